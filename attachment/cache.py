@@ -25,7 +25,7 @@ RESULTS_DIR = "/var/lib/cni/results"
 
 @dataclass(frozen=True)
 class Entry:
-    """One cached attachment: its network, its namespace path ("" if unknown), and the content of its file."""
+    """A cached attachment: its network, its namespace path ("" if unknown), and the content of its file."""
 
     path: str
     network: str

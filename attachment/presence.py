@@ -27,7 +27,7 @@ _MAX_STEPS = 100  # components of a path and of the symbolic links in it; the ke
 
 
 class Presence(Enum):
-    """Whether an attachment's network namespace exists."""
+    """The state of an attachment's network namespace: whether and where it exists."""
 
     HERE = "here"  # at its path
     ELSEWHERE = "elsewhere"  # missing at its path here, but process 1 sees it, or its veth exists

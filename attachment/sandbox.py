@@ -114,7 +114,7 @@ class Sandbox:
                 self._wait_usable(container_link)
 
     def announce(self, container_link: Link) -> None:
-        """Has the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.
+        """Makes the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.
 
         Otherwise neighbours of an address's previous owner (a deleted pod) keep its stale MAC for up to a minute: the
         announcement when the interface came up is lost if the host veth did not forward yet, as with the reference

@@ -40,7 +40,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class CmdArgs:
-    """One invocation: the verb, its attachment, and everything that is passed on to a delegate.
+    """An invocation: the verb, its attachment, and everything that is passed on to a delegate.
 
     `netns` is "" when unset (DEL), `path` the directories of CNI_PATH, `stdin` the request's exact bytes,
     `delegates` the plugins built into this executable. With `in_process` they run in this process whatever file

@@ -32,7 +32,7 @@ class Attachment(NamedTuple):
 
 @dataclass(frozen=True)
 class NetConf:
-    """One request configuration: the common keys, typed, and `fields` for the plugin's other keys.
+    """A request configuration: the common keys, typed, and `fields` for the plugin's other keys.
 
     `cni_version` is "" when the key is absent, which means 0.1.0.
     """

@@ -14,7 +14,7 @@ _MAX_REPORTED = 10  # a store of 10,000 addresses on a disk that has become read
 
 
 class Code(IntEnum):
-    """Error codes (CNI specification 1.1.0, section "Error"; 8 and 999 are the reference library's)."""
+    """The error codes (CNI specification 1.1.0, section "Error"; 8 and 999 are the reference library's)."""
 
     INCOMPATIBLE_VERSION = 1
     UNSUPPORTED_FIELD = 2
@@ -31,7 +31,7 @@ class Code(IntEnum):
 
 
 class CniError(Exception):
-    """One CNI error object: `code` (int), `msg` (what was wrong with what), `details` (the hint, may be empty).
+    """A CNI error object: `code` (int), `msg` (what was wrong with what), `details` (the hint, may be empty).
 
     `code` is a plain int, since a delegate's code is passed on whatever it is.
     """

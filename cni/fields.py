@@ -29,7 +29,7 @@ def _kind(value: object) -> str:
 
 
 class Fields:
-    """One JSON object of a configuration, read by key, with the path of the object for error texts.
+    """A JSON object of a configuration, read by key, with the path of the object for error texts.
 
     Every reader returns its default for an absent key and for `null` (Go leaves the field alone), and raises
     CniError(7) for a value of another type: nothing is coerced. Lists are read elementwise with the index in the path.

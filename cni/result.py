@@ -19,7 +19,7 @@ _DECODE = "failed to decode result"
 
 @dataclass(frozen=True)
 class Interface:
-    """One interface of an attachment; `sandbox` is its namespace path, "" on the host; `mtu` in bytes, 0 unset."""
+    """An interface of an attachment; `sandbox` is its namespace path, "" on the host; `mtu` in bytes, 0 unset."""
 
     name: str
     mac: str = ""
@@ -31,7 +31,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class IPConfig:
-    """One address with its prefix (host bits kept); `interface` is an index into Result.interfaces."""
+    """An address with its prefix (host bits kept); `interface` is an index into Result.interfaces."""
 
     address: Cidr
     gateway: Address | None = None
@@ -40,7 +40,7 @@ class IPConfig:
 
 @dataclass(frozen=True)
 class Route:
-    """One route; `mtu` and `advmss` in bytes, 0 unset; None leaves table and scope to the kernel."""
+    """A route; `mtu` and `advmss` in bytes, 0 unset; None leaves table and scope to the kernel."""
 
     dst: Cidr
     gw: Address | None = None
@@ -53,7 +53,7 @@ class Route:
 
 @dataclass(frozen=True)
 class DNS:
-    """Name resolution settings."""
+    """The settings for name resolution."""
 
     nameservers: tuple[str, ...] = ()
     domain: str = ""

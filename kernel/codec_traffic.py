@@ -1,7 +1,7 @@
-"""Netlink messages of traffic control, as message classes like those of kernel.codec: qdiscs and filters.
+"""Traffic control's messages: queueing disciplines and filters, as message classes on kernel.codec.
 
-The classes have only the attributes that podwire uses, with the kernel's names. An attribute that is a C struct is
-bytes here; kernel.traffic packs it.
+One rule: as there, only the attributes that podwire uses; their names are the kernel's. C structs are bytes, which
+kernel.traffic packs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MirredOptions(nla):  # type: ignore[misc]
 
 
 class Action(nla):  # type: ignore[misc]
-    """One action: its kind, and options that depend on it; only mirred's are decoded."""
+    """An action: its kind, and options that depend on it; only mirred's are decoded."""
 
     nla_map = ((1, "TCA_ACT_KIND", "asciiz"), (2, "TCA_ACT_OPTIONS", "mirred_options"))
     mirred_options = MirredOptions
@@ -80,10 +80,7 @@ class U32Options(nla):  # type: ignore[misc]
 
 
 class FilterMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWTFILTER and related messages: struct tcmsg, whose `info` is priority and protocol, and TCA_* attributes.
-
-    TCA_OPTIONS depends on the kind of filter.
-    """
+    """RTM_NEWTFILTER and its kin: struct tcmsg, `info` is priority and protocol; the options depend on the kind."""
 
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"), (11, "TCA_CHAIN", "uint32"))

@@ -1,7 +1,7 @@
 """D-Bus: method calls on the system bus, several in one send, over a plain blocking socket.
 
-A conversation ends within CONVERSATION_S, even when the bus or the service hangs. jeepney encodes and decodes the
-messages; its connections are not used, since they block signals while waiting, and wait after each call.
+One rule: a conversation ends within CONVERSATION_S, even when the bus or the service hangs. jeepney encodes and decodes
+the messages; its own connections are not used, since they block signals while waiting, and wait after each call.
 
 Cost: one system call without a bus; a connection wakes up the bus twice (authentication, Hello), and each send wakes up
 the bus and the service.
@@ -44,7 +44,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True)
 class Call:
-    """One method call with string arguments; `description` names the change, "" for a read-only call."""
+    """A method call with string arguments; `description` names the change, "" for a read-only call."""
 
     destination: str
     path: str
@@ -111,7 +111,7 @@ class Bus:
         self._socket.close()
 
     def shorten_deadline(self) -> None:
-        """Limits the rest of the conversation to ROLLBACK_S: the service executes later calls without a caller, too."""
+        """Ends the conversation within ROLLBACK_S: the service completes later calls on its own."""
         self._deadline = Deadline(min(ROLLBACK_S, self._deadline.remaining_s()))
 
     def get_owner(self, name: str) -> str:

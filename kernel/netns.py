@@ -1,6 +1,6 @@
 """Network namespaces: opening the file at CNI_NETNS, and entering a namespace temporarily.
 
-Use `entered()` to enter a namespace: it always returns to the previous one.
+One rule: a namespace is entered only with `entered()`, which always returns to the previous one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (
 
 
 class NetnsMissingError(CniError):
-    """CNI_NETNS has no file, or a stale plain file: ADD and CHECK fail, DEL treats the namespace as deleted."""
+    """A missing namespace: CNI_NETNS is no file, or a stale plain file. An error for ADD and CHECK; DEL goes on."""
 
 
 class Netns:
     """An open network namespace. A context manager; `path` is CNI_NETNS, unchanged."""
 
     def __init__(self, path: str) -> None:
-        """Opens `path`; raises NetnsMissingError if it has no namespace, CniError(8), with the reference's texts."""
+        """Opens `path`; raises NetnsMissingError without a namespace (texts of the reference plugins), CniError(8)."""
         self.path = path
         with record.timed_step("open the network namespace"):
             self._descriptor = _open(path)
@@ -49,7 +49,7 @@ class Netns:
         return self._descriptor
 
     def is_current(self) -> bool:
-        """Whether it is the namespace of this process."""
+        """Returns whether it is the namespace of this process."""
         return os.path.samestat(os.fstat(self._descriptor), os.stat("/proc/self/ns/net"))
 
 
@@ -99,7 +99,7 @@ def entered(namespace: Netns) -> Iterator[None]:
 
 
 def _return(home: int) -> None:
-    """Enters the previous namespace, with one retry: in the wrong namespace, undo functions would undo nothing."""
+    """Enters the previous namespace, with one retry: undo steps in the wrong namespace would undo nothing."""
     try:
         setns(home, _CLONE_NEWNET)
     except OSError:

@@ -28,7 +28,7 @@ UNREAD_FIX = (
 
 @dataclass(frozen=True)
 class CachedAttachment:
-    """One attachment of the cache: its file, namespace, configuration, arguments and result.
+    """An attachment of the cache: its file, namespace, configuration, arguments and result.
 
     `network` is None if the cache has no readable configuration; `result` is the JSON of ADD's result. `presence` is
     what the paths of namespaces prove; node/presences.py also reads the kernel's interfaces.
@@ -46,7 +46,7 @@ class CachedAttachment:
 
     @property
     def may_be_running(self) -> bool:
-        """Returns whether its container may be running: nothing proves that its namespace no longer exists."""
+        """Whether the container may be running: nothing proves that its namespace no longer exists."""
         return self.presence is not Presence.GONE
 
     @property

@@ -65,7 +65,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: `podwire NAME ...`.
+    """A command: `podwire NAME ...`.
 
     `summary` is its line in the list of commands, `description` the text of --help; each of `examples` is a command
     line with its purpose. `arguments` adds the command's arguments to a parser. `run` runs it: a CniError is printed

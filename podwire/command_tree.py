@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CommandNode:
-    """One command, or the whole tool: its words ("podwire ipam list"), its parser, the commands below it."""
+    """A command, or the whole tool: its words ("podwire ipam list"), its parser, the commands below it."""
 
     words: str
     summary: str

@@ -26,7 +26,7 @@ SUFFIXES = (".conf", ".conflist", ".json")
 
 @dataclass(frozen=True)
 class Network:
-    """One network: its name, the CNI version for its plugins, and their configurations as in the file."""
+    """A network: its name, the CNI version for its plugins, and their configurations as in the file."""
 
     name: str
     version: str
@@ -68,7 +68,7 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """One file of net.d: its network, or the problem that keeps runtimes from using it."""
+    """A file of net.d: its network, or the problem that keeps runtimes from using it."""
 
     path: str
     network: Network | None = None
@@ -76,7 +76,7 @@ class NetworkFile:
 
     @property
     def is_hidden(self) -> bool:
-        """Returns whether this user may not read the file; a runtime, which is root, may."""
+        """Whether this user may not read the file; a runtime, which is root, may."""
         return os.path.lexists(self.path) and not os.access(self.path, os.R_OK)
 
 

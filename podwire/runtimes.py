@@ -50,7 +50,7 @@ _PODMAN_CHOICE = "/var/lib/containers/storage/defaultNetworkBackend"  # podman w
 
 @dataclass(frozen=True)
 class Runtime:
-    """One runtime: `bin_dirs` in search order; `source` is the file that sets them, "" for the default.
+    """A runtime: `bin_dirs` in search order; `source` is the file that sets them, "" for the default.
 
     `without_cni` is the reason why it runs no CNI plugins, "" if it does. `problem` is set if its settings cannot be
     read; the directories are unknown then.

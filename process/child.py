@@ -39,7 +39,7 @@ Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...
 
 @dataclass(frozen=True)
 class Command:
-    """One program to run: `argv`, whose first word is its path, and its whole environment.
+    """A program to run: `argv`, whose first word is its path, and its whole environment.
 
     It inherits stderr unless `capture_stderr`.
     """
@@ -51,7 +51,7 @@ class Command:
 
 
 class Outcome(NamedTuple):
-    """How a program ended: its exit status (a negative number is the signal that ended it) and what it wrote."""
+    """The outcome of a program: its exit status (negative: the signal that ended it) and its output."""
 
     status: int
     stdout: bytes
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """How the program ended, in words: "exit status 3", "signal 9"."""
+        """The exit status or signal as text: "exit status 3", "signal 9"."""
         return f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
 
 
@@ -73,7 +73,7 @@ def posix_spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, in
 
 
 class Notice(NamedTuple):
-    """`report` is called once if programs have run for `after_s` seconds without ending."""
+    """A notice for slow programs: `report` is called once if they run longer than `after_s` seconds."""
 
     after_s: float
     report: Callable[[], None]

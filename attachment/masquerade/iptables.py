@@ -132,7 +132,7 @@ def _family_exists(socket: NftSocket, spec: Masquerade, family: int) -> bool:
 
 @dataclass(frozen=True)
 class _Rule:
-    """One rule without its comment; a network is None if it contains every address."""
+    """A rule without its comment; a network is None if it contains every address."""
 
     chain: str
     target: str

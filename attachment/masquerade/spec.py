@@ -11,7 +11,7 @@ from process.values import dataclass
 
 @dataclass(frozen=True)
 class Masquerade:
-    """One attachment whose traffic is masqueraded, except to its own subnets, to multicast and to `exempt`.
+    """An attachment whose traffic is masqueraded, except to its own subnets, to multicast and to `exempt`.
 
     `addresses` are the attachment's, with the prefix of their subnet (10.22.0.2/16).
     """

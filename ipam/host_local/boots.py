@@ -38,7 +38,7 @@ _LOCAL |= {"reiserfs", "ubifs", "xfs", "zfs"}
 
 
 class Origin(IntEnum):
-    """When a reservation was created: by podwire in this boot, in an earlier boot, or unknown."""
+    """The time of a reservation: created by podwire in this boot, in an earlier boot, or unknown."""
 
     UNKNOWN = 0
     THIS_BOOT = 1

@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeSet:
-    """Ranges of one family, of which an attachment gets one address. The text is that of the reference plugin."""
+    """A set of ranges of one family, from which an attachment gets one address; str() is the reference's text."""
 
     ranges: tuple[Range, ...]
 

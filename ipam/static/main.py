@@ -21,7 +21,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Does nothing; does not read the configuration."""
+    """Succeeds without reading the configuration: static reserves nothing."""
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:

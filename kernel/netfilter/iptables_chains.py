@@ -30,7 +30,7 @@ Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to
 
 @dataclass(frozen=True)
 class ContainerChains:
-    """One kind of container chains: `entry` has the jumps, names start with `start`, comments with `comment_start`.
+    """A kind of container chains: `entry` has the jumps, names start with `start`, comments with `comment_start`.
 
     `what` is for messages: "masquerade", "host port".
     """

@@ -181,7 +181,7 @@ def change(socket: NftSocket, *requests: Request, generation: int = 0, recorded:
 
 
 def dry_run(socket: NftSocket, *requests: Request) -> None:
-    """Has the kernel validate requests without committing them; raises KernelError for the first refused one."""
+    """Makes the kernel validate requests without committing them; raises KernelError for the first refused one."""
     _send(socket, requests, commit=False)
 
 

@@ -19,7 +19,7 @@ REPAIR_HINT = (
 
 
 class OwnedRule(NamedTuple):
-    """One rule, or element of a set: its purpose (`what`), its table or chain (`where`), its owner.
+    """A rule, or element of a set: its purpose (`what`), its table or chain (`where`), its owner.
 
     `network`, `container_id` and `ifname` are "" if the rule does not name them in full; `mark` is b"" for none.
     `about` is the rule's host port ("8080/tcp") or address, "" if unknown.

@@ -51,7 +51,7 @@ class Vlans:
 
     @property
     def filtering(self) -> bool:
-        """Returns whether the bridge must filter by VLAN."""
+        """Whether the bridge must filter by VLAN."""
         return bool(self.access) or self.trunk is not None
 
 

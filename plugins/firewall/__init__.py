@@ -1,1 +1,1 @@
-"""firewall: opens the host firewall for a pod."""
+"""firewall: lets a pod's packets pass the host's firewall."""

@@ -1,6 +1,7 @@
-"""Records of the sources added to firewalld: zone, address and owner, in nftables sets that no rule refers to.
+"""What firewalld was told of, remembered in nftables: zone, address and whose it is, in sets that no rule refers to.
 
-One rule: records are optional. They serve GC, and DEL without prevResult; a kernel without nftables has none.
+One rule: a record is a help for DEL without prevResult and for GC, never needed: where the kernel has no nftables,
+nothing is remembered.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from plugins.firewall.spec import FirewallSpec
 from process.values import dataclass
 
 SETS = {
-    version: Set(rules.TABLE, f"firewalld{version}", (part,), "sources added to firewalld; no rule refers to this set")
+    version: Set(rules.TABLE, f"firewalld{version}", (part,), "what firewalld was told of; no rule")
     for version, part in ADDRESS.items()
 }
-_ZONE = 0x71  # type of this item in an element's userdata, beside its owner
-_UNSUPPORTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
+_ZONE = 0x71  # type of our own item in an element's userdata, beside its owner
+_LACKING = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
 class Record:
-    """An address that is a source of a zone, and its owner ID (kernel.netfilter.nft_owner)."""
+    """An address that is a source of a zone, and what names the attachment (nft_owner.owner_of)."""
 
     zone: str
     address: Address
@@ -37,9 +38,9 @@ class Record:
 
 
 def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
-    """Records the attachment's addresses and zone; takes over addresses of other attachments.
+    """Notes the attachment's addresses and zone; one that another attachment had is this one's now.
 
-    Does nothing on a kernel without nftables. Raises KernelError.
+    Raises KernelError for what is not the kernel's lack of nftables.
     """
     zone = (_ZONE, spec.zone.encode()[:64])
     data = rules.userdata(spec, zone, label=f"zone: {spec.zone}, ")
@@ -47,74 +48,68 @@ def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
     def attempt(generation: int) -> None:
         requests = [nft.table_request(rules.TABLE)]
         for version in spec.versions:
-            record_set = SETS[version]
+            own = SETS[version]
             new = [Element(address.packed, data) for address in spec.addresses if address.version == version]
             keys = {element.key for element in new}
-            old = [element for element in nft_set.list_elements(socket, record_set) if element.key in keys]
+            old = [element for element in nft_set.list_elements(socket, own) if element.key in keys]
             same = {element.key for element in old if element.userdata == data}
-            requests.append(nft_set.set_request(record_set))
+            requests.append(nft_set.set_request(own))
             requests += nft_set.delete_element_requests(
-                record_set, (element.key for element in old if element.key not in same)
+                own, (element.key for element in old if element.key not in same)
             )
-            requests += nft_set.add_element_requests(
-                record_set, (element for element in new if element.key not in same)
-            )
+            requests += nft_set.add_element_requests(own, (element for element in new if element.key not in same))
         nft.change(socket, *requests, generation=generation)
 
-    _retry_if_supported(socket, attempt)
+    _done(socket, attempt)
 
 
 def list_records_of(socket: NftSocket, spec: FirewallSpec) -> list[Record]:
-    """Returns the records of an attachment, also without its addresses; raises KernelError."""
+    """Returns what was noted of an attachment, whatever addresses are known now; raises KernelError."""
     owner = rules.spec_owner(spec)
     return [record for record in list_records(socket) if record.owner == owner]
 
 
 def list_stale_records(socket: NftSocket, network: str, valid: Collection[Attachment]) -> list[Record]:
-    """Returns the records of a network's attachments that are not `valid`; raises KernelError."""
-    prefix = nft_owner.hash_name(network)
-    valid_owners = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
-    return [
-        record
-        for record in list_records(socket)
-        if record.owner.startswith(prefix) and record.owner not in valid_owners
-    ]
+    """Returns what was noted of a network's attachments that are not `valid`; raises KernelError."""
+    own = nft_owner.hash_name(network)
+    kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
+    return [record for record in list_records(socket) if record.owner.startswith(own) and record.owner not in kept]
 
 
 def delete_records(socket: NftSocket, records: Iterable[Record]) -> None:
-    """Deletes records that still have the same owner; absent is success. Raises KernelError."""
-    stale = {(record.address.packed, record.owner) for record in records}
+    """Deletes records; one whose address is another attachment's by now stays, absent is success. KernelError."""
+    gone = {(record.address.packed, record.owner) for record in records}
 
     def attempt(generation: int) -> None:
         requests = []
-        for record_set in SETS.values():
-            elements = nft_set.list_elements(socket, record_set)
+        for own in SETS.values():
+            found = nft_set.list_elements(socket, own)
             requests += nft_set.delete_element_requests(
-                record_set, [item.key for item in elements if (item.key, rules.element_owner(item)) in stale]
+                own, [item.key for item in found if (item.key, rules.element_owner(item)) in gone]
             )
         nft.change(socket, *requests, generation=generation)
 
-    if stale:
-        _retry_if_supported(socket, attempt)
+    if gone:
+        _done(socket, attempt)
 
 
 def list_records(socket: NftSocket) -> list[Record]:
-    """Returns the records of all attachments; raises KernelError."""
-    elements = [element for record_set in SETS.values() for element in nft_set.list_elements(socket, record_set)]
-    return [Record(_zone(element), ip_address(element.key), rules.element_owner(element)) for element in elements]
+    """Returns what was noted of all attachments; raises KernelError."""
+    found = [element for own in SETS.values() for element in nft_set.list_elements(socket, own)]
+    return [Record(_zone(element), ip_address(element.key), rules.element_owner(element)) for element in found]
 
 
 def _zone(element: Element) -> str:
-    """Returns the zone of a record, from its comment if `nft` has listed and loaded it: that keeps only the comment."""
+    """Returns the zone of a record; `nft` lists and loads the comment only."""
     zone = nft_rule.parse_userdata(element.userdata).get(_ZONE)
     if zone is not None:
         return zone.decode(errors="replace")
     return nft_rule.parse_comment(element.userdata).removeprefix("zone: ").partition(", ")[0]
 
 
-def _retry_if_supported(socket: NftSocket, attempt: Callable[[int], None]) -> None:
+def _done(socket: NftSocket, attempt: Callable[[int], None]) -> None:
     try:
         nft.retry_with_generation(socket, attempt)
     except KernelError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in _LACKING:
             raise

@@ -83,7 +83,7 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
 
 
 def delete_legacy(host_ports: HostPorts) -> None:
-    """Does the same with iptables-legacy if route_localnet of the host veth is still enabled; raises CniError."""
+    """Deletes the guards from iptables-legacy if route_localnet of the host veth is still enabled; raises CniError."""
     if host_ports.host_veth and _is_enabled(host_ports.host_veth):
         loopback_guard.remove_legacy(host_ports.host_veth, host_ports.host_interfaces)
 

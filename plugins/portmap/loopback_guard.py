@@ -95,7 +95,7 @@ def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collect
 
 
 def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = ()) -> None:
-    """Does the same with the guards in iptables-legacy, if its table mangle exists; raises CniError."""
+    """Deletes the guards that remove() would delete from iptables-legacy, if its table exists; raises CniError."""
 
     def stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_of_line(line))}

@@ -13,7 +13,7 @@ from process.values import dataclass, field
 
 @dataclass(frozen=True)
 class PortMapping:
-    """One published host port: `protocol` is "tcp", "udp" or "sctp"; `host_ip` None means every address of the host."""
+    """A published host port: `protocol` is "tcp", "udp" or "sctp"; `host_ip` None means every address of the host."""
 
     host_port: int
     container_port: int

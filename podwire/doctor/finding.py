@@ -14,7 +14,7 @@ from podwire.doctor.node import Node
 
 
 class Severity(Enum):
-    """How bad a finding is: a problem is one now, a warning can become one, a note may help to find a cause."""
+    """The severity of a finding: a problem exists now, a warning can become one, a note may help to find a cause."""
 
     PROBLEM = "problem"
     WARNING = "warning"
@@ -24,7 +24,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: the object (`subject`), its state and cause (`text`), and `fix`: a command to paste, or advice.
+    """A finding: the object (`subject`), its state and cause (`text`), and `fix`: a command to paste, or advice.
 
     `objects` are the parts of the node (mostly interfaces) that have the fault, `behind` the parts that explain it if
     they have a fault themselves: then the finding is left out, as its fix would be a second one for the same fault.
@@ -57,7 +57,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `run` yields its findings; if it yields none, `ok_text` is reported.
+    """A check: `run` yields its findings; if it yields none, `ok_text` is reported.
 
     It may also yield findings built by `ok_finding`, each for one object that is in order.
     """

@@ -75,7 +75,7 @@ class Interface:
 
 
 class Node:
-    """One node. `network` limits the checks to one network, "" means all.
+    """A node. `network` limits the checks to one network, "" means all.
 
     `options` are the command-line options that named other directories than the default: printed commands repeat them.
     """

@@ -18,7 +18,7 @@ from podwire.lint.source import JsonObject, Severity, SourceFile
 
 @dataclass(frozen=True, eq=False)
 class PluginEntry:
-    """One plugin's configuration; `plugin` and `ipam` are podwire's plugins that it names, if they are podwire's."""
+    """A plugin's configuration; `plugin` and `ipam` are podwire's plugins that it names, if they are podwire's."""
 
     json_object: JsonObject
     value: Mapping[str, object]

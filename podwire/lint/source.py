@@ -23,7 +23,7 @@ _QUOTED = re.compile(r'"([^"]+)"')
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     ERROR = "error"  # a runtime or a plugin will refuse it
     WARNING = "warning"  # it works, but not as intended
@@ -32,7 +32,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; `key` is the path of its key, "" for the whole file."""
+    """A finding; `key` is the path of its key, "" for the whole file."""
 
     severity: Severity
     line: int
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(eq=False)
 class SourceFile:
-    """One file; `document` is None if it is not JSON, `network` None if no runtime can use it."""
+    """A file; `document` is None if it is not JSON, `network` None if no runtime can use it."""
 
     path: str
     document: Document | None = None

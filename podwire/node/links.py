@@ -25,7 +25,7 @@ _BATCH = 64  # namespaces opened in parallel: a process may have 1024 descriptor
 
 @dataclass(frozen=True)
 class NetworkNamespace:
-    """One network namespace: its path, and its nsid in the host's namespace (None: the host has no peer in it).
+    """A network namespace: its path, and its nsid in the host's namespace (None: the host has no peer in it).
 
     `links` are by name, None if the namespace could not be entered; `addresses` are by interface index.
     """

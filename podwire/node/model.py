@@ -60,7 +60,7 @@ class HostPort:
 
 @dataclass(frozen=True)
 class Pod:
-    """One attachment: `pod` is "namespace/name" if known, `addresses` are in CIDR notation.
+    """An attachment: `pod` is "namespace/name" if known, `addresses` are in CIDR notation.
 
     `receives` and `sends` are rate limits in bits/s, from the pod's point of view. `leaked`: its container is no longer
     running. `problems` are the errors of its plugins' CHECK.
@@ -187,7 +187,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Node:
-    """Everything known about the node's networks; `unseen` describes what could not be read."""
+    """The networks of a node, with all that is known about them; `unseen` describes what could not be read."""
 
     networks: tuple[NodeNetwork, ...] = ()
     pods: tuple[Pod, ...] = ()

@@ -59,7 +59,7 @@ class HostLinks:
 
 @dataclass(frozen=True)
 class Presences:
-    """Whether the attachments of a node may be running, by one snapshot of files and kernel."""
+    """The attachments of a node that may be running, by one snapshot of files and kernel."""
 
     records: Records
     kernel: Kernel

@@ -45,7 +45,7 @@ class Directories:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One reserved address of host-local."""
+    """A reserved address of host-local."""
 
     data_dir: str
     network: str

@@ -39,7 +39,7 @@ class ReservationState(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a store, as `podwire ipam list` prints it; `since` is in ns since the epoch, 0 if unknown."""
+    """A file of a store, as `podwire ipam list` prints it; `since` is in ns since the epoch, 0 if unknown."""
 
     address: str
     network: str
@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def when(self) -> str:
-        """When the address was reserved."""
+        """The time of the reservation."""
         return "before boot" if self.before_boot else format_time(self.since)
 
     def to_json(self) -> dict[str, object]:

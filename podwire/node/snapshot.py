@@ -42,7 +42,7 @@ class _HostFields(TypedDict):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything read from files and kernel at one moment; `cache_dir` is libcni's `results`."""
+    """A snapshot: all that was read from files and kernel at one moment; `cache_dir` is libcni's `results`."""
 
     records: Records
     kernel: Kernel
@@ -57,7 +57,7 @@ class Snapshot:
 
     @cached_property
     def presences(self) -> Presences:
-        """Which attachments may be running."""
+        """The attachments that may be running."""
         return Presences(self.records, self.kernel)
 
     @cached_property

@@ -21,7 +21,7 @@ _SHOWN = 200  # bytes shown of an invalid result
 
 @dataclass(frozen=True)
 class Pod:
-    """One attachment and its arguments; all "" for GC, STATUS and VERSION.
+    """An attachment and its arguments; all "" for GC, STATUS and VERSION.
 
     `cni_args` is CNI_ARGS ("K=V;K=V"), `capability_args` the value of each capability.
     """
@@ -34,7 +34,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Call:
-    """One verb of the plugin `kind`: `request` is its input, `env` its whole environment, `path` where plugins are."""
+    """A verb of the plugin `kind`: `request` is its input, `env` its whole environment, `path` where plugins are."""
 
     kind: str
     command: str

@@ -25,7 +25,7 @@ from process import signals
 
 @dataclass
 class Runtime:
-    """How plugins are run: CNI_PATH, environment, the function that runs a call, the one that reports its outcome.
+    """The means to run plugins: CNI_PATH, environment, a function that runs a call, one that reports its outcome.
 
     Without `writes` the cache is not changed. `done` has the steps run so far.
     """
