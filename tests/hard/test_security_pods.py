@@ -62,7 +62,7 @@ class Node:
         spoof = {"macspoofchk": True} if kernels.has("nft_bridge") else {}
         self.bridge = Network(host, {**config, **masquerade, **spoof, "ipam": ipam})
         self.ports = Publishing(self.bridge, {"backend": backend})
-        self.limits = BandwidthNetwork(self.bridge).asked(**BOTH)
+        self.limits = BandwidthNetwork(self.bridge).with_runtime_limits(**BOTH)
 
     def add(self, pod):
         return self.limits.limit(pod, self.ports.add(pod, "8080:80"))

@@ -71,7 +71,7 @@ def published(dual_network: Network) -> Publishing:
 @pytest.fixture
 def shaped(network: Network) -> BandwidthNetwork:
     """The IPv4 network with bandwidth behind bridge, which limits both directions."""
-    return BandwidthNetwork(network).asked(**BOTH)
+    return BandwidthNetwork(network).with_runtime_limits(**BOTH)
 
 
 @pytest.fixture

@@ -113,12 +113,12 @@ def test_the_ifb_is_gone_or_down(limited):
 def test_other_limits_than_those_set(limited, limits, other):
     """CHECK looks at what is asked for now: one direction of both is enough, another rate or burst is not there."""
     net, pod, result, _ = limited
-    net.asked(**limits).check(pod, result)
+    net.with_runtime_limits(**limits).check(pod, result)
     for key, msg in zip(limits, ("Rate doesn't match", "Limit doesn't match"), strict=True):
-        error = net.asked(**{**BOTH, key: limits[key] + 8}).bandwidth("CHECK", pod, result).error()
+        error = net.with_runtime_limits(**{**BOTH, key: limits[key] + 8}).bandwidth("CHECK", pod, result).error()
         assert (error["code"], error["msg"]) == (999, msg)
     net.release(pod, result)
-    net.asked(**other).limit(pod, result)
+    net.with_runtime_limits(**other).limit(pod, result)
     gone = "Failed to find qdisc" if limits is INGRESS else "get ifb device: Link not found"
     assert net.bandwidth("CHECK", pod, result).error()["msg"] == gone
 

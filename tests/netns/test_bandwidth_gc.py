@@ -17,7 +17,7 @@ def populated(shaped, new_sandbox, reference):
         ("keep", shaped),
         ("stale", shaped),
         ("stale", shaped.having(name="net2")),
-        ("theirs", shaped.by(reference)),
+        ("theirs", shaped.with_bin_dir(reference)),
     )
     for number, (name, net) in enumerate(nets):
         pod = new_sandbox()
@@ -112,7 +112,7 @@ def test_without_privilege(shaped, sandbox, tmp_path, verb):
     if verb != "ADD":
         shaped.limit(sandbox, before)
     made = state(shaped.host)
-    own = shaped.having(cniVersion="1.1.0").by(tmp_path)
+    own = shaped.having(cniVersion="1.1.0").with_bin_dir(tmp_path)
     config = {**own.config, "prevResult": before, "cni.dev/valid-attachments": []}
     how = {"host": own.host, "bin_dir": tmp_path, "netns": sandbox, "container_id": sandbox.name}
     error = run_plugin("bandwidth", verb, config, **how).error()

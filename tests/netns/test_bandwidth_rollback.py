@@ -57,14 +57,14 @@ ROOTS = ["root pfifo limit 9", "root handle 9: pfifo", "root handle 7: tbf rate 
 def test_a_root_qdisc_of_others(shaped, sandbox, before, fails, root):
     """Where others limit the veth already ADD is refused, after all else was made, and takes it back; DEL spares it."""
     tc(shaped, f"qdisc add dev veth0 {root}")
-    for net in (shaped, shaped.asked(**INGRESS)):
+    for net in (shaped, shaped.with_runtime_limits(**INGRESS)):
         error = fails(net)
         assert (error["code"], error["msg"]) == (999, "failed to create qdisc: file exists")
         assert 'another program limits "veth0" or has the ifb' in error["details"]
     seen = state(shaped.host)
     shaped.release(sandbox)
     assert state(shaped.host) == seen
-    sends = shaped.asked(**EGRESS)
+    sends = shaped.with_runtime_limits(**EGRESS)
     sends.check(sandbox, sends.limit(sandbox, before))
     sends.release(sandbox)
     assert state(shaped.host) == seen
@@ -87,7 +87,7 @@ def test_filters_of_others(shaped, sandbox, before, limits, theirs):
     """Beside a clsact or ingress qdisc with filters of others limits work; DEL takes away nothing but ours."""
     tc(shaped, *theirs)
     seen = state(shaped.host)
-    compute_shape(shaped.asked(**limits), sandbox, before)
+    compute_shape(shaped.with_runtime_limits(**limits), sandbox, before)
     assert state(shaped.host) == seen
 
 
@@ -95,7 +95,7 @@ def test_a_place_that_others_have_just_made(shaped, sandbox, before, fails):
     """An ingress qdisc without any filter yet stays where no limit of ours needed one, and where ADD failed."""
     tc(shaped, "qdisc add dev veth0 ingress")
     seen = state(shaped.host)
-    compute_shape(shaped.asked(**INGRESS), sandbox, before)
+    compute_shape(shaped.with_runtime_limits(**INGRESS), sandbox, before)
     assert state(shaped.host) == seen
     tc(shaped, "qdisc add dev veth0 root pfifo limit 9")
     fails()

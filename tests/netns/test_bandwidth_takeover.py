@@ -29,7 +29,7 @@ def before(host, sandbox):
 @pytest.fixture
 def both(shaped, reference):
     """The network with our bandwidth and with the reference's."""
-    return shaped, shaped.by(reference)
+    return shaped, shaped.with_bin_dir(reference)
 
 
 @pytest.mark.parametrize("limits", ORDINARY)
@@ -38,11 +38,11 @@ def test_ordinary_limits(both, sandbox, before, limits):
     empty = state(both[0].host)
     made = []
     for maker, other in (both, both[::-1]):
-        result = maker.asked(**limits).limit(sandbox, before)
+        result = maker.with_runtime_limits(**limits).limit(sandbox, before)
         made.append((sorted(qdiscs(maker.host)), [item["name"] for item in result["interfaces"]]))
         for each in (maker, other):
-            each.asked(**limits).check(sandbox, result)
-        other.asked(**limits).release(sandbox, result)
+            each.with_runtime_limits(**limits).check(sandbox, result)
+        other.with_runtime_limits(**limits).release(sandbox, result)
         assert ifbs(maker.host) == {}
         both[0].release(sandbox)  # the reference leaves the veth's qdiscs to the plugin that removes it
         assert state(maker.host) == empty
@@ -53,7 +53,10 @@ def test_ordinary_limits(both, sandbox, before, limits):
 @pytest.mark.parametrize("rate", [10_000_000, 1_000_000_000])
 def test_bursts_that_no_one_means(both, sandbox, before, rate, burst):
     """What the reference makes of a runtime's invented bursts, or of one below the MTU, is accepted and removed."""
-    ours, theirs = (net.asked(ingressRate=rate, ingressBurst=burst, egressRate=rate, egressBurst=burst) for net in both)
+    ours, theirs = (
+        net.with_runtime_limits(ingressRate=rate, ingressBurst=burst, egressRate=rate, egressBurst=burst)
+        for net in both
+    )
     empty = state(ours.host)
     result = theirs.limit(sandbox, before)
     ours.check(sandbox, result)

@@ -54,7 +54,7 @@ def test_each_direction_has_its_limit(shaped, sandbox, protocol):
 @pytest.mark.parametrize(("limits", "free"), [(INGRESS, "egress"), (EGRESS, "ingress")], ids=DIRECTIONS)
 def test_one_direction_leaves_the_other_alone(shaped, sandbox, limits, free, protocol):
     """With a limit of one direction that direction is held to it, and the other is not."""
-    found = ways(shaped.host, sandbox, shaped.asked(**limits).add(sandbox))
+    found = ways(shaped.host, sandbox, shaped.with_runtime_limits(**limits).add(sandbox))
     (limit, _), unlimited = limits.values(), found.pop(free)
     (limited,) = found.values()
     assert passing(unlimited, limit, protocol, seconds=0.2) > UNLIMITED[protocol]

@@ -113,7 +113,7 @@ def test_what_it_works_on_must_be_there(shaped, sandbox, keys):
 
 def test_static_keys_beat_the_runtimes(shaped, sandbox, before):
     """One static key is enough for the runtime's limits to count for nothing, all four."""
-    net = shaped.having(**INGRESS).asked(**{**INGRESS, "ingressRate": 9_000_000}, **EGRESS)
+    net = shaped.having(**INGRESS).with_runtime_limits(**{**INGRESS, "ingressRate": 9_000_000}, **EGRESS)
     assert net.limit(sandbox, before) == before
     assert qdiscs(net.host) == [RECEIVED]
 
@@ -121,9 +121,9 @@ def test_static_keys_beat_the_runtimes(shaped, sandbox, before):
 def test_keys_as_containerd_writes_them(shaped, sandbox, before):
     """Capitalised keys mean the same, the runtime's and those of the configuration, which win all the same."""
     capitals = {key[0].upper() + key[1:]: value for key, value in BOTH.items()}
-    shaped.asked(**capitals).limit(sandbox, before)
+    shaped.with_runtime_limits(**capitals).limit(sandbox, before)
     shaped.check(sandbox, before)
-    shaped.having(**capitals).asked(ingressRate=9, ingressBurst=9).limit(sandbox, before)
+    shaped.having(**capitals).with_runtime_limits(ingressRate=9, ingressBurst=9).limit(sandbox, before)
     shaped.check(sandbox, before)
 
 
@@ -160,7 +160,9 @@ def test_wrong_limits(shaped, sandbox, before, case):
 
 def test_the_largest_burst(shaped, sandbox, before):
     """A burst of one bit below 4 GB is taken; it is what CRI-O sends."""
-    assert shaped.asked(ingressRate=8_000_000, ingressBurst=BURST_MAX - 1).limit(sandbox, before) == before
+    assert (
+        shaped.with_runtime_limits(ingressRate=8_000_000, ingressBurst=BURST_MAX - 1).limit(sandbox, before) == before
+    )
 
 
 def test_a_repeated_add(shaped, sandbox, before):
@@ -168,14 +170,16 @@ def test_a_repeated_add(shaped, sandbox, before):
     empty = state(shaped.host)
     shaped.limit(sandbox, before)
     made = state(shaped.host)
-    other = shaped.asked(ingressRate=80_000_000, ingressBurst=800_000, egressRate=4_000_000, egressBurst=400_000)
+    other = shaped.with_runtime_limits(
+        ingressRate=80_000_000, ingressBurst=800_000, egressRate=4_000_000, egressBurst=400_000
+    )
     other.limit(sandbox, before)
     other.check(sandbox, before)
     name = ifb_name(sandbox.name)
     assert list(ifbs(shaped.host)) == [name]
     changed = sent(name).replace("16Mbit burst 200000", "4Mbit burst 50000")
     assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED.replace("8Mbit", "80Mbit"), PLACE, changed])
-    assert shaped.asked(**INGRESS).limit(sandbox, before) == before
+    assert shaped.with_runtime_limits(**INGRESS).limit(sandbox, before) == before
     assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, changed])
     shaped.release(sandbox)
     assert state(shaped.host) == empty
@@ -190,20 +194,20 @@ def test_a_repeated_add(shaped, sandbox, before):
 def test_a_direction_of_each_of_two_in_a_list(shaped, sandbox, before, first, second):
     """Listed twice with a direction each, the second leaves the first's limit as it is, also when it fails."""
     empty = state(shaped.host)
-    result = shaped.asked(**first).limit(sandbox, before)
+    result = shaped.with_runtime_limits(**first).limit(sandbox, before)
     made = state(shaped.host)
     foreign = ("tc", "qdisc", "replace", "dev", "veth0", "root", "handle", "5:", "pfifo")
     if second is INGRESS:  # a root of others is what the second fails at
         shaped.host.run(*foreign)
         beside = state(shaped.host)
-        assert shaped.asked(**second).bandwidth("ADD", sandbox, result).error()["code"] == 999
+        assert shaped.with_runtime_limits(**second).bandwidth("ADD", sandbox, result).error()["code"] == 999
         assert state(shaped.host) == beside
         shaped.host.run("tc", "qdisc", "delete", "dev", "veth0", "root")
         assert state(shaped.host) == made
-    result = shaped.asked(**second).limit(sandbox, result)
+    result = shaped.with_runtime_limits(**second).limit(sandbox, result)
     assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, sent(ifb_name(sandbox.name))])
     for limits in (first, second):
-        shaped.asked(**limits).check(sandbox, result)
+        shaped.with_runtime_limits(**limits).check(sandbox, result)
     shaped.release(sandbox, result)
     assert state(shaped.host) == empty
 
@@ -293,7 +297,7 @@ def test_limits_of_any_size(shaped, sandbox, before):
     """From a bit/s to the largest number, the kernel takes what ADD makes of a limit, and CHECK finds it again."""
     for rate in (8, 100, *(10**exponent + 1 for exponent in range(4, 20, 5)), 8 << 32, (8 << 32) - 8, 2**64 - 1):
         for burst in (8, rate // 10 + 8, BURST_MAX - 2):
-            net = shaped.asked(ingressRate=rate, ingressBurst=min(burst, BURST_MAX - 2))
+            net = shaped.with_runtime_limits(ingressRate=rate, ingressBurst=min(burst, BURST_MAX - 2))
             net.limit(sandbox, before)
             net.check(sandbox, before)
 

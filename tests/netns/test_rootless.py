@@ -45,7 +45,7 @@ class Chain:
         hasty(host)
         self.bridge = network(host, home, ipMasqBackend=backend)
         self.ports = Publishing(self.bridge, {"backend": backend})
-        self.limits = BandwidthNetwork(self.bridge).asked(**BOTH)
+        self.limits = BandwidthNetwork(self.bridge).with_runtime_limits(**BOTH)
         sysctl = {"net.ipv4.ip_default_ttl": "65", "net.ipv4.conf.IFNAME.arp_filter": "1"}
         self.others = {
             "firewall": {"backend": backend, "ingressPolicy": "same-bridge"},
@@ -245,7 +245,7 @@ def test_hundreds_of_subnets_without_limits(root, bin_dir):
             attached = own.add(pod)
             before = bandwidth_network.state(host)
             subnets = [f"10.{number // 256}.{number % 256}.0/24" for number in range(2000)]
-            limits = BandwidthNetwork(own).asked(**BOTH).having(unshapedSubnets=subnets)
+            limits = BandwidthNetwork(own).with_runtime_limits(**BOTH).having(unshapedSubnets=subnets)
             result = limits.limit(pod, attached)
             limits.check(pod, result)
             limits.release(pod, result)

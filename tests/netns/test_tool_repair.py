@@ -93,7 +93,7 @@ def test_connections(node, outside, new_sandbox):
         # Others' rules ask for connection tracking, as kube-proxy's do; what begins now is remembered as it began.
         node.host.run("nft", TRACKING)
         assert is_unreachable([tcp], outside, "tcp", NODE, 8080)
-        assert ask([udp], stray, NODE, 5353, patience_s=NO_ANSWER_S) is None
+        assert ask([udp], stray, NODE, 5353, timeout_s=NO_ANSWER_S) is None
         assert is_unreachable([remote], pod, "tcp", OUTSIDE, 80)
 
         assert node.repair() == {pod.name: "repaired", other.name: "repaired"}

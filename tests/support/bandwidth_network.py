@@ -1,7 +1,7 @@
-"""A bridge network with limits: bridge and bandwidth as a runtime chains them, and what traffic control shows of it.
+"""A bridge network with rate limits: bridge and bandwidth as a runtime chains them, and the state of traffic control.
 
-One rule: bandwidth's configuration and directory are values of the network, so that a test runs with any limits, and
-with the reference.
+One rule: bandwidth's configuration and directory are parameters of the network, so that a test runs with any limits,
+and with the reference plugins.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ INGRESS = {"ingressRate": 8_000_000, "ingressBurst": 800_000}
 EGRESS = {"egressRate": 16_000_000, "egressBurst": 1_600_000}
 BOTH = INGRESS | EGRESS
 
-# Of a qdisc or an action: how many hold it, and numbers that are given in order of making.
+# Reference counts of qdiscs and actions, and indices, which depend on the order of creation.
 _NOISE = re.compile(r" refcnt \d+|\bindex \d+ ref \d+ bind \d+")
-_PLACE = re.compile(r"qdisc (?:ingress|clsact) \S+ dev (\S+)")  # where filters can be
+_PARENT = re.compile(r"qdisc (?:ingress|clsact) \S+ dev (\S+)")  # qdiscs that can have filters
 
 
 @dataclass(frozen=True)
 class BandwidthNetwork:
-    """A bridge network with bandwidth behind it; `keys` are bandwidth's options, `bin_dir` its directory.
+    """A bridge network with the bandwidth plugin; `keys` are its options, `bin_dir` is its directory.
 
-    `keys` may overrule what is the network's, such as "name"; None leaves a key out.
+    `keys` override the network's keys, such as "name"; None omits a key.
     """
 
     bridge: Network
@@ -41,7 +41,7 @@ class BandwidthNetwork:
 
     @property
     def host(self) -> Namespace:
-        """The node."""
+        """The namespace that represents the node."""
         return self.bridge.host
 
     @property
@@ -52,105 +52,109 @@ class BandwidthNetwork:
         return {key: value for key, value in config.items() if value is not None}
 
     def having(self, **keys: Any) -> BandwidthNetwork:
-        """Returns the same network with other options of bandwidth; None leaves a key out."""
+        """Returns the same network with other options of bandwidth; None omits a key."""
         return replace(self, keys={**self.keys, **keys})
 
-    def asked(self, **limits: int) -> BandwidthNetwork:
-        """Returns the same network with limits as a runtime passes them on."""
+    def with_runtime_limits(self, **limits: int) -> BandwidthNetwork:
+        """Returns the same network with the limits in runtimeConfig."""
         return self.having(capabilities={"bandwidth": True}, runtimeConfig={"bandwidth": limits})
 
-    def by(self, bin_dir: Path | None) -> BandwidthNetwork:
-        """Returns the same network with the bandwidth of another directory, None for ours."""
+    def with_bin_dir(self, bin_dir: Path | None) -> BandwidthNetwork:
+        """Returns the same network with the bandwidth plugin of another directory, None for podwire's."""
         return replace(self, bin_dir=bin_dir)
 
-    def add(self, pod: Namespace, **how: Any) -> dict[str, Any]:
-        """Attaches `pod` and returns the result; a failure fails the test. `how` as start_plugin takes it."""
-        return self.limit(pod, self.bridge.add(pod, **how), **how)
+    def add(self, pod: Namespace, **options: Any) -> dict[str, Any]:
+        """Attaches `pod` and returns the result; a failure fails the test. `options` are those of start_plugin."""
+        return self.limit(pod, self.bridge.add(pod, **options), **options)
 
-    def limit(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
+    def limit(self, pod: Namespace, prev_result: object, **options: Any) -> dict[str, Any]:
         """Runs bandwidth's ADD alone and returns the result; a failure fails the test."""
-        return self.bandwidth("ADD", pod, prev_result, **how).result()
+        return self.bandwidth("ADD", pod, prev_result, **options).result()
 
-    def check(self, pod: Namespace, result: object, **how: Any) -> None:
+    def check(self, pod: Namespace, result: object, **options: Any) -> None:
         """Runs bandwidth's CHECK; a failure fails the test."""
-        self.bandwidth("CHECK", pod, result, **how).assert_silent()
+        self.bandwidth("CHECK", pod, result, **options).assert_silent()
 
-    def release(self, pod: Namespace, result: object = None, **how: Any) -> None:
+    def release(self, pod: Namespace, result: object = None, **options: Any) -> None:
         """Runs bandwidth's DEL alone; a failure fails the test."""
-        self.bandwidth("DEL", pod, result, **how).assert_silent()
+        self.bandwidth("DEL", pod, result, **options).assert_silent()
 
-    def delete(self, pod: Namespace, result: object = None, **how: Any) -> None:
+    def delete(self, pod: Namespace, result: object = None, **options: Any) -> None:
         """Detaches `pod`, the last plugin first; a failure fails the test."""
-        self.release(pod, result, **how)
-        self.bridge.delete(pod, result, **how)
+        self.release(pod, result, **options)
+        self.bridge.delete(pod, result, **options)
 
     def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
-        """Collects what is none of the `valid` (container ID, interface name); returns what is said on stderr."""
+        """Runs GC with the `valid` attachments (container ID, interface name); returns its stderr."""
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        asked = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
-        outcome = self.having(**asked).bandwidth("GC")
+        gc_keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
+        outcome = self.having(**gc_keys).bandwidth("GC")
         outcome.assert_silent()
         return outcome.stderr
 
     def bandwidth(
-        self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **how: Any
+        self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **options: Any
     ) -> Outcome:
-        """Runs one verb of bandwidth alone; `how` as start_plugin takes it."""
+        """Runs one verb of bandwidth alone; `options` are those of start_plugin."""
         config = self.config if prev_result is None else {**self.config, "prevResult": prev_result}
         container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
-        own = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
-        return run_plugin("bandwidth", command, config, **{**own, **how})
+        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
+        return run_plugin("bandwidth", command, config, **{**defaults, **options})
 
 
 def connect_veth(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "eth0") -> dict[str, Any]:
-    """Joins `pod` to the host by a veth pair, both ends up, and returns the result of the plugin that this stands for.
+    """Connects `pod` to the host by a veth, both ends up, and returns the result of an interface plugin that did so.
 
-    Tests of what bandwidth alone does need no bridge. The host has other interfaces, too, and so has the result.
+    Tests of the bandwidth plugin alone need no bridge. Like the host, the result has another interface.
     """
     host.ip("link", "add", name, "type", "veth", "peer", "name", ifname, "netns", pod.name)
     host.ip("link", "set", name, "up")
     pod.ip("link", "set", ifname, "up")
-    inside = {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": pod.path}
-    return {"cniVersion": "1.0.0", "interfaces": [{"name": "lo"}, {"name": name}, inside]}
+    container_veth = {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": pod.path}
+    return {"cniVersion": "1.0.0", "interfaces": [{"name": "lo"}, {"name": name}, container_veth]}
 
 
 def ifb_name(container_id: str, network: str = "net") -> str:
-    """Returns the reference's name for an ifb."""
+    """Returns the reference plugin's name for an ifb."""
     return "bwp" + hashlib.sha512(f"{network}{container_id}".encode()).hexdigest()[:12]
 
 
 def qdiscs(namespace: Namespace, device: str = "") -> list[str]:
-    """Returns the qdiscs of a device, of all unless one is given, as `tc` prints them; without noqueue."""
-    return [line for line in _shown(namespace, f"qdisc show {device and f'dev {device}'}") if "noqueue" not in line]
+    """Returns the qdiscs of a device, by default of all devices, as `tc` prints them; without noqueue."""
+    return [line for line in _run_tc(namespace, f"qdisc show {device and f'dev {device}'}") if "noqueue" not in line]
 
 
 def filters(namespace: Namespace, device: str) -> list[str]:
-    """Returns the filters of what a device receives, as `tc` prints them."""
-    return _shown(namespace, f"filter show dev {device} ingress")
+    """Returns the ingress filters of a device, as `tc` prints them."""
+    return _run_tc(namespace, f"filter show dev {device} ingress")
 
 
 def ifbs(namespace: Namespace) -> dict[str, str]:
-    """Returns the names of all ifbs, with the text on each."""
+    """Returns all ifbs: name and alias."""
     return {name: link.get("ifalias", "") for name, link in netstate.links(namespace).items() if _kind(link) == "ifb"}
 
 
 def state(namespace: Namespace) -> dict[str, Any]:
-    """Returns the whole state of a namespace with its qdiscs and filters, to be compared.
+    """Returns the whole state of a namespace, with qdiscs and filters, for comparison.
 
-    Left out is the queue length, which the kernel sets on a veth with its first qdisc and leaves there.
+    It excludes the queue length, which the kernel sets on a veth with the first qdisc and never resets.
     """
-    whole = netstate.state(namespace)
-    for link in whole["links"].values():
+    namespace_state = netstate.state(namespace)
+    for link in namespace_state["links"].values():
         link.pop("txqlen", None)
-    found = sorted(qdiscs(namespace))
-    places = [match[1] for line in found if (match := _PLACE.match(line))]
-    return {**whole, "qdiscs": found, "filters": {name: filters(namespace, name) for name in places}}
+    existing_qdiscs = sorted(qdiscs(namespace))
+    parents = [match[1] for line in existing_qdiscs if (match := _PARENT.match(line))]
+    return {
+        **namespace_state,
+        "qdiscs": existing_qdiscs,
+        "filters": {name: filters(namespace, name) for name in parents},
+    }
 
 
 def _kind(link: Mapping[str, Any]) -> str:
     return str(link.get("linkinfo", {}).get("info_kind", ""))
 
 
-def _shown(namespace: Namespace, command: str) -> list[str]:
+def _run_tc(namespace: Namespace, command: str) -> list[str]:
     text = output("tc", "-n", namespace.name, *command.split())
     return [line for raw in text.splitlines() if (line := _NOISE.sub("", raw).strip())]

@@ -1,8 +1,8 @@
-"""Services and calls between namespaces, over TCP, UDP and SCTP, all from the test's own process.
+"""Servers and connections between namespaces over TCP, UDP and SCTP, all in the test's process.
 
-A socket stays in the namespace where it was made, so that no process need be there.
+A socket belongs to the namespace in which it was created, so no process needs to stay there.
 
-One rule: a call counts only when its answer comes back from where it was sent to: both directions must fit together.
+One rule: a call succeeds only if the reply comes from the address that was called: both directions must be translated.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _KINDS = {
     "udp": (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
     "sctp": (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
 }
-_PATIENCE_S = 2.0  # a neighbour may have to be asked for twice
-NO_ANSWER_S = 0.4  # between two calls that are answered, in milliseconds
+_TIMEOUT_S = 2.0  # enough for a second neighbour solicitation
+NO_ANSWER_S = 0.4  # a successful call takes milliseconds
 _BUFFER = 100
 
 
 class Service(NamedTuple):
-    """A listening socket with a name that its answers carry."""
+    """A listening socket, and the name that it sends as its reply."""
 
     name: str
     protocol: str
@@ -37,7 +37,7 @@ class Service(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Which service a call reached, and the caller's address as it saw it."""
+    """The service that a call reached, and the source address that the service saw."""
 
     name: str
     source: str
@@ -45,26 +45,26 @@ class Reached(NamedTuple):
 
 @contextlib.contextmanager
 def service(namespace: Namespace, protocol: str, ip: str, port: int = PORT, name: str = "") -> Iterator[Service]:
-    """Yields a service at an address of `namespace`, whose name is its own unless given."""
-    with open_socket(namespace, protocol, ip, port) as own:
+    """Yields a service at an address of `namespace`; its default name is the namespace's."""
+    with open_socket(namespace, protocol, ip, port) as new_socket:
         if protocol != "udp":
-            own.listen()
-        yield Service(name or namespace.name, protocol, own)
+            new_socket.listen()
+        yield Service(name or namespace.name, protocol, new_socket)
 
 
 @contextlib.contextmanager
 def open_socket(namespace: Namespace, protocol: str, ip: str, port: int = 0) -> Iterator[socket.socket]:
-    """Yields a socket in `namespace`, of the family of `ip` and bound to `ip` and `port`."""
+    """Yields a socket in `namespace`, bound to `ip` and `port`."""
     kind, number = _KINDS[protocol]
     with namespace.entered():
-        own = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, kind, number)
-    with own:
-        own.settimeout(_PATIENCE_S)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if own.family == socket.AF_INET6:
-            own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        own.bind((ip, port))
-        yield own
+        new_socket = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, kind, number)
+    with new_socket:
+        new_socket.settimeout(_TIMEOUT_S)
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if new_socket.family == socket.AF_INET6:
+            new_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        new_socket.bind((ip, port))
+        yield new_socket
 
 
 def call(
@@ -74,47 +74,55 @@ def call(
     ip: str,
     port: int,
     *,
-    patience_s: float = _PATIENCE_S,
+    timeout_s: float = _TIMEOUT_S,
 ) -> Reached | None:
-    """Calls `ip` `port` from `namespace`; returns whom it reached, None when there is no answer, or a foreign one."""
+    """Calls `ip` `port` from `namespace`; returns the service that replied, None without a correct reply."""
     with open_socket(namespace, protocol, "::" if ":" in ip else "0.0.0.0") as caller:
-        caller.settimeout(patience_s)
+        caller.settimeout(timeout_s)
         if protocol == "udp":
-            return ask(services, caller, ip, port, patience_s=patience_s)
+            return ask(services, caller, ip, port, timeout_s=timeout_s)
         try:
             caller.connect((ip, port))
         except OSError:
             return None
-        found = _waiting(services, protocol, patience_s)
-        if not found:
+        called_service = _wait_for_call(services, protocol, timeout_s)
+        if not called_service:
             return None
-        connection, source = found.socket.accept()
+        connection, source = called_service.socket.accept()
         with connection:
-            connection.sendall(found.name.encode())
-            return Reached(found.name, source[0]) if caller.recv(_BUFFER) == found.name.encode() else None
+            connection.sendall(called_service.name.encode())
+            return (
+                Reached(called_service.name, source[0])
+                if caller.recv(_BUFFER) == called_service.name.encode()
+                else None
+            )
 
 
 def ask(
-    services: list[Service], caller: socket.socket, ip: str, port: int, *, patience_s: float = _PATIENCE_S
+    services: list[Service], caller: socket.socket, ip: str, port: int, *, timeout_s: float = _TIMEOUT_S
 ) -> Reached | None:
-    """Sends a datagram from a socket that stays open; returns as `call` does."""
+    """Sends a datagram from an open socket; otherwise as `call`."""
     caller.sendto(b"?", (ip, port))
-    found = _waiting(services, "udp", patience_s)
-    if not found:
+    called_service = _wait_for_call(services, "udp", timeout_s)
+    if not called_service:
         return None
-    _, source = found.socket.recvfrom(_BUFFER)
-    found.socket.sendto(found.name.encode(), source)
+    _, source = called_service.socket.recvfrom(_BUFFER)
+    called_service.socket.sendto(called_service.name.encode(), source)
     try:
         answer, sender = caller.recvfrom(_BUFFER)
     except OSError:
         return None
-    return Reached(found.name, source[0]) if (answer, sender[:2]) == (found.name.encode(), (ip, port)) else None
+    return (
+        Reached(called_service.name, source[0])
+        if (answer, sender[:2]) == (called_service.name.encode(), (ip, port))
+        else None
+    )
 
 
 def open_services(
     stack: ExitStack, namespaces: dict[str, Namespace], protocols: tuple[str, ...], *ips: str
 ) -> list[Service]:
-    """Opens services in each of `namespaces`, named by its key, until `stack` ends."""
+    """Opens services in each of `namespaces`, named after its key; `stack` closes them."""
     return [
         stack.enter_context(service(namespace, protocol, ip, name=name))
         for name, namespace in namespaces.items()
@@ -124,12 +132,12 @@ def open_services(
 
 
 def is_unreachable(services: list[Service], namespace: Namespace, protocol: str, ip: str, port: int) -> bool:
-    """Tells whether a call that nobody should get reaches nobody; it waits for SILENCE_S."""
-    return call(services, namespace, protocol, ip, port, patience_s=NO_ANSWER_S) is None
+    """Returns whether a call reaches none of the services within NO_ANSWER_S."""
+    return call(services, namespace, protocol, ip, port, timeout_s=NO_ANSWER_S) is None
 
 
-def _waiting(services: list[Service], protocol: str, patience_s: float) -> Service | None:
-    """Returns the service that somebody calls."""
+def _wait_for_call(services: list[Service], protocol: str, timeout_s: float) -> Service | None:
+    """Waits for a call and returns the called service, None after a timeout."""
     candidates = {item.socket: item for item in services if item.protocol == protocol}
-    ready, _, _ = select.select(list(candidates), [], [], patience_s)
+    ready, _, _ = select.select(list(candidates), [], [], timeout_s)
     return candidates[ready[0]] if ready else None

@@ -1,7 +1,7 @@
-"""Which system calls a verb makes, and which failures fit each.
+"""The system calls of a verb, and the errors that each of them can return.
 
-One rule: a point is found in a dry run, as strace counts (the Nth call of a name in one process), so that the next run
-can make exactly that one fail.
+One rule: a run without faults counts the calls as strace does (the Nth call of a name in one process), so that the next
+run can let exactly one of them fail.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 _CALL = re.compile(r"(\w+)\((.*)")
 
-# Failures that the kernel can answer with where podwire calls it so. What cannot fail, or not without a defect of the
-# program (getpid, sigprocmask), is left out, and so is what the C library does at the very start.
+# Errors that the kernel can return for podwire's arguments. Calls that cannot fail, or only after a programming error
+# (getpid, sigprocmask), are excluded, and so are the C library's calls at the start of the process.
 ERRNOS: dict[str, tuple[str, ...]] = {
     "access": ("EACCES",),
     "bind": ("ENOMEM", "ENOBUFS"),
@@ -55,7 +55,7 @@ ERRNOS: dict[str, tuple[str, ...]] = {
 
 
 class Fault(NamedTuple):
-    """The `occurrence`th `call` of a process fails with `errno`; `shown` is what it was when it did not."""
+    """The `occurrence`th `call` of a process fails with `errno`; `shown` is strace's text of the successful call."""
 
     call: str
     occurrence: int
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
     @property
     def injection(self) -> str:
-        """The words for it that strace knows."""
+        """The fault as an argument of strace."""
         return f"inject={self.call}:error={self.errno}:when={self.occurrence}"
 
     def __str__(self) -> str:
@@ -72,37 +72,37 @@ class Fault(NamedTuple):
 
 
 def list_faults(run: Callable[..., object], *, children: bool = False) -> list[Fault]:
-    """Returns the faults for a verb; `run` does it once, started by the words that it is given.
+    """Returns the faults for a verb; `run` runs it once, started by the command line that it gets.
 
-    Those of the process itself, or those of its `children`, which strace's `-f` makes all processes meet.
+    They concern the process itself, or with `children` its children; with strace's `-f` they apply to every process.
     """
     with tempfile.NamedTemporaryFile("r", prefix="podwire-trace-") as log:
         run("strace", "-f", "-y", "-s", "40", "-o", log.name)
         lines = log.read().splitlines()
     first = lines[0].split()[0]
     counted: Counter[tuple[str, str]] = Counter()
-    found: list[Fault] = []
-    replaced = set()  # those that have become other programs
+    faults: list[Fault] = []
+    exec_pids = set()  # processes that run other programs by now
     started = False
     for line in lines:
         pid, _, rest = line.partition(" ")
-        if pid in replaced or not (match := _CALL.match(rest.strip())):
-            continue  # somebody else's, a signal, the second half of a call, or the end
+        if pid in exec_pids or not (match := _CALL.match(rest.strip())):
+            continue  # another program, a signal, the second half of a call, or the end
         call, shown = match[1], match[2][-240:]
         counted[pid, call] += 1
         started |= call == "rt_sigaction" and match[2].startswith("SIGTERM")
         if started and (pid != first) == children:
             errnos = (errno for errno in ERRNOS.get(call, ()) if _fits(call, errno, shown))
-            found += [Fault(call, counted[pid, call], errno, shown) for errno in errnos]
+            faults += [Fault(call, counted[pid, call], errno, shown) for errno in errnos]
         if call == "execve" and started:
-            replaced.add(pid)
-    return list({fault[:3]: fault for fault in found}.values())
+            exec_pids.add(pid)
+    return list({fault[:3]: fault for fault in faults}.values())
 
 
 def _fits(call: str, errno: str, shown: str) -> bool:
-    """Leaves out what no file can answer: closing fails on disks only, and a wait for a directory is none."""
+    """Returns whether the file of a call can return `errno`: only disks fail at close, directories never block."""
     if call == "close":
         return "/leases" in shown
     if errno == "EACCES" and "AT_EMPTY_PATH" in shown:
-        return False  # what is open already
+        return False  # the file is open already
     return not (errno == "EINTR" and ("O_DIRECTORY" in shown or shown.endswith("/net>")))

@@ -1,6 +1,6 @@
-"""Which system calls of a stopped process change something, in the kernel or in a file, and as text for a message.
+"""Decides which system calls of a stopped process change the kernel's state or a file, and describes them.
 
-One rule: what cannot be known to change nothing counts as a change.
+One rule: a call counts as a change unless it certainly changes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import struct
 from contextlib import suppress
 
-# arch/x86/entry/syscalls/syscall_64.tbl: the names by number, with the argument that is a path, if any.
+# arch/x86/entry/syscalls/syscall_64.tbl: names by number; below, the index of the argument that is a path.
 _CHANGES = {
     1: "write", 18: "pwrite64", 20: "writev", 296: "pwritev", 44: "sendto", 46: "sendmsg", 307: "sendmmsg",
     56: "clone", 57: "fork", 58: "vfork", 435: "clone3", 59: "execve", 231: "exit_group", 62: "kill",
@@ -25,18 +25,18 @@ _PATH_AT = {
 }  # fmt: skip
 _ON_A_FILE = {"write", "pwrite64", "writev", "pwritev", "flock", "ftruncate", "fallocate", "fchmod", "utimensat"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_OF_A_PROCESS = ("pipe:", "/memfd:")  # what goes there ends with it
+_OF_A_PROCESS = ("pipe:", "/memfd:")  # written data end with the process
 _NFNL, _CONNTRACK, _NFTABLES, _COMPAT = 0x100, 1, 10, 11
 
 
 def change(pid: int, number: int, args: tuple[int, ...]) -> str:
-    """Returns the call that process `pid` is stopped at as text, "" when it changes nothing."""
+    """Describes the call at which process `pid` is stopped; "" when it changes nothing."""
     name = _CHANGES.get(number, "")
     if name in ("open", "openat") and not args[1 if name == "open" else 2] & _WRITING:
         return ""
     if name in ("sendto", "sendmsg"):
-        types = _netlink_types(_sent(pid, name, args))
-        return f"{name}(netlink {' '.join(map(hex, types))})" if not all(map(_only_looks, types)) else ""
+        types = _netlink_types(_sent_data(pid, name, args))
+        return f"{name}(netlink {' '.join(map(hex, types))})" if not all(map(_only_reads, types)) else ""
     if name in _PATH_AT and (name != "utimensat" or args[1]):
         return f'{name}("{_text(pid, args[_PATH_AT[name]])}")'
     if name in _ON_A_FILE:
@@ -45,7 +45,7 @@ def change(pid: int, number: int, args: tuple[int, ...]) -> str:
     return name and f"{name}()"
 
 
-def _sent(pid: int, name: str, args: tuple[int, ...]) -> bytes:
+def _sent_data(pid: int, name: str, args: tuple[int, ...]) -> bytes:
     if name == "sendto":
         return _memory(pid, args[1], args[2])
     vector, count = struct.unpack("QQ", _memory(pid, args[1] + 16, 16))  # struct msghdr
@@ -54,16 +54,16 @@ def _sent(pid: int, name: str, args: tuple[int, ...]) -> bytes:
 
 
 def _netlink_types(data: bytes) -> list[int]:
-    found, at = [], 0
+    types, at = [], 0
     while at + 16 <= len(data):
         length, kind = struct.unpack_from("IH", data, at)
-        found.append(kind)
+        types.append(kind)
         at += max(16, (length + 3) & ~3)
-    return found
+    return types
 
 
-def _only_looks(kind: int) -> bool:
-    """Tells a request that gets something: every fourth of rtnetlink's, every third of nf_tables' and conntrack's."""
+def _only_reads(kind: int) -> bool:
+    """Returns whether a request only reads: each fourth type of rtnetlink, each third of nf_tables and conntrack."""
     if kind < _NFNL:
         return kind % 4 == 2
     subsystem, message = kind >> 8, kind & 0xFF
@@ -83,13 +83,13 @@ def _text(pid: int, address: int) -> str:
 def _memory(pid: int, address: int, length: int) -> bytes:
     with open(f"/proc/{pid}/mem", "rb", 0) as memory:
         memory.seek(address)
-        found = b""
-        while len(found) < length:
+        content = b""
+        while len(content) < length:
             try:
-                chunk = memory.read(min(length - len(found), 4096 - (address + len(found)) % 4096))
+                chunk = memory.read(min(length - len(content), 4096 - (address + len(content)) % 4096))
             except OSError:
                 break
             if not chunk:
                 break
-            found += chunk
-    return found
+            content += chunk
+    return content
