@@ -99,7 +99,7 @@ def dumps(value: object, *, indent: int | None = None) -> str:
 
 
 def _printed(value: object, margin: str, step: str, colon: str) -> str:
-    """Returns a value as text; `margin` begins a new line at its level, `step` is one more of its levels.
+    """Returns a value as text; `margin` begins a line at its level, `step` indents by one more level.
 
     The standard library has no C code for indented text, and yields each word of it through all levels.
     """

@@ -29,9 +29,9 @@ STRING, BOOLEAN, INTEGER, IP, CIDR, OBJECT, LIST, ANY = (
 class Key:
     """A key: its name as the documents spell it, the allowed types of its value (see above), its content.
 
-    `of` are the types of a list's elements, or of an object's values where its keys are names of the user's (`sysctl`);
-    `keys` those of the object, or of the objects in the list, be it a list of such lists (`of` is LIST then). `choices`
-    are the only words a string may be, beside none at all.
+    `of` are the types of a list's elements, or of an object's values if the user chooses its keys (`sysctl`). `keys`
+    are the keys of the object, or of the objects in the list; for a list of such lists `of` is LIST. `choices` are the
+    allowed values of a string besides "".
     """
 
     name: str
@@ -62,7 +62,7 @@ def args_cni(*keys: Key) -> Key:
 
 
 def merged(*groups: Iterable[Key]) -> tuple[Key, ...]:
-    """Returns all keys of the groups, each name once: objects of one name have the keys of both."""
+    """Returns all keys of the groups, each name once; objects with one name are merged."""
     keys_by_name: dict[str, Key] = {}
     for key in (key for group in groups for key in group):
         before = keys_by_name.get(key.name)
@@ -89,7 +89,7 @@ IPAM_TYPE = section("ipam", Key("type", (STRING,)))
 
 # Keys of every plugin's configuration: those that libcni reads, and the well-known keys of the specification (section
 # "Plugin configuration objects"), which a plugin without a use for them ignores. `name` and `cniVersion` are the
-# network's own in the configuration of one plugin that is alone in its file.
+# network's in a file with the configuration of a single plugin.
 COMMON = (
     *each(STRING, "name", "cniVersion", "type"),
     Key("capabilities", (OBJECT,), (BOOLEAN,)),

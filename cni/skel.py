@@ -1,8 +1,8 @@
 """The entry point of every plugin: reads an invocation, runs the verb, writes one JSON document.
 
 One rule: only this module reads stdin, writes stdout and decides the exit status; both are arguments.
-The order of the checks is the reference's (pkg/skel), since runtimes and their tests observe it; the refusal of the
-plugin's own namespace comes before the work, not after it.
+The order of the checks is the reference's (pkg/skel), since runtimes and their tests observe it; but the plugin's own
+namespace is refused before the verb runs, not after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Verb = Callable[[CmdArgs, NetConf], None]
 Collect = Callable[[CmdArgs, NetConf, frozenset[Attachment]], None]
 
 _CHUNK_BYTES = 64 << 10
-# CPython's message when it has lost an error: a MemoryError for which there was no memory to record a traceback.
+# CPython's message after a MemoryError if there was no memory to record its traceback.
 _LOST = "error return without exception set"
 _MIXED_UP = "plugin's netns and netns from CNI_NETNS should not be the same"
 _USE_A_PODS = (
@@ -49,18 +49,17 @@ _USE_A_PODS = (
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin: its binary's name, its verbs, and the specification versions it speaks.
+    """A plugin: its name, its verbs, and the specification versions it supports.
 
-    A verb gets the invocation and the configuration, GC the attachments to keep as well, and raises CniError for what
-    an operator can fix. An absent verb succeeds without doing anything, as in the reference.
+    A verb gets the invocation and the configuration, GC also the attachments to keep; it raises CniError for errors
+    that an operator can fix. An absent verb succeeds without doing anything, as in the reference.
 
-    `cmd_repair` is no verb of the specification: with an attachment's configuration and its cached result (prevResult)
-    it restores the packet filter rules that a flush removed, and nothing else, for `podwire repair`.
-    `cmd_remove_rules` removes them again, but not the interface and its addresses: the container has ended meanwhile.
-    `parse` reads
-    a configuration as ADD does, refuses it as ADD does, and touches nothing; `keys` are those that it reads, beside
-    the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would allocate the
-    gateways of the ranges that it may come from, with the prefixes of their subnets.
+    `cmd_repair` is not a verb of the specification: with an attachment's configuration and its cached result
+    (prevResult) it restores the packet filter rules that a flush removed, and nothing else, for `podwire repair`.
+    `cmd_remove_rules` removes these rules again if the container has ended meanwhile, but not the interface and its
+    addresses. `parse` reads and refuses a configuration as ADD does, and changes nothing; `keys` are the keys that it
+    reads besides the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would
+    allocate the gateways of the ranges that it may come from, with the prefixes of their subnets.
     """
 
     name: str
@@ -187,7 +186,7 @@ def run_verb(plugin: Plugin, args: CmdArgs, conf: NetConf) -> Result | None:
 
 
 def _collect(gc: Collect, name: str, args: CmdArgs, conf: NetConf) -> None:
-    """Runs GC; without the list of valid attachments nothing may be removed, nor by a delegate."""
+    """Runs GC; without the list of valid attachments nothing may be removed, not even by a delegate."""
     valid = conf.valid_attachments()
     if valid is None:
         print(f"{name}: GC without cni.dev/valid-attachments removes nothing", file=sys.stderr)

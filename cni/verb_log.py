@@ -1,9 +1,9 @@
-"""The verb log: what the line of JSON that each verb leaves in the log says (process.log writes it).
+"""The verb log: one line of JSON for each verb (process.log writes it).
 
-One rule: logging never changes a verb's result or exit status; what cannot be logged is reported on stderr. Logging is
+One rule: logging never changes a verb's result or exit status; a failure to log is reported on stderr. Logging is
 off by default, and then costs no system call.
 
-It is switched on by the environment, or for a network by keys of its configuration; the environment wins:
+The environment enables it, or for a network keys of its configuration; the environment wins:
 
     PODWIRE_LOG, logFile           a file's absolute path, "stderr", or "journald" (its native protocol)
     PODWIRE_LOG_LEVEL, logLevel    "error": verbs that fail; "info" (the default): every verb; "debug": with its steps
@@ -53,7 +53,7 @@ Entry = dict[str, object]
 
 
 class VerbLog:
-    """The log of one verb of `plugin`; `version` is podwire's, `env` the environment that the runtime has set."""
+    """The log of one verb of `plugin`; `version` is podwire's, `env` the environment that the runtime set."""
 
     def __init__(self, plugin: str, version: str, env: Mapping[str, str]) -> None:
         self._plugin, self._version, self._env = plugin, version, env
@@ -85,12 +85,12 @@ class VerbLog:
             return
         try:
             if self._level not in ("", *LEVELS):
-                log.warn(f'the level must be one of {", ".join(LEVELS)}, not "{self._level}"; it is taken for "info"')
+                log.warn(f'the level must be one of {", ".join(LEVELS)}, not "{self._level}"; using "info"')
             if failure or self._level != "error":
                 self._write(self._entry(result, failure))
         except Exception as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            log.warn(f"nothing is written to {self._target}: {why}")
+            log.warn(f"cannot write to {self._target}: {why}")
 
     def _entry(self, result: Result | None, failure: CniError | None) -> Entry:
         ms = (time.perf_counter_ns() - self._start_ns) / 1e6

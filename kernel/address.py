@@ -1,6 +1,6 @@
 """IP addresses on links: listing, adding, removing.
 
-One rule: *_request functions return a Request and do no I/O; list_* functions send requests.
+*_request functions return a Request and do no I/O; list_* functions send requests.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class AssignedAddress(NamedTuple):
 
 
 def key(address: Interface) -> tuple[bytes, int]:
-    """Returns (bytes, prefix length), which compares with AssignedAddress[:2] without creating ipaddress objects."""
+    """Returns (bytes, prefix length), comparable with AssignedAddress[:2] without creating ipaddress objects."""
     return address.packed, address.network.prefixlen
 
 
 def keys(assigned: Iterable[AssignedAddress]) -> set[tuple[bytes, int]]:
-    """Returns the `key` of each address."""
+    """Returns the key() of each address."""
     return {item[:2] for item in assigned}
 
 
@@ -60,7 +60,7 @@ def list_on_link(socket: Socket, link: Link, *, family: int = stdlib_socket.AF_U
 
 
 def list_elsewhere(socket: Socket, link: Link | None) -> list[AssignedAddress]:
-    """Returns the addresses of all links but `link`; raises KernelError."""
+    """Returns the addresses of all links except `link`; raises KernelError."""
     request = Request("list the addresses", AddressMessage, RTM_GETADDR, NLM_F_DUMP)
     return [_assigned(message) for message in socket.dump(request) if not link or message["index"] != link.index]
 

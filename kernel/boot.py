@@ -1,6 +1,6 @@
 """The ID and the time of the current boot, which distinguish its records from those of an earlier boot.
 
-One rule: a value that cannot be read is empty (b"", 0), and callers then treat nothing as stale.
+A value that cannot be read is empty (b"", 0), and callers then treat nothing as stale.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Netlink messages: the few attributes we use, as pyroute2 message classes.
+"""Netlink messages of links, addresses and routes, as pyroute2 message classes.
 
-One rule: this is the only module that imports pyroute2; kernel.codec_netfilter and kernel.codec_traffic import it from
-here. Three decisions, all measured:
+This is the only module that imports pyroute2; kernel.codec_netfilter and kernel.codec_traffic import it from here. It
+differs from the usual way in three points, each chosen by measurement:
 
-- `pyroute2/__init__.py` loads some 350 modules and asyncio with them, so an empty package replaces it and only
-  `pyroute2.netlink`, the codec, is loaded.
-- pyroute2's own message classes know every attribute the kernel has; these classes on the same `nlmsg` base know those
-  that podwire uses, so that the executable is some megabytes smaller. tests/unit/test_codec.py compares both.
-- kernel.wire encodes and decodes by these classes, in a tenth of pyroute2's time or less.
+- `pyroute2/__init__.py` loads some 350 modules, asyncio among them. An empty package replaces it, so that only
+  `pyroute2.netlink` is loaded.
+- pyroute2's message classes have every attribute of the kernel. The classes here have the same `nlmsg` base, but only
+  the attributes that podwire uses, which makes the executable some megabytes smaller. tests/unit/test_codec.py compares
+  both.
+- kernel.wire encodes and decodes messages by these classes, in a tenth of pyroute2's time or less.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if "pyroute2" not in sys.modules:
     _package.__path__ = list(_spec.submodule_search_locations or ())
     sys.modules["pyroute2"] = _package
 
-# Imported after the replacement above; the `as` form re-exports them for the other message modules (PEP 484).
+# Imported after the replacement above; the `as` form exports them again for the other message modules (PEP 484).
 from pyroute2.netlink import nla as nla  # noqa: PLC0414
 from pyroute2.netlink import nlmsg as nlmsg  # noqa: PLC0414
 
@@ -114,7 +115,7 @@ class _LinkInfo(nla):  # type: ignore[misc]
 
 
 class LinkMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWLINK and its kin: struct ifinfomsg and IFLA_* attributes."""
+    """RTM_NEWLINK and related messages: struct ifinfomsg and IFLA_* attributes."""
 
     fields = _LINK_FIELDS
     nla_map = _LINK_ATTRIBUTES
@@ -151,7 +152,7 @@ class _BridgeSpec(nla):  # type: ignore[misc]
 
 
 class VlanMessage(nlmsg):  # type: ignore[misc]
-    """RTM_SETLINK and its kin of family AF_BRIDGE: struct ifinfomsg and the VLANs of a bridge port."""
+    """RTM_SETLINK and related messages of family AF_BRIDGE: struct ifinfomsg and the VLANs of a bridge port."""
 
     fields = _LINK_FIELDS
     nla_map = (
@@ -170,7 +171,7 @@ class NamespaceMessage(nlmsg):  # type: ignore[misc]
 
 
 class AddressMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWADDR and its kin: struct ifaddrmsg and IFA_* attributes."""
+    """RTM_NEWADDR and related messages: struct ifaddrmsg and IFA_* attributes."""
 
     fields = (("family", "B"), ("prefixlen", "B"), ("flags", "B"), ("scope", "B"), ("index", "I"))
     nla_map = (
@@ -186,7 +187,7 @@ class _Metrics(nla):  # type: ignore[misc]
 
 
 class RouteMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWROUTE and its kin: struct rtmsg and RTA_* attributes."""
+    """RTM_NEWROUTE and related messages: struct rtmsg and RTA_* attributes."""
 
     fields = (
         ("family", "B"),

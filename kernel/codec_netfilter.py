@@ -1,6 +1,6 @@
-"""Netfilter's messages: batches, nftables' objects, and connections, as message classes on kernel.codec.
+"""Netlink messages of netfilter, as message classes like those of kernel.codec: batches, nftables, conntrack.
 
-One rule: as there, only the attributes that podwire uses; their names are the kernel's.
+The classes have only the attributes that podwire uses, with the kernel's names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class BatchMessage(nlmsg):  # type: ignore[misc]
 
 
 class GenerationMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWGEN and its kin: struct nfgenmsg and NFTA_GEN_* attributes (linux/netfilter/nf_tables.h)."""
+    """NFT_MSG_NEWGEN and related messages: struct nfgenmsg and NFTA_GEN_* attributes (linux/netfilter/nf_tables.h)."""
 
     fields = _FIELDS
     nla_map = ((1, "NFTA_GEN_ID", "be32"),)
 
 
 class TableMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWTABLE and its kin: struct nfgenmsg and NFTA_TABLE_* attributes (linux/netfilter/nf_tables.h)."""
+    """NFT_MSG_NEWTABLE and related messages: struct nfgenmsg and NFTA_TABLE_* attributes (nf_tables.h)."""
 
     fields = _FIELDS
     nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
@@ -37,7 +37,7 @@ class _Hook(nla):  # type: ignore[misc]
 
 
 class ChainMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWCHAIN and its kin: struct nfgenmsg and NFTA_CHAIN_* attributes."""
+    """NFT_MSG_NEWCHAIN and related messages: struct nfgenmsg and NFTA_CHAIN_* attributes."""
 
     fields = _FIELDS
     nla_map = (
@@ -53,7 +53,7 @@ class ChainMessage(nlmsg):  # type: ignore[misc]
 
 
 class RuleMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWRULE and its kin: struct nfgenmsg and NFTA_RULE_* attributes.
+    """NFT_MSG_NEWRULE and related messages: struct nfgenmsg and NFTA_RULE_* attributes.
 
     Expressions are bytes (kernel.netfilter.nft_rule encodes them).
     """
@@ -71,7 +71,7 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
 
 
 class SetMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWSET and its kin: struct nfgenmsg and NFTA_SET_* attributes."""
+    """NFT_MSG_NEWSET and related messages: struct nfgenmsg and NFTA_SET_* attributes."""
 
     fields = _FIELDS
     nla_map = (
@@ -86,7 +86,7 @@ class SetMessage(nlmsg):  # type: ignore[misc]
 
 
 class SetElementsMessage(nlmsg):  # type: ignore[misc]
-    """NFT_MSG_NEWSETELEM and its kin: struct nfgenmsg and NFTA_SET_ELEM_LIST_* attributes.
+    """NFT_MSG_NEWSETELEM and related messages: struct nfgenmsg and NFTA_SET_ELEM_LIST_* attributes.
 
     Elements are bytes (kernel.netfilter.nft_set encodes and decodes them).
     """
@@ -129,7 +129,7 @@ class _Filter(nla):  # type: ignore[misc]
 
 
 class ConntrackMessage(nlmsg):  # type: ignore[misc]
-    """IPCTNL_MSG_CT_NEW and its kin: struct nfgenmsg and CTA_* attributes (linux/netfilter/nfnetlink_conntrack.h)."""
+    """IPCTNL_MSG_CT_NEW and related messages: struct nfgenmsg and CTA_* attributes (nfnetlink_conntrack.h)."""
 
     fields = _FIELDS
     nla_map = (

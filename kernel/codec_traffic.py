@@ -1,7 +1,7 @@
-"""Traffic control's messages: queueing disciplines and filters, as message classes on kernel.codec.
+"""Netlink messages of traffic control, as message classes like those of kernel.codec: qdiscs and filters.
 
-One rule: as there, only the attributes that podwire uses; their names are the kernel's. C structs are bytes, which
-kernel.traffic packs.
+The classes have only the attributes that podwire uses, with the kernel's names. An attribute that is a C struct is
+bytes here; kernel.traffic packs it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class U32Options(nla):  # type: ignore[misc]
 
 
 class FilterMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWTFILTER and its kin: struct tcmsg, `info` is priority and protocol; the options depend on the kind."""
+    """RTM_NEWTFILTER and related messages: struct tcmsg, whose `info` is priority and protocol, and TCA_* attributes.
+
+    TCA_OPTIONS depends on the kind of filter.
+    """
 
     fields = _FIELDS
     nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"), (11, "TCA_CHAIN", "uint32"))

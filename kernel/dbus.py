@@ -1,7 +1,7 @@
 """D-Bus: method calls on the system bus, several in one send, over a plain blocking socket.
 
-One rule: a conversation ends within CONVERSATION_S, even when the bus or the service hangs. jeepney encodes and decodes
-the messages; its own connections are not used, since they block signals while waiting, and wait after each call.
+A conversation ends within CONVERSATION_S, even when the bus or the service hangs. jeepney encodes and decodes the
+messages; its connections are not used, since they block signals while waiting, and wait after each call.
 
 Cost: one system call without a bus; a connection wakes up the bus twice (authentication, Hello), and each send wakes up
 the bus and the service.
@@ -111,7 +111,7 @@ class Bus:
         self._socket.close()
 
     def shorten_deadline(self) -> None:
-        """Ends the conversation within ROLLBACK_S: the service completes later calls on its own."""
+        """Limits the rest of the conversation to ROLLBACK_S: the service executes later calls without a caller, too."""
         self._deadline = Deadline(min(ROLLBACK_S, self._deadline.remaining_s()))
 
     def get_owner(self, name: str) -> str:

@@ -1,6 +1,6 @@
 """Errors of requests that the kernel refused.
 
-One rule: an error names the action and the object; code decides by its errno, never by its text.
+An error names the action and the object. Code branches on its errno, never on its text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 from cni.errors import CniError, Code
 
-# The hint for each errno that has a single meaning in the requests of this room.
+# The hint for each errno that has a single meaning in the requests of this package.
 _HINTS = {
     numbers.EPERM: "this needs root with CAP_NET_ADMIN in the network namespace",
     numbers.EXFULL: "the bridge is full: the kernel allows 1023 ports",

@@ -1,6 +1,6 @@
 """A temporary copy of the host's network, for dry runs.
 
-One rule: the copy consists of unnamed network namespaces, which the kernel deletes with the process. It has what
+The copy consists of unnamed network namespaces, which the kernel deletes with the process. It contains the state that
 plugins read: links with addresses and MTU, default routes, forwarding settings. Its uplinks are not connected.
 """
 

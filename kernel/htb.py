@@ -1,6 +1,6 @@
 """Limits for a part of the traffic (HTB): filters by address, and a bucket for the packets that they classify.
 
-One rule: as in kernel.traffic, *_request functions do no I/O.
+*_request functions return a Request and do no I/O, as in kernel.traffic.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
 
 _QUEUE_HANDLE = 0x70780000
 _UNLIMITED = 1 << 50  # bytes/s: so fast that a packet takes no time
-_VERSION, _RATE_TO_QUANTUM = 3, 10  # of the interface; the kernel's default, not used
-_QUANTUM = 1 << 16  # bytes per turn among classes; there is only one
-_DIRECT_PACKETS = 1000  # queue length for packets past the bucket, whatever the interface's own queue is
+_VERSION, _RATE_TO_QUANTUM = 3, 10  # TC_HTB_PROTOVER, which the kernel checks; the kernel's default, not used
+_QUANTUM = 1 << 16  # bytes that a class sends per turn; with one class the value does not matter
+_DIRECT_PACKETS = 1000  # queue length for packets past the bucket, instead of the interface's queue length
 _GLOB = struct.Struct("=5I")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
 # struct tc_htb_opt: of rate and ceil (struct tc_ratespec) only the bytes/s, then buffer, cbuffer, quantum, level, prio.
 _CLASS = struct.Struct("=8xI8xI5I")
@@ -30,7 +30,10 @@ _WORD = 4
 
 
 def selector(network: Network, *, source: bool) -> bytes:
-    """Returns the selector of IP packets from, or to, a network; other protocols' headers begin differently."""
+    """Returns the selector of IP packets from (`source`) or to a network.
+
+    It also compares the IP version at the start of the header, so packets of other protocols do not match.
+    """
     at = (_SOURCE if source else _DESTINATION)[network.version]
     keys = [_key(b"\xf0\0\0\0", bytes((network.version << 4, 0, 0, 0)), 0)]
     mask, value = network.netmask.packed, network.network_address.packed
@@ -45,8 +48,8 @@ def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
     """Returns requests that make HTB the root qdisc: class LIMITED has the bucket, PASSED packets are not limited.
 
     `default` is the number of the class for packets that no filter matches, 0 for PASSED. EEXIST when another root was
-    set. The queue of the class is a token bucket filter without a limit: it splits packets larger than the bucket,
-    which a plain queue would drop, so that TCP would hardly progress.
+    set. The queue of the class is a token bucket filter with an unlimited rate, because it splits packets larger than
+    the bucket. A plain queue would drop them, and TCP would hardly progress.
     """
     glob = _GLOB.pack(_VERSION, _RATE_TO_QUANTUM, default, 0, 0)
     root: Attributes = [("TCA_HTB_INIT", glob), ("TCA_HTB_DIRECT_QLEN", _DIRECT_PACKETS)]
@@ -65,7 +68,7 @@ def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
 
 
 def get_bucket(socket: Socket, index: int) -> Bucket | None:
-    """Returns the bucket of an HTB root of create_requests(), None when it was changed; raises KernelError."""
+    """Returns the bucket of an HTB root that create_requests() created; None for another one. Raises KernelError."""
     htb_class, queue_answer = socket.get(
         traffic.get_qdisc_request(index, 0, RTM_GETTCLASS, LIMITED), traffic.get_qdisc_request(index, LIMITED)
     )

@@ -1,6 +1,6 @@
 """Network interfaces (links): reading, creating, changing and deleting them.
 
-One rule: *_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
+*_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RTNLGRP_LINK = 1
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
-# A flag, and the words of a description for clearing and for setting it.
+# A flag, and the words for clearing it and for setting it in a description.
 _UP, _PROMISC = (IFF_UP, "down", "up"), (IFF_PROMISC, "not promiscuous", "promiscuous")
 _ALLMULTI = (IFF_ALLMULTI, "not all-multicast", "all-multicast")
 _ARP_NOTIFY = (
@@ -188,7 +188,7 @@ def list_all(socket: Socket) -> list[Link]:
 
 
 def list_of_kind(socket: Socket, kind: str) -> list[Link]:
-    """Returns the links of a kind ("ifb"); raises KernelError."""
+    """Returns the links of a kind such as "ifb"; raises KernelError."""
     info = {"attrs": [("IFLA_INFO_KIND", kind)]}
     attributes: Attributes = [("IFLA_LINKINFO", info), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     request = Request(f"list the interfaces of kind {kind}", LinkMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
@@ -209,7 +209,8 @@ def list_ports(socket: Socket, bridge: int) -> Iterator[Link]:
 def count_ports(socket: Socket, bridge: int) -> int:
     """Returns the number of ports of the bridge with ifindex `bridge`; raises KernelError.
 
-    Takes a third of the time of list_ports(): messages of family AF_BRIDGE are small, and no attribute is decoded.
+    This takes a third of the time of list_ports(): messages of family AF_BRIDGE are small, and a search for the bytes
+    of IFLA_MASTER replaces decoding.
     """
     master = struct.pack("=HHI", 8, 10, bridge)  # the attribute IFLA_MASTER
     values = {"family": AF_BRIDGE}
@@ -223,8 +224,8 @@ def count_ports(socket: Socket, bridge: int) -> int:
 def create_bridge_request(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:
     """Returns a request that creates a bridge, up; EEXIST when the name is used. `mtu` 0 is the kernel's default.
 
-    An explicit address stays: otherwise the bridge uses the lowest of its ports' addresses. A kernel without VLAN
-    filtering refuses `vlan_filtering` with EOPNOTSUPP.
+    Without an explicit MAC address a bridge would use the lowest one of its ports. A kernel without VLAN filtering
+    refuses `vlan_filtering` with EOPNOTSUPP.
     """
     info: Attributes = [("IFLA_INFO_KIND", "bridge")]
     if vlan_filtering:
@@ -238,7 +239,7 @@ def create_bridge_request(name: str, mac: bytes, mtu: int, *, vlan_filtering: bo
 
 @dataclass(frozen=True)
 class VethEnd:
-    """The name and address of one end of a new veth; udev does not change an address that was set at creation."""
+    """The name and MAC address of one end of a new veth; udev keeps a MAC address that was set at creation."""
 
     name: str
     mac: bytes
@@ -247,11 +248,11 @@ class VethEnd:
 def create_veth_request(
     host: VethEnd, container: VethEnd, namespace: Netns | None, *, master: int = 0, mtu: int
 ) -> Request:
-    """Returns a request that creates a veth pair: `host` in the socket's namespace, `container` in `namespace`.
+    """Returns a request that creates a veth: end `host` in the socket's namespace, end `container` in `namespace`.
 
-    Without a namespace both ends are in the socket's. `host` is up, and a port of the link with ifindex `master`
-    unless that is 0. Moving an end to another namespace later would cost some 17 ms of waiting for RCU. `mtu` 0 is
-    the kernel's default.
+    If `namespace` is None, both ends are in the socket's. `host` is up, and a port of the link with ifindex `master`
+    unless that is 0. Both ends are created in place because moving one to another namespace takes some 17 ms (RCU).
+    `mtu` 0 is the kernel's default.
     """
     peer: Attributes = [("IFLA_IFNAME", container.name), ("IFLA_ADDRESS", container.mac), *_mtu(mtu)]
     if namespace is not None:
@@ -260,7 +261,7 @@ def create_veth_request(
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
     attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac)]
     attributes += [("IFLA_MASTER", master)] if master else []
-    # The queue length is that of the reference plugins: no queue on the host veth, unless a qdisc brings one.
+    # No queue on the host veth, as with the reference plugins; a qdisc may have one.
     attributes += [*_mtu(mtu), ("IFLA_TXQLEN", 0), ("IFLA_LINKINFO", info)]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     description = f'make veth pair "{host.name}" - "{container.name}"'
@@ -270,8 +271,8 @@ def create_veth_request(
 def create_ifb_request(index: int, name: str, mac: bytes, mtu: int) -> Request:
     """Returns a request that creates an intermediate functional block device, up; EEXIST for a used name or index.
 
-    Packets redirected to it pass its qdisc, then continue where they came from. The caller chooses the index, so that
-    other requests of the same send can refer to it.
+    Packets redirected to it pass its qdisc and then continue on the interface from which they were redirected. The
+    caller chooses the index, so that other requests of the same send can refer to it.
     """
     info = {"attrs": [("IFLA_INFO_KIND", "ifb")]}
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu), ("IFLA_TXQLEN", 0)]

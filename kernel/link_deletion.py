@@ -1,13 +1,13 @@
 """Deletes links without waiting until the kernel has freed their memory.
 
-One rule: the link no longer exists when these functions return; only the kernel's acknowledgement may be outstanding.
+When these functions return, the link no longer exists. Only the kernel's acknowledgement may be outstanding.
 
 The kernel unlists a deleted link and removes its addresses and routes within some 2 ms, but acknowledges the request
 only when RCU lets it free the memory, 15 to 25 ms later. A background process waits for that, so that the verb can
-continue as soon as the kernel announces the deletion. That process closes everything it inherits (the caller's pipes,
-the sandbox, locks) and deletes the host's end of a veth pair, so it holds nothing but a socket on the host; it outlives
-the verb by that wait at most. It runs no Python, and shares the parent's memory: a copy, page by page, would cost a
-tenth of a DEL.
+continue as soon as the kernel announces the deletion. That process closes every descriptor that it inherits (the
+caller's pipes, the sandbox, locks) and deletes the host's end of a veth, so its only open file is a socket on the host.
+It ends when the kernel acknowledges the request. It runs no Python and shares the parent's memory: copying the memory,
+page by page, would take a tenth of the time of a DEL.
 """
 
 from __future__ import annotations

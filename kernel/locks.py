@@ -1,6 +1,6 @@
 """flock(2) locks of other processes: finds the process that holds one, and reports a long wait on stderr.
 
-One rule: nothing here runs unless a verb already waits for a lock, or an operator asks for its holder.
+This code runs only when a verb has already waited for a lock, or when an operator asks for its holder.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from process.stderr import one_line
 
 NOTICE_S = 3.0  # a wait that takes longer is reported; a verb holds a lock for milliseconds
 
-_MOST_BYTES = 64 << 20  # a line of /proc/locks has about 50
+_MOST_BYTES = 64 << 20  # a line of /proc/locks has about 50 bytes
 
 
 def get_holders(lock: os.stat_result) -> list[int]:
-    """Returns the processes that have the file open by which it is locked, as far as /proc shows them.
+    """Returns the visible processes that hold the lock: they have the locked file open. Raises OSError.
 
-    The process in /proc/locks (proc_locks(5)) is the one that took the lock. It may have ended since, and be a zombie,
-    while a child holds the lock by the same open file: then all processes are searched. Raises OSError when /proc/locks
-    cannot be read.
+    /proc/locks (proc_locks(5)) lists the process that acquired the lock. That process may have ended since, while a
+    child process holds the lock through the inherited open file: then all processes are searched.
     """
     place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
     takers = _get_takers(files.read("/proc/locks", _MOST_BYTES).decode(), place)
@@ -57,7 +56,7 @@ def report_wait(awaited: str, path: str) -> None:
 
 
 def _get_takers(table: str, place: str) -> list[int]:
-    """Returns the processes that took the lock; 0 stands for one in a PID namespace that is not visible here."""
+    """Returns the processes that acquired the lock; 0 is a process in a PID namespace that is not visible here."""
     lines = (line.split() for line in table.splitlines())
     # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"; the lines of waiting processes have "->" before FLOCK
     return [int(words[4]) for words in lines if len(words) > 5 and words[1] == "FLOCK" and words[5] == place]
@@ -79,7 +78,7 @@ def _locks_of(pid: int) -> Iterator[str]:
 
 
 def _read(path: str) -> str:
-    """Returns a file of /proc, "" for one that is gone or may not be read."""
+    """Returns the content of a file in /proc, "" if it is missing or may not be read."""
     try:
         return files.read(path, _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """A private mount namespace in which nothing on the host can be changed, for dry runs.
 
-One rule: all mounts are read-only inside, except private copies; the kernel removes the namespace with the process.
+All mounts are read-only inside, except private copies. The kernel deletes the namespace with the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SWITCHES = ("/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 
 
 def enter_readonly() -> None:
-    """Moves this process into a read-only mount namespace of its own; raises CniError(5)."""
+    """Moves this process into a new mount namespace, where everything is read-only; raises CniError(5)."""
     try:
         unshare(_CLONE_NEWNS)
         mount("none", "/", "", _REC | _PRIVATE)

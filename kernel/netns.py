@@ -1,6 +1,6 @@
 """Network namespaces: opening the file at CNI_NETNS, and entering a namespace temporarily.
 
-One rule: a namespace is entered only with `entered()`, which always returns to the previous one.
+Use `entered()` to enter a namespace: it always returns to the previous one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (
 
 
 class NetnsMissingError(CniError):
-    """A missing namespace: CNI_NETNS is no file, or a stale plain file. An error for ADD and CHECK; DEL goes on."""
+    """The namespace is missing: CNI_NETNS has no file, or a stale one. ADD and CHECK fail, DEL treats it as deleted."""
 
 
 class Netns:
     """An open network namespace. A context manager; `path` is CNI_NETNS, unchanged."""
 
     def __init__(self, path: str) -> None:
-        """Opens `path`; raises NetnsMissingError without a namespace (texts of the reference plugins), CniError(8)."""
+        """Opens `path`; raises NetnsMissingError if it has no namespace, CniError(8), with the reference's texts."""
         self.path = path
         with record.timed_step("open the network namespace"):
             self._descriptor = _open(path)
@@ -99,7 +99,7 @@ def entered(namespace: Netns) -> Iterator[None]:
 
 
 def _return(home: int) -> None:
-    """Enters the previous namespace, with one retry: undo steps in the wrong namespace would undo nothing."""
+    """Enters the previous namespace, with one retry: in the wrong namespace, undo functions would undo nothing."""
     try:
         setns(home, _CLONE_NEWNET)
     except OSError:

@@ -1,6 +1,6 @@
 """Routes: listing, looking up, adding, deleting.
 
-One rule: *_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
+*_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from process.values import dataclass
 
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 SCOPE_LINK, SCOPE_HOST = 253, 254  # linux/rtnetlink.h
-# linux/rtnetlink.h
-_SCOPE_NOWHERE = 255  # in a deletion: any
+_SCOPE_NOWHERE = 255  # in a deletion it matches any scope
 TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_KERNEL, _RTPROT_BOOT, _RTN_UNICAST, _RTN_LOCAL = 254, 255, 2, 3, 1, 2
 _RTM_F_CLONED, _RTM_F_FIB_MATCH = 0x200, 0x2000
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _NEXT_HOP, _ATTRIBUTE, _RTA_GATEWAY = struct.Struct("=HBBi"), struct.Struct("=HH"), 5
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the latter: prohibit, blackhole
+# Answers to a look-up without a usable route: EINVAL for a route of type blackhole, EACCES for type prohibit.
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)
 
 
 @dataclass(frozen=True)
 class InstalledRoute:
     """A next hop of a unicast route: destination, gateway or None, ifindex, table, metric.
 
-    `is_connected`: the kernel created the route for an address of the interface.
+    `is_connected` is set by get_matching() if the kernel created the route for an address of the interface.
     """
 
     dst: Interface
@@ -47,9 +47,9 @@ class InstalledRoute:
 
 
 def list_unicast(socket: Socket, version: int) -> list[InstalledRoute]:
-    """Returns the unicast routes of IP `version` (4 or 6), of every table; raises KernelError.
+    """Returns the unicast routes of IP `version` (4 or 6) in all tables; raises KernelError.
 
-    IPv6 merges routes of equal destination and metric into one with several next hops; each is listed.
+    A route with several next hops is listed once for each; IPv6 merges routes with the same destination and metric.
     """
     values = {"family": _FAMILIES[version], "type": _RTN_UNICAST}
     request = Request("list the routes", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
@@ -64,9 +64,9 @@ def list_unicast(socket: Socket, version: int) -> list[InstalledRoute]:
 
 
 def list_local_networks(socket: Socket, version: int) -> list[Network]:
-    """Returns the networks local to this host in IP `version` (4 or 6): 127.0.0.0/8, each address, local ranges.
+    """Returns the networks that this host treats as its own addresses, for IP `version` (4 or 6); raises KernelError.
 
-    These are the entries of the kernel's routing table "local". Raises KernelError.
+    These are the entries of the routing table "local": 127.0.0.0/8, each assigned address, and local ranges.
     """
     values = {"family": _FAMILIES[version], "type": _RTN_LOCAL, "table": _RT_TABLE_LOCAL}
     request = Request("list the local addresses", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
@@ -81,7 +81,10 @@ def get_interface_to(socket: Socket, address: Address) -> Link | None:
 
 
 def get_index_to(socket: Socket, address: Address) -> int:
-    """Returns the ifindex of the link through which this host sends to `address`, 0 without a route; KernelError."""
+    """Returns the ifindex of the link through which this host sends to `address`, 0 without a route.
+
+    Raises KernelError.
+    """
     values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen}
     attributes: Attributes = [("RTA_DST", address.packed)]
     description = f"look up the route to {address}"
@@ -90,9 +93,10 @@ def get_index_to(socket: Socket, address: Address) -> int:
 
 
 def get_matching(socket: Socket, address: Address) -> InstalledRoute | None:
-    """Returns the unicast route, as its table has it, by which this host sends to `address`; raises KernelError.
+    """Returns the entry of the routing table by which this host sends to `address`; raises KernelError.
 
-    None without such a route, for one with several next hops, and before Linux 4.13, which does not report it.
+    None if there is no unicast route, if the route has several next hops, and before Linux 4.13, which does not report
+    the entry.
     """
     values = {"family": _FAMILIES[address.version], "dst_len": address.max_prefixlen, "flags": _RTM_F_FIB_MATCH}
     attributes: Attributes = [("RTA_DST", address.packed)]
@@ -111,10 +115,10 @@ def get_matching(socket: Socket, address: Address) -> InstalledRoute | None:
 def add_request(
     link: Link, route: Route, gateway: Address | None, *, source: Address | None = None, exists_ok: bool = False
 ) -> Request:
-    """Returns a request that adds `route` through `link` via `gateway`; a destination may have several routes.
+    """Returns a request that adds `route` through `link` via `gateway`, beside other routes to the same destination.
 
-    `source` is the preferred source address. As with the reference plugins, the protocol is boot and the default scope
-    universe; the route's mtu and advmss are set, too.
+    `source` is the preferred source address. The protocol is boot, and the default scope is universe, as with the
+    reference plugins.
     """
     scope, table, to = route.scope or 0, route.table or TABLE_MAIN, route.dst.network
     description = (
@@ -146,7 +150,10 @@ def add_request(
 
 
 def delete_connected_request(link: Link, network: Network) -> Request:
-    """Returns a request that deletes the kernel's route to `network` for an address of `link`; missing is success."""
+    """Returns a request that deletes the route that the kernel added to `network` for an address of `link`.
+
+    A missing route is success.
+    """
     description = f"delete route '{network} dev {link.name}'"
     values = {
         "family": _FAMILIES[network.version],

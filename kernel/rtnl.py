@@ -1,7 +1,7 @@
 """Netlink sockets: blocking, several requests in one send, errors that name the request.
 
-One rule: one socket per namespace, opened once and passed on. pyroute2's IPRoute is not used: it runs a private asyncio
-loop and takes half a millisecond per message.
+A verb opens one socket per namespace and passes it on. pyroute2's IPRoute is not used: it runs a private asyncio loop
+and takes half a millisecond per message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
 _NLM_F_MULTI, _NLM_F_DUMP_INTR, _NLM_F_CAPPED, _NLM_F_ACK_TLVS = 0x2, 0x10, 0x100, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK = 270
-# asm-generic/socket.h: (SO_*BUFFORCE, which exceeds net.core.[wr]mem_max with the host's CAP_NET_ADMIN; SO_*BUF).
+# asm-generic/socket.h: (SO_*BUFFORCE, SO_*BUF); the former needs the host's CAP_NET_ADMIN and has no upper limit.
 _SEND_BUFFER, _RECEIVE_BUFFER = (32, socket.SO_SNDBUF), (33, socket.SO_RCVBUF)
 _NETNS_COOKIE = 71  # asm-generic/socket.h
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _GET_STRICT_CHK = 1, 10, 11, 12
@@ -41,19 +41,19 @@ _ATTR_MSG = 1  # NLMSGERR_ATTR_MSG
 _HEADER_BYTES, _CODE = 16, struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE_BYTES = 1 << 17
-_ANSWER_BYTES = 8192  # the most receive buffer that one answer uses (a link's: two pages), with kernel overhead
+_ANSWER_BYTES = 8192  # receive buffer that the largest answer uses, that of a link: two pages, with kernel overhead
 _ANSWERS_THAT_FIT = 64  # in a receive buffer of the default size, net.core.rmem_default
 _SUBSCRIBING = "subscribe to changes of links and addresses"
-_DUMP_TRIES = 10  # a change during the millisecond of a dump spoils it
+_DUMP_TRIES = 10  # a dump takes about a millisecond; a change in that time makes it incomplete
 
 
 class Request(NamedTuple):
-    """A netlink request as a value: built, compared in a test, sent once.
+    """A netlink request as a value, which can be compared and sent.
 
-    `description` names the action in errors ('set "veth3f2a" up'). `flags` are NLM_F_* beyond REQUEST, `values` the
-    fields of the fixed struct. An errno in `ignore` means that nothing was left to do. The kernel answers a `silent`
-    request only to refuse it. `body_filter` selects the answers to decode by their bytes. `details` returns text added
-    to the log entry; it is called only when changes are recorded.
+    `description` names the action in errors ('set "veth3f2a" up'). `kind` is the message class. `flags` are NLM_F_*
+    without REQUEST, `values` the fields of the fixed struct. An errno in `ignore` counts as success. A `silent` request
+    is answered only if the kernel refuses it. `body_filter` gets the bytes of each answer and returns whether to decode
+    it. `details` returns text added to the log entry; it is called only when changes are recorded.
     """
 
     description: str
@@ -88,8 +88,8 @@ class _Answer:
 class Socket:
     """A netlink socket in the namespace that is current when it is created. A context manager.
 
-    `protocol` is a NETLINK_* number (linux/netlink.h). With `refuses_all`, the kernel answers a send without
-    CAP_NET_ADMIN once, at its first request. Raises KernelError.
+    `protocol` is a NETLINK_* number (linux/netlink.h). `refuses_all` is True for a protocol whose kernel side answers a
+    whole send without CAP_NET_ADMIN by one refusal of the first request. Raises KernelError.
     """
 
     refuses_all = False
@@ -132,17 +132,17 @@ class Socket:
     def subscribe(self, group: int) -> None:
         """Subscribes to a multicast group (RTNLGRP_*, linux/rtnetlink.h); use a separate socket. Raises KernelError."""
         try:
-            self._socket.bind((0, 0))  # port 0, an unbound socket's, is the kernel's own: no notification goes there
+            self._socket.bind((0, 0))  # gets a port ID from the kernel: an unbound socket receives no notifications
             self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         except OSError as error:
             raise KernelError(_SUBSCRIBING, error.errno or 0) from error
 
     def change(self, *requests: Request, then: Sequence[Request] = ()) -> list[Any]:
-        """Sends requests that change something, in one send, in order; the kernel tries each, even after a failure.
+        """Sends requests that change something, in one send; returns the answers of the `then` requests as get() does.
 
-        Raises KernelError for the first one that failed with an errno that it does not ignore. Records the changes
-        that succeeded; in a dry run, records all and sends none. The `then` requests follow in the same send; returns
-        their answers as `get` does.
+        The kernel executes the requests in order, and continues after a failure. Raises KernelError for the first
+        failure whose errno is not in the request's `ignore`. Records the changes that succeeded; a dry run records all
+        and sends none. The `then` requests read, and follow in the same send.
         """
         if record.is_dry_run():
             record.change(*(request.describe() for request in requests))
@@ -157,24 +157,25 @@ class Socket:
         return _objects(then, objects)
 
     def send(self, *requests: Request) -> None:
-        """Sends requests as `change` does, but records nothing: for probes, rollback and callers with a record.
+        """Sends requests as change() does, without recording them: for probes, rollback, and callers that record.
 
         Raises KernelError.
         """
         _raise_refused(requests, self._talk(requests, changes=len(requests)))
 
     def get(self, *requests: Request) -> list[Any]:
-        """Sends requests for one object each, in one send; returns the messages, None where errno is ignored.
+        """Sends requests for one object each, in one send; returns their answers, None for a missing object.
 
-        One of them may be a dump, whose messages are a list. Raises KernelError.
+        An object is missing if the errno is in the request's `ignore`. One of the requests may be a dump, whose answer
+        is a list of messages. Raises KernelError.
         """
         return _objects(requests, self._talk(requests))
 
     def dump(self, request: Request, *, merge_key: Callable[[Any], object] | None = None) -> list[Any]:
         """Sends one dump request and returns all messages; raises KernelError.
 
-        Entries may be missing from a dump during which something changed. With `merge_key`, which returns an entry's
-        identity, such a dump is repeated, up to 10 times; then the union of all attempts is returned.
+        If an object changes during a dump, the dump may be incomplete. With `merge_key`, which returns the identity of
+        an entry, an incomplete dump is repeated; after 10 incomplete dumps their union is returned.
         """
         seen: dict[object, Any] = {}
         for _ in range(_DUMP_TRIES):
@@ -214,9 +215,10 @@ class Socket:
     def _converse(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
         """Sends the requests and collects the answers; raises OSError, KernelError.
 
-        Only the last request asks for an acknowledgement: the kernel reports refusals earlier, so that the last answer
-        completes all. A batch refused as a whole is answered at its first request only: a transaction, whose first
-        request is silent otherwise, and any send on a socket that `refuses_all`.
+        Changes ask for no acknowledgement, except the last request of the batch. The kernel answers in order: when the
+        last answer arrives, all refusals have arrived. A batch that is refused as a whole is answered only at its first
+        request. That happens to transactions, whose first request is silent otherwise, and on sockets with
+        `refuses_all`.
         """
         if not requests:
             return []
@@ -225,9 +227,9 @@ class Socket:
             count > _ANSWERS_THAT_FIT
             and (answered := sum(not request.silent for request in requests)) > _ANSWERS_THAT_FIT
         ):
-            # All answers are queued during the send; those beyond the buffer are lost (ENOBUFS).
-            room = self._enlarge(_RECEIVE_BUFFER, answered * _ANSWER_BYTES)
-            if room < answered * _ANSWER_BYTES and not self.refuses_all:
+            # The kernel queues all answers during the send, and drops those that exceed the buffer (ENOBUFS).
+            buffer_bytes = self._enlarge(_RECEIVE_BUFFER, answered * _ANSWER_BYTES)
+            if buffer_bytes < answered * _ANSWER_BYTES and not self.refuses_all:
                 return self._talk_in_halves(requests, changes)
         if changes == count:
             changes = 0 if requests[-1].silent else count - 1
@@ -244,11 +246,19 @@ class Socket:
             if self.refuses_all or count == 1:
                 raise KernelError(requests[0].description, errno.EMSGSIZE)
             return self._talk_in_halves(requests, changes)
+        return self._receive_answers(requests, answers, first)
+
+    def _receive_answers(self, requests: Sequence[Request], answers: list[_Answer], first: int) -> list[_Answer]:
+        """Receives messages until all answers are complete; returns the answers. Raises OSError.
+
+        `first` is the sequence number of the first request. If the kernel refused the batch as a whole, each request
+        gets the answer of the first.
+        """
         awaited = [answer for answer in answers if not answer.complete]
         while awaited:
             for kind, flags, sequence, body in messages(self._receive()):
                 number = sequence - first
-                if 0 <= number < count:
+                if 0 <= number < len(requests):
                     _add_message(answers[number], requests[number], kind, flags, body)
             while awaited and awaited[-1].complete:  # the last is answered last
                 awaited.pop()
@@ -260,8 +270,8 @@ class Socket:
     def _talk_in_halves(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
         """Splits the batch when an unprivileged socket's buffer is too small."""
         middle = len(requests) // 2
-        before = self._talk(requests[:middle], changes=min(changes, middle))
-        return before + self._talk(requests[middle:], changes=max(changes - middle, 0))
+        answers = self._talk(requests[:middle], changes=min(changes, middle))
+        return answers + self._talk(requests[middle:], changes=max(changes - middle, 0))
 
     def _send(self, data: bytes) -> bool:
         """Sends data in one piece; returns False, with nothing sent, when it exceeds the kernel's limit."""
@@ -278,7 +288,7 @@ class Socket:
         return False
 
     def _enlarge(self, which: tuple[int, int], size: int) -> int:
-        """Enlarges a buffer to `size` bytes, or as far as net.core.[wr]mem_max allows; returns its size."""
+        """Enlarges a buffer to `size` bytes, unprivileged to net.core.[wr]mem_max at most; returns its new size."""
         forced, limited = which
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, forced, size)
@@ -287,10 +297,10 @@ class Socket:
         return self._socket.getsockopt(socket.SOL_SOCKET, limited)
 
     def _receive(self) -> bytes:
-        """Receives one datagram; raises OSError, with ENOBUFS when answers were lost.
+        """Receives one datagram; raises OSError, with ENOBUFS when the kernel dropped answers.
 
-        Then the remaining answers are discarded: the kernel queues no further ones until they are read, and later
-        requests, such as those of undo steps, would wait for ever.
+        On ENOBUFS it discards the queued answers. Until they are read the kernel queues no others, and later requests,
+        such as those of undo functions, would wait for ever.
         """
         try:
             return self._socket.recv(_RECEIVE_BYTES)
@@ -317,7 +327,7 @@ def _objects(requests: Sequence[Request], answers: Sequence[_Answer]) -> list[An
 
 
 def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
-    """Waits until some of `descriptors` are readable or at their end, and returns those; [] on timeout."""
+    """Waits until some of `descriptors` are readable or closed by the other side; returns those, [] on timeout."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -1,6 +1,6 @@
 """Kernel parameters under /proc/sys/net, of the current network namespace.
 
-One rule: ensure() writes only a value that differs, so that it works on a read-only /proc/sys if nothing has to change.
+ensure() writes only a value that differs, so that it works with a read-only /proc/sys if no value has to change.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _MOSTLY_BYTES, _LONGEST_BYTES = 256, 1 << 16
 _HINTS = {
     errno.ENOENT: "this kernel has no such setting, perhaps a module is not loaded; ",
     errno.EROFS: "/proc/sys is mounted read-only here: mount it writable, or ",
-    errno.EACCES: "this needs root of the host, and some settings can be written in its own namespace only; ",
-    errno.EPERM: "this needs root of the host; ",
+    errno.EACCES: "this needs root on the host, and some settings can be written only in the host's namespace; ",
+    errno.EPERM: "this needs root on the host; ",
 }
 
 
 class Setting:
-    """An open kernel parameter: its `value` when it was opened, None if unreadable. A context manager; raises OSError.
+    """An open kernel parameter: `value` is its value when opened, None if it cannot be read. A context manager.
 
-    Write it in the namespace in which it was opened.
+    Write it in the namespace in which it was opened. Raises OSError.
     """
 
     def __init__(self, name: str) -> None:
@@ -67,8 +67,9 @@ def get(name: str) -> str:
 def ensure(name: str, value: str) -> None:
     """Sets `name` to `value` if it differs; raises OSError.
 
-    Writers wait for each other. While Linux (6.18) waits for the RTNL lock to change ipv4/ip_forward, a second writer
-    reads the new value, and the first one then restores the old one: ip_forward may end as 1 without any forwarding.
+    podwire's processes write one after the other. With parallel writers Linux (6.18) may end with ip_forward 1 but
+    forwarding disabled: while the first writer waits for the RTNL lock, the second one already reads the new value,
+    and then the first one restores the old value.
     """
     if get(name) != value:
         write(name, value, locked=True)
@@ -86,7 +87,7 @@ def ensure_or_fail(name: str, value: str, action: str) -> None:
 
 def command(name: str, value: str) -> str:
     """Returns the command that sets `name` in the current namespace."""
-    # With slashes as separators, an interface's name may contain dots.
+    # Slashes as separators, because an interface's name may contain dots.
     return f"sysctl -w net/{name}={value}"
 
 
@@ -96,7 +97,7 @@ def hint(number: int) -> str:
 
 
 def write(name: str, value: str, *, locked: bool = False) -> None:
-    """Writes `value`; with `locked`, waits for other writers with `locked`. Raises OSError."""
+    """Writes `value`; with `locked`, first waits for other processes that write with `locked`. Raises OSError."""
     if record.is_dry_run():
         record.change(_describe(name, value))
         return
@@ -116,7 +117,7 @@ def is_writable(name: str) -> bool:
 
 
 def try_write(name: str, value: str) -> None:
-    """Writes `value` and ignores failure, for parameters that the kernel may lack (without IPv6, say)."""
+    """Writes `value` and ignores failure, for parameters that the kernel may lack, such as those of IPv6."""
     try:
         write(name, value)
     except OSError:

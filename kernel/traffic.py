@@ -1,7 +1,7 @@
 """Traffic control: token bucket filters, ingress qdiscs, and filters that redirect packets to another interface.
 
-One rule: *_request functions return a Request and do no I/O. Rates are in bytes/s, sizes in bytes, bucket sizes in
-ticks of 64 ns.
+*_request functions return a Request and do no I/O. Rates are in bytes/s, sizes in bytes, bucket sizes in ticks of
+64 ns.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from process.values import dataclass
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
-TICK_NS = 64  # of a bucket: PSCHED_SHIFT is 6 (net/pkt_sched.h, since Linux 2.6.31), and so says /proc/net/psched
+TICK_NS = 64  # PSCHED_SHIFT is 6 (net/pkt_sched.h, since Linux 2.6.31); /proc/net/psched reports it, too
 NS_PER_S = 1_000_000_000
 UINT32_MAX = (1 << 32) - 1
 TBF, INGRESS, HTB = "tbf", "ingress", "htb"
 # The handle, "pw", that identifies podwire's HTB root and filters by address; other programs may add their own.
 HTB_HANDLE = 0x70770000
 PASSED, LIMITED = HTB_HANDLE, HTB_HANDLE | 1  # class IDs: past the bucket; into it
-RULES_MAX = 0x7FF  # filters of one interface: the kernel itself numbers filters from 0x800 on
+RULES_MAX = 0x7FF  # filters of one interface: from 0x800 on, the kernel numbers filters by itself
 
 ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
-_LO = 1  # in every network namespace
+_LO = 1  # the ifindex of lo in every network namespace
 _TBF_HANDLE, _INGRESS_HANDLE, _CLASS = 0x10000, 0xFFFF0000, 0x10001  # 1:, ffff:, 1:1
-RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, be that an ingress or a clsact qdisc
+RECEIVED = 0xFFFFFFF2  # TC_H_MIN_INGRESS of ffff:, which is an ingress or a clsact qdisc
 _NEW = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-# Success for a deletion: no such interface, qdisc or filter, or another one in its place, which the kernel keeps.
+# A deletion succeeds if there is no such interface, qdisc or filter, or another one in its place, which stays.
 _GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
-TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: of its rate only the bytes/s; limit, buffer, mtu
+TBF_QOPT = struct.Struct("=8xI12xIII")  # struct tc_tbf_qopt: bytes/s of the rate, limit, buffer, mtu
 _ALL_FIRST = 1 << 16 | 0x0300  # priority 1, ETH_P_ALL in network byte order
 _SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel: flags, of which 1 is "terminal", and the number of keys
 _TABLE_SHIFT = 20  # of a u32 filter's handle (TC_U32_HTID, linux/pkt_cls.h)
@@ -57,7 +57,7 @@ _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 
 @dataclass(frozen=True)
 class Bucket:
-    """A token bucket filter: `rate` in bytes/s, `size` in ticks at that rate, the queue's `limit` in bytes."""
+    """A token bucket filter: `rate` in bytes/s, `size` as the ticks it takes to fill, the queue's `limit` in bytes."""
 
     rate: int
     size: int
@@ -85,7 +85,7 @@ class Qdisc:
 
 @dataclass(frozen=True)
 class Rule:
-    """A filter by address: the packets that `selector` (struct tc_u32_sel with keys) matches get a class.
+    """A filter by address: assigns the packets that `selector` (struct tc_u32_sel with keys) matches to a class.
 
     `classid` is PASSED or LIMITED; `target` is the ifindex to which the packets are redirected, or None.
     """
@@ -99,9 +99,9 @@ class Rule:
 class Filter:
     """A filter on the packets that an interface receives.
 
-    `target` is the ifindex to which it redirects, 0 for a deleted interface, None for other actions. `matches_all`: no
-    packet passes it, as far as is known; it is in the first chain, and matches every packet or is of a kind that is not
-    decoded here. `rule` is set for podwire's filters by address.
+    `target` is the ifindex to which it redirects, 0 for a deleted interface, None for other actions. If `matches_all`,
+    later filters get no packets: it is in the first chain and matches every packet. A filter of another kind than u32
+    is not decoded, and counts as matching all. `rule` is set for podwire's filters by address.
     """
 
     handle: int
@@ -112,10 +112,10 @@ class Filter:
 
     @property
     def table(self) -> tuple[int, int]:
-        """The priority and protocol, and the hash table, of a u32 filter; filters with the same `table` share it.
+        """(priority and protocol, hash table) of a u32 filter.
 
-        The kernel also lists filters of other chains, and of a clsact qdisc's other direction, with the priority of
-        the request; only the hash table distinguishes them.
+        A list from the kernel may contain filters of other chains, or of the other direction of a clsact qdisc, with
+        the same priority; only the hash table distinguishes them.
         """
         return self.info, self.handle >> _TABLE_SHIFT
 
@@ -150,15 +150,18 @@ def selector(keys: Sequence[bytes]) -> bytes:
 
 
 def add_redirect_request(index: int, target: int) -> Request:
-    """Returns a request for a filter that redirects all received packets to the transmit side of `target`."""
+    """Returns a request that adds a filter: all packets that `index` receives are redirected to `target`, to transmit.
+
+    `index` and `target` are ifindexes.
+    """
     return _u32(index, RECEIVED, 0, Rule(selector([_ANY]), _CLASS, target))
 
 
 def add_rule_requests(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
-    """Returns requests that add filters in order, before add_redirect_request()'s.
+    """Returns requests that add filters in order; they are evaluated before the one of add_redirect_request().
 
-    `parent` is RECEIVED or a classful qdisc's handle. Packets that are not redirected enter their class, or, if
-    received, continue as without a filter.
+    `parent` is RECEIVED or the handle of a classful qdisc. A packet that a filter does not redirect enters the class of
+    the filter; a received packet has no class and continues as without a filter.
     """
     return [_u32(index, parent, number, rule) for number, rule in enumerate(rules, 1)]
 
@@ -172,7 +175,7 @@ def delete_filter_request(index: int, doomed: Filter) -> Request:
 
 
 def delete_priority_request(index: int, info: int) -> Request:
-    """Returns a request that deletes all u32 filters of a priority, and its table, which may outlast them."""
+    """Returns a request that deletes all u32 filters of a priority, and its hash table, even if it has no filter."""
     return delete_filter_request(index, Filter(0, info))
 
 
@@ -225,7 +228,7 @@ def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
 
 
 def probe_missing_features(socket: Socket, *further: str) -> list[str]:
-    """Returns the features that the kernel lacks: "ifb", "tbf" and `further` kinds of qdiscs.
+    """Returns the features that the kernel lacks: of "ifb", "tbf" and the kinds of qdiscs in `further`.
 
     Probes with requests that always fail; the errno shows whether the feature exists. Raises KernelError (EPERM)
     without the privilege to create them.
@@ -234,7 +237,7 @@ def probe_missing_features(socket: Socket, *further: str) -> list[str]:
     probes = [("ifb", errno.EOPNOTSUPP, ifb._replace(description="create an ifb"))]
     for kind in (TBF, *further):
         incomplete = qdisc_request("create qdisc", RTM_NEWQDISC, _LO, (kind, ROOT, 0), {"attrs": []})
-        # REPLACE, so that an existing qdisc of lo is not the reason of the failure.
+        # With REPLACE, the request does not fail because lo has a qdisc.
         probes.append((kind, errno.ENOENT, incomplete._replace(flags=_NEW | NLM_F_REPLACE)))
     missing = []
     for name, absent, request in probes:
@@ -251,9 +254,9 @@ def probe_missing_features(socket: Socket, *further: str) -> list[str]:
 def qdisc_request(
     description: str, kind: int, index: int, which: tuple[str, int, int], options: object = None
 ) -> Request:
-    """Returns a request for a qdisc or class (`kind` is RTM_*); `which` is its kind, parent and handle.
+    """Returns a request that creates a qdisc or class, or without `options` deletes it.
 
-    With options it creates the qdisc or class, without it deletes it.
+    `kind` is RTM_*; `which` is the kind ("tbf"), parent and handle of the qdisc or class.
     """
     name, parent, handle = which
     flags = NLM_F_ACK
@@ -276,7 +279,10 @@ def qdisc_request(
 
 
 def get_qdisc_request(index: int, parent: int, kind: int = RTM_GETQDISC, handle: int = 0) -> Request:
-    """Returns a request for a qdisc by its parent, or (RTM_GETTCLASS) a class by its handle; none is no error."""
+    """Returns a request for a qdisc by its parent, or for a class by its handle (`kind` RTM_GETTCLASS).
+
+    A missing one is no error.
+    """
     values = {"index": index, "parent": parent, "handle": handle}
     ignore = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
     # Without ECHO the kernel sends the answer to multicast subscribers only.
@@ -302,7 +308,7 @@ def _bucket(options: bytes) -> Bucket | None:
 
 
 def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
-    """Returns a request for a filter of priority 1 for all protocols; the kernel chooses the number for 0."""
+    """Returns a request that adds a filter of priority 1 for all protocols; for `number` 0 the kernel chooses one."""
     options: Attributes = [("TCA_U32_CLASSID", rule.classid), ("TCA_U32_SEL", rule.selector)]
     if rule.target is not None:
         parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, rule.target)
@@ -317,7 +323,7 @@ def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
 
 
 def _describe_target(index: int, kind: str = "") -> str:
-    """Returns kind and interface of a qdisc or filter for the log of changes: 'tbf of "veth3f2a"'."""
+    """Returns the words for a qdisc or filter and its interface in the log of changes: 'tbf of "veth3f2a"'."""
     try:
         name = f'"{stdlib_socket.if_indextoname(index)}"'
     except OSError:

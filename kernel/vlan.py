@@ -1,6 +1,6 @@
 """VLANs of bridge ports, and VLAN filtering of bridges.
 
-One rule: *_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
+*_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from process.values import dataclass
 RTM_SETLINK = 19
 PVID, UNTAGGED = 0x2, 0x4  # BRIDGE_VLAN_INFO_* (linux/if_bridge.h)
 _RANGE_BEGIN, _RANGE_END = 0x8, 0x10
-_VLANS_COMPRESSED = 4  # RTEXT_FILTER_BRVLAN_COMPRESSED: ranges instead of one entry for each VLAN
+_VLANS_COMPRESSED = 4  # RTEXT_FILTER_BRVLAN_COMPRESSED: the kernel lists ranges instead of each VLAN
 
 Vlans = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged VLAN
 
@@ -57,8 +57,8 @@ class NoFilteringError(CniError):
 def get_filtering(socket: Socket, bridge: Link) -> Filtering:
     """Returns the VLAN filtering of a bridge; raises NoFilteringError, and KernelError also for a missing bridge.
 
-    A kernel without VLAN filtering reports that no bridge filters, but no default VLAN: that distinguishes it
-    (net/bridge/br_netlink.c, br_fill_info).
+    A kernel without VLAN filtering reports filtering as off, and omits the default VLAN, which shows that filtering is
+    not available (net/bridge/br_netlink.c, br_fill_info).
     """
     (message,) = socket.get(by_index_request(bridge.index)._replace(ignore=()))
     info = message.get_attr("IFLA_LINKINFO")
@@ -72,8 +72,8 @@ def get_filtering(socket: Socket, bridge: Link) -> Filtering:
 def probe_create_bridge(socket: Socket, bridge: str, *, filtering: bool) -> None:
     """Raises KernelError when no bridge can be created, NoFilteringError when none can filter by VLAN.
 
-    Probes with a request that always fails, as "/" is an invalid name. A kernel with VLAN filtering first refuses the
-    invalid protocol 0 (net/bridge/br_netlink.c, br_validate).
+    Probes with a request that always fails, since "/" is an invalid name. With `filtering`, it also has the invalid
+    VLAN protocol 0, which a kernel with VLAN filtering refuses first (net/bridge/br_netlink.c, br_validate).
     """
     info: Attributes = [("IFLA_INFO_KIND", "bridge")]
     if filtering:
@@ -127,7 +127,7 @@ def get_device_vlan(socket: Socket, device: Link) -> int:
 
 
 def _read_members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
-    """Returns the members of a bridge, decoding only messages that contain `index`.
+    """Returns members of a bridge by ifindex; decodes only messages that contain the bytes of `index`.
 
     Before Linux 5.6 the kernel has no request for one port or one bridge: it lists the ports of all bridges.
     """

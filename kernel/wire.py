@@ -1,9 +1,9 @@
 """Encodes and decodes netlink messages by the tables of pyroute2's message classes.
 
-One rule: the classes define the layout (`fields`, `nla_map`), and an attribute is decoded only when it is read.
-pyroute2's own codec creates an object for each attribute and looks up each field by a path: that took two thirds of a
-CHECK's time. tests/unit/test_codec.py compares this codec with it. C code (kernel/_netlink.c) walks over the
-attributes, since a link has some 60 of them.
+The classes define the layout (`fields`, `nla_map`). An attribute is decoded only when it is read. pyroute2's codec
+creates an object for each attribute and looks up each field by a path, which took two thirds of the time of a CHECK.
+tests/unit/test_codec.py compares the two codecs. C code (kernel/_netlink.c) iterates over the attributes, since a link
+has some 60 of them.
 """
 
 from __future__ import annotations

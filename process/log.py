@@ -95,11 +95,11 @@ def _append(path: str, data: bytes) -> None:
     fd = os.open(path, _OPEN, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode) or not _stores(fd):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         written = os.write(fd, data)
         if written < len(data):
             end = os.lseek(fd, 0, os.SEEK_CUR)
-            if os.fstat(fd).st_size == end:  # half a line would spoil the next one
+            if os.fstat(fd).st_size == end:  # half a line would corrupt the next one
                 os.ftruncate(fd, end - written)
             raise ValueError("there is no room for the line")
     finally:

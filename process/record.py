@@ -1,7 +1,7 @@
 """The record of a verb's changes and of the duration of its steps, for the log and the `podwire` tool.
 
-One rule: code that changes something records it, in words, where it does so: `if change("delete ..."): ...`. A change
-that may fail is recorded after it has succeeded. When recording is off this costs one comparison. In a dry run changes
+One rule: code that makes a change records it in the same place: `if change("delete ..."): ...`. A change that may fail
+is recorded after it has succeeded. When recording is off this costs one comparison. In a dry run changes
 are recorded and not carried out: this shows what DEL and GC would remove. ADD reads back what it has created, so it has
 no dry run; it can only be tried in other namespaces.
 
@@ -58,7 +58,7 @@ def change(*descriptions: str) -> bool:
 
 
 def is_recording() -> bool:
-    """Returns whether changes are recorded; to be asked first where a description is costly to compute."""
+    """Returns whether changes are recorded; call it before computing a costly description."""
     return _current is not None
 
 

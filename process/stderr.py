@@ -1,4 +1,4 @@
-"""Messages to standard error, where a terminal and the runtime's log read them line by line.
+"""Formats messages for standard error, which terminals and the runtime's log read line by line.
 
 One rule: a message is one line, and no control character reaches a terminal.
 """

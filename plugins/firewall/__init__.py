@@ -1,1 +1,1 @@
-"""firewall: lets a pod's packets pass the host's firewall."""
+"""firewall: opens the host firewall for a pod."""

@@ -1,6 +1,6 @@
 """The choice between the firewall's backends.
 
-One rule: ADD uses one backend and stores nowhere which, so DEL and GC look into all.
+One rule: ADD does not store which backend it used, so DEL and GC remove rules from all of them.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from process.values import replace
 _BACKENDS: Backends[FirewallSpec] = Backends(
     iptables, nftables, 'install iptables or a kernel with nftables, or take "firewall" out of the list'
 )
-_IN_A_VLAN = {
-    SAME_BRIDGE: "pods of other bridges still reach it",
-    ISOLATED: "where bridged packets are dropped, those of the gateway are, too",
+_EFFECTS_IN_VLAN = {
+    SAME_BRIDGE: "pods on other bridges still reach it",
+    ISOLATED: "if bridged packets are dropped, the gateway's are dropped, too",
 }
 
 
 def add(conf: FirewallConf) -> None:
     """Creates the rules; raises CniError, and the caller rolls back with DEL's steps."""
-    by_firewalld, rules = _shared_out(conf)
+    uses_firewalld, rules = _divide(conf)
     if rules:
         _BACKENDS.add(rules.spec, rules.backend)  # first, so that nothing is accepted before the policy applies
-        _tell_of_vlan(rules.spec)
-    if by_firewalld:
+        _warn_of_vlan(rules.spec)
+    if uses_firewalld:
         firewalld.add(conf.spec)
 
 
 def check(conf: FirewallConf) -> None:
     """Raises CniError(999) for a missing rule."""
-    by_firewalld, rules = _shared_out(conf)
-    if by_firewalld:
+    uses_firewalld, rules = _divide(conf)
+    if uses_firewalld:
         firewalld.check(conf.spec)
     if rules:
         _BACKENDS.check(rules.spec, rules.backend)
@@ -43,26 +43,26 @@ def check(conf: FirewallConf) -> None:
 
 def get_problem(conf: FirewallConf) -> str:
     """Returns why ADD cannot work, "" if it can."""
-    by_firewalld, rules = _shared_out(conf)
-    found = firewalld.get_problem(conf.spec.zone) if by_firewalld else ""
-    return found or (_BACKENDS.get_problem(rules.backend) if rules else "")
+    uses_firewalld, rules = _divide(conf)
+    problem = firewalld.get_problem(conf.spec.zone) if uses_firewalld else ""
+    return problem or (_BACKENDS.get_problem(rules.backend) if rules else "")
 
 
-def _tell_of_vlan(spec: FirewallSpec) -> None:
-    """Tells on stderr where a policy does not do what it says: the bridge's gateway in a VLAN is one of its ports."""
+def _warn_of_vlan(spec: FirewallSpec) -> None:
+    """Prints to stderr that a policy has less effect on a pod in a VLAN, whose gateway is a port of the bridge."""
     gateway = next((name for name in spec.ports if name.startswith(f"{spec.bridge}.")), "")
     if spec.policy != OPEN and gateway:
         print(
-            f'firewall: ingressPolicy "{spec.policy}" is about "{spec.bridge}", but the pod is routed by '
-            f'"{gateway}", a port of it: {_IN_A_VLAN[spec.policy]}',
+            f'firewall: ingressPolicy "{spec.policy}" applies to "{spec.bridge}", but the pod is routed by '
+            f'"{gateway}", a port of that bridge: {_EFFECTS_IN_VLAN[spec.policy]}',
             file=sys.stderr,
         )
 
 
-def _shared_out(conf: FirewallConf) -> tuple[bool, FirewallConf | None]:
-    """Returns whether firewalld lets the addresses through, and what is left for rules of iptables or nftables.
+def _divide(conf: FirewallConf) -> tuple[bool, FirewallConf | None]:
+    """Returns whether firewalld accepts the addresses, and the configuration of the rules of iptables or nftables.
 
-    It does when it is asked for, or runs where nothing else is asked for; then only a policy is left.
+    firewalld does if it is configured, or if it runs and no backend is configured; then the rules are only a policy's.
     """
     if conf.backend != FIREWALLD and not (conf.backend == AUTOMATIC and firewalld.is_running()):
         return False, conf

@@ -1,6 +1,6 @@
-"""Whether frames between two ports of a bridge pass through iptables, without which "isolated" cannot hold there.
+"""Whether frames between two ports of a bridge pass through iptables, which "isolated" needs.
 
-One rule: nothing is changed; the setting is the host's, and made by the plugin `bridge` when its configuration says so.
+One rule: read-only; the settings are the host's, and the plugin `bridge` changes them if `bridgeNetfilter` is set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernel import sysctl
 from plugins.firewall.spec import ISOLATED, FirewallSpec
 
 _SETTINGS = {4: "bridge/bridge-nf-call-iptables", 6: "bridge/bridge-nf-call-ip6tables"}
-_OF_BRIDGE = {4: "nf_call_iptables", 6: "nf_call_ip6tables"}
+_BRIDGE_SETTINGS = {4: "nf_call_iptables", 6: "nf_call_ip6tables"}
 HINT = (
     'set "bridgeNetfilter" to true in the configuration of bridge (needs the module: modprobe br_netfilter), '
     'or "backend" to "nftables"'
@@ -20,7 +20,7 @@ HINT = (
 
 
 def get_problem(spec: FirewallSpec) -> str:
-    """Tells what keeps an isolated attachment's neighbours on the bridge from being refused, "" when nothing."""
+    """Returns why other pods on the bridge still reach an isolated attachment, "" if they do not."""
     if spec.policy != ISOLATED:
         return ""
     off = [version for version in spec.versions if not _passes(version, spec.bridge)]
@@ -28,14 +28,14 @@ def get_problem(spec: FirewallSpec) -> str:
 
 
 def _passes(version: int, bridge: str) -> bool:
-    """Tells whether a family's frames pass, by the host's setting or the bridge's own; unreadable counts as no."""
+    """Returns whether the host's or the bridge's setting sends an IP version through iptables; False if unreadable."""
     try:
         if sysctl.get(_SETTINGS[version]) == "1":
             return True
     except OSError:
         pass
     try:
-        descriptor = os.open(f"/sys/class/net/{bridge}/bridge/{_OF_BRIDGE[version]}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"/sys/class/net/{bridge}/bridge/{_BRIDGE_SETTINGS[version]}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -1,9 +1,9 @@
-"""The firewall by firewalld: the pod's addresses are sources of a zone, which D-Bus tells it (reference).
+"""The backend firewalld: adds the pod's addresses to a zone as sources, over D-Bus, like the reference plugin.
 
-One rule: firewalld is asked, never configured for good: sources are of its runtime configuration. Which of them are
-whose is remembered in nftables, so that DEL and GC need no prevResult.
+One rule: only firewalld's runtime configuration is changed, never the permanent one. The owner of each source is
+recorded in nftables (nftables_records), so that DEL and GC need no prevResult.
 
-What it costs: a connection to the bus and one send for all addresses; where nobody listens, one system call.
+Cost: a connection to the bus and one send for all addresses; one system call if there is no bus.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NAME, _PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 _ZONE = f"{_NAME}.zone"
 # firewalld's error codes: each of its errors has the same D-Bus name, and a text that begins with one of these.
 _ALREADY_SET, _CONFLICT, _NO_ZONE, _NO_SOURCE = "ZONE_ALREADY_SET", "ZONE_CONFLICT", "INVALID_ZONE", "UNKNOWN_SOURCE"
-_GONE = (_CONFLICT, _NO_ZONE, _NO_SOURCE)  # in another zone it is by somebody else's will
+_ABSENT = (_CONFLICT, _NO_ZONE, _NO_SOURCE)  # not in our zone; a conflict: another program added it to another zone
 _CHANGES = {
     "addSource": "have firewalld add {} to zone {}",
     "removeSource": "have firewalld remove {} from zone {}",
 }
-_NOT_RUNNING = f"firewalld does not run: nobody on the system bus is called {_NAME}"
-_CURE = 'start dbus and firewalld, or set "backend" to "iptables" or "nftables"'
+_NOT_RUNNING = f"firewalld does not run: no process on the system bus is called {_NAME}"
+_FIX = 'start dbus and firewalld, or set "backend" to "iptables" or "nftables"'
 
 
 def is_running() -> bool:
-    """Tells whether firewalld's name on the system bus has an owner; without a bus it does not run.
+    """Returns whether firewalld's name on the system bus has an owner; False without a bus.
 
     Raises CniError(11) when the bus does not answer.
     """
@@ -51,10 +51,10 @@ def is_running() -> bool:
 
 
 def add(spec: FirewallSpec) -> None:
-    """Puts the addresses into the zone; those that are there stay. Raises CniError(999), CniError(11).
+    """Adds the addresses to the zone, if they are not there yet. Raises CniError(999), CniError(11).
 
-    The zone is as before then. It is an UnchangedError where all else is too: what this ADD may have made for a policy
-    is for the caller to take away, unless an earlier one made it.
+    After an error the zone is as before. The error is an UnchangedError unless this ADD created rules for a policy,
+    which the caller removes.
     """
     before: list[Record] = []
     try:
@@ -64,32 +64,32 @@ def add(spec: FirewallSpec) -> None:
                 _add(spec, before, socket, bus, undo)
     except CniError as error:
         kind = UnchangedError if before or spec.policy == OPEN else CniError
-        raise kind(error.code, error.msg, error.details or _CURE) from error
+        raise kind(error.code, error.msg, error.details or _FIX) from error
 
 
 def _add(spec: FirewallSpec, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
     nftables_records.save_records(socket, spec)
-    undo.push("restore what is remembered of the sources", partial(_restore, socket, spec, before))
-    known = {record.address for record in before}
-    fresh = {address: spec.zone for address in spec.addresses if address not in known}
-    undo.push("take the sources out again", partial(_take_back, bus, fresh))
+    undo.push("restore the records of the sources", partial(_restore, socket, spec, before))
+    recorded = {record.address for record in before}
+    added = {address: spec.zone for address in spec.addresses if address not in recorded}
+    undo.push("remove the added sources", partial(_remove_added, bus, added))
     errors = []
-    for address, reply in _asked(bus, "addSource", dict.fromkeys(spec.addresses, spec.zone)).items():
-        if _is(reply, _ALREADY_SET):
-            fresh.pop(address, None)
+    for address, reply in _call(bus, "addSource", dict.fromkeys(spec.addresses, spec.zone)).items():
+        if _has_code(reply, _ALREADY_SET):
+            added.pop(address, None)
         elif reply.error:
-            errors.append(_failure(reply, f"failed to add the address {_source(address)} to {spec.zone} zone", bus))
+            errors.append(_failure(reply, f"failed to add the address {_source(address)} to {spec.zone} zone"))
     if error := combined(errors):
         raise error
 
 
-def _take_back(bus: Bus, zones: Mapping[Address, str]) -> None:
+def _remove_added(bus: Bus, zones: Mapping[Address, str]) -> None:
     bus.shorten_deadline()
-    _asked(bus, "removeSource", zones)
+    _call(bus, "removeSource", zones)
 
 
 def _restore(socket: NftSocket, spec: FirewallSpec, before: list[Record]) -> None:
-    """Remembers of an attachment what was remembered before, and no more."""
+    """Replaces the attachment's records by the earlier ones."""
     nftables_records.delete_records(socket, nftables_records.list_records_of(socket, spec))
     for zone in sorted({record.zone for record in before}):
         addresses = tuple(record.address for record in before if record.zone == zone)
@@ -97,39 +97,39 @@ def _restore(socket: NftSocket, spec: FirewallSpec, before: list[Record]) -> Non
 
 
 def check(spec: FirewallSpec) -> None:
-    """Raises CniError(999) for an address that is not in the zone (the reference passes that), CniError(11)."""
+    """Raises CniError(999) for an address that is not in the zone, which the reference plugin accepts; CniError(11)."""
     errors = []
     with Bus() as bus:
-        for address, reply in _asked(bus, "querySource", dict.fromkeys(spec.addresses, spec.zone)).items():
-            doing = f"failed to find the address {_source(address)} in {spec.zone} zone"
+        for address, reply in _call(bus, "querySource", dict.fromkeys(spec.addresses, spec.zone)).items():
+            msg = f"failed to find the address {_source(address)} in {spec.zone} zone"
             if reply.error:
-                errors.append(_failure(reply, doing, bus))
+                errors.append(_failure(reply, msg))
             elif reply.value is not True:
-                errors.append(CniError(Code.INTERNAL, doing, REPAIR_HINT))
+                errors.append(CniError(Code.INTERNAL, msg, REPAIR_HINT))
     if error := combined(errors):
         raise error
 
 
 def delete(socket: NftSocket, spec: FirewallSpec) -> None:
-    """Takes the addresses out of the zone; absent is success, and so is no firewalld, whose sources end with it.
+    """Removes the addresses from the zone. Absent is success; so is a stopped firewalld, which has none.
 
-    An address that is remembered as another attachment's by now stays. Those of prevResult that are remembered as
-    nobody's are taken out too: the reference may have put them there.
+    Keeps an address that a record assigns to another attachment. Removes addresses of prevResult without a record,
+    which the reference plugin may have added.
     """
-    every = nftables_records.list_records(socket)
+    records = nftables_records.list_records(socket)
     owner = owner_id(spec.network, spec.container_id, spec.ifname)
-    known = {record.address for record in every}
-    others = {address: spec.zone for address in spec.addresses if address not in known}
-    _withdraw(socket, [record for record in every if record.owner == owner], others)
+    recorded = {record.address for record in records}
+    unrecorded = {address: spec.zone for address in spec.addresses if address not in recorded}
+    _remove_sources(socket, [record for record in records if record.owner == owner], unrecorded)
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
-    """Takes out the addresses that are remembered of a network's attachments that are not `valid`."""
-    _withdraw(socket, nftables_records.list_stale_records(socket, network, valid), {})
+    """Removes the recorded addresses of a network's attachments that are not `valid`."""
+    _remove_sources(socket, nftables_records.list_stale_records(socket, network, valid), {})
 
 
 def get_problem(zone: str) -> str:
-    """Tells what keeps this backend from working, "" when it works."""
+    """Returns why this backend cannot work, "" if it can."""
     try:
         with Bus() as bus:
             if not bus.get_owner(_NAME):
@@ -138,31 +138,35 @@ def get_problem(zone: str) -> str:
     except CniError as error:
         return str(error)
     if reply.error:
-        return str(_failure(reply, "firewalld does not name its zones", bus))
+        return str(_failure(reply, "firewalld does not list its zones"))
     return "" if zone in (reply.value or ()) else f'firewalld has no zone "{zone}"'
 
 
-def _withdraw(socket: NftSocket, remembered: list[Record], others: dict[Address, str]) -> None:
-    """Takes addresses out of their zones, if firewalld runs, and forgets them; raises CniError."""
-    zones = others | {record.address: record.zone for record in remembered}
+def _remove_sources(socket: NftSocket, records: list[Record], unrecorded: dict[Address, str]) -> None:
+    """Removes addresses from their zones, if firewalld runs, then their records; raises CniError."""
+    zones = unrecorded | {record.address: record.zone for record in records}
     if not zones:
         return
     errors = []
     try:
         with Bus() as bus:
-            for address, reply in _asked(bus, "removeSource", zones).items() if bus.get_owner(_NAME) else ():
-                if reply.error and reply.error not in NO_OWNER_ERRORS and not any(_is(reply, code) for code in _GONE):
-                    doing = f"failed to remove the address {_source(address)} from {zones[address]} zone"
-                    errors.append(_failure(reply, doing, bus))
+            for address, reply in _call(bus, "removeSource", zones).items() if bus.get_owner(_NAME) else ():
+                if (
+                    reply.error
+                    and reply.error not in NO_OWNER_ERRORS
+                    and not any(_has_code(reply, code) for code in _ABSENT)
+                ):
+                    msg = f"failed to remove the address {_source(address)} from {zones[address]} zone"
+                    errors.append(_failure(reply, msg))
     except BusError:
         pass
     if error := combined(errors):
         raise error
-    nftables_records.delete_records(socket, remembered)
+    nftables_records.delete_records(socket, records)
 
 
-def _asked(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:
-    """Calls a method of zones with each address and its zone; returns the replies."""
+def _call(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:
+    """Calls a method of firewalld's zone interface with each address and its zone; returns the replies."""
     calls = [
         Call(_NAME, _PATH, _ZONE, method, (zone, _source(address)), _CHANGES.get(method, "").format(address, zone))
         for address, zone in zones.items()
@@ -171,24 +175,26 @@ def _asked(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address,
 
 
 def _source(address: Address) -> str:
-    """Returns an address as the reference names it."""
+    """Returns an address in the format of the reference plugin's sources."""
     return f"{address}/{address.max_prefixlen}"
 
 
-def _is(reply: Reply, code: str) -> bool:
-    """Tells whether a reply is an error of this code: all of firewalld's have one name, the code is in the text."""
+def _has_code(reply: Reply, code: str) -> bool:
+    """Returns whether a reply is an error with this code, which is in its text: all have the same D-Bus name."""
     return bool(reply.error) and code in str(reply.value)
 
 
-def _failure(reply: Reply, doing: str, bus: Bus) -> CniError:
-    """Returns the error of what was being done, with what helps."""
-    msg = f"{doing}: {reply.value or reply.error}"
+def _failure(reply: Reply, action: str) -> CniError:
+    """Returns the error of a failed call, with its fix; `action` begins the message."""
+    msg = f"{action}: {reply.value or reply.error}"
     if reply.error == NO_REPLY:
         return CniError(Code.TRY_AGAIN_LATER, msg, "firewalld hangs, starts or reloads")
     if reply.error in NO_OWNER_ERRORS:
-        return CniError(Code.INTERNAL, f"{doing}: {_NOT_RUNNING}", _CURE)
-    if _is(reply, _NO_ZONE):
-        return CniError(Code.INTERNAL, msg, 'set "firewalldZone" to one that `firewall-cmd --get-zones` lists')
-    if _is(reply, _CONFLICT):
-        return CniError(Code.INTERNAL, msg, "`firewall-cmd --get-active-zones` tells which zone has it")
+        return CniError(Code.INTERNAL, f"{action}: {_NOT_RUNNING}", _FIX)
+    if _has_code(reply, _NO_ZONE):
+        return CniError(
+            Code.INTERNAL, msg, 'set "firewalldZone" to one of the zones that this lists: firewall-cmd --get-zones'
+        )
+    if _has_code(reply, _CONFLICT):
+        return CniError(Code.INTERNAL, msg, "find the zone that has it: firewall-cmd --get-active-zones")
     return CniError(Code.INTERNAL, msg)

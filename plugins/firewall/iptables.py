@@ -1,10 +1,11 @@
-"""The firewall by iptables: names, rules, comments and their order are the reference's.
+"""The backend iptables: names, rules, comments and their order are the reference plugin's.
 
-One rule: either takes away what the other has made. Ours can also tell whose an address is (iptables_rules).
+One rule: either plugin removes the other's rules. In addition this one records the owner of each address
+(iptables_rules).
 
-What it costs: ADD runs no program where rules are only added (kernel.netfilter.iptables_direct), else one for each
-family; where netlink does not tell what is there (iptables-legacy, rules that nobody understands) it is two. CHECK runs
-none, or one for each family there. DEL and GC run none, except where iptables-legacy has made table filter.
+Cost: ADD runs no program if it only adds rules (kernel.netfilter.iptables_direct), otherwise one for each family, or
+two if netlink cannot list the existing rules (iptables-legacy, rules of an unknown form). CHECK then runs one for each
+family, otherwise none. DEL and GC run none, unless iptables-legacy has created table filter.
 """
 
 from __future__ import annotations
@@ -38,40 +39,40 @@ from plugins.firewall.iptables_rules import (
     address_rules,
     interface_of,
 )
-from plugins.firewall.iptables_state import ExistingRule, listed
+from plugins.firewall.iptables_state import ExistingRule, render_listing
 from plugins.firewall.spec import OPEN, FirewallSpec
 
-_ROUNDS = 10  # each is lost to another verb that changed what we had seen before we wrote
-_DOING = "make the firewall's rules"
-_SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains with rules that first pods make
-_INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # what is one word to iptables-restore, and one interface
+_ROUNDS = 10  # each is lost to another process that changes the rules between our read and our write
+_DESCRIPTION = "create the firewall's rules"
+_SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains whose rules the first pod's ADD creates
+_INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # one word for iptables-restore, and one interface
 
 
 def add(spec: FirewallSpec) -> None:
-    """Makes the rules; those that are there stay. Raises iptables.UnusableError, CniError(11), CniError(999).
+    """Creates the missing rules. Raises iptables.UnusableError, CniError(11), CniError(999).
 
-    Some rules may be there then, which `delete` and `delete_legacy` take away, unless it is an UnchangedError: then
-    there is nothing to take away, or an earlier ADD has made some of them.
+    After an error some rules may exist, which `delete` and `delete_legacy` remove. After an UnchangedError there is
+    nothing to remove: there are no rules, or an earlier ADD created them.
     """
     _refuse_bridge(spec)
     written, repeated = False, False
     try:
         for tries_left in reversed(range(_ROUNDS)):
             try:
-                changes, listings = _changes(spec)
+                changes, listings = _compute_changes(spec)
                 repeated |= not written and _has_some(spec, listings)
                 if not any(changes.values()):
                     break
                 written = True
-                iptables.apply(changes, TABLE, _DOING)
+                iptables.apply(changes, TABLE, _DESCRIPTION)
             except RefusedError:
                 if not tries_left:
                     raise
                 continue
-            # Another first pod may have made what all share at the same time: what is there twice goes.
+            # A parallel ADD may have created the shared rules, too: the next round deletes duplicates.
             if not any(line.split()[1] in _SHARED for lines in changes.values() for line in lines):
                 break
-    except UnusableError:  # the other backend's turn: one family may have its rules
+    except UnusableError:  # nftables is tried next: one family may have its rules already
         if written and not repeated:
             with suppress(CniError):
                 run_all(partial(delete_legacy, spec), partial(nft.run_steps, [lambda socket: delete(socket, spec)]))
@@ -85,7 +86,7 @@ def add(spec: FirewallSpec) -> None:
 
 
 def check(spec: FirewallSpec) -> None:
-    """Raises CniError(999) for what is missing, and as `add`."""
+    """Raises CniError(999) for a missing rule, and errors like `add`."""
     for version, listing in iptables_state.get_listings(spec).items():
         iptables_check.check_rules(spec, version, listing)
     if problem := bridge_netfilter.get_problem(spec):
@@ -93,7 +94,7 @@ def check(spec: FirewallSpec) -> None:
 
 
 def get_problem() -> str:
-    """Tells what keeps this backend from working for IPv4, "" when it works (IPv6 may not be there)."""
+    """Returns why this backend cannot work for IPv4, "" if it can; IPv6 may be missing."""
     return iptables.get_problem((4,), TABLE, ENTRY)
 
 
@@ -101,74 +102,78 @@ def delete(socket: NftSocket, spec: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-nft; absent is success. Raises KernelError."""
 
     def stale(version: int, listing: list[str]) -> list[str]:
-        return iptables_update.del_rules(spec, version, listing, _dead(listing, spec.bridge), _Judge())
+        interfaces = _list_stale_interfaces(listing, spec.bridge)
+        return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
 
-    _delete(socket, lambda version: iptables_state.removable(socket, spec, version), stale)
+    _delete(socket, lambda version: iptables_state.get_state_for_del(socket, spec, version), stale)
 
 
 def delete_legacy(spec: FirewallSpec) -> None:
-    """Deletes the same of iptables-legacy, which takes its lock; raises CniError(11), CniError(999)."""
+    """Deletes the attachment's rules of iptables-legacy, under its lock; raises CniError(11), CniError(999)."""
 
     def lines(version: int, listing: list[str]) -> list[str]:
-        dead = _dead(listing, spec.bridge)
-        return iptables_update.removal_lines(iptables_update.del_rules(spec, version, listing, dead, _Judge()), listing)
+        interfaces = _list_stale_interfaces(listing, spec.bridge)
+        rules = iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
+        return iptables_update.removal_lines(rules, listing)
 
     change_legacy(TABLE, lines, f"delete the firewall's rules of container {spec.container_id}")
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
-    """Deletes the rules of a network's attachments that are not `valid`, of iptables-nft; raises KernelError.
+    """Deletes the rules of a network's attachments that are not `valid` from iptables-nft; raises KernelError.
 
-    What has no record stays, and is counted on stderr.
+    Rules without a record stay, and are counted on stderr.
     """
-    unnamed: dict[int, int] = {}
+    unowned: dict[int, int] = {}
 
     def stale(version: int, listing: list[str]) -> list[str]:
-        unnamed[version] = iptables_update.count_unowned(listing)
-        return iptables_update.gc_rules(network, valid, listing, _dead(listing))
+        unowned[version] = iptables_update.count_unowned(listing)
+        return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
 
-    _delete(socket, lambda version: iptables_state.collectable(socket, version), stale)
-    nft_owner.report_unowned("firewall", sum(unnamed.values()), f"chain {FORWARD}")
+    _delete(socket, lambda version: iptables_state.get_state_for_gc(socket, version), stale)
+    nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD}")
 
 
 def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
-    """Deletes the same of iptables-legacy; raises CniError(11), CniError(999)."""
-    unnamed: dict[int, int] = {}
+    """Deletes such rules of iptables-legacy; raises CniError(11), CniError(999)."""
+    unowned: dict[int, int] = {}
 
     def lines(version: int, listing: list[str]) -> list[str]:
-        unnamed[version] = iptables_update.count_unowned(listing)
-        return iptables_update.removal_lines(iptables_update.gc_rules(network, valid, listing, _dead(listing)), listing)
+        unowned[version] = iptables_update.count_unowned(listing)
+        rules = iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
+        return iptables_update.removal_lines(rules, listing)
 
     change_legacy(TABLE, lines, f"delete stale rules of network {network}")
-    nft_owner.report_unowned("firewall", sum(unnamed.values()), f"chain {FORWARD} of iptables-legacy")
+    nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD} of iptables-legacy")
 
 
 def _refuse_bridge(spec: FirewallSpec) -> None:
-    """Refuses a name that iptables would take for something else, as "br+" for all that begin so."""
+    """Refuses a bridge name that iptables would misread, such as "br+", which matches all names with that prefix."""
     if spec.policy != OPEN and not _INTERFACE.fullmatch(spec.bridge):
-        msg = f'"ingressPolicy": iptables cannot tell interface "{spec.bridge}" from others'
+        msg = f'"ingressPolicy": iptables cannot match interface "{spec.bridge}" exactly'
         raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
 
 
-def _changes(spec: FirewallSpec) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """Returns what to write in each family, and what there is."""
+def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Returns for each IP version the lines to apply, and the existing ones."""
     listings = iptables_state.get_listings(spec)
-    judge = _Judge()
+    is_stale = _StaleCheck()
     return {
-        version: iptables_update.add_lines(spec, version, listing, judge) for version, listing in listings.items()
+        version: iptables_update.add_lines(spec, version, listing, is_stale) for version, listing in listings.items()
     }, listings
 
 
 def _has_some(spec: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
-    """Tells whether some of the attachment's rules are there."""
-    own = {rule for address in spec.addresses for rule in address_rules(address)}
-    return any(not own.isdisjoint(listing) for listing in listings.values())
+    """Returns whether some of the attachment's rules exist."""
+    rules = {rule for address in spec.addresses for rule in address_rules(address)}
+    return any(not rules.isdisjoint(listing) for listing in listings.values())
 
 
-class _Judge:
-    """Tells whether an attachment that has a record is surely gone: its namespace is, according to libcni's cache.
+class _StaleCheck:
+    """Returns whether a record is stale: libcni's cache proves that the namespace of its attachment no longer exists.
 
-    One that the cache does not know may be on its way, and counts as living. Each network's cache is read once.
+    An attachment that is not in the cache may be in the middle of its ADD, and counts as running. The cache of each
+    network is read once.
     """
 
     def __init__(self) -> None:
@@ -183,61 +188,63 @@ class _Judge:
         return self._caches[network].namespace_is_gone(attachment)
 
 
-def _dead(listing: Iterable[str], own: str = "") -> set[str]:
-    """Returns the interfaces with a policy that are not there any more, and `own` when it is the attachment's alone.
+def _list_stale_interfaces(listing: Iterable[str], bridge: str = "") -> set[str]:
+    """Returns the interfaces with a policy that no longer exist, and `bridge` if it belongs to one attachment only.
 
-    That is a veth: ptp's, which goes with the attachment, but after us.
+    That is the host veth of ptp, which is deleted with the attachment, after DEL of this plugin.
     """
     names = {name for line in listing if (name := interface_of(line))}
-    return {name for name in names if not _is_there(name) or (name == own and _is_veth(name))}
+    return {name for name in names if not _exists(name) or (name == bridge and _is_veth(name))}
 
 
-def _is_there(name: str) -> bool:
-    """Tells whether an interface exists; raises KernelError."""
+def _exists(name: str) -> bool:
+    """Returns whether an interface exists; raises KernelError."""
     try:
         stdlib_socket.if_nametoindex(name)
-    except OSError:  # without an errno: the interface is gone, or no descriptor was left, or a filter denies ioctl
-        return _get(name) is not None
+    except (
+        OSError
+    ):  # it has no errno: the interface is missing, or the process has no free descriptor, or ioctl is denied
+        return _get_link(name) is not None
     return True
 
 
 def _is_veth(name: str) -> bool:
-    found = _get(name)
-    return found is not None and found.kind == "veth"
+    interface = _get_link(name)
+    return interface is not None and interface.kind == "veth"
 
 
-def _get(name: str) -> Link | None:
+def _get_link(name: str) -> Link | None:
     with rtnl.Socket() as socket:
         return link.get(socket, link.by_name_request(name))[0]
 
 
 def _delete(
     socket: NftSocket,
-    look: Callable[[int], tuple[dict[str, int], list[ExistingRule]]],
+    get_state: Callable[[int], tuple[dict[str, int], list[ExistingRule]]],
     stale: Callable[[int, list[str]], list[str]],
 ) -> None:
-    """Looks, and deletes what is `stale` in both families, in one transaction; the chain of records with its last.
+    """Reads both families and deletes the `stale` rules in one transaction, with the last record also its chain.
 
-    Nothing may have changed in between: of two last ones at once each would leave the chain to the other.
+    Repeats if the ruleset changed in between: otherwise two parallel last DELs would both keep the chain.
     """
 
     def attempt(generation: int) -> None:
         requests: list[Request] = []
         for version in FAMILIES:
-            present, found = look(version)
-            lines = {*stale(version, listed(present, found))}
-            gone = {rule.handle: rule for rule in found if rule.line in lines}.values()
-            for rule in gone:
+            chains, rules = get_state(version)
+            lines = {*stale(version, render_listing(chains, rules))}
+            stale_rules = {rule.handle: rule for rule in rules if rule.line in lines}.values()
+            for rule in stale_rules:
                 requests.append(
-                    nft.delete_rule_request(rule.chain, rule.handle)._replace(details=partial(_matches, rule))
+                    nft.delete_rule_request(rule.chain, rule.handle)._replace(details=partial(_text_of, rule))
                 )
-            if OWNERS in present and present[OWNERS] == sum(rule.chain.name == OWNERS for rule in gone):
+            if OWNERS in chains and chains[OWNERS] == sum(rule.chain.name == OWNERS for rule in stale_rules):
                 requests.append(nft.delete_empty_chain_request(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)
 
     nft.retry_with_generation(socket, attempt)
 
 
-def _matches(rule: ExistingRule) -> str:
-    """Returns what is behind a rule's chain."""
+def _text_of(rule: ExistingRule) -> str:
+    """Returns a rule without its chain."""
     return rule.line.split(" ", 2)[-1]

@@ -1,6 +1,6 @@
-r"""The firewall's rules in iptables' words: those that are wanted, and those that are found.
+r"""The firewall's rules as iptables lines: builds the desired rules, parses the existing ones.
 
-One rule: pure; a rule is the line by which `iptables -S` lists it, which iptables-restore takes as well.
+One rule: pure; a rule is the line that `iptables -S` prints, which iptables-restore accepts, too.
 
     -A FORWARD ... -j CNI-ISOLATION-STAGE-1                      first, if any network has a policy
     -A FORWARD ... -j CNI-FORWARD
@@ -11,7 +11,7 @@ One rule: pure; a rule is the line by which `iptables -S` lists it, which iptabl
     -A CNI-ISOLATION-STAGE-1 -i cni0 ! -o cni0 ... -j CNI-ISOLATION-STAGE-2
     -A CNI-ISOLATION-STAGE-2 -o cni0 ... -j DROP
 
-All this is the reference's, which does not say whose a rule is. We do, in a chain to which nothing leads:
+These are the reference plugin's rules, which do not name their owner. A further chain, to which no rule jumps, does:
 
     -A CNI-FORWARD-OWNERS -s 10.22.0.2/32 -m comment --comment "name: \"net\" id: \"cid\" if: \"eth0\""
 """
@@ -38,7 +38,7 @@ _FORWARD_COMMENT = render_comment("CNI firewall plugin rules")
 _ADMIN_COMMENT = render_comment("CNI firewall plugin admin overrides")
 _STAGES_COMMENT = render_comment("CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)")
 _POLICY_COMMENTS = {
-    own: render_comment(f"CNI firewall plugin rules (ingressPolicy: {own})") for own in (SAME_BRIDGE, ISOLATED)
+    policy: render_comment(f"CNI firewall plugin rules (ingressPolicy: {policy})") for policy in (SAME_BRIDGE, ISOLATED)
 }
 
 FORWARD_JUMP = f"-A {ENTRY} {_FORWARD_COMMENT} -j {FORWARD}"
@@ -57,7 +57,7 @@ _QUOTED = re.compile(r"\\(.)")
 
 
 class Record(NamedTuple):
-    """Whose an address is: `match` is the comment as iptables lists it, `line` the rule."""
+    """The owner of an address: `match` is the comment as iptables lists it, `line` the rule."""
 
     address: Address
     match: str
@@ -65,91 +65,91 @@ class Record(NamedTuple):
 
     @property
     def owner(self) -> tuple[str, Attachment] | None:
-        """The network and attachment that are named; None where they were too long for that."""
+        """The network and the attachment, None if the comment has hashes because the names are too long."""
         text = _QUOTED.sub(r"\1", self.match.removeprefix('-m comment --comment "').removesuffix('"'))
         named = _NAMED.fullmatch(text)
         return (named["network"], Attachment(named["container_id"], named["ifname"])) if named else None
 
 
 def normalize(line: str) -> str:
-    """Returns a rule as the reference makes it since 1.7.0: before, shared rules' comments named one policy only."""
+    """Returns a rule as the reference plugin writes it since 1.7.0; older comments of shared rules name one policy."""
     shared = line.startswith((f"-A {ENTRY} ", f"-A {STAGE_2} ")) or line.endswith(" RETURN")
     return line.replace(_POLICY_COMMENTS[SAME_BRIDGE], _STAGES_COMMENT) if shared else line
 
 
 def admin_jump(chain: str) -> str:
-    """Returns the rule that lets the administrator's rules come first."""
+    """Returns the rule that jumps to the administrator's chain, before the rules of addresses."""
     return f"-A {FORWARD} {_ADMIN_COMMENT} -j {chain}"
 
 
 def address_rules(address: Address) -> list[str]:
-    """Returns the rules of an address: answers to it pass, and all that it sends."""
-    own = f"{address}/{address.max_prefixlen}"
+    """Returns the rules that accept packets from an address, and replies to it."""
+    network = f"{address}/{address.max_prefixlen}"
     return [
-        f"-A {FORWARD} -d {own} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-        f"-A {FORWARD} -s {own} -j ACCEPT",
+        f"-A {FORWARD} -d {network} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        f"-A {FORWARD} -s {network} -j ACCEPT",
     ]
 
 
 def policy_rules(policy: str, bridge: str) -> list[str]:
-    """Returns the rules of a bridge, in the order in which they stand."""
+    """Returns the rules of a bridge with a policy, in the order of their chains."""
     comment = _POLICY_COMMENTS[policy]
-    inside = [f"-A {STAGE_1} -i {bridge} -o {bridge} {comment} -j DROP"] if policy == ISOLATED else []
+    isolation = [f"-A {STAGE_1} -i {bridge} -o {bridge} {comment} -j DROP"] if policy == ISOLATED else []
     return [
-        *inside,
+        *isolation,
         f"-A {STAGE_1} -i {bridge} ! -o {bridge} {comment} -j {STAGE_2}",
         f"-A {STAGE_2} -o {bridge} {_STAGES_COMMENT} -j DROP",
     ]
 
 
 def other_policy_rules(policy: str, bridge: str) -> list[str]:
-    """Returns the rules that a bridge has with the other policy only."""
+    """Returns the rules that a bridge has only with the other policy."""
     other = SAME_BRIDGE if policy == ISOLATED else ISOLATED
-    own = policy_rules(policy, bridge)
-    return [rule for rule in policy_rules(other, bridge) if rule not in own]
+    desired = policy_rules(policy, bridge)
+    return [rule for rule in policy_rules(other, bridge) if rule not in desired]
 
 
 def interface_of(line: str) -> str:
-    """Returns the interface that a rule of the policies is about, "" for any other rule."""
-    found = _STAGE_RULE.fullmatch(line)
-    return found[1] if found else ""
+    """Returns the interface that a policy's rule matches, "" for any other rule."""
+    match = _STAGE_RULE.fullmatch(line)
+    return match[1] if match else ""
 
 
 def address_of(line: str) -> Address | None:
-    """Returns the address that a rule in CNI-FORWARD lets through, None for any other rule."""
-    found = _ADDRESS_RULE.fullmatch(line)
-    return ip_address(found[1] or found[2]) if found else None
+    """Returns the address that a rule in CNI-FORWARD accepts, None for any other rule."""
+    match = _ADDRESS_RULE.fullmatch(line)
+    return ip_address(match[1] or match[2]) if match else None
 
 
-def record(spec: FirewallSpec, address: Address) -> str:
-    """Returns the rule that says whose an address is."""
-    own = owner(spec.network, Attachment(spec.container_id, spec.ifname))
-    return f"-A {OWNERS} -s {address}/{address.max_prefixlen} {own}"
+def record_rule(spec: FirewallSpec, address: Address) -> str:
+    """Returns the rule that records the owner of an address."""
+    comment = owner_comment(spec.network, Attachment(spec.container_id, spec.ifname))
+    return f"-A {OWNERS} -s {address}/{address.max_prefixlen} {comment}"
 
 
-def records(listing: Iterable[str]) -> list[Record]:
-    """Returns what the rules of the records' chain say."""
-    found = (_RECORD.fullmatch(line) for line in listing)
-    return [Record(ip_address(match[1]), match[2], match[0]) for match in found if match]
+def parse_records(listing: Iterable[str]) -> list[Record]:
+    """Returns the records in a listing."""
+    matches = (_RECORD.fullmatch(line) for line in listing)
+    return [Record(ip_address(match[1]), match[2], match[0]) for match in matches if match]
 
 
-def owner(network: str, attachment: Attachment) -> str:
+def owner_comment(network: str, attachment: Attachment) -> str:
     """Returns the comment of an attachment's records, as iptables lists it."""
     return render_comment(owner_text(network, attachment))
 
 
 def owner_text(network: str, attachment: Attachment) -> str:
-    """Returns that comment as it is; too long a one has hashes in place of names."""
+    """Returns the text of that comment; if the names are too long, it has hashes instead."""
     text = f'{_network(network)}id: "{attachment.container_id}" if: "{attachment.ifname}"'
     if len(text.encode(errors="surrogateescape")) > COMMENT_BYTES:
         text = f"{_hashed_network(network)}owner-sha512: {_hash(text)}"
     return text
 
 
-def is_of_network(own: Record, network: str) -> bool:
-    """Tells whether a record is of a network's attachment."""
+def is_of_network(record: Record, network: str) -> bool:
+    """Returns whether a record belongs to an attachment of a network."""
     starts = (render_comment(start + "-").removesuffix('-"') for start in (_network(network), _hashed_network(network)))
-    return own.match.startswith(tuple(starts))
+    return record.match.startswith(tuple(starts))
 
 
 def _network(network: str) -> str:

@@ -1,7 +1,7 @@
-"""What is there of the firewall's rules in iptables, as `iptables -S` lists it.
+"""The existing rules of the firewall in iptables, as `iptables -S` lists them.
 
-One rule: nothing is changed, and no program is run where netlink tells all: of iptables-nft's tables it tells rules
-that are surely understood. What cannot matter is not decoded, since a host may have a thousand pods.
+One rule: read-only, and runs no program if netlink can list all rules that matter: iptables-nft's rules in a form that
+is recognised for certain. Other rules are not decoded, since a host may have a thousand pods.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from plugins.firewall.iptables_rules import (
     TABLE,
     address_rules,
     admin_jump,
-    owner,
+    owner_comment,
     owner_text,
-    record,
-    records,
+    parse_records,
+    record_rule,
 )
 from plugins.firewall.iptables_update import accepted_addresses, required_chains
 from plugins.firewall.spec import FirewallSpec
 from process.values import dataclass
 
 _RETURN = struct.pack(">i", -5)  # NFT_RETURN: a verdict's code in a rule's message
-_OWN_CHAINS = (OWNERS, FORWARD, STAGE_1, STAGE_2)
+_CHAINS = (OWNERS, FORWARD, STAGE_1, STAGE_2)
 
-Wanted = Callable[[bytes], object]  # tells by a rule's message whether the rule matters
+MessageFilter = Callable[[bytes], object]  # returns whether a rule matters, from its netlink message
 
 
 @dataclass(frozen=True)
 class ExistingRule:
-    """A rule where it stands; `line` is "" for one that is not surely understood."""
+    """A rule of a chain; `line` is "" if its form is unknown."""
 
     chain: Chain
     handle: int
@@ -51,126 +51,128 @@ class ExistingRule:
 
 
 def get_listings(spec: FirewallSpec) -> dict[int, list[str]]:
-    """Returns for each IP version what matters to `spec`, from one netlink conversation where that tells all.
+    """Returns for each IP version the chains and rules that matter to `spec`.
 
-    Else one program for each version is run. Raises RefusedError for what it cannot list, UnusableError, CniError(11).
+    Uses one netlink socket; runs a program for each version that netlink cannot list. Raises RefusedError for a chain
+    that the program cannot list, UnusableError, CniError(11).
     """
-    found: dict[int, list[str]] = {}
-    asked: dict[int, list[str]] = {}
+    listings: dict[int, list[str]] = {}
+    chains_for_program: dict[int, list[str]] = {}
     for version in spec.versions:
         if iptables.has_legacy(version, TABLE):
-            asked[version] = []  # the whole table
+            chains_for_program[version] = []  # the whole table
     try:
         with nft.open_socket() as socket:
             for version in spec.versions:
-                if version not in asked:
-                    present, rules = _relevant(socket, spec, version)
+                if version not in chains_for_program:
+                    chains, rules = _get_state(socket, spec, version)
                     if all(rule.line for rule in rules):
-                        found[version] = listed(present, rules)
+                        listings[version] = render_listing(chains, rules)
                     else:
-                        asked[version] = list(dict.fromkeys((*present, *(rule.chain.name for rule in rules))))
-    except KernelError:  # a kernel without nftables, or one that does not tell us: the programs will
-        asked = {version: [] for version in spec.versions}
-        found = {}
-    return found | iptables.list_chains(asked, TABLE)
+                        names = dict.fromkeys((*chains, *(rule.chain.name for rule in rules)))
+                        chains_for_program[version] = list(names)
+    except KernelError:  # netlink cannot be used, for example on a kernel without nftables: the programs list all
+        chains_for_program = {version: [] for version in spec.versions}
+        listings = {}
+    return listings | iptables.list_chains(chains_for_program, TABLE)
 
 
-def listed(present: Iterable[str], rules: Iterable[ExistingRule]) -> list[str]:
+def render_listing(chains: Iterable[str], rules: Iterable[ExistingRule]) -> list[str]:
     """Returns chains and rules as `-S` lists them."""
-    return [*(f"-N {name}" for name in present), *(rule.line for rule in rules)]
+    return [*(f"-N {name}" for name in chains), *(rule.line for rule in rules)]
 
 
-def removable(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
-    """Returns the chains that are there, each with the number of its rules, and the rules that matter to DEL.
+def get_state_for_del(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
+    """Returns the existing chains, each with the number of its rules, and the rules that matter to DEL.
 
-    Those are the attachment's records, what there is of its addresses, and each bridge's policy.
+    These are the attachment's records, all rules and records of its addresses, and the policies of all bridges.
     """
-    present = there(socket, version, _OWN_CHAINS)
-    text = owner_text(spec.network, Attachment(spec.container_id, spec.ifname))
-    own = owner(spec.network, Attachment(spec.container_id, spec.ifname))
+    chains = _get_chain_uses(socket, version, _CHAINS)
+    attachment = Attachment(spec.container_id, spec.ifname)
+    text, comment = owner_text(spec.network, attachment), owner_comment(spec.network, attachment)
     addresses = {address for address in spec.addresses if address.version == version}
     table = Table(NFPROTO[version], TABLE)
 
-    def recorded(parts: set[bytes]) -> list[ExistingRule]:
-        return placed(socket, Chain(table, OWNERS), version, _having(parts)) if OWNERS in present else []
+    def list_records(parts: set[bytes]) -> list[ExistingRule]:
+        return list_rules(socket, Chain(table, OWNERS), version, _contains_any(parts)) if OWNERS in chains else []
 
-    found = recorded(_values(addresses) | {text.encode(errors="surrogateescape")})
-    of_records = {item.address for item in records(rule.line for rule in found) if item.match == own}
-    if further := of_records - addresses:
+    rules = list_records(_compared_values(addresses) | {text.encode(errors="surrogateescape")})
+    recorded = {item.address for item in parse_records(rule.line for rule in rules) if item.match == comment}
+    if further := recorded - addresses:
         addresses |= further
-        found += [rule for rule in recorded(_values(further)) if rule not in found]
-    if FORWARD in present and addresses:
-        found += placed(socket, Chain(table, FORWARD), version, _having(_values(addresses)))
-    return present, found + _of_stages(socket, present, version)
+        rules += [rule for rule in list_records(_compared_values(further)) if rule not in rules]
+    if FORWARD in chains and addresses:
+        rules += list_rules(socket, Chain(table, FORWARD), version, _contains_any(_compared_values(addresses)))
+    return chains, rules + _list_policy_rules(socket, chains, version)
 
 
-def collectable(socket: NftSocket, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
-    """Returns the same for GC, to which all records and addresses matter."""
-    present = there(socket, version, _OWN_CHAINS)
+def get_state_for_gc(socket: NftSocket, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
+    """Returns the same for GC: the rules and records of all addresses, and the policies of all bridges."""
+    chains = _get_chain_uses(socket, version, _CHAINS)
     table = Table(NFPROTO[version], TABLE)
-    names = [name for name in (OWNERS, FORWARD) if name in present]
-    found = [rule for name in names for rule in placed(socket, Chain(table, name), version)]
-    return present, found + _of_stages(socket, present, version)
+    names = [name for name in (OWNERS, FORWARD) if name in chains]
+    rules = [rule for name in names for rule in list_rules(socket, Chain(table, name), version)]
+    return chains, rules + _list_policy_rules(socket, chains, version)
 
 
-def _relevant(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
-    """Returns the chains that are there of those that are needed, and the rules that matter to ADD and CHECK."""
-    table = Table(NFPROTO[version], TABLE)
-    present = there(socket, version, (*required_chains(spec), STAGE_1))
-    values = _values(accepted_addresses(spec, version))
-    bridge = {spec.bridge.encode(errors="surrogateescape") + b"\0", _RETURN}
-    matters: dict[str, Wanted] = {
-        ENTRY: _having({name.encode() + b"\0" for name in (FORWARD, STAGE_1)}),
-        FORWARD: _having(values | {spec.admin_chain.encode() + b"\0"}),
-        OWNERS: _having(values),
-        STAGE_1: _having(bridge),
-        STAGE_2: _having(bridge),
-    }
-    looked_at = [name for name in matters if name in required_chains(spec) and name in present]
-    if FORWARD in present or STAGE_1 in present:
-        looked_at.insert(0, ENTRY)
-    found = []
-    expected = _expected(spec, version)
-    for name in looked_at:
-        lines = [line for line in expected if line.startswith(f"-A {name} ")]
-        found += placed(socket, Chain(table, name), version, matters[name], lines)
-    return present, found
-
-
-def _expected(spec: FirewallSpec, version: int) -> list[str]:
-    """Returns the rules that are most likely there, each chain's in order."""
-    addresses = accepted_addresses(spec, version)
-    own = [line for address in addresses for line in (*address_rules(address), record(spec, address))]
-    return [FORWARD_JUMP, admin_jump(spec.admin_chain), *own]
-
-
-def there(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, int]:
-    """Returns those of the chains that are there, each with how many rules it has and rules that lead to it."""
-    own = [Chain(Table(NFPROTO[version], TABLE), name) for name in dict.fromkeys(names)]
-    return {chain.name: chain.uses for chain in nft.get_chains(socket, *own) if chain}
-
-
-def placed(
-    socket: NftSocket, chain: Chain, version: int, spec: Wanted | str = "", expected: Collection[str] = ()
+def list_rules(
+    socket: NftSocket, chain: Chain, version: int, filter_: MessageFilter | str = "", expected: Collection[str] = ()
 ) -> list[ExistingRule]:
-    """Returns the `spec` rules of a chain, in order; to recognise those that are `expected` is quicker."""
-    known = LineMatcher(version, expected)
+    """Returns the rules of a chain that pass the filter, in order; recognising `expected` lines is faster."""
+    matcher = LineMatcher(version, expected)
     return [
-        ExistingRule(chain, rule.handle, known.line(rule) or iptables_listing.render_line(chain.name, rule, version))
-        for rule in nft.list_rules(socket, chain, spec)
+        ExistingRule(chain, rule.handle, matcher.line(rule) or iptables_listing.render_line(chain.name, rule, version))
+        for rule in nft.list_rules(socket, chain, filter_)
     ]
 
 
-def _of_stages(socket: NftSocket, present: Collection[str], version: int) -> list[ExistingRule]:
-    names = [name for name in (STAGE_1, STAGE_2) if name in present]
+def _get_state(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
+    """Returns those of the required chains that exist, and the rules that matter to ADD and CHECK."""
     table = Table(NFPROTO[version], TABLE)
-    return [rule for name in names for rule in placed(socket, Chain(table, name), version)]
+    chains = _get_chain_uses(socket, version, (*required_chains(spec), STAGE_1))
+    values = _compared_values(accepted_addresses(spec, version))
+    bridge = {spec.bridge.encode(errors="surrogateescape") + b"\0", _RETURN}
+    filters: dict[str, MessageFilter] = {
+        ENTRY: _contains_any({name.encode() + b"\0" for name in (FORWARD, STAGE_1)}),
+        FORWARD: _contains_any(values | {spec.admin_chain.encode() + b"\0"}),
+        OWNERS: _contains_any(values),
+        STAGE_1: _contains_any(bridge),
+        STAGE_2: _contains_any(bridge),
+    }
+    names = [name for name in filters if name in required_chains(spec) and name in chains]
+    if FORWARD in chains or STAGE_1 in chains:
+        names.insert(0, ENTRY)
+    rules = []
+    expected = _expected_lines(spec, version)
+    for name in names:
+        lines = [line for line in expected if line.startswith(f"-A {name} ")]
+        rules += list_rules(socket, Chain(table, name), version, filters[name], lines)
+    return chains, rules
 
 
-def _values(addresses: Iterable[Address]) -> set[bytes]:
-    """Returns what stands in a message whose rule is about one of the addresses."""
+def _expected_lines(spec: FirewallSpec, version: int) -> list[str]:
+    """Returns the rules that most likely exist, in the order of each chain."""
+    addresses = accepted_addresses(spec, version)
+    rules = [line for address in addresses for line in (*address_rules(address), record_rule(spec, address))]
+    return [FORWARD_JUMP, admin_jump(spec.admin_chain), *rules]
+
+
+def _get_chain_uses(socket: NftSocket, version: int, names: Iterable[str]) -> dict[str, int]:
+    """Returns the existing chains, each with the number of its rules and of jumps to it."""
+    chains = [Chain(Table(NFPROTO[version], TABLE), name) for name in dict.fromkeys(names)]
+    return {chain.name: chain.uses for chain in nft.get_chains(socket, *chains) if chain}
+
+
+def _list_policy_rules(socket: NftSocket, chains: Collection[str], version: int) -> list[ExistingRule]:
+    names = [name for name in (STAGE_1, STAGE_2) if name in chains]
+    table = Table(NFPROTO[version], TABLE)
+    return [rule for name in names for rule in list_rules(socket, Chain(table, name), version)]
+
+
+def _compared_values(addresses: Iterable[Address]) -> set[bytes]:
+    """Returns the bytes that are in the message of a rule that matches one of the addresses."""
     return {nft_rule.compared_value(address.packed) for address in addresses}
 
 
-def _having(parts: Collection[bytes]) -> Wanted:
+def _contains_any(parts: Collection[bytes]) -> MessageFilter:
     return lambda message: any(part in message for part in parts)

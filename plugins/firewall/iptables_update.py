@@ -1,7 +1,6 @@
-"""What ADD writes, and what DEL and GC take away, given what there is.
+"""The lines that ADD applies, and the rules that DEL and GC delete, from the existing rules.
 
-One rule: pure; lines in, lines out. Another attachment's address is never taken away, nor a policy of a bridge that is
-there.
+One rule: pure; lines in, lines out. Addresses of other attachments and the policies of existing bridges stay.
 """
 
 from __future__ import annotations
@@ -27,139 +26,151 @@ from plugins.firewall.iptables_rules import (
     is_of_network,
     normalize,
     other_policy_rules,
-    owner,
+    owner_comment,
+    parse_records,
     policy_rules,
-    record,
-    records,
+    record_rule,
 )
 from plugins.firewall.spec import OPEN, FirewallSpec
 
-IsGone = Callable[[Record], bool]  # whether whose record it is surely does not live any more
+IsStale = Callable[[Record], bool]  # returns whether the attachment of a record is proven to be no longer running
 
 
 def required_chains(spec: FirewallSpec) -> list[str]:
-    """Returns the chains that are needed."""
-    own = [FORWARD, spec.admin_chain, OWNERS] if spec.accepts else []
-    return own + ([STAGE_1, STAGE_2] if spec.policy != OPEN else [])
+    """Returns the chains that the rules of `spec` need."""
+    chains = [FORWARD, spec.admin_chain, OWNERS] if spec.accepts else []
+    return chains + ([STAGE_1, STAGE_2] if spec.policy != OPEN else [])
 
 
 def accepted_addresses(spec: FirewallSpec, version: int) -> list[Address]:
-    """Returns the addresses of an IP version that are to be let through."""
+    """Returns the addresses of an IP version that the rules accept; none if firewalld accepts them."""
     return [address for address in spec.addresses if address.version == version and spec.accepts]
 
 
-def add_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
-    """Returns what is to be applied so that the rules of `spec` are there, once, and where they belong.
+def add_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_stale: IsStale) -> list[str]:
+    """Returns the lines that create the rules of `spec`, once and in position.
 
-    `listing` is what `iptables -S` tells of what is ours, and of the rules in FORWARD that lead there.
+    `listing`: the lines of `iptables -S` for this plugin's chains, and for the rules in FORWARD that jump to them.
     """
-    made = [f"-N {chain}" for chain in required_chains(spec) if f"-N {chain}" not in listing]
-    made += _jumps(spec, listing)
+    lines = [f"-N {chain}" for chain in required_chains(spec) if f"-N {chain}" not in listing]
+    lines += _jump_lines(spec, listing)
     if spec.accepts:
         jump = admin_jump(spec.admin_chain)
         if (number := listing.count(jump)) != 1:
-            made += [*deletion_lines([jump] * number), _first(jump)]
-        made += _addresses(spec, version, listing, is_gone)
+            lines += [*deletion_lines([jump] * number), _insert_line(jump)]
+        lines += _address_lines(spec, version, listing, is_stale)
     if spec.policy != OPEN:
-        made += _policy(spec, listing)
-    return made
+        lines += _policy_lines(spec, listing)
+    return lines
 
 
 def del_rules(
-    spec: FirewallSpec, version: int, listing: Sequence[str], dead: Collection[str], is_gone: IsGone
+    spec: FirewallSpec, version: int, listing: Sequence[str], stale_interfaces: Collection[str], is_stale: IsStale
 ) -> list[str]:
-    """Returns the rules that an attachment's DEL takes away: its addresses are those of `spec` and of its records.
+    """Returns the rules that an attachment's DEL deletes: those of the addresses in `spec` and in its records.
 
-    An address that has another's record stays, unless that one `is_gone`. `dead` are interfaces whose policies go.
+    Keeps an address with another attachment's record, unless that record `is_stale`. Deletes the policies of
+    `stale_interfaces`.
     """
-    own = owner(spec.network, Attachment(spec.container_id, spec.ifname))
-    known = records(listing)
+    comment = owner_comment(spec.network, Attachment(spec.container_id, spec.ifname))
+    records = parse_records(listing)
     addresses = {address for address in spec.addresses if address.version == version}
-    addresses |= {item.address for item in known if item.match == own}
-    gone = {item for item in known if item.match == own or (item.address in addresses and is_gone(item))}
-    return _removal(listing, known, gone, addresses, dead)
+    addresses |= {item.address for item in records if item.match == comment}
+    stale = {item for item in records if item.match == comment or (item.address in addresses and is_stale(item))}
+    return _removable_rules(listing, records, stale, addresses, stale_interfaces)
 
 
-def gc_rules(network: str, valid: Iterable[Attachment], listing: Sequence[str], dead: Collection[str]) -> list[str]:
-    """Returns the rules that GC takes away: what has only records of the network's attachments that are not `valid`."""
-    kept = {owner(network, item) for item in valid}
-    known = records(listing)
-    gone = {item for item in known if is_of_network(item, network) and item.match not in kept}
-    return _removal(listing, known, gone, {item.address for item in gone}, dead)
+def gc_rules(
+    network: str, valid: Iterable[Attachment], listing: Sequence[str], stale_interfaces: Collection[str]
+) -> list[str]:
+    """Returns the rules that GC deletes: of addresses with no other records than of attachments not in `valid`."""
+    valid_comments = {owner_comment(network, item) for item in valid}
+    records = parse_records(listing)
+    stale = {item for item in records if is_of_network(item, network) and item.match not in valid_comments}
+    return _removable_rules(listing, records, stale, {item.address for item in stale}, stale_interfaces)
 
 
 def count_unowned(listing: Sequence[str]) -> int:
-    """Returns how many rules of addresses there are that have no record."""
-    named = {item.address for item in records(listing)}
-    found = (address_of(line) for line in listing)
-    return sum(address not in named for address in found if address)
+    """Returns the number of address rules without a record."""
+    recorded = {item.address for item in parse_records(listing)}
+    addresses = (address_of(line) for line in listing)
+    return sum(address not in recorded for address in addresses if address)
 
 
 def removal_lines(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
-    """Returns what deletes rules, and the chain of the records with the last of them."""
-    left = [line for line in listing if line.startswith(f"-A {OWNERS} ") and line not in rules]
-    return deletion_lines(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not left else [])
+    """Returns the lines that delete rules, and with the last record its chain."""
+    remaining = [line for line in listing if line.startswith(f"-A {OWNERS} ") and line not in rules]
+    return deletion_lines(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not remaining else [])
 
 
-def _removal(
-    listing: Sequence[str], known: list[Record], gone: set[Record], addresses: set[Address], dead: Collection[str]
+def _removable_rules(
+    listing: Sequence[str],
+    records: list[Record],
+    stale: set[Record],
+    addresses: set[Address],
+    stale_interfaces: Collection[str],
 ) -> list[str]:
-    free = addresses - {item.address for item in known if item not in gone}
-    records_gone = {item.line for item in gone}
-    return [line for line in listing if line in records_gone or address_of(line) in free or interface_of(line) in dead]
+    unused = addresses - {item.address for item in records if item not in stale}
+    stale_lines = {item.line for item in stale}
+    return [
+        line
+        for line in listing
+        if line in stale_lines or address_of(line) in unused or interface_of(line) in stale_interfaces
+    ]
 
 
-def _jumps(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
-    """Returns what puts both jumps into FORWARD once, the policies' before what lets packets pass.
+def _jump_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
+    """Returns the lines that put both jumps into FORWARD once, the policies' jump before the accepting one.
 
-    One that is there keeps its place, as others' rules may be meant to be before or behind it. Where two first pods
-    made one at the same time, both are deleted and one is made: of two ADDs that do so, one is refused and looks again.
+    A correct jump keeps its position, since rules of other programs may depend on it. If parallel ADDs created a jump
+    twice, both are deleted and one is created: of two ADDs that do so, the kernel refuses one, which tries again.
     """
-    found = [line for line in listing if normalize(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
-    accepting = found.count(FORWARD_JUMP)
-    isolating = [line for line in found if line != FORWARD_JUMP]
+    jumps = [line for line in listing if normalize(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
+    accepting = jumps.count(FORWARD_JUMP)
+    isolating = [line for line in jumps if line != FORWARD_JUMP]
     misplaced = spec.accepts and accepting != 1
-    made = [*deletion_lines([FORWARD_JUMP] * accepting), _first(FORWARD_JUMP)] if misplaced else []
+    lines = [*deletion_lines([FORWARD_JUMP] * accepting), _insert_line(FORWARD_JUMP)] if misplaced else []
     if not isolating and spec.policy == OPEN:
-        return made
-    if len(isolating) == 1 and not misplaced and found[0] == isolating[0]:
-        return made
-    return [*made, *deletion_lines(isolating), _first(ISOLATION_JUMP)]
+        return lines
+    if len(isolating) == 1 and not misplaced and jumps[0] == isolating[0]:
+        return lines
+    return [*lines, *deletion_lines(isolating), _insert_line(ISOLATION_JUMP)]
 
 
-def _addresses(spec: FirewallSpec, version: int, listing: Sequence[str], is_gone: IsGone) -> list[str]:
-    """Returns what lets the addresses pass, and takes over those whose records are of somebody who is gone.
+def _address_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_stale: IsStale) -> list[str]:
+    """Returns the lines that accept the addresses, and delete the stale records of other attachments.
 
-    So is who has the address of the same network: that gives each address to one at a time.
+    Another record of the same network is stale, since a network allocates an address to one attachment at a time.
     """
-    own = accepted_addresses(spec, version)
-    rules = [rule for address in own for rule in address_rules(address)]
-    kept = [record(spec, address) for address in own]
-    others = [item for item in records(listing) if item.address in own and item.line not in kept]
-    taken = [item.line for item in others if is_of_network(item, spec.network) or is_gone(item)]
-    return [line for line in (*rules, *kept) if line not in listing] + deletion_lines(taken)
+    addresses = accepted_addresses(spec, version)
+    rules = [rule for address in addresses for rule in address_rules(address)]
+    desired_records = [record_rule(spec, address) for address in addresses]
+    others = [item for item in parse_records(listing) if item.address in addresses and item.line not in desired_records]
+    stale = [item.line for item in others if is_of_network(item, spec.network) or is_stale(item)]
+    return [line for line in (*rules, *desired_records) if line not in listing] + deletion_lines(stale)
 
 
-def _policy(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
-    """Returns what puts a bridge's rules first in their chains, once, and takes away those of the other policy.
+def _policy_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
+    """Returns the lines that put a bridge's rules first in their chains, once, and delete the other policy's rules.
 
-    Two first pods may have made them at the same time: see _jumps.
+    Parallel ADDs may have created them twice, as in _jump_lines.
     """
-    made = []
-    own_rules = policy_rules(spec.policy, spec.bridge)
+    lines = []
+    desired_rules = policy_rules(spec.policy, spec.bridge)
     for chain, end in ENDS.items():
-        # What stands behind the end is not reached.
-        found = [line for line in listing if line.startswith(f"-A {chain} ")]
-        ends = [line for line in found if normalize(line) == end]
-        listed = found[: found.index(ends[0])] if ends else found
-        reached = [normalize(line) for line in listed]
-        for rule in reversed([rule for rule in own_rules if rule.startswith(f"-A {chain} ")]):
-            twice = deletion_lines([rule] * listed.count(rule)) if listed.count(rule) > 1 else []
-            made += [*twice, _first(rule)] if twice or rule not in reached else []
-        made += [] if len(ends) == 1 else [*deletion_lines(ends), end]
+        # Rules after the end have no effect.
+        existing = [line for line in listing if line.startswith(f"-A {chain} ")]
+        ends = [line for line in existing if normalize(line) == end]
+        before_end = existing[: existing.index(ends[0])] if ends else existing
+        reached = [normalize(line) for line in before_end]
+        for rule in reversed([rule for rule in desired_rules if rule.startswith(f"-A {chain} ")]):
+            count = before_end.count(rule)
+            duplicates = deletion_lines([rule] * count) if count > 1 else []
+            lines += [*duplicates, _insert_line(rule)] if duplicates or rule not in reached else []
+        lines += [] if len(ends) == 1 else [*deletion_lines(ends), end]
     other = other_policy_rules(spec.policy, spec.bridge)
-    return made + deletion_lines(line for line in listing if line in other)
+    return lines + deletion_lines(line for line in listing if line in other)
 
 
-def _first(rule: str) -> str:
+def _insert_line(rule: str) -> str:
     return rule.replace("-A ", "-I ", 1)

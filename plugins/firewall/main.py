@@ -1,6 +1,6 @@
 """The verbs of firewall.
 
-One rule: each change is followed by its undo, and DEL looks for rules wherever they may be, whatever is configured.
+One rule: each change has its undo, and DEL looks for rules in every backend, whatever is configured.
 """
 
 from __future__ import annotations
@@ -21,65 +21,65 @@ from plugins.firewall.spec import FirewallSpec
 from process.undo import Undo
 
 
-def cmd_add(args: CmdArgs, conf: NetConf) -> Result:
-    """Accepts the attachment's packets; returns the earlier plugins' result unchanged.
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Accepts the attachment's packets; returns prevResult unchanged.
 
-    May be repeated at any time: flushed rules are restored. A failed ADD leaves only the shared chains, which other
-    pods may use by then.
+    May be repeated at any time: recreates flushed rules. A failed ADD leaves only the shared chains, which other pods
+    may use by then.
     """
-    prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
-    own = firewall_conf.parse(args, conf, prev_result)
-    if own.spec.addresses:
+    prev_result = net_conf.required_prev_result("missing prevResult from earlier plugin")
+    conf = firewall_conf.parse(args, net_conf, prev_result)
+    if conf.spec.addresses:
         with Undo() as undo:
-            undo.push("remove the firewall's rules", partial(_remove, own.spec))
+            undo.push("remove the firewall's rules", partial(_remove, conf.spec))
             try:
-                backend.add(own)
+                backend.add(conf)
             except UnchangedError:
-                undo.clear()  # what an earlier ADD made is as it was
+                undo.clear()  # the rules of an earlier ADD are unchanged: keep them
                 raise
     return prev_result
 
 
-def cmd_del(args: CmdArgs, conf: NetConf) -> None:
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules from every backend; absent rules and an invalid configuration are no errors."""
-    _remove(firewall_conf.parse_leniently(args, conf))
+    _remove(firewall_conf.parse_leniently(args, net_conf))
 
 
-def cmd_check(args: CmdArgs, conf: NetConf) -> None:
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks that the attachment's rules exist and are reached; changes nothing."""
-    prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
-    own = firewall_conf.parse(args, conf, prev_result)
-    if own.spec.addresses:
-        backend.check(own)
+    prev_result = net_conf.required_prev_result("missing prevResult from earlier plugin")
+    conf = firewall_conf.parse(args, net_conf, prev_result)
+    if conf.spec.addresses:
+        backend.check(conf)
 
 
-def cmd_gc(args: CmdArgs, conf: NetConf, valid: frozenset[Attachment]) -> None:
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes this network's rules of attachments that are not in `valid`; rules that name no network stay."""
     rules = [
-        lambda socket: firewalld.gc(socket, conf.name, valid),
-        lambda socket: iptables.gc(socket, conf.name, valid),
-        lambda socket: nftables.gc(socket, conf.name, valid),
+        lambda socket: firewalld.gc(socket, net_conf.name, valid),
+        lambda socket: iptables.gc(socket, net_conf.name, valid),
+        lambda socket: nftables.gc(socket, net_conf.name, valid),
     ]
-    run_all(partial(iptables.gc_legacy, conf.name, valid), partial(nft.run_steps, rules))
+    run_all(partial(iptables.gc_legacy, net_conf.name, valid), partial(nft.run_steps, rules))
 
 
-def cmd_status(args: CmdArgs, conf: NetConf) -> None:
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Raises CniError(50) if ADD could not succeed."""
     try:
-        own = firewall_conf.parse(args, conf, None)
+        conf = firewall_conf.parse(args, net_conf, None)
     except CniError as error:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from None
-    if problem := backend.get_problem(own):
-        cure = 'install what is missing, or set "backend" to another one'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", cure)
+    if problem := backend.get_problem(conf):
+        fix = 'install what is missing, or set "backend" to another one'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", fix)
 
 
-def cmd_repair(args: CmdArgs, conf: NetConf) -> None:
+def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
     """Creates the attachment's rules again after a flush or a reload of firewalld."""
-    prev_result = conf.required_prev_result("missing prevResult from earlier plugin")
-    own = firewall_conf.parse(args, conf, prev_result)
-    if own.spec.addresses:
-        repair_if_missing("the firewall's rules", partial(backend.check, own), partial(backend.add, own))
+    prev_result = net_conf.required_prev_result("missing prevResult from earlier plugin")
+    conf = firewall_conf.parse(args, net_conf, prev_result)
+    if conf.spec.addresses:
+        repair_if_missing("the firewall's rules", partial(backend.check, conf), partial(backend.add, conf))
 
 
 PLUGIN = Plugin(
@@ -89,7 +89,7 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
-    parse=lambda args, conf: firewall_conf.parse(args, conf, conf.prev_result()),
+    parse=lambda args, net_conf: firewall_conf.parse(args, net_conf, net_conf.prev_result()),
     keys=firewall_conf.KEYS,
     cmd_repair=cmd_repair,
     cmd_remove_rules=cmd_del,  # which is about rules only
@@ -97,11 +97,11 @@ PLUGIN = Plugin(
 )
 
 
-def _remove(own: FirewallSpec) -> None:
+def _remove(spec: FirewallSpec) -> None:
     """Removes the attachment's rules from all backends: firewalld, netlink, iptables-legacy."""
     rules = [
-        lambda socket: firewalld.delete(socket, own),
-        lambda socket: iptables.delete(socket, own),
-        lambda socket: nftables.delete(socket, own),
+        lambda socket: firewalld.delete(socket, spec),
+        lambda socket: iptables.delete(socket, spec),
+        lambda socket: nftables.delete(socket, spec),
     ]
-    run_all(partial(iptables.delete_legacy, own), partial(nft.run_steps, rules))
+    run_all(partial(iptables.delete_legacy, spec), partial(nft.run_steps, rules))

@@ -1,7 +1,7 @@
-"""The firewall by nftables: a table of our own, whose rules never change; a pod is elements of its sets.
+"""The backend nftables: a table of this plugin, whose rules never change; a pod is represented by elements of its sets.
 
-One rule: a verb changes everything in one transaction, made for what it saw, and no process is started. What is to be
-there stands in nftables_rules. What firewalld was told of is kept in the same table: nftables_records.
+One rule: a verb changes everything in one transaction, which the kernel refuses if the ruleset has changed since it was
+read, and runs no program. nftables_rules has the desired objects; nftables_records keeps its records in the same table.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _NEEDS = "the firewall with nftables needs a kernel with sets and connection tra
 
 
 def add(spec: FirewallSpec) -> None:
-    """Makes table and elements; those that are there stay, and what was another attachment's is this one's now.
+    """Creates the missing tables and elements; takes over elements of other attachments with the same key.
 
-    Raises CniError(999) with a hint where the kernel cannot do it; UnchangedError where it said so.
+    Raises CniError(999), with a hint if the kernel lacks a feature; an UnchangedError if the kernel has answered.
     """
     with nft.open_socket() as socket:
         try:
-            _add_surely(socket, spec)
+            _add_with_retry(socket, spec)
         except KernelError as error:
             kind = CniError if _is_lost(error) else UnchangedError
             raise kind(error.code, error.msg, _problem(socket, rules.required_tables(spec)) or error.details) from error
         if spec.accepts:
-            _tell_of_drop(socket, spec.versions)
+            _warn_of_drop(socket, spec.versions)
     if spec.policy == ISOLATED and not spec.ports:
-        _tell_of_unknown_port(spec.bridge)
+        _warn_of_unknown_port(spec.bridge)
 
 
 def check(spec: FirewallSpec) -> None:
-    """Checks that packets come to the elements and that these are there; raises CniError(999), KernelError."""
+    """Checks the tables, their rules and the attachment's elements; raises CniError(999), KernelError."""
     with nft.open_socket() as socket:
         nftables_check.check(socket, spec)
 
 
 def get_problem() -> str:
-    """Tells what the kernel lacks for this, "" when nothing; tries it and leaves nothing behind."""
+    """Returns what the kernel lacks for this backend, "" if nothing; tries it and changes nothing."""
     try:
         with nft.open_socket() as socket:
             return _problem(socket, [BASE])
@@ -62,8 +62,8 @@ def get_problem() -> str:
 
 
 def delete(socket: NftSocket, spec: FirewallSpec) -> None:
-    """Deletes the attachment's elements, whatever addresses are known; absent is success. Raises KernelError."""
-    _delete(socket, ElementFilter.attachments(spec))
+    """Deletes the attachment's elements, also without its addresses; absent is success. Raises KernelError."""
+    _delete(socket, ElementFilter.of_attachment(spec))
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
@@ -71,8 +71,8 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
     _delete(socket, ElementFilter.stale(network, valid))
 
 
-def _add_surely(socket: NftSocket, spec: FirewallSpec) -> None:
-    """Makes what is missing; once more where the answer was lost, and with it what came of that. Raises KernelError."""
+def _add_with_retry(socket: NftSocket, spec: FirewallSpec) -> None:
+    """Creates missing objects; tries again if the kernel's answer was lost. Raises KernelError."""
     attempt = partial(nft.retry_with_generation, socket, lambda generation: _add(socket, spec, generation))
     try:
         attempt()
@@ -83,93 +83,98 @@ def _add_surely(socket: NftSocket, spec: FirewallSpec) -> None:
 
 
 def _is_lost(error: KernelError) -> bool:
-    """Tells whether it was the conversation that failed, so that the kernel may have done what it was asked for."""
+    """Returns whether the socket failed, so that the kernel may have executed the request."""
     return isinstance(error.__cause__, OSError)
 
 
 def _add(socket: NftSocket, spec: FirewallSpec, generation: int) -> None:
-    requests = [request for base in rules.required_tables(spec) for request in _made(socket, base)]
-    requests += _changes(socket, ElementFilter.attachments(spec), spec)
+    requests = [request for base in rules.required_tables(spec) for request in _missing_table_requests(socket, base)]
+    requests += _changes(socket, ElementFilter.of_attachment(spec), spec)
     nft.change(socket, *requests, generation=generation)
 
 
-def _delete(socket: NftSocket, whose: ElementFilter) -> None:
+def _delete(socket: NftSocket, owner_filter: ElementFilter) -> None:
     nft.retry_with_generation(
-        socket, lambda generation: nft.change(socket, *_changes(socket, whose, None), generation=generation)
+        socket, lambda generation: nft.change(socket, *_changes(socket, owner_filter, None), generation=generation)
     )
 
 
-def _made(socket: NftSocket, base: BaseTable) -> list[Request]:
-    """Returns what makes a table, nothing if it is there.
+def _missing_table_requests(socket: NftSocket, base: BaseTable) -> list[Request]:
+    """Returns the requests that create a table; none if it is complete.
 
-    How many rules its chains have is enough here, as nobody else's belong there; CHECK looks at each.
+    Only counts the rules of its chains, as other programs add none; CHECK looks at each.
     """
-    found = nft.get_chains(socket, *base.uses)
-    if all(chain == own and chain.uses == uses for chain, (own, uses) in zip(found, base.uses.items(), strict=True)):
+    existing = nft.get_chains(socket, *base.uses)
+    if all(
+        chain == desired and chain.uses == uses
+        for chain, (desired, uses) in zip(existing, base.uses.items(), strict=True)
+    ):
         return []
-    return _requests(base)
+    return _table_requests(base)
 
 
-def _requests(base: BaseTable) -> list[Request]:
+def _table_requests(base: BaseTable) -> list[Request]:
     requests = [
         nft.table_request(base.table),
         *map(nft_set.set_request, base.sets),
         *map(nft.chain_request, base.chains),
     ]
     for chain, content in base.rules.items():
-        # Flushed even when it is empty: another first pod may fill it before us.
+        # Flushed even if it is empty: a parallel ADD may fill it before us.
         requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, rule.expressions) for rule in content)]
     return requests
 
 
-def _changes(socket: NftSocket, whose: ElementFilter, spec: FirewallSpec | None) -> list[Request]:
-    """Returns what leaves of the elements that are `whose` those that are `spec`, and adds what is missing."""
+def _changes(socket: NftSocket, owner_filter: ElementFilter, spec: FirewallSpec | None) -> list[Request]:
+    """Returns the requests that make the elements of the matching owners equal those of `spec`; None deletes all."""
     requests: list[Request] = []
-    left: set[bytes] = set()  # members that go
-    expected = rules.desired_elements(spec) if spec else {}
-    for own in OWNED:
-        new = {element.key: element for element in expected.get(own, ())}
-        found = nft_set.list_elements(socket, own, byte_filter({*whose.hints, *new}))
+    deleted_members: set[bytes] = set()
+    desired = rules.desired_elements(spec) if spec else {}
+    for element_set in OWNED:
+        new = {element.key: element for element in desired.get(element_set, ())}
+        existing = nft_set.list_elements(socket, element_set, byte_filter({*owner_filter.hints, *new}))
         right = {
             item.key
-            for item in found
+            for item in existing
             if item.key in new and spec and rules.element_owner(item) == rules.spec_owner(spec)
         }
-        old = [item.key for item in found if item.key not in right and (item.key in new or whose.has(item))]
-        left.update(old if own in MEMBERS.values() else ())
-        requests += nft_set.delete_element_requests(own, old)
-        if lacking := [element for key, element in new.items() if key not in right]:
-            requests += [nft_set.set_request(own), *nft_set.add_element_requests(own, lacking)]
-    return requests + _policies(socket, spec, left)
+        old = [item.key for item in existing if item.key not in right and (item.key in new or owner_filter.has(item))]
+        deleted_members.update(old if element_set in MEMBERS.values() else ())
+        requests += nft_set.delete_element_requests(element_set, old)
+        if missing := [element for key, element in new.items() if key not in right]:
+            requests += [nft_set.set_request(element_set), *nft_set.add_element_requests(element_set, missing)]
+    return requests + _policy_requests(socket, spec, deleted_members)
 
 
-def _policies(socket: NftSocket, spec: FirewallSpec | None, left: Collection[bytes]) -> list[Request]:
-    """Returns what gives the attachment's bridge its policy, and takes theirs from those whose last member goes."""
+def _policy_requests(socket: NftSocket, spec: FirewallSpec | None, deleted_members: Collection[bytes]) -> list[Request]:
+    """Returns the requests that set the policy of the attachment's bridge, and delete those of memberless bridges."""
     bridge = interface_key(spec.bridge) if spec and spec.bridge else b""
-    gone = {rules.bridge_of(key) for key in left} - {bridge}
-    if gone:
+    unused = {rules.bridge_of(key) for key in deleted_members} - {bridge}
+    if unused:
         members = [
-            item.key for own in MEMBERS.values() for item in nft_set.list_elements(socket, own, byte_filter(gone))
+            item.key
+            for member_set in MEMBERS.values()
+            for item in nft_set.list_elements(socket, member_set, byte_filter(unused))
         ]
-        gone &= {rules.bridge_of(key) for key in members}  # where even ours was not seen, nothing is known
-        gone -= {rules.bridge_of(key) for key in members if key not in left}
+        unused &= {rules.bridge_of(key) for key in members}  # without the deleted member the listing is incomplete
+        unused -= {rules.bridge_of(key) for key in members if key not in deleted_members}
     requests: list[Request] = []
-    same = spec is not None and spec.policy == SAME_BRIDGE
-    for own, key, wished in ((POLICED, 1, True), (SAME_BRIDGE_PAIRS, 2, same)):
-        new = {bridge * key} if bridge and wished else set()
-        old = {each * key for each in gone} | ({bridge * key} if bridge and not wished else set())
-        found = (
-            {item.key for item in nft_set.list_elements(socket, own, byte_filter(new | old))} if new or old else set()
-        )
-        requests += nft_set.delete_element_requests(own, old & found)
-        requests += nft_set.add_element_requests(own, map(nft_set.Element, new - found))
+    is_same_bridge = spec is not None and spec.policy == SAME_BRIDGE
+    for bridge_set, repetitions, is_desired in ((POLICED, 1, True), (SAME_BRIDGE_PAIRS, 2, is_same_bridge)):
+        new = {bridge * repetitions} if bridge and is_desired else set()
+        old = {each * repetitions for each in unused}
+        old |= {bridge * repetitions} if bridge and not is_desired else set()
+        elements = nft_set.list_elements(socket, bridge_set, byte_filter(new | old)) if new or old else []
+        existing = {item.key for item in elements}
+        requests += nft_set.delete_element_requests(bridge_set, old & existing)
+        requests += nft_set.add_element_requests(bridge_set, map(nft_set.Element, new - existing))
     return requests
 
 
-def _tell_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
-    """Tells on stderr where iptables drops what is accepted here: that is each table's own decision."""
-    found = nft.get_chains(socket, *(_IPTABLES[version] for version in versions))
-    if names := [_TOOLS[version] for version, chain in zip(versions, found, strict=True) if chain and chain.drops]:
+def _warn_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
+    """Prints to stderr that iptables drops packets that this table accepts: each table decides separately."""
+    chains = nft.get_chains(socket, *(_IPTABLES[version] for version in versions))
+    if names := [_TOOLS[version] for version, chain in zip(versions, chains, strict=True) if chain and chain.drops]:
         print(
             f"firewall: chain FORWARD of {' and '.join(names)} drops what it does not accept itself: an accept in a "
             'table of nftables does not change that; set "backend" to "iptables"',
@@ -177,37 +182,40 @@ def _tell_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
         )
 
 
-def _tell_of_unknown_port(bridge: str) -> None:
-    """Tells on stderr that a pod on a bridge may not be apart from the others there; of ptp's interface nothing."""
+def _warn_of_unknown_port(bridge: str) -> None:
+    """Prints to stderr that a pod may not be isolated from others on its bridge; prints nothing for ptp's interface."""
     with Socket() as socket:
-        (found,) = link.get(socket, link.by_name_request(bridge))
-    if found and found.kind == "bridge":
+        (interface,) = link.get(socket, link.by_name_request(bridge))
+    if interface and interface.kind == "bridge":
         print(
-            f"firewall: prevResult does not name the pod's port of {bridge}: what passes within that bridge is dropped "
+            f"firewall: prevResult does not name the pod's port of {bridge}: packets within that bridge are dropped "
             "only if net.bridge.bridge-nf-call-iptables is 1",
             file=sys.stderr,
         )
 
 
 def _problem(socket: NftSocket, bases: Iterable[BaseTable]) -> str:
-    """Has the kernel try what ADD would make, under the same names: others may have made such a table otherwise."""
+    """Returns why ADD cannot create the tables, "" if it can: sends the requests to the kernel without a commit.
+
+    It uses the real names, since another program may have created tables of these names.
+    """
     for base in bases:
         try:
-            nft.dry_run(socket, *_requests(base))
+            nft.dry_run(socket, *_table_requests(base))
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)
             family = "inet" if base is BASE else "bridge"
-            if _is_otherwise(socket, base):
+            if _differs(socket, base):
                 table = f"{family} {base.table.name}"
                 return f"another program created it with other properties: nft list table {table} ({error})"
             return f"{_NEEDS} {family} ({error})"
     return ""
 
 
-def _is_otherwise(socket: NftSocket, base: BaseTable) -> bool:
-    """Tells whether chains or sets of our names are of another kind: what the kernel answers then differs."""
+def _differs(socket: NftSocket, base: BaseTable) -> bool:
+    """Returns whether an existing chain or set of this table has another type, for which the kernel's errno varies."""
     chains = zip(base.chains, nft.get_chains(socket, *base.chains), strict=True)
-    return any(found not in (None, own) for own, found in chains) or False in nft_set.get_key_matches(
+    return any(existing not in (None, desired) for desired, existing in chains) or False in nft_set.get_key_matches(
         socket, *base.sets
     )

@@ -1,7 +1,6 @@
-"""What firewalld was told of, remembered in nftables: zone, address and whose it is, in sets that no rule refers to.
+"""Records of the sources added to firewalld: zone, address and owner, in nftables sets that no rule refers to.
 
-One rule: a record is a help for DEL without prevResult and for GC, never needed: where the kernel has no nftables,
-nothing is remembered.
+One rule: records are optional. They serve GC, and DEL without prevResult; a kernel without nftables has none.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from plugins.firewall.spec import FirewallSpec
 from process.values import dataclass
 
 SETS = {
-    version: Set(rules.TABLE, f"firewalld{version}", (part,), "what firewalld was told of; no rule")
+    version: Set(rules.TABLE, f"firewalld{version}", (part,), "sources added to firewalld; no rule refers to this set")
     for version, part in ADDRESS.items()
 }
-_ZONE = 0x71  # type of our own item in an element's userdata, beside its owner
-_LACKING = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
+_ZONE = 0x71  # type of this item in an element's userdata, beside its owner
+_UNSUPPORTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
 class Record:
-    """An address that is a source of a zone, and what names the attachment (nft_owner.owner_of)."""
+    """An address that is a source of a zone, and its owner ID (kernel.netfilter.nft_owner)."""
 
     zone: str
     address: Address
@@ -38,9 +37,9 @@ class Record:
 
 
 def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
-    """Notes the attachment's addresses and zone; one that another attachment had is this one's now.
+    """Records the attachment's addresses and zone; takes over addresses of other attachments.
 
-    Raises KernelError for what is not the kernel's lack of nftables.
+    Does nothing on a kernel without nftables. Raises KernelError.
     """
     zone = (_ZONE, spec.zone.encode()[:64])
     data = rules.userdata(spec, zone, label=f"zone: {spec.zone}, ")
@@ -48,68 +47,74 @@ def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
     def attempt(generation: int) -> None:
         requests = [nft.table_request(rules.TABLE)]
         for version in spec.versions:
-            own = SETS[version]
+            record_set = SETS[version]
             new = [Element(address.packed, data) for address in spec.addresses if address.version == version]
             keys = {element.key for element in new}
-            old = [element for element in nft_set.list_elements(socket, own) if element.key in keys]
+            old = [element for element in nft_set.list_elements(socket, record_set) if element.key in keys]
             same = {element.key for element in old if element.userdata == data}
-            requests.append(nft_set.set_request(own))
+            requests.append(nft_set.set_request(record_set))
             requests += nft_set.delete_element_requests(
-                own, (element.key for element in old if element.key not in same)
+                record_set, (element.key for element in old if element.key not in same)
             )
-            requests += nft_set.add_element_requests(own, (element for element in new if element.key not in same))
+            requests += nft_set.add_element_requests(
+                record_set, (element for element in new if element.key not in same)
+            )
         nft.change(socket, *requests, generation=generation)
 
-    _done(socket, attempt)
+    _retry_if_supported(socket, attempt)
 
 
 def list_records_of(socket: NftSocket, spec: FirewallSpec) -> list[Record]:
-    """Returns what was noted of an attachment, whatever addresses are known now; raises KernelError."""
+    """Returns the records of an attachment, also without its addresses; raises KernelError."""
     owner = rules.spec_owner(spec)
     return [record for record in list_records(socket) if record.owner == owner]
 
 
 def list_stale_records(socket: NftSocket, network: str, valid: Collection[Attachment]) -> list[Record]:
-    """Returns what was noted of a network's attachments that are not `valid`; raises KernelError."""
-    own = nft_owner.hash_name(network)
-    kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
-    return [record for record in list_records(socket) if record.owner.startswith(own) and record.owner not in kept]
+    """Returns the records of a network's attachments that are not `valid`; raises KernelError."""
+    prefix = nft_owner.hash_name(network)
+    valid_owners = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
+    return [
+        record
+        for record in list_records(socket)
+        if record.owner.startswith(prefix) and record.owner not in valid_owners
+    ]
 
 
 def delete_records(socket: NftSocket, records: Iterable[Record]) -> None:
-    """Deletes records; one whose address is another attachment's by now stays, absent is success. KernelError."""
-    gone = {(record.address.packed, record.owner) for record in records}
+    """Deletes records that still have the same owner; absent is success. Raises KernelError."""
+    stale = {(record.address.packed, record.owner) for record in records}
 
     def attempt(generation: int) -> None:
         requests = []
-        for own in SETS.values():
-            found = nft_set.list_elements(socket, own)
+        for record_set in SETS.values():
+            elements = nft_set.list_elements(socket, record_set)
             requests += nft_set.delete_element_requests(
-                own, [item.key for item in found if (item.key, rules.element_owner(item)) in gone]
+                record_set, [item.key for item in elements if (item.key, rules.element_owner(item)) in stale]
             )
         nft.change(socket, *requests, generation=generation)
 
-    if gone:
-        _done(socket, attempt)
+    if stale:
+        _retry_if_supported(socket, attempt)
 
 
 def list_records(socket: NftSocket) -> list[Record]:
-    """Returns what was noted of all attachments; raises KernelError."""
-    found = [element for own in SETS.values() for element in nft_set.list_elements(socket, own)]
-    return [Record(_zone(element), ip_address(element.key), rules.element_owner(element)) for element in found]
+    """Returns the records of all attachments; raises KernelError."""
+    elements = [element for record_set in SETS.values() for element in nft_set.list_elements(socket, record_set)]
+    return [Record(_zone(element), ip_address(element.key), rules.element_owner(element)) for element in elements]
 
 
 def _zone(element: Element) -> str:
-    """Returns the zone of a record; `nft` lists and loads the comment only."""
+    """Returns the zone of a record, from its comment if `nft` has listed and loaded it: that keeps only the comment."""
     zone = nft_rule.parse_userdata(element.userdata).get(_ZONE)
     if zone is not None:
         return zone.decode(errors="replace")
     return nft_rule.parse_comment(element.userdata).removeprefix("zone: ").partition(", ")[0]
 
 
-def _done(socket: NftSocket, attempt: Callable[[int], None]) -> None:
+def _retry_if_supported(socket: NftSocket, attempt: Callable[[int], None]) -> None:
     try:
         nft.retry_with_generation(socket, attempt)
     except KernelError as error:
-        if error.errno not in _LACKING:
+        if error.errno not in _UNSUPPORTED:
             raise

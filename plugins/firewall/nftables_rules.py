@@ -1,7 +1,7 @@
-"""What the firewall is in nftables: table, chains and their rules, sets, and the elements of an attachment.
+"""The firewall's nftables objects: table, chains and their rules, sets, and the elements of an attachment.
 
-One rule: pure values. Rules never change: a pod is elements of sets, which say in their comments, and where `nft` does
-not look, whose they are.
+One rule: pure values. Rules never change: a pod is represented by elements of sets. An element names its owner in its
+comment, and in an item of its userdata that `nft` ignores.
 
     table inet podwire_firewall {
         set pods4 { type ipv4_addr; elements = { 10.22.0.2 comment "net: a, if: eth0, id: c" } }
@@ -10,8 +10,8 @@ not look, whose they are.
         set inside { type ifname . ifname; elements = { "cni0" . "cni0" } }
         ...
 
-A bridge is in `policed`, and in `inside` if its pods may reach each other, as long as it has members. No rule refers to
-`members4` and `members6`: they tell which those are.
+A bridge is in `policed` as long as it has members, and in `inside` if these may reach each other. The sets `members4`
+and `members6` only list the members: no rule refers to them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from process.values import dataclass
 _FORWARD, _FILTER, _FILTER_BRIDGED = 2, 0, -200  # NF_INET_FORWARD and NF_BR_FORWARD, priorities
 _VERSIONS = (4, 6)
 _COMMENT = re.compile(r"net: (?P<network>[^,]*), if: (?P<ifname>.*), id: (?P<container_id>[^,]*)", re.DOTALL)
-_QUOTE = "%22"  # a comment has no double quotes, an interface's name no %
+_QUOTE = "%22"  # a comment cannot have double quotes, and an interface's name no %
 
 TABLE = Table(nft.INET, "podwire_firewall", "made by podwire's firewall plugin; chain admin is yours, the rest is not")
 BRIDGE_TABLE = Table(nft.BRIDGE, TABLE.name, "made by podwire's firewall plugin")
 
 PODS = {
-    version: Set(TABLE, f"pods{version}", (ADDRESS[version],), "what they send is accepted") for version in _VERSIONS
+    version: Set(TABLE, f"pods{version}", (ADDRESS[version],), "packets from these pods are accepted")
+    for version in _VERSIONS
 }
 MEMBERS = {
     version: Set(TABLE, f"members{version}", (INTERFACE_NAME, ADDRESS[version]), "pods with an ingressPolicy")
@@ -64,33 +65,36 @@ class TextRule(NamedTuple):
 
 @dataclass(frozen=True)
 class ElementFilter:
-    """Whose elements are meant: `hints` are bytes; an element whose owner `means` takes has some of them."""
+    """A filter for elements of certain owners.
+
+    `matches_owner` returns whether an owner ID matches; each element of such an owner contains one of `hints`.
+    """
 
     hints: tuple[bytes, ...]
-    means: Callable[[bytes], bool]
+    matches_owner: Callable[[bytes], bool]
 
     @classmethod
-    def attachments(cls, spec: FirewallSpec) -> ElementFilter:
-        """Returns whose are those of an attachment."""
-        own = spec_owner(spec)
-        return cls((own, _names(spec).encode()), own.__eq__)
+    def of_attachment(cls, spec: FirewallSpec) -> ElementFilter:
+        """Returns the filter for the elements of an attachment."""
+        owner_id = spec_owner(spec)
+        return cls((owner_id, _names(spec).encode()), owner_id.__eq__)
 
     @classmethod
     def stale(cls, network: str, valid: Collection[Attachment]) -> ElementFilter:
-        """Returns whose are those of a network's attachments that are not `valid`."""
-        own = nft_owner.hash_name(network)
-        kept = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
-        hints = own, f"net: {network}, ".encode()
-        return cls(hints, lambda owner: owner.startswith(own) and owner not in kept)
+        """Returns the filter for the elements of a network's attachments that are not `valid`."""
+        prefix = nft_owner.hash_name(network)
+        valid_owners = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
+        hints = prefix, f"net: {network}, ".encode()
+        return cls(hints, lambda owner_id: owner_id.startswith(prefix) and owner_id not in valid_owners)
 
     def has(self, element: Element) -> bool:
-        """Tells whether an element is meant; one that does not say whose it is never is."""
-        found = element_owner(element)
-        return bool(found) and self.means(found)
+        """Returns whether an element matches; one that names no owner never does."""
+        owner_id = element_owner(element)
+        return bool(owner_id) and self.matches_owner(owner_id)
 
 
 class BaseTable(NamedTuple):
-    """All of a table that is the same for every pod: `uses` tells by one number for each chain that it is there."""
+    """A table without its elements, the same for every pod; `uses` is `Chain.uses` of each complete chain."""
 
     table: Table
     sets: tuple[Set, ...]
@@ -137,33 +141,33 @@ OWNED = (*PODS.values(), *MEMBERS.values(), PORTS)  # the sets with elements of 
 
 
 def required_tables(spec: FirewallSpec) -> list[BaseTable]:
-    """Returns what there must be for an attachment."""
+    """Returns the tables that an attachment needs."""
     return [BASE, BRIDGE_BASE] if isolated_ports(spec) else [BASE]
 
 
 def desired_elements(spec: FirewallSpec) -> dict[Set, list[Element]]:
     """Returns the elements of an attachment, by set."""
     data = userdata(spec)
-    found: dict[Set, list[Element]] = {own: [] for own in OWNED}
+    elements: dict[Set, list[Element]] = {element_set: [] for element_set in OWNED}
     for address in spec.addresses:
         if spec.accepts:
-            found[PODS[address.version]].append(Element(address.packed, data))
+            elements[PODS[address.version]].append(Element(address.packed, data))
         if spec.bridge:
             key = interface_key(spec.bridge) + address.packed
-            found[MEMBERS[address.version]].append(Element(key, data))
-    found[PORTS] = [Element(interface_key(name), data) for name in isolated_ports(spec)]
-    return found
+            elements[MEMBERS[address.version]].append(Element(key, data))
+    elements[PORTS] = [Element(interface_key(name), data) for name in isolated_ports(spec)]
+    return elements
 
 
 def isolated_ports(spec: FirewallSpec) -> tuple[str, ...]:
-    """Returns the bridge's ports that nothing may pass between."""
+    """Returns the attachment's bridge ports if they are to be isolated."""
     return spec.ports if spec.policy == ISOLATED else ()
 
 
-def render_key(own: Set, key: bytes) -> str:
+def render_key(element_set: Set, key: bytes) -> str:
     """Returns a key as `nft list` prints it."""
     parts, rest = [], key
-    for part in own.key:
+    for part in element_set.key:
         data, rest = rest[: part.size], rest[part.size :]
         parts.append(f'"{fsdecode(data.rstrip(bytes(1)))}"' if part is INTERFACE_NAME else str(ip_address(data)))
     return " . ".join(parts)
@@ -175,12 +179,12 @@ def bridge_of(key: bytes) -> bytes:
 
 
 def spec_owner(spec: FirewallSpec) -> bytes:
-    """Returns what names an attachment in its elements."""
+    """Returns the owner ID of an attachment."""
     return nft_owner.owner_id(spec.network, spec.container_id, spec.ifname)
 
 
 def userdata(spec: FirewallSpec, *further: tuple[int, bytes], label: str = "") -> bytes:
-    """Returns comment, with `label` in front, and owner of an attachment's elements, and `further` items."""
+    """Returns the userdata of an attachment's elements: comment with the prefix `label`, owner ID, `further` items."""
     return nft_rule.comment_userdata(label + _names(spec), (nft_owner.OWNER, spec_owner(spec)), *further)
 
 
@@ -190,19 +194,19 @@ def _names(spec: FirewallSpec) -> str:
 
 
 def element_owner(element: Element) -> bytes:
-    """Returns whose an element is, b"" when it does not say.
+    """Returns the owner ID of an element, b"" if it names none.
 
-    `nft` lists and loads the comment only: if that is whole, it tells as well.
+    An element that `nft` has listed and loaded has only its comment, from which the ID follows if it is not truncated.
     """
-    found = nft_owner.parse_owner(element.userdata)
+    owner_id = nft_owner.parse_owner(element.userdata)
     network, *attachment = element_names(element)
-    return found or (nft_owner.owner_id(network, *attachment) if network else b"")
+    return owner_id or (nft_owner.owner_id(network, *attachment) if network else b"")
 
 
 def element_names(element: Element) -> tuple[str, str, str]:
-    """Returns network, container ID and interface of an element's comment, "" where they do not stand there whole."""
+    """Returns network, container ID and interface of an element's comment, "" if it is truncated."""
     comment = nft_rule.parse_comment(element.userdata)
-    named = _COMMENT.search(comment)
-    if not named or len(comment.encode()) >= nft_rule.COMMENT_MAX:
+    names = _COMMENT.search(comment)
+    if not names or len(comment.encode()) >= nft_rule.COMMENT_MAX:
         return "", "", ""
-    return named["network"], named["container_id"], named["ifname"].replace(_QUOTE, '"')
+    return names["network"], names["container_id"], names["ifname"].replace(_QUOTE, '"')

@@ -18,39 +18,40 @@ from plugins.firewall.iptables_rules import OWNERS, TABLE
 
 def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
     """Lists the rules that netlink can read; raises KernelError."""
-    found = []
+    owned = []
     for family in iptables.FAMILIES:
         chain = Chain(Table(iptables.NFPROTO[family], TABLE), OWNERS)
-        found += _recorded((rule.line for rule in iptables_state.placed(socket, chain, family)), f"chain {chain}")
-    for own in (*rules.OWNED, *nftables_records.SETS.values()):
-        for element in nft_set.list_elements(socket, own):
+        lines = (rule.line for rule in iptables_state.list_rules(socket, chain, family))
+        owned += _parse_listing(lines, f"chain {chain}")
+    for element_set in (*rules.OWNED, *nftables_records.SETS.values()):
+        for element in nft_set.list_elements(socket, element_set):
             owner = rules.element_owner(element)
             if owner:
-                names, about = rules.element_names(element), rules.render_key(own, element.key)
-                found.append(OwnedRule(FIREWALL, NFTABLES, f"set {own}", owner, *names, about=about))
-    return found
+                names, about = rules.element_names(element), rules.render_key(element_set, element.key)
+                owned.append(OwnedRule(FIREWALL, NFTABLES, f"set {element_set}", owner, *names, about=about))
+    return owned
 
 
 def list_legacy_owned_rules() -> list[OwnedRule]:
     """Lists the rules of iptables-legacy; raises CniError."""
     families = iptables.get_legacy_families(TABLE)
     listings = iptables.read(families, TABLE, legacy=True) if families else {}
-    return [item for listing in listings.values() for item in _recorded(listing, f"chain {OWNERS} (legacy)")]
+    return [item for listing in listings.values() for item in _parse_listing(listing, f"chain {OWNERS} (legacy)")]
 
 
 def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     """Returns the marks that an attachment's rules may have."""
-    return _mark(iptables_rules.owner(network, attachment)), nft_owner.owner_id(network, *attachment)
+    return _mark(iptables_rules.owner_comment(network, attachment)), nft_owner.owner_id(network, *attachment)
 
 
-def _recorded(listing: Iterable[str], where: str) -> list[OwnedRule]:
-    found = []
-    for record in iptables_rules.records(listing):
+def _parse_listing(listing: Iterable[str], where: str) -> list[OwnedRule]:
+    owned = []
+    for record in iptables_rules.parse_records(listing):
         network, attachment = record.owner or ("", Attachment("", ""))
-        found.append(
+        owned.append(
             OwnedRule(FIREWALL, IPTABLES, where, _mark(record.match), network, *attachment, str(record.address))
         )
-    return found
+    return owned
 
 
 def _mark(comment: str) -> bytes:

@@ -1,1 +1,1 @@
-"""tuning: sysctls and settings of a pod's interface."""
+"""tuning: sets sysctls in the pod and attributes of its interface."""

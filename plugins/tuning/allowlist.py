@@ -33,7 +33,7 @@ def require(sysctls: tuple[Sysctl, ...]) -> None:
         if not any(expression.search(item.key) for expression in expressions):
             listed = " ".join(expression.pattern for expression in expressions)
             msg = f"Sysctl {item.key} is not allowed. Only the following sysctls are allowed: [{listed}]"
-            raise CniError(Code.INTERNAL, msg, f"the administrator of the node allows more in {PATH}")
+            raise CniError(Code.INTERNAL, msg, f"the administrator of the node can allow it in {PATH}")
 
 
 def _read() -> list[re.Pattern[str]] | None:
@@ -44,14 +44,16 @@ def _read() -> list[re.Pattern[str]] | None:
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise CniError(Code.IO_FAILURE, f"cannot read {PATH}: {why}", "until then no sysctl is set") from error
+        raise CniError(
+            Code.IO_FAILURE, f"cannot read {PATH}: {why}", "make it readable: until then no sysctl can be set"
+        ) from error
     return [_compile(line.strip(), number) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _compile(line: str, number: int) -> re.Pattern[str]:
     prefix = f"error parsing regexp: {PATH}, line {number}: {line}"
-    if other := _INCOMPATIBLE.search(line):
-        hint = f'Go and Python do not mean the same by "{other[0]}": write it otherwise'
+    if incompatible := _INCOMPATIBLE.search(line):
+        hint = f'Go and Python interpret "{incompatible[0]}" differently: write the expression without it'
         raise CniError(Code.INTERNAL, prefix, hint)
     try:
         return re.compile(line, re.ASCII)

@@ -2,8 +2,8 @@ r"""The previous attributes of an interface: a file per attachment, shared with 
 
 One rule: name, content and mode equal the reference plugin's byte for byte; other data is in a note beside the file.
 
-    <dataDir>/<container id>_<ifname>.json           the previous values of changed attributes (mode 0600)
-    <dataDir>.podwire/<container id>_<ifname>.json   the note: attachment, life of the container, file
+    <dataDir>/<container ID>_<ifname>.json           the previous values of changed attributes (mode 0600)
+    <dataDir>.podwire/<container ID>_<ifname>.json   the note: attachment, life of the container, file
 
 - In the reference plugin two attachments can have the same file name: `a_b_c.json` is of `a` and `b_c`, and of `a_b`
   and `c`. ADD saves such an attachment under a name with the container ID's SHA-512. A file with the shared name is
@@ -78,9 +78,9 @@ class Backup:
 
     def __init__(self, data_dir: str, network: str, container_id: str, ifname: str) -> None:
         self._attachment, self._network = Attachment(container_id, ifname), network
-        own, shared = _names(self._attachment)
-        self._files = _Files(data_dir, network, own)
-        self._shared = _Files(data_dir, network, shared) if shared != own else None
+        unique, shared = _names(self._attachment)
+        self._files = _Files(data_dir, network, unique)
+        self._shared = _Files(data_dir, network, shared) if shared != unique else None
 
     def load(self) -> Saved | None:
         """Returns the saved attributes, None if there are none; raises OSError if they cannot be read."""
@@ -127,7 +127,7 @@ class Backup:
         except OSError as error:
             msg = f"failed to save file {self._attachment.ifname}{_JSON}"
             path = error.filename or self._files.path
-            hint = f'the file is {path}; "dataDir" must be a directory that can be written'
+            hint = f'the file is {path}; set "dataDir" to a writable directory'
             raise CniError(Code.IO_FAILURE, f"{msg}: {reason(error.errno or 0)}", hint) from error
 
     def remove(self, *, shared: bool = False) -> None:
@@ -165,7 +165,7 @@ class Backup:
             }
             _write(self._files.note, gojson.dumps(note))  # an incomplete note counts as none
         os.rename(self._files.draft, self._files.path)
-        record.change(f"save what {self._attachment.ifname} was like in {self._files.path}")
+        record.change(f"save the attributes of {self._attachment.ifname} in {self._files.path}")
 
 
 def _remove_draft(files: _Files) -> None:

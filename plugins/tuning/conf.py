@@ -1,6 +1,6 @@
-"""The configuration of tuning: read from its four sources, checked, turned into one frozen value.
+"""Parses the configuration of tuning, from four sources, into one frozen value.
 
-One rule: nothing here touches the kernel or a file, and below here nothing is checked again.
+One rule: nothing here touches the kernel or a file, and other modules do not validate the value again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Sysctl:
-    """A setting: `key` as it is written, `name` below /proc/sys/net, and the value it is to have."""
+    """A sysctl: `key` as written in the configuration, `name` below /proc/sys/net, and the desired value."""
 
     key: str
     name: str
@@ -47,7 +47,7 @@ class Sysctl:
 
 @dataclass(frozen=True)
 class TuningConf:
-    """What is asked for; `mac` is the address as it is written, for the result."""
+    """The parsed configuration; `mac` is the address as written there, for the result."""
 
     sysctls: tuple[Sysctl, ...]
     attributes: Attributes
@@ -57,30 +57,30 @@ class TuningConf:
 
     @property
     def is_idle(self) -> bool:
-        """Tells that there is nothing to do."""
+        """Whether there is nothing to do."""
         return not (self.sysctls or self.attributes)
 
 
-def parse(args: CmdArgs, conf: NetConf) -> TuningConf:
-    """Reads the whole configuration; raises CniError(7), and CniError(4) for CNI_ARGS (reference: code 999).
+def parse(args: CmdArgs, net_conf: NetConf) -> TuningConf:
+    """Reads the whole configuration; raises CniError(7), and CniError(4) for CNI_ARGS (reference plugin: code 999).
 
-    `args.cni` of the configuration outweighs the runtime's `mac`, that CNI_ARGS, and that the plain key.
+    Precedence: `args.cni` of the configuration, the runtime's `mac`, CNI_ARGS, the plain key.
     """
-    fields, own = conf.fields, conf.cni_args
+    fields, cni_args = net_conf.fields, net_conf.cni_args
     sysctls = fields.string_map("sysctl")
     if sysctls and (names := gojson.repeated_keys(args.stdin, "sysctl")):
-        raise _wrong("duplicated sysctl keys are not allowed", f"twice or more often there is {', '.join(names)}")
-    sysctls |= own.string_map("sysctl")
+        raise _error("duplicated sysctl keys are not allowed", f"remove the repetitions of {', '.join(names)}")
+    sysctls |= cni_args.string_map("sysctl")
     from_env = args.cni_args("MAC").get("MAC", "")
-    mac = own.string("mac") or conf.runtime_config.string("mac") or from_env or fields.string("mac")
+    mac = cni_args.string("mac") or net_conf.runtime_config.string("mac") or from_env or fields.string("mac")
     return TuningConf(
         sysctls=tuple(_sysctl(key, value, args.ifname) for key, value in sysctls.items()),
         attributes=Attributes(
             mac=_address(mac) if mac else None,
-            promisc=True if own.boolean("promisc") or fields.boolean("promisc") else None,
-            mtu=_number(own, "mtu", _INT32_MAX) or _number(fields, "mtu", _INT32_MAX) or None,
-            allmulti=_flag(own if own.has("allmulti") else fields, "allmulti"),
-            tx_queue=_number(own if own.has("txQLen") else fields, "txQLen", _UINT32_MAX),
+            promisc=True if cni_args.boolean("promisc") or fields.boolean("promisc") else None,
+            mtu=_number(cni_args, "mtu", _INT32_MAX) or _number(fields, "mtu", _INT32_MAX) or None,
+            allmulti=_flag(cni_args if cni_args.has("allmulti") else fields, "allmulti"),
+            tx_queue=_number(cni_args if cni_args.has("txQLen") else fields, "txQLen", _UINT32_MAX),
         ),
         mac=mac,
         mtu_both_ends=fields.boolean("mtuBothEnds"),
@@ -88,10 +88,10 @@ def parse(args: CmdArgs, conf: NetConf) -> TuningConf:
     )
 
 
-def lenient_data_dir(conf: NetConf) -> str:
-    """Returns where backups are, of a configuration that may be broken."""
+def lenient_data_dir(net_conf: NetConf) -> str:
+    """Returns the directory of the backups, the default one if the configuration is invalid."""
     try:
-        return _data_dir(conf.fields)
+        return _data_dir(net_conf.fields)
     except CniError:
         return DATA_DIR
 
@@ -99,31 +99,29 @@ def lenient_data_dir(conf: NetConf) -> str:
 def _data_dir(fields: Fields) -> str:
     path = fields.string("dataDir") or DATA_DIR
     if "\0" in path:
-        raise fields.error("dataDir", "must be a path", "no path has a NUL character")
+        raise fields.error("dataDir", "must be a path", "remove the NUL character")
     return path
 
 
 def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
-    """Reads one setting; each dot is a slash, but those of the interface's name are put in afterwards (reference)."""
+    """Parses one sysctl; dots become slashes, but the interface's name keeps its dots, as in the reference plugin."""
     written = key.replace(".", "/").replace("IFNAME", ifname or "IFNAME", 1)
     path = os.path.normpath(_SYS + written)
     if not path.startswith(_NET) or "\0" in path:
-        hint = (
-            'write it like "net.ipv4.conf.IFNAME.arp_filter"; others than those of the network are not the pod\'s own'
-        )
-        raise _wrong(f'invalid net sysctl key: "{written}"', hint)
+        hint = 'write it like "net.ipv4.conf.IFNAME.arp_filter"; a pod has its own sysctls only below net'
+        raise _error(f'invalid net sysctl key: "{written}"', hint)
     return Sysctl(key, path.removeprefix(_NET), value)
 
 
 def _address(text: str) -> bytes:
-    doing = f"invalid args {text} for MAC addr"
+    prefix = f"invalid args {text} for MAC addr"
     try:
         mac = parse_mac(text)
     except ValueError as error:
-        raise _wrong(f"{doing}: {error}", 'write it like "02:00:00:00:00:01"') from None
+        raise _error(f"{prefix}: {error}", 'write it like "02:00:00:00:00:01"') from None
     if mac[0] & 1 or not any(mac):
-        hint = "an interface needs an address of its own: the first byte must be even, as in 02:00:00:00:00:01"
-        raise _wrong(f"{doing}: cannot assign requested address", hint)
+        hint = "an interface needs a unicast address: the first byte must be even, as in 02:00:00:00:00:01"
+        raise _error(f"{prefix}: cannot assign requested address", hint)
     return mac
 
 
@@ -135,6 +133,6 @@ def _flag(fields: Fields, key: str) -> bool | None:
     return fields.boolean(key) if fields.has(key) else None
 
 
-def _wrong(msg: str, details: str) -> CniError:
-    """Returns the error in the reference's words."""
+def _error(msg: str, details: str) -> CniError:
+    """Returns the error with the reference plugin's text."""
     return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)

@@ -18,7 +18,7 @@ from kernel.rtnl import Socket
 from plugins.tuning.attributes import Attributes
 from process.values import dataclass
 
-_VETH_ONLY = '"mtuBothEnds" needs a veth pair with its other end on the host, as bridge and ptp make'
+_VETH_ONLY = '"mtuBothEnds" needs a veth pair with its other end on the host, as bridge and ptp create it'
 
 
 @dataclass(frozen=True)

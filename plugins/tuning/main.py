@@ -129,8 +129,8 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     try:
         directories.check_writable(conf.data_dir)
     except OSError as error:
-        msg = f"{unserved}no file can be made in {conf.data_dir}: {reason(error.errno or 0)}"
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, '"dataDir" must be a directory that can be written') from error
+        msg = f"{unserved}cannot create files in {conf.data_dir}: {reason(error.errno or 0)}"
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, 'set "dataDir" to a writable directory') from error
 
 
 PLUGIN = Plugin(
@@ -161,7 +161,7 @@ def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, conf: TuningConf) -
         raise CniError(
             Code.INTERNAL,
             msg,
-            f"the network namespace is {namespace.path}; list tuning behind the plugin that makes it",
+            f"the network namespace is {namespace.path}; list tuning after the plugin that creates it",
         )
     both_ends.require_host_end(both=_both(conf))
     attributes.validate(both_ends.container_end.link, conf.attributes)
@@ -194,20 +194,20 @@ def _attempt(end: End, saved: Attributes) -> None:
     try:
         end.restore(saved)
     except CniError as error:
-        print(one_line(f'tuning: "{end.link.name}" is not as it was: {error}'), file=sys.stderr)
+        print(one_line(f'tuning: cannot restore "{end.link.name}": {error}'), file=sys.stderr)
 
 
 def _result(prev_result: Result, args: CmdArgs, conf: TuningConf, version: str, both_ends: Ends | None) -> Result:
     """Returns the result with the interface's MAC as configured, and since CNI 1.1.0 the MTU of changed interfaces."""
     mtu = conf.attributes.mtu if conf.attributes.mtu and at_least(version, "1.1.0") else 0
     named = [item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox]
-    inside = [item for item in named if item.sandbox == args.netns] or named
-    outside = both_ends.host_end.link.name if both_ends and both_ends.host_end else ""
+    in_container = [item for item in named if item.sandbox == args.netns] or named
+    host_name = both_ends.host_end.link.name if both_ends and both_ends.host_end else ""
 
     def updated(item: Interface) -> Interface:
-        if item in inside:
+        if item in in_container:
             return replace(item, mac=conf.mac or item.mac, mtu=mtu or item.mtu)
-        if outside and item.name == outside and not item.sandbox:
+        if host_name and item.name == host_name and not item.sandbox:
             return replace(item, mtu=mtu or item.mtu)
         return item
 
