@@ -112,7 +112,7 @@ class Filter:
 
     @property
     def table(self) -> tuple[int, int]:
-        """(priority and protocol, hash table) of a u32 filter.
+        """The priority and protocol, and the hash table, of a u32 filter.
 
         A list from the kernel may contain filters of other chains, or of the other direction of a clsact qdisc, with
         the same priority; only the hash table distinguishes them.

@@ -14,7 +14,7 @@ POLICIES = (OPEN, SAME_BRIDGE, ISOLATED)
 
 @dataclass(frozen=True)
 class FirewallSpec:
-    """One attachment: packets from its `addresses` are accepted, and replies to them.
+    """An attachment: packets from its `addresses` are accepted, and replies to them.
 
     `policy` limits which pods may reach it through `bridge`, "" for policy open; `ports` are the attachment's other
     host interfaces, such as the bridge port. `admin_chain` has the administrator's rules, before ours; `zone` is

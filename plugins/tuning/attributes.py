@@ -17,7 +17,7 @@ from process.values import dataclass
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of an interface, None if not configured; `mtu` is in bytes, `tx_queue` in packets."""
+    """The attributes of an interface, None if not configured; `mtu` is in bytes, `tx_queue` in packets."""
 
     mac: bytes | None = None
     promisc: bool | None = None
