@@ -69,6 +69,6 @@ def storm(plan, directory, *, nightly):
     again = sum(count for error, count in report["errors"].items() if ": 11 " in error)
     print(f"{verbs / report['seconds']:.0f} verbs/s", report["verbs"], report["errors"])
     assert report["problems"] == [], f"{len(report['problems'])} problems; errors: {report['errors']}"
-    assert report["living"] > 5
+    assert report["running"] > 5
     assert report["kills"] > 0
     promises.record("storm", verbs=verbs, seconds=round(report["seconds"]), kills=report["kills"], again=again)

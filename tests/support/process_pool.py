@@ -1,7 +1,7 @@
-"""Many plugins at a time from one process: what each pod's runtime does is a generator, and the crowd runs them all.
+"""Runs many plugins in parallel from one process: each pod's runtime is a generator, and the pool runs all of them.
 
-One rule: a generator yields one invocation and is sent what came of it, so that the verbs of a pod are in order, and
-those of different pods are not.
+One rule: a generator yields one invocation and receives its outcome, so that the verbs of one pod are sequential and
+the verbs of different pods are not.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 from tests.support.invocation import Outcome, environment
 
-LIMIT_S = 60.0  # a verb that takes longer hangs
+LIMIT_S = 60.0  # a verb that takes longer has hung
 
 _STDIO = (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One invocation: the plugin's file, its verb, its configuration, the CNI_* variables that it takes.
+    """One invocation: the plugin's file, verb, configuration and CNI_* variables.
 
-    With `killed_after_s` it gets SIGKILL so long after its start, unless it has ended by then.
+    `killed_after_s`: when to send SIGKILL, if the process still runs then.
     """
 
     program: Path
@@ -42,7 +42,7 @@ Job = Generator[Call, Outcome, None]
 
 @dataclass
 class _Running:
-    work: Job
+    job: Job
     pid: int
     files: tuple[int, int, int]
     deadline: float
@@ -50,9 +50,9 @@ class _Running:
 
 
 class ProcessPool:
-    """Runs up to `at_once` works side by side, each of which runs one process at a time.
+    """Runs up to `at_once` jobs in parallel; each job runs one process after another.
 
-    `processes` counts what was run. The processes start in the current namespaces, with an environment of their own.
+    `processes` counts the processes. They start in the current namespaces.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -61,19 +61,19 @@ class ProcessPool:
         self._running: dict[int, _Running] = {}
         self._poll = select.poll()
 
-    def run(self, next_work: Callable[[], Job | None]) -> None:
-        """Runs what `next_work` returns, to the end; None means that there is nothing for now, or no more."""
+    def run(self, next_job: Callable[[], Job | None]) -> None:
+        """Runs the jobs that `next_job` returns until none runs; None: there is no job now."""
         while True:
-            while len(self._running) < self.at_once and (work := next_work()) is not None:
-                if (call := next(work, None)) is not None:
-                    self._start(work, call)
+            while len(self._running) < self.at_once and (job := next_job()) is not None:
+                if (call := next(job, None)) is not None:
+                    self._start(job, call)
                 self._kill_due()
             if not self._running:
                 return
             self._wait()
 
-    def _start(self, work: Job, call: Call) -> None:
-        files = tuple(os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+    def _start(self, job: Job, call: Call) -> None:
+        files = os.memfd_create("stdin"), os.memfd_create("stdout"), os.memfd_create("stderr")
         os.pwrite(files[0], json.dumps(call.config).encode(), 0)
         pid = os.posix_spawn(
             call.program,
@@ -86,10 +86,10 @@ class ProcessPool:
         self._poll.register(descriptor, select.POLLIN)
         wait_s = LIMIT_S if call.killed_after_s is None else call.killed_after_s
         killed = call.killed_after_s is not None
-        self._running[descriptor] = _Running(work, pid, files, time.monotonic() + wait_s, killed)
+        self._running[descriptor] = _Running(job, pid, files, time.monotonic() + wait_s, killed)
 
     def _wait(self) -> None:
-        """Waits for the end of a process, or until one is to be killed."""
+        """Waits until a process ends or must be killed."""
         first = min(running.deadline for running in self._running.values())
         ended = self._poll.poll(max(0.0, first - time.monotonic()) * 1000)
         for descriptor, _ in ended:
@@ -100,7 +100,7 @@ class ProcessPool:
         now = time.monotonic()
         for running in self._running.values():
             if running.deadline <= now:
-                os.kill(running.pid, 9)  # not reaped yet, so the number is its own
+                os.kill(running.pid, 9)  # not reaped yet, so the PID is still this process's
                 assert running.killed, f"process {running.pid} hangs"
                 running.deadline = now + LIMIT_S
 
@@ -114,14 +114,14 @@ class ProcessPool:
             os.close(file)
         outcome = Outcome(os.waitstatus_to_exitcode(status), stdout, stderr.decode(errors="replace"))
         try:
-            call = running.work.send(outcome)
+            call = running.job.send(outcome)
         except StopIteration:
             return
-        self._start(running.work, call)
+        self._start(running.job, call)
 
 
 def random_kill_delay_s(chance: random.Random) -> float:
-    """Returns a random moment to kill at, 0.1 to 200 ms: a verb takes milliseconds, among many many times as long."""
+    """Returns a random delay of 0.1 to 200 ms: a verb alone takes milliseconds, in a loaded pool many times as long."""
     earliest_s, spread = 0.0001, 2000
     return float(earliest_s * spread ** chance.random())
 

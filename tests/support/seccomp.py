@@ -1,6 +1,6 @@
 """`python tests/support/seccomp.py CALL PROGRAM...` runs a program to which the kernel refuses one system call (EPERM).
 
-One rule: it sets a seccomp filter as container runtimes do, before the program starts; children inherit it.
+One rule: it sets a seccomp filter before the program starts, as container runtimes do; children inherit the filter.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def command_prefix(call: str) -> tuple[str, ...]:
-    """Returns the words before a program that deny it a system call."""
+    """Returns the command line that starts a program with one system call denied."""
     return sys.executable, str(Path(__file__)), call
 
 
 def install(directory: Path, program: Path, call: str) -> Path:
-    """Makes a program of the same name in `directory` that runs without a system call; returns the directory."""
+    """Installs a script in `directory` that runs `program` with one system call denied; returns the directory."""
     script = directory / program.name
     script.write_text(f"#!/bin/sh\nexec {' '.join(command_prefix(call))} {program}\n")
     script.chmod(0o755)
@@ -59,7 +59,7 @@ class _Program(ctypes.Structure):
 
 
 def _deny(number: int) -> None:
-    """Denies a system call to this process from now on; raises OSError."""
+    """Denies a system call to this process permanently; raises OSError."""
     instructions = (
         (_LOAD, 0, 0, _NUMBER),
         (_JUMP_IF_EQUAL, 0, 1, number),
@@ -68,8 +68,8 @@ def _deny(number: int) -> None:
     )
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     libc = ctypes.CDLL(None, use_errno=True)
-    filtering = (_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(_Program(len(instructions), code)))
-    for arguments in ((_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3), filtering):
+    enable = (_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(_Program(len(instructions), code)))
+    for arguments in ((_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3), enable):
         if libc.prctl(*arguments):
             raise OSError(ctypes.get_errno(), "prctl")
 

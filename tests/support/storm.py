@@ -1,7 +1,7 @@
-"""A storm: many pods' runtimes at once on one node, what they did, and what must be true of it.
+"""A storm: the runtimes of many pods run verbs in parallel on one node, at random, and some verbs are killed.
 
-One rule: the model is made of outcomes alone, what each verb said. The real state is looked at when all is quiet
-(tests/support/storm_check.py).
+One rule: the model of the node is computed from the outcomes of verbs alone. storm_check.py compares the kernel's state
+afterwards.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.support.namespaces import Namespace
 from tests.support.process_pool import Call, Job, ProcessPool, random_kill_delay_s
 from tests.support.tcp import PORT
 
-CHAINED = ("portmap", "bandwidth", "firewall", "tuning")  # behind the interface plugin, in the order of the list
+CHAINED = ("portmap", "bandwidth", "firewall", "tuning")  # after the interface plugin, in the order of the list
 IFNAME = "eth0"
-RESULTS = Path("/var/lib/cni/results")  # libcni's cache, hidden by a private one
+RESULTS = Path("/var/lib/cni/results")  # libcni's cache; here in a private mount
 TRY_AGAIN_LATER = 11
 
 _NAME = "storm"
@@ -33,10 +33,10 @@ _FIRST_PORT = 20_000
 
 @dataclass(frozen=True)
 class Plan:
-    """How hard it blows. `reference` is the directory of the Go plugins, "" when they do not take part.
+    """The parameters of a storm. `reference` is the directory of the reference plugins, "" to run podwire's only.
 
-    `interface` is the plugin that makes the interface, "bridge" or "ptp". With `hidden` some verbs do not see
-    /proc/sys: ADD may fail then, and nothing else.
+    `interface` is the interface plugin, "bridge" or "ptp". With `hidden`, some verbs cannot see /proc/sys: then only
+    ADD may fail.
     """
 
     store: str
@@ -47,7 +47,7 @@ class Plan:
     seed: int = 0
     reference: str = ""
     tools: str = ""
-    killed: float = 0.05  # the share of ADDs and DELs in which one plugin is to be killed
+    killed: float = 0.05  # the proportion of ADDs and DELs in which one plugin is killed
     interface: str = "bridge"
     hidden: bool = False
 
@@ -59,72 +59,72 @@ class Plan:
 
 @dataclass
 class Container:
-    """A container as its runtime knows it: `state` is absent, present, unknown (to be deleted) or lost (to be GC'd)."""
+    """A container as its runtime knows it: absent, present, unknown (DEL follows) or lost (GC follows)."""
 
     number: int
     pod: Namespace
     state: str = "absent"
     busy: bool = False
     disputed: bool = False
-    by_reference: bool = False  # whether the Go plugins made any part of it
+    by_reference: bool = False  # whether the reference plugins created any part of it
     result: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
-        """Its ID."""
+        """The container ID."""
         return f"pod-{self.number}"
 
     @property
     def address(self) -> str:
-        """The address it got; it must be present."""
+        """The allocated address; the container must be present."""
         assert self.result is not None
         return str(self.result["ips"][0]["address"].partition("/")[0])
 
     @property
     def host_veth(self) -> str:
-        """Its interface on the host; it must have one."""
+        """The name of the host veth; the container must have one."""
         assert self.result is not None
         return next(str(each["name"]) for each in self.result["interfaces"] if each["name"].startswith("veth"))
 
     @property
     def host_port(self) -> int:
-        """The port of the host that leads to it."""
+        """The host port that is published for it."""
         return _FIRST_PORT + self.number
 
     @property
     def cached(self) -> Path:
-        """Its file in libcni's cache."""
+        """The path of its cache file."""
         return RESULTS / f"{_NAME}-{self.name}-{IFNAME}"
 
     def runtime_config(self) -> dict[str, Any]:
-        """Returns what the runtime asks for it: TCP, every third one UDP, too, every second one limits."""
+        """Returns its runtimeConfig: a TCP port; also a UDP port for every third container, limits for every second."""
         protocols = ("tcp", "udp") if self.number % 3 == 0 else ("tcp",)
-        wanted: dict[str, Any] = {
+        runtime_config: dict[str, Any] = {
             "portMappings": [
                 {"hostPort": self.host_port, "containerPort": PORT, "protocol": protocol} for protocol in protocols
             ]
         }
         if self.number % 2:
             rates = {"ingressRate": 80_000_000, "egressRate": 160_000_000}
-            wanted["bandwidth"] = {**rates, "ingressBurst": 8_000_000, "egressBurst": 8_000_000}
-        return wanted
+            runtime_config["bandwidth"] = {**rates, "ingressBurst": 8_000_000, "egressBurst": 8_000_000}
+        return runtime_config
 
 
 @dataclass
 class Report:
-    """What came of it."""
+    """The outcome of a storm."""
 
     problems: list[str] = field(default_factory=list)
     verbs: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     processes: int = 0
-    living: int = 0
+    running: int = 0
     seconds: float = 0.0
 
 
 class Storm:
-    """One network on the current host, its containers, and the runtimes that work on them."""
+    """One network on the current host, its containers and their runtimes."""
 
     def __init__(self, plan: Plan, store: Path, containers: list[Container]) -> None:
         self.plan = plan
@@ -132,61 +132,61 @@ class Storm:
         self.containers = containers
         self.report = Report()
         self._chance = random.Random(plan.seed)
-        self._used: dict[str, str] = {}  # address: the container that has it
+        self._used: dict[str, str] = {}  # address: the container that it is allocated to
         self._collecting = False
         self._end = 0.0
         self._hidden: Path | None = None
 
     def run(self) -> None:
-        """Lets it blow for the time of the plan, and then has the runtimes clear up what was killed or failed."""
+        """Runs verbs for the time of the plan, then the DELs and the GC that must follow killed and failed verbs."""
         start = time.monotonic()
         self._end = start + self.plan.seconds
         if self.plan.hidden:
             self._hidden = hidden_sysctls.install(self.store.with_name("hidden"), *self.plan.plugins)
-        self._crowd(self.plan.at_once, self._next)
+        self._run_jobs(self.plan.at_once, self._next)
         self._hidden = None
         self.report.seconds = time.monotonic() - start
-        self._crowd(8, self._clearing())
-        self.report.living = len(self.living())
+        self._run_jobs(8, self._cleanup())
+        self.report.running = len(self.running())
 
     @property
     def backups(self) -> Path:
-        """Where tuning keeps what interfaces were like."""
+        """The directory of original settings of tuning."""
         return self.store.with_name(f"{self.store.name}-tuning")
 
-    def living(self) -> list[Container]:
-        """Returns those that are attached."""
+    def running(self) -> list[Container]:
+        """Returns the attached containers."""
         return [each for each in self.containers if each.state == "present"]
 
     def check_all(self) -> None:
-        """Has every living attachment checked, when nothing else goes on."""
-        self._all(self.living(), self._check)
+        """Runs CHECK for every running container."""
+        self._all(self.running(), self._check)
 
     def delete_all(self, *, by_reference: bool = False) -> None:
-        """Deletes all living attachments, some at a time."""
-        self._all(self.living(), partial(self._delete, by_reference=by_reference))
+        """Runs DEL for all running containers, eight in parallel."""
+        self._all(self.running(), partial(self._delete, by_reference=by_reference))
         self.problem(*(f"{each.name} is {each.state} after DEL" for each in self.containers if each.state != "absent"))
 
     def problem(self, *texts: str) -> None:
-        """Notes what must not be."""
+        """Adds problems to the report."""
         self.report.problems += texts
 
     def add_like(self, other: Container) -> None:
-        """Attaches, here, a container as `other` was elsewhere, with the same address, by the same plugins."""
-        own = self.containers[other.number]
+        """Attaches a container on this host with the same address and plugins as `other` on another host."""
+        container = self.containers[other.number]
         ip = f"IgnoreUnknown=1;IP={other.address}"
-        self._crowd(1, iter([self._busy(own, self._add(own, by_reference=other.by_reference, args=ip))]))
+        self._run_jobs(1, iter([self._busy(container, self._add(container, by_reference=other.by_reference, args=ip))]))
 
-    def _crowd(self, at_once: int, works: Any) -> None:
-        crowd = ProcessPool(at_once)
-        crowd.run(works if callable(works) else lambda: next(works, None))
-        self.report.processes += crowd.processes
+    def _run_jobs(self, at_once: int, jobs: Any) -> None:
+        pool = ProcessPool(at_once)
+        pool.run(jobs if callable(jobs) else lambda: next(jobs, None))
+        self.report.processes += pool.processes
 
-    def _all(self, containers: list[Container], work: Any) -> None:
-        self._crowd(8, iter([self._busy(each, work(each)) for each in containers]))
+    def _all(self, containers: list[Container], job: Any) -> None:
+        self._run_jobs(8, iter([self._busy(each, job(each)) for each in containers]))
 
     def _next(self) -> Job | None:
-        """Returns what some runtime does next."""
+        """Returns the next job of a random runtime."""
         if time.monotonic() > self._end:
             return None
         if not self._collecting and self._chance.random() < 0.02:
@@ -198,103 +198,105 @@ class Storm:
         idle = [each for each in self.containers if not each.busy and each.state != "lost"]
         if not idle:
             return None
-        own = self._chance.choice(idle)
-        return self._busy(own, self._verb(own))
+        container = self._chance.choice(idle)
+        return self._busy(container, self._verb(container))
 
-    def _verb(self, own: Container) -> Job:
+    def _verb(self, container: Container) -> Job:
         by_reference = bool(self.plan.reference) and self._chance.random() < 0.3
         fatal = not by_reference and self._chance.random() < self.plan.killed
-        if own.state == "absent":
-            return self._add(own, by_reference=by_reference, fatal=fatal)
-        if own.state == "present" and self._chance.random() < 0.4:
-            return self._check(own, by_reference=by_reference)
-        if own.state == "unknown":
+        if container.state == "absent":
+            return self._add(container, by_reference=by_reference, fatal=fatal)
+        if container.state == "present" and self._chance.random() < 0.4:
+            return self._check(container, by_reference=by_reference)
+        if container.state == "unknown":
             by_reference = False
-            if not own.by_reference and self._chance.random() < 0.3:
-                return self._lose(own)
+            if not container.by_reference and self._chance.random() < 0.3:
+                return self._forget(container)
         elif not by_reference and self._chance.random() < 0.3:
-            if not own.by_reference and self._chance.random() < 0.5:
-                return self._lose(own)
-            own.pod.delete()  # the pod died before its DEL; the reference leaves its rules then
-        return self._delete(own, by_reference=by_reference, fatal=fatal)
+            if not container.by_reference and self._chance.random() < 0.5:
+                return self._forget(container)
+            container.pod.delete()  # the pod ended before its DEL; the reference plugins then leave its rules
+        return self._delete(container, by_reference=by_reference, fatal=fatal)
 
-    def _clearing(self) -> Iterator[Job]:
-        """Yields what is left to be done when the storm is over."""
-        for own in self.containers:
-            if own.state == "unknown":
-                yield self._busy(own, self._delete(own))
+    def _cleanup(self) -> Iterator[Job]:
+        """Yields the jobs that must follow the storm."""
+        for container in self.containers:
+            if container.state == "unknown":
+                yield self._busy(container, self._delete(container))
         yield self._collect(fatal=False)
 
-    def _busy(self, own: Container, work: Job) -> Job:
-        own.busy = True
-        yield from work
-        own.busy = False
+    def _busy(self, container: Container, job: Job) -> Job:
+        container.busy = True
+        yield from job
+        container.busy = False
 
-    def _add(self, own: Container, *, by_reference: bool = False, fatal: bool = False, args: str = "") -> Job:
-        own.state, own.result, own.by_reference = "unknown", None, by_reference
+    def _add(self, container: Container, *, by_reference: bool = False, fatal: bool = False, args: str = "") -> Job:
+        container.state, container.result, container.by_reference = "unknown", None, by_reference
         doomed = self._chance.choice(self.plan.plugins) if fatal else ""
         for plugin in self.plan.plugins:
-            call = self._call(own, plugin, "ADD", by_reference, plugin == doomed, args)
+            call = self._call(container, plugin, "ADD", by_reference, plugin == doomed, args)
             outcome = yield call
-            blind = call.program.parent == self._hidden
-            if not self._succeeded(own, plugin, "ADD", outcome, by_reference, may_fail=blind):
+            sees_no_sysctls = call.program.parent == self._hidden
+            if not self._succeeded(container, plugin, "ADD", outcome, by_reference, may_fail=sees_no_sysctls):
                 return
-            own.result = outcome.result()
+            container.result = outcome.result()
             if plugin == self.plan.interface:
-                owner = self._used.setdefault(own.address, own.name)
-                if owner != own.name:
-                    self.problem(f"{own.address} was given to {own.name}, and {owner} has it")
-        own.state = "present"
-        entry = {"kind": "cniCacheV1", "containerId": own.name, "ifName": IFNAME, "networkName": _NAME}
-        own.cached.write_text(json.dumps({**entry, "netns": own.pod.path, "result": own.result}))
+                owner = self._used.setdefault(container.address, container.name)
+                if owner != container.name:
+                    self.problem(f"{container.address} was allocated to {container.name}, but {owner} has it")
+        container.state = "present"
+        entry = {"kind": "cniCacheV1", "containerId": container.name, "ifName": IFNAME, "networkName": _NAME}
+        container.cached.write_text(json.dumps({**entry, "netns": container.pod.path, "result": container.result}))
 
-    def _check(self, own: Container, *, by_reference: bool = False) -> Job:
-        # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
+    def _check(self, container: Container, *, by_reference: bool = False) -> Job:
+        # Reference portmap requires IPv6 rules even for an IPv4 pod, and reference bandwidth panics without limits.
         for plugin in self.plan.plugins[:1] if by_reference else self.plan.plugins:
-            outcome = yield self._call(own, plugin, "CHECK", by_reference)
-            self._succeeded(own, plugin, "CHECK", outcome, by_reference)
+            outcome = yield self._call(container, plugin, "CHECK", by_reference)
+            self._succeeded(container, plugin, "CHECK", outcome, by_reference)
 
-    def _delete(self, own: Container, *, by_reference: bool = False, fatal: bool = False) -> Job:
-        self._used = {address: name for address, name in self._used.items() if name != own.name}
-        own.state = "unknown"
+    def _delete(self, container: Container, *, by_reference: bool = False, fatal: bool = False) -> Job:
+        self._used = {address: name for address, name in self._used.items() if name != container.name}
+        container.state = "unknown"
         doomed = self._chance.choice(self.plan.plugins) if fatal else ""
         for plugin in reversed(self.plan.plugins):
-            # Go's firewall does not know of our records, which then wait for a GC without the container.
-            theirs = by_reference and (own.by_reference or plugin != "firewall")
-            outcome = yield self._call(own, plugin, "DEL", theirs, plugin == doomed)
-            if not self._succeeded(own, plugin, "DEL", outcome, theirs):
+            # The reference firewall ignores podwire's records, which then wait for a GC without the container.
+            theirs = by_reference and (container.by_reference or plugin != "firewall")
+            outcome = yield self._call(container, plugin, "DEL", theirs, plugin == doomed)
+            if not self._succeeded(container, plugin, "DEL", outcome, theirs):
                 return
-        self._gone(own)
+        self._forget_attachment(container)
 
-    def _lose(self, own: Container) -> Job:
-        """The runtime forgets a container whose pod is gone: the next GC must find what it left."""
-        own.state = "lost"
-        self._used = {address: name for address, name in self._used.items() if name != own.name}
-        own.pod.delete()
+    def _forget(self, container: Container) -> Job:
+        """The runtime forgets a container whose pod no longer runs: the next GC must remove its objects."""
+        container.state = "lost"
+        self._used = {address: name for address, name in self._used.items() if name != container.name}
+        container.pod.delete()
         yield from ()
 
-    def _dispute(self, own: Container) -> Job:
-        """A late DEL of what GC may be collecting at this moment: each may find what the other is about to delete."""
-        own.disputed = True
+    def _dispute(self, container: Container) -> Job:
+        """A late DEL of a container that GC may be collecting in parallel."""
+        container.disputed = True
         for plugin in reversed(self.plan.plugins):
-            outcome = yield self._call(own, plugin, "DEL", False)
-            self._succeeded(own, plugin, "DEL", outcome, False)
-        own.disputed = False
+            outcome = yield self._call(container, plugin, "DEL", False)
+            self._succeeded(container, plugin, "DEL", outcome, False)
+        container.disputed = False
 
     def _collect(self, *, fatal: bool | None = None) -> Job:
-        """GC with all that live, come or go; of those that are not there some are listed, the others wait for it."""
+        """GC that lists all running, starting and stopping containers and some absent ones; the others wait for it."""
         self._collecting = True
-        listed, waiting, lost = [], [], []
-        for own in self.containers:
+        listed: list[dict[str, str]] = []
+        waiting: list[Container] = []
+        lost: list[Container] = []
+        for container in self.containers:
             if (
-                own.busy
-                or own.state in ("present", "unknown")
-                or (own.state == "absent" and self._chance.random() < 0.8)
+                container.busy
+                or container.state in ("present", "unknown")
+                or (container.state == "absent" and self._chance.random() < 0.8)
             ):
-                listed.append({"containerID": own.name, "ifname": IFNAME})
+                listed.append({"containerID": container.name, "ifname": IFNAME})
                 continue
-            (lost if own.state == "lost" else waiting).append(own)
-            own.busy = True
+            (lost if container.state == "lost" else waiting).append(container)
+            container.busy = True
         doomed = self._chance.choice(self.plan.plugins) if fatal is None and self._chance.random() < 0.1 else ""
         done = []
         for plugin in self.plan.plugins:
@@ -302,22 +304,22 @@ class Storm:
             kill = random_kill_delay_s(self._chance) if plugin == doomed else None
             outcome = yield Call(self._directory("GC") / plugin, "GC", config, self._variables(), kill)
             done.append(self._succeeded(None, plugin, "GC", outcome, False))
-        for own in waiting + lost:
-            own.busy = False
-        for own in lost:
-            if all(done) and not own.disputed:  # otherwise it is the next one's
-                self._gone(own)
+        for container in waiting + lost:
+            container.busy = False
+        for container in lost:
+            if all(done) and not container.disputed:  # otherwise the next GC collects it
+                self._forget_attachment(container)
         self._collecting = False
 
-    def _gone(self, own: Container) -> None:
-        own.state, own.result = "absent", None
-        own.cached.unlink(missing_ok=True)
-        if not own.pod.exists():
-            own.pod = namespaces.create()
+    def _forget_attachment(self, container: Container) -> None:
+        container.state, container.result = "absent", None
+        container.cached.unlink(missing_ok=True)
+        if not container.pod.exists():
+            container.pod = namespaces.create()
 
     def _succeeded(
         self,
-        own: Container | None,
+        container: Container | None,
         plugin: str,
         verb: str,
         outcome: Outcome,
@@ -332,29 +334,34 @@ class Storm:
         if outcome.status == 0:
             return True
         body = json.loads(outcome.stdout or "{}")
-        who = "reference " if by_reference else ""
-        text = f"{who}{plugin} {verb}: {body.get('code')} {body.get('msg')} | {body.get('details', '')}"
-        self.report.errors[text if own is None else text.replace(own.name, "POD")] += 1
-        # What Go's plugins cannot do among others is theirs; but nobody may find that a living attachment is not right.
+        prefix = "reference " if by_reference else ""
+        text = f"{prefix}{plugin} {verb}: {body.get('code')} {body.get('msg')} | {body.get('details', '')}"
+        self.report.errors[text if container is None else text.replace(container.name, "POD")] += 1
+        # The reference plugins may fail in parallel; but a CHECK of a running container must never fail.
         excused = may_fail or by_reference
         if (verb == "CHECK" or not excused) and body.get("code") != TRY_AGAIN_LATER:
-            self.problem(f"{own.name if own else ''} {text} {outcome.stderr}")
+            self.problem(f"{container.name if container else ''} {text} {outcome.stderr}")
         return False
 
     def _call(
-        self, own: Container, plugin: str, verb: str, by_reference: bool, doomed: bool = False, args: str = ""
+        self, container: Container, plugin: str, verb: str, by_reference: bool, doomed: bool = False, args: str = ""
     ) -> Call:
-        config = self._config(plugin, "1.0.0") | {"runtimeConfig": own.runtime_config()}
-        if own.result is not None:
-            config["prevResult"] = own.result
+        config = self._config(plugin, "1.0.0") | {"runtimeConfig": container.runtime_config()}
+        if container.result is not None:
+            config["prevResult"] = container.result
         directory = Path(self.plan.reference) if by_reference else self._directory(verb)
-        variables = {"CNI_CONTAINERID": own.name, "CNI_NETNS": own.pod.path, "CNI_IFNAME": IFNAME, "CNI_ARGS": args}
+        variables = {
+            "CNI_CONTAINERID": container.name,
+            "CNI_NETNS": container.pod.path,
+            "CNI_IFNAME": IFNAME,
+            "CNI_ARGS": args,
+        }
         kill = random_kill_delay_s(self._chance) if doomed else None
         path = directory if by_reference else None
         return Call(directory / plugin, verb, config, self._variables(path) | variables, kill)
 
     def _directory(self, verb: str) -> Path:
-        """Returns where the plugin of the next call is: some do not see /proc/sys, with which no CHECK can pass."""
+        """Returns the plugin directory of the next call: some verbs except CHECK do not see /proc/sys."""
         if self._hidden and verb != "CHECK" and self._chance.random() < 0.1:
             return self._hidden
         return binaries.directory()
@@ -364,31 +371,31 @@ class Storm:
         return {"CNI_PATH": str(directory or binaries.directory()), **tools}
 
     def _config(self, plugin: str, version: str) -> dict[str, Any]:
-        own = {"cniVersion": version, "name": _NAME, "type": plugin}
+        config: dict[str, Any] = {"cniVersion": version, "name": _NAME, "type": plugin}
         if plugin == "bandwidth":
-            return own | {"capabilities": {"bandwidth": True}}
+            return config | {"capabilities": {"bandwidth": True}}
         if plugin == "portmap":
-            return own | {"backend": self.plan.backend, "capabilities": {"portMappings": True}}
+            return config | {"backend": self.plan.backend, "capabilities": {"portMappings": True}}
         if plugin == "firewall":
-            # Debian's makes a bridge's shared rules anew beside ours, which the next of our ADDs tidies up.
+            # Debian's firewall adds a bridge's shared rules again; podwire's next ADD removes the duplicates.
             policy = "open" if self.plan.reference or self.plan.interface != "bridge" else "same-bridge"
-            return own | {"backend": self.plan.backend, "ingressPolicy": policy}
+            return config | {"backend": self.plan.backend, "ingressPolicy": policy}
         if plugin == "tuning":
             sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
-            return own | {"sysctl": sysctl, "mtu": 1400, "dataDir": str(self.backups)}
+            return config | {"sysctl": sysctl, "mtu": 1400, "dataDir": str(self.backups)}
         ranges, routes = [[{"subnet": "10.22.0.0/24"}]], [{"dst": "0.0.0.0/0"}]
         ipam: dict[str, Any] = {"type": "host-local", "dataDir": str(self.store), "ranges": ranges}
-        own |= {"ipMasq": True, "ipMasqBackend": self.plan.backend}
+        config |= {"ipMasq": True, "ipMasqBackend": self.plan.backend}
         if plugin == "ptp":
-            return own | {"ipam": ipam | {"routes": routes}}
-        return own | {
+            return config | {"ipam": ipam | {"routes": routes}}
+        return config | {
             "bridge": "cni0",
             "isDefaultGateway": True,
-            "macspoofchk": not self.plan.reference,  # which runs a program for it that few nodes have
+            "macspoofchk": not self.plan.reference,  # the reference plugin runs a program that few nodes have
             "ipam": ipam,
         }
 
 
 def containers(plan: Plan) -> list[Container]:
-    """Returns the containers, each with a pod of its own."""
+    """Creates the pods of a plan and returns their containers."""
     return [Container(number, namespaces.create()) for number in range(plan.containers)]

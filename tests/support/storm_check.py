@@ -1,11 +1,11 @@
-"""What must be true when a storm is over: the state is that of the same attachments made one after the other.
+"""Checks the state after a storm: it must equal that of a host on which the same attachments were added sequentially.
 
-One rule: whole states are compared, those of two hosts and of before and after, by their lines: order says nothing
-where each attachment has rules of its own.
+One rule: whole states are compared, of two hosts and of before and after, as sets of lines: each attachment has its own
+rules, so their order is irrelevant.
 
     python -m tests.support.storm_check '{"backend": "nftables", "seconds": 10, ...}'   # prints a report, a JSON object
 
-It is a program of its own because it moves into private namespaces and stays there: the machine never sees a thing.
+It is a separate program, because it moves into new namespaces and stays there.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from tests.support.namespaces import Namespace
 from tests.support.publishing import NODE, OUTSIDE
 from tests.support.storm import RESULTS, Container, Plan, Storm, containers
 
-_SETTLED_S = 10.0  # namespaces go in their own time, and interfaces with them
-_SHOWN = 30
-_TRIED = 5  # pods with which packets are exchanged
+_CLEANUP_TIMEOUT_S = 10.0  # the kernel deletes namespaces and their interfaces in the background
+_LINES_MAX = 30
+_PODS_TESTED = 5  # pods that exchange packets
 _MAC = re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b")
 
-Picture = Counter[str]
+Lines = Counter[str]
 
 
-def judge(storm: Storm, host: Namespace, outside: Namespace) -> None:
-    """Runs `storm` on `host`, which is the current namespace, and looks at what it left."""
+def run_and_check(storm: Storm, host: Namespace, external: Namespace) -> None:
+    """Runs `storm` on `host`, the current namespace, and checks the state that it leaves."""
     with namespaces.temporary_host() as second:
-        calm = Storm(storm.plan, storm.store.with_name("calm"), containers(storm.plan))
-        if storm.plan.reference:  # whose first ADDs, at the same time, make what is shared twice
+        sequential = Storm(storm.plan, storm.store.with_name("sequential"), containers(storm.plan))
+        if storm.plan.reference:  # its parallel first ADDs create shared objects twice
             _warm_up(storm)
         storm.run()
         storm.check_all()
         with second.entered():
-            _warm_up(calm)
-            before = picture(second, [], storm.plan.tools)
-            for each in storm.living():
-                calm.add_like(each)
-        storm.problem(*calm.report.problems)
-        _compare(storm, "among the living", host, picture(second, calm.living(), storm.plan.tools))
+            _warm_up(sequential)
+            before = state_lines(second, [], storm.plan.tools)
+            for each in storm.running():
+                sequential.add_like(each)
+        storm.problem(*sequential.report.problems)
+        _compare(storm, "with the running pods", host, state_lines(second, sequential.running(), storm.plan.tools))
         compare_store(storm)
-        _exchange(storm, outside)
+        _exchange(storm, external)
         storm.delete_all()
-        _compare(storm, "after all", host, before)
+        _compare(storm, "after the last DEL", host, before)
         compare_store(storm)
 
 
 def _warm_up(storm: Storm) -> None:
-    """Makes, and takes away, an attachment by each: what the first one makes for all is not what it leaves."""
+    """Adds and deletes one attachment with each set of plugins, which creates the shared objects."""
     first, *_ = storm.containers
     for by_reference in (False, True) if storm.plan.reference else (False,):
         first.by_reference, first.result = by_reference, {"ips": [{"address": "10.22.0.9/24"}]}
@@ -64,49 +64,49 @@ def _warm_up(storm: Storm) -> None:
         storm.delete_all(by_reference=by_reference)
 
 
-def picture(host: Namespace, living: list[Container], tools: str = "") -> Picture:
-    """Returns the state of a host, line by line, host ends named after their containers.
+def state_lines(host: Namespace, running: list[Container], tools: str = "") -> Lines:
+    """Returns the state of a host as lines, with host veths named after their containers.
 
-    `tools` is where iptables' programs are, the machine's unless given.
+    `tools` is the directory of iptables' programs, by default the machine's.
     """
-    whole = bandwidth_network.state(host)
-    lines = [f"link {json.dumps(link | {'name': name})}" for name, link in whole.pop("links").items()]
-    lines += [f"{kind} {json.dumps(item)}" for kind, value in whole.items() for item in _items(value)]
+    state = bandwidth_network.state(host)
+    lines = [f"link {json.dumps(link | {'name': name})}" for name, link in state.pop("links").items()]
+    lines += [f"{kind} {json.dumps(item)}" for kind, value in state.items() for item in _items(value)]
     lines += [f"nft {line}" for line in netstate.nft_rules(host)]
     for tool in xtables.TOOLS:
         lines += [f"{tool} {line}" for line in netstate.iptables_rules(host, f"{tools}/{tool}" if tools else tool)]
-    # Of two last ones with iptables-legacy, whose lock is not held from look to change, each leaves this to the other,
-    # and the next DEL finds it; what iptables-nft has is among nft's lines, too.
+    # With iptables-legacy, whose lock is not held between reading and changing, the last two DELs may each leave this
+    # empty chain to the other one; the next DEL deletes it. The rules of iptables-nft are in nft's lines, too.
     if not any("-A CNI-FORWARD-OWNERS " in line for line in lines):
         lines = [line for line in lines if not line.endswith("tables :CNI-FORWARD-OWNERS -")]
-    names = {each.host_veth: f"host end of {each.name}" for each in living if each.result}
+    names = {each.host_veth: f"host veth of {each.name}" for each in running if each.result}
     veth = re.compile(r"\bveth[0-9a-f]{8}\b")
     named = (veth.sub(lambda match: names.get(match[0], match[0]), line) for line in lines)
     return Counter(_MAC.sub("MAC", line) for line in named if "uplink" not in line)
 
 
 def compare_store(storm: Storm) -> None:
-    """Demands that reservations, index (where it is proven) and backups are those of the living."""
-    expected = {f"{each.name}\r\neth0".encode(): [each.address] for each in storm.living()}
+    """Checks that reservations, index (if complete) and tuning's backups are those of the running containers."""
+    expected = {f"{each.name}\r\neth0".encode(): [each.address] for each in storm.running()}
     store = Store(str(storm.store), "storm")
-    found = store.list_owners()
-    if found != expected:
+    owners = store.list_owners()
+    if owners != expected:
         storm.problem(
-            f"reservations: surplus {found.keys() - expected.keys()}, missing {expected.keys() - found.keys()}"
+            f"reservations: surplus {owners.keys() - expected.keys()}, missing {expected.keys() - owners.keys()}"
         )
     index = Index(str(storm.store), "storm", store.directory)
     if index.complete and {owner: index.find(owner) for owner in expected} != expected:
-        storm.problem("the index says otherwise than the reservations")
+        storm.problem("the index differs from the reservations")
     index.close()
-    left = {path.name for path in Path(store.directory).iterdir()} - {each.address for each in storm.living()}
-    if left != {"lock", "last_reserved_ip.0"}:
-        storm.problem(f"in the store is also {left}")
-    wanted = {f"{each.name}_eth0.json" for each in storm.living()}
-    if (backups := {path.name for path in storm.backups.iterdir()}) != wanted:
-        storm.problem(f"backups: surplus {backups - wanted}, missing {wanted - backups}")
+    other_files = {path.name for path in Path(store.directory).iterdir()} - {each.address for each in storm.running()}
+    if other_files != {"lock", "last_reserved_ip.0"}:
+        storm.problem(f"the store also contains {other_files}")
+    names = {f"{each.name}_eth0.json" for each in storm.running()}
+    if (backups := {path.name for path in storm.backups.iterdir()}) != names:
+        storm.problem(f"backups: surplus {backups - names}, missing {names - backups}")
     notes = {path.name for path in storm.backups.with_name(f"{storm.backups.name}.podwire").iterdir()}
-    if notes != wanted and not storm.plan.reference:  # which makes none, and leaves ours
-        storm.problem(f"notes: surplus {notes - wanted}, missing {wanted - notes}")
+    if notes != names and not storm.plan.reference:  # the reference plugins create none, and leave podwire's
+        storm.problem(f"notes: surplus {notes - names}, missing {names - notes}")
 
 
 def _items(value: object) -> list[object]:
@@ -115,37 +115,37 @@ def _items(value: object) -> list[object]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _compare(storm: Storm, when: str, host: Namespace, expected: Picture) -> None:
-    deadline = time.monotonic() + _SETTLED_S
-    while (found := picture(host, storm.living(), storm.plan.tools)) != expected and time.monotonic() < deadline:
+def _compare(storm: Storm, when: str, host: Namespace, expected: Lines) -> None:
+    deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
+    while (lines := state_lines(host, storm.running(), storm.plan.tools)) != expected and time.monotonic() < deadline:
         time.sleep(0.2)
-    for what, difference in (("surplus", found - expected), ("missing", expected - found)):
-        storm.problem(*(f"{when}, {what}: {line}" for line in sorted(difference)[:_SHOWN]))
+    for what, difference in (("surplus", lines - expected), ("missing", expected - lines)):
+        storm.problem(*(f"{when}, {what}: {line}" for line in sorted(difference)[:_LINES_MAX]))
 
 
-def _exchange(storm: Storm, outside: Namespace) -> None:
-    """Calls pods through their host ports, and has pods call each other and the world outside."""
-    tried = storm.living()[:_TRIED]
-    with tcp.serving(outside, OUTSIDE):
-        for own, other in zip(tried, tried[1:] + tried[:1], strict=True):
-            with tcp.serving(own.pod, own.address):
-                if tcp.source_address(outside, NODE, own.host_port) != OUTSIDE:
-                    storm.problem(f"{own.name} is not reached through port {own.host_port}")
-            if tcp.source_address(own.pod, OUTSIDE) != NODE:
-                storm.problem(f"{own.name} does not reach the world")
-            if not reaches(own.pod, other.address):
-                storm.problem(f"{own.name} does not reach {other.name}")
+def _exchange(storm: Storm, external: Namespace) -> None:
+    """Connects to pods through their host ports, and from pods to each other and to an external host."""
+    tested = storm.running()[:_PODS_TESTED]
+    with tcp.serving(external, OUTSIDE):
+        for container, other in zip(tested, tested[1:] + tested[:1], strict=True):
+            with tcp.serving(container.pod, container.address):
+                if tcp.source_address(external, NODE, container.host_port) != OUTSIDE:
+                    storm.problem(f"{container.name} cannot be reached through port {container.host_port}")
+            if tcp.source_address(container.pod, OUTSIDE) != NODE:
+                storm.problem(f"{container.name} cannot reach the external host")
+            if not reaches(container.pod, other.address):
+                storm.problem(f"{container.name} cannot reach {other.name}")
 
 
 def main(text: str) -> None:
-    """Runs a plan and prints the report."""
+    """Runs a plan and prints the report as JSON."""
     plan = Plan(**json.loads(text))
     host = private_host.enter("/var/lib/cni")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    outside = namespaces.create("outside")
-    publishing.connect(host, outside)
+    external = namespaces.create("outside")
+    publishing.connect(host, external)
     storm = Storm(plan, Path(plan.store) / "leases", containers(plan))
-    judge(storm, host, outside)
+    run_and_check(storm, host, external)
     print(json.dumps(vars(storm.report)))
 
 

@@ -1,6 +1,6 @@
-"""TCP between namespaces: a server that tells each caller the address it sees, and the call.
+"""TCP connections between namespaces: a server that replies with the caller's address, and a client.
 
-One rule: real sockets and whole connections, since what is tested is whether both directions of one fit together.
+One rule: a test makes a whole connection, since both directions must be translated consistently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3) as con
 
 @contextlib.contextmanager
 def serving(namespace: Namespace, ip: str) -> Iterator[None]:
-    """Runs the server at an address of `namespace` inside the block, on PORT."""
+    """Runs the server on PORT of an address of `namespace` inside the block."""
     line = ["nsenter", f"--net={namespace.path}", "--", sys.executable, "-c", _SERVER, ip, str(PORT)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE)
     try:
@@ -46,5 +46,5 @@ def serving(namespace: Namespace, ip: str) -> Iterator[None]:
 
 
 def source_address(namespace: Namespace, ip: str, port: int = PORT) -> str:
-    """Calls a server from `namespace` and returns the address it sees, "" when none answers within three seconds."""
+    """Connects from `namespace`; returns the source address that the server sees, "" without a reply within 3 s."""
     return namespace.run(sys.executable, "-c", _CLIENT, ip, str(port), check=False)

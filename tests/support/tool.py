@@ -1,6 +1,6 @@
-"""The operator's tool on a throwaway host: networks in a net.d of its own, a cache and leases beside it.
+"""The operator's tool on a temporary host, with temporary directories for networks, cache and leases.
 
-One rule: nothing of the machine's configuration is read: each directory is given by an option.
+One rule: the tool reads nothing of the machine's configuration: each directory is an option.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.support.processes import PATH
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
 _TIMEOUT_S = 60.0
-_OUR_NOTES = "last_reserved_ip"  # where host-local's next search begins
+_SEARCH_START = "last_reserved_ip"  # the start of host-local's next search
 
 
 @dataclass(frozen=True)
 class Tool:
-    """`podwire` as it is run in the namespace `host`, with all it knows in `directory`; plugins are of `bin_dir`."""
+    """`podwire` in the namespace `host`, with its files in `directory` and the plugins of `bin_dir`."""
 
     host: Namespace
     directory: Path
@@ -31,37 +31,40 @@ class Tool:
 
     @property
     def cache(self) -> Path:
-        """Where libcni's entries are."""
+        """The directory of libcni's cache files."""
         return self.directory / "cache" / "results"
 
     @property
     def leases(self) -> Path:
-        """Where host-local's reservations of the network "net" are."""
+        """The directory of host-local's reservations for the network "net"."""
         return self.directory / "leases" / "net"
 
     def configure(self, *plugins: dict[str, Any], name: str = "net", version: str = "1.1.0", **keys: Any) -> None:
-        """Puts a list into net.d."""
+        """Writes a network's list into net.d."""
         config = {"cniVersion": version, "name": name, **keys, "plugins": list(plugins)}
         (self.directory / "net.d").mkdir(exist_ok=True)
         (self.directory / "net.d" / f"{name}.conflist").write_text(json.dumps(config))
 
     def bridge(self, **keys: Any) -> dict[str, Any]:
-        """Returns bridge's part of a list, with addresses of 10.22.0.0/24."""
+        """Returns bridge's configuration in a list, with addresses of 10.22.0.0/24."""
         ipam = {"type": "host-local", "dataDir": str(self.leases.parent), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
         return {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam, **keys}
 
-    def start(self, *words: str, env: dict[str, str] | None = None, **how: Any) -> subprocess.Popen[bytes]:
-        """Starts a command with the options that name the directories; `how` as subprocess takes it."""
-        options = [f"--conf-dir={self.directory}/net.d", f"--bin-dir={self.bin_dir}"]
-        options += [f"--cache-dir={self.directory}/cache"]
-        line = [str(binaries.directory() / "podwire"), *words, *options]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a command with the options for the directories; `options` are those of subprocess.Popen."""
+        directories = [f"--conf-dir={self.directory}/net.d", f"--bin-dir={self.bin_dir}"]
+        directories += [f"--cache-dir={self.directory}/cache"]
+        line = [str(binaries.directory() / "podwire"), *words, *directories]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.host.entered():
-            return subprocess.Popen(line, env={"PATH": PATH, **(env or {})}, **pipes, **how)
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                line, env={"PATH": PATH, **(env or {})}, **pipes, **options
+            )
+            return process
 
-    def run(self, *words: str, env: dict[str, str] | None = None, **how: Any) -> Outcome:
+    def run(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> Outcome:
         """Runs a command to its end; a traceback fails the test."""
-        process = self.start(*words, env=env, **how)
+        process = self.start(*words, env=env, **options)
         try:
             stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
         except BaseException:
@@ -71,34 +74,34 @@ class Tool:
         assert b"Traceback" not in stderr, stderr.decode()
         return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
 
-    def succeed(self, *words: str, **how: Any) -> str:
-        """Runs a command, which must succeed, and returns what it printed."""
-        done = self.run(*words, **how)
+    def succeed(self, *words: str, **options: Any) -> str:
+        """Runs a command, which must succeed, and returns its stdout."""
+        done = self.run(*words, **options)
         assert done.status == 0, f"{done.stdout.decode()}{done.stderr}"
         return done.stdout.decode()
 
-    def fail(self, status: int, *words: str, **how: Any) -> str:
-        """Runs a command, which must end with `status`, and returns all that it printed."""
-        done = self.run(*words, **how)
+    def fail(self, status: int, *words: str, **options: Any) -> str:
+        """Runs a command, which must exit with `status`, and returns its stdout and stderr."""
+        done = self.run(*words, **options)
         assert done.status == status, f"{done.status}: {done.stdout.decode()}{done.stderr}"
         return done.stdout.decode() + done.stderr
 
-    def json(self, *words: str, status: int = 0, **how: Any) -> Any:
-        """Runs a command with --json and returns its document."""
-        done = self.run(*words, "--json", **how)
+    def json(self, *words: str, status: int = 0, **options: Any) -> Any:
+        """Runs a command with --json and returns the document that it prints."""
+        done = self.run(*words, "--json", **options)
         assert done.status == status, f"{done.status}: {done.stdout.decode()}{done.stderr}"
         return done.json
 
     def delete_netns(self, pod: Namespace) -> None:
-        """Removes the namespace of a pod, and waits until the kernel has taken away what was in it."""
+        """Deletes the namespace of a pod, and waits until the kernel has deleted the pod's host veths."""
         namespaces.delete_and_wait(pod, self.host)
 
     def files(self) -> dict[str, bytes]:
-        """Returns every file below the directory with its content, but host-local's notes on where to go on."""
+        """Returns the content of every file in the directory, without host-local's start of the next search."""
         paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
-        return {str(path): path.read_bytes() for path in paths if not path.name.startswith(_OUR_NOTES)}
+        return {str(path): path.read_bytes() for path in paths if not path.name.startswith(_SEARCH_START)}
 
     def everything(self, *pods: Namespace) -> dict[str, Any]:
-        """Returns all there is on the host, in the pods and in the directory."""
-        inside = {pod.name: netstate.state(pod) for pod in pods if pod.exists()}
-        return {"host": netstate.state(self.host, netfilter=True), "pods": inside, "files": self.files()}
+        """Returns the state of the host, the pods and the directory."""
+        pod_states = {pod.name: netstate.state(pod) for pod in pods if pod.exists()}
+        return {"host": netstate.state(self.host, netfilter=True), "pods": pod_states, "files": self.files()}

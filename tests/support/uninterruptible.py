@@ -1,6 +1,6 @@
-"""A program that no signal ends: it waits for a file server that does not answer (state D, as with a dead disk or NFS).
+"""A process in uninterruptible sleep (state D): it waits for a file server that does not reply, like a failed disk.
 
-One rule: ending the server, whose process is written to the file in the first argument, ends it.
+One rule: killing the server ends the process; the server writes its PID to the file in the first argument.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 
 _NEW_MOUNTS, _PRIVATE, _RECURSIVE = 0x00020000, 1 << 18, 1 << 14  # linux/sched.h, linux/mount.h
 _REQUEST_BYTES = 1 << 18
-# struct fuse_in_header begins with these; fuse_out_header; the start of fuse_init_out (linux/fuse.h).
+# The start of struct fuse_in_header; fuse_out_header; the start of fuse_init_out (linux/fuse.h).
 _REQUEST, _ANSWER, _INIT = struct.Struct("=IIQ"), struct.Struct("=IiQ"), struct.Struct("=IIII12xI28x")
 
 
 def main(pid_file: str) -> None:
-    """Mounts a file system where nobody else sees it, starts its server, and looks a file up."""
+    """Mounts a file system in a new mount namespace, starts its server, and looks up a file."""
     libc = ctypes.CDLL(None, use_errno=True)
     directory = tempfile.mkdtemp()
     libc.unshare(_NEW_MOUNTS)
@@ -29,7 +29,7 @@ def main(pid_file: str) -> None:
     if libc.mount(b"fuse", directory.encode(), b"fuse", ctypes.c_ulong(0), options):
         sys.exit(f"no FUSE here: {os.strerror(ctypes.get_errno())}")
     if os.fork() == 0:
-        os.setsid()  # out of reach of what is sent to our process group
+        os.setsid()  # signals to the test's process group must not reach the server
         _serve(device, pid_file)
     os.close(device)
     os.stat(f"{directory}/file")
@@ -41,7 +41,7 @@ def _serve(device: int, pid_file: str) -> None:
     _, _, unique = _REQUEST.unpack_from(os.read(device, _REQUEST_BYTES))
     body = _INIT.pack(7, 31, 0, 0, 4096)
     os.write(device, _ANSWER.pack(_ANSWER.size + len(body), 0, unique) + body)
-    os.read(device, _REQUEST_BYTES)  # what is read cannot be taken back any more
+    os.read(device, _REQUEST_BYTES)  # after the server has read a request, it cannot be interrupted
     time.sleep(600)
 
 
