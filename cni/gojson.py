@@ -1,6 +1,10 @@
-"""JSON text read and printed like Go's encoding/json, since runtimes rely on its details.
+"""JSON read and printed with the rules of Go's encoding/json, on which runtimes and the reference plugins rely.
 
-One rule: nothing here knows a key; text in, plain objects out, and back.
+Python's json has other rules: for repeated keys, `null`, NaN, invalid UTF-8, lone surrogates, and `<`, `>` and `&` in
+output. This module adds Go's rules to json's decoder and encoder and is the only JSON code of the plugins;
+podwire.lint.positions also needs offsets, and pack/json.c is the C part of json in the static executable.
+
+One rule: no key has a meaning here; text becomes plain objects, and objects text.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ import re
 from collections import Counter
 from json.encoder import encode_basestring
 
-# More is refused: the biggest of all requests, a GC that names 10,000 attachments, takes 1 MiB; as many as fit here are
-# read into some 40 times the memory at worst (a list of objects of one key).
+# The largest request, a GC with 10,000 attachments, has 1 MiB. In the worst case, a list of objects with one key, the
+# parsed value needs 40 times the memory of the text.
 MAX_BYTES = 2 << 20
 
 _DECODE_LIMIT = "nested too deeply: the limit is some 300 levels"
@@ -21,9 +25,9 @@ _DIGITS = 400  # Python refuses to convert more than 4300; no key of podwire nee
 
 
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Builds an object whose keys stand in the order of their *last* occurrence: the last one wins in Go.
+    """Builds an object with its keys in the order of their *last* occurrence, whose value wins in Go.
 
-    A repeated key's `null` changes nothing, as in Go.
+    As in Go, a `null` for a repeated key changes nothing.
     """
     items = dict(pairs)
     if len(items) != len(pairs):
@@ -36,7 +40,7 @@ def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _integer(text: str) -> int:
-    """Cuts a number of absurd length: it stays out of every range, and its key may be one that is not read."""
+    """Returns a number, truncated if it is very long: it stays out of every range, and its key may be ignored."""
     return int(text[:_DIGITS])
 
 
@@ -61,9 +65,9 @@ def _scrub(value: object) -> object:
 def loads(data: bytes) -> object:
     """Returns the one JSON value in `data`.
 
-    Go's habits (encoding/json): invalid UTF-8 is replaced, not rejected; a duplicate key's last value wins;
-    NaN and Infinity are refused; bytes after the value are an error. Unlike Go, whose limit is 10000 levels,
-    nesting is limited by Python's recursion (some 300 levels), and the whole text to MAX_BYTES.
+    As in Go, invalid UTF-8 is replaced, the last value of a repeated key wins, and NaN, Infinity and bytes after the
+    value are errors. Unlike in Go, whose limit is 10,000 levels, Python's recursion limits nesting to some 300 levels;
+    the text may have MAX_BYTES.
 
     Raises ValueError with the reason.
     """
@@ -73,7 +77,7 @@ def loads(data: bytes) -> object:
     if not text.strip(" \t\r\n"):
         raise ValueError("unexpected end of JSON input")
     try:
-        value = json.loads(text) if text.startswith(_MARK) else _DECODER.decode(text)  # the former refuses it
+        value = json.loads(text) if text.startswith(_MARK) else _DECODER.decode(text)  # json.loads refuses the mark
         return _scrub(value) if "\\ud" in text or "\\uD" in text else value
     except RecursionError:
         raise ValueError(_DECODE_LIMIT) from None
@@ -92,16 +96,16 @@ def repeated_keys(data: bytes, key: str) -> tuple[str, ...]:
 
 
 def dumps(value: object, *, indent: int | None = None) -> str:
-    """Returns `value` as JSON text with Go's escaping of <, > and &; `indent` blanks a level, or one compact line."""
+    """Returns `value` as JSON text with Go's escapes for <, > and &, with `indent` spaces per level or on one line."""
     text = _printed(value, "\n", " " * indent, ": ") if indent else _printed(value, "", "", ":")
-    # Outside strings these characters do not occur in JSON, so the whole text can be treated at once.
+    # These characters occur only in strings, so one substitution over the whole text is enough.
     return _MARKUP.sub(_escape, text)
 
 
 def _printed(value: object, margin: str, step: str, colon: str) -> str:
     """Returns a value as text; `margin` begins a line at its level, `step` indents by one more level.
 
-    The standard library has no C code for indented text, and yields each word of it through all levels.
+    The standard library has no C code for indented text, and its generators pass each piece through all levels.
     """
     if isinstance(value, str):
         return encode_basestring(value)
