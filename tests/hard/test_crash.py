@@ -1,9 +1,9 @@
-"""A verb that dies at any system call that changes something: the next DEL or GC cleans up, and the next ADD succeeds.
+"""Each verb is killed at each system call that changes something: the next DEL or GC cleans up, the next ADD succeeds.
 
-Each verb of each plugin of a whole chain is run under the tracer once to learn its calls, then once for each call and
-each end, the signal coming right before the call or when it has taken effect, in the plugin or in one of its children.
-A sample of the points is drawn by a fixed seed; `--nightly` runs all of them: beside a neighbour with every way to go
-on, on a host of its own, which costs more, with one in turn.
+The tracer runs each verb of each plugin of a chain once to list its calls, then once for each point and signal: the
+signal is sent directly before or after a call, in the plugin or in one of its children. A fixed seed draws a sample of
+the points; `--nightly` runs all of them. On a host with a neighbour each point is followed by every recovery, on a new
+host, which takes more time, by one recovery in turn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.support.tracing import GRACE_S, Point, Run, as_subreaper, run_traced
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.usefixtures("root", "bin_dir", "orphans")]
 
-MOST_FAILURES = 5  # then the rest is not run: they are mostly of one cause
+MOST_FAILURES = 5  # after these the test stops: most failures have one cause
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A host: with a living pod on the network, whose state is compared as well, or that never had a pod."""
+    """A kind of host: with a running pod whose state is compared, too, or without any earlier pod."""
 
     backend: str
     neighbour: bool
@@ -41,8 +41,8 @@ class Kind:
         return ", ".join([self.backend, others, *(["ptp"] if self.interface == "ptp" else [])])
 
     def create(self, directory: Path) -> Node:
-        own = {"interface": self.interface, "spoof": self.neighbour and self.interface == "bridge"}
-        return Node.create(directory, self.backend, **own, neighbour=self.neighbour)
+        options: dict[str, Any] = {"interface": self.interface, "spoof": self.neighbour and self.interface == "bridge"}
+        return Node.create(directory, self.backend, **options, neighbour=self.neighbour)
 
 
 KINDS = [Kind(backend, neighbour) for backend in ("iptables", "nftables") for neighbour in (True, False)]
@@ -50,8 +50,8 @@ KINDS += [Kind("iptables", neighbour=False, interface="ptp"), Kind("nftables", n
 
 
 @dataclass
-class Scene:
-    """A pod, and one verb of one plugin that is to run next; `result` is what the runtime has of ADD."""
+class Step:
+    """A pod and the next verb of one plugin; `result` is the runtime's cached result of ADD."""
 
     node: Node
     pod: Namespace
@@ -61,9 +61,9 @@ class Scene:
     result: dict[str, Any] | None = None
 
     def run(self, at: Point | None = None, number: signal.Signals = signal.SIGKILL) -> Run:
-        """Runs the verb, to a point if one is given.
+        """Runs the verb, with a signal at a point if given.
 
-        When it is killed after a call, its children stand still while the runtime goes on; otherwise they run beside.
+        Children of a verb that is killed after a call are stopped during the recovery; otherwise they run in parallel.
         """
         pod = None if self.verb in ("GC", "STATUS") else self.pod
         return run_traced(
@@ -78,18 +78,18 @@ class Scene:
         )
 
 
-def scene(node: Node, verb: str, place: int) -> Scene:
-    """Brings a node to where the verb of the plugin at `place` in the list is next."""
+def prepare_step(node: Node, verb: str, place: int) -> Step:
+    """Runs the verbs that precede the verb of the plugin at `place` in the list."""
     pod, chain = node.pod(), node.with_capabilities()
     run = node.runner(pod)
     plugin = chain.plugins[place]
     if verb == "STATUS":
-        return Scene(node, pod, verb, plugin["type"], chain.request(plugin, None))
+        return Step(node, pod, verb, plugin["type"], chain.request(plugin, None))
     if verb == "ADD":
         result = None
         for earlier in chain.plugins[:place]:
             result = run(earlier["type"], "ADD", chain.request(earlier, result)).result()
-        return Scene(node, pod, verb, plugin["type"], chain.request(plugin, result))
+        return Step(node, pod, verb, plugin["type"], chain.request(plugin, result))
     result = chain.add(run)
     if verb == "GC":
         pod.delete()
@@ -97,219 +97,223 @@ def scene(node: Node, verb: str, place: int) -> Scene:
             node.runner(None)(
                 earlier["type"], "GC", chain.collection(earlier, node.valid_attachments())
             ).assert_silent()
-        return Scene(node, pod, verb, plugin["type"], chain.collection(plugin, node.valid_attachments()), result)
+        return Step(node, pod, verb, plugin["type"], chain.collection(plugin, node.valid_attachments()), result)
     for later in reversed(chain.plugins[place + 1 :]) if verb == "DEL" else ():
         run(later["type"], "DEL", chain.request(later, result)).assert_silent()
-    return Scene(node, pod, verb, plugin["type"], chain.request(plugin, result), result)
+    return Step(node, pod, verb, plugin["type"], chain.request(plugin, result), result)
 
 
-def deleted(now: Scene) -> None:
-    """The runtime deletes with all that it knows."""
-    now.node.with_capabilities().delete(now.node.runner(now.pod), now.result)
+def delete(step: Step) -> None:
+    """Runs DEL with the cached result."""
+    step.node.with_capabilities().delete(step.node.runner(step.pod), step.result)
 
 
-def deleted_from_memory(now: Scene) -> None:
-    """The runtime deletes, and has nothing but the names."""
-    now.node.chain.delete(now.node.runner(now.pod), None)
+def delete_without_result(step: Step) -> None:
+    """Runs DEL without a cached result."""
+    step.node.chain.delete(step.node.runner(step.pod), None)
 
 
-def deleted_when_lost(now: Scene) -> None:
-    """The sandbox disappears, then the runtime deletes."""
-    now.pod.delete()
-    now.node.with_capabilities().delete(now.node.runner(now.pod), now.result)
+def delete_without_netns(step: Step) -> None:
+    """Deletes the sandbox, then runs DEL."""
+    step.pod.delete()
+    step.node.with_capabilities().delete(step.node.runner(step.pod), step.result)
 
 
-def collected(now: Scene) -> None:
-    """The sandbox disappears, and GC alone cleans."""
-    now.pod.delete()
-    now.node.chain.collect(now.node.runner(None), now.node.valid_attachments())
+def collect(step: Step) -> None:
+    """Deletes the sandbox, then runs GC alone."""
+    step.pod.delete()
+    step.node.chain.collect(step.node.runner(None), step.node.valid_attachments())
 
 
-WAYS = {
-    "ADD": (deleted, collected, deleted_when_lost),
-    "DEL": (deleted, collected, deleted_from_memory, deleted_when_lost),
-    "CHECK": (deleted, collected),
-    "GC": (collected, deleted),
-    "STATUS": (deleted,),
+RECOVERIES = {
+    "ADD": (delete, collect, delete_without_netns),
+    "DEL": (delete, collect, delete_without_result, delete_without_netns),
+    "CHECK": (delete, collect),
+    "GC": (collect, delete),
+    "STATUS": (delete,),
 }
 
 
 @pytest.fixture
 def orphans() -> Iterator[None]:
-    """Makes what a killed plugin leaves running ours to wait for."""
+    """Makes a killed plugin's children the children of the test, which waits for them."""
     with as_subreaper():
         yield
 
 
 class Trial(NamedTuple):
-    """A verb of the plugin at `place` in the list, the signal and the point, and the way to go on."""
+    """A verb of the plugin at `place` in the list, a signal, a point and a recovery."""
 
     verb: str
     place: int
     by: signal.Signals
     point: Point
-    way: Callable[[Scene], None]
+    recovery: Callable[[Step], None]
 
     def __str__(self) -> str:
         side = "after" if self.point.after else "before"
         where = f"process {self.point.process} of plugin {self.place}'s {self.verb}"
-        return f"{self.by.name} {side} call {self.point.number} of {where}, then {self.way.__name__}"
+        return f"{self.by.name} {side} call {self.point.number} of {where}, then {self.recovery.__name__}"
 
 
-class Bench:
-    """Runs trials one after the other on a host of a kind; what fails is noted, and the next one gets a fresh host."""
+class TrialRunner:
+    """Runs trials sequentially on a host of one kind; records failures, after which it creates a new host."""
 
     def __init__(self, kind: Kind, directory: Path) -> None:
         self.kind = kind
         self.failures: list[str] = []
         self._directory = directory
-        self._made = 0
+        self._hosts_created = 0
         self._node: Node | None = None
         self._before: State = {}
         self._shared: State | None = None
         if not kind.neighbour:
-            node = self._fresh()
+            node = self._create_host()
             pod = node.pod()
             node.with_capabilities().delete(node.runner(pod), node.with_capabilities().add(node.runner(pod)))
             self._shared = node.state(pod)
             self.close()
 
     def close(self) -> None:
-        """Removes the host."""
+        """Deletes the host."""
         if self._node:
             self._node.close()
         self._node = None
 
     def points(self, verb: str) -> Iterator[tuple[int, Point]]:
-        """Yields the place in the list of plugins and the point, of all calls of a verb."""
+        """Yields all points of a verb, each with the plugin's place in the list."""
         for place in range(len(self._host().chain.plugins)):
-            now = scene(self._host(), verb, place)
-            run = now.run()
+            step = prepare_step(self._host(), verb, place)
+            run = step.run()
             assert run.outcome.status == 0, run.outcome
-            deleted(now) if verb != "GC" else collected(now)
-            self._settle(now)
-            self._renew()
+            delete(step) if verb != "GC" else collect(step)
+            self._assert_clean(step)
+            self._close_if_used()
             yield from ((place, point) for point in run.points())
 
     def run(self, trial: Trial) -> bool:
-        """Runs a verb to a point, and on from there; tells whether the point was reached."""
-        end = killed if trial.by == signal.SIGKILL else terminated
-        struck = ""
+        """Runs a trial; returns whether its point was reached."""
+        assert_end = assert_killed if trial.by == signal.SIGKILL else assert_terminated
+        signalled_call = ""
         try:
-            now = scene(self._host(), trial.verb, trial.place)
-            may_fail = trial.verb == "ADD" and (end is terminated or trial.point.process > 0)
-            earlier = now.node.state(now.pod) if may_fail else self._before
-            died = now.run(trial.point, trial.by)
-            struck = died.struck
+            step = prepare_step(self._host(), trial.verb, trial.place)
+            may_fail = trial.verb == "ADD" and (assert_end is assert_terminated or trial.point.process > 0)
+            earlier = step.node.state(step.pod) if may_fail else self._before
+            run = step.run(trial.point, trial.by)
+            signalled_call = run.signalled_call
             try:
-                end(now, died)
-                if may_fail and died.outcome.status == 1 and self.kind.neighbour:
-                    now.node.await_state(earlier, None, now.pod)
-                trial.way(now)
+                assert_end(step, run)
+                if may_fail and run.outcome.status == 1 and self.kind.neighbour:
+                    step.node.await_state(earlier, None, step.pod)
+                trial.recovery(step)
             finally:
-                died.await_orphans()
-            self._settle(now)
-            self._again(now)
-            self._renew()
+                run.await_orphans()
+            self._assert_clean(step)
+            self._attach_again(step)
+            self._close_if_used()
         except Exception as error:
-            self.failures.append(f"{self.kind}: {trial}, {struck or 'not reached'}: {type(error).__name__}: {error}")
+            self.failures.append(
+                f"{self.kind}: {trial}, {signalled_call or 'not reached'}: {type(error).__name__}: {error}"
+            )
             self.close()
-        return bool(struck)
+        return bool(signalled_call)
 
-    def _settle(self, now: Scene) -> None:
-        now.node.await_state(self._before, self._shared, now.pod)
-        now.node.check_neighbour()
+    def _assert_clean(self, step: Step) -> None:
+        step.node.await_state(self._before, self._shared, step.pod)
+        step.node.check_neighbour()
 
-    def _again(self, now: Scene) -> None:
-        """The runtime attaches the pod again (its sandbox, when that is gone, under a new name)."""
-        node = now.node
-        pod = now.pod if now.pod.exists() else node.pod()
+    def _attach_again(self, step: Step) -> None:
+        """Attaches and detaches the pod again, in a new namespace if the old one is missing."""
+        node = step.node
+        pod = step.pod if step.pod.exists() else node.pod()
         chain, run = node.with_capabilities(), node.runner(pod)
         result = chain.add(run)
         chain.check(run, result)
         chain.delete(run, result)
         node.await_state(self._before, self._shared, pod)
 
-    def _renew(self) -> None:
-        """Gives up a host that is to have its first pod once."""
+    def _close_if_used(self) -> None:
+        """Closes a host that must have no earlier pod."""
         if not self.kind.neighbour:
             self.close()
 
     def _host(self) -> Node:
         if self._node is None:
-            self._node = self._fresh()
+            self._node = self._create_host()
             self._before = self._node.state(self._node.pod())
         return self._node
 
-    def _fresh(self) -> Node:
-        self._made += 1
-        directory = self._directory / str(self._made)
+    def _create_host(self) -> Node:
+        self._hosts_created += 1
+        directory = self._directory / str(self._hosts_created)
         directory.mkdir()
         self._node = self.kind.create(directory)
         return self._node
 
 
-def killed(now: Scene, died: Run) -> None:
-    """Demands that a kill was one; a plugin that lost a child to it must have gone on, or failed in good order."""
-    if died.outcome.status != -signal.SIGKILL:
-        in_good_order(now, died.outcome)
+def assert_killed(step: Step, run: Run) -> None:
+    """Asserts that the plugin was killed; a plugin whose child was killed must succeed or report a failure."""
+    if run.outcome.status != -signal.SIGKILL:
+        assert_valid_outcome(step, run.outcome)
 
 
-def terminated(now: Scene, died: Run) -> None:
-    """Demands that SIGTERM ends a verb at once, in good order."""
-    assert died.took_s < GRACE_S, f"it took {died.took_s:.1f} s to end"
-    in_good_order(now, died.outcome)
+def assert_terminated(step: Step, run: Run) -> None:
+    """Asserts that SIGTERM ends a verb at once, with a success or a reported failure."""
+    assert run.duration_s < GRACE_S, f"it took {run.duration_s:.1f} s to end"
+    assert_valid_outcome(step, run.outcome)
 
 
-def in_good_order(now: Scene, outcome: Outcome) -> None:
+def assert_valid_outcome(step: Step, outcome: Outcome) -> None:
     if outcome.status:
         outcome.error()
-    elif now.verb == "ADD":
-        now.result = outcome.result()
+    elif step.verb == "ADD":
+        step.result = outcome.result()
     else:
         outcome.assert_silent()
 
 
-def _drawn(points: list[tuple[int, Point]], count: int, seed: str) -> list[tuple[int, Point]]:
+def _sample(points: list[tuple[int, Point]], count: int, seed: str) -> list[tuple[int, Point]]:
     return random.Random(seed).sample(points, min(len(points), count))
 
 
 SAMPLE = {"ADD": 7, "DEL": 5, "CHECK": 1, "GC": 3, "STATUS": 1}
 
-# What changes nothing is run beside a neighbour only; so is SIGTERM, since what ADD undoes shows where all that may
-# stay is there already.
+# Verbs that change nothing run only on the host with a neighbour. So does SIGTERM: there all objects that may remain
+# exist already, so that an incomplete rollback of ADD is visible.
 CASES = [
     pytest.param(kind, verb, by, id=f"{kind}, {by.name} in {verb}")
     for kind in KINDS
-    for verb in WAYS
+    for verb in RECOVERIES
     for by in (signal.SIGKILL, signal.SIGTERM)
     if kind.neighbour or (verb in ("ADD", "DEL", "GC") and by == signal.SIGKILL)
 ]
 
 
 @pytest.mark.parametrize(("kind", "verb", "by"), CASES)
-def test_nothing_is_lost(kind: Kind, verb: str, by: signal.Signals, tmp_path: Path, nightly: bool) -> None:
-    """After a kill or SIGTERM at any call, DEL and GC leave the state of before, and the next ADD succeeds."""
-    bench = Bench(kind, tmp_path)
+def test_killed_verb_leaks_nothing(kind: Kind, verb: str, by: signal.Signals, tmp_path: Path, nightly: bool) -> None:
+    """After SIGKILL or SIGTERM at any call, DEL and GC restore the earlier state, and the next ADD succeeds."""
+    runner = TrialRunner(kind, tmp_path)
     reached = 0
     try:
-        points = list(bench.points(verb))
-        if by == signal.SIGTERM:  # between two calls it is all the same when it comes, and children are not asked
+        points = list(runner.points(verb))
+        if by == signal.SIGTERM:  # its time between two calls makes no difference; children do not get it
             points = [(place, point) for place, point in points if not point.after and point.process == 0]
-        ways = WAYS[verb]
+        recoveries = RECOVERIES[verb]
         if nightly and kind.neighbour:
-            trials = [Trial(verb, place, by, point, way) for place, point in points for way in ways]
+            trials = [Trial(verb, place, by, point, recovery) for place, point in points for recovery in recoveries]
         else:
-            drawn = points if nightly else _drawn(points, SAMPLE[verb], f"{kind} {verb} {by}")
-            trials = [Trial(verb, place, by, point, ways[i % len(ways)]) for i, (place, point) in enumerate(drawn)]
+            some = points if nightly else _sample(points, SAMPLE[verb], f"{kind} {verb} {by}")
+            trials = [
+                Trial(verb, place, by, point, recoveries[i % len(recoveries)]) for i, (place, point) in enumerate(some)
+            ]
         for trial in trials:
-            if len(bench.failures) < MOST_FAILURES:
-                reached += bench.run(trial)
+            if len(runner.failures) < MOST_FAILURES:
+                reached += runner.run(trial)
     finally:
-        bench.close()
+        runner.close()
     promises.record("crash", **{"kills" if by == signal.SIGKILL else "terms": reached})
     print(f"{kind} {verb} {by.name}: {reached} of {len(trials)} reached")
-    if bench.failures:
-        pytest.fail(f"{len(bench.failures)} of {reached}:\n" + "\n".join(bench.failures), pytrace=False)
-    # Once in a while the kernel is waited for with a call more or less.
-    assert reached >= 0.95 * len(trials) - 1, "the verb does not do again what it did under observation"
+    if runner.failures:
+        pytest.fail(f"{len(runner.failures)} of {reached}:\n" + "\n".join(runner.failures), pytrace=False)
+    # Sometimes a verb needs one call more or less to wait for the kernel.
+    assert reached >= 0.95 * len(trials) - 1, "the verb makes other calls than in the first run"
