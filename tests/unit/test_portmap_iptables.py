@@ -1,4 +1,4 @@
-"""Which lines make and check host ports (plugins.portmap.iptables_*), given what iptables lists."""
+"""Lines that create and check host ports (plugins.portmap.iptables_*), computed from listings of iptables."""
 
 import struct
 from dataclasses import replace
@@ -24,15 +24,15 @@ from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
-WANTED = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
+HOST_PORTS = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
 CHAIN = "CNI-DN-f42161b9e0c33131294cd"
-KNOWN = TableState(is_complete=False, chains=("PREROUTING",))
+READ_STATE = TableState(is_complete=False, chains=("PREROUTING",))
 
 
-def after(wanted, listing=(), others=(), version=4):
-    """Returns the listing after an ADD: what is applied understood as iptables-restore does."""
+def listing_after_add(host_ports, listing=(), others=(), version=4):
+    """Returns the listing after an ADD: applies its lines as iptables-restore does."""
     chains: dict[str, list[str]] = {}
-    for line in (*listing, *iptables_update.lines_for_add(wanted, others, version, list(listing))):
+    for line in (*listing, *iptables_update.lines_for_add(host_ports, others, version, list(listing))):
         command, chain, *rest = line.split(" ", 2)
         rule = rest[0] if rest else ""
         rules = chains.setdefault(chain, [])
@@ -55,12 +55,12 @@ def after(wanted, listing=(), others=(), version=4):
     return [f"-N {name}" for name in names] + [f"-A {name} {rule}" for name in sorted(chains) for rule in chains[name]]
 
 
-def check(wanted, listing, version=4):
-    iptables_check.check_rules(wanted, version, listing, KNOWN)
+def check(host_ports, listing, version=4):
+    iptables_check.check_rules(host_ports, version, listing, READ_STATE)
 
 
-def test_the_names_are_the_references():
-    """The names of chains are those of the reference's tests and golden states."""
+def test_chain_names_equal_those_of_the_reference_plugin():
+    """The names of chains equal those in the reference plugin's tests and golden states."""
     container_id = (
         "icee6giejonei6sohng6ahngee7laquohquee9shiGo7fohferakah3Feiyoolu2pei7ciPhoh7shaoX6vai3vuf0ahfaeng8yohb9ceu0daez5"
         "hashee8ooYai5wa3y"
@@ -72,60 +72,62 @@ def test_the_names_are_the_references():
 
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("keys", [{}, {"snat": False}, {"masq_all": True}, {"mark_bit": 31}])
-def test_what_add_makes_check_accepts(version, keys):
-    """After ADD, and after a repeated one, CHECK succeeds, and the second changes nothing."""
-    wanted = replace(WANTED, **keys)
-    listing = after(wanted, version=version)
-    check(wanted, listing, version)
-    assert after(wanted, listing, version=version) == listing
+def test_check_accepts_the_rules_of_add(version, keys):
+    """CHECK succeeds after ADD, and a repeated ADD changes nothing."""
+    host_ports = replace(HOST_PORTS, **keys)
+    listing = listing_after_add(host_ports, version=version)
+    check(host_ports, listing, version)
+    assert listing_after_add(host_ports, listing, version=version) == listing
 
 
-def test_a_mark_that_comes_too_late_is_missing():
-    """A marking rule behind the one that leads away is never reached, and CHECK names it."""
-    listing = after(WANTED)
+def test_mark_rule_after_the_dnat_rule_is_missing():
+    """CHECK reports a mark rule after its DNAT rule as missing, since no packet reaches it."""
+    listing = listing_after_add(HOST_PORTS)
     late = next(line for line in listing if "-s 127.0.0.1/32" in line)
     listing.remove(late)
-    error = failure_of(lambda: check(WANTED, [*listing, late]), CniError)
+    error = failure_of(lambda: check(HOST_PORTS, [*listing, late]), CniError)
+    assert error
     assert error.msg == f"host ports: rule {late} is missing in table nat (iptables)"
 
 
-def test_the_shared_rules_are_made_once():
-    """Of shared chains and rules only those are made that are not there; the masquerading comes first."""
-    listing = after(WANTED)
-    other = replace(WANTED, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
-    made = iptables_update.lines_for_add(other, (), 4, listing)
-    assert not any(line.startswith("-N CNI-HOSTPORT") or "LOCAL" in line for line in made)
-    listing.remove(shared_rules(WANTED)[-1])
+def test_only_missing_shared_rules_are_created():
+    """ADD creates only the missing shared chains and rules, and inserts the masquerading rule first."""
+    listing = listing_after_add(HOST_PORTS)
+    other = replace(HOST_PORTS, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
+    lines = iptables_update.lines_for_add(other, (), 4, listing)
+    assert not any(line.startswith("-N CNI-HOSTPORT") or "LOCAL" in line for line in lines)
+    listing.remove(shared_rules(HOST_PORTS)[-1])
     assert iptables_update.lines_for_add(other, (), 4, listing)[0].startswith("-I POSTROUTING -m comment")
 
 
-@pytest.mark.parametrize("mark", range(32))
-def test_marks(mark):
-    """The mark is one bit, in hexadecimal."""
-    assert f"--set-xmark {1 << mark:#x}/{1 << mark:#x}" in shared_rules(replace(WANTED, mark_bit=mark))[2]
+@pytest.mark.parametrize("bit", range(32))
+def test_packet_mark_is_one_bit(bit):
+    """The packet mark and its mask are one bit, in hexadecimal."""
+    assert f"--set-xmark {1 << bit:#x}/{1 << bit:#x}" in shared_rules(replace(HOST_PORTS, mark_bit=bit))[2]
 
 
-def test_a_pod_without_a_subnet_marks_all():
-    """An address with the prefix 0 is everybody's subnet, which iptables lists as no source."""
-    wanted = replace(WANTED, addresses={4: ip_interface("10.22.0.2/0")})
+def test_prefix_length_zero_marks_every_source():
+    """The mark rule of an address with prefix length 0 matches every source, which iptables lists without -s."""
+    host_ports = replace(HOST_PORTS, addresses={4: ip_interface("10.22.0.2/0")})
     assert (
-        str(desired_chain_rules(wanted, 4)[0][1][0]) == f"-A {CHAIN} -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK"
+        str(desired_chain_rules(host_ports, 4)[0][1][0])
+        == f"-A {CHAIN} -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK"
     )
 
 
-def test_what_leads_to_another_interface_stays_in_front():
-    """Rules that lead to an address of the container's other interface are kept, others of its chain are not."""
-    second = replace(WANTED, ifname="eth1", addresses={4: ip_interface("10.22.0.9/16")})
-    listing = after(second, after(WANTED), others=[ip_address("10.22.0.2")])
-    leads = [line.rpartition(" ")[2] for line in listing if "--to-destination" in line]
-    assert leads == ["10.22.0.2:80", "10.22.0.9:80"]
+def test_rules_of_another_interface_stay_first():
+    """ADD keeps rules that forward to the container's other interface first, and deletes the chain's other rules."""
+    second = replace(HOST_PORTS, ifname="eth1", addresses={4: ip_interface("10.22.0.9/16")})
+    listing = listing_after_add(second, listing_after_add(HOST_PORTS), others=[ip_address("10.22.0.2")])
+    targets = [line.rpartition(" ")[2] for line in listing if "--to-destination" in line]
+    assert targets == ["10.22.0.2:80", "10.22.0.9:80"]
     assert len(parse_jump_rules(listing)) == 1
-    assert after(second, listing, others=[ip_address("10.22.0.2")]) == listing
-    leads = [line.rpartition(" ")[2] for line in after(second, listing) if "--to-destination" in line]
-    assert leads == ["10.22.0.9:80"]
+    assert listing_after_add(second, listing, others=[ip_address("10.22.0.2")]) == listing
+    targets = [line.rpartition(" ")[2] for line in listing_after_add(second, listing) if "--to-destination" in line]
+    assert targets == ["10.22.0.9:80"]
 
 
-ENTRIES = [
+JUMP_RULES = [
     (r"-p tcp -m multiport --dports 80,81 -j X", ("tcp", (80, 81), "X")),
     (r"-s 1.2.3.4/32 ! -d 1.2.3.4/32 -p udp -m multiport --dports 1 -g X", ("udp", (1,), "X")),
     (r'-m comment --comment "dnat name: \"net\" id: \"cid\"" -j CNI-DN-x', ("", (), "CNI-DN-x")),
@@ -135,95 +137,96 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "read"), ENTRIES)
-def test_entries_of_others(text, read):
-    """Of any rule in CNI-HOSTPORT-DNAT it is read what it surely says."""
-    (entry,) = parse_jump_rules([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
-    assert (entry.protocol, entry.ports, entry.target) == read
-    assert entry.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
+@pytest.mark.parametrize(("text", "parsed"), JUMP_RULES)
+def test_jump_rules_of_other_programs(text, parsed):
+    """Any rule in CNI-HOSTPORT-DNAT is parsed; parts in another form than ours are left empty."""
+    (jump_rule,) = parse_jump_rules([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
+    assert (jump_rule.protocol, jump_rule.ports, jump_rule.target) == parsed
+    assert jump_rule.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
 
 
-def test_our_entries_are_read():
-    """Owner, ports and conditions of an entry of ours are read."""
-    (entry,) = parse_jump_rules(desired_jump_rules(WANTED, 4))
-    assert (entry.network, entry.container_id, entry.conditional) == ("goldnet", "0123abcdef", False)
-    (entry,) = parse_jump_rules(desired_jump_rules(replace(WANTED, conditions={4: ("-i", "eth0")}), 4))
-    assert entry.conditional
+def test_jump_rules_of_portmap():
+    """Owner and conditions of portmap's jump rules are parsed."""
+    (jump_rule,) = parse_jump_rules(desired_jump_rules(HOST_PORTS, 4))
+    assert (jump_rule.network, jump_rule.container_id, jump_rule.conditional) == ("goldnet", "0123abcdef", False)
+    (jump_rule,) = parse_jump_rules(desired_jump_rules(replace(HOST_PORTS, conditions={4: ("-i", "eth0")}), 4))
+    assert jump_rule.conditional
 
 
 @pytest.mark.parametrize(
-    ("target", "index"),
+    ("chain_line", "count"),
     [("-N CNI-DN-x", 0), ("", 1)],
 )
-def test_an_entry_says_less_than_its_chain(target, index):
-    """A port that an entry names and its chain does not lead anywhere is not taken; without the chain it may be."""
+def test_port_of_a_jump_rule_conflicts_only_if_its_chain_forwards_it(chain_line, count):
+    """A port of a jump rule is no conflict if its chain is listed and does not forward the port."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
-    found = iptables_update.foreign_rules(WANTED, 4, [target, other], parse_jump_rules([other]))
-    assert len(found) == index
+    foreign = iptables_update.foreign_rules(HOST_PORTS, 4, [chain_line, other], parse_jump_rules([other]))
+    assert len(foreign) == count
 
 
-def test_a_taken_port_is_refused_without_a_name():
-    """A rule that does not tell whose it is is nobody's that could be gone."""
+def test_rule_without_owner_is_a_conflict():
+    """A rule that names no container counts as a running container's: with "onConflict" its port is refused."""
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
-    wanted = replace(WANTED, refuse_conflicts=True)
-    error = failure_of(lambda: iptables_update.lines_for_add(wanted, (), 4, [other]), CniError)
+    host_ports = replace(HOST_PORTS, refuse_conflicts=True)
+    error = failure_of(lambda: iptables_update.lines_for_add(host_ports, (), 4, [other]), CniError)
+    assert error
     assert (error.code, error.msg) == (11, "host port 8080/tcp is in use by a rule that names no container")
 
 
-def test_a_container_takes_nothing_from_itself():
-    """A port that the container has on another network as well is not taken: not refused, and not shadowed."""
-    listing = after(replace(WANTED, network="other"))
-    strict = replace(WANTED, refuse_conflicts=True)
-    check(strict, after(strict, listing))
+def test_container_does_not_conflict_with_itself():
+    """A port that the same container publishes on another network is neither refused nor shadowed."""
+    listing = listing_after_add(replace(HOST_PORTS, network="other"))
+    strict = replace(HOST_PORTS, refuse_conflicts=True)
+    check(strict, listing_after_add(strict, listing))
 
 
 @given(st.text(st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])))
-def test_a_quoted_word_is_one_word(text):
-    """What iptables-restore makes of a quoted word is the word."""
-    assert words(f"-A X {quoted(text)} -j Y") == ["-A", "X", text, "-j", "Y"]
+def test_quoted_word_is_one_word(text):
+    """A quoted word is one argument of iptables-restore, equal to the word."""
+    assert split_words(f"-A X {quoted(text)} -j Y") == ["-A", "X", text, "-j", "Y"]
 
 
-def words(line):
+def split_words(line):
     """Splits a line as iptables-restore does (add_param_to_argv in xshared.c)."""
-    found, word, inside, escaped, quote_used = [], "", False, False, False
+    foreign, word, is_quoted, is_escaped, quote_used = [], "", False, False, False
     for character in f"{line} ":
-        if inside and escaped:
-            word, escaped = word + character, False
-        elif inside and character == "\\":
-            escaped = True
+        if is_quoted and is_escaped:
+            word, is_escaped = word + character, False
+        elif is_quoted and character == "\\":
+            is_escaped = True
         elif character == '"':
-            inside, quote_used = not inside, True
-        elif character in " \t\n" and not inside:
+            is_quoted, quote_used = not is_quoted, True
+        elif character in " \t\n" and not is_quoted:
             if word or quote_used:
-                found.append(word)
+                foreign.append(word)
             word, quote_used = "", False
         else:
             word += character
-    return found
+    return foreign
 
 
-def message(ports, kind=1, flags=(0,) * 15, invert=0):
-    """Returns how the kernel lists a multiport match of revision 1."""
+def multiport_message(ports, kind=1, flags=(0,) * 15, invert=0):
+    """Returns a multiport match of revision 1 as the kernel lists it."""
     numbers = [*ports, *[0] * (15 - len(ports))]
     blob = struct.pack("=BB15H15BB", kind, len(ports), *numbers, *flags, invert)
     return b"\x0e\0\1\0multiport\0\0\0\x08\0\2\0\0\0\0\1\x34\0\3\0" + blob + b"after"
 
 
-PERHAPS = [
-    (message([8080]), True),
-    (message([80, 443, 8080]), True),
-    (message([80, 443]), False),
-    (message(range(1, 16)), False),
-    (message([80], kind=0), True),
-    (message([80], kind=2), True),
-    (message([80], flags=(1, *(0,) * 14)), True),
-    (message([80], invert=1), True),
-    (message([80])[:-20], True),
+MULTIPORT_MATCHES = [
+    (multiport_message([8080]), True),
+    (multiport_message([80, 443, 8080]), True),
+    (multiport_message([80, 443]), False),
+    (multiport_message(range(1, 16)), False),
+    (multiport_message([80], kind=0), True),
+    (multiport_message([80], kind=2), True),
+    (multiport_message([80], flags=(1, *(0,) * 14)), True),
+    (multiport_message([80], invert=1), True),
+    (multiport_message([80])[:-20], True),
     (b"no multiport", True),
 ]
 
 
-@pytest.mark.parametrize(("data", "perhaps"), PERHAPS)
-def test_who_may_have_a_port(data, perhaps):
-    """A rule that surely is for other ports needs no look; ranges, inversions and the unknown do."""
-    assert iptables_state._may_match({8080})(data) is perhaps
+@pytest.mark.parametrize(("message", "expected"), MULTIPORT_MATCHES)
+def test_rules_that_may_match_a_port(message, expected):
+    """A rule that lists only other ports is skipped; rules with ranges, inversions or unknown forms are not."""
+    assert iptables_state._may_match({8080})(message) is expected

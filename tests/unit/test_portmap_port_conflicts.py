@@ -1,4 +1,4 @@
-"""Who gets a host port that several want (plugins.portmap.port_conflicts, plugins.portmap.spec)."""
+"""Containers that request the same host port (plugins.portmap.port_conflicts, plugins.portmap.spec)."""
 
 import json
 import os
@@ -15,7 +15,7 @@ V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
 HERE = f"/proc/{os.getpid()}/ns/net"
 
 
-def wanted(*mappings, refuse=False):
+def host_ports(*mappings, refuse=False):
     addresses = {4: ip_interface("10.1.2.5/24"), 6: ip_interface("fd00::5/64")}
     return HostPorts(
         "net", "own", "eth0", mappings or (PortMapping(8080, 80, "tcp"),), addresses, refuse_conflicts=refuse
@@ -28,26 +28,26 @@ def foreign(container_id="a", port=8080, host_ip=None, network="net", protocol="
 
 @pytest.fixture
 def cache(tmp_path):
-    """Returns what reads a cache in which `alive` live and `gone` do not, and notes which networks were read."""
+    """A function that writes a cache of containers; it returns a reader of that cache, and the networks read."""
 
-    def make(alive=(), gone=(), network="net"):
-        for names, netns in ((alive, HERE), (gone, "/no/such")):
+    def write_cache(running=(), stopped=(), network="net"):
+        for names, netns in ((running, HERE), (stopped, "/no/such")):
             for name in names:
-                entry = {"kind": "cniCacheV1", "networkName": network, "containerId": name, "ifName": "eth0"}
-                (tmp_path / f"{network}-{name}-eth0").write_text(json.dumps(entry | {"netns": netns}))
-        read = []
+                content = {"kind": "cniCacheV1", "networkName": network, "containerId": name, "ifName": "eth0"}
+                (tmp_path / f"{network}-{name}-eth0").write_text(json.dumps(content | {"netns": netns}))
+        networks_read = []
 
-        def reader(name):
-            read.append(name)
+        def read_cache(name):
+            networks_read.append(name)
             return ResultCache.read(name, str(tmp_path))
 
-        return reader, read
+        return read_cache, networks_read
 
-    return make
+    return write_cache
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "meets"),
+    ("bound_ip", "foreign_ip", "expected"),
     [
         (None, None, True),
         (None, V4, True),
@@ -59,30 +59,30 @@ def cache(tmp_path):
         (V6, V6, True),
     ],
 )
-def test_which_packets_two_mappings_can_both_be_for(own, other, meets):
-    """Mappings meet at the same address of the host, and where one of them is for all its addresses."""
-    assert PortMapping(8080, 80, "tcp", own).overlaps("tcp", 8080, other) is meets
+def test_mappings_overlap_at_a_common_host_address(bound_ip, foreign_ip, expected):
+    """Mappings overlap if they have the same host address, or if one of them is for all host addresses."""
+    assert PortMapping(8080, 80, "tcp", bound_ip).overlaps("tcp", 8080, foreign_ip) is expected
 
 
 @pytest.mark.parametrize(("protocol", "port"), [("udp", 8080), ("tcp", 8081), ("sctp", 80)])
 def test_another_port_or_protocol_is_no_conflict(protocol, port):
-    """The same number of another protocol is another port, and the pod's own port does not matter."""
+    """Mappings of different protocols or host ports do not overlap, whatever the container port."""
     assert not PortMapping(8080, 80, "tcp").overlaps(protocol, port, None)
 
 
-def test_a_claim_is_compared_with_the_mappings_of_its_family():
-    """A mapping for an IPv4 address of the host meets no rule for IPv6."""
-    only_v4 = wanted(PortMapping(8080, 80, "tcp", V4))
+def test_foreign_rule_is_compared_with_mappings_of_its_ip_version():
+    """A mapping with an IPv4 host address does not conflict with a rule for IPv6."""
+    only_v4 = host_ports(PortMapping(8080, 80, "tcp", V4))
     assert conflicting_mapping(only_v4, 4, foreign()) == PortMapping(8080, 80, "tcp", V4)
     assert conflicting_mapping(only_v4, 6, foreign()) is None
 
 
-def test_where_nobody_else_is_rules_go_to_the_end(cache):
-    """Without contested foreign_rules there is no place to be found, and nobody's cache is read."""
-    reader, read = cache(gone="a")
-    assert find_position(wanted(), 4, [], reader) is None
-    assert find_position(wanted(), 4, [foreign(port=1), foreign(protocol="udp")], reader) is None
-    assert read == []
+def test_without_conflict_rules_go_to_the_end(cache):
+    """Without a conflict, rules go to the end and no cache is read."""
+    read_cache, networks_read = cache(stopped="a")
+    assert find_position(host_ports(), 4, [], read_cache) is None
+    assert find_position(host_ports(), 4, [foreign(port=1), foreign(protocol="udp")], read_cache) is None
+    assert networks_read == []
 
 
 @pytest.mark.parametrize(
@@ -99,74 +99,78 @@ def test_where_nobody_else_is_rules_go_to_the_end(cache):
         ("xy", 0),
     ],
 )
-def test_behind_the_living_and_in_front_of_the_gone(cache, owners, index):
-    """Rules go behind the last of a living container (a, b) and in front of the first after it of a gone one (x, y)."""
-    reader, read = cache(alive="ab", gone="xy")
-    assert find_position(wanted(), 4, [foreign(owner) for owner in owners], reader) == index
-    assert read == ["net"]
+def test_position_is_after_running_and_before_stopped_containers(cache, owners, index):
+    """Rules go after the last rule of a running container (a, b), and before the next rule of a stopped one (x, y)."""
+    read_cache, networks_read = cache(running="ab", stopped="xy")
+    assert find_position(host_ports(), 4, [foreign(owner) for owner in owners], read_cache) == index
+    assert networks_read == ["net"]
 
 
-def test_claims_on_other_ports_do_not_move_the_place(cache):
-    """Rules for other ports count as positions and not as foreign_rules."""
-    reader, _ = cache(alive="a", gone="x")
-    assert find_position(wanted(), 4, [foreign("a", port=1), foreign("x"), foreign("a", port=2)], reader) == 1
+def test_rules_of_other_ports_do_not_change_the_position(cache):
+    """Rules for other ports count in the index of the position but do not conflict."""
+    read_cache, _ = cache(running="a", stopped="x")
+    assert find_position(host_ports(), 4, [foreign("a", port=1), foreign("x"), foreign("a", port=2)], read_cache) == 1
 
 
-def test_who_is_not_known_lives(cache):
-    """A container of which no cache tells keeps its place, and so does a rule that names no container."""
-    reader, _ = cache()
-    assert find_position(wanted(), 4, [foreign("a"), foreign("a", network="")], reader) is None
-    reader, _ = cache(alive="b")
-    assert find_position(wanted(), 4, [foreign("", network="")], reader) is None
+def test_unknown_container_counts_as_running(cache):
+    """A container counts as running if its cache is empty, and so does the owner of a rule that names no container."""
+    read_cache, _ = cache()
+    assert find_position(host_ports(), 4, [foreign("a"), foreign("a", network="")], read_cache) is None
+    read_cache, _ = cache(running="b")
+    assert find_position(host_ports(), 4, [foreign("", network="")], read_cache) is None
 
 
-def test_a_rule_without_network_is_judged_by_all_networks(cache):
-    """Where the rule names only a container, its entry in any network's cache tells whether it lives."""
-    reader, _ = cache(alive="a", gone="x", network="other")
-    assert find_position(wanted(), 4, [foreign("a", network="")], reader) is None
-    assert find_position(wanted(), 4, [foreign("x", network="")], reader) == 0
+def test_rule_without_network_is_looked_up_in_the_caches_of_all_networks(cache):
+    """If a rule names only a container, the cache of any network shows whether that container is running."""
+    read_cache, _ = cache(running="a", stopped="x", network="other")
+    assert find_position(host_ports(), 4, [foreign("a", network="")], read_cache) is None
+    assert find_position(host_ports(), 4, [foreign("x", network="")], read_cache) == 0
 
 
-def test_each_networks_cache_is_read_once(cache):
-    """Many rules of two networks cost two readings."""
-    reader, read = cache(alive="a")
-    find_position(wanted(), 4, [foreign("a", network=name) for name in ("net", "other", "net", "other")], reader)
-    assert read == ["net", "other"]
+def test_cache_of_each_network_is_read_once(cache):
+    """For any number of rules of two networks the cache is read twice."""
+    read_cache, networks_read = cache(running="a")
+    find_position(
+        host_ports(), 4, [foreign("a", network=name) for name in ("net", "other", "net", "other")], read_cache
+    )
+    assert networks_read == ["net", "other"]
 
 
-def test_a_taken_port_can_be_refused(cache):
-    """With onConflict "fail" a living container's port is code 11 and its owner named, a gone one's is not refused."""
-    reader, _ = cache(alive="a", gone="x")
-    asked = wanted(PortMapping(8080, 80, "tcp", V6), refuse=True)
+def test_on_conflict_fail_refuses_the_port_of_a_running_container(cache):
+    """With onConflict "fail" a running container's port is code 11 with its owner; a stopped one's is not refused."""
+    read_cache, _ = cache(running="a", stopped="x")
+    requested = host_ports(PortMapping(8080, 80, "tcp", V6), refuse=True)
     with pytest.raises(CniError) as caught:
-        find_position(asked, 6, [foreign("x"), foreign("a")], reader)
+        find_position(requested, 6, [foreign("x"), foreign("a")], read_cache)
     assert caught.value.code == 11
     assert caught.value.msg == "host port [2001:db8::1]:8080/tcp is in use by container a of network net"
     assert '"onConflict"' in caught.value.details
-    assert find_position(asked, 6, [foreign("x")], reader) == 0
-    assert find_position(asked, 6, [foreign("a", port=8081)], reader) is None
+    assert find_position(requested, 6, [foreign("x")], read_cache) == 0
+    assert find_position(requested, 6, [foreign("a", port=8081)], read_cache) is None
 
 
-def test_a_claim_with_other_conditions_has_a_place_and_is_no_conflict(cache):
-    """A living container with other conditions is not refused and shadows nothing; rules go behind it all the same."""
-    reader, _ = cache(alive="a", gone="x")
-    asked = wanted(refuse=True)
-    assert find_position(asked, 4, [foreign("x"), foreign("a", conditional=True)], reader) is None
-    assert find_position(asked, 4, [foreign("a", conditional=True), foreign("x", conditional=True)], reader) == 1
-    (mapping,) = asked.mappings
+def test_rule_with_other_conditions_is_no_conflict(cache):
+    """A running container's rule with other conditions is not refused and shadows nothing, but it stays first."""
+    read_cache, _ = cache(running="a", stopped="x")
+    requested = host_ports(refuse=True)
+    assert find_position(requested, 4, [foreign("x"), foreign("a", conditional=True)], read_cache) is None
+    assert (
+        find_position(requested, 4, [foreign("a", conditional=True), foreign("x", conditional=True)], read_cache) == 1
+    )
+    (mapping,) = requested.mappings
     assert is_shadowed(foreign("a"), mapping)
     assert not is_shadowed(foreign("a", conditional=True), mapping)
     assert not is_shadowed(foreign("a", port=1), mapping)
 
 
-def test_an_owner_is_named_as_far_as_it_is_known():
-    """CHECK's error names container and network, the container alone, or that neither is known."""
+def test_error_names_the_known_owner():
+    """CHECK's error names container and network, only the container, or states that the rule names none."""
     mapping = PortMapping(8080, 80, "tcp", V4)
-    for owner, named in (
+    for owner, text in (
         (foreign("a"), "container a of network net"),
         (foreign("a", network=""), "container a"),
         (foreign("", network=""), "a rule that names no container"),
     ):
         failure = shadowed_error(mapping, owner)
         assert failure.code == 999
-        assert failure.msg == f"host port 192.0.2.1:8080/tcp is forwarded to {named}, whose rule comes first"
+        assert failure.msg == f"host port 192.0.2.1:8080/tcp is forwarded to {text}, whose rule comes first"
