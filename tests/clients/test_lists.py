@@ -23,7 +23,7 @@ from tests.support.hostports import ports
 from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList, Run
-from tests.support.publishing import NODE, OUTSIDE, connect
+from tests.support.publishing import CLIENT, NODE, connect
 from tests.support.tcp import PORT, serving, source_address
 
 pytestmark = pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")
@@ -163,7 +163,7 @@ def lived(version: str, ours: frozenset[str]) -> dict[str, Any]:
 def references(version: str) -> dict[str, Any]:
     """Returns the life of a pod where all plugins are the reference's, which is right in itself."""
     found = lived(version, NONE)
-    assert found["seen"] == OUTSIDE
+    assert found["seen"] == CLIENT
     assert found["after"] == lasting(found)
     return found
 

@@ -12,7 +12,7 @@ from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.invocation import run_plugin
 from tests.support.processes import output
-from tests.support.publishing import Publishing
+from tests.support.publishing import PublishingNetwork
 
 LOOPBACK = {"cniVersion": "1.1.0", "name": "net", "type": "loopback"}
 BOUND_S = 10.0  # a runtime waits some minutes; quiet pods take 5 ms
@@ -61,7 +61,7 @@ class Node:
         masquerade = {"ipMasq": True, "ipMasqBackend": backend}
         spoof = {"macspoofchk": True} if kernels.has("nft_bridge") else {}
         self.bridge = Network(host, {**config, **masquerade, **spoof, "ipam": ipam})
-        self.ports = Publishing(self.bridge, {"backend": backend})
+        self.ports = PublishingNetwork(self.bridge, {"backend": backend})
         self.limits = BandwidthNetwork(self.bridge).with_runtime_limits(**BOTH)
 
     def add(self, pod):

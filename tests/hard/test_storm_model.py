@@ -189,7 +189,7 @@ class Node(RuleBasedStateMachine):
         found = {word for line in lines for word in re.findall(r"10\.[12]\.0\.\d+(?![\d/])", line)}
         assert found == {address(own.result) for own in self.attached.values()}
         if self.backend == "nftables":
-            assert {port: hostports.leads_to(self.host, port) for port in PORTS} == {
+            assert {port: hostports.dnat_targets(self.host, port) for port in PORTS} == {
                 port: [f"{ip}:80" for ip in each] for port, each in self.ports.items()
             }
             return

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import netstate, xtables
-from tests.support.hostports import HostPorts, at_once
+from tests.support.hostports import PortmapNetwork, run_in_parallel
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 LEGACY = pytest.param("iptables-legacy", marks=pytest.mark.needs("iptables_legacy_nat"))
@@ -15,7 +15,7 @@ def network(host, bin_dir, backend, tmp_path):
     """A network with portmap, and with iptables-legacy the programs of that variant."""
     legacy = xtables.variant(tmp_path / "tools", "legacy") if backend == "iptables-legacy" else None
     config = {"cniVersion": "1.0.0", "name": "net", "type": "portmap", "backend": backend.removesuffix("-legacy")}
-    return HostPorts(host, config, tools=legacy)
+    return PortmapNetwork(host, config, tools=legacy)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, LEGACY])
@@ -29,7 +29,7 @@ def test_of_those_who_take_a_port_at_once_one_gets_it(network, nightly):
     }
     rounds = 300 if nightly else 15
     for _ in range(rounds):
-        outcomes = dict(zip(pods, at_once(*(("ADD", name, pod) for name, pod in pods.items())), strict=True))
+        outcomes = dict(zip(pods, run_in_parallel(*(("ADD", name, pod) for name, pod in pods.items())), strict=True))
         winners = [name for name, outcome in outcomes.items() if outcome.status == 0]
         (winner,) = winners
         pods[winner].check(winner)
@@ -56,7 +56,7 @@ def test_first_pods_at_once_make_what_they_share_once(host, network, nightly):
     expected = sorted(netstate.nft_rules(host))
     for _ in range(100 if nightly else 4):
         host.run("nft", "flush", "ruleset")
-        for outcome in at_once(*(("ADD", name, pod) for name, pod in pods)):
+        for outcome in run_in_parallel(*(("ADD", name, pod) for name, pod in pods)):
             outcome.result()
         for name, pod in pods:
             pod.delete(name)

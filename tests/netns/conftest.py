@@ -16,9 +16,9 @@ from tests.support import binaries, scripted_ipam, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.firewall_tables import Firewall
-from tests.support.hostports import DUAL, HostPorts
+from tests.support.hostports import DUAL, PortmapNetwork
 from tests.support.namespaces import Namespace
-from tests.support.publishing import Publishing, connect, hasty
+from tests.support.publishing import PublishingNetwork, connect, disable_dad
 from tests.support.tool import PORTMAP, Tool
 from tests.support.tuned import Tuning
 
@@ -62,10 +62,10 @@ def routed(bin_dir: Path, host: Namespace, store: Path) -> Network:
 
 
 @pytest.fixture
-def published(dual_network: Network) -> Publishing:
+def published(dual_network: Network) -> PublishingNetwork:
     """A dual-stack, masqueraded network as conf/10 has it, with portmap behind bridge."""
-    hasty(dual_network.host)
-    return Publishing(dual_network.having(ipMasq=True, hairpinMode=True))
+    disable_dad(dual_network.host)
+    return PublishingNetwork(dual_network.having(ipMasq=True, hairpinMode=True))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
 def client(host: Namespace, new_sandbox: Callable[[], Namespace]) -> Namespace:
     """A machine beside the host, without a route to the pods' networks."""
     namespace = new_sandbox()
-    hasty(namespace)
+    disable_dad(namespace)
     connect(host, namespace)
     return namespace
 
@@ -133,9 +133,9 @@ def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def host_ports(bin_dir: Path, host: Namespace) -> HostPorts:
+def host_ports(bin_dir: Path, host: Namespace) -> PortmapNetwork:
     """A network with portmap for dual-stack pods; whether and with which backend they have ports is for the test."""
-    return HostPorts(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"}).having(addresses=DUAL)
+    return PortmapNetwork(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"}).having(addresses=DUAL)
 
 
 @pytest.fixture(params=[NFT, LEGACY])
@@ -145,7 +145,7 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def iptables_ports(host_ports: HostPorts, tools: Path) -> HostPorts:
+def iptables_ports(host_ports: PortmapNetwork, tools: Path) -> PortmapNetwork:
     """The same with iptables, whose programs are of each variant."""
     return replace(host_ports.having(backend="iptables"), tools=tools)
 

@@ -9,7 +9,7 @@ from kernel.traffic import RULES_MAX
 from tests.support.attaching import address, host_end
 from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
-from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, hasty
+from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, disable_dad
 from tests.support.sockets import open_socket
 
 pytestmark = pytest.mark.needs("ifb", "tbf", "htb")
@@ -31,7 +31,7 @@ class Limits:
 
     def __init__(self, network, pod):
         self.host, self.pod, self.network = network.host, pod, network
-        hasty(self.host)
+        disable_dad(self.host)
         for ip in (f"{NODE}/32", f"{NODE6}/128"):
             self.host.ip("addr", "add", ip, "dev", "lo")
         self.bridged = network.add(pod)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import netstate
 from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth, ifbs, qdiscs, state
-from tests.support.publishing import Publishing
+from tests.support.publishing import PublishingNetwork
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -108,7 +108,7 @@ def test_a_pod_of_a_whole_chain(both, sandbox, ours_first):
     """A pod that one implementation attached with bridge, portmap and bandwidth changes over to the other."""
     ours, theirs = (replace(net, bridge=replace(net.bridge, bin_dir=net.bin_dir)) for net in both)
     maker, other = (ours, theirs) if ours_first else (theirs, ours)
-    ports = [Publishing(net.bridge, {"snat": True}, net.bin_dir) for net in (maker, other)]
+    ports = [PublishingNetwork(net.bridge, {"snat": True}, net.bin_dir) for net in (maker, other)]
     result = maker.limit(sandbox, ports[0].add(sandbox, "8080:80"))
     other.check(sandbox, result)
     other.bridge.check(sandbox, result)

@@ -12,7 +12,7 @@ from tests.support import binaries, firewalld
 from tests.support.attaching import reaches
 from tests.support.invocation import feed, finish, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
-from tests.support.publishing import OUTSIDE
+from tests.support.publishing import CLIENT
 from tests.support.results import prev_result
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_nat")  # what firewalld's own rules need
@@ -104,19 +104,19 @@ def test_packets(network, client, bus, new_sandbox):
     client.ip("route", "add", "10.22.0.0/16", "via", "192.0.2.1")
     config = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "firewalld", "prevResult": result}
     net = Firewall(network.host, bus, config)
-    assert reaches(pod, OUTSIDE)
+    assert reaches(pod, CLIENT)
     with bus.firewalld(network.host, "drop") as running:
-        assert not reaches(pod, OUTSIDE, within_s=1)
+        assert not reaches(pod, CLIENT, within_s=1)
         net.add()
-        assert reaches(pod, OUTSIDE)
+        assert reaches(pod, CLIENT)
         assert running.command("--reload") == "success"
-        assert not reaches(pod, OUTSIDE, within_s=1)
+        assert not reaches(pod, CLIENT, within_s=1)
         assert net.run("CHECK").error()["code"] == 999
         net.add()
-        assert reaches(pod, OUTSIDE)
+        assert reaches(pod, CLIENT)
         net.check()
         net.delete()
-        assert not reaches(pod, OUTSIDE, within_s=1)
+        assert not reaches(pod, CLIENT, within_s=1)
 
 
 def test_another_zone(net, running):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.attaching import Network, address, reaches
 from tests.support.firewall_tables import Firewall
-from tests.support.publishing import GATEWAY, OUTSIDE, OUTSIDE6, hasty
+from tests.support.publishing import CLIENT, CLIENT6, GATEWAY, disable_dad
 
 
 @pytest.fixture
@@ -14,14 +14,14 @@ def node(bin_dir, host, client, tools, store, new_sandbox):
     """Returns a function that makes a pod on a bridge of the node, with the firewall it is asked for."""
     for tool in ("iptables", "ip6tables"):
         host.run(f"{tools}/{tool}", "-P", "FORWARD", "DROP")
-    hasty(host)
+    disable_dad(host)
     client.ip("route", "add", "10.0.0.0/8", "via", "192.0.2.1")
     client.ip("-6", "route", "add", "fd00::/8", "via", "2001:db8::1")
     made = []
 
     def attach(bridge, number, **keys):
         pod = new_sandbox()
-        hasty(pod)
+        disable_dad(pod)
         ranges = [[{"subnet": f"10.{number}.0.0/16"}], [{"subnet": f"fd00:{number}::/64"}]]
         ipam = {"type": "host-local", "ranges": ranges, "dataDir": str(store)}
         common = {"cniVersion": "1.0.0", "name": bridge}
@@ -56,8 +56,8 @@ def test_who_reaches_whom(node, client, host, policy):
     second, neighbour, neighbour6 = node("foo", 10, **keys)
     other, elsewhere, elsewhere6 = node("bar", 11, **keys)
     for pod in (first, second, other):
-        assert reaches(pod, OUTSIDE)
-        assert reaches(pod, OUTSIDE6)
+        assert reaches(pod, CLIENT)
+        assert reaches(pod, CLIENT6)
     assert reaches(first, GATEWAY.replace("22", "10"))
     assert among([(client, ip), (client, ip6)]) == [False, False]
     opened = policy == "open"
@@ -79,8 +79,8 @@ def _bridged_frames(host):
 def test_a_flushed_host_is_restored(node, host, tools):
     """After somebody flushed iptables a repeated ADD lets the pod through again."""
     pod, _, _ = node("foo", 10, backend="iptables")
-    assert reaches(pod, OUTSIDE)
+    assert reaches(pod, CLIENT)
     host.run(f"{tools}/iptables", "-F")
-    assert among([(pod, OUTSIDE)]) == [False]
+    assert among([(pod, CLIENT)]) == [False]
     node.firewalls[0].add(pod.name)
-    assert reaches(pod, OUTSIDE)
+    assert reaches(pod, CLIENT)

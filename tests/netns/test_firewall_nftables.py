@@ -6,7 +6,7 @@ from tests.support.attaching import reaches
 from tests.support.firewall_network import FirewallNetwork
 from tests.support.firewall_sets import IPV4, IPV6, Firewall, rules, sets
 from tests.support.netstate import nft_rules
-from tests.support.publishing import NODE, OUTSIDE
+from tests.support.publishing import CLIENT, NODE
 
 pytestmark = pytest.mark.needs("nft_inet")
 
@@ -335,19 +335,19 @@ def test_what_is_accepted(network, client, new_sandbox):
     )
     one, two = foo.add(new_sandbox()), foo.sibling("bar", "bar", "10.33.0.0/16").add(new_sandbox())
     network.host.run("nft", "chain inet podwire_firewall forward { policy drop; }")
-    assert one.reaches(OUTSIDE)
+    assert one.reaches(CLIENT)
     assert one.cannot_reach(two)
     assert not reaches(client, one.ip, within_s=1)
-    for rule in (f"ip saddr {OUTSIDE} accept", f"ip saddr {one.ip} accept", f"ip daddr {one.ip} accept"):
+    for rule in (f"ip saddr {CLIENT} accept", f"ip saddr {one.ip} accept", f"ip daddr {one.ip} accept"):
         network.host.run("nft", f"add rule inet podwire_firewall admin {rule}")
     assert reaches(client, one.ip)
     assert one.reaches(two)
     foo.delete(one)
     third = new_sandbox()
     unprotected = foo.bridge.add(third)
-    assert not reaches(third, OUTSIDE, within_s=1)
+    assert not reaches(third, CLIENT, within_s=1)
     foo.firewall(unprotected).add(third.name)
-    assert reaches(third, OUTSIDE)
+    assert reaches(third, CLIENT)
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.attaching import address
 from tests.support.firewall_network import FirewallNetwork
-from tests.support.publishing import NODE, OUTSIDE, hasty
+from tests.support.publishing import CLIENT, NODE, disable_dad
 
 IPTABLES = pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat"))
 NFTABLES = pytest.param("nftables", marks=[pytest.mark.needs("nft_inet"), pytest.mark.needs("nft_bridge")])
@@ -34,7 +34,7 @@ def test_open(foo, bar, new_sandbox, policy):
     assert one.reaches(two)
     assert one.reaches(three)
     assert three.reaches(one)
-    assert one.reaches(OUTSIDE)
+    assert one.reaches(CLIENT)
 
 
 def test_same_bridge(foo, bar, client, new_sandbox):
@@ -44,8 +44,8 @@ def test_same_bridge(foo, bar, client, new_sandbox):
     assert one.reaches(two)
     assert one.cannot_reach(three)
     assert three.cannot_reach(two)
-    assert one.reaches(OUTSIDE)
-    assert three.reaches(OUTSIDE)
+    assert one.reaches(CLIENT)
+    assert three.reaches(CLIENT)
 
 
 @pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
@@ -83,7 +83,7 @@ def test_isolated(foo, bar, new_sandbox, frames_pass):
     assert three.reaches(four)
     for pod, gateway in ((one, "10.22.0.1"), (two, "10.22.0.1"), (three, "10.33.0.1")):
         assert pod.reaches(gateway)
-        assert pod.reaches(OUTSIDE)
+        assert pod.reaches(CLIENT)
 
 
 @pytest.mark.needs("br_netfilter")
@@ -96,7 +96,7 @@ def test_isolated_where_bridged_frames_pass(foo, bar, new_sandbox):
     assert two.cannot_reach(three)
     assert three.cannot_reach(two)
     assert three.reaches(four)
-    assert one.reaches(OUTSIDE)
+    assert one.reaches(CLIENT)
     assert one.reaches("10.22.0.1")
 
 
@@ -125,7 +125,7 @@ def test_policies_for_ipv6(foo, bar, new_sandbox):
 
 def _dual(network, subnets):
     """Returns a network with an IPv6 subnet beside its own."""
-    hasty(network.bridge.host)
+    disable_dad(network.bridge.host)
     ipam = network.bridge.config["ipam"]
     subnet = subnets[network.bridge.config["name"]]
     return replace(
@@ -138,7 +138,7 @@ def test_an_open_network_beside_one_with_a_policy(foo, bar, client, new_sandbox)
     one, two = foo.having(ingressPolicy="same-bridge").add(new_sandbox()), bar.add(new_sandbox())
     assert one.reaches(two)
     assert two.reaches(one)
-    assert one.reaches(OUTSIDE)
+    assert one.reaches(CLIENT)
 
 
 def _switch_off(host):

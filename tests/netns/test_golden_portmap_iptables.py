@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import golden
 from tests.support.golden import CONTAINER_ID
-from tests.support.hostports import HostPorts
+from tests.support.hostports import PortmapNetwork
 from tests.support.xtables import TOOLS
 
 
@@ -15,7 +15,7 @@ from tests.support.xtables import TOOLS
 def test_the_rules_are_the_references(host, bin_dir, tools, file):
     """Chains, rules, their order and comments equal the reference's after ADD, which CHECK accepts, and after DEL."""
     expected = golden.scenario(file)
-    net = HostPorts(host, expected["config"], tools=tools)
+    net = PortmapNetwork(host, expected["config"], tools=tools)
     assert net.add(CONTAINER_ID) == expected["result"]
     assert net.rules() == {tool: expected[tool] for tool in TOOLS}
     net.check(CONTAINER_ID)

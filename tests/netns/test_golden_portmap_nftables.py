@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import golden
 from tests.support.golden import CONTAINER_ID, ruleset
-from tests.support.hostports import HostPorts
+from tests.support.hostports import PortmapNetwork
 
 pytestmark = pytest.mark.needs("nft_nat")
 
@@ -28,7 +28,7 @@ def expected(request):
 @pytest.fixture
 def network(bin_dir, host, expected):
     """The scenario's network on our host."""
-    return HostPorts(host, expected["config"])
+    return PortmapNetwork(host, expected["config"])
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_what_the_reference_made_is_checked_and_removed(network, expected, load)
 def test_what_the_reference_made_is_removed_by_its_name_alone(network, expected, load):
     """DEL without prevResult and without ports removes the reference's rules."""
     load(expected["nft"])
-    network.forgotten().delete(CONTAINER_ID)
+    network.without_result().delete(CONTAINER_ID)
     assert ruleset(network.host) == expected["nft after DEL"]
 
 

@@ -9,11 +9,11 @@ import pytest
 from kernel.netfilter import conntrack, nft
 from plugins.portmap import conntrack as flows
 from plugins.portmap.spec import HostPorts, PortMapping
-from tests.support.publishing import NODE, NODE6, OUTSIDE, OUTSIDE6
+from tests.support.publishing import CLIENT, CLIENT6, NODE, NODE6
 from tests.support.sockets import Reached, ask, open_services, open_socket, service
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
-WAYS = [pytest.param(OUTSIDE, NODE, id="IPv4"), pytest.param(OUTSIDE6, NODE6, id="IPv6")]
+WAYS = [pytest.param(CLIENT, NODE, id="IPv4"), pytest.param(CLIENT6, NODE6, id="IPv6")]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -86,18 +86,18 @@ def test_other_flows_stay(net, client, new_sandbox):
     net.add(other, "54:80/udp")
     with ExitStack() as stack:
         services = open_services(stack, {"other": other}, ("udp",), "0.0.0.0")
-        services += [stack.enter_context(service(client, "udp", OUTSIDE, 53, "server"))]
-        outside = stack.enter_context(open_socket(client, "udp", OUTSIDE))
+        services += [stack.enter_context(service(client, "udp", CLIENT, 53, "server"))]
+        outside = stack.enter_context(open_socket(client, "udp", CLIENT))
         inside = stack.enter_context(open_socket(other, "udp", "0.0.0.0"))
-        assert ask(services, outside, NODE, 54) == Reached("other", OUTSIDE)
-        assert ask(services, inside, OUTSIDE, 53) == Reached("server", NODE)
+        assert ask(services, outside, NODE, 54) == Reached("other", CLIENT)
+        assert ask(services, inside, CLIENT, 53) == Reached("server", NODE)
         outside.sendto(b"nobody there yet", (NODE, 53))
         with net.host.entered():
             before = tracked()
         result = net.add(pod, "53:80/udp")
         with net.host.entered():
             after = tracked()
-        assert {key[:2] for key in before} == {(NODE, 54), (OUTSIDE, 53), (NODE, 53)}
+        assert {key[:2] for key in before} == {(NODE, 54), (CLIENT, 53), (NODE, 53)}
         assert after == {key: number for key, number in before.items() if key[:2] != (NODE, 53)}
         net.delete(pod, "53:80/udp", result=result)
         with net.host.entered():
@@ -107,18 +107,18 @@ def test_other_flows_stay(net, client, new_sandbox):
 def test_only_flows_to_the_mapped_address(tracking, client):
     """With hostIP, flows to the node's other addresses keep their entries."""
     tracking.ip("addr", "add", "192.0.2.9/24", "dev", "uplink")
-    with open_socket(client, "udp", OUTSIDE) as sender:
+    with open_socket(client, "udp", CLIENT) as sender:
         for ip in (NODE, "192.0.2.9"):
             sender.sendto(b"?", (ip, 53))
     before = tracked()
     flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp", ip_address("192.0.2.9")),)))
-    assert before.keys() == {(NODE, 53, OUTSIDE), ("192.0.2.9", 53, OUTSIDE)}
+    assert before.keys() == {(NODE, 53, CLIENT), ("192.0.2.9", 53, CLIENT)}
     assert tracked() == {key: number for key, number in before.items() if key[0] == NODE}
 
 
 def test_a_kernel_that_does_not_filter(tracking, client, monkeypatch):
     """Before Linux 5.8 all entries come, and the same ones are found among them."""
-    with open_socket(client, "udp", OUTSIDE) as sender:
+    with open_socket(client, "udp", CLIENT) as sender:
         for port in (53, 54, 55):
             sender.sendto(b"?", (NODE, port))
     filtered, of_one = tracked(), tracked([53])
@@ -139,7 +139,7 @@ def test_a_kernel_that_does_not_filter(tracking, client, monkeypatch):
 
 def test_a_successor_is_not_hit(tracking, client):
     """An entry with another number keeps its place, and what is gone is success."""
-    with open_socket(client, "udp", OUTSIDE) as sender:
+    with open_socket(client, "udp", CLIENT) as sender:
         sender.sendto(b"?", (NODE, 53))
         with nft.open_socket() as socket:
             (entry,) = conntrack.list_udp_flows(socket, 4, [53])
@@ -153,7 +153,7 @@ def test_a_successor_is_not_hit(tracking, client):
 def test_thousands_of_flows(tracking, client):
     """However many flows there are, all of them are forgotten."""
     for _ in range(1500):
-        with open_socket(client, "udp", OUTSIDE) as sender:
+        with open_socket(client, "udp", CLIENT) as sender:
             sender.sendto(b"?", (NODE, 53))
     with nft.open_socket() as socket:
         assert len(conntrack.list_udp_flows(socket, 4, [53])) > 1000

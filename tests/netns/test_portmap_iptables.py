@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.hostports import at_once
+from tests.support.hostports import run_in_parallel
 from tests.support.xtables import TOOLS
 
 SHARED = {"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"}
@@ -359,7 +359,7 @@ def test_many_at_once(net):
         }
         for name, port, subnet in (("a", 8000, "10.22.1"), ("b", 9000, "10.22.2"))
     )
-    for outcome in at_once(*(("ADD", name, pod) for name, pod in first.items())):
+    for outcome in run_in_parallel(*(("ADD", name, pod) for name, pod in first.items())):
         outcome.result()
     everything = [line for line in net.rules()["iptables"] if line.startswith("-A")]
     assert len(everything) == len(set(everything))
@@ -367,7 +367,7 @@ def test_many_at_once(net):
         pod.check(name)
     leaving = [("DEL", name, pod) for name, pod in first.items()]
     coming = [("ADD", name, pod) for name, pod in second.items()]
-    for outcome in at_once(*leaving, *coming):
+    for outcome in run_in_parallel(*leaving, *coming):
         assert outcome.status == 0, outcome
     assert sorted(owners(net)) == sorted(second)
     for name, pod in second.items():

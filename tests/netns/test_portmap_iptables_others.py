@@ -179,7 +179,7 @@ def test_one_port_for_many_at_once(net):
             command = ("ADD", "DEL", "ADD", "GC")[(number + turn) % 4]
             keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []} if command == "GC" else {}
             calls.append((command, f"c{number % 5}", pod.having(**keys)))
-        for (command, name, _), outcome in zip(calls, hostports.at_once(*calls), strict=True):
+        for (command, name, _), outcome in zip(calls, hostports.run_in_parallel(*calls), strict=True):
             assert outcome.status == 0, (command, name, outcome)
     for number in range(5):
         net.delete(f"c{number}", "8080:80")

@@ -13,7 +13,7 @@ from plugins.portmap.spec import HostPorts as Wanted
 from plugins.portmap.spec import PortMapping
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import namespaces, xtables
-from tests.support.hostports import DUAL, at_once
+from tests.support.hostports import DUAL, run_in_parallel
 from tests.support.xtables import TOOLS
 
 MAPPINGS = ("8080:80", "192.0.2.1|8081:81", "2001:db8::1|8082:82", "53:53/udp", *(f"{n}:70" for n in range(7000, 7020)))
@@ -131,14 +131,14 @@ def test_a_container_that_is_gone_loses_its_port(remembered):
     }
     for name, (_, mapping) in pods.items():
         net.add(name, mapping)
-    net.remember(**{name: alive for name, (alive, _) in pods.items()})
+    net.write_cache(**{name: alive for name, (alive, _) in pods.items()})
     net.add("new", "192.0.2.1|8080:80", "8081:81", addresses=["10.22.0.3/16"])
     assert owners(net) == ["free", "alive", "new", "gone", "gone2", "elsewhere"]
-    net.remember(new=True)
+    net.write_cache(new=True)
     net.add("first", "192.0.2.3|8080:80", "53:53/udp", addresses=["10.22.0.4/16"])
     assert owners(net) == ["first", "first", "free", "alive", "new", "gone", "gone2", "elsewhere"]
     net.check("first", "192.0.2.3|8080:80", "53:53/udp", addresses=["10.22.0.4/16"])
-    net.remember(first=True)
+    net.write_cache(first=True)
     net.having(onConflict="fail").add("fail", "192.0.2.4|8080:80", addresses=["10.22.0.5/16"])
     error = net.having(onConflict="fail").run("ADD", "late", "8080:80", addresses=["10.22.0.5/16"]).error()
     assert error["code"] == 11
@@ -154,7 +154,7 @@ def test_a_repeated_add_leaves_the_gone_behind(remembered):
         "is forwarded to container gone"
         in net.run("CHECK", "cid", "8080:80", addresses=["10.22.0.3/16"]).error()["msg"]
     )
-    net.remember(gone=False)
+    net.write_cache(gone=False)
     net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
     assert owners(net) == ["cid", "gone"]
     net.check("cid", "8080:80", addresses=["10.22.0.3/16"])
@@ -165,13 +165,13 @@ def test_two_interfaces_of_one_container(remembered):
     net = remembered
     second = ["10.22.0.9/16", "fd00:22::9/64"]
     net.add("cid", "8080:80")
-    net.remember(cid=True)
+    net.write_cache(cid=True)
     for _ in range(2):
         net.add("cid", "8080:80", "8081:81", addresses=second, ifname="eth1")
         net.check("cid", "8080:80")
         net.check("cid", "8080:80", "8081:81", addresses=second, ifname="eth1")
     assert len(owners(net)) == 2
-    net.remember(cid=False)
+    net.write_cache(cid=False)
     net.add("cid", "8080:80", addresses=second, ifname="eth1")
     assert owners(net) == ["cid"]
     assert not any("10.22.0.2:" in line for line in of_containers(net))
@@ -249,7 +249,7 @@ def test_first_containers_at_once(ours):
         with namespaces.temporary_host() as host:
             net = replace(ours, host=host)
             pods = [net.having(f"{8000 + last}:80", addresses=[f"10.22.1.{last}/16"]) for last in range(1, 7)]
-            for outcome in at_once(*(("ADD", f"a{number}", pod) for number, pod in enumerate(pods))):
+            for outcome in run_in_parallel(*(("ADD", f"a{number}", pod) for number, pod in enumerate(pods))):
                 outcome.result()
             lines = [line for line in net.rules()["iptables"] if line.startswith("-A")]
             assert len(lines) == len(set(lines)) == 5 + 4 * len(pods)

@@ -16,7 +16,7 @@ from tests.netns.conftest import NFT
 from tests.support import hidden_sysctls, xtables
 from tests.support.attaching import host_end
 from tests.support.netstate import iptables_rules
-from tests.support.publishing import Publishing
+from tests.support.publishing import PublishingNetwork
 
 pytestmark = pytest.mark.needs("nft_nat")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.needs("nft_nat")
 @pytest.fixture(params=["nftables", pytest.param("iptables", marks=NFT.marks)])
 def ptp(routed, request):
     """A network of ptp with portmap behind it, with each backend: the guards are in nftables with both."""
-    return Publishing(routed, {"backend": request.param})
+    return PublishingNetwork(routed, {"backend": request.param})
 
 
 def guarded(host):
@@ -62,7 +62,7 @@ def test_a_verb_for_another_pod_without_a_view_of_the_settings(published, routed
     published.add(new_sandbox(), "8080:80")
     pod = new_sandbox()
     result = routed.having(name="other").add(pod)
-    other = Publishing(
+    other = PublishingNetwork(
         routed.having(name="other"), bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=way)
     )
     outcome = other.portmap(verb, pod, ("8081:80",), result)

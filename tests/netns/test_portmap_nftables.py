@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.golden import ruleset
-from tests.support.hostports import DUAL, IPV4, OTHER, at_once, chain, leads_to
+from tests.support.hostports import DUAL, IPV4, OTHER, chain, dnat_targets, run_in_parallel
 
 pytestmark = pytest.mark.needs("nft_nat")
 
@@ -32,8 +32,8 @@ def test_readable_rules(network):
         'ip saddr 10.22.0.0/16 ip daddr 10.22.0.2 meta mark & 0x00002000 == 0x00002000 masquerade comment "cid"',
         'ip saddr 127.0.0.1 ip daddr 10.22.0.2 masquerade comment "cid"',
     ]
-    assert leads_to(network.host, 8080, "ip6") == ["[fd00:22::2]:80"]
-    assert leads_to(network.host, 9000, "ip6") == ["[fd00:22::2]:90"]
+    assert dnat_targets(network.host, 8080, "ip6") == ["[fd00:22::2]:80"]
+    assert dnat_targets(network.host, 9000, "ip6") == ["[fd00:22::2]:90"]
     network.check()
     network.delete()
     assert chain(network.host, "hostports") == chain(network.host, "hostports", "ip6") == []
@@ -67,10 +67,10 @@ def test_no_process_is_started(network):
     network.add(**nowhere)
     network.check(**nowhere)
     network.gc(**nowhere)
-    assert leads_to(network.host) == []
+    assert dnat_targets(network.host) == []
     network.add(**nowhere)
-    network.forgotten().delete(**nowhere)
-    assert leads_to(network.host) == []
+    network.without_result().delete(**nowhere)
+    assert dnat_targets(network.host) == []
     network.run("STATUS", **nowhere).assert_silent()
 
 
@@ -81,11 +81,11 @@ def test_a_repeated_add_leaves_the_same_rules(network):
     network.add()
     assert network.host.run("nft", "-a", "list", "ruleset") == before
     network.having("8080:80", "9090:80", addresses=(OTHER,)).add()
-    assert leads_to(network.host) == leads_to(network.host, 9090) == ["10.22.0.3:80"]
+    assert dnat_targets(network.host) == dnat_targets(network.host, 9090) == ["10.22.0.3:80"]
     assert len(chain(network.host, "masquerading")) == 2
     network.having(addresses=("fd00:22::2/64",)).add()
-    assert leads_to(network.host) == []
-    assert leads_to(network.host, family="ip6") == ["[fd00:22::2]:80"]
+    assert dnat_targets(network.host) == []
+    assert dnat_targets(network.host, family="ip6") == ["[fd00:22::2]:80"]
     network.having(addresses=(OTHER,), snat=False).add()
     assert chain(network.host, "masquerading") == chain(network.host, "masquerading", "ip6") == []
 
@@ -96,8 +96,8 @@ def test_del_by_name_alone(network):
     for each in (network, elsewhere):
         each.add()
     network.having(addresses=(OTHER,)).add("other")
-    network.forgotten().delete()
-    assert leads_to(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
+    network.without_result().delete()
+    assert dnat_targets(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
     network.delete()
     network.delete("never-seen")
     elsewhere.check()
@@ -113,11 +113,11 @@ def test_gc_keeps_what_is_valid(network):
     for container_id in ("listed", "theirs"):
         network.host.run("nft", rule, f'"{container_id}"')
     said = network.gc("listed")
-    assert leads_to(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
-    assert leads_to(network.host, 7000) == ["10.22.0.7:80"] * 2
+    assert dnat_targets(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
+    assert dnat_targets(network.host, 7000) == ["10.22.0.7:80"] * 2
     assert "GC leaves 1 rule(s) in tables cni_hostport alone" in said
     network.gc("listed", ifname="eth1")
-    assert leads_to(network.host) == ["10.33.0.2:80"]
+    assert dnat_targets(network.host) == ["10.33.0.2:80"]
 
 
 def test_names_of_any_length(network):
@@ -129,11 +129,11 @@ def test_names_of_any_length(network):
     assert len({rule.partition(" comment ")[2] for rule in chain(network.host, "hostports")}) == 1
     network.check(ids[0])
     network.delete(ids[0])
-    assert leads_to(network.host) == ["10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.22.0.3:80"]
     network.gc(ids[1])
-    assert leads_to(network.host) == ["10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.22.0.3:80"]
     network.gc()
-    assert leads_to(network.host) == []
+    assert dnat_targets(network.host) == []
 
 
 def test_many_ports(network):
@@ -150,7 +150,7 @@ def test_many_at_once(network):
     """Sixteen first ADDs at once leave each one's rules and the shared chains once; so do sixteen DELs."""
     pods = [network.having(f"{8000 + last}:80", addresses=(f"10.22.0.{last}/16",)) for last in range(2, 18)]
     for verb in ("ADD", "DEL"):
-        outcomes = at_once(*((verb, f"c{number}", pod) for number, pod in enumerate(pods)))
+        outcomes = run_in_parallel(*((verb, f"c{number}", pod) for number, pod in enumerate(pods)))
         assert [outcome.status for outcome in outcomes] == [0] * len(pods), outcomes
         for number, pod in enumerate(pods if verb == "ADD" else ()):
             pod.check(f"c{number}")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.golden import ruleset
-from tests.support.hostports import IPV4, OTHER, chain, leads_to
+from tests.support.hostports import IPV4, OTHER, chain, dnat_targets
 
 pytestmark = pytest.mark.needs("nft_nat")
 
@@ -17,22 +17,22 @@ def network(host_ports, tmp_path):
 
 def test_a_repeated_add_keeps_its_place(network):
     """A container that was first for a port stays first when its ADD is repeated with another address."""
-    network.remember(one=True, two=True)
+    network.write_cache(one=True, two=True)
     network.add("one")
     network.having(addresses=(OTHER,)).add("two")
     network.having(addresses=("10.22.0.9/16",), onConflict="fail").add("one")
-    assert leads_to(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
     network.having("8080:80", "9090:80", addresses=(OTHER,)).add("two")
-    assert leads_to(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
 
 
 def test_who_lives_keeps_a_port(network):
     """A port goes on leading to the living container that had it; the second comes behind it, and CHECK tells that."""
-    network.remember(one=True, two=True)
+    network.write_cache(one=True, two=True)
     network.add("one")
     second = network.having(addresses=(OTHER,))
     second.add("two")
-    assert leads_to(network.host) == ["10.22.0.2:80", "10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.22.0.2:80", "10.22.0.3:80"]
     network.check("one")
     error = second.run("CHECK", "two").error()
     assert error["msg"] == "host port 8080/tcp is forwarded to container one of network net, whose rule comes first"
@@ -42,29 +42,29 @@ def test_who_lives_keeps_a_port(network):
 
 def test_who_is_gone_loses_a_port(network):
     """The rules of a new container come before those of one that is gone, which stay."""
-    network.remember(living=True, gone=False, new=True)
+    network.write_cache(living=True, gone=False, new=True)
     network.having("9090:80", addresses=(OTHER,)).add("living")
     network.having("8080:80", "9090:80").add("gone")
     network.having("8080:80", addresses=("10.22.0.9/16",)).add("new")
-    assert leads_to(network.host) == ["10.22.0.9:80", "10.22.0.2:80"]
-    assert leads_to(network.host, 9090) == ["10.22.0.3:80", "10.22.0.2:80"]
+    assert dnat_targets(network.host) == ["10.22.0.9:80", "10.22.0.2:80"]
+    assert dnat_targets(network.host, 9090) == ["10.22.0.3:80", "10.22.0.2:80"]
     network.having(addresses=("10.22.0.9/16",)).check("new")
 
 
 def test_a_repeated_add_passes_who_is_gone_by_then(network):
     """A repeated ADD comes before the rules of a container that was first and is gone."""
-    network.remember(one=True, two=True)
+    network.write_cache(one=True, two=True)
     network.add("one")
     second = network.having(addresses=(OTHER,))
     second.add("two")
-    network.remember(one=False)
+    network.write_cache(one=False)
     second.add("two")
-    assert leads_to(network.host) == ["10.22.0.3:80", "10.22.0.2:80"]
+    assert dnat_targets(network.host) == ["10.22.0.3:80", "10.22.0.2:80"]
 
 
 def test_a_taken_port_is_refused_if_asked_for(network):
     """With onConflict "fail" ADD refuses a port of a living container, and leaves nothing; other addresses are free."""
-    network.remember(one=True, two=True)
+    network.write_cache(one=True, two=True)
     network.having("192.0.2.1|8080:80").add("one")
     before = ruleset(network.host)
     second = network.having(addresses=(OTHER,), onConflict="fail")
@@ -82,9 +82,9 @@ def test_one_container_on_two_networks(network):
     network.add()
     elsewhere.having(onConflict="fail").add()
     second.add(ifname="eth1")
-    assert leads_to(network.host) == ["10.22.0.2:80", "10.33.0.2:80", "10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.22.0.2:80", "10.33.0.2:80", "10.22.0.3:80"]
     network.delete()
-    assert leads_to(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
+    assert dnat_targets(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
     elsewhere.check()
     second.check(ifname="eth1")
 
@@ -96,9 +96,9 @@ def test_the_references_container_on_two_networks(network):
         rule = f"tcp dport 8080 dnat to {address}:80 comment cid"
         network.host.run("nft", f"add rule ip cni_hostport hostports {rule}")
     network.delete()
-    assert leads_to(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
+    assert dnat_targets(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
     network.having(prevResult=None).delete()
-    assert leads_to(network.host) == ["10.22.0.2:80"]
+    assert dnat_targets(network.host) == ["10.22.0.2:80"]
 
 
 def test_conditions_belong_to_their_network(network):
@@ -171,11 +171,11 @@ def test_what_older_versions_made_goes_on(network, tmp_path):
     assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
     network.add("second")
     assert len(chain(network.host, "hostip_hostports")) == 1
-    network.remember(theirs=False)
+    network.write_cache(theirs=False)
     network.add("second")
     assert '"second"' in chain(network.host, "hostip_hostports")[0]
     network.check("second")
-    network.forgotten().delete("theirs")
+    network.without_result().delete("theirs")
     network.delete("second")
     assert chain(network.host, "hostip_hostports") == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import kernels
 from tests.support.attaching import address
-from tests.support.publishing import GATEWAY, GATEWAY6, NODE, NODE6, OUTSIDE, OUTSIDE6
+from tests.support.publishing import CLIENT, CLIENT6, GATEWAY, GATEWAY6, NODE, NODE6
 from tests.support.sockets import Reached, call, open_services, open_socket, service
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
@@ -60,13 +60,13 @@ def leading_to(name, sources):
 
 
 SEEN = {
-    ("outside", NODE): OUTSIDE,
+    ("outside", NODE): CLIENT,
     ("host", NODE): NODE,
     ("host", GATEWAY): GATEWAY,
     ("host", "127.0.0.1"): GATEWAY,
     ("pod", NODE): GATEWAY,
     ("other", NODE): GATEWAY,
-    ("outside", NODE6): OUTSIDE6,
+    ("outside", NODE6): CLIENT6,
     ("host", NODE6): NODE6,
     ("host", GATEWAY6): GATEWAY6,
     ("pod", NODE6): GATEWAY6,
@@ -114,7 +114,7 @@ def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
         assert found(outside, port=port) == leading_to(name, {case: SEEN[case] for case in outside})
     with (
         service(pods["other"], "tcp", address(results["other"]), 81) as listening,
-        open_socket(client, "tcp", OUTSIDE) as end,
+        open_socket(client, "tcp", CLIENT) as end,
     ):
         net.portmap("ADD", pods["other"], ("8082:81", "8081:80"), results["other"])
         end.connect((NODE, 8082))
@@ -136,14 +136,14 @@ def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
         services = open_services(stack, pods, (protocol,), *EVERYWHERE)
         dns = [
             stack.enter_context(service(pods["other"], protocol, "0.0.0.0", 53, "neighbour")),
-            stack.enter_context(service(client, protocol, OUTSIDE, 53, "server")),
-            stack.enter_context(service(client, protocol, OUTSIDE6, 53, "server")),
+            stack.enter_context(service(client, protocol, CLIENT, 53, "server")),
+            stack.enter_context(service(client, protocol, CLIENT6, 53, "server")),
         ]
-        calls = (OUTSIDE, OUTSIDE6, address(neighbour), NODE)
+        calls = (CLIENT, CLIENT6, address(neighbour), NODE)
         found = {ip: call([*services, *dns], pods["pod"], protocol, ip, 53) for ip in calls}
     assert found == {
-        OUTSIDE: Reached("server", NODE),
-        OUTSIDE6: Reached("server", NODE6),
+        CLIENT: Reached("server", NODE),
+        CLIENT6: Reached("server", NODE6),
         address(neighbour): Reached("neighbour", address(result)),
         NODE: Reached("pod", GATEWAY),
     }

@@ -51,7 +51,7 @@ def untouched(portmap):
 def test_what_it_works_on_must_be_there(portmap, command, msg):
     """Without prevResult ADD and CHECK are refused with code 7 and the reference's text, with or without host ports."""
     before = untouched(portmap)
-    for alone in (portmap.having(prevResult=None), portmap.forgotten()):
+    for alone in (portmap.having(prevResult=None), portmap.without_result()):
         error = alone.run(command).error()
         assert (error["code"], error["msg"].startswith(msg), bool(error["details"])) == (7, True, True)
     assert untouched(portmap) == before
@@ -197,7 +197,7 @@ def test_del_of_what_has_no_host_ports(portmap, backend):
     own.having(runtimeConfig=None).delete()
     own.delete()
     assert rules(own) == before
-    portmap.forgotten().delete("third")
+    portmap.without_result().delete("third")
     assert rules(own) == before
 
 

@@ -14,7 +14,7 @@ from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.invocation import run_plugin
 from tests.support.namespaces import temporary
 from tests.support.processes import output
-from tests.support.publishing import GATEWAY, NODE, OUTSIDE, Publishing, connect, hasty
+from tests.support.publishing import CLIENT, GATEWAY, NODE, PublishingNetwork, connect, disable_dad
 from tests.support.sockets import Reached, call, open_services
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))]
@@ -42,9 +42,9 @@ class Chain:
     """bridge, portmap and bandwidth as conf/10 has them, firewall and tuning, with one backend for all rules."""
 
     def __init__(self, host, home, backend):
-        hasty(host)
+        disable_dad(host)
         self.bridge = network(host, home, ipMasqBackend=backend)
-        self.ports = Publishing(self.bridge, {"backend": backend})
+        self.ports = PublishingNetwork(self.bridge, {"backend": backend})
         self.limits = BandwidthNetwork(self.bridge).with_runtime_limits(**BOTH)
         sysctl = {"net.ipv4.ip_default_ttl": "65", "net.ipv4.conf.IFNAME.arp_filter": "1"}
         self.others = {
@@ -104,7 +104,7 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
         with ExitStack() as stack:
             pods = {name: stack.enter_context(temporary()) for name in ("pod", "gone")}
             outside = stack.enter_context(temporary())
-            hasty(outside)
+            disable_dad(outside)
             connect(host, outside)
             chain = Chain(host, home, backend)
             chain.status()
@@ -116,9 +116,9 @@ def test_a_whole_chain(root, bin_dir, backend, mapped):
             result = chain.add(pods["pod"])
             services = open_services(stack, {**pods, "outside": outside}, ("tcp", "udp"), *EVERYWHERE)
             for protocol in ("tcp", "udp"):
-                assert call(services, outside, protocol, NODE, 8080) == Reached("pod", OUTSIDE)
+                assert call(services, outside, protocol, NODE, 8080) == Reached("pod", CLIENT)
                 assert call(services, host, protocol, "127.0.0.1", 8080) == Reached("pod", GATEWAY)
-                assert call(services, pods["pod"], protocol, OUTSIDE, 80) == Reached("outside", NODE)
+                assert call(services, pods["pod"], protocol, CLIENT, 80) == Reached("outside", NODE)
             assert bandwidth_network.ifbs(host)
             chain.check(pods["pod"], result)
             chain.gc(pods["pod"])

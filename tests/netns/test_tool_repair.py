@@ -15,7 +15,7 @@ from tests.support.attaching import address
 from tests.support.chained import differences
 from tests.support.namespaces import delete_and_wait
 from tests.support.netstate import links
-from tests.support.publishing import NODE, OUTSIDE, connect, hasty
+from tests.support.publishing import CLIENT, NODE, connect, disable_dad
 from tests.support.repair_node import Node, network
 from tests.support.sockets import NO_ANSWER_S, Reached, ask, call, is_unreachable, open_socket, service
 
@@ -33,7 +33,7 @@ TRACKING = (
 @pytest.fixture(params=BACKENDS)
 def node(request, bin_dir, host, store, tmp_path):
     """A node whose network is of one backend."""
-    hasty(host)
+    disable_dad(host)
     backend, _, variant = request.param.partition(" ")
     tools = xtables.variant(tmp_path / variant, variant) if variant else None
     env = xtables.path(tools) if tools else {}
@@ -44,7 +44,7 @@ def node(request, bin_dir, host, store, tmp_path):
 def outside(node, new_sandbox):
     """A machine beside the node that has no route to the pods."""
     namespace = new_sandbox()
-    hasty(namespace)
+    disable_dad(namespace)
     connect(node.host, namespace)
     return namespace
 
@@ -81,12 +81,12 @@ def test_connections(node, outside, new_sandbox):
     with ExitStack() as stack:
         open_service = lambda *where: stack.enter_context(service(*where))  # noqa: E731
         tcp, udp = open_service(pod, "tcp", "0.0.0.0"), open_service(pod, "udp", "0.0.0.0", 53)
-        remote = open_service(outside, "tcp", OUTSIDE)
+        remote = open_service(outside, "tcp", CLIENT)
         inward = connected(stack, outside, tcp, NODE, 8080)
-        outward = connected(stack, pod, remote, OUTSIDE, 80)
-        assert (inward[2], outward[2]) == (OUTSIDE, NODE)
+        outward = connected(stack, pod, remote, CLIENT, 80)
+        assert (inward[2], outward[2]) == (CLIENT, NODE)
         steady, stray = (stack.enter_context(open_socket(outside, "udp", "0.0.0.0")) for _ in range(2))
-        assert ask([udp], steady, NODE, 5353) == Reached(pod.name, OUTSIDE)
+        assert ask([udp], steady, NODE, 5353) == Reached(pod.name, CLIENT)
         before = node.rules()
 
         node.flush()
@@ -94,18 +94,18 @@ def test_connections(node, outside, new_sandbox):
         node.host.run("nft", TRACKING)
         assert is_unreachable([tcp], outside, "tcp", NODE, 8080)
         assert ask([udp], stray, NODE, 5353, timeout_s=NO_ANSWER_S) is None
-        assert is_unreachable([remote], pod, "tcp", OUTSIDE, 80)
+        assert is_unreachable([remote], pod, "tcp", CLIENT, 80)
 
         assert node.repair() == {pod.name: "repaired", other.name: "repaired"}
         node.host.run("nft", "delete table inet others")
         assert differences(before, node.rules()) == []
-        assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, OUTSIDE)
-        assert call([remote], pod, "tcp", OUTSIDE, 80) == Reached(outside.name, NODE)
-        assert ask([udp], stray, NODE, 5353) == Reached(pod.name, OUTSIDE), "an entry of the time without rules"
+        assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, CLIENT)
+        assert call([remote], pod, "tcp", CLIENT, 80) == Reached(outside.name, NODE)
+        assert ask([udp], stray, NODE, 5353) == Reached(pod.name, CLIENT), "an entry of the time without rules"
         assert exchange(*inward[:2])
         assert exchange(*outward[:2])
         # The pod speaks first: without the entry it would come from another port than it was called at.
-        udp.socket.sendto(b"news", (OUTSIDE, steady.getsockname()[1]))
+        udp.socket.sendto(b"news", (CLIENT, steady.getsockname()[1]))
         assert steady.recvfrom(100) == (b"news", (NODE, 5353))
         web.check(pod, result)
 
@@ -121,15 +121,15 @@ def test_a_port_that_two_pods_have(node, outside, new_sandbox):
     for name, pod in names.items():
         asked.add(pod, name)
     with service(first, "udp", "0.0.0.0", 53) as udp, open_socket(outside, "udp", "0.0.0.0") as steady:
-        assert ask([udp], steady, NODE, 5353) == Reached(first.name, OUTSIDE)
+        assert ask([udp], steady, NODE, 5353) == Reached(first.name, CLIENT)
         before = node.rules()
         node.flush()
         assert node.repair() == dict.fromkeys(names, "repaired")
         assert differences(before, node.rules()) == []
-        udp.socket.sendto(b"news", (OUTSIDE, steady.getsockname()[1]))
+        udp.socket.sendto(b"news", (CLIENT, steady.getsockname()[1]))
         assert steady.recvfrom(100) == (b"news", (NODE, 5353))
         assert node.repair() == dict.fromkeys(names, "fine")
-        assert call([udp], outside, "udp", NODE, 5353) == Reached(first.name, OUTSIDE)
+        assert call([udp], outside, "udp", NODE, 5353) == Reached(first.name, CLIENT)
 
 
 def test_policy(node, store, new_sandbox):

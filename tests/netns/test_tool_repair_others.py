@@ -9,7 +9,7 @@ from tests.netns.test_tool_repair import BACKENDS, node, outside, unordered  # n
 from tests.support import binaries, firewalld
 from tests.support.attaching import reaches
 from tests.support.netlist import NetworkList
-from tests.support.publishing import NODE, OUTSIDE
+from tests.support.publishing import CLIENT, NODE
 from tests.support.repair_node import Node
 from tests.support.sockets import Reached, call, service
 
@@ -39,8 +39,8 @@ def test_pods_of_the_reference(node, outside, new_sandbox, reference):  # noqa: 
         assert call([tcp], outside, "tcp", NODE, 8080) is None
         outcome = node.tool("--settle", "0")
         assert b"not in this file: flannel" in outcome.stdout, outcome
-        assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, OUTSIDE)
-    assert reaches(pod, OUTSIDE)
+        assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, CLIENT)
+    assert reaches(pod, CLIENT)
     after = uncommented(unordered(node.rules()))
     # Ours also notes whose the addresses are, and guards the node's loopback.
     own = {name for name in after if "OWNERS" in name or "chain localnet" in name or "mangle PREROUTING" in name}
@@ -70,19 +70,19 @@ def test_firewalld(host, bin_dir, store, tmp_path, new_sandbox, client):
         pod = new_sandbox()
         with bus.firewalld(host, "drop") as running:
             node.add(pod)
-            assert reaches(pod, OUTSIDE)
+            assert reaches(pod, CLIENT)
             before = running.sources()
             assert running.command("--reload") == "success"
-            assert not reaches(pod, OUTSIDE, within_s=1)
+            assert not reaches(pod, CLIENT, within_s=1)
             assert node.repair() == {pod.name: "repaired"}
             assert running.sources() == before
-            assert reaches(pod, OUTSIDE)
+            assert reaches(pod, CLIENT)
             assert node.repair() == {pod.name: "fine"}
         host.run("nft", "flush", "ruleset")
         with bus.firewalld(host, "drop") as running:
-            assert not reaches(pod, OUTSIDE, within_s=1)
+            assert not reaches(pod, CLIENT, within_s=1)
             assert node.repair() == {pod.name: "repaired"}
-            assert reaches(pod, OUTSIDE)
+            assert reaches(pod, CLIENT)
             assert running.sources() == before
         outcome = node.tool("--settle", "0")
         assert (outcome.status, b"firewalld does not run" in outcome.stdout) == (1, True), outcome

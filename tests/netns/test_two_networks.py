@@ -12,7 +12,7 @@ from tests.support import bandwidth_network, netstate
 from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
-from tests.support.publishing import hasty
+from tests.support.publishing import disable_dad
 
 BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
@@ -82,7 +82,7 @@ class Net:
 
 @pytest.fixture(params=BACKENDS)
 def nets(request, host, store):
-    hasty(host)
+    disable_dad(host)
     return [Net(number, host, store, request.param) for number in (1, 2)]
 
 

@@ -1,6 +1,6 @@
-"""The whole chain on a throwaway host, bridge with host-local to tuning, and ptp, loopback, static: each verb alone.
+"""A whole chain on a temporary host, from bridge with host-local to tuning; and ptp, loopback, static. One verb a call.
 
-One rule: everything that any of them makes is in `everything()`, so that "as before" means all of it.
+Invariant: `everything()` returns all state that any of these plugins changes, so that tests compare all of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GUARD = re.compile(r"^table ip mangle \{$.*?^\}$\n?", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Chain:
-    """One network's chain on `host`, with the leases in `store`; `backend` is whose rules there are."""
+    """The chain of one network on `host`; `store` has the leases, `backend` creates the rules."""
 
     host: Namespace
     store: Path
@@ -34,18 +34,24 @@ class Chain:
     published: tuple[str, ...] = ("8080:80", "8053:53/udp")
 
     def config(self, plugin: str, prev_result: object = None, **keys: Any) -> dict[str, Any]:
-        """Returns what a plugin of the chain reads on stdin; None leaves a key out."""
-        config = {"cniVersion": "1.0.0", "name": "net", "type": plugin, **self._own(plugin), "prevResult": prev_result}
+        """Returns the configuration of a plugin of the chain; None removes a key."""
+        config = {
+            "cniVersion": "1.0.0",
+            "name": "net",
+            "type": plugin,
+            **self._options_of(plugin),
+            "prevResult": prev_result,
+        }
         return {key: value for key, value in {**config, **keys}.items() if value is not None}
 
     def run(
         self, plugin: str, command: str, pod: Namespace, prev_result: object = None, *before: str, **keys: Any
     ) -> Outcome:
-        """Runs one verb of one plugin for eth0 of `pod`; `before` are the words of a program that starts it."""
+        """Runs one verb of one plugin for eth0 of `pod`; `before` begins the command, for example strace."""
         return self.finish(self.start(plugin, command, pod, *before), self.config(plugin, prev_result, **keys))
 
     def start(self, plugin: str, command: str, pod: Namespace, *before: str) -> subprocess.Popen[bytes]:
-        """Starts it and returns at once; `finish` gives it its configuration and waits for the end."""
+        """Starts a verb and returns at once; `finish` sends the configuration and waits for the end."""
         ifname = "lo" if plugin == "loopback" else "eth0"
         names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": ifname}
         with self.host.entered():
@@ -59,7 +65,7 @@ class Chain:
 
     @staticmethod
     def finish(process: subprocess.Popen[bytes], config: Mapping[str, Any]) -> Outcome:
-        """Gives a started verb its configuration and waits for its end; kills it after a minute."""
+        """Sends the configuration to a started verb and waits for its end; kills it after a minute."""
         try:
             stdout, stderr = process.communicate(json.dumps(config).encode(), timeout=_TIMEOUT_S)
         except BaseException:
@@ -69,35 +75,35 @@ class Chain:
         return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
 
     def add(self, pod: Namespace, *plugins: str, prev_result: Any = None) -> Any:
-        """Runs ADD of `plugins`, each with the result of the one before, and returns the last result."""
+        """Runs ADD of `plugins`, each with the result of the previous one, and returns the last result."""
         for plugin in plugins:
             prev_result = self.run(plugin, "ADD", pod, prev_result).result()
         return prev_result
 
     def delete(self, pod: Namespace, *plugins: str, prev_result: Any = None) -> None:
-        """Runs DEL of `plugins` in reverse; a failure fails the test."""
+        """Runs DEL of `plugins` in reverse order; a failure fails the test."""
         for plugin in reversed(plugins):
             self.run(plugin, "DEL", pod, prev_result).assert_silent()
 
     def leases(self) -> dict[str, str]:
-        """Returns every file of the store but where the next search begins, with its content."""
+        """Returns the files of the store with their content, except last_reserved_ip.*."""
         directory = self.store / "net"
         files = directory.iterdir() if directory.is_dir() else ()
         return {file.name: file.read_text() for file in files if not file.name.startswith("last_reserved")}
 
     @property
     def backups(self) -> Path:
-        """Where tuning keeps what interfaces were like."""
+        """The directory in which tuning stores the original attributes of interfaces."""
         return self.store.with_name(f"{self.store.name}-tuning")
 
     def saved(self) -> dict[str, str]:
-        """Returns tuning's files; of its notes, which name times, only the names."""
+        """Returns tuning's files; of its notes, which contain times, only the names."""
         notes = self.backups.with_name(f"{self.backups.name}.podwire")
-        found = {file.name: file.read_text() for file in self.backups.iterdir()} if self.backups.is_dir() else {}
-        return found | {f"{notes.name}/{file.name}": "" for file in notes.iterdir()} if notes.is_dir() else found
+        files = {file.name: file.read_text() for file in self.backups.iterdir()} if self.backups.is_dir() else {}
+        return files | {f"{notes.name}/{file.name}": "" for file in notes.iterdir()} if notes.is_dir() else files
 
     def untune(self, pod: Namespace, mac: str = "") -> None:
-        """Sets back what DEL leaves to a pod's end, sysctls; with the `mac` that was, what only GC leaves, too."""
+        """Restores the sysctl that DEL leaves as it is; with the original `mac`, also the attributes that GC leaves."""
         if mac:
             pod.ip("link", "set", "eth0", "address", mac, "mtu", "1500", "txqueuelen", "1000", "allmulticast", "off")
         with pod.entered():
@@ -105,20 +111,20 @@ class Chain:
 
     def everything(self, pod: Namespace) -> dict[str, Any]:
         """Returns all that the chain can change, on the host, in the pod and in the store."""
-        # What guards 127.0.0.0/8 is the bridge's, not a pod's, and either backend makes it.
+        # The guard of 127.0.0.0/8 belongs to the bridge, not to a pod, and exists with either backend.
         rules = "\n".join(netstate.nft_rules(self.host))
-        found = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
-        host = bandwidth_network.state(self.host) | {"nft": found}
-        inside = netstate.state(pod) | {"setting": _setting(pod)}
-        return {"host": host, "pod": inside, "leases": self.leases(), "backups": self.saved()}
+        lines = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
+        host = bandwidth_network.state(self.host) | {"nft": lines}
+        pod_state = netstate.state(pod) | {"setting": _read_setting(pod)}
+        return {"host": host, "pod": pod_state, "leases": self.leases(), "backups": self.saved()}
 
-    def _own(self, plugin: str) -> dict[str, Any]:
+    def _options_of(self, plugin: str) -> dict[str, Any]:
         ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
         if plugin == "host-local":
             return {"ipam": ipam}
         if plugin == "bridge":
-            switch = {"bridge": "cni0", "isDefaultGateway": True, "hairpinMode": True}
-            return {**switch, "ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
+            bridge = {"bridge": "cni0", "isDefaultGateway": True, "hairpinMode": True}
+            return {**bridge, "ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
         if plugin == "portmap":
             return {"backend": self.backend, "runtimeConfig": {"portMappings": ports(*self.published)}}
         if plugin == "bandwidth":
@@ -127,8 +133,8 @@ class Chain:
             return {"backend": self.backend, "ingressPolicy": "same-bridge"}
         if plugin == "tuning":
             sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
-            own = {"mac": "02:00:00:00:00:42", "mtu": 1400, "txQLen": 500, "allmulti": True}
-            return {"sysctl": sysctl, **own, "dataDir": str(self.backups)}
+            attributes = {"mac": "02:00:00:00:00:42", "mtu": 1400, "txQLen": 500, "allmulti": True}
+            return {"sysctl": sysctl, **attributes, "dataDir": str(self.backups)}
         if plugin == "ptp":
             return {"ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
         if plugin == "static":
@@ -136,18 +142,18 @@ class Chain:
         return {}
 
 
-def _setting(pod: Namespace) -> str:
+def _read_setting(pod: Namespace) -> str:
     with pod.entered():
         return _SETTING.read_text().strip() if _SETTING.exists() else ""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """Returns where two states differ, one line for each place."""
+    """Returns the differences of two states, one line for each path."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
         return [line for key in keys for line in differences(before.get(key), after.get(key), f"{path}/{key}")]
     if isinstance(before, list) and isinstance(after, list):
-        gone = [item for item in before if item not in after]
+        missing = [item for item in before if item not in after]
         new = [item for item in after if item not in before]
-        return [f"{path}: lost {gone}, left {new}"] if gone or new or before != after else []
+        return [f"{path}: lost {missing}, left {new}"] if missing or new or before != after else []
     return [] if before == after else [f"{path}: {before!r} became {after!r}"]

@@ -23,7 +23,7 @@ from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace, create, temporary_host
 from tests.support.netlist import NetworkList
 from tests.support.processes import output
-from tests.support.publishing import hasty
+from tests.support.publishing import disable_dad
 
 State = dict[str, Any]
 
@@ -101,7 +101,7 @@ class Node:
         """Creates a host with its store in an empty `directory`."""
         stack = ExitStack()
         host = stack.enter_context(temporary_host())
-        hasty(host)
+        disable_dad(host)
         store = directory / "leases"
         node = cls(host, store, network(store, backend, interface=interface, spoof=spoof), stack)
         if neighbour:

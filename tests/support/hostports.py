@@ -1,7 +1,7 @@
-"""Host ports on a throwaway host: portmap's verbs for pods that are only a name and an address, and what they made.
+"""Host ports on a temporary host: portmap's verbs for pods that have only a name and addresses, and their rules.
 
-One rule: a pod here needs no interface, as portmap works on what an earlier plugin says that it made; where packets
-pass, tests/support/publishing.py makes the pods.
+A pod needs no interface, since portmap reads its addresses from prevResult. tests/support/publishing.py has pods that
+send packets.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tests.support.results import prev_result
 
 IPV4, IPV6 = "10.22.0.2/16", "fd00:22::2/64"
 DUAL = (IPV4, IPV6)
-OTHER = "10.22.0.3/16"  # another pod's
+OTHER = "10.22.0.3/16"  # the address of another pod
 
 
 def ports(*texts: str) -> list[dict[str, Any]]:
     """Returns port mappings from texts like "8080:80", "53:53/udp", "192.0.2.1|8080:80"."""
-    found = []
+    mappings = []
     for text in texts:
         ip, _, rest = text.rpartition("|")
         numbers, _, protocol = rest.partition("/")
         host, container = numbers.split(":")
         mapping = {"hostPort": int(host), "containerPort": int(container), "protocol": protocol or "tcp"}
-        found.append(mapping | ({"hostIP": ip} if ip else {}))
-    return found
+        mappings.append(mapping | ({"hostIP": ip} if ip else {}))
+    return mappings
 
 
 @dataclass(frozen=True)
-class HostPorts:
-    """A network's portmap on one host, and what is asked of it for one pod.
+class PortmapNetwork:
+    """A network with portmap on one host, and the host ports of one pod.
 
-    `bin_dir` is the plugin's directory, ours unless given, `tools` that of iptables' programs, the machine's unless
-    given, `netns` the pod's namespace.
+    `bin_dir` has the plugin, by default podwire's; `tools` has the programs of iptables, by default the machine's;
+    `netns` is the pod's namespace.
     """
 
     host: Namespace
@@ -47,8 +47,10 @@ class HostPorts:
     tools: Path | None = None
     netns: Namespace | str = "/run/netns/x"
 
-    def having(self, *mappings: str, addresses: Sequence[str] = (), ifname: str = "eth0", **keys: Any) -> HostPorts:
-        """Returns the same with other mappings, addresses of the pod, or top-level keys; None leaves a key out."""
+    def having(
+        self, *mappings: str, addresses: Sequence[str] = (), ifname: str = "eth0", **keys: Any
+    ) -> PortmapNetwork:
+        """Returns a copy with other mappings, addresses of the pod, or top-level keys; None removes a key."""
         config = {**self.config, **keys}
         if mappings:
             config["runtimeConfig"] = {"portMappings": ports(*mappings)}
@@ -56,8 +58,8 @@ class HostPorts:
             config["prevResult"] = prev_result(config["cniVersion"], *addresses, ifname=ifname)
         return replace(self, config={key: value for key, value in config.items() if value is not None})
 
-    def forgotten(self) -> HostPorts:
-        """Returns the same as a runtime asks that knows nothing of the pod but its name."""
+    def without_result(self) -> PortmapNetwork:
+        """Returns a copy without prevResult and mappings, as for a runtime that has lost its cache."""
         return self.having(prevResult=None, runtimeConfig=None)
 
     def run(
@@ -67,82 +69,82 @@ class HostPorts:
         *mappings: str,
         addresses: Sequence[str] = (),
         ifname: str = "eth0",
-        **how: Any,
+        **options: Any,
     ) -> Outcome:
-        """Runs one verb to its end; mappings and addresses as `having`, `how` as start_plugin takes it."""
+        """Runs one verb to its end; mappings and addresses as in `having`, `options` as in start_plugin."""
         config = self.having(*mappings, addresses=addresses, ifname=ifname).config
-        return run_plugin("portmap", command, config, **self._how(container_id, ifname=ifname, **how))
+        return run_plugin("portmap", command, config, **self._invocation(container_id, ifname=ifname, **options))
 
-    def add(self, container_id: str = "cid", *mappings: str, **how: Any) -> dict[str, Any]:
-        """Makes the host ports of a container and returns the result; a failure fails the test."""
-        return self.run("ADD", container_id, *mappings, **how).result()
+    def add(self, container_id: str = "cid", *mappings: str, **options: Any) -> dict[str, Any]:
+        """Runs ADD for a container and returns the result; a failure fails the test."""
+        return self.run("ADD", container_id, *mappings, **options).result()
 
-    def check(self, container_id: str = "cid", *mappings: str, **how: Any) -> None:
-        """Checks them; a failure fails the test."""
-        self.run("CHECK", container_id, *mappings, **how).assert_silent()
+    def check(self, container_id: str = "cid", *mappings: str, **options: Any) -> None:
+        """Runs CHECK; a failure fails the test."""
+        self.run("CHECK", container_id, *mappings, **options).assert_silent()
 
-    def delete(self, container_id: str = "cid", *mappings: str, **how: Any) -> None:
-        """Removes them; a failure fails the test."""
-        self.run("DEL", container_id, *mappings, **how).assert_silent()
+    def delete(self, container_id: str = "cid", *mappings: str, **options: Any) -> None:
+        """Runs DEL; a failure fails the test."""
+        self.run("DEL", container_id, *mappings, **options).assert_silent()
 
-    def gc(self, *valid: str, ifname: str = "eth0", **how: Any) -> str:
-        """Collects what belongs to none of the `valid` containers' interfaces; returns what is said on stderr."""
+    def gc(self, *valid: str, ifname: str = "eth0", **options: Any) -> str:
+        """Runs GC with `ifname` of the `valid` containers as valid attachments; returns stderr."""
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id in valid]
-        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
-        outcome = self.forgotten().having(**keys).run("GC", **how)
+        keys: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
+        outcome = self.without_result().having(**keys).run("GC", **options)
         outcome.assert_silent()
         return outcome.stderr
 
-    def with_cache(self, directory: Path) -> HostPorts:
-        """Returns the same with a plugin that sees `<directory>/results`, now empty, as libcni's cache."""
+    def with_cache(self, directory: Path) -> PortmapNetwork:
+        """Returns a copy whose plugin uses `<directory>/results`, which is empty, as libcni's cache."""
         return replace(self, bin_dir=libcni.install_with_cache(directory, "portmap", bin_dir=self.bin_dir))
 
-    def remember(self, **lives: bool) -> None:
-        """Writes the containers' entries in the cache (`with_cache`), with a namespace that is there or is gone."""
+    def write_cache(self, **containers: bool) -> None:
+        """Writes containers to the cache (`with_cache`), each with an existing namespace or a missing one."""
         assert self.bin_dir
-        for container_id, alive in lives.items():
+        for container_id, is_running in containers.items():
             libcni.write_entry(
                 self.bin_dir,
                 self.config["name"],
                 container_id,
-                netns="" if alive else libcni.MISSING_NETNS,
+                netns="" if is_running else libcni.MISSING_NETNS,
                 result=self.config["prevResult"],
             )
 
     def rules(self) -> dict[str, list[str]]:
-        """Returns table nat of each family, as iptables-save prints it."""
-        return xtables.saved(self.host, self._tools())
+        """Returns table nat of each IP version, as iptables-save prints it."""
+        return xtables.saved(self.host, self._get_tools())
 
     def load(self, *lines: str, tool: str = "iptables") -> None:
         """Applies lines to table nat; a failure fails the test."""
-        xtables.load(self.host, self._tools(), *lines, tool=tool)
+        xtables.load(self.host, self._get_tools(), *lines, tool=tool)
 
-    def _tools(self) -> Path:
-        assert self.tools, "a test with iptables says which"
+    def _get_tools(self) -> Path:
+        assert self.tools, "a test with iptables sets tools"
         return self.tools
 
-    def _how(self, container_id: str, **how: Any) -> dict[str, Any]:
+    def _invocation(self, container_id: str, **options: Any) -> dict[str, Any]:
         env = xtables.path(self.tools) if self.tools else None
-        own = {"host": self.host, "netns": self.netns, "bin_dir": self.bin_dir, "env": env}
-        return {**own, "container_id": container_id, **how}
+        defaults = {"host": self.host, "netns": self.netns, "bin_dir": self.bin_dir, "env": env}
+        return {**defaults, "container_id": container_id, **options}
 
 
-def at_once(*calls: tuple[str, str, HostPorts]) -> list[Outcome]:
-    """Runs verbs at once: command, container and what is asked for it; returns the outcomes in that order."""
-    started = [start_plugin("portmap", command, **pod._how(name)) for command, name, pod in calls]
+def run_in_parallel(*calls: tuple[str, str, PortmapNetwork]) -> list[Outcome]:
+    """Runs verbs in parallel, each for a container ID and its network; returns the outcomes in that order."""
+    started = [start_plugin("portmap", command, **pod._invocation(name)) for command, name, pod in calls]
     for process, (_, _, pod) in zip(started, calls, strict=True):
         feed(process, pod.config)
     return [finish(process) for process in started]
 
 
 def chain(host: Namespace, name: str, family: str = "ip") -> list[str]:
-    """Returns the rules of a chain of table cni_hostport as `nft` prints them; none when there is no such chain."""
+    """Returns the rules of a chain of table cni_hostport as `nft` prints them, none if the chain is missing."""
     text = host.run("nft", "list", "chain", family, "cni_hostport", name, check=False)
     lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith(("table ", "chain ", "type ", "comment ", "}"))]
 
 
-def leads_to(host: Namespace, port: int = 8080, family: str = "ip") -> list[str]:
-    """Returns where the rules of a port lead to, in order."""
+def dnat_targets(host: Namespace, port: int = 8080, family: str = "ip") -> list[str]:
+    """Returns the targets of the DNAT rules for a port, in order."""
     rules = [rule for rule in chain(host, "hostports", family) if f"dport {port} dnat" in rule]
     return [rule.partition(" dnat to ")[2].partition(" comment ")[0] for rule in rules]

@@ -22,7 +22,7 @@ from ipam.host_local.store import Store
 from tests.support import bandwidth_network, namespaces, netstate, private_host, publishing, tcp, xtables
 from tests.support.attaching import reaches
 from tests.support.namespaces import Namespace
-from tests.support.publishing import NODE, OUTSIDE
+from tests.support.publishing import CLIENT, NODE
 from tests.support.storm import RESULTS, Container, Plan, Storm, containers
 
 _CLEANUP_TIMEOUT_S = 10.0  # the kernel deletes namespaces and their interfaces in the background
@@ -126,12 +126,12 @@ def _compare(storm: Storm, when: str, host: Namespace, expected: Lines) -> None:
 def _exchange(storm: Storm, external: Namespace) -> None:
     """Connects to pods through their host ports, and from pods to each other and to an external host."""
     tested = storm.running()[:_PODS_TESTED]
-    with tcp.serving(external, OUTSIDE):
+    with tcp.serving(external, CLIENT):
         for container, other in zip(tested, tested[1:] + tested[:1], strict=True):
             with tcp.serving(container.pod, container.address):
-                if tcp.source_address(external, NODE, container.host_port) != OUTSIDE:
+                if tcp.source_address(external, NODE, container.host_port) != CLIENT:
                     storm.problem(f"{container.name} cannot be reached through port {container.host_port}")
-            if tcp.source_address(container.pod, OUTSIDE) != NODE:
+            if tcp.source_address(container.pod, CLIENT) != NODE:
                 storm.problem(f"{container.name} cannot reach the external host")
             if not reaches(container.pod, other.address):
                 storm.problem(f"{container.name} cannot reach {other.name}")
