@@ -1,6 +1,6 @@
 """containerd on a machine of its own, with `ctr` as its client.
 
-One rule: containerd's CRI is off; `ctr run --cni` itself runs the plugins, of /etc/cni/net.d and /opt/cni/bin.
+One rule: containerd's CRI is disabled; `ctr run --cni` runs the plugins, with /etc/cni/net.d and /opt/cni/bin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 @dataclass(frozen=True)
 class Ctr:
-    """`ctr` on a machine whose containerd runs and has the image IMAGE."""
+    """`ctr` on a machine whose containerd is running and has the image IMAGE."""
 
     machine: Machine
 
@@ -46,7 +46,7 @@ class Ctr:
         return self.machine.namespace(f"/proc/{pid}/ns/net")
 
     def remove(self, name: str) -> None:
-        """Kills a container and removes it; ctr tells no plugin of it."""
+        """Kills a container and removes it; ctr runs no DEL."""
         self("tasks", "kill", "--signal=KILL", name)
         assert eventually(lambda: self.machine.succeeds("ctr", "tasks", "delete", name)), name
         self("containers", "delete", name)

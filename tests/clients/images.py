@@ -1,6 +1,6 @@
-"""A container image made of the machine's static busybox, as an OCI archive for podman and containerd.
+"""Builds a container image of the machine's static busybox, as an OCI archive for podman and containerd.
 
-One rule: nothing is fetched; what is in the image is on this machine.
+One rule: nothing is downloaded; the image contains only files of this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BUSYBOX = Path("/bin/busybox")
-PAGE = "podwire"  # what its web server says
+PAGE = "podwire"  # the page of its web server
 WEB_SERVER = ("busybox", "httpd", "-f", "-p", "80", "-h", "/www")
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -24,7 +24,7 @@ _OCI = "application/vnd.oci.image."
 
 
 def write_archive(path: Path, name: str, command: Sequence[str] = ("/bin/sh",)) -> None:
-    """Writes the image `name` ("localhost/box:1"), whose containers run `command` unless told otherwise."""
+    """Writes the image `name` ("localhost/box:1"), whose containers run `command` by default."""
     layer = _layer()
     blobs: dict[str, bytes] = {}
 

@@ -1,6 +1,6 @@
-"""podman 4 with the CNI backend on a machine of its own.
+"""podman 4 with its CNI backend, on a private machine.
 
-One rule: it is configured as README says, in the files where an operator would, and with our plugins alone.
+One rule: podman is configured as README says, in an operator's files, and uses only podwire's plugins.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ runroot = "/run/containers/storage"
 
 @dataclass(frozen=True)
 class Container:
-    """A container that runs: its namespace, and what podman tells of its networks, by their names."""
+    """A running container: its namespace, and podman's description of its networks, by their names."""
 
     name: str
     namespace: Namespace
@@ -56,21 +56,21 @@ class Container:
 
 @dataclass(frozen=True)
 class Podman:
-    """podman on a machine, which has the image IMAGE unless it is `configured` only."""
+    """podman on a machine; it has the image IMAGE unless only `configure` was called."""
 
     machine: Machine
 
     def __call__(self, *words: str) -> str:
-        """Runs a command, which must succeed without a complaint, and returns what it printed.
+        """Runs a command, which must succeed without a message on stderr, and returns its output.
 
-        What a plugin says when a container ends is a complaint on stderr at most, the exit status is 0.
+        A plugin's failure when a container ends appears only on stderr; the exit status is 0.
         """
         done = self.machine.done("podman", *words)
         assert (done.returncode, done.stderr) == (0, ""), f"podman {' '.join(words)}: {done.stderr or done.returncode}"
         return done.stdout.strip()
 
-    def refused(self, *words: str) -> str:
-        """Runs a command, which must fail, and returns what it says."""
+    def fail(self, *words: str) -> str:
+        """Runs a command, which must fail, and returns its message."""
         problem = self.machine.problem("podman", *words)
         assert problem, f"podman {' '.join(words)} succeeds"
         return problem
@@ -81,37 +81,37 @@ class Podman:
         return [*words, *([f"--network={network}"] if network else []), *options, IMAGE, *command]
 
     def start(self, name: str, *options: str, **how: Any) -> Container:
-        """Starts a container that sleeps, unless told otherwise; `how` as `line` takes it."""
+        """Starts a container that sleeps by default; `how` as in `line`."""
         self(*self.line(name, *options, **how))
         return self.inspect(name)
 
     def inspect(self, name: str) -> Container:
-        """Returns a container as it is now."""
-        (found,) = json.loads(self("inspect", name))
-        settings = found["NetworkSettings"]
+        """Returns a container with its present state."""
+        (description,) = json.loads(self("inspect", name))
+        settings = description["NetworkSettings"]
         return Container(name, self.machine.namespace(settings["SandboxKey"]), settings.get("Networks", {}))
 
     def remove(self, *names: str) -> None:
-        """Removes containers, all unless named, at once."""
+        """Removes these containers at once, by default all."""
         self("rm", "--force", "--time=0", *(names or ("--all",)))
 
     @contextmanager
     def network(self, name: str, *options: str) -> Iterator[str]:
-        """Has podman define a network for the duration of the block; removing it must succeed."""
+        """Creates a podman network for the duration of the block; removing it must succeed."""
         self("network", "create", *options, name)
         try:
             yield name
         finally:
             self.remove()
             self("network", "rm", name)
-            # portmap's guard of a bridge goes with the first ADD after the bridge
+            # the first ADD after a bridge was deleted removes portmap's guard of that bridge
             self.start("next", "--publish=8080:80")
             self.remove()
 
 
 @contextmanager
 def serving(*containers: Container, port: int = PORT) -> Iterator[list[Service]]:
-    """Yields services of TCP and UDP in containers, under their names."""
+    """Yields TCP and UDP services in containers, under the containers' names."""
     with ExitStack() as stack:
         opened = [
             sockets.service(each.namespace, protocol, ip, port, each.name)
@@ -122,15 +122,15 @@ def serving(*containers: Container, port: int = PORT) -> Iterator[list[Service]]
         yield [stack.enter_context(service) for service in opened]
 
 
-def installed(machine: Machine) -> Podman:
+def configure_with_image(machine: Machine) -> Podman:
     """Configures podman on a machine and loads the image."""
-    podman = configured(machine)
+    podman = configure(machine)
     images.write_archive(machine.scratch / "image.tar", IMAGE)
     podman("load", "--quiet", "--input", str(machine.scratch / "image.tar"))
     return podman
 
 
-def configured(machine: Machine) -> Podman:
+def configure(machine: Machine) -> Podman:
     """Configures podman on a machine."""
     machine.write(Path("/etc/containers/containers.conf"), _SETTINGS)
     machine.write(Path("/etc/containers/storage.conf"), _STORAGE.format(scratch=machine.scratch))

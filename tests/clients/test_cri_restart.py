@@ -1,4 +1,4 @@
-"""containerd is killed and started again with pods alive: they go on without it, and end under the new one as ever."""
+"""Running pods keep their network while containerd is killed and started again, and can then be removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = {"kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwid
 
 
 def test_pods_outlive_containerd(needs_programs, bin_dir, empty_machine):
-    """Pods keep their network while containerd is dead; a new one knows them, and takes them down without a trace."""
+    """Pods keep their network while containerd is dead; a new containerd knows them, and removes them completely."""
     needs_programs(*client.PROGRAMS)
     with client.ready(empty_machine, bin_dir) as first:
         first.configure(NETWORK)

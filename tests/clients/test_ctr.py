@@ -1,7 +1,7 @@
-"""Containers of containerd by `ctr run --cni`, with our plugins alone.
+"""Containers of containerd by `ctr run --cni`, with only podwire's plugins.
 
-One rule: after each story the machine is in whole as before; what ctr leaves, which sends no DEL for a container in the
-background, `podwire gc` collects.
+One rule: each test compares the machine's whole state before and after. ctr runs no DEL for a container in the
+background; `podwire gc` removes what such a container leaves.
 """
 
 import json
@@ -27,48 +27,48 @@ LIST = [
 
 @pytest.fixture(scope="module")
 def ctr(empty_machine, needs_programs, bin_dir):
-    """`ctr` with our files and one network, which one container has used."""
+    """`ctr` with podwire's files and one network, which one container has used."""
     needs_programs(*containerd.PROGRAMS)
-    with containerd.running(empty_machine) as made:
-        if problem := empty_machine.problem("ctr", *made.line("trial", "--rm")):
+    with containerd.running(empty_machine) as ctr:
+        if problem := empty_machine.problem("ctr", *ctr.line("trial", "--rm")):
             pytest.skip(f"ctr does not run a container here, without a network: {problem}")
         empty_machine.run(str(bin_dir / "podwire"), "install")
         network = {"cniVersion": "1.0.0", "name": "net", "plugins": LIST}
         empty_machine.write(CONF_DIR / "10-net.conflist", json.dumps(network))
-        made(*made.line("first", "--rm", "--cni"))
-        yield made
+        ctr(*ctr.line("first", "--rm", "--cni"))
+        yield ctr
 
 
 @pytest.fixture(autouse=True)
-def all_gone(ctr):
-    """Demands that after a test the machine is in whole as it was before."""
+def machine_unchanged(ctr):
+    """Asserts that the machine is in the same state before and after a test."""
     with ctr.machine.unchanged():
         yield
-        for name in ctr("containers", "list", "--quiet").split():  # of a test that failed
+        for name in ctr("containers", "list", "--quiet").split():  # a failed test leaves containers
             ctr.remove(name)
 
 
 def address(namespace):
     """Returns the address of a container's eth0."""
-    (found,) = netstate.links(namespace)["eth0"]["addresses"]
-    assert found["prefixlen"] == 24
-    return found["local"]
+    (entry,) = netstate.links(namespace)["eth0"]["addresses"]
+    assert entry["prefixlen"] == 24
+    return entry["local"]
 
 
-def test_a_container_in_the_background(ctr):
-    """Neighbours, the way out, the host port and the limit are there; `podwire gc` takes what ctr leaves of them."""
+def test_container_in_the_background_has_the_network(ctr):
+    """It reaches neighbours and other machines, has its host port and limit; `podwire gc` removes what ctr leaves."""
     machine = ctr.machine
     web, two = ctr.start("web"), ctr.start("two")
-    with sockets.service(web, "tcp", "0.0.0.0", name="web") as own:
-        assert call([own], two, "tcp", address(web), 80) == Reached("web", address(two))
-        assert call([own], machine.network, "tcp", address(web), 80) == Reached("web", GATEWAY)
+    with sockets.service(web, "tcp", "0.0.0.0", name="web") as server:
+        assert call([server], two, "tcp", address(web), 80) == Reached("web", address(two))
+        assert call([server], machine.network, "tcp", address(web), 80) == Reached("web", GATEWAY)
         for caller, ip, source in (
             (machine.peer, ADDRESS, PEER_ADDRESS),
             (machine.network, "127.0.0.1", GATEWAY),
             (two, ADDRESS, GATEWAY),
             (web, ADDRESS, GATEWAY),
         ):
-            assert call([own], caller, "tcp", ip, 8080) == Reached("web", source), (caller.name, ip)
+            assert call([server], caller, "tcp", ip, 8080) == Reached("web", source), (caller.name, ip)
     with sockets.service(machine.peer, "tcp", PEER_ADDRESS, name="world") as world:
         assert call([world], two, "tcp", PEER_ADDRESS, 80) == Reached("world", ADDRESS)
     assert "1 packets received" in ctr("tasks", "exec", "--exec-id=ping", "two", "ping", "-c1", "-W5", address(web))
@@ -81,36 +81,36 @@ def test_a_container_in_the_background(ctr):
     assert {one["containerID"] for one in deleted} == {"default-two", "default-web"}
 
 
-def test_a_container_that_ends(ctr):
-    """`ctr run --rm --cni` has the network as long as its program runs, and then nothing: DEL comes without it."""
+def test_container_that_ends_leaves_nothing(ctr):
+    """`ctr run --rm --cni` has the network until its program ends; DEL then runs without the namespace."""
     program = f"ip -o address; ping -c1 -W5 {PEER_ADDRESS}; echo; true"
-    said = ctr(*ctr.line("one", "--rm", "--cni", command=("sh", "-c", program)))
-    assert "1 packets received" in said
-    assert "inet 127.0.0.1/8" in said
-    assert "eth0    inet 10.69.0." in said
+    output = ctr(*ctr.line("one", "--rm", "--cni", command=("sh", "-c", program)))
+    assert "1 packets received" in output
+    assert "inet 127.0.0.1/8" in output
+    assert "eth0    inet 10.69.0." in output
 
 
-def test_five_at_once(ctr):
-    """Five containers that run and end at the same time each have an address of their own."""
+def test_five_containers_run_in_parallel(ctr):
+    """Five containers that run and end at the same time have different addresses."""
     program = ("sh", "-c", "ip -4 -o address show eth0")
     lines = [("ctr", *ctr.line(f"par{number}", "--rm", "--cni", command=program)) for number in range(5)]
-    seen = ctr.machine.at_once(*lines)
-    assert len({one.split()[3] for one in seen}) == 5, seen
+    outputs = ctr.machine.at_once(*lines)
+    assert len({one.split()[3] for one in outputs}) == 5, outputs
 
 
-def test_the_tool_finds_what_lives(ctr):
-    """The tool knows the containers of ctr, whose namespaces have no names, finds nothing wrong, and repairs."""
+def test_tool_lists_running_containers(ctr):
+    """The tool lists ctr's containers, whose namespaces have no names, finds no problem, and repairs."""
     machine = ctr.machine
     ctr.start("web")
 
     def tool(*words, check=True):
         return json.loads(machine.run(TOOL, *words, "--json", check=check))
 
-    # podman is installed here, too, with Debian's settings
+    # podman is installed, too, with Debian's settings
     bad = [one["subject"] for one in tool("doctor", check=False)["checks"] if one["severity"] not in ("ok", "note")]
     assert set(bad) <= {"podman"}
-    (seen,) = tool("show")["attachments"]
-    assert (seen["containerID"], seen["state"], seen["hostPorts"][0]["confirmed"]) == ("default-web", "ok", True)
+    (shown,) = tool("show")["attachments"]
+    assert (shown["containerID"], shown["state"], shown["hostPorts"][0]["confirmed"]) == ("default-web", "ok", True)
     assert tool("show")["leaks"] == []
     lint = json.loads(machine.run(TOOL, "lint", "--json", check=False))
     assert [one["key"] for file in lint["files"] for one in file["findings"]] == ["plugins[1].runtimeConfig"]
@@ -118,7 +118,7 @@ def test_the_tool_finds_what_lives(ctr):
     assert tool("repair")["counts"] == {"repaired": 1}
     assert tool("repair", "--dry-run")["counts"] == {"fine": 1}
     ctr.remove("web")
-    deadline = time.monotonic() + 20  # as long as the kernel has the host veth, the container may be running
+    deadline = time.monotonic() + 20  # while the host veth exists, the container counts as running
     while not (deleted := tool("gc", "net")["deleted"]) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert len(deleted) == 1

@@ -1,6 +1,6 @@
-"""Kubelet's habits: probing, repeating, giving up and starting anew, as go-cni and ocicni hand them on to plugins.
+"""Kubelet probes, repeats, gives up and starts again; go-cni and ocicni pass all of that to the plugins.
 
-One rule: every scene is on a node with a neighbour, and ends with the node as it was before, seen as a whole.
+One rule: every scenario runs on a node with another pod, and compares the node's whole state before and after.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.support.machine import eventually, files_of_pods, unchanged
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-AT_ONCE = 10
+PARALLEL = 10
 FIRST_PORT = 20000
 
 
 class Node:
-    """A node and its runtime, and a pod that lives through the whole scene."""
+    """A node, its runtime, and a pod that runs during the whole scenario."""
 
     def __init__(self, host, bin_dir, *, version="1.0.0", **portmap_keys):
         network = kubelet.conflist("pods", "cni0", "10.80.0.0/24", version=version, **portmap_keys)
@@ -32,24 +32,24 @@ class Node:
         self._numbers = itertools.count()
         self.neighbour = self.sandbox(FIRST_PORT - 1, limited=True)
         self.runtime.set_up(self.neighbour)
-        first = self.sandbox(FIRST_PORT, limited=True)  # what the first pod of all makes is the node's
+        first = self.sandbox(FIRST_PORT, limited=True)  # the first pod leaves what stays by design
         self.runtime.set_up(first)
         self.end(first)
 
     def sandbox(self, *ports, limited=False):
-        """Makes a namespace and returns a sandbox that has it."""
+        """Creates a namespace and returns a sandbox with it."""
         number = next(self._numbers)
-        asked = capabilities(*ports, limited=limited)
-        return Sandbox(f"pod-{number}", f"{number:064x}", namespaces.create().path, asked, number)
+        args = capabilities(*ports, limited=limited)
+        return Sandbox(f"pod-{number}", f"{number:064x}", namespaces.create().path, args, number)
 
     def end(self, sandbox):
-        """Ends a sandbox as containerd does: down, its namespace removed, and down again, which then has none."""
+        """Ends a sandbox as containerd does: DEL, removal of its namespace, and DEL again without a namespace."""
         self.runtime.tear_down(sandbox)
-        forget(sandbox)
+        delete_namespace(sandbox)
         self.runtime.tear_down(sandbox, "")
 
     def picture(self):
-        """Returns the node in whole: its network, packet filter, limits, and the files below /run and /var/lib/cni."""
+        """Returns the node's state: links, routes, packet filter, limits, and the files of /run and /var/lib/cni."""
         return {
             **netstate.state(self.host, netfilter=True),
             "qdiscs": netstate.qdiscs(self.host),
@@ -57,53 +57,54 @@ class Node:
         }
 
     def unchanged(self):
-        """Demands that the node is after a block as it was before, once what goes by itself has gone."""
+        """Asserts that the node is in the same state after a block, once what the kernel deletes is deleted."""
         return unchanged(self.picture)
 
 
-def forget(sandbox):
-    """Removes a sandbox's namespace."""
+def delete_namespace(sandbox):
+    """Deletes a sandbox's namespace."""
     Namespace(Path(sandbox.netns).name).delete()
 
 
 @pytest.fixture
-def play(root, bin_dir):
-    """A function that runs a scene, which is given a node with our plugins."""
-    return lambda scene, **keys: kubelet.run_on_node(lambda host: scene(Node(host, bin_dir, **keys)))
+def run_scenario(root, bin_dir):
+    """A function that runs a scenario with a node that has podwire's plugins."""
+    return lambda scenario, **keys: kubelet.run_on_node(lambda host: scenario(Node(host, bin_dir, **keys)))
 
 
-def crowd(host, bin_dir):
-    """Has as many pods as a node may have come and go; returns the seconds that it took and what is left."""
+def run_pods(host, bin_dir):
+    """Starts and ends as many pods as a node may have; returns the duration in s and the keys of changed state."""
     node = Node(host, bin_dir)
     before = node.picture()
     sandboxes = [kubelet.typical_sandbox(10 + number, namespaces.create().path, FIRST_PORT) for number in range(PODS)]
     started = time.monotonic()
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(PARALLEL) as threads:
         results = list(threads.map(node.runtime.set_up, sandboxes))
         assert len({result["ips"][0]["address"] for result in results}) == PODS
         list(threads.map(node.end, sandboxes))
-    took = time.monotonic() - started
+    duration_s = time.monotonic() - started
     eventually(lambda: node.picture() == before)
-    return took, [key for key, value in node.picture().items() if value != before[key]]
+    return duration_s, [key for key, value in node.picture().items() if value != before[key]]
 
 
-def test_110_pods_come_and_go_and_leave_nothing(root, bin_dir, reference, capsys):
-    """As many pods as a node may have start ten at a time, are all different, and end twice, without a trace.
+def test_110_pods_leave_nothing(root, bin_dir, reference, capsys):
+    """As many pods as a node may have start ten in parallel, get different addresses, and end without leaving anything.
 
-    The reference plugins do the same on a node of their own; what both take, and leave, is printed.
+    The reference plugins do the same on another node; the durations, and what the reference leaves, are printed.
     """
-    ours, left = kubelet.run_on_node(lambda host: crowd(host, bin_dir))
-    theirs, left_by_them = kubelet.run_on_node(lambda host: crowd(host, reference))
+    podwire_s, left = kubelet.run_on_node(lambda host: run_pods(host, bin_dir))
+    reference_s, left_by_reference = kubelet.run_on_node(lambda host: run_pods(host, reference))
     with capsys.disabled():
-        told = f"{ours:.1f} s, reference {theirs:.1f} s (ratio {ours / theirs:.2f}), which leaves: {left_by_them}"
-        print(f"\n{PODS} pods up and down, {AT_ONCE} at a time: {told}")
+        ratio = podwire_s / reference_s
+        print(f"\n{PODS} pods, {PARALLEL} in parallel: {podwire_s:.1f} s, reference {reference_s:.1f} s ({ratio:.2f})")
+        print(f"left by the reference plugins: {left_by_reference}")
     assert left == []
 
 
-def test_arguments_come_in_any_order(play):
-    """Wherever CNI_ARGS begin, a pod is attached, checked and detached alike."""
+def test_cni_args_may_have_any_order(run_scenario):
+    """Whatever the order of CNI_ARGS is, a pod is attached, checked and detached."""
 
-    def scene(node):
+    def scenario(node):
         for order in range(len(node.neighbour.pairs)):
             sandbox = replace(node.sandbox(FIRST_PORT), order=order)
             with node.unchanged():
@@ -111,12 +112,12 @@ def test_arguments_come_in_any_order(play):
                 node.runtime.check(sandbox)
                 node.runtime.tear_down(sandbox)
 
-    play(scene)
+    run_scenario(scenario)
 
 
-# What kubelet asks after an ADD, and after none: `None` is DEL with the namespace's path, "" DEL without, and "gone" is
-# the namespace's end.
-ENDINGS = {
+# The calls of kubelet after an ADD, and without one: `None` is DEL with the namespace's path, "" is DEL without it, and
+# "gone" deletes the namespace.
+ENDINGS: dict[str, list[str | None]] = {
     "twice": [None, None, "gone"],
     "twice without a path": [None, "gone", "", ""],
     "without a path first": ["", None, "gone"],
@@ -127,25 +128,25 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("added", [True, False], ids=["after ADD", "before ADD"])
-def test_however_a_pod_is_deleted_nothing_is_left(play, added):
-    """DEL twice, with no path, without a namespace or without an ADD: it succeeds, and nothing of the pod is left."""
+def test_every_sequence_of_del_leaves_nothing(run_scenario, added):
+    """DEL twice, without a path, without a namespace or without an ADD succeeds and leaves nothing."""
 
-    def scene(node):
+    def scenario(node):
         for steps in ENDINGS.values():
             with node.unchanged():
                 sandbox = node.sandbox(FIRST_PORT, limited=True)
                 if added:
                     node.runtime.set_up(sandbox)
                 for step in steps:
-                    forget(sandbox) if step == "gone" else node.runtime.tear_down(sandbox, step)
+                    delete_namespace(sandbox) if step == "gone" else node.runtime.tear_down(sandbox, step)
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_deletes_that_overtake_each_other(play):
-    """A pod that is deleted four times at once, and started anew in between, ends; the new one has its network."""
+def test_parallel_dels_and_a_new_add_succeed(run_scenario):
+    """A pod that is deleted four times in parallel, and started again in between, ends; the new one has its network."""
 
-    def scene(node):
+    def scenario(node):
         with node.unchanged():
             old, new = node.sandbox(FIRST_PORT), node.sandbox(FIRST_PORT + 1, limited=True)
             node.runtime.set_up(old)
@@ -154,17 +155,17 @@ def test_deletes_that_overtake_each_other(play):
                 calls.append(threads.submit(node.runtime.set_up, replace(new, pod=old.pod)))
                 for call in calls:
                     call.result()
-            forget(old)
+            delete_namespace(old)
             node.runtime.check(new)
             node.end(new)
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_a_pod_that_could_not_start_is_tried_again(play):
-    """After an ADD that failed in the middle of the list DEL takes all of it back, and a new sandbox can start."""
+def test_pod_with_failed_add_can_be_started_again(run_scenario):
+    """After an ADD that failed in the middle of the list DEL rolls it back, and a new sandbox can start."""
 
-    def scene(node):
+    def scenario(node):
         with node.unchanged():
             refused = node.sandbox(FIRST_PORT - 1, limited=True)
             with pytest.raises(AssertionError, match=f"{FIRST_PORT - 1}"):
@@ -176,42 +177,42 @@ def test_a_pod_that_could_not_start_is_tried_again(play):
             node.runtime.check(again)
             node.end(again)
 
-    play(scene, onConflict="fail")
+    run_scenario(scenario, onConflict="fail")
 
 
-def test_runtimes_spell_capabilities_differently(play):
-    """What containerd says in its own spelling and CRI-O in another makes the same host port and the same limit."""
-    own = {"hostPort": FIRST_PORT, "containerPort": 80, "protocol": "tcp", "hostIP": ""}
+def test_spelling_of_capabilities_makes_no_difference(run_scenario):
+    """The spellings of containerd and CRI-O produce the same host port and the same limit."""
+    mapping = {"hostPort": FIRST_PORT, "containerPort": 80, "protocol": "tcp", "hostIP": ""}
     no_burst = 2**35 - 9  # CRI-O's
     rates = {"ingressRate": 10_000_000, "ingressBurst": no_burst, "egressRate": 0, "egressBurst": 0}
-    ocicni = {"portMappings": [own], "bandwidth": rates, "cgroupPath": "/kubepods.slice/pod1.slice"}
-    capitals = {**ocicni, "portMappings": [{**own, "protocol": "TCP"}]}
+    ocicni = {"portMappings": [mapping], "bandwidth": rates, "cgroupPath": "/kubepods.slice/pod1.slice"}
+    capitals = {**ocicni, "portMappings": [{**mapping, "protocol": "TCP"}]}
 
-    def made(node, sandbox):
+    def list_rules(node, sandbox):
         result = node.runtime.set_up(sandbox)
         address = result["ips"][0]["address"].partition("/")[0]
-        host_end = result["interfaces"][1]["name"]
+        host_veth = result["interfaces"][1]["name"]
         rules = [line for line in netstate.iptables_rules(node.host) if sandbox.id in line or str(FIRST_PORT) in line]
-        limits = [line for line in output("tc", "qdisc", "show").splitlines() if f"dev {host_end} " in line]
+        limits = [line for line in output("tc", "qdisc", "show").splitlines() if f"dev {host_veth} " in line]
         node.runtime.tear_down(sandbox)
-        return [line.replace(address, "ADDRESS").replace(host_end, "LINK") for line in [*rules, *limits]]
+        return [line.replace(address, "ADDRESS").replace(host_veth, "LINK") for line in [*rules, *limits]]
 
-    def scene(node):
+    def scenario(node):
         sandbox = node.sandbox(FIRST_PORT, limited=True)
-        wanted = made(node, sandbox)
-        assert any("DNAT" in line for line in wanted)
-        assert any("tbf" in line for line in wanted)
+        expected = list_rules(node, sandbox)
+        assert any("DNAT" in line for line in expected)
+        assert any("tbf" in line for line in expected)
         for spelling in (ocicni, capitals):
-            assert made(node, replace(sandbox, capabilities=spelling)) == wanted
+            assert list_rules(node, replace(sandbox, capabilities=spelling)) == expected
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
-def test_networks_of_older_versions(play, version):
-    """In an older version a pod is attached, checked where there is CHECK, and gone after DEL as libcni asks then."""
+def test_networks_of_older_cni_versions_work(run_scenario, version):
+    """A pod of an older CNI version is attached, checked if the version has CHECK, and removed completely."""
 
-    def scene(node):
+    def scenario(node):
         with node.unchanged():
             sandbox = node.sandbox(FIRST_PORT, limited=True)
             assert node.runtime.set_up(sandbox)["cniVersion"] == version
@@ -219,4 +220,4 @@ def test_networks_of_older_versions(play, version):
                 node.runtime.check(sandbox)
             node.end(sandbox)
 
-    play(scene, version=version)
+    run_scenario(scenario, version=version)

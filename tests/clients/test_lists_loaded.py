@@ -1,6 +1,6 @@
-"""The lists that runtimes put on nodes, loaded unchanged by runtimes: a pod starts, is called, and goes in whole.
+"""The lists that runtimes put on nodes, loaded unchanged by runtimes: a pod starts, answers, and ends completely.
 
-One rule: the file is copied to net.d as it is, under its own name; nothing else is there.
+One rule: the unchanged file is copied to net.d under its name, and is the only one there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import pytest
 
 from tests.clients import cri as client
-from tests.clients import podman as podman_room
+from tests.clients import podman as podman_client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE, WEB_SERVER
 from tests.clients.test_lists_runtimes import DNSNAME, NETD
@@ -19,23 +19,23 @@ from tests.support.machine import ADDRESS, BIN_DIR, CONF_DIR, eventually
 
 BY_CONTAINERD = ["containerd/10-containerd-net.conflist", "crio/11-crio-ipv4-bridge.conflist"]
 BY_CONTAINERD += ["crio-dual-stack/100-crio-bridge.conf", "kubenet/10-containerd-net.conflist"]
-BY_CONTAINERD += ["nerdctl/nerdctl-bridge.conflist"]  # podman has another meaning for its name, "bridge"
+BY_CONTAINERD += ["nerdctl/nerdctl-bridge.conflist"]  # its name, "bridge", has another meaning for podman
 BY_PODMAN = ["podman/87-podman-bridge.conflist", "podman-network/web.conflist"]
 
 
 @pytest.fixture(scope="module")
 def cri(needs_programs, bin_dir, empty_machine):
-    """The CRI of a containerd that has our plugins only, on a node with what kube-proxy made."""
+    """The CRI of a containerd that has only podwire's plugins, on a node with kube-proxy's chains."""
     needs_programs(*client.PROGRAMS)
     for rule in ("-N KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000"):
         empty_machine.run("iptables", "-t", "nat", *rule.split())
-    with client.ready(empty_machine, bin_dir) as made:
-        yield made
+    with client.ready(empty_machine, bin_dir) as cri:
+        yield cri
 
 
 @pytest.fixture
 def loaded(request, empty_machine):
-    """What a list says; the list is in net.d, alone, and its bridge goes after the test."""
+    """The name and bridge of a list, and whether it has portmap; net.d contains only that list during the test."""
     path = NETD / request.param
     empty_machine.run(
         "sh", "-ec", f"rm -f {CONF_DIR}/*; cp {path} {CONF_DIR}/.new; mv {CONF_DIR}/.new {CONF_DIR}/{path.name}"
@@ -48,8 +48,8 @@ def loaded(request, empty_machine):
 
 
 @pytest.mark.parametrize("loaded", BY_CONTAINERD, indirect=True)
-def test_containerd_loads_it(cri, loaded):
-    """Containerd serves pods by the file, whatever its name and version."""
+def test_containerd_loads_the_list(cri, loaded):
+    """Containerd attaches pods with the file, whatever its name and version."""
     name, bridge, has_ports = loaded
     assert eventually(lambda: cri.network() == name), cri.not_ready()
     pod = cri.run("web", ((8080, 80, pb.TCP, ""),))
@@ -60,13 +60,13 @@ def test_containerd_loads_it(cri, loaded):
 
 
 @pytest.mark.parametrize("loaded", BY_PODMAN, indirect=True)
-def test_podman_loads_it(needs_programs, bin_dir, empty_machine, loaded):
-    """Podman knows the network by its name, its own labels and options among it, and runs a container on it."""
-    needs_programs(*podman_room.PROGRAMS)
+def test_podman_loads_the_list(needs_programs, bin_dir, empty_machine, loaded):
+    """Podman knows the network by its name, accepts its labels and options, and runs a container on it."""
+    needs_programs(*podman_client.PROGRAMS)
     empty_machine.install(bin_dir)
     empty_machine.write(BIN_DIR / "dnsname", DNSNAME)
     empty_machine.run("chmod", "755", str(BIN_DIR / "dnsname"))
-    podman, (name, bridge, _) = podman_room.installed(empty_machine), loaded
+    podman, (name, bridge, _) = podman_client.configure_with_image(empty_machine), loaded
     assert name in podman("network", "ls", "--format", "{{.Name}}").split()
     podman.start("web", "--publish=8080:80", network=name, command=WEB_SERVER)
     assert bridge in netstate.links(empty_machine.network)

@@ -1,7 +1,7 @@
-"""The lists that runtimes and network providers put on nodes, as they are: each serves a pod with our files in it.
+"""The unchanged lists that runtimes and network providers put on nodes work with podwire's files.
 
-One rule: a file is not changed, and neither are the directories that it leaves to the plugins. Of plugins that are not
-ours there are stand-ins, which do what their projects' do as far as ours notice.
+One rule: neither the files are changed nor the directories that they leave to the plugins' defaults. Stand-ins replace
+plugins of other projects, and do the same as far as podwire's plugins notice.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.support.netlist import NetworkList
 from tests.support.tcp import PORT, serving, source_address
 
 NETD = ROOT / "tests" / "data" / "netd"
-OTHERS = {"broken": "is for the linter", "cilium": "names no plugin of ours", "multus": "runs the list of flannel"}
+OTHERS = {"broken": "is for the linter", "cilium": "names no plugin of podwire", "multus": "runs the list of flannel"}
 SAMPLES = [path for path in sorted(NETD.rglob("*.conf*")) if path.suffix and path.parent.name not in OTHERS]
 HOST_PORT = 8000
-IP, MAC = "10.89.0.77", "02:00:00:00:00:77"  # what a container of podman's asks for
+IP, MAC = "10.89.0.77", "02:00:00:00:00:77"  # what a container of podman requests
 KUBE_PROXY = (
     "-N KUBE-MARK-MASQ",
     "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000",
     "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE",
 )
 
-# flannel-io/cni-plugin: completes its `delegate` by the node's subnet, keeps that for DEL, and runs it.
+# flannel-io/cni-plugin: completes its `delegate` with the node's subnet, stores that for DEL, and runs it.
 FLANNEL = """#!/usr/bin/python3
 import json, os, subprocess, sys
 config = json.load(sys.stdin)
@@ -54,7 +54,7 @@ if command == "DEL":
     os.remove(kept)
 sys.exit(done.returncode)
 """
-# projectcalico/calico: a routed pair, whose result tells the host's end only, and no interface of the address.
+# projectcalico/calico: a routed veth pair; its result has only the host veth, and the address has no interface.
 CALICO = """#!/bin/sh
 set -e
 cat > /dev/null
@@ -73,7 +73,7 @@ ADD)
 DEL) ip link del calitest ;;
 esac
 """
-# containers/dnsname: tells a name server of the pod, and passes the result on.
+# containers/dnsname: registers the pod with a name server, and returns prevResult.
 DNSNAME = """#!/usr/bin/python3
 import json, os, sys
 if os.environ["CNI_COMMAND"] == "VERSION":
@@ -86,7 +86,7 @@ STAND_INS = {"flannel": FLANNEL, "calico": CALICO, "dnsname": DNSNAME}
 
 @pytest.fixture(scope="module")
 def node(empty_machine, bin_dir):
-    """A machine with our plugins and the stand-ins, and what kube-proxy made."""
+    """A machine with podwire's plugins, the stand-ins, and kube-proxy's rules."""
     empty_machine.run(str(bin_dir / "podwire"), "install")
     for name, text in STAND_INS.items():
         empty_machine.write(BIN_DIR / name, text)
@@ -97,18 +97,18 @@ def node(empty_machine, bin_dir):
 
 
 def load(path: Path) -> NetworkList:
-    """Reads a list, or a network of one plugin, as a runtime does; a pod of it asks for all that a runtime has."""
+    """Reads a list, or a network of one plugin, as a runtime does; its pod requests all capabilities."""
     body = json.loads(path.read_text())
     plugins = tuple(body.get("plugins", [body]))
-    asked: dict[str, Any] = {"portMappings": ports(f"{HOST_PORT}:{PORT}"), "bandwidth": BOTH, "aliases": {}}
+    capability_args: dict[str, Any] = {"portMappings": ports(f"{HOST_PORT}:{PORT}"), "bandwidth": BOTH, "aliases": {}}
     if path.parent.name == "podman-network":
-        asked |= {"mac": MAC, "ips": [f"{IP}/24"]}
-    return NetworkList(body["name"], body["cniVersion"], plugins).asking(**asked)
+        capability_args |= {"mac": MAC, "ips": [f"{IP}/24"]}
+    return NetworkList(body["name"], body["cniVersion"], plugins).asking(**capability_args)
 
 
 @pytest.fixture
 def pod(node):
-    """A pod's namespace; with it go the bridges that it was on."""
+    """A pod's namespace; its deletion also deletes the bridges that the test created."""
     before = set(netstate.links(node.network))
     node.run("ip", "netns", "add", "pod")
     yield node.namespace("/run/netns/pod")
@@ -118,13 +118,13 @@ def pod(node):
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_list_as_it_is_on_nodes(node, pod, path):
-    """A pod of each list has what it asks for, is called by its host port, passes CHECK, and leaves what was before."""
+def test_unchanged_list_serves_a_pod(node, pod, path):
+    """A pod of each list has what it requests, answers at its host port, passes CHECK, and leaves nothing."""
     network = load(path)
     ifname = "lo" if path.stem == "99-loopback" else "eth0"
     run = run_on(node, "pod", "/run/netns/pod", ifname)
     network.delete(run, network.add(run))  # leaves what stays by design: the bridge, shared chains
-    assert eventually(lambda: "bridge" not in node.picture()["processes"])  # who waits for the kernel to free memory
+    assert eventually(lambda: "bridge" not in node.picture()["processes"])  # the background process of DEL
     with node.unchanged():
         result = network.add(run)
         assert result["cniVersion"] == network.cni_version

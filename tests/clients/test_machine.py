@@ -1,4 +1,4 @@
-"""The tests' own machines: what is seen of them outside, and what is left when the tests are killed."""
+"""The tests' private machines: their effect on this machine, and what a killed test leaves."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ with machine(Path(sys.argv[1])) as made:
 """
 
 
-def test_a_killed_test_leaves_nothing_for_long(root, tmp_path):
-    """A killed test's machine ends with it; its peer and its control groups go when the next tests begin."""
+def test_next_tests_remove_what_a_killed_test_left(root, tmp_path):
+    """A killed test's machine ends with it; the next tests delete its peer and its control groups."""
     (tmp_path / "next").mkdir()
     line = [sys.executable, "-c", KILLED, tmp_path]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -41,18 +41,18 @@ def test_a_killed_test_leaves_nothing_for_long(root, tmp_path):
 
 
 def test_namespaces_of_tests_in_another_pid_namespace_stay(sandbox):
-    """Tests that begin in another PID namespace, where our processes are not visible, leave our namespaces alone."""
-    code = "from tests.support import namespaces; namespaces.sweep()"
+    """Tests in another PID namespace, to which this process is not visible, do not delete its namespaces."""
+    code = "from tests.support import namespaces; namespaces.delete_stale()"
     line = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", code]
     subprocess.run(line, cwd=ROOT, check=True, timeout=60)
     assert "lo" in sandbox.ip("link")
 
 
 @pytest.mark.parametrize("place", ["/dev/shm", "/etc", "/opt", "/run", "/run/netns", "/var/lib", "/var/lib/cni"])
-def test_what_is_written_on_a_machine_is_not_on_ours(empty_machine, place):
-    """Where runtimes keep state (podman its locks in /dev/shm) a file of a machine is that machine's alone."""
+def test_files_of_a_private_machine_are_not_on_this_machine(empty_machine, place):
+    """A file in a directory for state of runtimes (podman's locks in /dev/shm) exists only on the private machine."""
     path = Path(place, f"pwt-{empty_machine.pid}")
     empty_machine.run("touch", str(path))
-    seen = path.exists()
+    exists = path.exists()
     empty_machine.run("rm", str(path))
-    assert not seen
+    assert not exists

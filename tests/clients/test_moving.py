@@ -1,6 +1,6 @@
-"""Moving a node from the reference plugins to ours and back while podman's containers live on it.
+"""Moves a node from the reference plugins to podwire and back while podman's containers are running.
 
-One rule: nobody tells podman; what changes is the files in /opt/cni/bin, by `podwire install` and `podwire uninstall`.
+One rule: only the files in /opt/cni/bin change, by `podwire install` and `podwire uninstall`; podman is not notified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import podman as podman_room
+from tests.clients import podman as podman_client
 from tests.clients.podman import Podman, serving
 from tests.support import binaries, namespaces, netstate, sockets
 from tests.support.hostports import ports
@@ -26,10 +26,10 @@ from tests.support.netlist import NetworkList
 from tests.support.processes import output
 from tests.support.sockets import PORT, Reached, Service, call
 
-# What an operator who stays with the reference runs in the end, as the page has it.
+# The page's commands for an operator who keeps the reference plugins.
 (CLEANING,) = [text for text in Document(DOCS / "moving.md").blocks("sh") if "CNI-FORWARD-OWNERS" in text]
 
-# All that can be asked of the reference 1.1.1 and of ours.
+# All plugins of the reference 1.1.1 that podwire has, too.
 NETWORK = {
     "cniVersion": "0.4.0",
     "name": "net",
@@ -56,52 +56,52 @@ NETWORK = {
 
 
 class Node:
-    """A machine with podman, and who serves its network now: the reference's files, or ours."""
+    """A machine with podman, whose plugins are the reference's or podwire's."""
 
     def __init__(self, podman: Podman, bin_dir: Path) -> None:
-        """Takes over a machine without plugins."""
+        """Uses a machine without plugins."""
         self.podman, self.machine, self._tool = podman, podman.machine, str(bin_dir / "podwire")
 
     def move(self, to: str) -> str:
-        """Changes the files, as an operator does, and returns what the tool says."""
-        return self.machine.run(self._tool, "install" if to == "ours" else "uninstall")
+        """Changes the files to "podwire" or "reference", as an operator does, and returns the tool's output."""
+        return self.machine.run(self._tool, "install" if to == "podwire" else "uninstall")
 
-    def serves(self) -> str:
-        """Returns whose plugins would be run."""
-        return "ours" if self.machine.succeeds("cmp", self._tool, "/opt/cni/bin/bridge") else "reference"
+    def installed_plugins(self) -> str:
+        """Returns "podwire" or "reference", the plugins that a runtime would run."""
+        return "podwire" if self.machine.succeeds("cmp", self._tool, "/opt/cni/bin/bridge") else "reference"
 
     def tool(self, *words: str, check: bool = True) -> str:
         """Runs a command of the tool."""
         return self.machine.run(self._tool, *words, check=check)
 
-    def start(self, name: str, port: int) -> podman_room.Container:
+    def start(self, name: str, port: int) -> podman_client.Container:
         """Starts a container with a published port."""
         return self.podman.start(name, f"--publish={port}:{PORT}", f"--publish={port}:{PORT}/udp", network="net")
 
     def states(self) -> dict[str, str]:
-        """Returns what `podwire show` tells of each container."""
+        """Returns the state of each container that `podwire show` prints."""
         seen = json.loads(self.tool("show", "--json", check=False))
         return {each["pod"]: each["state"] for each in seen["attachments"]}
 
     def problems(self) -> list[str]:
-        """Returns what `podwire doctor` calls a problem or a warning."""
-        found = json.loads(self.tool("doctor", "net", "--json", check=False))["checks"]
-        return [f"{one['severity']} {one['text']}" for one in found if one["severity"] in ("problem", "warning")]
+        """Returns the problems and warnings of `podwire doctor`."""
+        checks = json.loads(self.tool("doctor", "net", "--json", check=False))["checks"]
+        return [f"{one['severity']} {one['text']}" for one in checks if one["severity"] in ("problem", "warning")]
 
 
 @pytest.fixture(scope="module")
 def node(empty_machine: Machine, needs_programs, bin_dir, reference):
-    """Podman with the reference plugins, on a network that both kinds of plugins have served before."""
-    needs_programs(*podman_room.PROGRAMS)
+    """Podman with the reference plugins, on a network that both sets of plugins have used."""
+    needs_programs(*podman_client.PROGRAMS)
     empty_machine.install(binaries.REFERENCE)
     empty_machine.write(CONF_DIR / "10-net.conflist", json.dumps(NETWORK))
-    made = Node(podman_room.installed(empty_machine), bin_dir)
-    for kind in ("ours", "reference"):
-        made.move(kind)
-        made.start("first", 8000)
-        made.podman.remove()
-    made.machine.run("sh", "-c", CLEANING)
-    return made
+    node = Node(podman_client.configure_with_image(empty_machine), bin_dir)
+    for plugins in ("podwire", "reference"):
+        node.move(plugins)
+        node.start("first", 8000)
+        node.podman.remove()
+    node.machine.run("sh", "-c", CLEANING)
+    return node
 
 
 class Call:
@@ -112,33 +112,33 @@ class Call:
         self.caller = stack.enter_context(sockets.open_socket(machine.peer, "tcp", "0.0.0.0"))
         self.caller.connect((ADDRESS, port))
         listening = next(each for each in services if each.protocol == "tcp")
-        self.answerer = stack.enter_context(listening.socket.accept()[0])
+        self.server = stack.enter_context(listening.socket.accept()[0])
 
-    def goes_on(self) -> bool:
-        """Tells whether what either end sends arrives."""
+    def works(self) -> bool:
+        """Sends data in both directions; returns whether it arrives."""
         self.caller.sendall(b"ping")
-        self.answerer.sendall(b"pong")
-        return (self.answerer.recv(4), self.caller.recv(4)) == (b"ping", b"pong")
+        self.server.sendall(b"pong")
+        return (self.server.recv(4), self.caller.recv(4)) == (b"ping", b"pong")
 
 
-@pytest.mark.parametrize(("maker", "taker"), [("reference", "ours"), ("ours", "reference")])
-def test_a_node_changes_hands_while_containers_live(node, maker, taker):
-    """Connections through published ports go on, old and new containers are neighbours, and each is removed in whole.
+@pytest.mark.parametrize(("first", "second"), [("reference", "podwire"), ("podwire", "reference")])
+def test_node_is_moved_while_containers_are_running(node, first, second):
+    """Connections to published ports continue, old and new containers reach each other, each is removed completely.
 
-    What the reference leaves of containers that we made is what docs/moving.md says, and goes as it says.
+    The reference plugins leave of podwire's containers what docs/moving.md lists; the page's commands remove it.
     """
     machine = node.machine
     before = machine.picture()
-    node.move(maker)
-    assert node.serves() == maker
+    node.move(first)
+    assert node.installed_plugins() == first
     old, restarted = node.start("old", 8001), node.start("restarted", 8002)
     with contextlib.ExitStack() as stack:
         services = stack.enter_context(serving(old))
-        held = Call(stack, machine, services, 8001)
-        told = node.move(taker)
-        assert "restored" in told if taker == "reference" else "kept the previous bridge" in told
-        assert node.serves() == taker
-        assert held.goes_on()
+        connection = Call(stack, machine, services, 8001)
+        output = node.move(second)
+        assert "restored" in output if second == "reference" else "kept the previous bridge" in output
+        assert node.installed_plugins() == second
+        assert connection.works()
         new = node.start("new", 8003)
         node.podman("restart", "--time=0", "restarted")
         restarted = node.podman.inspect("restarted")
@@ -152,13 +152,13 @@ def test_a_node_changes_hands_while_containers_live(node, maker, taker):
         assert call(services, old.namespace, "tcp", new.address("net"), PORT) == Reached("new", old.address("net"))
         assert node.states() == dict.fromkeys(("old", "restarted", "new"), "ok")
         assert node.problems() == []
-        assert held.goes_on()
+        assert connection.works()
         node.podman.remove("old", "restarted")
         assert call(services, machine.peer, "tcp", ADDRESS, 8001) is None
         assert call(services, machine.peer, "tcp", ADDRESS, 8003) == Reached("new", PEER_ADDRESS)
     node.podman.remove()
     left = machine.leftovers(links=["cni0"])
-    if taker == "reference":
+    if second == "reference":
         assert len(left) == 2 * 2, left
         left = [line for line in left if not line.startswith(("/run/cni/tuning.podwire/", "-A CNI-FORWARD-OWNERS "))]
     assert left == []
@@ -168,7 +168,7 @@ def test_a_node_changes_hands_while_containers_live(node, maker, taker):
 
 
 def older(bin_dir: Path, directory: Path) -> Path:
-    """Returns another build of the tool: the same program in other bytes."""
+    """Returns another build of the tool: the same program with other bytes."""
     program = directory / "older"
     program.write_bytes((bin_dir / "podwire").read_bytes() + b"older")
     program.chmod(0o755)
@@ -176,47 +176,48 @@ def older(bin_dir: Path, directory: Path) -> Path:
 
 
 class Traffic:
-    """Pods that come and go, one after the other, by whatever is in a directory at that moment."""
+    """Pods that are attached and detached in a loop by the plugins that are in a directory at that moment."""
 
     def __init__(self, host: Namespace, bin_dir: Path, store: Path, number: int) -> None:
-        """Knows a network, whose pods have a host port of this number."""
+        """Defines a network; its pods have a host port with this number."""
         ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
         bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam}
         portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
         network = NetworkList("net", "1.0.0", (bridge, portmap))
         self.network = network.asking(portMappings=ports(f"{8000 + number}:80"))
-        self.how = {"host": host, "bin_dir": bin_dir}
-        self.passed, self.over = threading.Semaphore(0), False
+        self.host, self.bin_dir = host, bin_dir
+        self.rounds, self.stopped = threading.Semaphore(0), False
 
     def run(self) -> None:
-        """Attaches and detaches pods until it is over; a verb that fails ends it."""
-        while not self.over:
+        """Attaches and detaches pods until `stopped`; raises the failure of a verb."""
+        while not self.stopped:
             with namespaces.temporary() as pod:
-                how = {"netns": pod, "container_id": pod.name, **self.how}
-                run = functools.partial(run_plugin, **how)
+                run = functools.partial(
+                    run_plugin, host=self.host, bin_dir=self.bin_dir, netns=pod, container_id=pod.name
+                )
                 self.network.delete(run, self.network.add(run))
-            self.passed.release()
+            self.rounds.release()
 
 
-def test_an_upgrade_while_pods_are_started(host, bin_dir, store, tmp_path):
-    """From one podwire to the next, out of an archive, and back: no ADD and no DEL of pods that come and go fails."""
+def test_upgrade_fails_no_verb_of_pods_that_start(host, bin_dir, store, tmp_path):
+    """From one podwire to the next, from an archive, and back, no ADD and no DEL of starting and ending pods fails."""
     directory, archive = tmp_path / "bin", tmp_path / "podwire.tgz"
     builds = [unpacked := tmp_path / "podwire", older(bin_dir, tmp_path)]
     output("tar", "-C", str(bin_dir), "-czf", str(archive), "bridge", "portmap", "host-local", "podwire")
     output(str(builds[1]), "install", "--bin-dir", str(directory))
     loops = [Traffic(host, directory, store, number) for number in range(2)]
     with ThreadPoolExecutor(len(loops)) as pool:
-        running, going = [pool.submit(loop.run) for loop in loops], True
+        running, continues = [pool.submit(loop.run) for loop in loops], True
         try:
             for build in builds * 2:
                 if build == unpacked:
                     output("tar", "-C", str(unpacked.parent), "-xzf", str(archive))
                 output(str(build), "install", "--bin-dir", str(directory))
-                going = going and all(loop.passed.acquire(timeout=30) for loop in loops)
+                continues = continues and all(loop.rounds.acquire(timeout=30) for loop in loops)
         finally:
             for loop in loops:
-                loop.over = True
+                loop.stopped = True
         for each in running:
             each.result()
-    assert going
+    assert continues
     assert (set(netstate.links(host)), {path.name for path in store.glob("net/1*")}) == ({"lo", "cni0"}, set())

@@ -1,6 +1,6 @@
-"""Pods of containerd's CRI that outlive the change of plugins under them, and a reboot under kubelet's eyes.
+"""Pods of containerd's CRI survive a change of plugins, and kubelet removes them after a reboot.
 
-One rule: containerd is told of nothing; it finds other files in /opt/cni/bin, or itself on a node that started again.
+One rule: containerd is not notified: other files are in /opt/cni/bin, or containerd starts on a node that rebooted.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ LIMITS = {"kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwid
 
 
 def ports(host_port: int) -> tuple[tuple[int, int, int, str], ...]:
-    """Returns a host port as a pod asks for it."""
+    """Returns a host port in the form of a pod's request."""
     return ((host_port, 80, pb.TCP, ""),)
 
 
 def answers(caller: Namespace, ip: str, port: int = 80) -> bool:
-    """Tells whether a pod's web server, which starts a moment after the pod, answers at an address."""
+    """Returns whether a pod's web server, which starts a moment after the pod, answers at an address."""
     return eventually(lambda: page(caller, ip, port) == PAGE)
 
 
-@pytest.mark.parametrize("way", ["install", "uninstall"])
-def test_pods_are_taken_over(needs_programs, bin_dir, reference, empty_machine, way):
-    """A pod made before the change keeps its host port, one made after it is its neighbour, and both end in whole."""
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_pods_survive_a_change_of_plugins(needs_programs, bin_dir, reference, empty_machine, command):
+    """A pod from before the change keeps its host port, reaches a later pod, and both are removed completely."""
     needs_programs(*client.PROGRAMS)
     node, tool = empty_machine, str(bin_dir / "podwire")
     with client.ready(node, reference) as cri:
-        if way == "uninstall":
+        if command == "uninstall":
             node.run(tool, "install")
         cri.configure(NETWORK)
         old = cri.run("old", ports(8001), LIMITS)
         assert answers(node.peer, ADDRESS, 8001)
-        node.run(tool, way)
+        node.run(tool, command)
         new = cri.run("new", ports(8002), LIMITS)
         assert answers(node.peer, ADDRESS, 8002)
         assert page(node.peer, ADDRESS, 8001) == PAGE
@@ -51,11 +51,11 @@ def test_pods_are_taken_over(needs_programs, bin_dir, reference, empty_machine, 
         assert node.leftovers(links=[BRIDGE]) == []
 
 
-@pytest.mark.parametrize("maker", ["reference", "ours"])
-def test_pods_of_before_a_reboot_are_removed(needs_programs, bin_dir, reference, tmp_path, maker):
-    """What kubelet finds after a reboot it stops and removes: nothing is left; pods of the same names start again."""
+@pytest.mark.parametrize("plugins", ["reference", "podwire"])
+def test_pods_from_before_a_reboot_are_removed(needs_programs, bin_dir, reference, tmp_path, plugins):
+    """Kubelet stops and removes pods from before a reboot, which leave nothing; pods of the same names can start."""
     needs_programs(*client.PROGRAMS)
-    with machine(tmp_path) as node, client.ready(node, bin_dir if maker == "ours" else reference) as cri:
+    with machine(tmp_path) as node, client.ready(node, bin_dir if plugins == "podwire" else reference) as cri:
         cri.configure(NETWORK)
         cri.run("one", ports(8001), LIMITS)
         cri.run("two", ports(8002), LIMITS)

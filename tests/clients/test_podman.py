@@ -1,6 +1,6 @@
-"""Containers of podman on the network that `podwire install --conf` writes: ports, neighbours, the way out, and back.
+"""Containers of podman on the network of `podwire install --conf`: ports, neighbours, other machines, and removal.
 
-One rule: after each story, its containers removed, the machine is in whole as before.
+One rule: each test compares the machine's whole state before and after.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.support.attaching import reaches
 from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, eventually
 from tests.support.sockets import Reached, call, is_unreachable
 
-pytestmark = pytest.mark.usefixtures("all_gone")
+pytestmark = pytest.mark.usefixtures("machine_unchanged")
 
 GATEWAY = "10.22.0.1"
 LIMITS = """
@@ -26,7 +26,7 @@ LIMITS = """
 
 @pytest.fixture(scope="module", autouse=True)
 def nftables(podman):
-    """Has our sample with nftables throughout among the networks, which one container has used."""
+    """Adds the sample network with nftables, which one container has used."""
     sample = binaries.ROOT / "conf" / "50-nftables.conflist"
     podman.machine.write(CONF_DIR / sample.name, sample.read_text())
     podman.start("first", "--publish=8080:80", network="podwire-nftables")
@@ -37,15 +37,15 @@ def nftables(podman):
     ("runtime", "network", "gateway"),
     [("runc", "podwire", GATEWAY), ("crun", "podwire", GATEWAY), ("runc", "podwire-nftables", "10.25.0.1")],
 )
-def test_a_published_port_is_reached_from_everywhere(podman, runtime, network, gateway):
-    """TCP and UDP ports lead to the container from the machine, 127.0.0.1, its peer, a neighbour and itself."""
+def test_published_port_is_reachable_by_all_callers(podman, runtime, network, gateway):
+    """TCP and UDP ports are forwarded for the peer, the machine, 127.0.0.1, a neighbour and the container itself."""
     host, peer = podman.machine.network, podman.machine.peer
     runtime = f"--runtime={runtime}"
     podman(runtime, *podman.line("web", "--publish=8080:80", "--publish=8080:80/udp", network=network))
     podman(runtime, *podman.line("two", network=network))
     web, two = podman.inspect("web"), podman.inspect("two")
     callers = [
-        (peer, ADDRESS, PEER_ADDRESS),  # the last: whom the container sees
+        (peer, ADDRESS, PEER_ADDRESS),  # caller, address, and the source address that the container sees
         (host, ADDRESS, ADDRESS),
         (host, "127.0.0.1", gateway),
         (two.namespace, ADDRESS, gateway),
@@ -59,8 +59,8 @@ def test_a_published_port_is_reached_from_everywhere(podman, runtime, network, g
     assert sorted(podman("port", "web").splitlines()) == ["80/tcp -> 0.0.0.0:8080", "80/udp -> 0.0.0.0:8080"]
 
 
-def test_containers_reach_each_other_and_the_world(podman):
-    """Containers see each other's addresses; the world, which knows no way to theirs, sees the machine's."""
+def test_containers_reach_each_other_and_other_machines(podman):
+    """Containers see each other's addresses; a machine without a route to them sees the host's address."""
     host, peer = podman.machine.network, podman.machine.peer
     one, two = podman.start("one"), podman.start("two")
     with serving(one, two) as services, sockets.service(peer, "tcp", PEER_ADDRESS, name="world") as world:
@@ -71,13 +71,13 @@ def test_containers_reach_each_other_and_the_world(podman):
         for container in (one, two):
             assert call([world], container.namespace, "tcp", PEER_ADDRESS, 80) == Reached("world", ADDRESS)
             assert reaches(container.namespace, PEER_ADDRESS)
-    (inside,) = netstate.links(one.namespace)["eth0"]["addresses"]
-    assert (inside["local"], inside["prefixlen"]) == (one.address(), 16)
+    (address,) = netstate.links(one.namespace)["eth0"]["addresses"]
+    assert (address["local"], address["prefixlen"]) == (one.address(), 16)
     assert [one.networks["podwire"][key] for key in ("Gateway", "IPPrefixLen")] == [GATEWAY, 16]
 
 
-def test_the_programs_in_containers_have_the_network(podman):
-    """A web server in a container answers a browser in another, and ping works there, as programs use the network."""
+def test_programs_in_containers_use_the_network(podman):
+    """A web server in a container answers a browser in another one, and ping works."""
     web = podman.start("web", "--publish=8080:80", command=WEB_SERVER)
     podman.start("two", "--cap-add=net_raw")
     for address in (web.address(), f"{ADDRESS}:8080"):
@@ -86,8 +86,8 @@ def test_the_programs_in_containers_have_the_network(podman):
     assert "inet 127.0.0.1/8" in podman("exec", "web", "ip", "address", "show", "lo")
 
 
-def test_limits_are_there_as_long_as_the_container(podman):
-    """The limits of a list are queues on the host's end and its twin, and are gone with the container."""
+def test_limits_exist_as_long_as_the_container(podman):
+    """The limits are qdiscs on the host veth and the ifb, and are removed with the container."""
     machine = podman.machine
     machine.write(CONF_DIR / "20-limited.conflist", LIMITS)
     podman.start("slow", network="limited")
@@ -99,8 +99,8 @@ def test_limits_are_there_as_long_as_the_container(podman):
     podman("network", "rm", "limited")
 
 
-def test_a_port_is_there_again_after_restart_and_reload_and_not_after_stop(podman):
-    """`podman restart` and `podman network reload` lead the port anew, `podman stop` takes everything away."""
+def test_restart_and_reload_publish_the_port_again(podman):
+    """`podman restart` and `podman network reload` publish the port again; `podman stop` removes everything."""
     machine = podman.machine
     before = machine.picture()
     podman.start("web", "--publish=8080:80")
@@ -109,7 +109,7 @@ def test_a_port_is_there_again_after_restart_and_reload_and_not_after_stop(podma
         with serving(podman.inspect("web")) as services:
             for caller, ip in ((machine.peer, ADDRESS), (machine.network, "127.0.0.1")):
                 assert call(services, caller, "tcp", ip, 8080), (words, ip)
-        machine.run("iptables", "--table=nat", "--flush")  # which the next reload makes good
+        machine.run("iptables", "--table=nat", "--flush")  # the next reload adds the rules again
         assert is_unreachable([], machine.peer, "tcp", ADDRESS, 8080)
     podman("network", "reload", "web")
     with machine.unchanged(before):
@@ -117,8 +117,8 @@ def test_a_port_is_there_again_after_restart_and_reload_and_not_after_stop(podma
     assert is_unreachable([], machine.peer, "tcp", ADDRESS, 8080)
 
 
-def test_six_at_once(podman):
-    """Six containers started at the same time have six addresses, and each its port; removed at the same time, too."""
+def test_six_containers_start_and_end_in_parallel(podman):
+    """Six containers started in parallel have different addresses and their ports, and are removed in parallel."""
     names = [f"par{number}" for number in range(6)]
     lines = [podman.line(name, f"--publish=810{number}:80") for number, name in enumerate(names)]
     podman.machine.at_once(*(("podman", *line) for line in lines))
@@ -130,13 +130,13 @@ def test_six_at_once(podman):
     podman.machine.at_once(*(("podman", "rm", "--force", "--time=0", name) for name in names))
 
 
-def test_killed_and_its_name_taken_again(podman):
-    """A container whose processes were killed is removed by force, and another of the same name has its port."""
+def test_killed_container_is_removed_and_its_name_reused(podman):
+    """A killed container is removed by force, and another one of the same name gets its port."""
     machine = podman.machine
     before = machine.picture()
     podman.start("web", "--publish=8080:80", "--publish=8081:80")
     machine.run("kill", "-9", podman("inspect", "--format={{.State.Pid}}", "web"))
-    with machine.unchanged(before):  # podman may complain: conmon, too, is about to clean up
+    with machine.unchanged(before):  # podman may print an error, because conmon cleans up at the same time
         machine.run("podman", "rm", "--force", "--time=0", "web")
     with serving(podman.start("web", "--publish=8080:80")) as services:
         assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
@@ -144,29 +144,29 @@ def test_killed_and_its_name_taken_again(podman):
 
 
 @pytest.mark.parametrize("network", ["host", "none"])
-def test_without_a_network_of_ours(podman, network):
-    """Containers with the host's network, or none, change nothing and are given nothing."""
+def test_host_and_none_networks_change_nothing(podman, network):
+    """Containers with the host's network, or none, change nothing and get no interface."""
     machine = podman.machine
     before = machine.picture()
     podman(*podman.line("alone", network=network))
-    living = machine.picture()
-    for what in ("links", "routes", "nft", "iptables", "qdiscs"):
-        assert living[what] == before[what]
+    running = machine.picture()
+    for key in ("links", "routes", "nft", "iptables", "qdiscs"):
+        assert running[key] == before[key]
     links = set(podman("exec", "alone", "ls", "/sys/class/net").split())
     assert links == (set(before["links"]) if network == "host" else {"lo"})
 
 
-def test_a_pod(podman):
-    """The containers of a podman pod share one network, the pod's ports and its address, until it is removed."""
+def test_containers_of_a_pod_share_its_network(podman):
+    """The containers of a podman pod share its network, ports and address until it is removed."""
     before = podman.machine.picture()
     infra = ("--infra-image=localhost/box:1", "--infra-command=sleep 1000")
     podman("pod", "create", "--name=pod", "--network=podwire", "--publish=8080:80", *infra)
     members = [podman(*podman.line(name, "--pod=pod", network="")) for name in ("one", "two")]
     infra = podman("pod", "inspect", "--format={{.InfraContainerID}}", "pod")
     pod = podman.inspect(infra)
-    seen = [podman("exec", member, "ip", "-o", "-4", "address", "show", "eth0") for member in members]
-    assert seen[0] == seen[1]
-    assert pod.address() in seen[0]
+    outputs = [podman("exec", member, "ip", "-o", "-4", "address", "show", "eth0") for member in members]
+    assert outputs[0] == outputs[1]
+    assert pod.address() in outputs[0]
     with serving(pod) as services:
         assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached(infra, PEER_ADDRESS)
     with podman.machine.unchanged(before):

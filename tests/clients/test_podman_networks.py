@@ -1,6 +1,6 @@
-"""podman's own networks: the default one, and what `podman network create` writes, by our plugins alone.
+"""podman's networks, the default one and those of `podman network create`, with only podwire's plugins.
 
-One rule: a network is gone, too, when its story ends, and the machine in whole as before.
+One rule: a test removes its networks, too, and compares the machine's whole state before and after.
 """
 
 import json
@@ -13,17 +13,15 @@ from tests.support.attaching import reaches
 from tests.support.machine import ADDRESS, ADDRESS6, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6
 from tests.support.sockets import Reached, call, is_unreachable
 
-pytestmark = pytest.mark.usefixtures("all_gone")
+pytestmark = pytest.mark.usefixtures("machine_unchanged")
 
 SUBNET = "--subnet=10.68.0.0/24"
-
-
 DUAL = ("--ipv6", SUBNET, "--subnet=fd00:68::/64")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def used_once(podman):
-    """What the first container makes for all who follow is not what it leaves: one has used each kind of network."""
+def previous_containers(podman):
+    """Runs one container on each kind of network, because the first leaves what stays by design."""
     podman.start("first", "--publish=8080:80", network="")
     with podman.network("dual", *DUAL) as dual:
         podman.start("second", "--publish=8081:80", network=dual)
@@ -31,12 +29,12 @@ def used_once(podman):
 
 def addresses(container, ifname="eth0"):
     """Returns the addresses of an interface of a container, with their prefixes."""
-    found = netstate.links(container.namespace)[ifname]["addresses"]
-    return [f"{address['local']}/{address['prefixlen']}" for address in found]
+    entries = netstate.links(container.namespace)[ifname]["addresses"]
+    return [f"{entry['local']}/{entry['prefixlen']}" for entry in entries]
 
 
-def test_the_default_network(podman):
-    """What `podman run` uses unasked, which no file describes, has bridge, portmap, firewall and tuning."""
+def test_default_network_works(podman):
+    """Podman's default network, which no file describes, has bridge, portmap, firewall and tuning."""
     machine = podman.machine
     web = podman.start("web", "--publish=8080:80", "--mac-address=02:00:00:00:00:07", network="")
     assert addresses(web) == [f"{web.address('podman')}/16"]
@@ -48,8 +46,8 @@ def test_the_default_network(podman):
     assert "podman" not in machine.run("ls", str(CONF_DIR))
 
 
-def test_a_network_of_podman_s(podman):
-    """A created network gives the address and MAC that are asked for, and ports on all addresses or 127.0.0.1 only."""
+def test_created_network_provides_fixed_addresses_and_ports(podman):
+    """It provides the requested address and MAC address, and ports on all addresses or only on 127.0.0.1."""
     machine = podman.machine
     with podman.network("auto", SUBNET) as auto:
         plugins = json.loads(machine.run("cat", str(CONF_DIR / "auto.conflist")))["plugins"]
@@ -58,8 +56,8 @@ def test_a_network_of_podman_s(podman):
         web = podman.start("web", *fixed, "--publish=8081:80", "--publish=127.0.0.1:8082:80", network=auto)
         assert addresses(web) == ["10.68.0.77/24"]
         assert netstate.links(web.namespace)["eth0"]["address"] == "02:00:00:00:00:77"
-        told = web.networks[auto]
-        assert (told["IPAddress"], told["MacAddress"]) == ("10.68.0.77", "02:00:00:00:00:77")
+        settings = web.networks[auto]
+        assert (settings["IPAddress"], settings["MacAddress"]) == ("10.68.0.77", "02:00:00:00:00:77")
         with serving(web) as services:
             assert call(services, machine.peer, "tcp", ADDRESS, 8081) == Reached("web", PEER_ADDRESS)
             assert call(services, machine.network, "tcp", "127.0.0.1", 8081) == Reached("web", "10.68.0.1")
@@ -68,14 +66,14 @@ def test_a_network_of_podman_s(podman):
             assert is_unreachable(services, machine.network, "tcp", ADDRESS, 8082)
 
 
-def test_two_address_families(podman):
-    """A network with --ipv6 gives both families, a way out and ports by both, and takes both back."""
+def test_dual_stack_network_works(podman):
+    """A network with --ipv6 provides both families, other machines and ports by both, and removes both."""
     machine = podman.machine
     with podman.network("dual", *DUAL) as dual:
         web = podman.start("web", "--publish=8080:80", network=dual)
-        told = web.networks[dual]
-        assert addresses(web) == [f"{told['IPAddress']}/24", f"{told['GlobalIPv6Address']}/64"]
-        assert (told["Gateway"], told["IPv6Gateway"]) == ("10.68.0.1", "fd00:68::1")
+        settings = web.networks[dual]
+        assert addresses(web) == [f"{settings['IPAddress']}/24", f"{settings['GlobalIPv6Address']}/64"]
+        assert (settings["Gateway"], settings["IPv6Gateway"]) == ("10.68.0.1", "fd00:68::1")
         assert reaches(web.namespace, PEER_ADDRESS6, options=("-6",))
         assert reaches(web.namespace, PEER_ADDRESS)
         with serving(web) as services:
@@ -83,21 +81,21 @@ def test_two_address_families(podman):
             assert call(services, machine.peer, "tcp", ADDRESS6, 8080) == Reached("web", PEER_ADDRESS6)
 
 
-def test_an_internal_network(podman):
-    """Containers of an --internal network reach each other, and nobody outside."""
-    with podman.network("inside", "--internal", SUBNET) as inside:
-        one, two = podman.start("one", network=inside), podman.start("two", network=inside)
+def test_internal_network_reaches_no_other_machine(podman):
+    """Containers of an --internal network reach each other, and no other machine."""
+    with podman.network("internal", "--internal", SUBNET) as name:
+        one, two = podman.start("one", network=name), podman.start("two", network=name)
         with serving(one) as services:
-            assert call(services, two.namespace, "tcp", one.address(inside), 80) == Reached("one", two.address(inside))
+            assert call(services, two.namespace, "tcp", one.address(name), 80) == Reached("one", two.address(name))
         assert "default" not in one.namespace.ip("route")
         assert not reaches(one.namespace, PEER_ADDRESS, within_s=1)
 
 
-def test_a_second_network_comes_and_goes(podman):
-    """`podman network connect` gives a running container one more interface, disconnect takes it, the first stays."""
+def test_connect_and_disconnect_of_a_second_network(podman):
+    """`podman network connect` adds an interface to a running container, disconnect removes only that."""
     machine = podman.machine
     with podman.network("auto", SUBNET) as auto:
-        podman.start("first", "--publish=8081:80", network=auto)  # the guard of its bridge stays
+        podman.start("first", "--publish=8081:80", network=auto)  # leaves the guard of its bridge
         podman.remove()
         podman.start("web", "--publish=8080:80")
         before = machine.picture()
@@ -114,44 +112,44 @@ def test_a_second_network_comes_and_goes(podman):
             assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
 
 
-def test_two_networks_from_the_start(podman):
-    """A container of two networks has an interface in each, and ports that lead to it."""
+def test_container_on_two_networks_is_reachable_by_both(podman):
+    """A container on two networks has an interface in each, and its ports are forwarded to it."""
     with podman.network("auto", SUBNET) as auto:
         both = podman.start("both", f"--network={auto}", "--publish=8080:80")
-        found = {addresses(both, ifname)[0] for ifname in ("eth0", "eth1")}
-        assert found == {f"{both.address()}/16", f"{both.address(auto)}/24"}
+        assigned = {addresses(both, ifname)[0] for ifname in ("eth0", "eth1")}
+        assert assigned == {f"{both.address()}/16", f"{both.address(auto)}/24"}
         with serving(both) as services:
             assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("both", PEER_ADDRESS)
             for ip in (both.address(), both.address(auto)):
                 assert call(services, podman.machine.network, "tcp", ip, 80)
 
 
-def test_what_is_wrong_with_an_address_is_told_in_our_words(podman):
-    """An address that is taken, no address left, and the gateway's: podman shows what the plugin says."""
+def test_podman_shows_address_errors_of_the_plugin(podman):
+    """For an address in use, no free address, and the gateway's address podman shows the plugin's message."""
     with podman.network("auto", "--subnet=10.68.0.0/30") as auto:
         podman.start("one", "--ip=10.68.0.2", network=auto)
-        taken = podman.refused(*podman.line("two", "--ip=10.68.0.2", network=auto))
-        assert "requested IP address 10.68.0.2 is not available in range set 10.68.0.1-10.68.0.2" in taken
-        assert f"has been held by {podman('inspect', '--format={{.Id}}', 'one')} eth0" in taken
-        full = podman.refused(*podman.line("three", network=auto))
+        in_use = podman.fail(*podman.line("two", "--ip=10.68.0.2", network=auto))
+        assert "requested IP address 10.68.0.2 is not available in range set 10.68.0.1-10.68.0.2" in in_use
+        assert f"has been held by {podman('inspect', '--format={{.Id}}', 'one')} eth0" in in_use
+        full = podman.fail(*podman.line("three", network=auto))
         assert "no IP addresses available in range set: 10.68.0.1-10.68.0.2: 1 of 1 in use" in full
-        gateway = podman.refused(*podman.line("four", "--ip=10.68.0.1", network=auto))
+        gateway = podman.fail(*podman.line("four", "--ip=10.68.0.1", network=auto))
         assert "requested ip 10.68.0.1 is subnet's gateway" in gateway
 
 
-def test_a_port_that_is_taken(podman):
-    """Podman itself refuses a port that another container has; that one keeps it, and the other can be removed."""
+def test_port_in_use_is_refused_by_podman(podman):
+    """Podman refuses a port of another container, which keeps it, and the refused container can be removed."""
     with serving(podman.start("one", "--publish=8080:80")) as services:
-        assert "address already in use" in podman.refused(*podman.line("two", "--publish=8080:80"))
+        assert "address already in use" in podman.fail(*podman.line("two", "--publish=8080:80"))
         podman.remove("two")
         assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("one", PEER_ADDRESS)
 
 
-def test_what_is_wrong_with_a_file_is_told_in_our_words(podman):
-    """A bridge that is none, a VLAN that cannot be, a range with host bits: podman shows what the plugin says."""
+def test_podman_shows_configuration_errors_of_the_plugin(podman):
+    """For a bridge name of another link, an invalid VLAN and host bits podman shows the plugin's message."""
     ipam = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.0/24"}]]}
     crooked = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.9/24"}]]}
-    for keys, told in (
+    for keys, message in (
         ({"bridge": "up0"}, '"up0" already exists but is not a bridge: it is veth; set "bridge" to another name'),
         ({"vlan": 5000}, 'invalid VLAN ID 5000 (must be between 0 and 4094): "vlan"'),
         ({"ipam": crooked}, 'the network address is 10.69.0.0: in "ipam.ranges[0][0].subnet"'),
@@ -159,6 +157,6 @@ def test_what_is_wrong_with_a_file_is_told_in_our_words(podman):
         plugin = {"type": "bridge", "bridge": "cni7", "ipam": ipam, **keys}
         broken = {"cniVersion": "1.0.0", "name": "broken", "plugins": [plugin]}
         podman.machine.write(CONF_DIR / "20-broken.conflist", json.dumps(broken))
-        assert told in podman.refused(*podman.line("one", network="broken"))
+        assert message in podman.fail(*podman.line("one", network="broken"))
         podman.remove()
     podman.machine.run("rm", str(CONF_DIR / "20-broken.conflist"))

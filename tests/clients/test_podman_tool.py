@@ -1,4 +1,4 @@
-"""The operator's tool on a machine where podman's containers live: it finds them all, and nothing wrong; it mends.
+"""The operator's tool on a machine with running podman containers: it lists them, reports no problem, and repairs.
 
 One rule: the tool runs with its defaults, as an operator types it.
 """
@@ -18,13 +18,13 @@ NOTES = {"store-in-memory"}  # of this machine, whose /var/lib/cni is in memory
 
 @pytest.fixture
 def tool(podman):
-    """A function that runs the tool with `--json`, which must succeed, and returns its document."""
+    """A function that runs the tool with `--json`, which must succeed, and returns the document."""
     return lambda *words: json.loads(podman.machine.run(TOOL, *words, "--json"))
 
 
 @pytest.fixture
-def living(podman):
-    """Containers on a network of ours, on one of podman's, on both, and on none, by their names."""
+def containers(podman):
+    """Containers on podwire's network, on podman's, on both, and on none, by their names."""
     with podman.network("auto", "--subnet=10.68.0.0/24") as auto:
         yield {
             "web": podman.start("web", "--publish=8080:80", "--publish=127.0.0.1:8053:53/udp"),
@@ -34,21 +34,23 @@ def living(podman):
         }
 
 
-def attachments(podman, living):
-    """Returns who has which address, as podman knows it."""
-    told = podman("ps", "--no-trunc", "--format={{.Names}} {{.ID}}").splitlines()
-    ids = dict(line.split() for line in told)
-    each = ((name, network, told) for name, container in living.items() for network, told in container.networks.items())
-    return {(network, ids[name], name, f"{told['IPAddress']}/{told['IPPrefixLen']}") for name, network, told in each}
+def attachments(podman, containers):
+    """Returns network, container ID, name and address of each attachment, as podman reports them."""
+    ids = dict(line.split() for line in podman("ps", "--no-trunc", "--format={{.Names}} {{.ID}}").splitlines())
+    return {
+        (network, ids[name], name, f"{settings['IPAddress']}/{settings['IPPrefixLen']}")
+        for name, container in containers.items()
+        for network, settings in container.networks.items()
+    }
 
 
-def test_all_who_live_are_found_and_nothing_is_wrong(podman, living, tool):
-    """Tool and podman agree on who is who; doctor, lint, verify and repair have nothing to say while they live."""
-    wrong = [found for found in tool("doctor")["checks"] if found["severity"] != "ok" and found["name"] not in NOTES]
-    assert wrong == []
+def test_tool_lists_running_containers_and_no_problem(podman, containers, tool):
+    """Tool and podman list the same attachments; doctor, lint, verify and repair report nothing."""
+    checks = tool("doctor")["checks"]
+    assert [check for check in checks if check["severity"] != "ok" and check["name"] not in NOTES] == []
     seen = tool("show")
-    found = {(one["network"], one["containerID"], one["pod"], *one["addresses"]) for one in seen["attachments"]}
-    assert found == attachments(podman, living)
+    listed = {(one["network"], one["containerID"], one["pod"], *one["addresses"]) for one in seen["attachments"]}
+    assert listed == attachments(podman, containers)
     assert {one["state"] for one in seen["attachments"]} == {"ok"}
     ports = [
         (one["pod"], port["hostPort"], port["confirmed"]) for one in seen["attachments"] for port in one["hostPorts"]
@@ -62,19 +64,19 @@ def test_all_who_live_are_found_and_nothing_is_wrong(podman, living, tool):
     assert tool("repair", "--dry-run")["counts"] == {"fine": 4}
 
 
-def test_those_who_are_gone_are_forgotten(podman, tool):
-    """After `podman rm` the tool knows of nobody, and misses nothing."""
+def test_removed_containers_are_not_listed(podman, tool):
+    """After `podman rm` the tool lists no attachment, and reports no problem."""
     podman.start("web", "--publish=8080:80")
     assert len(tool("show")["attachments"]) == 1
     podman.remove()
     seen = tool("show")
     assert seen["attachments"] + seen["leaks"] + seen["unseen"] == []
-    assert [found for found in tool("doctor")["checks"] if found["severity"] in ("problem", "warning")] == []
+    assert [check for check in tool("doctor")["checks"] if check["severity"] in ("problem", "warning")] == []
 
 
 @pytest.mark.parametrize("flush", ["nft flush ruleset", "iptables -F; iptables -X; iptables -t nat -F"])
-def test_repair_after_a_flush(podman, living, tool, flush):
-    """What a flush took from podman's containers `podwire repair` makes again, so that the machine is as before."""
+def test_repair_after_a_flush(podman, containers, tool, flush):
+    """After a flush `podwire repair` adds the rules of podman's containers again, so that the state is as before."""
     machine = podman.machine
     before = machine.picture()
     machine.run("sh", "-c", flush)
@@ -82,15 +84,15 @@ def test_repair_after_a_flush(podman, living, tool, flush):
     assert "podwire repair" in machine.run(TOOL, "doctor", check=False)
     assert tool("repair")["counts"] == {"repaired": 4}
     assert_same_rules(machine.picture(), before)
-    with serving(living["web"], living["both"]) as services:
+    with serving(containers["web"], containers["both"]) as services:
         assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
         assert call(services, machine.peer, "tcp", ADDRESS, 8081) == Reached("both", PEER_ADDRESS)
         assert call(services, machine.network, "tcp", "127.0.0.1", 8080) == Reached("web", "10.22.0.1")
-    assert reaches(living["default"].namespace, PEER_ADDRESS)
+    assert reaches(containers["default"].namespace, PEER_ADDRESS)
 
 
 def assert_same_rules(after, before):
-    """Demands the same state; rules of different containers may stand in another order."""
+    """Asserts the same state, except for the order of rules of different containers."""
     assert {key: after[key] for key in after if key not in ("nft", "iptables")} == {
         key: before[key] for key in before if key not in ("nft", "iptables")
     }
@@ -99,14 +101,14 @@ def assert_same_rules(after, before):
     assert sorted(after["nft"]) == sorted(before["nft"])
 
 
-def test_a_namespace_that_is_lost(podman, tool):
-    """The tool tells of a container whose namespace was taken, of which podman tells no plugin; gc takes all away."""
+def test_container_with_deleted_namespace_is_collected(podman, tool):
+    """The tool reports a container with a deleted namespace, for which podman runs no DEL; gc removes the rest."""
     machine = podman.machine
     with machine.unchanged():
         podman.start("web", "--publish=8080:80")
-        told = podman("inspect", "--format={{.State.Pid}} {{.NetworkSettings.SandboxKey}}", "web")
-        machine.run("sh", "-ec", 'kill -9 "$1"; umount "$2"; rm "$2"', "sh", *told.split())
-        machine.run("podman", "rm", "--force", "--time=0", "web")  # which may complain
+        process = podman("inspect", "--format={{.State.Pid}} {{.NetworkSettings.SandboxKey}}", "web")
+        machine.run("sh", "-ec", 'kill -9 "$1"; umount "$2"; rm "$2"', "sh", *process.split())
+        machine.run("podman", "rm", "--force", "--time=0", "web")  # may print an error
         seen = json.loads(machine.run(TOOL, "show", "--json", check=False))
         assert [one["state"] for one in seen["attachments"]] == ["gone"]
         assert "podwire gc podwire" in machine.run(TOOL, "doctor", check=False)

@@ -1,9 +1,9 @@
-"""A node that starts again with the disk of before: its pods' remains are removed, and pods come back.
+"""A node starts again with the same disk: the remains of its pods are removed, and the pods come back.
 
-A machine is left, with all its namespaces, links and rules, and another one is begun with the same /var/lib/cni, once
-as a computer (its boot has another id), once as a container that is a node (the kernel goes on).
+A machine ends, with all its namespaces, links and rules, and another one starts with the same /var/lib/cni: once as a
+computer, whose boot has another ID, once as a container that is a node, whose kernel keeps running.
 
-One rule: whoever made the pods, ours or the reference's plugins, what comes after is ours to clean up.
+One rule: podwire cleans up after pods of both plugins, podwire's and the reference plugins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import podman as podman_room
+from tests.clients import podman as podman_client
 from tests.clients.attaching import run_on
 from tests.clients.podman import Podman, serving
 from tests.support.bandwidth_network import BOTH
@@ -35,90 +35,92 @@ LIST = (
     {"type": "portmap", "capabilities": {"portMappings": True}},
     {"type": "bandwidth", "capabilities": {"bandwidth": True}},
     {"type": "firewall", "backend": "iptables"},
-    {"type": "tuning", "mtu": 1400, "dataDir": "/var/lib/cni/tuning"},  # which a reboot does not empty
+    {"type": "tuning", "mtu": 1400, "dataDir": "/var/lib/cni/tuning"},  # a directory that survives a reboot
 )
-PODS = {"told": 8001, "without-path": 8002, "forgotten": 8003}  # and their host ports
+PODS = {"with-path": 8001, "without-path": 8002, "without-result": 8003}  # and their host ports
 
 
 @pytest.fixture(params=["another boot", "the same boot"])
-def life(request, root, tmp_path):
-    """A function that yields a machine with the disk of the one before, which is over."""
-    lives = 0
+def next_machine(request, root, tmp_path):
+    """A function that yields a machine with the disk of the one before, which has ended."""
+    started = 0
 
     @contextlib.contextmanager
-    def begun() -> Iterator[Machine]:
-        nonlocal lives
-        lives += 1
-        with machine(tmp_path) as made:
+    def start() -> Iterator[Machine]:
+        nonlocal started
+        started += 1
+        with machine(tmp_path) as node:
             if request.param == "another boot":
-                boot_id = tmp_path / f"boot-{lives}"
-                boot_id.write_text(f"{lives:08}-0000-4000-8000-000000000000\n")
-                made.run("mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id")
-            yield made
+                boot_id = tmp_path / f"boot-{started}"
+                boot_id.write_text(f"{started:08}-0000-4000-8000-000000000000\n")
+                node.run("mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id")
+            yield node
 
-    return begun
-
-
-@pytest.fixture(params=["ours", "reference"])
-def maker(request, bin_dir, reference):
-    """The directory of who makes the pods of the first life."""
-    return {"ours": bin_dir, "reference": reference}[request.param]
+    return start
 
 
-def test_every_old_pod_is_deleted_and_comes_back(life, maker, bin_dir):
-    """DEL of pods of before frees all, told of a path, of none, or of nothing; ADD of their names works again."""
+@pytest.fixture(params=["podwire", "reference"])
+def first_bin_dir(request, bin_dir, reference):
+    """The directory of the plugins that create the pods of the first machine."""
+    return {"podwire": bin_dir, "reference": reference}[request.param]
+
+
+def test_pods_from_before_a_reboot_are_deleted_and_start_again(next_machine, first_bin_dir, bin_dir):
+    """DEL of earlier pods with a path, without one, or without a result removes all; the pods can start again."""
     network = {
         name: NetworkList("net", "1.0.0", LIST).asking(portMappings=ports(f"{port}:{PORT}"), bandwidth=BOTH)
         for name, port in PODS.items()
     }
-    with life() as node:
-        node.install(maker)
+    with next_machine() as node:
+        node.install(first_bin_dir)
         results = {}
         for name in PODS:
             node.run("ip", "netns", "add", name)
             results[name] = network[name].add(run_on(node, name, f"/run/netns/{name}"))
         assert len([line for line in node.leftovers(links=["cni0"]) if "/networks/net/10.22.0." in line]) == 3
-    with life() as node:
+    with next_machine() as node:
         node.install(bin_dir)
         assert any("/networks/net/10.22.0." in line for line in node.leftovers())
-        network["told"].delete(run_on(node, "told", "/run/netns/told"), results["told"])
+        network["with-path"].delete(run_on(node, "with-path", "/run/netns/with-path"), results["with-path"])
         network["without-path"].delete(run_on(node, "without-path", ""), results["without-path"])
-        network["forgotten"].delete(run_on(node, "forgotten", ""), None)
+        network["without-result"].delete(run_on(node, "without-result", ""), None)
         assert node.leftovers() == []
         for name in PODS:
             node.run("ip", "netns", "add", name)
             results[name] = network[name].add(run := run_on(node, name, f"/run/netns/{name}"))
             network[name].check(run, results[name])
         for name, port in PODS.items():
-            with service(node.namespace(f"/run/netns/{name}"), "tcp", "0.0.0.0", name=name) as own:
-                assert call([own], node.peer, "tcp", ADDRESS, port) == Reached(name, PEER_ADDRESS)
+            with service(node.namespace(f"/run/netns/{name}"), "tcp", "0.0.0.0", name=name) as server:
+                assert call([server], node.peer, "tcp", ADDRESS, port) == Reached(name, PEER_ADDRESS)
         for name in PODS:
             network[name].delete(run_on(node, name, f"/run/netns/{name}"), results[name])
             node.run("ip", "netns", "del", name)
         assert node.leftovers(links=["cni0"]) == []
 
 
-def configured(node: Machine, plugins: Path) -> Podman:
-    """Configures podman with a network and whose plugins it runs; what it knows of containers is on the disk."""
+def configure_node(node: Machine, plugins: Path) -> Podman:
+    """Configures podman with a network and a directory of plugins; its state of containers is on the disk."""
     node.install(plugins)
     node.write(CONF_DIR / "10-net.conflist", json.dumps({"cniVersion": "0.4.0", "name": "net", "plugins": LIST}))
-    return podman_room.installed(node)
+    return podman_client.configure_with_image(node)
 
 
-@pytest.mark.parametrize(("life", "maker"), [("another boot", "ours"), ("the same boot", "reference")], indirect=True)
-def test_containers_of_podman_start_again(life, maker, bin_dir, needs_programs):
-    """Podman starts a container of before, which has its port again, and forgets another, whose port a new one gets.
+@pytest.mark.parametrize(
+    ("next_machine", "first_bin_dir"), [("another boot", "podwire"), ("the same boot", "reference")], indirect=True
+)
+def test_containers_of_podman_start_again(next_machine, first_bin_dir, bin_dir, needs_programs):
+    """Podman starts a container again, which has its port, and removes another, whose port a new one gets.
 
-    Of one that it removes without having started it podman tells no plugin: `podwire gc` frees what that had.
+    Podman runs no DEL for a container that it removes without starting it: `podwire gc` releases its resources.
     """
-    needs_programs(*podman_room.PROGRAMS)
-    with life() as node:
-        podman = configured(node, maker)
+    needs_programs(*podman_client.PROGRAMS)
+    with next_machine() as node:
+        podman = configure_node(node, first_bin_dir)
         podman.start("web", f"--publish=8080:{PORT}", network="net")
         podman.start("other", f"--publish=8081:{PORT}", network="net")
-    with life() as node:
-        podman = configured(node, bin_dir)
-        podman.start("first", network="net")  # its namespace shows where those that are missing would be
+    with next_machine() as node:
+        podman = configure_node(node, bin_dir)
+        podman.start("first", network="net")  # its namespace shows the directory of namespaces
         podman("start", "web")
         podman.start("new", f"--publish=8081:{PORT}", network="net")
         for name, port in (("web", 8080), ("new", 8081)):

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from tests.clients.podman import PROGRAMS, configured
+from tests.clients.podman import PROGRAMS, configure
 from tests.support import manifests
 from tests.support.api_server import NODE
 from tests.support.binaries import ROOT
@@ -21,7 +21,7 @@ def podman(empty_machine, needs_programs, bin_dir):
     needs_programs(*PROGRAMS)
     if bin_dir != ROOT / "dist" / "bin":
         pytest.skip("the image is made of dist/bin")
-    made = configured(empty_machine)
+    made = configure(empty_machine)
     containerfile = f"--file={ROOT / 'deploy' / 'Containerfile'}"
     made("build", "--quiet", "--isolation=chroot", f"--tag={NAME}", containerfile, str(ROOT))
     return made

@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from pack.release.product import BUILT
-from tests.clients.podman import PROGRAMS, configured
+from tests.clients.podman import PROGRAMS, configure
 from tests.release.conftest import EPOCH_S
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
@@ -63,7 +63,7 @@ def test_podman_installs_with_it(release, empty_machine, needs_programs, tmp_pat
     """Loaded and run by podman with the node's directory in it, the image installs all plugins there."""
     needs_programs(*PROGRAMS)
     (tmp_path / "bin").mkdir()
-    podman = configured(empty_machine)
+    podman = configure(empty_machine)
     loaded = podman("load", "--quiet", "--input", str(release.one("*-oci.tar"))).removeprefix("Loaded image: ")
     start = ("run", "--rm", "--pull=never", "--network=none", f"--cgroup-parent=/{empty_machine.cgroup}")
     podman(*start, f"--volume={tmp_path / 'bin'}:/host", loaded, "install", "--bin-dir=/host")
