@@ -136,7 +136,7 @@ image-tests: venv ## CPython's own tests, run inside a start-up image
 
 newer-python: ## build, and run the specification suite, where Python is another: DISTRIBUTION=trixie, MIRROR=... (root)
 	@$(call need,mmdebstrap)
-	@pack/elsewhere.sh $(DISTRIBUTION) "$(MIRROR)" $(CURDIR)/build/$(DISTRIBUTION)
+	@pack/newer_python.sh $(DISTRIBUTION) "$(MIRROR)" $(CURDIR)/build/$(DISTRIBUTION)
 
 reproducible: venv ## build twice, in two directories, and compare
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible

@@ -1,23 +1,22 @@
 /* alloc.c: the malloc of the whole program, in one static array.
  *
- * Python's heap has to be part of the start-up image, so it must be one block at an address the linker chose: `heap`.
- * pymalloc is switched off (image_builder.c), so every Python object lives here as well, and there is one heap to understand.
+ * Python's heap is part of the start-up image, so it must be one block at an address that the linker chooses: `heap`.
+ * pymalloc is disabled (image_builder.c), so all Python objects are in this heap, too.
  *
- * One rule: what a block needs to be freed is found from its address alone (page_kind, run_length, packed_class), so
- * that nothing but the caller's bytes lie in the heap and a build in which freed bytes are wiped is the same byte for
- * byte.
+ * One rule: the address of a block determines how to free it (page_kind, run_length, packed_class). So the heap
+ * contains only the callers' bytes, and since freed bytes are wiped, two builds have the same bytes.
  *
- *   up to 2048 bytes   a slot in a page that holds slots of one size only; in the image, blocks that are used (layout.c)
- *                      are packed one behind the other, and a table has their sizes
- *   more               a run of whole pages; neighbouring free runs are joined. Also what is to be aligned to more than
- *                      16 bytes, as no packed block is, which is a slot like others when it has been freed
- *   256 KiB and more, or when the array is used up: a mapping of its own, never while the image is built
+ *   up to 2048 bytes      a slot in a page of slots of one size. In the image, used blocks (layout.c) are packed
+ *                         without gaps, and a table has their sizes; a freed packed block is a slot like any other
+ *   more, or aligned to   a run of whole pages; adjacent free runs are merged
+ *   more than 16 bytes
+ *   256 KiB and more      a separate mapping, never while the image is built
  *
- * The exception are small blocks when the array is used up: a mapping of a page for each would be 50 times what was
- * asked for. They share mappings, each with its size before it, and are kept for blocks of the same size when freed.
+ * If the array is full, a block is a separate mapping, too. Small blocks then share mappings, since a page for each
+ * would need 50 times the memory: each has its size before it, and a freed one is reused for a block of the same size.
  *
- * Slots and runs left free by the build are forgotten by heap_seal(): a start writes to fresh zero pages, side by
- * side, instead of copying many pages of the image for the sake of one free slot on each.
+ * heap_seal() forgets the slots and runs that the build leaves free: a start writes to new zero pages, which are
+ * adjacent, and copies no page of the image for a single free slot.
  */
 #define _GNU_SOURCE
 #include "alloc.h"
@@ -34,10 +33,10 @@
 #include <sys/single_threaded.h>
 #include <unistd.h>
 
-#define OWN_MAPPING (256ul << 10)
-#define TOO_MUCH (1ul << 46)
+#define MAPPING_MIN (256ul << 10)
+#define SIZE_LIMIT (1ul << 46)
 
-/* The slot sizes: steps of 16 bytes up to 512, then as many slots as fit a page 7, 6, ... 2 times. */
+/* The slot sizes: steps of 16 bytes up to 512, then those of which 7, 6, ... 2 fill a page. */
 #define STEPS 32
 #define SMALL_MAX 2048ul
 static const unsigned short wide_slots[] = {576, 672, 816, 1024, 1360, 2048};
@@ -46,7 +45,7 @@ typedef struct slot {
     struct slot *next;
 } Slot;
 
-/* Lies directly before the caller's bytes of a mapping of its own; without `base` it is a slot of a shared one. */
+/* Directly precedes the caller's bytes in a separate mapping; without `base` it is a slot of a shared mapping. */
 typedef struct {
     void *base;
     size_t size;
@@ -56,13 +55,13 @@ typedef struct {
 
 static Slot *free_slots[CLASSES];
 
-/* What follows the array when it is used up: slots that were freed, and the rest of the last shared mapping. */
+/* Outside the array, when it is full: freed slots, and the unused rest of the last shared mapping. */
 #define SHARED_MAPPING (1ul << 20)
 static Slot *spare_slots[CLASSES];
 static char *shared, *shared_end;
 
-/* Few programs here have threads, so a lock that yields is enough; fork() must not copy it held (launch.c). Without any
- * it is not taken, which saves 4 % of a verb's time. Opening it costs nothing. */
+/* Few programs here have threads, so a lock that yields is enough; fork() must not copy a locked lock (launch.c). A
+ * process without threads does not lock, which saves 4 % of a verb's time; unlocking costs nothing. */
 static int locked;
 
 void heap_lock(void)
@@ -78,9 +77,9 @@ void heap_unlock(void)
     __atomic_store_n(&locked, 0, __ATOMIC_RELEASE);
 }
 
-_Noreturn void heap_broken(const char *what)
+_Noreturn void heap_broken(const char *message)
 {
-    ssize_t ignored = write(2, what, strlen(what));
+    ssize_t ignored = write(2, message, strlen(message));
 
     (void)ignored;
     abort();
@@ -102,14 +101,14 @@ size_t slot_size(unsigned class)
     return class <= STEPS ? class * 16ul : wide_slots[class - STEPS - 1];
 }
 
-/* ---- slots and mappings of their own ---- */
+/* ---- slots and separate mappings ---- */
 
 static void *slot_allocate(unsigned class)
 {
     Slot **list = &free_slots[class], *slot;
     size_t size = slot_size(class);
 
-    slot = heap_sealed ? NULL : layout_place(class, size);
+    slot = heap_sealed ? NULL : layout_address(class, size);
     if (slot) {
         set_packed_class(slot, class);
         return slot;
@@ -128,7 +127,7 @@ static void *slot_allocate(unsigned class)
     *list = slot->next;
     slot->next = NULL;
     if (heap_sealed != SEALED)
-        layout_placed(slot, class);
+        layout_allocated(slot, class);
     return slot;
 }
 
@@ -182,12 +181,12 @@ static size_t mapping_usable(void *p)
 
 /* ---- malloc and its family ---- */
 
-/* Any block of n bytes; `alignment` is a power of two, 16 or more. */
+/* Allocates a block of n bytes; `alignment` is a power of two, 16 or more. */
 static void *allocate(size_t alignment, size_t n)
 {
     void *p = NULL;
 
-    if (n > TOO_MUCH || alignment > TOO_MUCH) {
+    if (n > SIZE_LIMIT || alignment > SIZE_LIMIT) {
         errno = ENOMEM;
         return NULL;
     }
@@ -196,7 +195,7 @@ static void *allocate(size_t alignment, size_t n)
     heap_lock();
     if (n <= SMALL_MAX)
         p = slot_allocate(slot_class(n));
-    else if (alignment <= PAGE && (n < OWN_MAPPING || !heap_sealed))
+    else if (alignment <= PAGE && (n < MAPPING_MIN || !heap_sealed))
         p = run_allocate(pages_for(n), RUN_USED);
     if (!p && heap_sealed && n <= SMALL_MAX)
         p = spare_allocate(slot_class(n));
@@ -226,7 +225,7 @@ size_t malloc_usable_size(void *p)
         return run_length[page_of(p)] * PAGE;
     kind = kind == RUN_FREE ? PAGE_FREE : (unsigned char)class_of(p);
     if (kind == PAGE_FREE)
-        heap_broken("free() or realloc() of what is not allocated\n");
+        heap_broken("free() or realloc() of memory that is not allocated\n");
     return slot_size(kind);
 }
 
@@ -252,7 +251,7 @@ void free(void *p)
         return;
     }
     if (!heap_sealed)
-        memset(p, 0, size); /* what was freed must not show in the image */
+        memset(p, 0, size); /* freed bytes must not be in the image */
     heap_lock();
     if (page_kind[page_of(p)] == RUN_USED) {
         run_release(page_of(p), run_length[page_of(p)]);
@@ -280,12 +279,12 @@ void *calloc(size_t count, size_t size)
     return p;
 }
 
-/* Whether the block could be made to hold n bytes without moving, giving back what it no longer needs. */
+/* Resizes a block without moving it, and frees the rest; returns false if it must be moved. */
 static int resize_in_place(void *p, size_t usable, size_t n)
 {
     int fits = n <= usable && (n > usable / 2 || usable <= 64);
 
-    if (in_heap(p) && page_kind[page_of(p)] == RUN_USED && n > SMALL_MAX && (n < OWN_MAPPING || !heap_sealed)) {
+    if (in_heap(p) && page_kind[page_of(p)] == RUN_USED && n > SMALL_MAX && (n < MAPPING_MIN || !heap_sealed)) {
         heap_lock();
         fits = run_resize(page_of(p), pages_for(n));
         heap_unlock();
@@ -362,7 +361,7 @@ void *pvalloc(size_t n)
 
 /* ---- the build ---- */
 
-/* Forgets, and wipes, the links of all free slots. */
+/* Empties the lists of free slots, and wipes their links. */
 static void forget_free_slots(void)
 {
     for (Slot **list = free_slots; list < free_slots + CLASSES; list++)

@@ -1,4 +1,4 @@
-/* alloc.h: what image_builder.c and launch.c need to know of the heap. */
+/* alloc.h: the heap, for image_builder.c and launch.c. */
 #ifndef PODWIRE_ALLOC_H
 #define PODWIRE_ALLOC_H
 
@@ -13,17 +13,17 @@
 extern char heap[HEAP_SIZE];
 extern size_t heap_pages_used;
 
-/* Behind libc's: as many pages with packed blocks that every start writes to, and that most verbs do. */
+/* After libc's pages: the number of pages with packed blocks that every start writes to, and that most verbs do. */
 extern size_t heap_hot_pages, heap_warm_pages;
 
-/* What libc allocates before main() is its own, and new in every process: the image begins behind these pages. */
+/* libc allocates blocks before main(), in every process: the image begins after these pages. */
 #define HEAP_LIBC_PAGES 16
 void heap_begin_image(void);
 
-/* Makes room for that many bytes of packed blocks, of which the first are hot, or warm. Returns where, or NULL. */
+/* Reserves `size` bytes for packed blocks, first `hot` and `warm` bytes of them; returns their start, or NULL. */
 char *heap_pack(size_t size, size_t hot, size_t warm);
 
-/* Ends the build: wipes and forgets all free blocks. From here on large blocks may be mappings of their own. */
+/* Ends the build: wipes and forgets all free blocks. From here on large blocks may be separate mappings. */
 void heap_seal(void);
 
 void heap_lock(void);

@@ -1,8 +1,8 @@
 """The Python half of the executable: completes the image at build time, starts the application at run time.
 
-One rule: what a process must not share with its siblings is named in RENEWALS and renewed at every start.
+One rule: state that differs between processes is listed in RENEWALS and renewed at every start.
 
-Frozen into the image as the module `_boot`, beside `_modules`, in which freeze.py says what to import.
+The image has this file as the module `_boot`, and a module `_modules` with the names of the modules to import.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import _modules  # type: ignore[import-not-found]  # freeze.py writes it
+import _modules  # type: ignore[import-not-found]  # build.py writes it
 
-# What the standard library imports only when first needed: at run time there is nothing left to import from.
+# Modules that the standard library imports only when it needs them: at run time they could not be imported.
 LATE_IMPORTS = {
     "argparse": ("shutil", "textwrap"),
-    "_datetime": ("_strptime",),  # not with the stand-in for datetime, which formats no dates
+    "_datetime": ("_strptime",),  # only with the real datetime: the stand-in does not format dates
     "traceback": ("linecache",),
 }
 ENCODINGS = ("ascii", "latin-1", "utf-8")
 
-# The first collection comes after this many objects: never in a plugin's few milliseconds, yet memory stays bounded.
+# The garbage collector first runs after this many objects: never in a plugin's few milliseconds.
 GC_THRESHOLD = 50_000
 
-# Runs of VERSION before the dump. After a few calls CPython rewrites a function's bytecode for speed and caches
-# lookups in it; done beforehand, a start neither spends that time nor copies those pages.
+# Runs of VERSION before the dump. After a few calls CPython specialises a function's bytecode and caches lookups in it;
+# with a warm image, a start neither spends that time nor copies those pages.
 REPETITIONS = 20
 
 
-# Python 3.13: by a thread's handle, C code checks after a fork whether it is the one that is left.
+# Python 3.13: C code uses the threads' handles to recognise the remaining thread after a fork.
 _HANDLES = sys.version_info >= (3, 13)
 
 
 class Renewal(NamedTuple):
-    """State one module keeps per process: how to make it the same in every build, and new at every start."""
+    """Per-process state of a module: functions that make it equal in every build, and new at every start."""
 
-    settle: Callable[[Any], None]
+    normalize: Callable[[Any], None]
     renew: Callable[[Any], None]
 
 
-def _settle_random(module: Any) -> None:
+def _normalize_random(module: Any) -> None:
     module.seed(0)
 
 
@@ -52,7 +52,7 @@ def _renew_random(module: Any) -> None:
     module.seed()
 
 
-def _settle_threading(module: Any) -> None:
+def _normalize_threading(module: Any) -> None:
     main = module.main_thread()
     main._ident = main._native_id = 0
     module._active.clear()
@@ -67,7 +67,7 @@ def _renew_threading(module: Any) -> None:
     module._active[main.ident] = main
 
 
-def _settle_logging(module: Any) -> None:
+def _normalize_logging(module: Any) -> None:
     module._startTime = 0.0
 
 
@@ -76,9 +76,9 @@ def _renew_logging(module: Any) -> None:
 
 
 RENEWALS = {
-    "random": Renewal(_settle_random, _renew_random),
-    "threading": Renewal(_settle_threading, _renew_threading),
-    "logging": Renewal(_settle_logging, _renew_logging),
+    "random": Renewal(_normalize_random, _renew_random),
+    "threading": Renewal(_normalize_threading, _renew_threading),
+    "logging": Renewal(_normalize_logging, _renew_logging),
 }
 
 _entries: list[Callable[[], int]] = []
@@ -86,7 +86,7 @@ _renewals: list[tuple[Renewal, Any]] = []
 
 
 def prepare() -> None:
-    """Imports everything there is to import; image_builder.c calls it first."""
+    """Imports all modules; image_builder.c calls it first."""
     application = importlib.import_module(_modules.ENTRY)
     _entries.append(application.entry)
     for name in _modules.NAMES:
@@ -101,8 +101,8 @@ def prepare() -> None:
 
 
 def complete() -> None:
-    """Runs every verb several times, leaves no state of the build behind; image_builder.c calls it after prepare()."""
-    # A look-up that finds its place in this cache taken writes to what it throws out: leave it to what the verbs use.
+    """Runs every verb several times, then removes the build's state; image_builder.c calls it after prepare()."""
+    # A look-up that evicts an entry of this cache writes to it: keep only the entries that the verbs use.
     sys._clear_type_cache()
     application = sys.modules[_modules.ENTRY]
     for name in getattr(application, "PLUGINS", ()):
@@ -110,16 +110,16 @@ def complete() -> None:
     if _modules.WARM_UP:
         importlib.import_module(_modules.WARM_UP).warm_up(application.PLUGINS)
         del sys.modules[_modules.WARM_UP]
-    _settle()
+    _normalize()
 
 
-def practice() -> Iterator[None]:
+def run_scenarios() -> Iterator[None]:
     """Runs every verb once, one per iteration; layout.c records which blocks each one uses."""
     application = sys.modules[_modules.ENTRY]
     scenarios = importlib.import_module(_modules.WARM_UP).scenarios(application.PLUGINS)
     os.environ["CNI_COMMAND"] = "VERSION"
     sys.argv = list(application.PLUGINS)[:1]
-    next(scenarios)  # the pretend kernel is in place
+    next(scenarios)  # sets up the fake kernel
     yield
     start()
     yield
@@ -128,7 +128,7 @@ def practice() -> Iterator[None]:
 
 
 def start() -> int:
-    """Runs the application in this process and returns the exit status; launch.c calls it at every start."""
+    """Runs the application and returns its exit status; launch.c calls it at every start."""
     try:
         for renewal, module in _renewals:
             renewal.renew(module)
@@ -166,13 +166,13 @@ def _warm_up_version(name: str) -> None:
     os.environ.clear()
 
 
-def _settle() -> None:
+def _normalize() -> None:
     for renewal, module in _renewals:
-        renewal.settle(module)
+        renewal.normalize(module)
     del sys.modules["_modules"]
     sys.argv = []
     sys.orig_argv = []
-    sys.executable = ""  # this file is no Python interpreter
+    sys.executable = ""  # the executable is not a Python interpreter
     sys.path.clear()
     sys.path_importer_cache.clear()
     gc.collect()

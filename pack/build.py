@@ -1,6 +1,6 @@
 """Builds the executable, step by step: libpython, image builder, bundles, dump, image, hard links.
 
-One rule: the steps write to the work directory only; dist/bin changes by renames, once the result is checked.
+One rule: the steps write only to the work directory; files in dist/bin are replaced atomically after the check.
 
     PYTHONHASHSEED=0 python -m pack.build [--work DIR] [--out DIR] [--arm64 SYSROOT]
 """
@@ -19,38 +19,40 @@ from pathlib import Path
 from pack import check, freeze, image, layout, libpython
 from pack import target as targets
 from pack.freeze import Module
-from pack.install import install, names_of
+from pack.install import install, list_names
 from pack.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire")
 LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
-# Modules in the place of larger ones, of which ours need little.
+# Small replacements for large modules of which podwire uses little.
 STAND_INS = ROOT / "pack" / "stand_ins"
 C_SOURCES = (
     *(f"pack/{name}.c" for name in ("pages", "alloc", "layout", "share", "image_builder", "launch")),
-    *(f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2", "json")),  # before libpython's own
+    *(
+        f"pack/{name}.c" for name in ("modules", "frozen", "contextvars", "sha2", "json")
+    ),  # linked before libpython's versions
     "kernel/_podwire.c",
     "kernel/_netlink.c",
     "kernel/_background.c",
 )
 C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/image_builder.h", "pack/share.h", "pack/stepping.h")
-# No PIE: the addresses in the image are final. No builtins: calloc() must not be compiled into a call of itself.
-# The stack protector, as Debian builds Python with it.
+# No PIE: the image contains absolute addresses. No builtins: calloc() must not be compiled into a call of itself.
+# The stack protector: Debian's Python has it, too.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
-# Static, and without a build id or symbols, which would make equal programs different files.
+# Static; without a build ID and symbols, which differ between equal programs.
 WRAPPED = ("pthread_self", "_PyCode_New")  # by image_builder.c and share.c
 LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
-# Sources of the build itself: when they change, every step runs again.
-MAKERS = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
+# The build's sources: if they change, every step runs again.
+BUILD_SOURCES = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
 WARM_UP = "_warm_up"  # the name in the image of pack/warm_up.py
-# libc's lookups by name (users, hosts) load shared libraries at run time. No plugin looks anything up.
-LINKER_NOISE = ("statically linked applications requires at runtime", ": in function `")
+# The linker warns of libc's functions that load shared libraries at run time, for users and hosts; none is called.
+IGNORED_WARNINGS = ("statically linked applications requires at runtime", ": in function `")
 
-# What cannot be in a plugin; tests also because some of them are no valid Python, sitecustomize as it is the machine's,
-# zipimport as Python would import it by itself.
+# Modules that plugins cannot use. Some tests are not valid Python, sitecustomize belongs to the machine, and Python
+# would import zipimport itself.
 NOT_FROZEN = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "sitecustomize", "zipimport"}
 )
@@ -66,7 +68,7 @@ def main() -> int:
     target = targets.arm64(options.arm64) if options.arm64 else targets.native()
     program = build(target, options.work, application())
     step("check")
-    names = names_of(program, target.runner)
+    names = list_names(program, target.runner)
     install(program, options.work / "bin", names)
     check.check(options.work / "bin", names, target.runner, alone=not target.runner)
     install(program, options.out, names)
@@ -75,7 +77,7 @@ def main() -> int:
 
 
 def application() -> list[Module]:
-    """Returns our packages and what boot.py must know of them."""
+    """Returns podwire's packages, the stand-ins, the warm-up and the modules of boot.py."""
     modules = [
         module
         for package in PACKAGES
@@ -89,7 +91,7 @@ def application() -> list[Module]:
 
 
 def boot_modules(entry: str, names: list[str], warm_up: str = "") -> list[Module]:
-    """Returns `_boot`, and `_modules`: the names of the entry, of all other modules to import, of the warm-up."""
+    """Returns `_boot` and `_modules`, which has the names of the entry, of the other modules and of the warm-up."""
     contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\nWARM_UP = {warm_up!r}\n".encode()
     return [
         Module("_boot", (ROOT / "pack" / "boot.py").read_bytes(), "pack/boot.py", is_package=False),
@@ -98,9 +100,9 @@ def boot_modules(entry: str, names: list[str], warm_up: str = "") -> list[Module
 
 
 def build(target: Target, work: Path, modules: list[Module], *defines: str) -> Path:
-    """Builds the executable out of these modules in the directory `work` and returns it.
+    """Builds the executable of these modules in the directory `work` and returns its path.
 
-    What does not depend on them is made only where missing or out of date. `defines` are options for the C compiler.
+    Files that do not depend on them are built only if missing or out of date. `defines` are options of the C compiler.
     """
     if target.version not in targets.PYTHONS or sys.version_info[:2] != target.version or sys.flags.hash_randomization:
         raise SystemExit("this needs Debian's Python 3.11 to 3.13 with PYTHONHASHSEED=0: use `make binaries`")
@@ -115,7 +117,7 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
     freeze.write_bundle(bundles[0], modules)
     dump, program, groups = work / "dump", work / "program", work / "groups"
     is_warmed_up = any(module.name == WARM_UP for module in modules)
-    groups.write_bytes(learned_groups(target, builder, work / "learned", bundles) if is_warmed_up else b"")
+    groups.write_bytes(learn_groups(target, builder, work / "learned", bundles) if is_warmed_up else b"")
     step("image builder: import and dump")
     run_image_builder(target, builder, "dump", dump, groups, bundles)
     image.write_image(builder, dump, program)
@@ -123,10 +125,10 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
 
 
 def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> Path:
-    """Compiles and links the image builder; exits with a message if any Python state would stay outside the dump."""
+    """Compiles and links the image builder; exits if the dump would miss writable memory of Python."""
     builder, linker_map = work / "image-builder", work / "image-builder.map"
     sources = [ROOT / source for source in C_SOURCES]
-    if is_current(builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *MAKERS):
+    if is_current(builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES):
         return builder
     step("image builder: compile and link")
     archives = [renamed_library(target, work, library) for library in target.libraries]
@@ -135,20 +137,20 @@ def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> P
     stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
     if stray:
         builder.unlink()
-        raise SystemExit("Python state outside the image: " + ", ".join(stray))
+        raise SystemExit("writable memory of Python outside the image: " + ", ".join(stray))
     return builder
 
 
 def renamed_library(target: Target, work: Path, library: Path) -> Path:
-    """Sets the state of one of Debian's static libraries apart."""
+    """Copies one of Debian's static libraries, with its writable sections renamed."""
     renamed = work / library.name
-    if not is_current(renamed, library, *MAKERS):
+    if not is_current(renamed, library, *BUILD_SOURCES):
         libpython.rename_sections(target.tools, library, renamed)
     return renamed
 
 
 def compile_object(target: Target, work: Path, source: Path, defines: Iterable[str]) -> Path:
-    """Compiles one C source and sets its state apart."""
+    """Compiles one C source and renames its writable sections."""
     compiled = work / f"{source.stem}.o"
     includes = [f"-I{directory}" for directory in target.includes]
     run(f"{target.tools}gcc", *C_FLAGS, *WARNINGS, *defines, *includes, "-c", source, "-o", compiled)
@@ -157,17 +159,17 @@ def compile_object(target: Target, work: Path, source: Path, defines: Iterable[s
 
 
 def link(target: Target, objects: list[Path], linker_map: Path, out: Path) -> None:
-    """Links the image builder, repeating only those of the linker's warnings that could mean something."""
+    """Links the image builder; prints the linker's warnings that are not in IGNORED_WARNINGS."""
     warnings = run(f"{target.tools}gcc", *LINK_FLAGS, f"-Wl,-Map,{linker_map}", "-o", out, *objects, "-lm")
     for line in warnings.splitlines():
-        if not any(noise in line for noise in LINKER_NOISE):
+        if not any(text in line for text in IGNORED_WARNINGS):
             print(line, file=sys.stderr)
 
 
 def build_stdlib_bundle(target: Target, work: Path) -> Path:
     """Freezes Debian's standard library."""
     bundle = work / "stdlib.bundle"
-    if not is_current(bundle, target.stdlib, *target.libraries, *MAKERS):
+    if not is_current(bundle, target.stdlib, *target.libraries, *BUILD_SOURCES):
         step("bundle: standard library")
         modules = freeze.modules_under(target.stdlib, shown=target.shown_stdlib, without=NOT_FROZEN)
         freeze.write_bundle(bundle, [*freeze.bootstrap(target.stdlib), *modules])
@@ -175,31 +177,31 @@ def build_stdlib_bundle(target: Target, work: Path) -> Path:
 
 
 def build_library_bundle(work: Path, name: str) -> Path:
-    """Freezes an installed package; of it, the image holds what ours import."""
+    """Freezes an installed package; the image contains those of its modules that podwire imports."""
     bundle = work / f"{name}.bundle"
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{name} is not installed: use `make venv`")
     package = Path(spec.origin).parent
-    if not is_current(bundle, package, *MAKERS):
+    if not is_current(bundle, package, *BUILD_SOURCES):
         step(f"bundle: {name}")
         freeze.write_bundle(bundle, freeze.modules_under(package, package=name, shown=name, without=NOT_FROZEN))
     return bundle
 
 
-def learned_groups(target: Target, builder: Path, learned: Path, bundles: list[Path]) -> bytes:
-    """Lets the image builder import the modules and play the verbs; returns which of its blocks should lie together."""
+def learn_groups(target: Target, builder: Path, learned: Path, bundles: list[Path]) -> bytes:
+    """Has the image builder import the modules and run the scenarios; returns the groups of its blocks."""
     step("image builder: import and learn the layout")
     run_image_builder(target, builder, "learn", learned, Path(os.devnull), bundles)
     return layout.groups(learned.read_bytes())
 
 
-def run_image_builder(target: Target, builder: Path, what: str, out: Path, groups: Path, bundles: list[Path]) -> None:
-    """Lets the image builder import the modules and "dump" its memory or "learn" what is used of it.
+def run_image_builder(target: Target, builder: Path, action: str, out: Path, groups: Path, bundles: list[Path]) -> None:
+    """Runs the image builder, which imports the modules and `action` its memory: "dump" or "learn" (the verbs' use).
 
-    Its standard streams are always pipes: the image keeps what Python found out about them.
+    Its standard streams are always pipes, since the image contains Python's objects for them.
     """
-    command: list[str | Path] = [*target.runner, builder, what, out, groups, *bundles]
+    command: list[str | Path] = [*target.runner, builder, action, out, groups, *bundles]
     env = {"PATH": "/usr/bin:/bin", "TZ": "UTC"}
     done = subprocess.run(command, env=env, input=b"", capture_output=True, check=False)
     if done.returncode:
@@ -209,7 +211,7 @@ def run_image_builder(target: Target, builder: Path, what: str, out: Path, group
 
 
 def run(*command: str | Path) -> str:
-    """Runs a command and returns what it says on stderr; exits with that when it fails."""
+    """Runs a command and returns its stderr; exits with that if it fails."""
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     except FileNotFoundError as error:
@@ -220,13 +222,13 @@ def run(*command: str | Path) -> str:
 
 
 def is_current(target: Path, *sources: Path) -> bool:
-    """Tells whether a file exists and is younger than all of its sources."""
+    """Returns whether a file exists and is newer than all of its sources."""
     return target.exists() and all(target.stat().st_mtime > source.stat().st_mtime for source in sources)
 
 
-def step(what: str) -> None:
-    """Tells the user what takes the time."""
-    print(f"[{time.strftime('%H:%M:%S')}] {what}", flush=True)
+def step(description: str) -> None:
+    """Prints the start of a step of the build."""
+    print(f"[{time.strftime('%H:%M:%S')}] {description}", flush=True)
 
 
 if __name__ == "__main__":

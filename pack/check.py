@@ -1,6 +1,6 @@
-"""The build's own test of what it made: an executable that cannot answer does not reach dist/bin.
+"""Checks an executable before the build installs it in dist/bin.
 
-One rule: it knows the files and the CNI protocol, nothing of what is inside.
+One rule: the check uses only the files and the CNI protocol.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 
 def check(directory: Path, names: list[str], runner: tuple[str, ...] = (), *, alone: bool = True) -> None:
-    """Runs every name in the directory, with what `runner` says before it; exits with the first wrong answer.
+    """Runs every name in the directory, with the command `runner` before it; exits at the first wrong answer.
 
-    As root, one is also run where there is no other file at all, if the executable is meant to stand `alone`.
+    If `alone`, runs one of them, as root, in a root directory without any other file.
     """
     for name in names:
         _check_answer(name, [*runner, str(directory / name)])

@@ -1,6 +1,6 @@
-/* contextvars.c: the module `_contextvars`, which Debian's static libpython lacks though it holds all that is behind it.
+/* contextvars.c: the module `_contextvars`, which Debian's static libpython lacks, although it has the functions.
  *
- * Without it contextvars, and with that asyncio and decimal, could not be imported. Same interface as CPython's own.
+ * contextvars needs it, and asyncio and decimal need contextvars. The interface is that of CPython's module.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -1,7 +1,6 @@
 """Compiles Python sources into bundles, from which the image builder imports instead of from directories.
 
-One rule: a bundle depends on the sources' bytes and on nothing else; not on where they lie, nor on when, nor on the
-order in which a directory lists them.
+One rule: a bundle depends only on the sources' bytes, not on their paths, their times or the order of a directory.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import NamedTuple
 # Matches Record in image_builder.c: size of the name with its NUL, size of the code, 1 for a package.
 _RECORD = struct.Struct("=III")
 
-# Marshal's last version without references: those depend on reference counts in the compiling process.
+# The last version of marshal's format without references, which depend on reference counts of the compiling process.
 _MARSHAL_VERSION = 2
 
 
 class Module(NamedTuple):
-    """A module to freeze: its dotted name, its source, and the file name that its tracebacks show."""
+    """A module to freeze: its dotted name, its source, and its file name in tracebacks."""
 
     name: str
     source: bytes
@@ -33,9 +32,9 @@ class Module(NamedTuple):
 def modules_under(
     directory: Path, *, package: str = "", shown: str = "", without: frozenset[str] = frozenset()
 ) -> Iterator[Module]:
-    """Yields the modules in a directory, sorted by path: that of `package`, or of top-level modules.
+    """Yields the modules in a directory, sorted by path: those of `package`, or top-level modules.
 
-    Tracebacks show `shown` instead of the directory. Modules and packages named in `without` are left out.
+    Tracebacks show `shown` instead of the directory. Skips the modules and packages named in `without`.
     """
     for path in sorted(directory.rglob("*.py")):
         relative = path.relative_to(directory)
@@ -47,7 +46,7 @@ def modules_under(
 
 
 def bootstrap(stdlib: Path) -> Iterator[Module]:
-    """Yields the modules that Python imports all others with, under the names by which it asks for them."""
+    """Yields the modules of the import system, under the names by which Python imports them."""
     for name, part in (("_frozen_importlib", "_bootstrap"), ("_frozen_importlib_external", "_bootstrap_external")):
         yield Module(name, (stdlib / "importlib" / f"{part}.py").read_bytes(), f"<frozen importlib.{part}>", False)
 
@@ -57,7 +56,7 @@ def write_bundle(out: Path, modules: Iterable[Module]) -> None:
     with out.open("wb") as bundle:
         for module in modules:
             name = module.name.encode() + b"\0"
-            filename = sys.intern(module.filename)  # interned, it is one string in the image and not one per function
+            filename = sys.intern(module.filename)  # interned: one string in the image, not one for each function
             tree = _Unannotated().visit(ast.parse(module.source, filename))
             code = marshal.dumps(compile(tree, filename, "exec", dont_inherit=True, optimize=2), _MARSHAL_VERSION)
             bundle.write(_RECORD.pack(len(name), len(code), module.is_package) + name + code)

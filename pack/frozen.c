@@ -1,8 +1,8 @@
-/* frozen.c: takes the place of what libpython has in it of the standard library in Python: one copy is enough.
+/* frozen.c: replaces libpython's frozen modules of the standard library, which would be a second copy.
  *
- * libpython holds the code of importlib, os and others as C data, nearly a megabyte, whose reference counts, which
- * change whenever something is used, lie scattered over 200 pages; layout.c can only bring together what is in the heap.
- * So all of it comes from the bundles (freeze.py), importlib too.
+ * libpython has the code of importlib, os and others as C data: nearly a megabyte. Each use of an object changes its
+ * reference count, and these are scattered over 200 pages; layout.c can only group objects in the heap. So all modules
+ * come from the bundles (freeze.py), including importlib.
  */
 #include <Python.h>
 

@@ -1,7 +1,7 @@
-"""Puts the dump of Python's memory into a copy of the image builder, which thereby becomes the program.
+"""Writes the executable: a copy of the image builder with the dump of Python's memory.
 
-One rule: of the writable segment only the dumped parts are replaced; libc's keeps the bytes the linker gave it, and
-so starts afresh.
+One rule: only the dumped parts of the writable segment are replaced. libc's part keeps the linker's bytes, so libc is
+initialised in each process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# elf.h: Elf64_Phdr, and where Elf64_Ehdr keeps the tables' places and sizes.
+# elf.h: Elf64_Phdr, and the offsets of e_phoff, e_shoff, e_phentsize, e_shentsize in Elf64_Ehdr.
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _PHOFF, _SHOFF, _PHENTSIZE, _SHENTSIZE = 32, 40, 54, 58
 _PT_LOAD, _PF_W = 1, 2
@@ -30,12 +30,12 @@ class _Segment:
 
 
 def write_image(builder: Path, dump: Path, out: Path) -> None:
-    """Writes the executable made of the static ELF `builder` and the memory in `dump`."""
+    """Writes the executable: the static ELF file `builder` with the memory in `dump`."""
     elf = bytearray(builder.read_bytes())
     header, segment = _writable_segment(elf)
     data = _filled(segment, bytes(elf[segment.offset : segment.offset + segment.file_size]), dump.read_bytes())
     _PROGRAM_HEADER.pack_into(elf, header, *vars(replace(segment, file_size=len(data))).values())
-    # The section headers, behind the segment, described the old file; nothing but a linker needs them.
+    # The section headers, after the segment, described the old file; only a linker needs them.
     struct.pack_into("<Q", elf, _SHOFF, 0)
     struct.pack_into("<HHH", elf, _SHENTSIZE, 0, 0, 0)
     out.write_bytes(elf[: segment.offset] + data)
@@ -43,18 +43,18 @@ def write_image(builder: Path, dump: Path, out: Path) -> None:
 
 
 def _writable_segment(elf: bytearray) -> tuple[int, _Segment]:
-    """Returns where the header of the one writable segment is, and what it says; no other one lies behind it."""
+    """Returns the offset of the writable segment's header, and the segment, which must be the last one."""
     (table,) = struct.unpack_from("<Q", elf, _PHOFF)
     size, count = struct.unpack_from("<HH", elf, _PHENTSIZE)
     headers = [(at, _Segment(*_PROGRAM_HEADER.unpack_from(elf, at))) for at in range(table, table + size * count, size)]
     loaded = [(at, segment) for at, segment in headers if segment.kind == _PT_LOAD]
     if [bool(segment.flags & _PF_W) for _, segment in loaded] != [False] * (len(loaded) - 1) + [True]:
-        raise ValueError("not the last one of the image builder's segments alone is writable")
+        raise ValueError("the image builder must have one writable segment, the last one")
     return loaded[-1]
 
 
 def _filled(segment: _Segment, initial: bytes, dump: bytes) -> bytes:
-    """Returns the segment's bytes with every part of the dump in its place, without the zeros at its end."""
+    """Returns the segment's bytes with the parts of the dump, without the zeros at the end."""
     memory = bytearray(segment.memory_size)
     memory[: len(initial)] = initial
     position = 0
@@ -63,7 +63,7 @@ def _filled(segment: _Segment, initial: bytes, dump: bytes) -> bytes:
         position += _DUMP_HEADER.size
         start = address - segment.address
         if not 0 <= start <= start + size <= segment.memory_size:
-            raise ValueError(f"dumped memory at {address:#x} lies outside the writable segment")
+            raise ValueError(f"dumped memory at {address:#x} is outside the writable segment")
         memory[start : start + size] = dump[position : position + size]
         position += size
     return bytes(memory).rstrip(b"\0")

@@ -1,9 +1,9 @@
-/* image_builder.c: the build-time half. Initialises Python, imports the application, writes Python's memory to a file, or what
- * of it is used (layout.c).
+/* image_builder.c: the build-time half. Initialises Python, imports the application, and writes a file: Python's
+ * memory, or which parts of it the verbs use (layout.c).
  *
- * One rule: nothing read from the building machine stays in that memory (no path, time, directory order, process id,
- * random number), so that the same sources give the same bytes. Hence modules come out of bundles (freeze.py), which
- * are mapped outside the heap, and not through a search path.
+ * One rule: that memory contains no data of the building machine (paths, times, directory order, process IDs, random
+ * numbers), so that the same sources give the same bytes. So modules come from bundles (freeze.py), which are mapped
+ * outside the heap, not from a search path.
  */
 #include "image_builder.h"
 
@@ -35,9 +35,9 @@ typedef struct {
 #define MODULES_MAX 4096
 static struct _frozen *modules;
 
-static _Noreturn void die(const char *what)
+static _Noreturn void die(const char *message)
 {
-    fprintf(stderr, "image builder: %s\n", what);
+    fprintf(stderr, "image builder: %s\n", message);
     _exit(1);
 }
 
@@ -55,7 +55,7 @@ static void check_python(int failed)
     }
 }
 
-/* Adds the modules of one bundle to the table of frozen modules, where the import system looks first. */
+/* Adds the modules of one bundle to the table of frozen modules, which the import system searches first. */
 static size_t load_bundle(const char *path, size_t count)
 {
     struct stat info;
@@ -98,7 +98,7 @@ static void load_bundles(int count, char **paths)
     PyImport_FrozenModules = modules;
 }
 
-/* Python asks for its stack of frames and, were it in use, pymalloc's arenas here: they belong to the heap too. */
+/* Python allocates its stack of frames here, and would allocate pymalloc's arenas: the heap must contain them. */
 static void *arena_allocate(void *Py_UNUSED(context), size_t n)
 {
     return malloc(n);
@@ -117,7 +117,7 @@ static void initialise_python(void)
 
     PyPreConfig_InitIsolatedConfig(&pre);
     pre.utf8_mode = 1;
-    pre.allocator = PYMEM_ALLOCATOR_MALLOC; /* alloc.c takes pymalloc's place */
+    pre.allocator = PYMEM_ALLOCATOR_MALLOC; /* alloc.c replaces pymalloc */
     check(Py_PreInitialize(&pre));
     PyObject_SetArenaAllocator(&arenas);
 
@@ -125,14 +125,14 @@ static void initialise_python(void)
     config.site_import = 0;
     config.pathconfig_warnings = 0;
     config.write_bytecode = 0;
-    config.optimization_level = 2; /* no docstrings, no asserts: bytes no plugin reads */
-    config.code_debug_ranges = 0;  /* a traceback's columns mark a line of source, and here is no source to show */
+    config.optimization_level = 2; /* no docstrings, no asserts: no plugin uses them */
+    config.code_debug_ranges = 0;  /* columns of a traceback mark a source line, and the image has no sources */
     config.parse_argv = 0;
-    config.use_hash_seed = 1; /* a seed drawn at the build would be no secret at run time either */
+    config.use_hash_seed = 1; /* a random seed in the file would not be secret */
     config.hash_seed = 0;
-    /* SIGINT keeps its default action: a plugin is stopped with SIGTERM, and only then has something to undo. */
+    /* SIGINT keeps its default action: runtimes stop a plugin with SIGTERM, and cni/skel.py handles that. */
     config.install_signal_handlers = 0;
-    /* An empty search path, and no look at the disk in search of one. */
+    /* An empty search path; Python does not read the disk to compute one. */
     config.module_search_paths_set = 1;
     check(PyConfig_SetBytesString(&config, &config.program_name, "podwire"));
     check(PyConfig_SetBytesString(&config, &config.home, "/"));
@@ -166,20 +166,20 @@ static void import_application(void)
     image_environ = attribute_of("posix", "environ");
     call_boot("prepare");
     share_end();
-    layout_end(); /* the verbs use files and process ids, and so do not allocate the same in every run */
+    layout_end(); /* the verbs use files and process IDs, so their allocations differ between runs */
     call_boot("complete");
     PyDict_Clear(image_environ);
 }
 
-/* Lets the application play its verbs, and writes down which blocks of the image each of them writes to. */
+/* Runs the application's scenarios, and writes which blocks of the image each of them reads and writes. */
 static _Noreturn void learn_layout(int fd)
 {
     PyObject *steps, *step;
     size_t image_pages = heap_pages_used;
 
     heap_seal();
-    steps = PyObject_CallNoArgs(attribute_of("_boot", "practice"));
-    check_python(!steps || !(step = PyIter_Next(steps))); /* the preparations, before anything is watched */
+    steps = PyObject_CallNoArgs(attribute_of("_boot", "run_scenarios"));
+    check_python(!steps || !(step = PyIter_Next(steps))); /* the setup of the fake kernel, which is not recorded */
     if (!layout_watch(image_pages))
         die("cannot watch the heap");
     for (unsigned number = 0; step; number++) {
@@ -189,11 +189,11 @@ static _Noreturn void learn_layout(int fd)
     }
     check_python(!!PyErr_Occurred());
     if (!layout_write(fd))
-        die("cannot write what was learned");
+        die("cannot write the uses of blocks");
     _exit(0);
 }
 
-/* Wipes the frames of functions that have returned: what they held can depend on the moment. */
+/* Wipes the frames of functions that have returned: their contents can differ between builds. */
 static void wipe_frames(void)
 {
     PyThreadState *thread = PyThreadState_Get();
@@ -217,8 +217,8 @@ static void write_part(int fd, const char *start, size_t size)
     }
 }
 
-/* The linker sends all calls of pthread_self() here (--wrap). While the image is built, a thread's identity is a
- * constant: the true one is a random address, and decides where an entry keyed by it lies in a set. */
+/* The linker redirects all calls of pthread_self() to this function (--wrap). While the image is built, a thread's
+ * identity is a constant: the real one is a random address, on which the order of entries in sets depends. */
 pthread_t __real_pthread_self(void);
 pthread_t __wrap_pthread_self(void);
 
@@ -236,9 +236,9 @@ int image_builder_main(int argc, char **argv)
     if (argc < 5)
         die("usage: image-builder learn|dump FILE GROUPS BUNDLE...");
     heap_begin_image();
-    /* As a start will find them; the signal module remembers what it sees when it is imported. */
+    /* The signal module remembers the actions at its import: set those of a start. */
     for (int number = 1; number < 32; number++)
-        signal(number, SIG_DFL); /* whatever the builder ignores, nohup's SIGHUP say */
+        signal(number, SIG_DFL); /* the build may ignore some, such as SIGHUP under nohup */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     fd = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -247,7 +247,7 @@ int image_builder_main(int argc, char **argv)
     if (!layout_load(argv[3]) || (learning && !layout_learn()))
         die("cannot use the layout");
     load_bundles(argc - 4, argv + 4);
-    if (chdir("/") < 0) /* Python notes the working directory, which would show in the order of allocations */
+    if (chdir("/") < 0) /* Python stores the working directory, which would change the order of allocations */
         die("cannot enter /");
     if (!share_begin())
         die("no memory");
@@ -255,7 +255,7 @@ int image_builder_main(int argc, char **argv)
     import_application();
     if (learning)
         learn_layout(fd);
-    PyImport_FrozenModules = NULL; /* the bundles stay behind */
+    PyImport_FrozenModules = NULL; /* the bundles are not part of the image */
     modules = NULL;
     layout_forget();
     wipe_frames();

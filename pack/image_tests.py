@@ -1,6 +1,6 @@
 """Runs CPython's own tests inside a start-up image, built by the same steps as the executable.
 
-One rule: what is left out is in EXCLUDED with its reason; any other failure, and any crash, fails the run.
+One rule: EXCLUDED lists the skipped tests with reasons; any other failure, and any crash, fails the run.
 
     PYTHONHASHSEED=0 python -m pack.image_tests [MODULE...]
 """
@@ -22,11 +22,11 @@ from pack.freeze import Module
 from pack.target import native
 
 WORK = ROOT / "build" / "image-tests"
-# Tests of large values need more memory than a plugin does, and other modules.
+# Tests of large values need a larger heap than plugins, and other modules.
 DEFINES = ("-DHEAP_SIZE=(1ul<<30)", "-DMORE_MODULES")
 TIMEOUT_S = 180
 
-# The modules whose tests run: the language, and what plugins use of the standard library.
+# The test modules: of the language, and of the parts of the standard library that plugins use.
 TESTED = """\
 test_abc test_array test_augassign test_bisect test_bool test_buffer test_builtin test_bytes test_call test_class
 test_codecs test_collections test_compile test_complex test_contextlib test_copy test_coroutines test_dataclasses
@@ -40,10 +40,10 @@ test_selectors test_set test_signal test_slice test_socket test_sort test_stat t
 test_super test_tempfile test_textwrap test_threading test_time test_traceback test_tuple test_types test_typing
 test_unicode test_uuid test_weakref test_with test_zlib"""
 
-# Pattern of test ids: why it is no test of this image.
-_DOCSTRINGS = "tests a docstring, and the image has none (optimization level 2)"
+# Pattern of test IDs: why these tests are skipped.
+_DOCSTRINGS = "needs docstrings, which the image lacks (optimization level 2)"
 _CODECS = "uses an East Asian encoding, which is a shared library"
-_C_JSON = "wants all of CPython's C code for json, a shared library: json.c has a part"
+_C_JSON = "needs all of CPython's C code for json, a shared library: json.c has a part"
 EXCLUDED = {
     "test.test_codecs.BasicUnicodeTest.*": _CODECS,
     "test.test_io.*.test_multibyte_seek_and_tell": _CODECS,
@@ -63,7 +63,7 @@ EXCLUDED = {
 
 
 class Outcome(NamedTuple):
-    """What one test module's process reported; `report` is what to show the user when it failed."""
+    """The outcome of one test module's process; `report` is its output if it failed."""
 
     module: str
     ran: int
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
 
 def main() -> int:
-    """Builds the image, runs the test modules in it, each in a process of its own; returns the exit status."""
+    """Builds the image and runs each test module in a process of it; returns the exit status."""
     parser = argparse.ArgumentParser(description="Runs CPython's tests inside a start-up image.")
     parser.add_argument("modules", nargs="*", default=TESTED.split())
     modules = parser.parse_args().modules

@@ -1,6 +1,6 @@
-"""Puts one executable into a directory under all of its names.
+"""Installs one executable in a directory under all of its names.
 
-One rule: at every moment each name stands for a whole file, the old one or the new one.
+One rule: each name is replaced atomically, so it is always a complete file, the old one or the new one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import subprocess
 from pathlib import Path
 
 
-def names_of(program: Path, runner: tuple[str, ...] = ()) -> list[str]:
-    """Asks the executable, which `runner` runs, which plugins it holds; returns their names and its own."""
+def list_names(program: Path, runner: tuple[str, ...] = ()) -> list[str]:
+    """Returns the names of the executable's plugins, as its command `list` prints them, and `podwire`."""
     command = [*runner, str(program), "list"]
     listed = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     return [*listed.stdout.split(), "podwire"]
 
 
 def install(program: Path, directory: Path, names: list[str]) -> None:
-    """Makes `names` in the directory hard links to one copy of `program`, and removes every other file there."""
+    """Creates `names` in the directory as hard links to one copy of `program`; deletes every other file there."""
     directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / ".new"
     shutil.copyfile(program, fresh)

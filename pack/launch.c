@@ -1,8 +1,9 @@
-/* launch.c: main(), and all that happens between the kernel's exec and the application's entry().
+/* launch.c: main(), and everything between the kernel's exec and the application's entry().
  *
- * When main() begins, Python's memory is as image_builder.c left it, while libc has just started afresh. One rule: whatever
- * belongs to a process and not to the program (thread identity, descriptors, signals, environment, arguments) is set
- * here or in boot.py at every start, and cleared in forget_process() before the dump.
+ * When main() begins, Python's memory is as image_builder.c dumped it, and libc is newly initialised.
+ *
+ * One rule: the state of a process (thread identity, descriptors, signals, environment, arguments) is set here or in
+ * boot.py at every start, and reset in forget_process() before the dump.
  */
 #define Py_BUILD_CORE 1
 #include "image_builder.h"
@@ -23,13 +24,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Measured: as much as VERSION, and as ADD and most verbs, write to behind the image. */
-#define FRESH (128ul << 10)
-#define FRESH_OF_VERBS (192ul << 10)
+/* How many bytes after the image VERSION writes to, and ADD and most verbs do (measured). */
+#define FRESH_BYTES (128ul << 10)
+#define FRESH_BYTES_OF_VERBS (192ul << 10)
 
 extern char **environ;
 
-/* Where a thread finds its Python state: storage that libc has for each thread, and so nothing of the image. */
+/* The keys of a thread's Python state: libc stores it for each thread, so the image does not contain it. */
 #if PY_VERSION_HEX >= 0x030C0000 /* which also has a thread-local variable, _Py_tss_tstate */
 static Py_tss_t *const thread_keys[] = {&_PyRuntime.autoTSSkey, &_PyRuntime.trashTSSkey};
 #else
@@ -37,9 +38,9 @@ static Py_tss_t *const thread_keys[] = {&_PyRuntime.gilstate.autoTSSkey};
 #endif
 #define THREAD_KEYS (sizeof thread_keys / sizeof *thread_keys)
 
-/* A file opened by the application must not become number 0, 1 or 2, where somebody would read or write it as a
- * standard stream. As Go does, put /dev/null there; where there is none, a descriptor that fails every read and write.
- * As standard output it is opened for reading: each write fails, and so does an ADD whose result nobody gets. */
+/* A file opened by the application must not become descriptor 0, 1 or 2, since other code would use it as a standard
+ * stream. Like Go, opens /dev/null for closed ones; if there is none, a descriptor that fails every read and write.
+ * Standard output is opened for reading only: each write fails, and so does an ADD without a reader of its result. */
 static void occupy_standard_fds(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -48,8 +49,8 @@ static void occupy_standard_fds(void)
             _exit(1);
 }
 
-/* Who runs a plugin chooses, by CNI_PATH and PATH, what it runs: with a privilege that he has not himself it would be
- * his for anything. (AT_SECURE says more than this: a change of domain by SELinux or AppArmor sets it, too.) */
+/* The caller of a plugin chooses, by CNI_PATH and PATH, which programs the plugin runs: a setuid plugin would give its
+ * privileges to any user. (AT_SECURE is no test for this: SELinux and AppArmor set it when the domain changes.) */
 static void refuse_setuid(void)
 {
     static const char text[] = "podwire: setuid and setgid are not supported\n";
@@ -61,17 +62,16 @@ static void refuse_setuid(void)
     _exit(1);
 }
 
-/* What Python does on initialisation: a write to a closed pipe or past a limit is an OSError. Ignored signals survive
- * exec, so process/child.py resets them when it starts another program. */
+/* As Python's initialisation does, so that a write to a closed pipe or past a limit is an OSError. Ignored signals
+ * survive exec, so process/child.py resets them when it starts another program. */
 static void ignore_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
 }
 
-/* The part of PyOS_AfterFork_Child() a start needs. Its locks are at rest in the image, there is one thread, and the
- * at-fork hooks are for the application's own forks (what must be renewed at a start is in boot.py): running them all
- * would copy many pages, most for `threading`. */
+/* The part of PyOS_AfterFork_Child() that a start needs. The image has one thread and no locked locks. The at-fork
+ * hooks are not run: they would copy many pages, most for `threading`; boot.py renews the state that needs it. */
 static void adopt_thread(void)
 {
     PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
@@ -101,7 +101,7 @@ void forget_process(void)
         PyThread_tss_delete(thread_keys[i]);
 }
 
-/* As Python itself does: an entry without '=' or without a name is left out, and the first of two with the same name counts. */
+/* Like Python, ignores an entry without '=' or without a name, and uses the first of two with the same name. */
 static int fill_environ(void)
 {
     for (char **entry = environ; *entry; entry++) {
@@ -122,21 +122,21 @@ static int fill_environ(void)
 
 static void prefault(const void *start, size_t size)
 {
-#ifdef MADV_POPULATE_WRITE /* Linux 5.14; elsewhere it fails and nothing is lost */
+#ifdef MADV_POPULATE_WRITE /* Linux 5.14; a failure only costs time */
     uintptr_t page = (uintptr_t)start & -HEAP_PAGE;
 
     madvise((void *)page, (uintptr_t)start + size - page, MADV_POPULATE_WRITE);
 #endif
 }
 
-/* What a process will write to, in the image and behind it: one request for many pages is cheaper than a fault for each. */
+/* Populates the pages that a process will write to, in the image and after it: one call is faster than many faults. */
 static void prefault_memory(void)
 {
     const char *command = getenv("CNI_COMMAND");
     int verb = command && strcmp(command, "VERSION") != 0;
 
     prefault(heap + HEAP_LIBC_PAGES * HEAP_PAGE, (verb ? heap_warm_pages : heap_hot_pages) * HEAP_PAGE);
-    prefault(heap + heap_pages_used * HEAP_PAGE, verb ? FRESH_OF_VERBS : FRESH);
+    prefault(heap + heap_pages_used * HEAP_PAGE, verb ? FRESH_BYTES_OF_VERBS : FRESH_BYTES);
     if (verb)
         prefault(&_PyRuntime, sizeof _PyRuntime); /* the cache of look-ups */
 }
@@ -171,9 +171,9 @@ int main(int argc, char **argv)
     if (fill_environ() < 0 || fill_argv(argc, argv) < 0)
         Py_FatalError("no memory for the environment");
     status = PyObject_CallNoArgs(image_start);
-    if (!status) { /* boot.start() answers every exception: only a failure to report one leads here */
+    if (!status) { /* boot.start() handles all exceptions; this is a failure to report one */
         PyErr_Print();
         _exit(1);
     }
-    _exit((int)PyLong_AsLong(status)); /* nothing to tear down: the process is the application's only state */
+    _exit((int)PyLong_AsLong(status)); /* no finalisation: the application keeps no state but the process */
 }

@@ -1,13 +1,14 @@
-/* layout.c: which blocks of the image lie together, and how that is learned.
+/* layout.c: groups blocks of the image by their use, and learns that use.
  *
- * Python counts references inside the objects, so that merely using an object copies its page. What the verbs use
- * should therefore lie together, and only a run can tell what that is. So the image builder runs twice. The first run imports
- * everything, protects the heap and plays the verbs: each use of a block is caught, noted, and let through by executing
- * that one instruction with the page open. The second run knows by that which of the blocks it allocates will be written
- * to, and which only read, puts them on pages of their own, and makes the image.
+ * Python stores reference counts in objects, so each use of an object copies its page. The objects that verbs use
+ * should be on common pages, and only running the verbs shows which these are. So the image builder runs twice. The
+ * first run imports everything, protects the heap and runs the verbs: each use of a block is a fault, which the handler
+ * records; then the processor executes that one instruction with the page accessible. The second run knows which of its
+ * blocks verbs will write to or read, allocates these on separate pages, and writes the image.
  *
- * One rule: a block is known by its class and its number within the class, so up to layout_end() the second run must
- * allocate as the first did. Where it does not (a set of addresses has another order), a block lies less well, no more.
+ * One rule: a block is identified by its class and its number within the class, so up to layout_end() the second run
+ * must allocate as the first did. Where it does not (sets of addresses have another order), the layout is worse, but
+ * not wrong.
  */
 #define _GNU_SOURCE
 #include "layout.h"
@@ -24,39 +25,39 @@
 #define CLASSES 64
 #define GRANULE 16ul /* blocks begin at multiples of it */
 #define GRANULES (HEAP_SIZE / GRANULE)
-#define OPEN_MAX 4 /* pages one instruction uses, and more than that */
+#define OPEN_MAX 4 /* more pages than one instruction uses */
 
-/* A block used more often than this in one step leaves its page open until LINGERING further faults of its kind:
- * learning takes a quarter of the time and misses one block in twenty. The first step is short, and part of all. */
+/* A block used more often than this in one step leaves its page open until LINGERING more such pages were left open:
+ * this takes a quarter of the time and misses one block in twenty. All steps include the first one, which is short. */
 #define OFTEN 16
 #define OFTEN_AT_FIRST 255
-#define GIVEN 8 /* pages of which a freed block is given to somebody else */
+#define REUSED 8 /* pages with a reallocated block that stay open */
 #define LINGERING 16
 
 static uint32_t allocated[CLASSES];
 static int ended;
 
-/* What an earlier run learned: for each class, how many blocks it knows and the group of each, two bytes. */
+/* The file of groups: for each class, the number of blocks and the group of each, in two bytes. */
 static uint32_t known[CLASSES];
 static const unsigned char *groups_of[CLASSES];
 
-/* Room for the next blocks of each group; group 0 has no such room. */
+/* The unused memory of each group; group 0 has none. */
 typedef struct {
     char *next, *end;
 } Room;
 
 static Room *rooms;
 
-/* What this run learns, by granule. */
-static uint32_t *number_at;            /* within the class, from 1 */
-static uint32_t *written_at, *read_at; /* bits are steps */
+/* The uses that this run records, by granule. */
+static uint32_t *number_at;            /* the block's, within its class, from 1 */
+static uint32_t *written_at, *read_at; /* a bit for each step */
 static unsigned char *faults_at;       /* in this step, up to OFTEN */
 
 static uint32_t step_bit;
 static size_t watched_pages;
-static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or both that and PROT_WRITE */
-static size_t open_pages[OPEN_MAX], lingering[LINGERING], given[GIVEN];
-static unsigned open_count, lingering_next, given_next;
+static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or PROT_READ | PROT_WRITE */
+static size_t open_pages[OPEN_MAX], lingering[LINGERING], reused[REUSED];
+static unsigned open_count, lingering_next, reused_next;
 
 static void *map(size_t size)
 {
@@ -72,31 +73,31 @@ static size_t granule_of(const void *block)
 
 static void open_page(size_t page, int protection)
 {
-    for (unsigned i = 0; i < GIVEN; i++)
-        if (given[i] == page)
+    for (unsigned i = 0; i < REUSED; i++)
+        if (reused[i] == page)
             return;
     mprotect(page_address(page), PAGE, protection);
     open_for[page] = (unsigned char)protection;
 }
 
-/* A block of the image that was freed is given to somebody, who may pass it to a system call: the kernel would not read
- * or write in it what is protected. So its page stays open until as many others were given. */
-static void give_again(const void *block)
+/* A freed block of the image is allocated again. Its user may pass it to a system call, and the kernel cannot access
+ * protected pages, so its page stays open until REUSED others were opened. */
+static void open_reused(const void *block)
 {
-    size_t page = page_of(block), oldest = given[given_next % GIVEN];
+    size_t page = page_of(block), oldest = reused[reused_next % REUSED];
 
     if (page >= watched_pages)
         return;
     if (open_for[page] != (PROT_READ | PROT_WRITE))
         open_page(page, PROT_READ | PROT_WRITE);
-    given[given_next++ % GIVEN] = page;
+    reused[reused_next++ % REUSED] = page;
     if (oldest)
         open_page(oldest, PROT_NONE);
 }
 
-/* ---- placing ---- */
+/* ---- allocating by group ---- */
 
-void *layout_place(unsigned class, size_t size)
+void *layout_address(unsigned class, size_t size)
 {
     uint32_t number;
     uint16_t group;
@@ -115,10 +116,10 @@ void *layout_place(unsigned class, size_t size)
     return room->next - size;
 }
 
-void layout_placed(const void *block, unsigned class)
+void layout_allocated(const void *block, unsigned class)
 {
     if (heap_sealed == WATCHED)
-        give_again(block);
+        open_reused(block);
     else if (number_at)
         number_at[granule_of(block)] = ended ? 0 : allocated[class];
 }
@@ -128,7 +129,7 @@ void layout_end(void)
     ended = 1;
 }
 
-/* Makes room for the groups as the file says it: how many there are, and the size of each. Returns what follows. */
+/* Reserves memory for the groups: the file begins with their number and sizes. Returns the position after them. */
 static const unsigned char *divide(const unsigned char *file)
 {
     const uint32_t *sizes = (const uint32_t *)file + 1, count = sizes[-1];
@@ -154,8 +155,8 @@ int layout_load(const char *path)
     const unsigned char *p;
     int fd;
 
-    /* libc's own blocks do not count: before main() it keeps the name of the program's directory, whose length decides
-     * the class. */
+    /* Blocks of libc are not counted: before main() it stores the name of the program's directory, whose length
+     * determines the class. */
     memset(allocated, 0, sizeof allocated);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) < 0)
@@ -194,7 +195,7 @@ int layout_learn(void)
     return number_at && written_at && read_at && faults_at && step_prepare();
 }
 
-/* Leaves the page open until as many others were left open. */
+/* Leaves the page open until LINGERING others were left open. */
 static void linger(size_t page)
 {
     size_t *oldest;
@@ -208,7 +209,7 @@ static void linger(size_t page)
     *oldest = page;
 }
 
-/* SIGSEGV, the use of a protected page: notes the block and lets the instruction be executed again. */
+/* SIGSEGV, the use of a protected page: records the block and has the instruction executed again. */
 static void on_use(int number, siginfo_t *info, void *context)
 {
     char *address = info->si_addr;
@@ -216,14 +217,14 @@ static void on_use(int number, siginfo_t *info, void *context)
     int was_open, writes;
 
     if (!in_heap(address) || page >= watched_pages || open_count == OPEN_MAX) {
-        signal(number, SIG_DFL); /* a true fault: executed again, it ends the process */
+        signal(number, SIG_DFL); /* a real fault: executed again, it ends the process */
         return;
     }
     was_open = open_for[page];
     writes = was_open || step_writes(context);
     open_page(page, writes ? PROT_READ | PROT_WRITE : PROT_READ);
     if (page_kind[page] == PAGE_FREE || page_kind[page] >= RUN_USED)
-        return; /* large blocks lie where they lie: the page stays open */
+        return; /* large blocks are not grouped: the page stays open */
     size = slot_size(page_kind[page]);
     block = granule_of((char *)page_address(page) + (size_t)(address - heap) % PAGE / size * size);
     *(writes ? &written_at[block] : &read_at[block]) |= step_bit;
@@ -263,11 +264,11 @@ void layout_step(unsigned step)
     memset(faults_at, 0, watched_pages * (PAGE / GRANULE));
     memset(open_for, PROT_NONE, sizeof open_for);
     memset(lingering, 0, sizeof lingering);
-    memset(given, 0, sizeof given);
+    memset(reused, 0, sizeof reused);
     mprotect(page_address(HEAP_LIBC_PAGES), (watched_pages - HEAP_LIBC_PAGES) * PAGE, PROT_NONE);
 }
 
-/* Writes the steps that are noted for each block of a class. */
+/* Writes the recorded steps of each block of a class. */
 static int write_steps(int fd, unsigned class, const uint32_t *steps_at)
 {
     size_t size = allocated[class] * sizeof(uint32_t);

@@ -1,32 +1,32 @@
-/* layout.h: which blocks of the image lie together; alloc.c asks, image_builder.c directs. */
+/* layout.h: the grouping of the image's blocks, for alloc.c and image_builder.c. */
 #ifndef PODWIRE_LAYOUT_H
 #define PODWIRE_LAYOUT_H
 
 #include <stddef.h>
 
-/* The place of the block of this class and size that is about to be allocated, if it is used; NULL: anywhere. */
-void *layout_place(unsigned class, size_t size);
+/* Returns the address for the next block of this class and size if verbs use it, NULL for any address. */
+void *layout_address(unsigned class, size_t size);
 
-/* It lies here; while the layout is learned: a freed one is given again. */
-void layout_placed(const void *block, unsigned class);
+/* Records the address of that block; while uses are recorded, opens the page of a reallocated block. */
+void layout_allocated(const void *block, unsigned class);
 
-/* Uses the groups layout.py made of what an earlier image builder learned; none if the file is empty. False if it cannot. */
+/* Loads the groups that layout.py computed, none from an empty file; returns false on failure. */
 int layout_load(const char *path);
 
-/* From here on blocks are placed anywhere and not numbered. */
+/* From here on blocks are neither grouped nor numbered. */
 void layout_end(void);
 
-/* Learning: remembers from here on which block is which. False if there is no memory. */
+/* From here on records the number of each block; returns false without memory. */
 int layout_learn(void);
 
-/* Notes from here on which blocks in the first `pages` pages are written to and read, for each step, 0 to 31. */
+/* From here on records which blocks of the first `pages` pages are written and read, for each step, 0 to 31. */
 int layout_watch(size_t pages);
 void layout_step(unsigned step);
 
-/* Ends watching, and writes for layout.py what was learned. */
+/* Stops recording, and writes the uses for layout.py. */
 int layout_write(int fd);
 
-/* Nothing of all this shows in the image. */
+/* Resets the state of this module, which must not be in the image. */
 void layout_forget(void);
 
 #endif

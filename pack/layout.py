@@ -1,11 +1,11 @@
-"""Decides which blocks of the image lie together, from what an image builder learned while it played the verbs.
+"""Computes the groups of the image's blocks from the uses that an image builder recorded while it ran the verbs.
 
-One rule: the fewer verbs use a block, the farther it lies from those that all use, beside what the same ones use.
+One rule: blocks that the same verbs use are one group, and groups that more verbs use come first.
 
-The file is layout.c's: for each class the number of its blocks and their size, then the steps that write to each block,
-and those that read it (bit by bit, in the order of boot.practice). What it becomes: the number of groups, how much the
-blocks of each take, then for each class the number of its blocks and the group of each; group 0 is what no
-step uses, 1 what every start writes to, 2 what most verbs do.
+layout.c writes the input: for each class the number of its blocks and their size, then the steps that write to each
+block, and those that read it (one bit for each step of boot.run_scenarios). The output is the number of groups, the
+size of each, then for each class the number of its blocks and the group of each. No step uses group 0; every start
+writes to group 1, and most verbs to group 2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from array import array
 
-# The steps of boot.practice: VERSION; ADD, CHECK, DEL of loopback, then of bridge; then the plugins that are chained.
+# The steps of boot.run_scenarios: VERSION; ADD, CHECK, DEL of loopback, then of bridge; then the chained plugins.
 _VERSION = 0b0000_0001
 _BRIDGE = 0b0111_0000
 _HEADER = struct.Struct("=II")
@@ -26,7 +26,7 @@ _WARM: Group = False, 2, 0
 
 
 def group_of(written: int, read: int) -> Group:
-    """Returns the group of a block: whether it is only read, tier (1 every start, 2 most verbs, 3 some), the steps."""
+    """Returns the group of a block: only read or not, its tier (1: every start, 2: most verbs, 3: some), its steps."""
     for tier, enough in ((1, _every_start), (2, _most_verbs)):
         if enough(written | read):
             return not enough(written), tier, 0
@@ -41,16 +41,16 @@ def _most_verbs(steps: int) -> bool:
     return (steps & _BRIDGE).bit_count() > 1
 
 
-def groups(learned: bytes) -> bytes:
-    """Returns the file of groups for the file of what was learned."""
+def groups(uses: bytes) -> bytes:
+    """Returns the file of groups for the file of recorded uses."""
     classes: list[tuple[int, list[Group]]] = []
     sizes: dict[Group, int] = {_UNUSED: 0, _HOT: 0, _WARM: 0}
     position = 0
-    while position < len(learned):
-        count, size = _HEADER.unpack_from(learned, position)
+    while position < len(uses):
+        count, size = _HEADER.unpack_from(uses, position)
         start, middle = position + _HEADER.size, position + _HEADER.size + 4 * count
         position = middle + 4 * count
-        steps = (array("I", learned[first : first + 4 * count]) for first in (start, middle))
+        steps = (array("I", uses[first : first + 4 * count]) for first in (start, middle))
         classes.append((size, [group_of(written, read) for written, read in zip(*steps, strict=True)]))
     for size, groups_of_class in classes:
         for group in groups_of_class:

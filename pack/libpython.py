@@ -1,7 +1,7 @@
-"""Sets the writable memory of Python's libraries apart from libc's, so that one can be dumped without the other.
+"""Renames the writable sections of Python's libraries, so that their memory can be dumped without libc's.
 
-One rule: an object file with Python state keeps no plain .data, .bss or thread-local section, and `stray_sections`
-proves it from the linker's map; state left there would silently be reset at every start.
+One rule: an object file of Python has no .data, .bss or thread-local section; `stray_sections` proves this from the
+linker's map. State in such a section would be reset at every start, without a message.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ RENAMES = {
     ".bss.heap": "pyheap,alloc",
 }
 
-# A line of the map: section, address, size, file. Long section names have the rest on a line of its own.
+# A line of the map: section, address, size, file. After a long section name the rest is on the next line.
 _MAP_LINE = re.compile(r"^ (\.t?(?:data|bss)\S*|COMMON)\s+0x[0-9a-f]+\s+0x([0-9a-f]+)\s+(\S+)", re.MULTILINE)
-# Constants that only the loader writes to, equal in every process, may stay where they are.
+# Constants, which only the loader writes to: equal in every process, so they are not renamed.
 _CONSTANT = ".data.rel.ro"
-# Thread-local variables there may be, from Python 3.12 on: the thread's state, which launch.c sets at every start; the
-# package of an extension module while that is imported; and where the allocator mimalloc, which nothing uses, would be.
+# The allowed thread-local variables, since Python 3.12: the thread's state, which launch.c sets at every start; the
+# package of an extension module during its import; and the state of the allocator mimalloc, which is not used.
 _THREAD_LOCAL = ("(pystate.o)", "(import.o)", "(obmalloc.o)")
 
 
 def rename_sections(tools: str, objects: Path, out: Path) -> None:
-    """Writes a copy of an object file or archive with its writable sections renamed, by the objcopy of this prefix."""
+    """Writes a copy of an object file or archive with renamed writable sections, with the objcopy of this prefix."""
     options = [f"--rename-section={old}={new}" for old, new in RENAMES.items()]
-    # No constructor runs: that of mimalloc, in Python 3.13, would ask the environment and /proc at every start.
-    # No debugger and no C++ unwinds our frames.
+    # No constructors: mimalloc's, in Python 3.13, would read the environment and /proc at every start.
+    # No unwinding tables: no debugger and no C++ uses them.
     removed = [f"--remove-section={section}" for section in (".init_array", ".eh_frame")]
     command = [f"{tools}objcopy", "-D", *removed, *options, str(objects), str(out)]
     subprocess.run(command, check=True)
 
 
 def stray_sections(linker_map: str, files: list[str]) -> list[str]:
-    """Returns the plain writable sections that, says the map, come from one of these objects and archives."""
+    """Returns the plain writable sections in the map that come from one of these objects and archives."""
     return [
         f"{section} of {origin}"
         for section, size, origin in _MAP_LINE.findall(linker_map)

@@ -1,12 +1,12 @@
-/* modules.c: the modules in C that the executable has; it takes the place of libpython's own table, which names them all.
+/* modules.c: the executable's modules in C; it replaces libpython's table, which lists all modules.
  *
- * One rule: what is not named here is not linked. Some modules have large tables (unicodedata, a megabyte), and some
- * must not be there: to look up users, `pwd`, `grp` and `spwd` let libc load what the host's nsswitch.conf names: shared
- * libraries, which crash a static program. Host names have the same trouble: the application uses addresses only.
+ * One rule: modules that are not listed here are not linked. Some have large tables (unicodedata, a megabyte), and some
+ * are harmful: `pwd`, `grp` and `spwd` have libc load the shared libraries that the host's nsswitch.conf names, which
+ * crash a static program. Resolving host names does the same: the application uses addresses only.
  */
 #include <Python.h>
 
-/* Those whose names and functions agree. */
+/* The modules whose initialising function is PyInit_ and the name. */
 #define NEEDED(X)                                                                                                     \
     X(_abc) X(_blake2) X(_codecs) X(_collections) X(_contextvars) X(_functools) X(_imp) X(_io) X(_json) X(_locale)    \
     X(_md5) X(_operator) X(_podwire) X(_sha1) X(_sha3) X(_signal) X(_socket) X(_sre) X(_stat) X(_string) X(_struct)   \
@@ -30,7 +30,7 @@
 #define VERSION_S(X) X(_sha256) X(_sha512)
 #endif
 
-/* Of Python 3.12, traceback imports tokenize. */
+/* In Python 3.12 traceback imports tokenize. */
 #if PY_VERSION_HEX >> 16 == 0x030C || defined MORE_MODULES
 #define TOKENS(X) X(_tokenize)
 #else

@@ -1,12 +1,12 @@
-/* pages.c: the array that is the heap, and runs of its pages in use or free.
+/* pages.c: the heap's array, and the used and free runs of its pages.
  *
- * One rule: the free list never has two runs that touch, so that large blocks do not crumble.
+ * One rule: the free list never has two adjacent runs, which limits fragmentation.
  */
 #include "pages.h"
 
 #include <string.h>
 
-/* A section name of its own puts the array behind all other data: only its used part goes into the file. */
+/* A separate section puts the array after all other data: the file contains only its used part. */
 char heap[HEAP_SIZE] __attribute__((aligned(4096), section(".bss.heap")));
 size_t heap_pages_used;
 int heap_sealed;
@@ -14,7 +14,7 @@ int heap_sealed;
 unsigned char page_kind[PAGES];
 uint32_t run_length[PAGES];
 
-/* Lies at the start of a free run. */
+/* At the start of each free run. */
 typedef struct run {
     struct run *next, *previous;
 } Run;
@@ -63,7 +63,7 @@ void run_release(size_t first, size_t pages)
     run_mark_free(first, pages);
 }
 
-/* Takes `pages` pages from the front of the free run at `first`. */
+/* Allocates the first `pages` pages of the free run at `first`. */
 static void run_take(size_t first, size_t pages)
 {
     size_t length = run_length[first];
@@ -118,7 +118,7 @@ int run_resize(size_t first, size_t pages)
     return 1;
 }
 
-/* Forgets, and wipes, the links of all free runs. */
+/* Empties the list of free runs, and wipes its links. */
 static void forget_free_runs(void)
 {
     while (free_runs.next != &free_runs) {
@@ -147,7 +147,7 @@ void pages_seal(void)
 
 /* ---- packed blocks ---- */
 
-/* The classes of the packed blocks, at every 16th byte from the first on. */
+/* The packed blocks, and the class of the one that begins at each multiple of 16 bytes. */
 static char *packed;
 static unsigned char *packed_class;
 size_t heap_hot_pages, heap_warm_pages;

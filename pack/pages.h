@@ -1,4 +1,4 @@
-/* pages.h: pages of the heap, as pages.c keeps them and alloc.c uses them; the caller holds the lock. */
+/* pages.h: the pages of the heap, for alloc.c and layout.c; callers hold the lock. */
 #ifndef PODWIRE_PAGES_H
 #define PODWIRE_PAGES_H
 
@@ -9,36 +9,36 @@
 #define PAGE HEAP_PAGE
 #define PAGES (HEAP_SIZE / PAGE)
 
-/* page_kind: PAGE_FREE, the class of a page of slots, a page of packed blocks, or what begins or ends there. */
+/* page_kind: PAGE_FREE, the class of a page of slots, PACKED, or the first or last page of a run. */
 enum { PAGE_FREE = 0, PACKED = 253, RUN_USED = 254, RUN_FREE = 255 };
 extern unsigned char page_kind[PAGES];
-extern uint32_t run_length[PAGES]; /* pages, at the first page of a run and at the last page of a free one */
+extern uint32_t run_length[PAGES]; /* in pages: at the first page of a run, and at the last page of a free one */
 
-/* The image is complete: freed bytes need no wiping, large blocks may lie elsewhere. WATCHED while the layout is learned. */
+/* SEALED: the image is complete, so freed bytes are not wiped, and large blocks may be mappings. WATCHED: learning. */
 enum { SEALED = 1, WATCHED = 2 };
 extern int heap_sealed;
 
-/* A new run of that many pages, or NULL when the array is used up. */
+/* Allocates a run of that many pages; returns NULL if the array is full. */
 void *run_allocate(size_t pages, unsigned char kind);
 
-/* Makes the run at page `first` longer or shorter where it stands; false if what follows is in use. */
+/* Resizes the run at page `first` without moving it; returns false if the following pages are in use. */
 int run_resize(size_t first, size_t pages);
 
-/* Frees that many pages from `first` on. */
+/* Frees `pages` pages from `first` on. */
 void run_release(size_t first, size_t pages);
 
 void pages_begin_image(void);
 void pages_seal(void);
 
-/* The class of a slot or packed block; 0 where there is none. */
+/* Returns the class of a slot or packed block, 0 for other addresses. */
 unsigned class_of(const void *slot);
 void set_packed_class(const void *block, unsigned class);
 
-/* The size of the slots of a class, 1 and up. */
+/* Returns the slot size of a class (1 and up). */
 size_t slot_size(unsigned class);
 
-/* Says what is wrong, and aborts. */
-_Noreturn void heap_broken(const char *what);
+/* Prints a message and aborts. */
+_Noreturn void heap_broken(const char *message);
 
 static inline int in_heap(const void *p)
 {

@@ -1,6 +1,6 @@
 """Builds the portable variant with PyInstaller: the same names, for platforms without a static libpython.
 
-One rule: it packs the same packages and the same entry as build.py; only the way they start differs. Each start
+One rule: it packs the same packages and the same entry as build.py; only the start differs. Each start
 unpacks the file into a temporary directory, which takes some 100 ms.
 
     python -m pack.portable [--work DIR] [--out DIR]
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pack import check
 from pack.build import ROOT, application
-from pack.install import install, names_of
+from pack.install import install, list_names
 
-# What the analysis finds behind imports that never happen here: kernel/ bypasses pyroute2's __init__.
+# Modules that the analysis finds through imports that never happen: kernel/ bypasses pyroute2's __init__.
 EXCLUDED = ("pyroute2.ndb", "pyroute2.cli", "asyncio", "ssl", "sqlite3", "tkinter", "unittest", "pydoc", "setuptools")
 
 ENTRY = """\
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "pyinstaller" / "bin")
     options = parser.parse_args()
     program = build(options.work)
-    names = names_of(program)
+    names = list_names(program)
     install(program, options.work / "bin", names)
     check.check(options.work / "bin", names, alone=False)
     install(program, options.out, names)

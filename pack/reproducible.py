@@ -1,6 +1,6 @@
 """Builds the executable twice, from copies of the sources in two directories, and compares the bytes.
 
-One rule: the copies share nothing, neither path nor cache, but the machine and its installed packages.
+One rule: the copies share only the machine and its installed packages, neither paths nor caches.
 
     PYTHONHASHSEED=0 python -m pack.reproducible [--arm64 SYSROOT]
 """
@@ -21,7 +21,7 @@ from pack.build import PACKAGES, ROOT
 def main() -> int:
     """Returns 0 if both builds gave the same file."""
     parser = argparse.ArgumentParser(description="Builds the executable twice and compares the bytes.")
-    parser.add_argument("--arm64", type=Path, metavar="SYSROOT", help="as of pack.build")
+    parser.add_argument("--arm64", type=Path, metavar="SYSROOT", help="as for pack.build")
     sysroot = parser.parse_args().arm64
     options: list[str | Path] = ["--arm64", sysroot.resolve()] if sysroot else []
     other = {"LANG": "C.UTF-8", "TZ": "Asia/Tokyo"}

@@ -1,8 +1,8 @@
-/* sha2.c: SHA-2 under the names by which Python's module `_sha2` calls it, made of libmd's.
+/* sha2.c: the functions for SHA-2 that Python's module `_sha2` calls, implemented with libmd.
  *
- * From Python 3.12 on CPython brings a library of its own for it, which Debian's and Ubuntu's static libpython lacks:
- * hashlib would have no sha256 and sha512. As in that library, all sizes of a word (32 or 64 bits) share what follows
- * their start, and a digest may be asked for in between.
+ * Since Python 3.12 CPython includes a library for SHA-2, which Debian's and Ubuntu's static libpython lacks: hashlib
+ * would have no sha256 and sha512. As in that library, all digests with a word size (32 or 64 bits) share the functions
+ * after their start, and digest() does not end the computation.
  */
 #include <Python.h>
 
@@ -22,7 +22,7 @@
         return state;                         \
     }
 
-/* Named after the longer of two. update() tells whether the input was too long, which 2^61 bytes are not. */
+/* Named after the longer of two digests. update() returns whether the input was too long: never below 2^61 bytes. */
 #define REST(bits)                                                                          \
     unsigned char NAME(update_##bits)(SHA2_CTX *state, const uint8_t *input, uint32_t size); \
     void NAME(digest_##bits)(const SHA2_CTX *state, uint8_t *digest);                       \

@@ -1,7 +1,9 @@
-/* share.c: equal parts of code objects are one: the texts, names and tables that thousands of functions have of their own.
+/* share.c: makes code objects share equal parts: the strings, names and tables of thousands of functions.
  *
- * CPython shares what looks like a name, and nothing else. One rule: only what cannot change is shared, and only among
- * functions: the code of a module or class runs once and is gone.
+ * CPython only shares strings that look like names.
+ *
+ * One rule: only immutable parts are shared, and only among functions: the code of a module or class is run once and
+ * freed.
  */
 #include <Python.h>
 
@@ -14,22 +16,22 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define PLACES (1ul << 17) /* several times what there is */
+#define ENTRIES_MAX (1ul << 17) /* several times the number of parts */
 
 static PyObject **known; /* a hash table, outside the heap, which is part of the image */
 
-static size_t hash_of(PyObject *thing)
+static size_t hash_of(PyObject *object)
 {
-    uint64_t hash = (uint64_t)PyTuple_GET_SIZE(thing);
+    uint64_t hash = (uint64_t)PyTuple_GET_SIZE(object);
 
-    if (!PyTuple_CheckExact(thing))
-        return (size_t)PyObject_Hash(thing);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(thing); i++)
-        hash = (hash ^ (uintptr_t)PyTuple_GET_ITEM(thing, i) >> 4) * 0x9E3779B97F4A7C15ul;
+    if (!PyTuple_CheckExact(object))
+        return (size_t)PyObject_Hash(object);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); i++)
+        hash = (hash ^ (uintptr_t)PyTuple_GET_ITEM(object, i) >> 4) * 0x9E3779B97F4A7C15ul;
     return hash >> 32;
 }
 
-/* Tuples are equal when their items are the same: these have been shared before. */
+/* Tuples are equal if their items are identical: items are shared before their tuples. */
 static int equal(PyObject *one, PyObject *other)
 {
     if (Py_TYPE(one) != Py_TYPE(other) || (!PyUnicode_Check(one) && Py_SIZE(one) != Py_SIZE(other)))
@@ -43,26 +45,26 @@ static int equal(PyObject *one, PyObject *other)
 
 static void share(PyObject **part)
 {
-    PyObject *thing = *part;
-    size_t place;
+    PyObject *object = *part;
+    size_t entry;
 
-    if (!PyBytes_CheckExact(thing) && !PyUnicode_CheckExact(thing) && !PyTuple_CheckExact(thing))
+    if (!PyBytes_CheckExact(object) && !PyUnicode_CheckExact(object) && !PyTuple_CheckExact(object))
         return;
-    if (PyUnicode_CheckExact(thing) && PyUnicode_CHECK_INTERNED(thing))
+    if (PyUnicode_CheckExact(object) && PyUnicode_CHECK_INTERNED(object))
         return;
-    if (PyTuple_CheckExact(thing))
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(thing); i++)
-            share(&PyTuple_GET_ITEM(thing, i));
-    place = hash_of(thing) % PLACES;
-    while (known[place] && !equal(known[place], thing))
-        place = (place + 1) % PLACES;
-    if (!known[place])
-        known[place] = Py_NewRef(thing);
-    *part = Py_NewRef(known[place]);
-    Py_DECREF(thing);
+    if (PyTuple_CheckExact(object))
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); i++)
+            share(&PyTuple_GET_ITEM(object, i));
+    entry = hash_of(object) % ENTRIES_MAX;
+    while (known[entry] && !equal(known[entry], object))
+        entry = (entry + 1) % ENTRIES_MAX;
+    if (!known[entry])
+        known[entry] = Py_NewRef(object);
+    *part = Py_NewRef(known[entry]);
+    Py_DECREF(object);
 }
 
-/* The linker sends all calls of _PyCode_New() here (--wrap): it makes what is read from a bundle, and what is compiled. */
+/* The linker redirects all calls of _PyCode_New() here (--wrap): it creates the code that is read or compiled. */
 PyCodeObject *__real__PyCode_New(struct _PyCodeConstructor *parts);
 PyCodeObject *__wrap__PyCode_New(struct _PyCodeConstructor *parts);
 
@@ -84,14 +86,14 @@ PyCodeObject *__wrap__PyCode_New(struct _PyCodeConstructor *parts)
 
 int share_begin(void)
 {
-    known = mmap(NULL, PLACES * sizeof *known, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    known = mmap(NULL, ENTRIES_MAX * sizeof *known, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return known != MAP_FAILED;
 }
 
 void share_end(void)
 {
-    for (size_t place = 0; place < PLACES; place++)
-        Py_XDECREF(known[place]);
-    munmap(known, PLACES * sizeof *known);
+    for (size_t entry = 0; entry < ENTRIES_MAX; entry++)
+        Py_XDECREF(known[entry]);
+    munmap(known, ENTRIES_MAX * sizeof *known);
     known = NULL;
 }

@@ -1,11 +1,11 @@
-/* share.h: what image_builder.c asks of share.c. */
+/* share.h: sharing equal parts of code objects, for image_builder.c. */
 #ifndef SHARE_H
 #define SHARE_H
 
-/* From here on equal parts of functions are shared; whether it can be done. */
+/* From here on equal parts of functions are shared; returns false without memory. */
 int share_begin(void);
 
-/* Up to here, before the dump. */
+/* Stops sharing, before the dump. */
 void share_end(void);
 
 #endif

@@ -1,6 +1,6 @@
-"""What an executable is built for: the Python that goes into it, the tools that make it, and what runs it here.
+"""The target of a build: a machine, its Python, the tools that build for it, and the emulator that runs its programs.
 
-One rule: what depends on the machine or on Python's version is asked here; the steps of the build know neither.
+One rule: code that depends on the machine or on Python's version is here; the steps of the build know neither.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-# An image holds one Python's memory: of another version, it is not known which state a start must renew.
+# The versions for which boot.py and launch.c renew all state of a process.
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 
 
 @dataclass(frozen=True)
 class Target:
-    """A machine and its Python; the paths lead to files of this machine."""
+    """A machine and its Python; the paths are those of the building machine."""
 
-    machine: str  # as `uname -m` says it there
+    machine: str  # as `uname -m` prints it there
     version: tuple[int, int]
     stdlib: Path
     includes: tuple[Path, ...]
-    libraries: tuple[Path, ...]  # static: Python's and what it needs
+    libraries: tuple[Path, ...]  # static: Python's and those that it needs
     tools: str = ""  # the prefix of the names of the compiler and of objcopy
     runner: tuple[str, ...] = ()  # the command that runs an executable of that machine
 
     @property
     def shown_stdlib(self) -> str:
-        """Where the standard library is on a machine that has it, as tracebacks show it."""
+        """The directory of the standard library in tracebacks."""
         return f"/usr/lib/{self.python}"
 
     @property
     def python(self) -> str:
-        """The name of the version's directories and libraries."""
+        """The version's name in directories and libraries, such as "python3.11"."""
         return "python{}.{}".format(*self.version)
 
 
 def native() -> Target:
-    """Returns the machine and the Python that this runs on."""
+    """Returns the building machine and its Python."""
     python = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LIBRARY"))
     version = sys.version_info[:2]
     return Target(
@@ -52,8 +52,8 @@ def native() -> Target:
 
 
 def arm64(sysroot: Path) -> Target:
-    """Returns a 64-bit ARM machine, of whose Debian the directory `sysroot` holds Python's packages."""
-    version = sys.version_info[:2]  # it compiles the standard library, so both must be the same
+    """Returns a 64-bit ARM machine; the directory `sysroot` contains Debian's packages of its Python."""
+    version = sys.version_info[:2]  # this Python compiles the standard library, so both must have the same version
     python = "python{}.{}".format(*version)
     usr = sysroot / "usr"
     names = (f"lib{python}.a", *_needed(version))
@@ -61,7 +61,7 @@ def arm64(sysroot: Path) -> Target:
         machine="aarch64",
         version=version,
         stdlib=usr / "lib" / python,
-        includes=(usr / "include" / python, usr / "include"),  # the second for pyconfig.h, which is the machine's own
+        includes=(usr / "include" / python, usr / "include"),  # the second for the machine's pyconfig.h
         libraries=tuple(usr / "lib" / "aarch64-linux-gnu" / name for name in names),
         tools="aarch64-linux-gnu-",
         runner=("qemu-aarch64",),

@@ -1,6 +1,6 @@
 """The application of the image that runs CPython's tests (image_tests.py): argv is MODULE SUMMARY [PATTERN...].
 
-One rule: what plugins use is imported into the image (IN_IMAGE); the tests and their helpers come from the disk.
+One rule: the image contains the modules that plugins use (IN_IMAGE); tests and their helpers are read from disk.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def entry() -> int:
     _open_disk(Path("/usr/lib/python{}.{}".format(*sys.version_info)))
     sys.executable = "/usr/bin/python3"  # for the tests that start another interpreter
     sys.meta_path.append(_StandIns())
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as tests expect of an ordinary interpreter
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in an ordinary interpreter
     doctest = importlib.import_module("doctest")
-    vars(doctest)["DocTestSuite"] = lambda *_, **__: unittest.TestSuite()  # without docstrings nothing to run
+    vars(doctest)["DocTestSuite"] = lambda *_, **__: unittest.TestSuite()  # doctests need docstrings
     try:
         every = list(_flat(unittest.defaultTestLoader.loadTestsFromName(module)))
     except unittest.SkipTest as skip:
@@ -66,16 +66,16 @@ def entry() -> int:
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules that exist only as shared libraries: a test that asks one for more than a constant is skipped."""
+    """Replaces modules that exist only as shared libraries; a test that needs more than their constants is skipped."""
 
     NAMES: ClassVar = {"_testcapi": {**LIMITS, "unicode_legacy_string": None}, "_testinternalcapi": {}}
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        """Finds the stand-in of that name."""
+        """Returns the spec of the stand-in with that name."""
         return ModuleSpec(fullname, self) if fullname in self.NAMES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives it its constants, and for everything else the skip."""
+        """Sets the module's constants; any other attribute skips the test."""
         vars(module).update(self.NAMES[module.__name__])
         module.__getattr__ = _skip  # type: ignore[method-assign]
 
@@ -87,7 +87,7 @@ def _skip(name: str) -> NoReturn:
 
 
 def _open_disk(stdlib: Path) -> None:
-    """Lets what is not in the image be imported from the disk, also the rest of packages it has parts of."""
+    """Makes modules that are not in the image importable from disk, also in packages that are in it."""
     sys.path.append(str(stdlib))
     for name, module in sys.modules.items():
         place = stdlib.joinpath(*name.split("."))

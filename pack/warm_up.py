@@ -1,9 +1,9 @@
-"""The warm-up: every verb runs at build time, several times, against a pretend kernel.
+"""The warm-up: every verb runs at build time, several times, against a fake kernel.
 
-One rule: only a temporary directory is touched, and no state stays in the image but specialised bytecode.
+One rule: the warm-up writes only to a temporary directory, and leaves only specialised bytecode in the image.
 
 CPython specialises bytecode after a few calls and caches attribute look-ups. A process that starts from a warm image
-spends no time on that and copies no memory pages for it. Namespace, netlink and sysctl calls are answered here.
+spends no time on that and copies no memory pages for it. This module replaces namespace, netlink and sysctl calls.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _TRAFFIC = {
     )
     for kind in kinds
 }
-_HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel gives
+_HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel assigns
 _HANDLE_START = b"\x0c\0\x03\0"
-_NAME_START = struct.Struct("=HH")  # of a chain's name in its rules, and in those that jump to it: both of type 2
-_ELEMENTS_START = b"\x03\x80"  # NFTA_SET_ELEM_LIST_ELEMENTS, nested, behind its length
+_NAME_START = struct.Struct("=HH")  # of a chain's name in its rules and in jumps to it: both have type 2
+_ELEMENTS_START = b"\x03\x80"  # NFTA_SET_ELEM_LIST_ELEMENTS, nested, after its length
 _USE = struct.Struct("=HH4s")  # NFTA_CHAIN_USE, of type 6
 _HEADER = struct.Struct("=IHHII")
-_LO, _BRIDGE, _VETH = 1, 2, 3  # the ifindexes on the stage; both ends of the pair are one
+_LO, _BRIDGE, _VETH = 1, 2, 3  # the fake kernel's ifindexes; both ends of the veth pair are one link
 _NAMES = {_LO: "lo", _BRIDGE: "cni0", _VETH: "eth0"}
 _ADDRESSES = {
     _LO: ("127.0.0.1/8", "::1/128"),
@@ -99,8 +99,8 @@ def warm_up(plugins: Mapping[str, Any]) -> None:
 
 
 def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
-    """Runs the verbs of a pod's life once and yields the name of each scenario before it; raises RuntimeError."""
-    with _pretend_kernel() as leases:
+    """Runs the verbs of a pod once and yields the name of each scenario before it; raises RuntimeError."""
+    with _fake_kernel() as leases:
         network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": leases}}
         for name in ("loopback", "bridge"):
             yield f"{name} ADD"
@@ -132,7 +132,7 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
-        _created.clear()  # a child has deleted the ifb
+        _created.clear()  # a background process deletes the ifb
 
 
 def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
@@ -155,27 +155,27 @@ def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapp
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
-# The chains and rules made in a scenario, by handle: type and content of their messages.
+# The nftables objects that a scenario created, by handle: type and content of their messages.
 _netfilter: dict[int, tuple[int, bytes]] = {}
 _handles = itertools.count(1)
-# What traffic control has, and the ifb, by its kind and place: the content of the message.
+# The objects of traffic control and the ifb, by kind and position: the content of their messages.
 _created: dict[tuple[int, bytes], bytes] = {}
 
 
 class _Socket(socket.socket):
-    """Answers netlink requests as a kernel with one bridge, one port and the addresses of `_NETWORK` would."""
+    """Answers netlink requests like a kernel with one bridge, one port and the addresses of `_NETWORK`."""
 
     def __init__(self, *unused: int) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._answers = b""
 
     def setsockopt(self, *unused: int) -> None:  # type: ignore[override]
-        """Takes any option."""
+        """Accepts any option."""
 
     def bind(self, address: object) -> None:
-        """Takes any address, and has news for subscribers: that all is gone which may have been deleted."""
+        """Accepts any address, and notifies subscribers that the links which a verb may delete are deleted."""
         super().bind(b"")
-        self.sendto(b"news", self.getsockname())
+        self.sendto(b"notification", self.getsockname())
         header = kernel.link.RTM_DELLINK, 0, 0
         self._answers = b"".join(encode(LinkMessage, header, {"index": index}, []) for index in (_VETH, _IFB_INDEX))
 
@@ -222,25 +222,25 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
 
 
 def _traffic(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
-    """Keeps what is made and shows it again; a place is an interface and a parent, or an ifb."""
-    making, deleting, _ = _TRAFFIC[kind]
-    place = making, content[4:8] + content[12:16]
-    if kind == making:
-        _created[place] = content
-    elif kind == deleting:
-        _created.pop(place, None)
-    elif place in _created:
-        yield _HEADER.pack(_HEADER.size + len(_created[place]), making, *header) + _created[place]
+    """Stores, deletes and lists objects of traffic control; a position is an interface and a parent."""
+    create, delete, _ = _TRAFFIC[kind]
+    position = create, content[4:8] + content[12:16]
+    if kind == create:
+        _created[position] = content
+    elif kind == delete:
+        _created.pop(position, None)
+    elif position in _created:
+        yield _HEADER.pack(_HEADER.size + len(_created[position]), create, *header) + _created[position]
     elif not header[0]:
         yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + struct.pack("=i", -errno.ENOENT)
 
 
 def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
     if kind in (_NEWCHAIN, _NEWRULE, _NEWSET, _NEWSETELEM):
-        _make(kind, content)
+        _store(kind, content)
     elif kind == _GETGEN:
         yield encode(GenerationMessage, (_NEWGEN, 0, header[1]), {}, [("NFTA_GEN_ID", 1)])
-    elif kind == _DELSETELEM:  # there is one pod: all of the set
+    elif kind == _DELSETELEM:  # there is one pod: delete all elements
         named = content[: content.rindex(_ELEMENTS_START)]
         for number in [number for number, message in _netfilter.items() if message[1].startswith(named)]:
             _netfilter.pop(number)
@@ -269,36 +269,36 @@ def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterat
 
 
 def _first_stored(kind: int, start: bytes) -> bytes:
-    """Returns the first stored message of a kind that begins so, b"" for none."""
+    """Returns the first stored message of a kind that begins with `start`, b"" for none."""
     return next(
         (stored for stored_kind, stored in _netfilter.values() if stored_kind == kind and stored.startswith(start)), b""
     )
 
 
-def _make(kind: int, content: bytes) -> None:
+def _store(kind: int, content: bytes) -> None:
     if kind == _NEWRULE or not any(stored.startswith(content) for _, stored in _netfilter.values()):
         _netfilter[next(_handles)] = kind, content
 
 
 def _uses(chain: bytes) -> bytes:
-    """Returns how many rules a chain has and rules that lead to it, as the kernel says it."""
+    """Returns the attribute with the number of a chain's rules plus the jumps to it, as the kernel counts them."""
     name = chain.rstrip(b"\0").rpartition(b"\0")[2] + b"\0"
     mark = _NAME_START.pack(_NAME_START.size + len(name), 2) + name
     rules = [rule for kind, rule in _netfilter.values() if kind == _NEWRULE and rule[0] == chain[0]]
     return _USE.pack(_USE.size, 6, sum(mark in rule for rule in rules).to_bytes(4, "big"))
 
 
-def _restore(*commands: Command, **unused: object) -> list[Outcome]:
-    """Stands for iptables' programs, which are run where netlink is not understood: never here."""
+def _refuse_program(*commands: Command, **unused: object) -> list[Outcome]:
+    """Raises RuntimeError: the verbs run iptables' programs only if netlink fails."""
     raise RuntimeError(f"the warm-up ran {' '.join(commands[0].argv)}: {commands[0].stdin.decode()}")
 
 
-def _build() -> None:
-    """Creates the chains of iptables-nft that the host's first pod finds."""
+def _create_built_in_chains() -> None:
+    """Creates iptables-nft's built-in chains, which a host has before its first pod."""
     for family in kernel.netfilter.nft.NFPROTO.values():
         for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
             chain = kernel.netfilter.nft.Chain(kernel.netfilter.nft.Table(family, table), name, hook)
-            _make(_NEWCHAIN, kernel.netfilter.nft.chain_request(chain).encode(0)[_HEADER.size :])
+            _store(_NEWCHAIN, kernel.netfilter.nft.chain_request(chain).encode(0)[_HEADER.size :])
 
 
 def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
@@ -320,7 +320,7 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
 
 
 def _ifb(request: bytes, sequence: int) -> bytes:
-    """Returns the ifb, or that there is none; nothing for a request that asks for another interface."""
+    """Returns the ifb or ENODEV; b"" for a request for another interface."""
     (index,) = struct.unpack_from("=i", request, 20)
     if index <= _VETH and _IFB not in request:
         return b""
@@ -330,7 +330,7 @@ def _ifb(request: bytes, sequence: int) -> bytes:
 
 
 class _Parameter(str):
-    """A directory in which every name is the same file: one stands for all kernel parameters."""
+    """A directory in which every name is the same file, which replaces all kernel parameters."""
 
     __slots__ = ()
 
@@ -343,14 +343,35 @@ def _family(cidr: Interface) -> int:
 
 
 @contextmanager
-def _pretend_kernel() -> Iterator[str]:
-    """Replaces the kernel with the pretend one, and takes it away again; yields a directory for leases."""
-    # Known by a number: its own name differs in every build, and Python keeps names, sorted by their hash.
-    stage = f"/tmp/podwire-{os.urandom(8).hex()}"
-    os.mkdir(stage, 0o700)
-    descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
+def _fake_kernel() -> Iterator[str]:
+    """Replaces functions that call the kernel while the context is active; yields a directory for leases."""
+    # The directory is addressed by a descriptor: its name differs in every build, and Python would intern it.
+    temporary = f"/tmp/podwire-{os.urandom(8).hex()}"
+    os.mkdir(temporary, 0o700)
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
     directory = f"/proc/self/fd/{descriptor}/leases"
-    props: list[tuple[Any, str, Any]] = [
+    replacements = _replacements(directory)
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
+    os.mkdir(directory, 0o700)
+    with open(f"{directory}/parameter", "w") as parameter:
+        parameter.write("1")
+    os.symlink("/proc/self/exe", f"{directory}/host-local")
+    for module, name, replacement in replacements:
+        setattr(module, name, replacement)
+    _create_built_in_chains()
+    try:
+        yield directory
+    finally:
+        for module, name, original in originals:
+            setattr(module, name, original)
+        _netfilter.clear()
+        os.close(descriptor)
+        shutil.rmtree(temporary)
+
+
+def _replacements(directory: str) -> list[tuple[Any, str, Any]]:
+    """Returns modules, names in them, and the values of these names with the fake kernel."""
+    return [
         (socket, "socket", _Socket),
         (
             kernel.netfilter.iptables,
@@ -363,26 +384,10 @@ def _pretend_kernel() -> Iterator[str]:
             {name: f"/sbin/{name}" for name in ("iptables-restore", "ip6tables-restore")}.__getitem__,
         ),
         (kernel.netfilter.iptables_direct, "is_nft", bool),
-        (process.child, "run", _restore),
+        (process.child, "run", _refuse_program),
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.link_deletion, "send_in_background", lambda socket, request, report: 0),
         (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 0),
         (kernel.sysctl, "_ROOT", _Parameter(f"{directory}/parameter")),
     ]
-    real = [(place, name, getattr(place, name)) for place, name, _ in props]
-    os.mkdir(directory, 0o700)
-    with open(f"{directory}/parameter", "w") as parameter:
-        parameter.write("1")
-    os.symlink("/proc/self/exe", f"{directory}/host-local")
-    for place, name, prop in props:
-        setattr(place, name, prop)
-    _build()
-    try:
-        yield directory
-    finally:
-        for place, name, thing in real:
-            setattr(place, name, thing)
-        _netfilter.clear()
-        os.close(descriptor)
-        shutil.rmtree(stage)

@@ -1,4 +1,4 @@
-"""What is published: archives, packages and images of the executables that are built already.
+"""Releases: archives, packages and images of built executables.
 
-One rule: the same executables and the same time give the same bytes, on every machine and at any later time.
+One rule: the same executables and the same SOURCE_DATE_EPOCH give the same bytes, on every machine and at any time.
 """

@@ -1,6 +1,6 @@
-"""Packs what is built: an archive, a Debian package and a bill of materials for each machine, one image for all, sums.
+"""Creates a release: an archive, a Debian package and a bill of materials for each machine, an image, and SHA256SUMS.
 
-One rule: SHA256SUMS is written last, so that a directory that has it is whole.
+One rule: SHA256SUMS is written last, so a directory that has it is complete.
 
     python -m pack.release [--out DIR]
 """
@@ -19,29 +19,29 @@ from pack.release.product import BUILT, TOOL, Product
 
 
 def main() -> int:
-    """Makes a release of every machine whose executables are there; returns the exit status."""
+    """Creates a release for every machine with built executables; returns the exit status."""
     parser = argparse.ArgumentParser(description="Packs the executables of dist/ for publication.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "release", help="emptied before (dist/release)")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "release", help="is emptied first (dist/release)")
     out = parser.parse_args().out
     if sys.version_info >= (3, 12):
-        raise SystemExit("a release is built with Debian 12's Python: with later ones libmd is in it, too (sbom.py)")
+        raise SystemExit("a release needs Debian 12's Python: later ones also link libmd, which sbom.py does not list")
     version, epoch_s = product.version(), product.epoch_s()
     built = {machine: path for machine, path in BUILT.items() if (path / TOOL).exists()}
     products = [Product(version, epoch_s, machine, path) for machine, path in built.items()]
     if not products:
         raise SystemExit("nothing is built: use `make release`")
     if version.endswith("+dirty"):
-        print("There are changes that are not committed: this is not for others.", file=sys.stderr)
+        print("There are uncommitted changes: do not publish this release.", file=sys.stderr)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    artefacts = [maker.write(one, out) for one in products for maker in (tgz, deb, sbom)]
+    artefacts = [artefact.write(one, out) for one in products for artefact in (tgz, deb, sbom)]
     artefacts.append(oci.write(products, out))
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
     (out / "SHA256SUMS").write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
     for path in artefacts:
         print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
-    lacking = [machine for machine in BUILT if machine not in built]
-    print(f"For {', '.join(built)}." + (f" Not built: {', '.join(lacking)}." if lacking else ""))
+    missing = [machine for machine in BUILT if machine not in built]
+    print(f"For {', '.join(built)}." + (f" Not built: {', '.join(missing)}." if missing else ""))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Reproducible archives, for the tgz and for the image's layer.
+"""Reproducible archives, for the tgz and the image's layer.
 
-One rule: nothing of the machine is in them: root owns every member, the time is an argument, the order is the caller's.
+One rule: archives do not depend on the machine: root owns every member, time and order are the caller's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Of 28 MB it makes 7 in 0.7 s; the highest level saves 2 % and takes six times as long.
+# Compresses 28 MB to 7 MB in 0.7 s; the highest level saves 2 % and takes six times as long.
 _GZIP_LEVEL = 6
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file; with `link_to`, another name of one that stands before it."""
+    """A file; with `link_to`, a hard link to an earlier member."""
 
     name: str
     content: bytes = b""
@@ -26,7 +26,7 @@ class Member:
 
 
 def tar(members: Iterable[Member], epoch_s: int) -> bytes:
-    """Returns an archive of files, in ustar's format, which every unpacker knows."""
+    """Returns an archive of files in the format ustar, which every program can unpack."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for member in members:
@@ -43,5 +43,5 @@ def tar(members: Iterable[Member], epoch_s: int) -> bytes:
 
 
 def gz(content: bytes) -> bytes:
-    """Compresses, without the moment and the name that gzip notes."""
+    """Returns `content` compressed, without a time and a name in gzip's header."""
     return gzip.compress(content, _GZIP_LEVEL, mtime=0)

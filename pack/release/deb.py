@@ -1,11 +1,11 @@
-"""The Debian package: the plugins where runtimes look for them, the tool on the PATH, its page and completion.
+"""The Debian package: the plugins in the directories of runtimes, the tool on PATH, its manual page and completion.
 
-One rule: no file of another package is lost, and no network is configured. dpkg owns all installed files, so it
-verifies, upgrades and removes them as those of any package; another package's file of the same name is diverted.
+One rule: the package deletes no file of another package and configures no network. dpkg owns all installed files and
+verifies, upgrades and removes them; another package's file of the same name is diverted.
 
-Runtimes look into /opt/cni/bin (containerd, CRI-O, podman; kubernetes-cni installs there) or, as Debian sets them up,
-into /usr/lib/cni. The files are in the first, as containers that run plugins mount it; the second has symbolic links.
-Conflicts with the owners of those directories would take away plugins that are not ours, and kubelet needs its package.
+Runtimes use /opt/cni/bin (containerd, CRI-O, podman; kubernetes-cni installs there) or, in Debian's configuration,
+/usr/lib/cni. The first has the files, since containers that run plugins mount it; the second has symbolic links.
+"Conflicts:" with the packages that own files there would remove plugins that podwire lacks, and kubelet's dependency.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 
 from pack.build import ROOT
 from pack.release import sbom
-from pack.release.product import TOOL, Product, told_by_tool
+from pack.release.product import TOOL, Product, tool_output
 
 _BIN, _DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
 _DOC = f"usr/share/doc/{TOOL}"
 _SCRIPTS = ("preinst", "postinst", "postrm")
-# The publisher is named by Debian's own variables.
+# The publisher, in the environment variables that Debian's tools use.
 _NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
 
 _CONTROL = """\
@@ -60,15 +60,15 @@ podwire is licensed under the Apache License, Version 2.0; on Debian systems its
 _CHANGELOG = """\
 podwire ({version}) unstable; urgency=medium
 
-  * What has changed is in CHANGELOG.md.gz.
+  * The changes are in CHANGELOG.md.gz.
 
  -- {maintainer}  {date}
 """
 
 _OVERRIDES = """\
-# Where runtimes look for plugins.
+# The directory in which runtimes search plugins.
 podwire: dir-or-file-in-opt
-# A plugin starts within a few milliseconds, and in any file system.
+# Plugins start within milliseconds, and in any root file system.
 podwire: statically-linked-binary
 # Built with Debian's static libraries; Built-Using names them.
 podwire: embedded-library
@@ -80,7 +80,7 @@ def write(product: Product, directory: Path) -> Path:
     path = directory / f"{TOOL}_{product.version}_{product.machine}.deb"
     with tempfile.TemporaryDirectory() as tree:
         _fill(product, Path(tree))
-        # Threads would make the bytes depend on their number; the highest level takes four times as long for a tenth.
+        # The bytes depend on the number of threads; the highest level saves a tenth and takes four times as long.
         options = ["--root-owner-group", "-Zxz", "-z3", "--threads-max=1"]
         env = {**os.environ, "SOURCE_DATE_EPOCH": str(product.epoch_s)}
         subprocess.run(["dpkg-deb", *options, "--build", tree, path], env=env, stdout=subprocess.DEVNULL, check=True)
@@ -108,10 +108,10 @@ def _texts(product: Product) -> dict[str, bytes]:
     date = formatdate(product.epoch_s)
     changelog = _CHANGELOG.format(version=product.version, maintainer=_maintainer(), date=date)
     return {
-        "usr/share/man/man1/podwire.1.gz": _gz(told_by_tool("man")),
-        "usr/share/bash-completion/completions/podwire": told_by_tool("completion", "bash"),
-        "usr/share/zsh/vendor-completions/_podwire": told_by_tool("completion", "zsh"),
-        "usr/share/fish/vendor_completions.d/podwire.fish": told_by_tool("completion", "fish"),
+        "usr/share/man/man1/podwire.1.gz": _gz(tool_output("man")),
+        "usr/share/bash-completion/completions/podwire": tool_output("completion", "bash"),
+        "usr/share/zsh/vendor-completions/_podwire": tool_output("completion", "zsh"),
+        "usr/share/fish/vendor_completions.d/podwire.fish": tool_output("completion", "fish"),
         "usr/share/lintian/overrides/podwire": _OVERRIDES.encode(),
         f"{_DOC}/copyright": _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes(),
         f"{_DOC}/changelog.gz": _gz(changelog.encode()),
@@ -122,7 +122,7 @@ def _texts(product: Product) -> dict[str, bytes]:
 
 
 def _control(product: Product, tree: Path) -> None:
-    """Writes what is for dpkg: the package's description, its sums, and its scripts."""
+    """Writes dpkg's files: the package's description, its checksums and its scripts."""
     files = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
     sources = {component.source for component in sbom.components(product.machine) if component.source}
     control = _CONTROL.format(
@@ -155,4 +155,4 @@ def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def _gz(content: bytes) -> bytes:
-    return gzip.compress(content, 9, mtime=0)  # as Debian's policy has it
+    return gzip.compress(content, 9, mtime=0)  # Debian's policy demands level 9

@@ -1,7 +1,7 @@
-"""The container image, as an OCI image layout in a tar file: an image for each machine behind one name.
+"""The container image, as an OCI image layout in a tar file: one name for an image for each machine.
 
-One rule: nothing is in it but the executable, whose first command is `install`, and the licences: no shell, no library.
-deploy/Containerfile makes the same content.
+One rule: an image contains only the executable, whose first command is `install`, and the licences: no shell, no
+library. deploy/Containerfile builds the same content.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Json = dict[str, Any]
 
 @dataclass
 class _Blobs:
-    """The contents of the layout, by their sums."""
+    """The blobs of the layout, by digest."""
 
     members: dict[str, Member] = field(default_factory=dict)
 
     def add(self, media_type: str, content: bytes | Json, **more: Any) -> Json:
-        """Adds a content and returns the descriptor that leads to it."""
+        """Adds a blob and returns its descriptor."""
         body = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
         digest = hashlib.sha256(body).hexdigest()
         self.members[digest] = Member(f"blobs/sha256/{digest}", body)
@@ -42,13 +42,13 @@ class _Blobs:
 
 
 def write(products: Sequence[Product], directory: Path) -> Path:
-    """Writes podwire-<version>-oci.tar for all the products, which are of one version and moment, and returns it."""
+    """Writes podwire-<version>-oci.tar for all products, which have the same version and time; returns its path."""
     version, epoch_s = products[0].version, products[0].epoch_s
     blobs = _Blobs()
-    # An index of its own even for one machine: a tool that finds several images in the outer one asks which is meant.
+    # A nested index even for one machine: with several images in the outer one, tools ask which one to use.
     images = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [_image(blobs, product) for product in products]}
     tag = version.replace("+", "-")  # a tag has no "+"
-    # ctr and docker take the first name, podman and skopeo either; the publisher gives it another.
+    # ctr and docker use the first name, podman and skopeo either; the publisher renames the image.
     names = {"io.containerd.image.name": f"localhost/podwire:{tag}", "org.opencontainers.image.ref.name": tag}
     outer = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [blobs.add(_INDEX, images, annotations=names)]}
     members = [

@@ -1,6 +1,6 @@
-"""What is packed: an executable for one machine, its names, its version and its moment.
+"""A product of a release: an executable for one machine, its names, its version and its time.
 
-One rule: what differs between two runs is read here, once, and passed to the functions that create the artefacts.
+One rule: values that differ between two runs are read here, once, and passed to the functions that create artefacts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pack.build import ROOT
 from podwire import __version__
 
 TOOL = "podwire"
-LICENSE = "Apache-2.0"  # of what is ours, as SPDX writes it
+LICENSE = "Apache-2.0"  # podwire's, as an SPDX identifier
 SUMMARY = "CNI network plugins that need no Python on the node, and a tool for node operators"
 TEXTS = ("LICENSE", "README.md", "THIRD-PARTY-NOTICES.md")  # in every archive
 
-# Where `make` leaves the executables, by the names that Debian and OCI have for the machine. Nothing else lies there.
+# The directories with only the executables, by Debian's and OCI's name of the machine.
 BUILT = {"amd64": ROOT / "dist" / "bin", "arm64": ROOT / "dist" / "arm64" / "bin"}
 
 
@@ -32,35 +32,35 @@ class Product:
     """An executable for one machine."""
 
     version: str
-    epoch_s: int  # the moment that every artefact bears
+    epoch_s: int  # the time in every artefact
     machine: str
     directory: Path
 
     @cached_property
     def program(self) -> bytes:
-        """The executable; the same under every name."""
+        """The content of the executable."""
         return (self.directory / TOOL).read_bytes()
 
     @cached_property
     def sha256(self) -> str:
-        """Its checksum."""
+        """The checksum of the executable."""
         return hashlib.sha256(self.program).hexdigest()
 
     @cached_property
     def plugins(self) -> list[str]:
-        """Its names but the tool's. It is not asked: it may be for another machine."""
+        """The names of the plugins, from the directory: the executable may be for another machine."""
         return sorted(path.name for path in self.directory.iterdir() if path.name != TOOL)
 
     @property
     def stem(self) -> str:
-        """How its artefacts' names begin."""
+        """The start of the artefacts' names."""
         return f"podwire-{self.version}-linux-{self.machine}"
 
 
 def version() -> str:
-    """Returns the version to publish, "+dirty" behind it for changes that are not committed.
+    """Returns the version to publish, with "+dirty" if there are uncommitted changes.
 
-    Exits when CHANGELOG.md does not begin with it.
+    Exits if CHANGELOG.md does not begin with that version.
     """
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if not heading or heading[1] != __version__:
@@ -70,21 +70,21 @@ def version() -> str:
 
 
 def epoch_s(env: Mapping[str, str] = os.environ) -> int:
-    """Returns the moment that artefacts bear: SOURCE_DATE_EPOCH, or that of the commit; exits when neither is there."""
+    """Returns the time for artefacts: SOURCE_DATE_EPOCH, or that of the commit; exits if there is neither."""
     epoch = env.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct")
     if not epoch:
-        raise SystemExit("no git repository that says of when this is: set SOURCE_DATE_EPOCH (seconds since 1970)")
+        raise SystemExit("no git repository with the time of this version: set SOURCE_DATE_EPOCH (seconds since 1970)")
     return int(epoch)
 
 
-def told_by_tool(*arguments: str) -> bytes:
-    """Returns what the operator's tool prints, run by this Python: an executable may be for another machine."""
+def tool_output(*arguments: str) -> bytes:
+    """Returns the output of the operator's tool, run by this Python: an executable may be for another machine."""
     program = "from podwire.main import console; console()"
     return subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, check=True).stdout
 
 
 def _git(*arguments: str) -> str:
-    """Returns what git says of this directory, "" without git or where it knows of no repository."""
+    """Returns git's output for this directory, "" without git or without a repository."""
     try:
         done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The bill of materials: what is linked and frozen into an executable, which version of it, under which licence.
+"""The bill of materials: the software that is linked and frozen into an executable, with versions and licences.
 
-One rule: versions are asked of the packages that were built with, never written down. It is CycloneDX 1.5, since its
-official schema comes as a Python package, with which the tests validate it.
+One rule: versions come from the packages of the build, never from this file. The format is CycloneDX 1.5, whose
+official schema is in a Python package, with which the tests validate it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from urllib.parse import quote
 from pack.build import LIBRARY_PACKAGES, ROOT
 from pack.release.product import LICENSE, SUMMARY, TOOL, Product
 
-# Name, the Debian package it is linked from, licence. THIRD-PARTY-NOTICES.md has the same; a test compares them.
+# Name, Debian package, licence; a test compares this with THIRD-PARTY-NOTICES.md.
 _LINKED = (
     ("CPython", "libpython{python}-dev", "Python-2.0.1"),
     ("GNU C Library", "libc6-dev", "LGPL-2.1-or-later"),
@@ -35,7 +35,7 @@ _SHOWN = "${Package} ${Architecture} ${Version} ${source:Package} ${source:Versi
 
 @dataclass(frozen=True)
 class Component:
-    """Somebody else's software in the executable; `source` is the Debian source package and its version, if any."""
+    """Third-party software in the executable; `source` is the Debian source package and its version, if any."""
 
     name: str
     version: str
@@ -81,7 +81,7 @@ def document(product: Product) -> dict[str, Any]:
 
 @cache
 def components(machine: str) -> list[Component]:
-    """Returns what the executable for a machine is made of besides our own code."""
+    """Returns the third-party components of the executable for a machine."""
     packages = _packages(machine)
     python = "{}.{}".format(*sys.version_info)
     gcc = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
@@ -93,17 +93,17 @@ def components(machine: str) -> list[Component]:
 
 
 def _packages(machine: str) -> dict[tuple[str, str], list[str]]:
-    """Returns version, source and its version of Debian packages, by name and architecture.
+    """Returns version, source and the source's version of Debian packages, by name and architecture.
 
-    They are those that are installed here and, for another machine, those that `make` has unpacked to build with.
+    Lists the installed packages and, for another machine, those that `make` has unpacked for the build.
     """
     unpacked = sorted((ROOT / "build" / machine / "packages").glob("*.deb"))
-    rows = _shown_by("dpkg-query", "--show", f"--showformat={_SHOWN}")
-    rows += [row for path in unpacked for row in _shown_by("dpkg-deb", "--show", f"--showformat={_SHOWN}", path)]
+    rows = _list_packages("dpkg-query", "--show", f"--showformat={_SHOWN}")
+    rows += [row for path in unpacked for row in _list_packages("dpkg-deb", "--show", f"--showformat={_SHOWN}", path)]
     return {(name, architecture): rest for name, architecture, *rest in rows}
 
 
-def _shown_by(*command: str | Path) -> list[list[str]]:
+def _list_packages(*command: str | Path) -> list[list[str]]:
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line.split() for line in lines]
 

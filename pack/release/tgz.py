@@ -1,9 +1,9 @@
-"""The archive that is unpacked in /opt/cni/bin, as the reference plugins' is.
+"""The archive for /opt/cni/bin, like that of the reference plugins.
 
-One rule: at nearly every moment of unpacking each plugin is whole. tar removes a file and then writes it again, so what
-takes long to write, the one executable, has the tool's name, which no runtime calls; plugins are hard links to it.
+One rule: while tar unpacks it, each plugin is missing for a moment only. tar deletes a file before it writes
+it, so the executable has the tool's name, which no runtime calls, and the plugins are hard links to it.
 
-There is no member for the directory itself, so that the mode and the owner of the one it is unpacked in stay.
+There is no member for the directory itself, so that unpacking keeps its mode and owner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`gettext` for argparse, whose messages are English here."""
+"""`gettext` for argparse, with English messages only."""
 
 
 def gettext(message: str) -> str:
@@ -7,5 +7,5 @@ def gettext(message: str) -> str:
 
 
 def ngettext(one: str, more: str, count: int) -> str:
-    """Returns the message for this many."""
+    """Returns the singular or plural for a count."""
     return one if count == 1 else more

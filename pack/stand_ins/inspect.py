@@ -1,12 +1,12 @@
-"""`inspect` for dataclasses, which asks for signatures, for docstrings that no code reads, and for annotations."""
+"""`inspect` for dataclasses, which needs annotations, and signatures for docstrings that no code reads."""
 
 
 def signature(of: object) -> str:
-    """Returns no signature."""
+    """Returns an empty signature."""
     return ""
 
 
 def get_annotations(of: type) -> dict[str, str]:
-    """Returns a class's own annotations: from Python 3.13 on dataclasses asks for them here."""
+    """Returns the annotations in a class; dataclasses calls this since Python 3.13."""
     annotations: dict[str, str] = vars(of).get("__annotations__", {})
     return annotations

@@ -1,1 +1,1 @@
-"""`selectors` for socket, whose sendfile() alone would use it, and with it `math` and its tables."""
+"""`selectors` for socket, which uses it only in sendfile(); the real one needs `math`, with its tables."""

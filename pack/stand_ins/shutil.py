@@ -1,11 +1,11 @@
-"""`shutil` for argparse, which asks how wide the terminal is, and for the warm-up, which removes its stage."""
+"""`shutil` for argparse, which needs the terminal's size, and for the warm-up, which deletes its directory."""
 
 import os
 import sys
 
 
 def get_terminal_size() -> os.terminal_size:
-    """Returns what COLUMNS says, or the terminal of stdout, or 80 columns."""
+    """Returns the size from COLUMNS, or that of stdout's terminal, or 80 columns."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return os.terminal_size((int(columns), 24))
@@ -16,8 +16,8 @@ def get_terminal_size() -> os.terminal_size:
 
 
 def rmtree(directory: str) -> None:
-    """Removes a directory and all in it."""
-    for place, _, names in os.walk(directory, topdown=False):
+    """Deletes a directory with its contents."""
+    for parent, _, names in os.walk(directory, topdown=False):
         for name in names:
-            os.unlink(f"{place}/{name}")
-        os.rmdir(place)
+            os.unlink(f"{parent}/{name}")
+        os.rmdir(parent)

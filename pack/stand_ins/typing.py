@@ -1,14 +1,14 @@
-"""`typing`, which has to make tuples with named fields; everything else is for readers and type checkers."""
+"""`typing` with NamedTuple; all other names only exist, for readers and type checkers."""
 
 # mypy: disable-error-code="misc,arg-type,attr-defined"
-# It knows tuples with named fields as its own.
+# mypy has its own implementation of NamedTuple.
 from __future__ import annotations
 
 import collections
 
 
 class _Form:
-    """Stands for a type, with parameters or without."""
+    """A type, with or without parameters."""
 
     def __getitem__(self, parameters: object) -> _Form:
         return self
@@ -22,15 +22,15 @@ class Generic:
 
 
 class Protocol(Generic):
-    """The attributes that a type must have; not checked at run time."""
+    """A protocol; not checked at run time."""
 
 
 class TypedDict(dict[str, object]):
-    """A dictionary, whatever is said of its keys."""
+    """A dictionary; its keys are not checked."""
 
 
 class TypeVar:
-    """A type to be known later."""
+    """A type variable."""
 
     def __init__(self, name: str, *bounds: object, **options: object) -> None:
         pass
@@ -49,7 +49,7 @@ class _Fields(type):
 
 
 class NamedTuple(metaclass=_Fields):
-    """A tuple with named fields, by the annotations in the class."""
+    """A tuple with named fields, which are the annotations of the class."""
 
 
 def cast(kind: object, value: object) -> object:
@@ -59,4 +59,4 @@ def cast(kind: object, value: object) -> object:
 
 TYPE_CHECKING = False
 Any = BinaryIO = Callable = Dict = Literal = NoReturn = Optional = Self = TextIO = Tuple = Union = _Form()
-ClassVar, _GenericAlias = object(), TypeVar  # dataclasses looks whether a field is of one
+ClassVar, _GenericAlias = object(), TypeVar  # dataclasses compares the type of a field with these

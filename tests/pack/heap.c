@@ -18,7 +18,7 @@ static const size_t sizes[SIZES] = {1, 16, 17, 64, 128, 256, 500, 512, 2048};
 static char *room, *next;
 static int packing, failures;
 
-void *layout_place(unsigned class, size_t size)
+void *layout_address(unsigned class, size_t size)
 {
     if (!packing || next + size > room + ROOM)
         return NULL;
@@ -26,7 +26,7 @@ void *layout_place(unsigned class, size_t size)
     return next - size;
 }
 
-void layout_placed(const void *block, unsigned class)
+void layout_allocated(const void *block, unsigned class)
 {
 }
 

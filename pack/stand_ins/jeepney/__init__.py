@@ -1,1 +1,1 @@
-"""`jeepney` without the modules that its own __init__ loads: kernel.dbus names those it needs."""
+"""`jeepney` without the modules that its __init__ loads: kernel.dbus imports those that it needs."""

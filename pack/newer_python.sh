@@ -1,27 +1,27 @@
 #!/bin/sh
 # Builds the executable in another distribution and tests it there: `make newer-python`, as root.
 #
-# One rule: that system is a directory and this process's mount namespace; of the machine it has the kernel, and what
-# leads to the package index (names, certificates, pip's configuration).
+# One rule: the distribution is a directory in a mount namespace of this process; it shares only the machine's kernel
+# and its access to the package index (names, certificates, pip's configuration).
 #
-#     elsewhere.sh RELEASE MIRROR DIRECTORY
+#     newer_python.sh RELEASE MIRROR DIRECTORY
 set -eu
 
 release=$1 mirror=$2 directory=$3
 root=$directory/root
 
-if [ ! -e "$directory/made" ]; then
+if [ ! -e "$directory/.unpacked" ]; then
     echo "$release: unpacking into $root (a minute)"
     rm -rf "$root"
     mkdir -p "$directory"
     mmdebstrap --quiet --variant=minbase --include=apt,ca-certificates,make,python3 "$release" "$root" "$mirror"
-    touch "$directory/made"
+    touch "$directory/.unpacked"
 fi
 rm -rf "$root/srv/podwire"
 mkdir "$root/srv/podwire"
 git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C "$root/srv/podwire"
 
-# A mount of itself, so that its / is a mount point: a test's `unshare --mount` asks for that.
+# A bind mount, so that its / is a mount point, as a test's `unshare --mount` requires.
 unshare --mount sh -euc '
     mount --bind "$0" "$0"
     cd "$0"
@@ -29,8 +29,8 @@ unshare --mount sh -euc '
     mount --rbind /dev dev
     mount --rbind /sys sys
     mount -t tmpfs tmpfs run
-    for own in /etc/resolv.conf /etc/hosts /etc/pip.conf; do
-        [ ! -e $own ] || { touch .$own; mount --bind $own .$own; }
+    for file in /etc/resolv.conf /etc/hosts /etc/pip.conf; do
+        [ ! -e $file ] || { touch .$file; mount --bind $file .$file; }
     done
     mount --bind /etc/ssl/certs etc/ssl/certs
     exec chroot . env -i HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin PODWIRE_BIN_DIR=dist/bin sh -euc "
