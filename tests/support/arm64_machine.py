@@ -1,7 +1,7 @@
-"""A whole machine for 64-bit ARM, emulated: Debian's kernel, busybox and the executable, in memory.
+"""An emulated machine for 64-bit ARM: Debian's kernel, busybox and the executable, in memory.
 
-One rule: all it has is in the archive it boots from, and all it tells is on its console; it knows nothing of this
-machine and leaves nothing.
+One rule: its only input is the archive from which it boots, and its only output is the console; it shares nothing with
+this machine and leaves no files.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _MODULES = ("kernel/net", "kernel/drivers/net", "kernel/lib")
 _OPTIONS = ["-machine", "virt", "-cpu", "cortex-a72", "-m", "512", "-nographic", "-nic", "none", "-no-reboot"]
 _APPEND = "console=ttyAMA0 quiet loglevel=1 panic=-1"
 _TIMEOUT_S = 300
-_ENDS_WITH_US = ("setpriv", "--pdeathsig=KILL")  # killed tests, too, leave no machine behind
+_DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")  # the machine ends even if the tests are killed
 
 
 def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
-    """Boots, runs a script of busybox's shell, powers off; returns what the console showed.
+    """Boots, runs a script of busybox's shell and powers off; returns the console's output.
 
-    `files` are put at these paths, executable; `directory` takes the archive.
+    `files` are the executable files of the machine, by path; `directory` is for the archive.
     """
     if not (_DEBIAN / "bin").is_dir():
         raise FileNotFoundError(f"no kernel in {_DEBIAN}: run `make arm64-machine`")
@@ -38,13 +38,13 @@ def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
         contents[str(path.relative_to(_DEBIAN))] = path.read_bytes()
     archive = directory / "initrd"
     archive.write_bytes(b"".join(_archive({**contents, **files, "script": script.encode()})))
-    command = [*_ENDS_WITH_US, PROGRAM, *_OPTIONS, "-kernel", kernel, "-initrd", archive, "-append", _APPEND]
+    command = [*_DIES_WITH_PARENT, PROGRAM, *_OPTIONS, "-kernel", kernel, "-initrd", archive, "-append", _APPEND]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
     return done.stdout.decode(errors="replace").replace("\r\n", "\n")
 
 
 def _archive(files: dict[str, bytes]) -> Iterator[bytes]:
-    """Yields the parts of a cpio archive as the kernel unpacks it, with the directories of the files."""
+    """Yields the parts of a cpio archive of the files and their directories, in the kernel's format for an initrd."""
     directories = {str(parent) for path in files for parent in Path(path).parents} - {"."}
     for number, path in enumerate(sorted(directories | {"proc", "sys", "dev", "run", "tmp"}), 1):
         yield _entry(number, path, stat.S_IFDIR | 0o755, b"")

@@ -1,7 +1,7 @@
-"""What the reference plugins leave behind, as values that can be compared with what ours leave behind.
+"""The golden states: the network states that the reference plugins create, for comparison with podwire's.
 
-One rule: what differs from run to run or from machine to machine (MACs, veth names, ifindexes, timers, numbers of
-queues) is replaced or left out; everything else counts.
+One rule: values that differ between runs or machines (MACs, veth names, ifindexes, timers, numbers of queues) are
+replaced or removed; all others are compared.
 """
 
 from __future__ import annotations
@@ -28,43 +28,46 @@ _WORDS = (
     (re.compile(r"fe80::[0-9a-f:]+/64 scope"), "fe80::MAC/64 scope"),
     (re.compile(r"@if\d+"), "@if"),
     (re.compile(r"link-netns(id)? \S+"), "link-netns OTHER"),
-    (re.compile(r" refcnt \d+"), ""),  # of a qdisc: one for each queue of its interface, and there is one for each CPU
-    (re.compile(r"^ +alias .*\n", re.MULTILINE), ""),  # whose an interface is: we tell, the reference does not
-    (re.compile(r" tentative"), ""),  # on the host it passes; the sandbox is tested for it elsewhere
+    (re.compile(r" refcnt \d+"), ""),  # of a qdisc: one for each queue of its interface, one for each CPU
+    (
+        re.compile(r"^ +alias .*\n", re.MULTILINE),
+        "",
+    ),  # the owner of an interface, which the reference plugins do not set
+    (re.compile(r" tentative"), ""),  # a temporary state on the host; other tests check the sandbox
 )
-# What follows from the machine, the clock or the kernel's configuration.
+# Attributes that depend on the machine, the clock or the kernel's configuration.
 _NOISE = re.compile(
     r"_timer$|^num[tr]xqueues$|^g[sr]o_|^tso_|_interval$|^(min|max)mtu$|^designated_(port|cost)$|^cost$"
 )
 
 
 def scenarios(start: str = "") -> list[str]:
-    """Returns the names of the states whose names begin so."""
+    """Returns the names of the golden states that begin with `start`."""
     return sorted(path.stem for path in _DIRECTORY.glob(f"{start}*.json"))
 
 
 def scenario(name: str) -> State:
-    """Returns one state: the network's configuration and what the reference made of it."""
-    found: State = json.loads((_DIRECTORY / f"{name}.json").read_text())
-    return found
+    """Returns one golden state: a network configuration and the state that the reference plugins created for it."""
+    golden: State = json.loads((_DIRECTORY / f"{name}.json").read_text())
+    return golden
 
 
 def links(text: str) -> dict[str, dict[str, str]]:
-    """Returns the links of `ip -d link` by name, each as attribute and value; the order of attributes is lost."""
-    found = {}
+    """Returns the links of `ip -d link` by name, each as a dictionary of attributes."""
+    attributes = {}
     for block in re.split(r"^\d+: ", text, flags=re.MULTILINE)[1:]:
         name, _, rest = _plain(block).partition(": ")
-        found[name] = _attributes(rest)
-    return found
+        attributes[name] = _attributes(rest)
+    return attributes
 
 
 def addresses(text: str) -> dict[str, list[str]]:
     """Returns the addresses of `ip addr` by link, as lines with scope and broadcast address."""
-    found: dict[str, list[str]] = {}
+    by_link: dict[str, list[str]] = {}
     for block in re.split(r"^\d+: ", text, flags=re.MULTILINE)[1:]:
         name, _, rest = _plain(block).partition(": ")
-        found[name] = [line.strip() for line in rest.splitlines() if line.strip().startswith("inet")]
-    return found
+        by_link[name] = [line.strip() for line in rest.splitlines() if line.strip().startswith("inet")]
+    return by_link
 
 
 def routes(text: str) -> list[str]:
@@ -73,33 +76,33 @@ def routes(text: str) -> list[str]:
 
 
 def rules(text: str) -> list[str]:
-    """Returns the lines of `nft list ruleset`, indented as they are."""
+    """Returns the lines of `nft list ruleset`, with their indentation."""
     return [line for line in _plain(text).splitlines() if line.strip()]
 
 
 def ruleset(namespace: Namespace) -> list[str]:
-    """Returns the whole rule set of nftables in a namespace, as `rules` does."""
+    """Returns the nftables ruleset of a namespace, in the form of `rules`."""
     return rules("\n".join(nft_rules(namespace)))
 
 
 def shaping(namespace: Namespace, name: str) -> list[str]:
-    """Returns what `tc` shows: all qdiscs but lo's, and the filters of what the interface `name` receives."""
+    """Returns the lines of `tc` for all qdiscs but lo's, and for the ingress filters of the interface `name`."""
     qdiscs = namespace.run("tc", "-d", "qdisc", "show").splitlines()
     filters = namespace.run("tc", "-d", "filter", "show", "dev", name, "ingress")
     return shaping_lines("\n".join((*(line for line in qdiscs if " dev lo " not in line), filters)))
 
 
 def shaping_lines(text: str) -> list[str]:
-    """Returns the lines that `tc` printed."""
+    """Returns the lines of tc's output `text`."""
     return [line.rstrip() for line in _plain(text).splitlines() if line.strip()]
 
 
 def result(body: Mapping[str, Any]) -> State:
-    """Returns an ADD's result with its MACs, the host end's name and the sandbox's path replaced."""
+    """Returns an ADD's result, in which the MACs, the host veth's name and the sandbox's path are replaced."""
     interfaces = []
     for item in body["interfaces"]:
-        named = item | {"mac": "MAC", "name": _plain(item["name"])}
-        interfaces.append(named | ({"sandbox": "SANDBOX"} if "sandbox" in item else {}))
+        replaced = item | {"mac": "MAC", "name": _plain(item["name"])}
+        interfaces.append(replaced | ({"sandbox": "SANDBOX"} if "sandbox" in item else {}))
     return {**body, "interfaces": interfaces}
 
 
@@ -121,13 +124,13 @@ def _plain(text: str) -> str:
 def _attributes(text: str) -> dict[str, str]:
     """Splits '<A,B> mtu 1500 ... link/ether ... bridge_slave state forwarding ...' into pairs."""
     flags, *words = text.split()
-    found = {"flags": ",".join(sorted(flags.strip("<>").split(",")))}
+    pairs = {"flags": ",".join(sorted(flags.strip("<>").split(",")))}
     while words:
         word = words.pop(0)
         if word in ("bridge", "bridge_slave", "veth", "ifb"):
-            found[word] = "yes"
+            pairs[word] = "yes"
         elif words:
             value = words.pop(0)
             if not _NOISE.search(word):
-                found[f"port {word}" if word in found else word] = value  # a link and a port both have a state
-    return found
+                pairs[f"port {word}" if word in pairs else word] = value  # a link and a port both have a state
+    return pairs

@@ -1,8 +1,8 @@
-"""What the running kernel can do, and which tests ran on which kernel: `@pytest.mark.needs("vlan_filtering")`.
+"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering")`, and the tests that each kernel ran.
 
-As a program it reads the reports of all kernels, prints what ran where, and fails for a test that ran nowhere.
+As a program it reads the reports of all kernels, prints a summary, and fails if a test ran on no kernel.
 
-One rule: whether a kernel has a feature is found out by using it, in a throwaway namespace; versions tell nothing.
+One rule: a feature is probed by using it in a temporary namespace; no code depends on kernel versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ADD_LINKS = "ip link add l0 type veth peer l1; ip link add"
 _NAT = "-t nat -A POSTROUTING -m comment --comment c -j MASQUERADE"
 _QDISC = "ip link add l0 type veth peer l1; tc qdisc add dev l0"
 
-# Shell that succeeds where the feature is there; run with -e in a network namespace of its own.
+# Shell commands that succeed if the kernel has the feature; run with -e in a new network namespace.
 FEATURES = {
     "vlan_filtering": "ip link add b0 type bridge vlan_filtering 1; ip -d link show b0 | grep -q 'vlan_filtering 1'",
     "vlan_device": f"{_ADD_LINKS} link l0 name l0.5 type vlan id 5",
@@ -49,26 +49,26 @@ FEATURES = {
     "sctp": "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP)'",
     "time_namespace": "unshare --time true",
     "user_mode_linux": "command -v linux.uml; ! grep 'User Mode Linux' /proc/cpuinfo",  # it cannot run in itself
-    "in_user_mode_linux": "grep -q 'User Mode Linux' /proc/cpuinfo",  # modules can be taken away and nobody minds
-    # Not the kernel's network, but the kernel's too: programs whose system calls are made to fail.
+    "in_user_mode_linux": "grep -q 'User Mode Linux' /proc/cpuinfo",  # modules can be removed
+    # Not a feature of the network: strace can make system calls fail.
     "syscall_injection": "test $(strace -o /dev/null -e inject=geteuid:retval=77 id -u) = 77",
 }
 
 PASSED, FAILED = "passed", "failed"
-AGAIN = 3  # of the tests that passed on one kernel each third runs on the second, too, in `make test`
+AGAIN = 3  # in `make test` the second kernel repeats each third of the tests that passed on the first
 
 
 @functools.cache
 def has(feature: str) -> bool:
-    """Tells whether the running kernel has one of FEATURES; KeyError for a name that is not among them."""
+    """Returns whether the running kernel has a feature of FEATURES; KeyError for an unknown feature."""
     probe = ["unshare", "--net", "sh", "-ec", FEATURES[feature]]
     return subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode == 0
 
 
 def lacking(needed: Iterable[str]) -> str:
-    """Returns what to tell when the running kernel lacks one of the needed features, "" when it has them all.
+    """Returns a message if the running kernel lacks one of the needed features, "" if it has all of them.
 
-    Also "" without root, when nothing can be tried: the tests then say that they need root.
+    Also "" without root, which probing needs: such tests then report that they need root.
     """
     if os.geteuid() != 0:
         return ""
@@ -77,7 +77,7 @@ def lacking(needed: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Session:
-    """What became of the tests on one kernel: by test id, PASSED, FAILED or the reason why it was left out."""
+    """The outcomes of the tests on one kernel, by test ID: PASSED, FAILED or the reason why it was skipped."""
 
     release: str
     outcomes: Mapping[str, str]
@@ -93,19 +93,19 @@ class Session:
         path.write_text(json.dumps(asdict(self), indent=1))
 
     def ran(self) -> set[str]:
-        """Returns the tests that were not left out."""
+        """Returns the tests that were not skipped."""
         return {test for test, outcome in self.outcomes.items() if outcome in (PASSED, FAILED)}
 
 
 class Recorder:
-    """A plugin of pytest that notes what becomes of each test and writes it to a file at the end."""
+    """A plugin of pytest that records the outcome of each test and writes a report at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes the outcome of one phase (set-up, call, tear-down): failed beats left out beats passed."""
+        """Records the outcome of one phase (setup, call, teardown): failed overrides skipped, and skipped passed."""
         before = self._outcomes.get(report.nodeid, PASSED)
         if report.failed:
             self._outcomes[report.nodeid] = FAILED
@@ -120,17 +120,17 @@ class Recorder:
 
 
 def passed_elsewhere(directory: Path) -> frozenset[str]:
-    """Returns the tests that passed on other kernels, of the reports in a directory.
+    """Returns the tests that passed on other kernels, according to the reports in a directory.
 
-    Those of the running one are of other shares, and which of them are done already must not matter.
+    Reports of the running kernel are other shares of this run; ignoring them makes the result independent of timing.
     """
     sessions = map(Session.load, directory.glob("*.json"))
     others = [session for session in sessions if session.release != os.uname().release]
-    return frozenset(name for session in others for name, how in session.outcomes.items() if how == PASSED)
+    return frozenset(name for session in others for name, outcome in session.outcomes.items() if outcome == PASSED)
 
 
 def by_kernel(sessions: Iterable[Session]) -> list[Session]:
-    """Returns one session for each kernel: the tests may have been shared out to several."""
+    """Returns one session for each kernel, merged from its shares."""
     outcomes: dict[str, dict[str, str]] = {}
     for session in sessions:
         outcomes.setdefault(session.release, {}).update(session.outcomes)
@@ -138,12 +138,12 @@ def by_kernel(sessions: Iterable[Session]) -> list[Session]:
 
 
 def summary(sessions: Sequence[Session]) -> str:
-    """Returns which tests ran where, as a table, and why tests were left out."""
-    lines = [f"{'kernel':<24}{'passed':>8}{'failed':>8}{'left out':>10}"]
+    """Returns a table of the outcomes on each kernel, and the reasons for skipped tests."""
+    lines = [f"{'kernel':<24}{'passed':>8}{'failed':>8}{'skipped':>10}"]
     for session in sessions:
         counts = Counter(session.outcomes.values())
-        left_out = len(session.outcomes) - counts[PASSED] - counts[FAILED]
-        lines.append(f"{session.release:<24}{counts[PASSED]:>8}{counts[FAILED]:>8}{left_out:>10}")
+        skipped = len(session.outcomes) - counts[PASSED] - counts[FAILED]
+        lines.append(f"{session.release:<24}{counts[PASSED]:>8}{counts[FAILED]:>8}{skipped:>10}")
     everywhere = set.intersection(*(session.ran() for session in sessions))
     lines.append(f"ran on every kernel: {len(everywhere)}")
     for session in sessions:
@@ -151,7 +151,7 @@ def summary(sessions: Sequence[Session]) -> str:
         lines += [f"ran on {session.release} only: {_by_file(only)}"] if only and len(sessions) > 1 else []
     for session in sessions:
         reasons = Counter(outcome for outcome in session.outcomes.values() if outcome not in (PASSED, FAILED))
-        lines += [f"left out on {session.release}: {number}: {reason}" for reason, number in reasons.most_common()]
+        lines += [f"skipped on {session.release}: {number}: {reason}" for reason, number in reasons.most_common()]
     return "\n".join(lines)
 
 
@@ -166,7 +166,7 @@ def failures(sessions: Sequence[Session]) -> list[str]:
 
 
 def ran_nowhere(sessions: Sequence[Session]) -> list[str]:
-    """Returns a line for each test that every kernel left out, with the reasons."""
+    """Returns a line for each test that was skipped on every kernel, with the reasons."""
     reasons: dict[str, list[str]] = {}
     for session in sessions:
         for test, outcome in session.outcomes.items():
@@ -176,14 +176,14 @@ def ran_nowhere(sessions: Sequence[Session]) -> list[str]:
 
 
 def problems(sessions: Sequence[Session], *, in_ci: bool) -> list[str]:
-    """Returns what is wrong with a whole run; with one kernel only, what it lacks may stay untested, but not in CI."""
+    """Returns the problems of a run; outside CI, a run on one kernel may skip tests that need another one."""
     if len(sessions) > 1:
         return failures(sessions) + ran_nowhere(sessions)
     return failures(sessions) + (["only one kernel was tested: CI must test two"] if in_ci else [])
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Returns why a test was skipped: the third of file, line and that."""
+    """Returns why a test was skipped: the third item of file, line, reason."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     return text.removeprefix("Skipped: ")
 
@@ -194,7 +194,7 @@ def _by_file(tests: Iterable[str]) -> str:
 
 
 def main(directory: Path) -> int:
-    """Prints the summary of all reports in `directory`; returns 1 when a test failed or ran nowhere."""
+    """Prints the summary of all reports in `directory`; returns 1 if a test failed or ran on no kernel."""
     sessions = by_kernel(Session.load(path) for path in sorted(directory.glob("*.json")))
     if not sessions:
         print(f"no reports of kernels in {directory}", file=sys.stderr)
@@ -202,9 +202,9 @@ def main(directory: Path) -> int:
     print(summary(sessions))
     if len(sessions) == 1:
         print(second_kernel.missing() or "the second kernel made no report", file=sys.stderr)
-    for problem in (found := problems(sessions, in_ci=binaries.in_ci())):
+    for problem in (lines := problems(sessions, in_ci=binaries.in_ci())):
         print(problem, file=sys.stderr)
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

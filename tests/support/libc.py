@@ -1,6 +1,6 @@
-"""System calls that Python 3.11 has no function for.
+"""System calls for which Python 3.11 has no function.
 
-One rule: a call that fails raises OSError with what was called.
+One rule: a failed call raises OSError with the name of the call.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ def unshare(flags: int) -> None:
 
 
 def make_dumpable() -> None:
-    """Makes /proc/<pid> belong to this process's user again, after a change of user."""
+    """Sets the owner of /proc/<pid> to this process's user, after a change of user."""
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def limit_rights(capabilities: Iterable[int]) -> None:
-    """Takes capabilities from whatever this process executes from now on, and from that all ways to more rights."""
+    """Removes capabilities from the programs that this process executes, and lets them gain no privileges."""
     for number in capabilities:
         _prctl(_PR_CAPBSET_DROP, number)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def bind(source: str, target: str) -> None:
-    """Mounts a file over another."""
+    """Bind-mounts a file over another."""
     _call("mount", source.encode(), target.encode(), None, ctypes.c_ulong(_MS_BIND), None)
 
 
 def receive_mounts_only() -> None:
-    """Keeps the mounts of this mount namespace in it; what is mounted outside appears here, too."""
+    """Makes mounts propagate into this mount namespace, but not out of it."""
     _call("mount", None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None)
 
 
 def unmount(target: str) -> None:
-    """Takes a mount away, in use or not."""
+    """Unmounts a mount, even if it is in use."""
     _call("umount2", target.encode(), ctypes.c_int(_MNT_DETACH))
 
 

@@ -1,10 +1,10 @@
-"""A private machine for a container runtime: network, mounts, processes, IPC and name of its own on this kernel.
+"""A private machine for a container runtime: separate network, mount, PID, IPC and UTS namespaces on this kernel.
 
-/etc, /opt and /var/lib are overlays over the real ones, /run and /dev/shm are empty, /opt/cni/bin has what the test
-puts there. An uplink leads to another machine, `peer`, which is the way out. Its disk is `scratch`, with /var/lib/cni
-and all that runtimes keep: a second machine on the same one is the node that starts again.
+/etc, /opt and /var/lib are overlays over the real ones, /run and /dev/shm are empty, and /opt/cni/bin has the test's
+plugins. An uplink connects it with another machine, `peer`, its default gateway. Its disk is the directory `scratch`,
+with /var/lib/cni and the runtimes' state: a second machine with the same directory is the rebooted node.
 
-One rule: leaving is the clean-up. Whatever a runtime makes or starts ends with the machine's first process.
+One rule: there is no clean-up. All processes and mounts of a runtime end with the machine's first process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
 _TIMEOUT_S = 60
-_CGROUPS = "pwt-"  # then the identity of the machine's first process
-_STALE_S = 3600  # no test takes that long
+_CGROUPS = "pwt-"  # followed by the identity of the machine's first process
+_STALE_S = 3600  # longer than any test
 _UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 _ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
-# The first process: whoever dies is nobody's zombie, as SIGCHLD is ignored (which dash's `trap` does not do).
+# The first process ignores SIGCHLD, so that orphans do not become zombies (dash's `trap` cannot do that).
 _INIT = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
-# Locks, and what says which address is next: no pod's.
+# Files that belong to no pod: locks, and the last allocated address.
 _BOOKKEEPING = ("lock", "xtables.lock", "last_reserved_ip")
 _INDEXES = Path("/var/lib/cni/networks.podwire")
 _SETUP = f"""
@@ -54,24 +54,24 @@ mount --bind "$SCRATCH/cni" /var/lib/cni
 mount -t tmpfs podwire /run
 mount -t tmpfs podwire /dev/shm
 mkdir -p /run/netns /run/lock "$SCRATCH/cgroup"
-# /sys shows the network of who mounted it; the control groups below it stay the kernel's
+# a new /sys shows this network namespace; the control groups below it are the kernel's
 mount --rbind /sys/fs/cgroup "$SCRATCH/cgroup"
 mount -t sysfs podwire /sys
 mount --rbind "$SCRATCH/cgroup" /sys/fs/cgroup
 umount -l "$SCRATCH/cgroup"
-if mountpoint -q /sys/fs/cgroup/unified; then umount -l /sys/fs/cgroup/unified; fi  # crun refuses a mixture
+if mountpoint -q /sys/fs/cgroup/unified; then umount -l /sys/fs/cgroup/unified; fi  # crun refuses both versions at once
 rm -rf /etc/cni /opt/cni /etc/containerd /etc/containers/*.conf /etc/resolv.conf
 mkdir -p {CONF_DIR} {BIN_DIR}
-echo 'nameserver 127.0.0.1' > /etc/resolv.conf  # refused at once
+echo 'nameserver 127.0.0.1' > /etc/resolv.conf  # queries are refused immediately
 echo '{ADDRESS} podwire-tests' >> /etc/hosts
-echo 0 > /proc/sys/net/ipv4/ip_forward  # a plugin has to turn it on
+echo 0 > /proc/sys/net/ipv4/ip_forward  # a plugin has to enable it
 ip link set lo up
 """
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that is up; `scratch` is a directory seen inside and outside."""
+    """A running machine; `scratch` is a directory of this machine and of that one."""
 
     pid: int
     scratch: Path
@@ -80,42 +80,42 @@ class Machine:
 
     @property
     def cgroup(self) -> str:
-        """The control group for its containers, in every hierarchy; it goes with the machine."""
+        """The control group for its containers, in every hierarchy; removed with the machine."""
         return f"{_CGROUPS}{identity(self.pid)}"
 
     def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program inside and returns its stdout; a failing one fails the test unless `check` is off."""
+        """Runs a program on the machine and returns its stdout; a failure fails the test unless `check` is False."""
         done = self.done(*argv, stdin=stdin, timeout_s=timeout_s)
-        told = done.stderr.strip() or done.stdout.strip() or done.returncode
-        assert not check or done.returncode == 0, f"{' '.join(argv)}: {told}"
+        output = done.stderr.strip() or done.stdout.strip() or done.returncode
+        assert not check or done.returncode == 0, f"{' '.join(argv)}: {output}"
         return done.stdout
 
     def done(
         self, *argv: str, stdin: str | None = None, timeout_s: float = _TIMEOUT_S
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program inside to its end, whatever that is."""
-        line, pipes = self._inside(argv), {"input": stdin or "", "capture_output": True, "text": True}
+        """Runs a program on the machine and returns its outcome."""
+        line, pipes = self._nsenter(argv), {"input": stdin or "", "capture_output": True, "text": True}
         return subprocess.run(line, env=_ENV, timeout=timeout_s, check=False, **pipes)
 
     def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program inside and returns what it said when it failed, "" when it did not."""
+        """Runs a program on the machine and returns its error message, "" if it succeeded."""
         done = self.done(*argv, timeout_s=timeout_s)
         return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
 
     def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
-        """Tells whether a program inside exits with 0."""
+        """Runs a program on the machine and returns whether it exited with 0."""
         return not self.problem(*argv, timeout_s=timeout_s)
 
     def at_once(self, *lines: Sequence[str], timeout_s: float = _TIMEOUT_S) -> list[str]:
-        """Runs several programs at the same time, which must all succeed, and returns the stdout of each."""
+        """Runs programs in parallel on the machine and returns the stdout of each; all must succeed."""
         with ThreadPoolExecutor(len(lines)) as threads:
             return list(threads.map(lambda line: self.run(*line, timeout_s=timeout_s), lines))
 
     @contextlib.contextmanager
     def running(self, *argv: str) -> Iterator[None]:
-        """Runs a daemon inside for the duration of the block, then kills it alone; it writes to `scratch`/NAME.log."""
+        """Runs a daemon on the machine during the block, then kills only it; it writes to `scratch`/NAME.log."""
         with (self.scratch / f"{Path(argv[0]).name}.log").open("ab") as log:
-            line = self._inside(argv)
+            line = self._nsenter(argv)
             nsenter = subprocess.Popen(line, env=_ENV, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         daemon = _child_of(nsenter.pid)
         try:
@@ -126,85 +126,85 @@ class Machine:
             nsenter.wait()
 
     def namespace(self, path: str) -> Namespace:
-        """Returns the network namespace at a path inside ("/run/netns/x"), so that it can be looked at from outside."""
-        return _seen(f"/proc/{self.pid}/root{path}")
+        """Returns the network namespace at a path of the machine ("/run/netns/x"), for use on this machine."""
+        return _unnamed_namespace(f"/proc/{self.pid}/root{path}")
 
     def write(self, path: Path, text: str) -> None:
-        """Writes a file inside, with its directories."""
+        """Writes a file on the machine, and creates its directories."""
         self.run("mkdir", "-p", str(path.parent))
         self.run("tee", str(path), stdin=text)
 
     def install(self, *directories: Path) -> None:
-        """Puts all programs of these directories into /opt/cni/bin, where the later ones win; all others go."""
+        """Replaces /opt/cni/bin with the programs of these directories, of which later ones take precedence."""
         script = (
             f'rm -rf {BIN_DIR}; mkdir -p {BIN_DIR}; for one; do cp -a --remove-destination "$one/." {BIN_DIR}; done'
         )
         self.run("sh", "-ec", script, "sh", *map(str, directories))
 
     def leftovers(self, *, links: Sequence[str] = ()) -> list[str]:
-        """Returns what pods that are gone have left: links but those named, addresses, caches, rules, namespaces."""
+        """Returns leaked objects of pods: links other than `links`, addresses, caches, rules, namespaces."""
         kept = {"lo", "up0", "ifb0", "ifb1", *links}
-        found = [f"link {name}" for name in netstate.links(self.network) if name not in kept]
-        found += self._files()
+        leaked = [f"link {name}" for name in netstate.links(self.network) if name not in kept]
+        leaked += self._files()
         rules = [*netstate.iptables_rules(self.network), *netstate.iptables_rules(self.network, "ip6tables")]
         rules += netstate.nft_rules(self.network)
         marks = ("CNI-DN-", "dnat to", 'comment "name:', "id: ", "DNAT --to")
-        found += [rule for rule in rules if any(mark in rule for mark in marks)]
-        return found + [f"qdisc {line}" for line in netstate.qdiscs(self.network) if " tbf " in line]
+        leaked += [rule for rule in rules if any(mark in rule for mark in marks)]
+        return leaked + [f"qdisc {line}" for line in netstate.qdiscs(self.network) if " tbf " in line]
 
     def picture(self) -> dict[str, Any]:
-        """Returns the whole state as a value: network, rules, limits, CNI's files, processes, namespaces.
+        """Returns the state of the machine as a value: network, rules, limits, CNI's files, processes, namespaces.
 
-        Plugins may still be at it, as one that closes sockets after its end: they are waited for.
+        Waits for running plugins, such as a background process that closes a socket.
         """
         eventually(lambda: not {*self._processes()} & {*binaries.names()})
-        places = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
+        mounts = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
         return {
             **netstate.state(self.network, netfilter=True),
             "qdiscs": netstate.qdiscs(self.network),
             "files": self._files(),
             "processes": self._processes(),
-            # of the tests' namespaces, which come and go, those of before are still known here, hidden below /run
-            "mounts": sorted(place for place in places if place.startswith("/run/netns/") and "/pwt-" not in place),
+            # the machine still has the mounts of earlier tests' namespaces, hidden below /run
+            "mounts": sorted(path for path in mounts if path.startswith("/run/netns/") and "/pwt-" not in path),
         }
 
     def unchanged(self, before: dict[str, Any] | None = None) -> contextlib.AbstractContextManager[None]:
-        """Demands that the picture after the block is that before it, once what goes by itself has gone."""
+        """Asserts that the state after the block soon equals the state before it."""
         return unchanged(self.picture, before)
 
     def _files(self) -> list[str]:
-        """Returns CNI's files: addresses, the runtimes' cache, backups, namespaces; not what is no pod's."""
-        places = ("/var/lib/cni", "/run/cni", "/run/netns")
-        return files_of_pods(self.run("find", *places, "-type", "f", check=False))
+        """Returns CNI's files of pods: addresses, the runtimes' cache, backups, namespaces."""
+        directories = ("/var/lib/cni", "/run/cni", "/run/netns")
+        return files_of_pods(self.run("find", *directories, "-type", "f", check=False))
 
     def _processes(self) -> list[str]:
         return sorted(self.run("ps", "-e", "-o", "comm=").splitlines())
 
-    def _inside(self, argv: Sequence[str]) -> list[str]:
+    def _nsenter(self, argv: Sequence[str]) -> list[str]:
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
 
 
 @contextlib.contextmanager
 def machine(scratch: Path) -> Iterator[Machine]:
-    """Yields a machine with an uplink to its peer; with the block it ends, and all that runs on it."""
+    """Yields a machine with an uplink to its peer; the machine and its processes end with the block."""
     _sweep()
     with namespaces.temporary("peer") as peer, _first_process() as pid:
-        network = _seen(f"/proc/{pid}/ns/net")
-        made = Machine(pid, scratch, network, peer)
-        made.run("env", f"SCRATCH={scratch}", "sh", "-c", _SETUP)
+        network = _unnamed_namespace(f"/proc/{pid}/ns/net")
+        created = Machine(pid, scratch, network, peer)
+        created.run("env", f"SCRATCH={scratch}", "sh", "-c", _SETUP)
         _wire(network, peer)
         try:
-            yield made
+            yield created
         finally:
-            with contextlib.suppress(ProcessLookupError):  # a test may have switched it off
+            with contextlib.suppress(ProcessLookupError):  # a test may have stopped it
                 os.kill(pid, signal.SIGKILL)
-            assert eventually(lambda: pid not in _sweep()), f"control groups {made.cgroup} are left"
+            assert eventually(lambda: pid not in _sweep()), f"control groups {created.cgroup} remain"
 
 
-def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
-    """Tells whether something becomes true in time."""
+def eventually(condition: Callable[[], bool], *, within_s: float = 10) -> bool:
+    """Returns whether a condition becomes true in time."""
     end = time.monotonic() + within_s
-    while not wanted():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.05)
@@ -213,7 +213,7 @@ def eventually(wanted: Callable[[], bool], *, within_s: float = 10) -> bool:
 
 @contextlib.contextmanager
 def unchanged(picture: Callable[[], dict[str, Any]], before: dict[str, Any] | None = None) -> Iterator[None]:
-    """Demands that a picture after the block is that before it, once what goes by itself has gone."""
+    """Asserts that a state after the block soon equals the state before it."""
     before = before or picture()
     yield
     if not eventually(lambda: picture() == before):
@@ -221,15 +221,15 @@ def unchanged(picture: Callable[[], dict[str, Any]], before: dict[str, Any] | No
         assert not difference, difference
 
 
-def files_of_pods(found: str) -> list[str]:
-    """Returns of the files that `find` has printed those that are some pod's, and not what finds addresses faster."""
-    paths = [Path(name) for name in sorted(found.splitlines())]
+def files_of_pods(listing: str) -> list[str]:
+    """Returns the files of pods in find's output, without locks and indexes."""
+    paths = [Path(name) for name in sorted(listing.splitlines())]
     return [str(path) for path in paths if not path.name.startswith(_BOOKKEEPING) and path.parent != _INDEXES]
 
 
 @contextlib.contextmanager
 def _first_process() -> Iterator[int]:
-    """Yields the process whose namespaces are the machine's; it does not outlive the tests, however these end."""
+    """Yields the process ID of the machine's first process, which the kernel kills when the tests end."""
     line = ["setpriv", "--pdeathsig=KILL", "unshare", *_UNSHARED, "--propagation", "private", *_INIT]
     quiet = subprocess.DEVNULL  # it complains when the first process is killed
     with subprocess.Popen(line, stdin=quiet, stderr=quiet, start_new_session=True) as unshare:
@@ -242,45 +242,45 @@ def _first_process() -> Iterator[int]:
 
 
 def _child_of(pid: int) -> int:
-    """Waits for a process's one child and returns its id."""
+    """Waits for a process's only child and returns its process ID."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     assert eventually(lambda: bool(children.read_text())), f"process {pid} started nothing"
     return int(children.read_text())
 
 
-def _seen(path: str) -> Namespace:
-    """Returns the network namespace at a path, under a name that is nowhere and so cannot be left behind."""
+def _unnamed_namespace(path: str) -> Namespace:
+    """Returns the network namespace at a path, without a name in /run/netns, which could leak."""
     return Namespace(os.path.relpath(path, "/run/netns"))
 
 
 def _lines(picture: dict[str, Any]) -> list[str]:
-    """Returns a picture in lines, whose difference can be read."""
+    """Returns a state as lines, for a readable difference."""
     return json.dumps(picture, indent=1, sort_keys=True).splitlines()
 
 
 def _wire(network: Namespace, peer: Namespace) -> None:
     network.ip("link", "add", "up0", "type", "veth", "peer", "name", "eth0", "netns", peer.name)
     ends = ((network, "up0", ADDRESS, ADDRESS6), (peer, "eth0", PEER_ADDRESS, PEER_ADDRESS6))
-    for namespace, link, own, own6 in ends:
+    for namespace, link, address, address6 in ends:
         namespace.ip("link", "set", "lo", "up")
-        namespace.ip("address", "add", f"{own}/24", "dev", link)
-        namespace.ip("address", "add", f"{own6}/64", "dev", link, "nodad")
+        namespace.ip("address", "add", f"{address}/24", "dev", link)
+        namespace.ip("address", "add", f"{address6}/64", "dev", link, "nodad")
         namespace.ip("link", "set", link, "up")
-    for gateway in (PEER_ADDRESS, PEER_ADDRESS6):  # the peer knows no way to pods: they must be masqueraded
+    for gateway in (PEER_ADDRESS, PEER_ADDRESS6):  # the peer has no route to pods: they must be masqueraded
         network.ip("route", "add", "default", "via", gateway)
 
 
 def _sweep() -> set[int]:
-    """Removes the control groups of machines that have ended, of killed tests too; returns the process ids of the rest.
+    """Removes the control groups of ended machines; returns the first processes of the machines with other ones.
 
-    Whether a process of another PID namespace runs cannot be seen: control groups of others are removed when they are
-    old. The kernel keeps those that still have processes.
+    Processes of other PID namespaces are invisible here: their control groups are removed when they are old. The
+    kernel keeps those that still have processes.
     """
     top = Path("/sys/fs/cgroup")
-    found = [*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*")]
-    pids = {root: pid for root in found if (pid := pid_of(root.name.removeprefix(_CGROUPS)))}
+    roots = [*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*")]
+    pids = {root: pid for root in roots if (pid := pid_of(root.name.removeprefix(_CGROUPS)))}
     dead = [root for root, pid in pids.items() if not Path(f"/proc/{pid}").exists()]
-    dead += [root for root in found if root not in pids and _age_s(root) > _STALE_S]
+    dead += [root for root in roots if root not in pids and _age_s(root) > _STALE_S]
     for directory in (directory for root in dead for directory, _, _ in os.walk(root, topdown=False)):
         with contextlib.suppress(OSError):  # its last process is about to end
             os.rmdir(directory)
@@ -288,7 +288,7 @@ def _sweep() -> set[int]:
 
 
 def _age_s(path: Path) -> float:
-    """Returns the seconds since a directory was last changed; 0 for one that is no longer there."""
+    """Returns the seconds since a directory was last changed; 0 if it no longer exists."""
     try:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The running kernel's modules, in user-mode Linux: there they may come and go.
+"""Removes modules of the running kernel, in user-mode Linux.
 
-One rule: what is taken away can be had again when the block ends.
+One rule: after the block the modules can be loaded again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PATIENCE_S = 20.0
 
 @contextlib.contextmanager
 def withheld(modules: Sequence[str]) -> Iterator[None]:
-    """Takes modules away for a block, so that the kernel is one that lacks them."""
+    """Removes modules during a block, and prevents loading them."""
     program = _LOADER.read_text()
     _LOADER.write_text("/bin/false\n")
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while loaded := [name for name in modules if Path("/sys/module", name).exists()]:
-            assert time.monotonic() < deadline, f"{loaded} are still in use, by namespaces that the kernel takes down"
+            assert time.monotonic() < deadline, f"{loaded} are still in use, by namespaces that the kernel is deleting"
             subprocess.run(["rmmod", *loaded], check=False, capture_output=True, timeout=60)
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Netlink requests that the kernel seems to refuse: podwire's sources in this process, its sockets replaced.
+"""Injects faults into netlink requests: runs podwire's sources in this process, with other sockets.
 
-One rule: what is not disturbed reaches the kernel and is answered by it; a refused request never reaches it, and a lost
-answer is one of a request that was carried out.
+One rule: the kernel receives and answers all requests without a fault; it does not receive a refused one, and it
+executes a request whose answer is lost.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ERROR, _ACK, _DUMP, _DUMP_INTR = 2, 0x4, 0x300, 0x10  # linux/netlink.h
 
 @dataclass
 class Disturbance:
-    """What happens to the `number`th request (from 1) of this process, whatever socket it is sent by.
+    """The fault of the `number`th request (from 1) of this process, on any socket.
 
-    "refused": answered with `errno`; "lost": carried out, but the answer does not fit (ENOBUFS); "interrupted": its
-    dump is said to be inconsistent, `always` or once. `seen` are the types of all requests, with whether each dumps.
+    "refused": the answer is `errno`; "lost": executed, but the answer does not fit (ENOBUFS); "interrupted": its dump
+    is flagged as inconsistent, once. `seen` has the type of each request, and whether it is a dump.
     """
 
     number: int = 0
@@ -52,7 +52,7 @@ class Disturbance:
 
 
 class _Message(NamedTuple):
-    """One request of those that are sent together."""
+    """One request of a batch."""
 
     kind: int
     number: int
@@ -62,7 +62,7 @@ class _Message(NamedTuple):
 
 
 class _Socket(socket.socket):
-    """A socket that a disturbance happens to."""
+    """A socket with a fault."""
 
     disturbance: Disturbance
 
@@ -72,21 +72,21 @@ class _Socket(socket.socket):
         self._lost = self._interrupted = False
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        own, messages = self.disturbance, _messages(data)
+        fault, messages = self.disturbance, _messages(data)
         in_batch = self.proto == _NETLINK_NETFILTER and messages[0].kind == _BATCH_BEGIN
         refused = None
         for message in messages:
             if not (in_batch and message.kind == _BATCH_END):
-                own.seen.append((message.kind, message.dumps))
-                if len(own.seen) == own.number:
-                    self._lost = own.how == "lost"
-                    self._interrupted = own.how == "interrupted"
-                    refused = message if own.how == "refused" else None
+                fault.seen.append((message.kind, message.dumps))
+                if len(fault.seen) == fault.number:
+                    self._lost = fault.how == "lost"
+                    self._interrupted = fault.how == "interrupted"
+                    refused = message if fault.how == "refused" else None
         if refused:
-            self._forged.append(_answer(refused, own.errno))
+            self._forged.append(_answer(refused, fault.errno))
             if not in_batch:
                 messages.remove(refused)
-            else:  # a transaction is refused as a whole, and the others are answered unless it could not even begin
+            else:  # the whole transaction is refused; its other requests are answered unless the first one is refused
                 rest = [] if refused is messages[0] else messages
                 self._forged += [_answer(item, 0) for item in rest if item.acknowledged and item is not refused]
                 messages = []
@@ -109,12 +109,12 @@ class _Socket(socket.socket):
 
 
 class Sources(Chain):
-    """The chain run by the sources in this process; what stands before a verb is a disturbance."""
+    """The chain of plugins, run from the sources in this process; `before` a verb is its disturbance."""
 
     def run(
         self, plugin: str, command: str, pod: Namespace, prev_result: object = None, *before: Any, **keys: Any
     ) -> Outcome:
-        """Runs one verb, built unless a disturbance is given."""
+        """Runs one verb: with a disturbance from the sources, without one the built plugin."""
         if not before:
             return super().run(plugin, command, pod, prev_result, **keys)
         names = {
@@ -141,14 +141,14 @@ def _disturbed(disturbance: Disturbance) -> Iterator[None]:
 
 
 def _messages(data: bytes) -> list[_Message]:
-    found = []
+    messages = []
     offset = 0
     while offset < len(data):
         length, kind, flags, number, _ = _HEADER.unpack_from(data, offset)
         end = offset + ((length + 3) & ~3)
-        found.append(_Message(kind, number, flags & _DUMP == _DUMP, bool(flags & _ACK), data[offset:end]))
+        messages.append(_Message(kind, number, flags & _DUMP == _DUMP, bool(flags & _ACK), data[offset:end]))
         offset = end
-    return found
+    return messages
 
 
 def _answer(request: _Message, number: int) -> bytes:

@@ -1,7 +1,7 @@
-"""A network configuration list and what libcni does with it: each verb through all plugins of the list.
+"""A network configuration list, run as by libcni: each verb by all plugins of the list.
 
-One rule: a plugin is asked exactly what libcni would ask it (name, cniVersion, prevResult added to its object, and of
-what the runtime has for pods that for which the plugin declares the capability).
+One rule: a plugin gets exactly the configuration that libcni would pass: its object with name, cniVersion, prevResult,
+and the runtime's values for the capabilities that it declares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = Callable[[str, str, dict[str, Any]], Outcome]  # plugin, CNI_COMMAND, conf
 
 @dataclass(frozen=True)
 class NetworkList:
-    """One *.conflist file; `capability_args` is what the runtime has for a pod, by capability."""
+    """One *.conflist file; `capability_args` are the runtime's values for a pod, by capability."""
 
     name: str
     cni_version: str
@@ -28,17 +28,17 @@ class NetworkList:
 
     @classmethod
     def load(cls, path: Path) -> NetworkList:
-        """Reads a file; the keys every list must have must be there."""
+        """Reads a file, which must have the keys that every list needs."""
         body = json.loads(path.read_text())
         assert body["plugins"], f"{path}: no plugins in list"
         return cls(body["name"], body["cniVersion"], tuple(body["plugins"]))
 
     def asking(self, **capability_args: Any) -> NetworkList:
-        """Returns the same list for a pod that needs something of the runtime: `asking(portMappings=[...])`."""
+        """Returns the same list with values of the runtime: `asking(portMappings=[...])`."""
         return replace(self, capability_args=capability_args)
 
     def add(self, run: Run) -> dict[str, Any]:
-        """Adds an attachment: each plugin in turn, the result of one being prevResult of the next; returns the last."""
+        """Adds an attachment: runs each plugin with the previous one's result as prevResult; returns the last one."""
         result: dict[str, Any] | None = None
         for plugin in self.plugins:
             result = run(plugin["type"], "ADD", self.request(plugin, result)).result()
@@ -51,22 +51,22 @@ class NetworkList:
             run(plugin["type"], "CHECK", self.request(plugin, result)).assert_silent()
 
     def delete(self, run: Run, result: dict[str, Any] | None) -> None:
-        """Deletes an attachment, the last plugin first; None where the runtime has no result of ADD."""
+        """Deletes an attachment, the last plugin first; `result` is None if the runtime has no result of ADD."""
         for plugin in reversed(self.plugins):
             run(plugin["type"], "DEL", self.request(plugin, result)).assert_silent()
 
     def collect(self, run: Run, valid: Sequence[Mapping[str, str]]) -> None:
-        """Has every plugin collect what belongs to none of the `valid` attachments."""
+        """Runs GC of every plugin with the `valid` attachments."""
         for plugin in self.plugins:
             run(plugin["type"], "GC", self.collection(plugin, valid)).assert_silent()
 
     def collection(self, plugin: dict[str, Any], valid: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """Returns what a plugin is asked with GC."""
-        own = {key: value for key, value in plugin.items() if key != "capabilities"}
-        return {**own, "name": self.name, "cniVersion": self.cni_version, "cni.dev/valid-attachments": list(valid)}
+        """Returns a plugin's configuration for GC."""
+        conf = {key: value for key, value in plugin.items() if key != "capabilities"}
+        return {**conf, "name": self.name, "cniVersion": self.cni_version, "cni.dev/valid-attachments": list(valid)}
 
     def request(self, plugin: dict[str, Any], prev_result: dict[str, Any] | None) -> dict[str, Any]:
-        """Returns what a plugin is asked with ADD, CHECK and DEL."""
+        """Returns a plugin's configuration for ADD, CHECK and DEL."""
         request = {**plugin, "name": self.name, "cniVersion": self.cni_version}
         declared = plugin.get("capabilities", {})
         if runtime := {name: value for name, value in self.capability_args.items() if declared.get(name)}:

@@ -1,7 +1,7 @@
 """The network state of a namespace as a value that can be compared and read.
 
-One rule: two states are equal exactly when nothing but time has passed between them; counters, indexes, timers and
-what follows the carrier by itself are left out.
+One rule: two states are equal exactly if only time has passed between them; counters, indexes, timers and attributes
+that follow the carrier are not part of a state.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tests.support.processes import output
 
 State = dict[str, Any]
 
-# Left out of each link: numbers that differ between equal links, and what the kernel settles a moment later.
+# Removed from each link: numbers that differ between equal links, and attributes that the kernel updates later.
 _LINK_NOISE = {"ifindex", "operstate", "stats64", "stats", "link_index", "link_netnsid", "ifname", "addr_info"}
 _LINK_NOISE |= {"gro_max_size", "gso_max_size", "gso_max_segs", "tso_max_size", "tso_max_segs"}
 _LINK_NOISE |= {"num_tx_queues", "num_rx_queues", "inet6_addr_gen_mode", "min_mtu", "max_mtu", "broadcast"}
 _CARRIER_FLAGS = {"NO-CARRIER", "LOWER_UP"}
 _ADDRESS_NOISE = {"valid_life_time", "preferred_life_time", "tentative", "dynamic", "label"}
 _ROUTE_NOISE = {"expires", "flags", "pref", "cache", "used", "age"}
-# Among a bridge's and a port's settings: timers, the state spanning tree is in, and numbers given in order of joining.
+# Attributes of bridges and ports: timers, the state of the spanning tree, and numbers in the order of attaching.
 _PORT_NOISE = re.compile(r"timer|_id$|^id$|^no$|^state$|^root_|^designated_|^topology_|^hash")
 _COUNTERS = re.compile(r"\[\d+:\d+\]")
 
@@ -30,8 +30,8 @@ _COUNTERS = re.compile(r"\[\d+:\d+\]")
 def state(namespace: Namespace, *, netfilter: bool = False) -> State:
     """Returns links (with their addresses), routes of all tables and rules; with `netfilter` also all its rules.
 
-    Left out besides counters: link-local IPv6 addresses, which come and go with the carrier, and the kernel's own
-    routes in the local table, which follow from the addresses.
+    Without counters, without link-local IPv6 addresses, which come and go with the carrier, and without the kernel's
+    routes in the local table, which depend on the addresses.
     """
     text = output("ip", "-n", namespace.name, "-j", "-d", "-batch", "-", stdin="addr show\nrule show\n")
     links, rules = _documents(text)
@@ -48,15 +48,15 @@ def state(namespace: Namespace, *, netfilter: bool = False) -> State:
 
 def links(namespace: Namespace) -> dict[str, Any]:
     """Returns the links of `namespace` by name, each with its `addresses`."""
-    found: dict[str, Any] = state(namespace)["links"]
-    return found
+    by_name: dict[str, Any] = state(namespace)["links"]
+    return by_name
 
 
 def shown(namespace: Namespace, name: str) -> dict[str, Any]:
-    """Returns all that `ip -d link` shows of one link, nothing left out: ifindex, operstate, port state too."""
-    (found,) = json.loads(namespace.ip("-j", "-d", "link", "show", "dev", name))
-    assert isinstance(found, dict)
-    return found
+    """Returns all that `ip -d link` shows of one link, including ifindex, operstate and port state."""
+    (link,) = json.loads(namespace.ip("-j", "-d", "link", "show", "dev", name))
+    assert isinstance(link, dict)
+    return link
 
 
 def nft_rules(namespace: Namespace) -> list[str]:
@@ -72,38 +72,38 @@ def iptables_rules(namespace: Namespace, tool: str = "iptables") -> list[str]:
 
 
 def qdiscs(namespace: Namespace) -> list[str]:
-    """Returns the queues of all links, but for those that are none."""
+    """Returns the qdiscs of all links, without `noqueue`."""
     return sorted(line for line in namespace.run("tc", "qdisc", "show").splitlines() if line.split()[1] != "noqueue")
 
 
 def _documents(text: str) -> list[Any]:
     """Splits ip's batch output: one JSON document after another."""
-    decoder, found, at = json.JSONDecoder(), [], 0
+    decoder, documents, at = json.JSONDecoder(), [], 0
     while at < len(text):
         if text[at].isspace():
             at += 1
             continue
         document, at = decoder.raw_decode(text, at)
-        found.append(document)
-    return found
+        documents.append(document)
+    return documents
 
 
 def _link(link: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in link.items() if key not in _LINK_NOISE}
     kept["flags"] = sorted(set(link["flags"]) - _CARRIER_FLAGS)
     kept["addresses"] = [_address(address) for address in link["addr_info"] if not _is_link_local(address["local"])]
-    settled: dict[str, Any] = _settled(kept)
-    return settled
+    stable: dict[str, Any] = _without_noise(kept)
+    return stable
 
 
 def _address(address: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in address.items() if key not in _ADDRESS_NOISE}
 
 
-def _settled(value: Any) -> Any:
-    """Drops from the settings of a bridge or port what changes by itself."""
+def _without_noise(value: Any) -> Any:
+    """Returns the attributes of a link without those of bridges and ports that change with time."""
     if isinstance(value, dict):
-        return {key: _settled(item) for key, item in value.items() if not _PORT_NOISE.search(key)}
+        return {key: _without_noise(item) for key, item in value.items() if not _PORT_NOISE.search(key)}
     return value
 
 
@@ -118,8 +118,8 @@ def _route(route: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follows_from_addresses(route: dict[str, Any]) -> bool:
-    own = route.get("table") == "local" and route.get("protocol") == "kernel"
-    return own or route["dst"] == "ff00::/8" or _is_link_local(route["dst"])
+    is_local = route.get("table") == "local" and route.get("protocol") == "kernel"
+    return is_local or route["dst"] == "ff00::/8" or _is_link_local(route["dst"])
 
 
 def _is_link_local(text: str) -> bool:

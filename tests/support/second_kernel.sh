@@ -1,8 +1,8 @@
 #!/bin/bash
-# The first process in user-mode Linux: makes it a node with all its modules, runs one command, powers off.
+# The first process in user-mode Linux: sets it up as a node with all modules, runs one command, powers off.
 #
-# One rule: what happens in here cannot reach the machine. The root file system is the machine's, read-only; what is
-# written goes to memory, except for $PODWIRE_SHARED, which is /run/shared in here and holds the command and its status.
+# One rule: programs in it cannot change the machine. The root file system is the machine's, read-only; writes go to
+# memory, except for $PODWIRE_SHARED, which is mounted at /run/shared and contains the command and its status.
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
 export HOME=/run TMPDIR=/run/tmp
@@ -17,14 +17,14 @@ mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
 mount -t hostfs -o "$PODWIRE_SHARED" shared /run/shared
 
-# Modules are loaded on demand, as on a node; they are not where modprobe looks for them. In /dev, since tests hide /run.
+# Modules are loaded on demand, as on a node, from a directory that modprobe does not search; in /dev: tests hide /run.
 mount --bind /usr/lib/uml/modules /dev/modules/lib/modules
 printf '#!/bin/sh\nexec modprobe -d /dev/modules "$@"\n' >/dev/modules/modprobe
 chmod 755 /dev/modules/modprobe
 echo /dev/modules/modprobe >/proc/sys/kernel/modprobe
-modprobe -d /dev/modules -a ipv6 br_netfilter tun # what no program asks for by its name
+modprobe -d /dev/modules -a ipv6 br_netfilter tun # no program requests these by name
 
-# This kernel's nftables have no NAT: an administrator would choose the other iptables here.
+# The nftables of this kernel have no NAT: an administrator would choose iptables-legacy.
 cp -a /etc/alternatives /run/alternatives && mount --bind /run/alternatives /etc/alternatives
 for tool in iptables ip6tables; do
     for suffix in "" -save -restore; do

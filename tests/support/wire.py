@@ -1,7 +1,7 @@
 """A station on an Ethernet: `python -m tests.support.wire INTERFACE`, which tests.support.frames runs in a pod.
 
-One rule: it tells what was on the wire. The kernel takes VLAN tags out of frames before programs see them; scapy puts
-them back.
+One rule: it reports frames as they were on the wire. The kernel removes VLAN tags before programs receive frames; scapy
+restores them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from scapy.config import conf
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
-_EXPERIMENTAL = 0x88B5  # an EtherType for local experiments (IEEE 802): nothing else is looked at
+_EXPERIMENTAL = 0x88B5  # an EtherType for local experiments (IEEE 802); other frames are ignored
 _QUIET_S = 0.3
 
 
 def main(interface: str) -> None:
-    """Answers each line of JSON on stdin: a list of [tag, text] is sent, null asks what was heard."""
+    """Answers each line of JSON on stdin: sends a list of [tag, text], or reports received frames for null."""
     wire = conf.L2socket(iface=interface)
     print("listening", flush=True)
     for line in sys.stdin:
-        question = json.loads(line)
-        for tag, text in question or ():
+        request = json.loads(line)
+        for tag, text in request or ():
             wire.send(_frame(get_if_hwaddr(interface), tag, text))
-        print(json.dumps(_heard(wire) if question is None else []), flush=True)
+        print(json.dumps(_receive(wire) if request is None else []), flush=True)
 
 
 def _frame(source: str, tag: int, text: str) -> Packet:
@@ -38,14 +38,14 @@ def _frame(source: str, tag: int, text: str) -> Packet:
     return Ether(**ends) / Dot1Q(vlan=tag, type=_EXPERIMENTAL) / Raw(text)
 
 
-def _heard(wire: Any) -> list[tuple[int, str]]:
-    found = []
+def _receive(wire: Any) -> list[tuple[int, str]]:
+    frames = []
     while select.select([wire], [], [], _QUIET_S)[0]:
         frame = wire.recv()
         layer = frame and (frame.getlayer(Dot1Q) or frame.getlayer(Ether))
         if layer and layer.type == _EXPERIMENTAL:
-            found.append((layer.vlan if isinstance(layer, Dot1Q) else 0, bytes(layer.payload).rstrip(b"\0").decode()))
-    return found
+            frames.append((layer.vlan if isinstance(layer, Dot1Q) else 0, bytes(layer.payload).rstrip(b"\0").decode()))
+    return frames
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The programs of iptables, of a variant that a test chooses: directories to put in front of PATH, and their tables.
+"""The programs of iptables in the variant that a test chooses: directories for the start of PATH, and their tables.
 
-One rule: the programs are the machine's own; what stands before them only passes their arguments on.
+One rule: the programs are the machine's; wrappers only pass on their arguments.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TOOLS = ("iptables", "ip6tables")
 
 
 def path(tools: Path | str) -> dict[str, str]:
-    """Returns the variables with which a plugin finds the programs in `tools` before the machine's."""
+    """Returns the environment in which a plugin finds the programs in `tools` before the machine's."""
     return {"PATH": f"{tools}:{SYSTEM_PATH}"}
 
 
 def variant(directory: Path, name: str) -> Path:
-    """Makes a directory in which iptables and its company are of variant "nft" or "legacy", and returns it."""
+    """Creates a directory with the programs of iptables in the variant "nft" or "legacy", and returns it."""
     directory.mkdir()
     for tool in TOOLS:
         for suffix in ("", "-restore", "-save"):
@@ -28,7 +28,7 @@ def variant(directory: Path, name: str) -> Path:
 
 
 def counted(tools: Path, directory: Path) -> Path:
-    """Makes a directory of the same programs that note each start, to be read by `calls`, and returns it."""
+    """Creates a directory with wrappers that record each start of the programs, for `calls`, and returns it."""
     directory.mkdir()
     for program in tools.iterdir():
         wrapper = directory / program.name
@@ -38,20 +38,20 @@ def counted(tools: Path, directory: Path) -> Path:
 
 
 def calls(tools: Path) -> list[str]:
-    """Returns the programs that were run since the last call; `tools` are `counted`."""
+    """Returns the programs that were run since the last call; `tools` is a directory of `counted`."""
     notes = tools / "notes"
-    found = sorted(notes.read_text().split()) if notes.exists() else []
+    programs = sorted(notes.read_text().split()) if notes.exists() else []
     notes.unlink(missing_ok=True)
-    return found
+    return programs
 
 
 def saved(host: Namespace, tools: Path, table: str = "nat") -> dict[str, list[str]]:
-    """Returns a table by tool: chains that are not built in and rules, as iptables-save prints them."""
-    found = {}
+    """Returns the table of each tool: the user-defined chains and the rules, as iptables-save prints them."""
+    by_tool = {}
     for tool in TOOLS:
         lines = host.run(f"{tools}/{tool}-save", "-t", table).splitlines()
-        found[tool] = [line.partition(" - [")[0] for line in lines if line.startswith("-A") or " - [" in line]
-    return found
+        by_tool[tool] = [line.partition(" - [")[0] for line in lines if line.startswith("-A") or " - [" in line]
+    return by_tool
 
 
 def load(host: Namespace, tools: Path, *lines: str, tool: str = "iptables", table: str = "nat") -> None:

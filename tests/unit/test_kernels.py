@@ -76,14 +76,14 @@ def test_a_test_that_failed_on_one_kernel_is_a_problem(name):
 def test_the_summary_tells_what_ran_where():
     """The table counts by kernel, names the files of tests that ran on one only, and the reasons."""
     assert summary([FIRST, SECOND]).splitlines() == [
-        "kernel                    passed  failed  left out",
+        "kernel                    passed  failed   skipped",
         "1.0                            2       0         1",
         "2.0                            2       0         1",
         "ran on every kernel: 1",
         "ran on 1.0 only: test_b.py 1",
         "ran on 2.0 only: test_a.py 1",
-        f"left out on 1.0: 1: {LACKS}",
-        "left out on 2.0: 1: no NAT",
+        f"skipped on 1.0: 1: {LACKS}",
+        "skipped on 2.0: 1: no NAT",
     ]
 
 
