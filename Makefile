@@ -1,11 +1,11 @@
-# Everything there is to do with this repository; `make` lists it. Written for Debian 12.
+# All tasks of this repository; `make` lists them. Written for Debian 12.
 #
-# One rule: a target works on a clean machine and is quick the second time.
+# One rule: a target works on a clean machine and is fast the second time.
 
 PYTHON := /usr/bin/python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# image: one static executable with a start-up image. pyinstaller: the portable variant, slower to start.
+# image: one static executable with a start-up image. pyinstaller: the portable variant, which starts slowly.
 PACKER ?= image
 FIREWALLD := build/firewalld
 ARM64 := build/arm64
@@ -14,30 +14,31 @@ APT := -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=600
 # One build at a time uses apt, also of those in other checkouts: `apt-get update` does not wait for its lock.
 APT_LOCK := exec 9<$(firstword $(wildcard /var/lib/dpkg) Makefile); flock 9
 
-# The Debian release of the test root, and of the packages that are built here.
+# The Debian release of the test root and of the packages that `make release` builds.
 DEBIAN := bookworm
-# What newer-python builds in. For Ubuntu, a line of sources.list: MIRROR="deb [signed-by=FILE] URL noble main universe".
+# The distribution in which newer-python builds. For Ubuntu, MIRROR is a line of sources.list:
+# MIRROR="deb [signed-by=FILE] URL noble main universe".
 DISTRIBUTION ?= trixie
 MIRROR ?= http://deb.debian.org/debian
-# libmd: from Python 3.12 on (pack/sha2.c).
+# libmd: for Python 3.12 and later (pack/sha2.c).
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
 TEST_PACKAGES  := containernetworking-plugins iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
 RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
-# The root file system of `make test`: the same packages everywhere, whatever the machine has.
+# The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
 TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FIREWALLD_PACKAGES) \
     $(SECOND_KERNEL_PACKAGES) $(ARM64_TEST_PACKAGES)
-# Unpacked again when the list changes.
+# Changes with the list of packages, which then are unpacked again.
 TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 ARM64_TEST_PACKAGES := qemu-user qemu-system-arm libc6-dev-arm64-cross libgcc-12-dev-arm64-cross
 LIBPYTHON := lib$(notdir $(realpath $(PYTHON)))
 ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zlib1g-dev libmd-dev
-# With lists and a state of its own: this machine's apt and dpkg need not know of another architecture.
+# Separate lists and state: this machine's apt and dpkg need no second architecture.
 ARM64_APT := $(APT) -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
 
@@ -50,11 +51,11 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
     test-clients test-deploy test-release test-arm64 \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
-help: ## this list
+help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 	    printf 'make %-18s %s\n' "$$name" "$$what"; done
 
-venv: $(VENV)/.made ## .venv with this project and its tools, made from Debian's Python
+venv: $(VENV)/.made ## create .venv with this project and its tools, from Debian's Python
 
 $(VENV)/.made: pyproject.toml $(wildcard kernel/*.c) | needs-build
 	@echo "venv: installing the project and its tools into $(VENV)"
@@ -63,7 +64,7 @@ $(VENV)/.made: pyproject.toml $(wildcard kernel/*.c) | needs-build
 	@touch $@
 
 ifeq ($(PACKER),pyinstaller)
-binaries: dist/pyinstaller/bin/podwire ## the executables: dist/bin, or with PACKER=pyinstaller dist/pyinstaller/bin
+binaries: dist/pyinstaller/bin/podwire ## build the executables: dist/bin, or with PACKER=pyinstaller dist/pyinstaller/bin
 else
 binaries: dist/bin/podwire
 endif
@@ -75,19 +76,19 @@ dist/pyinstaller/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
 	@echo "PyInstaller: packing (a minute)"
 	@$(PY) -m pack.portable
 
-arm64: dist/arm64/bin/podwire ## the executables for 64-bit ARM, cross-built: dist/arm64/bin
+arm64: dist/arm64/bin/podwire ## cross-build the executables for 64-bit ARM: dist/arm64/bin
 
 dist/arm64/bin/podwire: $(SOURCES) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
-check: venv ## linters, types, import rules, unit tests: no root, no network
+check: venv ## run linters, type checks, import rules and unit tests; needs no root and no network
 	@$(PY) -m tests.runner check
 
-test: venv ## every test (as root: against the real kernel, and a second one)
+test: venv ## run every test (as root: on the real kernel, and on a second one)
 	@rm -rf build/promises
 	@$(PY) -m tests.runner
 
-test-root: $(FIREWALLD)/usr/sbin/firewalld ## the root file system in which `make test` runs its parts (root)
+test-root: $(FIREWALLD)/usr/sbin/firewalld ## create the root file system in which `make test` runs its parts (root)
 
 	@[ -e $(TEST_ROOT_STAMP) ] || $(MAKE) --no-print-directory new-test-root
 
@@ -100,49 +101,49 @@ new-test-root:
 	@echo '127.0.0.1 localhost' >$(TEST_ROOT)/etc/hosts
 	@rm -f $(TEST_ROOT)/etc/resolv.conf && touch $(TEST_ROOT)/etc/resolv.conf $(TEST_ROOT_STAMP)
 
-test-portable: needs-test ## the specification suite on the portable variant (ten minutes: it starts slowly)
+test-portable: needs-test ## run the specification suite on the portable variant (ten minutes: it starts slowly)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
 
-test-second-kernel: needs-test needs-second-kernel binaries ## tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
+test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
-test-clients: venv ## podman and containerd with the built files, on machines of their own (root)
-test-deploy: venv ## what is in deploy/, with the built files (root)
-test-release: venv ## what `make release` packs (root)
-test-arm64: venv ## the executables for 64-bit ARM, in emulation (root)
+test-clients: venv ## test podman and containerd with the built files, in separate namespaces (root)
+test-deploy: venv ## test deploy/ with the built files (root)
+test-release: venv ## test the files of `make release` (root)
+test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root)
 
 test-clients test-deploy test-release test-arm64: test-%:
 	@$(PY) -m tests.runner $*
 
-nightly: needs-test binaries ## every kill, every fault, a million inputs, minutes of storm, all on both kernels (hours)
+nightly: needs-test binaries ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
 	@$(PY) -m tests.promises
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
 
-demo: binaries needs-test ## a short tour of what the plugins do (root)
+demo: binaries needs-test ## show what the plugins do, step by step (root)
 	$(PY) -m tests.demo
 
-bench: binaries needs-test ## measure against the reference plugins, or REFERENCE=DIR; into docs/performance.md and its plot (root)
+bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=DIR; writes docs/performance.md and its plot (root)
 	$(PY) -m bench.run --json build/bench.json $(if $(REFERENCE),,--write)
 
-bench-quick: binaries needs-test ## the main rows of it, in a minute or two (root)
+bench-quick: binaries needs-test ## run the main rows of bench, in a minute or two (root)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
 
-image-tests: venv ## CPython's own tests, run inside a start-up image
+image-tests: venv ## run CPython's tests inside a start-up image
 	@$(call need,$(LIBPYTHON)-testsuite)
 	PYTHONHASHSEED=0 $(PY) -m pack.image_tests
 
-newer-python: ## build, and run the specification suite, where Python is another: DISTRIBUTION=trixie, MIRROR=... (root)
+newer-python: ## build and run the specification suite with another Python: DISTRIBUTION=trixie, MIRROR=... (root)
 	@$(call need,mmdebstrap)
 	@pack/newer_python.sh $(DISTRIBUTION) "$(MIRROR)" $(CURDIR)/build/$(DISTRIBUTION)
 
-reproducible: venv ## build twice, in two directories, and compare
+reproducible: venv ## build twice, in two directories, and compare the files
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
-# Another machine's executables are packed, too, if they have ever been made; then they are made anew where they are old.
-release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack what is built for publication: dist/release
+# The executables for arm64 are included if they were built before; outdated ones are built again.
+release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release
 	@$(PY) -m pack.release
 
 arm64-machine: $(ARM64)/machine/.made
@@ -150,7 +151,7 @@ arm64-machine: $(ARM64)/machine/.made
 reproducible-arm64: venv $(ARM64)/sysroot/.made | needs-arm64
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible --arm64 $(ARM64)/sysroot
 
-clean: ## remove what was built (and not .venv)
+clean: ## remove all build output except .venv
 	rm -rf build dist
 
 # $(call need,PACKAGES): installs missing packages, as root.
@@ -176,7 +177,7 @@ needs-arm64-machine:
 needs-arm64:
 	@$(call need,$(ARM64_TOOLS))
 
-# Debian's packages for another architecture: their files, unpacked.
+# The files of Debian's packages for arm64.
 $(ARM64)/sysroot/.made:
 	@echo "unpacking Debian's Python for arm64"
 	@rm -rf $(@D) $(ARM64)/packages && mkdir -p $(@D) $(ARM64)/packages
@@ -184,7 +185,7 @@ $(ARM64)/sysroot/.made:
 	@for package in $(ARM64)/packages/*.deb; do dpkg-deb --extract $$package $(@D) || exit 1; done
 	@touch $@
 
-# A kernel and busybox for the machine that tests/arm64/test_machine.py boots.
+# A kernel and busybox for the virtual machine that tests/arm64/test_machine.py boots.
 $(ARM64)/machine/.made: $(ARM64)/sysroot/.made | needs-arm64-machine
 	@echo "unpacking Debian's kernel for arm64"
 	@rm -rf $(@D) $(ARM64)/kernel && mkdir -p $(@D) $(ARM64)/kernel
@@ -197,7 +198,7 @@ $(ARM64)/machine/.made: $(ARM64)/sysroot/.made | needs-arm64-machine
 needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))
 
-# Unpacked only: installed, it would guard this machine from the next boot on. What it needs is harmless.
+# Unpacked, not installed: an installed firewalld would filter this machine's packets after the next boot.
 $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	@echo "unpacking firewalld"
 	@mkdir -p $(FIREWALLD)
@@ -205,6 +206,6 @@ $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 	    { apt-get $(APT) update && apt-get $(APT) download firewalld; }; } && \
 	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
 
-# Where it cannot be had, what says so is the tests: an error in CI, otherwise a warning.
+# If it is not available, the tests report it: as an error in CI, otherwise as a warning.
 needs-second-kernel:
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
