@@ -1,1 +1,1 @@
-"""What the plugins survive: kills, faults, storms, hostile input. A sample in `make test`, all in `make nightly`."""
+"""Robustness of the plugins: kills, faults, storms, hostile input. A sample in `make test`, all in `make nightly`."""

@@ -258,7 +258,7 @@ def test_restricted_environment(new_scenario_host, nightly, restriction):
         defects = scenario.find_defects(outcome)
         crashed = restriction in ("memory", "data", "stack") and outcome.status not in (0, 1)
         if outcome.status and not crashed:
-            defects += filter(None, [explain_bad_report(outcome, stdout_closed=restriction == "closed")])
+            defects = [*defects, *filter(None, [explain_bad_report(outcome, stdout_closed=restriction == "closed")])]
         if defects:
             name = f"{command} of {kind} ({backend}) by {' '.join(line)}: {outcome.status}"
             problems.append("\n    ".join((name, *defects)))

@@ -1,6 +1,6 @@
-"""Hostile input: what is told to the plugins, kept for them or answered to them is changed at random, by the thousand.
+"""Hostile input: thousands of random changes of the plugins' input, stored files and kernel answers.
 
-A case that fails is in build/fuzz: append its line to tests/fuzz/corpus/<target>.jsonl, whose cases are tried first.
+A failed case is stored in build/fuzz: append its line to tests/fuzz/corpus/<target>.jsonl, whose cases run first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.fuzz import campaign, world
 from tests.fuzz.cases import TARGETS, Case
 from tests.fuzz.world import FaultError
 
-# How many a night; about a minute for each 20,000 where the kernel has its part in it.
+# Cases of a nightly run; with a real kernel 20,000 cases take about a minute.
 NIGHTLY = {
     "stdin": 150_000,
     "environment": 100_000,
@@ -27,29 +27,28 @@ NIGHTLY = {
 NIGHTLY_S = 3600.0
 SAMPLE_S = {"replies": 8.0, "stdin": 8.0}
 OTHER_SAMPLE_S = 5.0
-GROWN_KIB = 16 << 10
+MEMORY_GROWTH_MAX_KIB = 16 << 10
 
 
 @pytest.mark.timeout(NIGHTLY_S + 60)
 @pytest.mark.parametrize("target", TARGETS)
-def test_whatever_is_told_the_answer_is_an_error_or_right(root, bin_dir, nightly, target):
-    """Each case ends soon in one JSON error object with nothing left behind, or in success that DEL takes back."""
-    sample = {"count": 1_000_000, "seconds": SAMPLE_S.get(target, OTHER_SAMPLE_S)}
-    how = {"count": NIGHTLY[target], "seconds": NIGHTLY_S} if nightly else sample
+def test_hostile_input_leads_to_an_error_object_or_a_correct_result(root, bin_dir, nightly, target):
+    """Each case ends in time with one JSON error object and no leak, or with a success that DEL removes completely."""
+    count, seconds = (NIGHTLY[target], NIGHTLY_S) if nightly else (1_000_000, SAMPLE_S.get(target, OTHER_SAMPLE_S))
     seed = int(time.strftime("%Y%m%d")) if nightly else 1  # other inputs each night
-    outcome = campaign.run(target, seed=seed, **how)
+    outcome = campaign.run(target, seed=seed, count=count, seconds=seconds)
     promises.record("fuzz", inputs=outcome.inputs)
     print(f"{target}, seed {seed}: {outcome.inputs} cases in {outcome.seconds:.0f} s, {outcome.verdicts}")
     assert outcome.faults == []
-    assert outcome.inputs >= (NIGHTLY[target] if nightly else 1)  # time may run out
-    assert outcome.grown_kib < GROWN_KIB
-    assert outcome.verdicts["done"] > 0  # some of them get to the end
+    assert outcome.inputs >= (NIGHTLY[target] if nightly else 1)  # the time limit may end the sample
+    assert outcome.grown_kib < MEMORY_GROWTH_MAX_KIB
+    assert outcome.verdicts["done"] > 0  # some cases succeed
     assert any(verdict.startswith("code") for verdict in outcome.verdicts)
 
 
 ERROR = b'{"cniVersion": "1.1.0", "code": 7, "msg": "m"}'
-WRONG = {
-    "silence": (1, b""),
+INVALID_ANSWERS = {
+    "an empty answer": (1, b""),
     "two documents": (1, ERROR + ERROR),
     "text": (1, b"oops"),
     "a result with exit status 1": (1, b'{"cniVersion": "1.1.0"}'),
@@ -57,17 +56,17 @@ WRONG = {
     "a code that is no number": (1, ERROR.replace(b"7", b"true")),
     "another exit status": (2, ERROR),
     "a defect": (1, ERROR[:-1] + b', "details": "this is a defect of podwire; please report it"}'),
-    "success that is told": (0, b"{}"),
+    "output of a successful DEL": (0, b"{}"),
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_answer_is_noticed(kind):
-    """The judge of all this refuses each way of being wrong, and takes what is right."""
+@pytest.mark.parametrize("kind", INVALID_ANSWERS)
+def test_invalid_answer_is_recognised(kind):
+    """The check of answers rejects each kind of invalid answer and accepts valid ones."""
     case = Case("bridge", {"CNI_COMMAND": "DEL"}, "{}")
     assert world.verdict(1, ERROR, "", case) == "code 7"
     assert world.verdict(0, b"", "", case) == "done"
     with pytest.raises(FaultError):
-        world.verdict(*WRONG[kind], "", case)
+        world.verdict(*INVALID_ANSWERS[kind], "", case)
     with pytest.raises(FaultError):
         world.verdict(0, b"", "Traceback (most recent call last)", case)

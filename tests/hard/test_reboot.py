@@ -1,4 +1,4 @@
-"""A reboot of the node, with a kernel that really boots twice: whose addresses are given again, and whose are not."""
+"""A reboot of the node with a kernel that boots twice: which addresses are reclaimed, and which are not."""
 
 import json
 import shlex
@@ -22,12 +22,14 @@ NETWORK = {
         "ranges": [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.0.2", "rangeEnd": "10.22.0.4"}]],
     },
 }
-# A node's second life has the first one's clock: the file of /var/lib/cni/results stays on its disk, /run does not.
-PREPARED = "mount -t tmpfs podwire /var/lib; mkdir -p /run/netns /var/lib/cni; ln -s /run/shared/results /var/lib/cni/;"
+# Both boots have the same clock. /var/lib/cni/results is on the disk and survives, /run does not.
+PREPARATION = (
+    "mount -t tmpfs podwire /var/lib; mkdir -p /run/netns /var/lib/cni; ln -s /run/shared/results /var/lib/cni/;"
+)
 
 
 def attach(bin_dir, *names):
-    """Returns a script that runs ADD of bridge for a new pod each, and notes the results as libcni does."""
+    """Returns a script that runs ADD of bridge for new pods, and writes their cache files as libcni does."""
     cached = json.dumps(
         {
             "kind": "cniCacheV1",
@@ -50,22 +52,22 @@ def attach(bin_dir, *names):
 
 @pytest.fixture
 def node(tmp_path, bin_dir):
-    """A function that boots a node on its disk, runs a script, and returns who has which address then."""
+    """A function that boots a node on its disk, runs scripts, and returns the container of each address."""
 
-    def life(*scripts):
+    def boot_and_run(*scripts):
         promises.record("reboot", boots=1)
-        assert boot(["sh", "-c", PREPARED + "\n".join(scripts)], tmp_path, timeout_s=60) == 0
+        assert boot(["sh", "-c", PREPARATION + "\n".join(scripts)], tmp_path, timeout_s=60) == 0
         leases = (tmp_path / "leases" / "net").iterdir()
         return {file.name: file.read_text().split()[0] for file in leases if file.name[0] == "1"}
 
-    return life
+    return boot_and_run
 
 
 @pytest.mark.parametrize("maker", ["podwire", "reference"])
-def test_addresses_of_before_the_power_cut_are_given_again(node, bin_dir, reference, maker):
-    """A range that is full of containers that a power cut ended serves the next boot, whichever plugin filled it.
+def test_addresses_from_before_a_power_cut_are_reclaimed(node, bin_dir, reference, maker):
+    """After a power cut, the addresses of a full range are reclaimed, whichever plugin allocated them.
 
-    The addresses of the boot itself stay whose they are, although the range is full.
+    Addresses allocated since the boot stay with their containers, although the range is full.
     """
     makers = {"podwire": bin_dir, "reference": reference}
     full = {f"10.22.0.{n + 2}": f"old{n}" for n in range(3)}
@@ -74,14 +76,14 @@ def test_addresses_of_before_the_power_cut_are_given_again(node, bin_dir, refere
     assert held == {f"10.22.0.{n + 2}": f"new{n}" for n in range(3)}
 
 
-def test_a_container_comes_back_with_its_name(node, bin_dir):
-    """A container that starts again with its old id after a reboot gets an address, and has one only."""
+def test_container_restarts_with_its_id(node, bin_dir):
+    """A container that starts again with its old ID after a reboot has exactly one address."""
     node(attach(bin_dir, "db"))
     assert list(node(attach(bin_dir, "db")).values()) == ["db"]
 
 
-def test_podwire_files_are_left_where_they_belong(node, bin_dir, tmp_path):
-    """What is noted of boots lies beside the store, whose files are the reference's to the byte."""
+def test_podwire_files_are_beside_the_store(node, bin_dir, tmp_path):
+    """The record of boots is beside the store, whose files equal those of the reference plugins byte for byte."""
     node(attach(bin_dir, "a"))
     node(attach(bin_dir, "b"))
     names = sorted(path.name for path in (tmp_path / "leases" / "net").iterdir())

@@ -1,4 +1,4 @@
-"""Files and processes: modes, links in the store, what a child is given, and what the environment cannot do."""
+"""Files and processes: file modes, links in the store, the environment of child processes, hostile variables."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.support.invocation import environment, run_plugin
 from tests.support.results import prev_result
 
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]}
-# What a caller may have in its environment to make Python, libc or the loader do something else.
+# Variables of the caller that would change the behaviour of Python, libc or the loader.
 INFLUENCES = {
     **dict.fromkeys(
         ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"), "/tmp/evil"
@@ -60,28 +60,28 @@ def net(bin_dir, host, store):
     return Network(host, {**config, "ipam": {**IPAM, "dataDir": str(store)}})
 
 
-def lease(net, command, container_id="cid", **how):
+def lease(net, command, container_id="cid", **options):
     """Runs a verb of host-local alone."""
-    how = {"host": net.host, "netns": "/run/netns/x", "container_id": container_id, **how}
-    return run_plugin("host-local", command, net.config, **how)
+    options = {"host": net.host, "netns": "/run/netns/x", "container_id": container_id, **options}
+    return run_plugin("host-local", command, net.config, **options)
 
 
 def modes(directory):
-    """Returns the mode of a directory and of all below it."""
+    """Returns the modes of a directory and of everything in it."""
     paths = [directory, *directory.rglob("*")]
     return {str(path.relative_to(directory)): stat.S_IMODE(path.lstat().st_mode) for path in paths}
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_modes_are_no_wider_than_said(net, store, umask):
-    """Reservations are 0600, the lock 0750, directories 0755, the index 0600 in 0700; a umask takes away, none adds."""
+def test_modes_of_the_store(net, store, umask):
+    """Reservations have mode 0600, the lock 0750, directories 0755, the index 0600 in 0700, minus the umask."""
     before = os.umask(umask)
     try:
         lease(net, "ADD").result()
     finally:
         os.umask(before)
-    own = {"net": 0o755, "net/lock": 0o750, "net/10.22.0.2": 0o600, "net/last_reserved_ip.0": 0o600, ".": 0o755}
-    assert modes(store) == {name: mode & ~umask for name, mode in own.items()}
+    expected = {"net": 0o755, "net/lock": 0o750, "net/10.22.0.2": 0o600, "net/last_reserved_ip.0": 0o600, ".": 0o755}
+    assert modes(store) == {name: mode & ~umask for name, mode in expected.items()}
     assert modes(Path(f"{store}.podwire")) == {".": 0o700, "net": 0o600}
     lease(net, "DEL").assert_silent()
 
@@ -92,7 +92,7 @@ LINKED = ["lock", "last_reserved_ip.0", "10.22.0.2"]
 @pytest.mark.parametrize("target", ["file", "directory", "absent", "fifo"])
 @pytest.mark.parametrize("name", [*LINKED, "net", "~net"])
 def test_links_in_the_store_are_not_followed(net, store, tmp_path, name, target):
-    """A link in the store's directory leads to nothing being read, written or made elsewhere."""
+    """Through a link in the store's directory nothing is read, written or created elsewhere."""
     (store / "net").mkdir(parents=True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -100,10 +100,10 @@ def test_links_in_the_store_are_not_followed(net, store, tmp_path, name, target)
     {"file": lambda: victim.write_text("cid\r\neth0"), "directory": victim.mkdir, "absent": lambda: None}.get(
         target, lambda: os.mkfifo(victim)
     )()
-    place = store / "net" / name if name in LINKED else Path(f"{store}.podwire") / name  # the index, and its draft
+    place = store / "net" / name if name in LINKED else Path(f"{store}.podwire") / name  # the index, or a draft of it
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(victim)
-    before = seen(elsewhere)
+    before = contents(elsewhere)
     outcomes = [lease(net, command) for command in ("ADD", "CHECK", "DEL", "STATUS", "GC")]
     for outcome in outcomes:
         if outcome.status:
@@ -114,20 +114,20 @@ def test_links_in_the_store_are_not_followed(net, store, tmp_path, name, target)
         address = "10.22.0.3/24" if name == "10.22.0.2" else "10.22.0.2/24"
         assert outcomes[0].result()["ips"][0]["address"] == address
         assert not list((store / "net").glob("10.22.0.3"))
-    assert seen(elsewhere) == before
-    assert place.is_symlink() == (name != "net")  # an index is replaced, by a rename
+    assert contents(elsewhere) == before
+    assert place.is_symlink() == (name != "net")  # an index is replaced by a rename
 
 
-def seen(directory):
-    """Returns what a directory holds."""
-    found = {path.name: path.lstat() for path in directory.iterdir()}
-    text = {name: (directory / name).read_text() for name, info in found.items() if stat.S_ISREG(info.st_mode)}
-    return {name: (info.st_ino, info.st_mode, info.st_mtime_ns) for name, info in found.items()}, text
+def contents(directory):
+    """Returns the inodes and texts of the files in a directory."""
+    files = {path.name: path.lstat() for path in directory.iterdir()}
+    text = {name: (directory / name).read_text() for name, info in files.items() if stat.S_ISREG(info.st_mode)}
+    return {name: (info.st_ino, info.st_mode, info.st_mtime_ns) for name, info in files.items()}, text
 
 
 @pytest.mark.parametrize("level", ["dataDir", "network"])
-def test_the_directory_may_be_a_link(net, store, tmp_path, level):
-    """The dataDir, or the directory of a network in it, may be a link to another disk, as with the reference."""
+def test_store_directory_may_be_a_link(net, store, tmp_path, level):
+    """The dataDir, or a network's directory in it, may be a link to another disk, as with the reference plugin."""
     disk = tmp_path / "disk"
     (disk / "net").mkdir(parents=True)
     if level == "dataDir":
@@ -143,8 +143,8 @@ def test_the_directory_may_be_a_link(net, store, tmp_path, level):
 
 
 @pytest.mark.parametrize("content", ["fifo", "/dev/zero", "directory", "sparse", "link"])
-def test_a_resolver_file_that_never_ends(net, tmp_path, content):
-    """What is at resolvConf is read up to 1 MiB and never waited for."""
+def test_endless_resolver_file(net, tmp_path, content):
+    """The file of resolvConf is read up to 1 MiB and never blocks the plugin."""
     place = tmp_path / "resolv.conf"
     if content == "fifo":
         os.mkfifo(place)
@@ -156,8 +156,8 @@ def test_a_resolver_file_that_never_ends(net, tmp_path, content):
     else:
         place.symlink_to("/dev/zero" if content.startswith("/") else tmp_path / "true")
         (tmp_path / "true").write_text("nameserver 192.0.2.53\n")
-    own = replace(net, config={**net.config, "ipam": {**net.config["ipam"], "resolvConf": str(place)}})
-    outcome = lease(own, "ADD")
+    with_resolver = replace(net, config={**net.config, "ipam": {**net.config["ipam"], "resolvConf": str(place)}})
+    outcome = lease(with_resolver, "ADD")
     if content in ("fifo", "link"):
         assert outcome.result().get("dns", {}).get("nameservers", []) == ["192.0.2.53"][content == "fifo" :]
     else:
@@ -165,8 +165,8 @@ def test_a_resolver_file_that_never_ends(net, tmp_path, content):
 
 
 @pytest.mark.needs("syscall_injection")
-def test_the_environment_changes_nothing(net, sandbox, bin_dir, tmp_path):
-    """Variables for Python, libc and the loader have no effect: same bytes out, nothing said, no file looked for."""
+def test_environment_has_no_effect(net, sandbox, bin_dir, tmp_path):
+    """Variables for Python, libc and the loader have no effect: same output, empty stderr, no file access."""
     plain = net.run("ADD", sandbox)
     net.delete(sandbox)
     trace = tmp_path / "trace"
@@ -182,14 +182,15 @@ def test_the_environment_changes_nothing(net, sandbox, bin_dir, tmp_path):
     net.delete(sandbox)
 
 
-def test_a_delegate_gets_the_environment_and_nothing_open(net, sandbox, bin_dir, tmp_path):
-    """An IPAM plugin is given our whole environment, as by libcni, three descriptors, and no signal held back."""
-    own = noting(tmp_path / "ipam", "noting", 'echo \'{"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.9/24"}]}\'')
+def test_delegate_gets_the_environment_and_no_other_descriptor(net, sandbox, bin_dir, tmp_path):
+    """An IPAM plugin gets the whole environment, as from libcni, three descriptors, and no blocked signal."""
+    answer = 'echo \'{"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.9/24"}]}\''
+    read_notes = recording_program(tmp_path / "ipam", "noting", answer)
     net = net.having(ipam={"type": "noting"})
     net = replace(net, path=f"{tmp_path / 'ipam'}:{bin_dir}", env={"SECRET": "a b\nc", "LD_LIBRARY_PATH": "/x"})
     assert net.run("ADD", sandbox).status == 0
-    found = own()
-    assert found["environ"] == environment(
+    record = read_notes()
+    assert record["environ"] == environment(
         "ADD",
         CNI_CONTAINERID=sandbox.name,
         CNI_NETNS=sandbox.path,
@@ -197,42 +198,42 @@ def test_a_delegate_gets_the_environment_and_nothing_open(net, sandbox, bin_dir,
         CNI_PATH=net.path,
         **net.env,
     )
-    demand_a_clean_start(found)
+    assert_clean_start(record)
     net.delete(sandbox)
 
 
-def test_iptables_gets_a_path_and_nothing_open(net, sandbox, tmp_path):
-    """Iptables' programs are given PATH, LC_ALL and their own variables; none of the container's or the loader's."""
+def test_iptables_gets_a_path_and_no_other_descriptor(net, sandbox, tmp_path):
+    """The iptables programs get PATH, LC_ALL and their own variables; none of the container's or the loader's."""
     tools = tmp_path / "tools"
-    own = noting(tools, "iptables-restore", 'exec /usr/sbin/iptables-restore "$@"')
+    read_notes = recording_program(tools, "iptables-restore", 'exec /usr/sbin/iptables-restore "$@"')
     net = net.having(ipMasq=True, ipMasqBackend="iptables")
     path = xtables.path(tools)
     net = replace(net, env={**INFLUENCES, **path, "XTABLES_LOCKFILE": str(tmp_path / "lock"), "SECRET": "x"})
     net.add(sandbox)
-    found = own()
-    assert found["environ"] == {**path, "LC_ALL": "C", "XTABLES_LOCKFILE": str(tmp_path / "lock")}
-    assert found["argv"][0] == str(tools / "iptables-restore")
-    demand_a_clean_start(found)
+    record = read_notes()
+    assert record["environ"] == {**path, "LC_ALL": "C", "XTABLES_LOCKFILE": str(tmp_path / "lock")}
+    assert record["argv"][0] == str(tools / "iptables-restore")
+    assert_clean_start(record)
     net.delete(sandbox)
 
 
-def test_a_program_is_not_looked_for_in_relative_directories(net, sandbox, tmp_path, monkeypatch):
-    """Empty and relative entries of PATH, which mean where the caller happens to be, are passed over."""
+def test_programs_in_relative_directories_are_ignored(net, sandbox, tmp_path, monkeypatch):
+    """Empty and relative entries of PATH, which depend on the caller's directory, are skipped."""
     monkeypatch.chdir(tmp_path)
-    notes = noting(tmp_path / "bin", "iptables-restore", "exit 1")
+    read_notes = recording_program(tmp_path / "bin", "iptables-restore", "exit 1")
     (tmp_path / "iptables-restore").symlink_to(tmp_path / "bin" / "iptables-restore")
     net = replace(net.having(ipMasq=True, ipMasqBackend="iptables"), env={"PATH": ":bin:.:/usr/sbin"})
     net.add(sandbox)
     net.delete(sandbox)
-    assert notes() == {}
+    assert read_notes() == {}
 
 
-def noting(directory, name, then):
-    """Makes a program that notes what it was started with, then does `then`; returns what reads the notes."""
+def recording_program(directory, name, then):
+    """Creates a program that records its environment, then runs `then`; returns a function that reads the record."""
     directory.mkdir()
     notes = directory / f"{name}.notes"
     program = directory / name
-    # A shell would add variables of its own: the kernel's account of the process is what was given.
+    # A shell adds variables; /proc has those that the program got.
     script = f"#!/bin/bash\ncat /proc/$$/environ > {notes}.env; tr '\\0' '\\n' < /proc/$$/cmdline > {notes}.argv\n"
     script += f"grep Sig /proc/$$/status > {notes}.signals; ls -l /proc/$$/fd > {notes}.fd\n{then}\n"
     program.write_text(script)
@@ -242,29 +243,29 @@ def noting(directory, name, then):
         if not Path(f"{notes}.fd").exists():
             return {}
         pairs = Path(f"{notes}.env").read_text().split("\0")[:-1]
-        opened = re.findall(r" (\d+) -> (\S+)", Path(f"{notes}.fd").read_text())
+        descriptors = re.findall(r" (\d+) -> (\S+)", Path(f"{notes}.fd").read_text())
         masks = dict(line.split(":\t") for line in Path(f"{notes}.signals").read_text().splitlines())
         return {
             "environ": dict(pair.split("=", 1) for pair in pairs),
             "argv": Path(f"{notes}.argv").read_text().splitlines()[1:],
             "signals": {name: int(mask, 16) for name, mask in masks.items() if name != "SigQ"},
-            "descriptors": {number: target for number, target in opened if target != str(program)},  # bash's
+            "descriptors": {number: target for number, target in descriptors if target != str(program)},  # bash's
         }
 
     return read
 
 
-def demand_a_clean_start(found):
-    """Demands three descriptors, no signal blocked, and none ignored that is not so by default."""
-    assert set(found["descriptors"]) == {"0", "1", "2"}, found["descriptors"]
-    assert found["signals"]["SigBlk"] in (0, 1 << signal.SIGCHLD - 1)  # bash, while it waits
+def assert_clean_start(record):
+    """Asserts three descriptors, no blocked signal, and no signal ignored that is not ignored by default."""
+    assert set(record["descriptors"]) == {"0", "1", "2"}, record["descriptors"]
+    assert record["signals"]["SigBlk"] in (0, 1 << signal.SIGCHLD - 1)  # bash blocks it while it waits
     for number in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM):
-        assert not found["signals"]["SigIgn"] >> number - 1 & 1, number
+        assert not record["signals"]["SigIgn"] >> number - 1 & 1, number
 
 
 @pytest.fixture
 def tune(bin_dir, host, sandbox, store):
-    """A function that runs a verb of tuning on a pod, whose backup is in `store`."""
+    """A function that runs a verb of tuning on a pod, with the backup in `store`."""
     sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "h0", "netns", host.name)
     config = {"cniVersion": "1.1.0", "name": "net", "mtu": 1400, "dataDir": str(store), "cni.dev/valid-attachments": []}
     config["prevResult"] = prev_result("1.1.0")
@@ -276,7 +277,7 @@ BACKUP = "cid_eth0.json"
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_modes_of_a_backup(tune, store, umask):
-    """A backup and its note are for root alone, and so are their directories; none of them outlives DEL."""
+    """A backup, its note and their directories are accessible to root only, and DEL deletes backup and note."""
     before = os.umask(umask)
     try:
         tune("ADD").result()
@@ -292,7 +293,7 @@ def test_modes_of_a_backup(tune, store, umask):
 @pytest.mark.parametrize("side", ["", ".podwire"])
 @pytest.mark.parametrize("name", [BACKUP, f"~{BACKUP}"])
 def test_links_among_backups_are_not_followed(tune, sandbox, store, tmp_path, name, side, target):
-    """A link where a backup, its note or a draft is to be leads nowhere, and DEL restores what ADD has changed."""
+    """A link in the place of a backup, its note or a draft is not followed, and DEL restores the interface."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     victim = elsewhere / "victim"
@@ -303,10 +304,10 @@ def test_links_among_backups_are_not_followed(tune, sandbox, store, tmp_path, na
     place = Path(f"{store}{side}") / name
     place.parent.mkdir()
     place.symlink_to(victim)
-    before = seen(elsewhere), sandbox.ip("link")
+    before = contents(elsewhere), sandbox.ip("link")
     for command in ("ADD", "CHECK", "STATUS", "DEL", "GC"):
         outcome = tune(command)
         if outcome.status:
             assert command in ("ADD", "CHECK")
             assert command == "CHECK" or str(store) in json.dumps(outcome.error())
-    assert (seen(elsewhere), sandbox.ip("link")) == before
+    assert (contents(elsewhere), sandbox.ip("link")) == before

@@ -1,7 +1,7 @@
-"""Texts from outside: whatever is in a name, it is refused with an error, or stays the one word that it is.
+"""Hostile texts in names: the plugin rejects a text with an error, or treats it as one word.
 
-Each text goes into each place where a runtime or a configuration can put it. What is accepted is detached again, and
-nothing may be left then: no rule, no link, no file beside the lease directory.
+Each text is tried in each place where a runtime or a configuration can put it. An accepted attachment is deleted again,
+and then nothing may remain: no rule, no link, no file outside the lease directory.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,11 @@ COMMENT = re.compile(r'--comment ("(?:[^"\\]|\\.)*"|\S+)')
 SIBLINGS = ("portmap", "bandwidth", "host-local", "bridge", "static", "ptp", "tuning", "firewall")
 WITH_RESULT = ("portmap", "bandwidth", "tuning", "firewall")
 SYSCTL = "net.ipv4.conf.IFNAME.arp_filter"
-ON_A_PAIR = ("bandwidth", "tuning")  # work on an interface that is there
+ON_A_VETH = ("bandwidth", "tuning")  # they work on an existing interface
 
 
 class Target:
-    """A host with a pod and configurations of all plugins, into which a text is put; `run` attaches and detaches."""
+    """A host with a pod, and configurations of all plugins for the texts; `run` attaches and detaches."""
 
     def __init__(self, host, sandbox, tmp_path):
         self.host, self.sandbox, self.tmp_path = host, sandbox, tmp_path
@@ -44,7 +45,7 @@ class Target:
         mappings = {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}
         spoof = {"macspoofchk": True} if kernels.has("nft_bridge") else {}
         masquerade = {"ipMasq": True, "ipMasqBackend": "nftables" if kernels.has("nft_nat") else "iptables"}
-        self.configs = {
+        self.configs: dict[str, dict[str, Any]] = {
             "host-local": {**common, "ipam": ipam},
             "bridge": {**common, "bridge": "cni0", "isGateway": True, **masquerade, **spoof, "ipam": ipam},
             "portmap": {**chained, "runtimeConfig": mappings},
@@ -58,8 +59,8 @@ class Target:
         sandbox.ip("link", "add", "shaped0", "type", "veth", "peer", "name", "h0", "netns", host.name)
         self.configs["bandwidth"]["prevResult"] = prev_result("1.0.0", "10.22.0.2/16", host_interfaces=["h0"])
 
-    def run(self, plugin, *path_and_text, between=None, **how):
-        """Runs ADD and DEL with the text at a path of the configuration; tells whether ADD succeeded."""
+    def run(self, plugin, *path_and_text, between=None, **options):
+        """Runs ADD, CHECK and DEL with a text at a path of the configuration; returns whether ADD succeeded."""
         config = json.loads(json.dumps(self.configs[plugin]))
         if path_and_text:
             *path, last, text = path_and_text
@@ -67,28 +68,32 @@ class Target:
             for key in path:
                 place = place.setdefault(key, {}) if isinstance(key, str) else place[key]
             place[last] = text
-        how = {"ifname": "shaped0" if plugin in ON_A_PAIR else "eth0", "netns": self.sandbox, "host": self.host} | how
+        options = {
+            "ifname": "shaped0" if plugin in ON_A_VETH else "eth0",
+            "netns": self.sandbox,
+            "host": self.host,
+        } | options
         status = {}
         for command in ("ADD", "CHECK", "DEL"):
-            outcome = run_plugin(plugin, command, config, **how)
-            judge(outcome)
+            outcome = run_plugin(plugin, command, config, **options)
+            assert_valid_answer(outcome)
             status[command] = outcome.status
             if between and command == "ADD" and outcome.status == 0:
                 between()
         return status["ADD"] == 0
 
     def state(self):
-        """Returns what must not change: the network, and all files but the leases'."""
+        """Returns the state that must not change: the network, and all files outside the lease directory."""
         for name, link in netstate.links(self.host).items():
             if link.get("linkinfo", {}).get("info_kind") == "bridge" and name != "cni0":
-                self.host.ip("link", "delete", "dev", name)  # a bridge stays, as it should
+                self.host.ip("link", "delete", "dev", name)  # DEL keeps bridges by design
         files = sorted(str(path) for path in self.tmp_path.rglob("*") if not str(path).startswith(str(self.store)))
         reservations = sorted(file.name for file in self.store.glob("*/1*"))
         return netstate.state(self.host, netfilter=True), netstate.state(self.sandbox), files, reservations
 
 
-def judge(outcome):
-    """Demands an error object or success, no word of a defect, and a stderr that no terminal and no log obeys."""
+def assert_valid_answer(outcome):
+    """Asserts success or an error object, no report of a defect, and no control characters on stderr."""
     if outcome.status:
         error = outcome.error()
         assert "defect of podwire" not in error.get("details", ""), error
@@ -98,19 +103,19 @@ def judge(outcome):
 
 @pytest.fixture
 def target(bin_dir, host, sandbox, tmp_path, monkeypatch):
-    """The host, on which each plugin has been once, so that what all pods share is there."""
+    """A host on which each plugin has run once, so that all shared objects exist."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    found = Target(host, sandbox, tmp_path)
-    for plugin in found.configs:
-        assert found.run(plugin), plugin
+    target = Target(host, sandbox, tmp_path)
+    for plugin in target.configs:
+        assert target.run(plugin), plugin
     for backend in ("iptables", "nftables"):
-        found.run("portmap", "backend", backend)
-        found.run("firewall", "backend", backend)
-    return found
+        target.run("portmap", "backend", backend)
+        target.run("firewall", "backend", backend)
+    return target
 
 
-CONFIGURED = {
+PLACES: dict[str, list[tuple[Any, ...]]] = {
     "name": [(plugin, "name") for plugin in (*SIBLINGS, "loopback")],
     "version": [(plugin, "cniVersion") for plugin in SIBLINGS],
     "bridge": [("bridge", "bridge"), ("bridge", "ipMasqBackend"), ("bridge", "mtu"), ("bridge", "type")],
@@ -139,40 +144,40 @@ CONFIGURED = {
 
 @pytest.fixture
 def texts(nightly, request):
-    """The texts, in the sample of `make test` every fifth, from one test to the next another fifth."""
+    """All texts; in `make test` every fifth, starting with another one for each test."""
     start = request.session.items.index(request.node) % 5
     return TEXTS if nightly else TEXTS[start::5]
 
 
-@pytest.mark.parametrize("where", CONFIGURED)
-def test_a_text_in_a_configuration(target, texts, where):
-    """It is refused, or is one word; nothing else changes, and what it made is gone afterwards."""
+@pytest.mark.parametrize("where", PLACES)
+def test_hostile_text_in_the_configuration(target, texts, where):
+    """A text in the configuration is rejected or is one word, nothing else changes, and DEL removes everything."""
     target.configs["bridge"]["prevResult"] = prev_result("1.0.0", "10.22.0.2/16")
     before = target.state()
     accepted = 0
-    for place, text in itertools.product(CONFIGURED[where], texts):
+    for place, text in itertools.product(PLACES[where], texts):
         accepted += target.run(*place, text)
-    assert accepted < len(CONFIGURED[where]) * len(texts)  # many are refused
+    assert accepted < len(PLACES[where]) * len(texts)  # many are rejected
     assert target.state() == before
 
 
 @pytest.mark.parametrize("variable", ["container_id", "ifname", "netns", "path", "args"])
-def test_a_text_in_the_environment(target, texts, plugin, variable):
-    """It is refused, or is one word; what nft lists then could be loaded again, and it is all gone afterwards."""
+def test_hostile_text_in_the_environment(target, texts, plugin, variable):
+    """A text in a variable is rejected or is one word, nft's listing remains loadable, and DEL removes everything."""
     before = target.state()
     for text in texts:
         if "\0" not in text:
-            target.run(plugin, between=lambda: loadable(target.host), **{variable: text})
+            target.run(plugin, between=lambda: assert_loadable(target.host), **{variable: text})
     assert target.state() == before
 
 
-def loadable(host):
-    """Demands that what nft and iptables list is text that they take."""
+def assert_loadable(host):
+    """Asserts that nft and iptables can load their own listings."""
     with host.entered():
         ruleset = host.run("nft", "list", "ruleset")
         Path("ruleset").write_text("".join(f"{line}\n" for line in ruleset.splitlines() if "xt match" not in line))
         try:
-            if "# Warning" not in ruleset:  # iptables' tables are for its own tool
+            if "# Warning" not in ruleset:  # nft cannot load tables of iptables-nft
                 host.run("nft", "-c", "-f", "ruleset")
             Path("ruleset").write_text(host.run("iptables-save"))
             host.run("iptables-restore", "--test", "ruleset")
@@ -180,16 +185,16 @@ def loadable(host):
             os.unlink("ruleset")
 
 
-def test_a_condition_is_one_word(target):
-    """A text among iptables' conditions is its one argument to the byte, or an error and no rule at all."""
+def test_hostile_text_in_a_condition_is_one_word(target):
+    """A text in iptables' conditions is exactly one argument, or an error without any rule."""
     before = target.state()
     accepted = []
 
     def read_back(text):
         rules = target.host.run("iptables-save", "-t", "nat").split("\n")
         (rule,) = [line for line in rules if line.startswith("-A CNI-HOSTPORT-DNAT ")]
-        _, own = COMMENT.findall(rule)
-        assert re.sub(r"\\(.)", r"\1", own.removeprefix('"').removesuffix('"')) == text[:255]  # the kernel's limit
+        _, comment = COMMENT.findall(rule)
+        assert re.sub(r"\\(.)", r"\1", comment.removeprefix('"').removesuffix('"')) == text[:255]  # the kernel's limit
         accepted.append(text)
 
     for text in TEXTS:
@@ -200,11 +205,11 @@ def test_a_condition_is_one_word(target):
 
 
 @pytest.mark.needs("iptables_nft_nat")
-def test_an_administrators_chain_is_one_word(target, texts):
-    """The name of a chain is to the byte the one that iptables has then, or an error and nothing at all."""
+def test_name_of_the_admin_chain_is_one_word(target, texts):
+    """The configured name of the admin chain is the one that iptables lists, or an error without any change."""
     target.configs["firewall"]["backend"] = "iptables"
 
-    def there(name):
+    def assert_chain_exists(name):
         saved = target.host.run("iptables-save")
         assert f"\n:{name or 'CNI-ADMIN'} " in saved
         with target.host.entered():
@@ -212,12 +217,12 @@ def test_an_administrators_chain_is_one_word(target, texts):
 
     for text in texts:
         before = target.state()
-        if not target.run("firewall", "iptablesAdminChainName", text, between=partial(there, text)):
-            assert target.state() == before, text  # an administrator's chain stays otherwise
+        if not target.run("firewall", "iptablesAdminChainName", text, between=partial(assert_chain_exists, text)):
+            assert target.state() == before, text  # DEL keeps the admin chain of an accepted text
 
 
-def test_a_line_that_is_too_long_is_no_second_line(target):
-    """Words behind 10 KB of others, where iptables-restore begins a new line, are refused."""
+def test_overlong_line_does_not_become_a_second_line(target):
+    """Conditions of more than 10 KB, where iptables-restore would start a new line, are rejected."""
     before = target.state()
     for count in (40, 60, 85, 120, 3000):
         words = ["-s", "10.0.0.0/8", *["x" * (10_300 // count)] * count, "-A INPUT -j DROP"]
@@ -227,16 +232,16 @@ def test_a_line_that_is_too_long_is_no_second_line(target):
     assert target.state() == before
 
 
-def test_a_long_container_id_is_found_again(target):
-    """Of a container whose ID is longer than a page the address is released, by DEL and by GC."""
+def test_long_container_id(target):
+    """DEL and GC release the address of a container whose ID is longer than a memory page."""
     for number, container_id in enumerate(("x" * 5000, "x" * 60_000, "x" * 120_000)):
         for command in ("DEL", "GC"):
             keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
             config = {**target.configs["host-local"], "name": f"n{number}", **keys}
-            how = {"host": target.host, "container_id": container_id, "netns": target.sandbox}
-            first = run_plugin("host-local", "ADD", config, **how).result()
-            run_plugin("host-local", "CHECK", config, **how).assert_silent()
-            assert run_plugin("host-local", "ADD", config, **how).status == 1, first  # it has one
-            how["container_id"] = container_id if command == "DEL" else None
-            run_plugin("host-local", command, config, **how).assert_silent()
+            options = {"host": target.host, "container_id": container_id, "netns": target.sandbox}
+            first = run_plugin("host-local", "ADD", config, **options).result()
+            run_plugin("host-local", "CHECK", config, **options).assert_silent()
+            assert run_plugin("host-local", "ADD", config, **options).status == 1, first  # the container has an address
+            options["container_id"] = container_id if command == "DEL" else None
+            run_plugin("host-local", command, config, **options).assert_silent()
             assert list(target.store.glob(f"n{number}/10*")) == []

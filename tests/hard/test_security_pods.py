@@ -1,6 +1,6 @@
-"""Pods that resist: what root does in a sandbox neither hinders DEL, CHECK and GC nor misleads them.
+"""Hostile pods: changes by root in a sandbox neither block DEL, CHECK and GC nor mislead them.
 
-None of it may reach the host: after DEL the host is as before ADD, whatever the pod has done.
+After DEL the host has the same state as before ADD, whatever the pod has done.
 """
 
 import time
@@ -15,11 +15,11 @@ from tests.support.processes import output
 from tests.support.publishing import PublishingNetwork
 
 LOOPBACK = {"cniVersion": "1.1.0", "name": "net", "type": "loopback"}
-BOUND_S = 10.0  # a runtime waits some minutes; quiet pods take 5 ms
-BACKENDS = {"iptables": "iptables_nft_nat", "nftables": "nft_nat"}  # and what it needs
+BOUND_S = 10.0  # a runtime waits for minutes; normal pods take 5 ms
+BACKENDS = {"iptables": "iptables_nft_nat", "nftables": "nft_nat"}  # and the kernel feature that each needs
 
-# What root in the pod does between ADD and DEL; each line is for `ip`, MAC and ADDRESS are eth0's.
-PRANKS = {
+# Commands of `ip` that root in the pod runs between ADD and DEL; MAC and ADDRESS are those of eth0.
+ATTACKS = {
     "another name": ["link set eth0 down", "link set eth0 name mine"],
     "another name and an alternative one": [
         "link set eth0 down",
@@ -28,7 +28,7 @@ PRANKS = {
     ],
     "lo in its place": ["link set eth0 down", "link set eth0 name mine", "link set lo down", "link set lo name eth0"],
     "no lo": ["link set lo down", "link set lo name eth7"],
-    "another pair in its place": [
+    "another veth in its place": [
         "link set eth0 down",
         "link set eth0 name mine",
         "link add eth0 address MAC type veth peer name eth1",
@@ -44,8 +44,8 @@ PRANKS = {
     ],
     "deleted": ["link delete eth0"],
     "another MAC": ["link set eth0 address 02:00:00:00:00:99"],
-    "our address elsewhere": ["addr add ADDRESS dev lo"],
-    "our address elsewhere only": ["addr flush dev eth0", "addr add ADDRESS dev lo"],
+    "its address elsewhere": ["addr add ADDRESS dev lo"],
+    "its address elsewhere only": ["addr flush dev eth0", "addr add ADDRESS dev lo"],
     "the gateway's address": ["addr add 10.22.0.1/16 dev eth0", "addr add 10.22.0.1/32 dev lo"],
     "under a bridge": ["link add br0 type bridge", "link set eth0 master br0"],
     "a strange name": ["link add \x1b[2J type bridge", "link add -x type bridge", "link add $(id)`id` type bridge"],
@@ -53,7 +53,7 @@ PRANKS = {
 
 
 class Node:
-    """A masqueraded, limited network with a host port, and what a pod on it can compare."""
+    """A network with masquerading, limits and a host port."""
 
     def __init__(self, host, store, backend):
         ipam = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]], "dataDir": str(store)}
@@ -67,15 +67,15 @@ class Node:
     def add(self, pod):
         return self.limits.limit(pod, self.ports.add(pod, "8080:80"))
 
-    def steps(self, command, pod, result):
-        """Returns the outcome of a verb of each plugin, by name, as a runtime runs it; each in bounded time."""
+    def run_all(self, command, pod, result):
+        """Runs a verb of each plugin as a runtime does, each in bounded time; returns the outcomes by plugin."""
         runs = {
             "bandwidth": lambda: self.limits.bandwidth(command, pod, result),
             "portmap": lambda: self.ports.portmap(command, pod, ("8080:80",), result),
             "bridge": lambda: self.bridge.run(command, pod, prev_result=result),
             "loopback": lambda: run_plugin("loopback", command, LOOPBACK, netns=pod, host=self.bridge.host),
         }
-        return {name: in_time(run) for name, run in runs.items()}
+        return {name: run_in_time(run) for name, run in runs.items()}
 
     def state(self):
         return (
@@ -85,7 +85,7 @@ class Node:
         )
 
 
-def in_time(run):
+def run_in_time(run):
     start = time.monotonic()
     outcome = run()
     assert time.monotonic() - start < BOUND_S
@@ -98,59 +98,59 @@ def in_time(run):
 
 @pytest.fixture
 def backends(nightly, request):
-    """Both backends, in the sample of `make test` one, from one test to the next another one."""
-    found = [name for name, needed in BACKENDS.items() if kernels.has(needed)]
-    return found if nightly else [found[request.session.items.index(request.node) % len(found)]]
+    """Both backends; in `make test` one, alternating from test to test."""
+    available = [name for name, needed in BACKENDS.items() if kernels.has(needed)]
+    return available if nightly else [available[request.session.items.index(request.available) % len(available)]]
 
 
-def used(host, store, backend, new_sandbox):
-    """Returns the network, on which there has been a pod, so that what all pods share is there."""
-    found = Node(host, store, backend)
+def create_used_node(host, store, backend, new_sandbox):
+    """Returns a node that has had a pod, so that all shared objects exist."""
+    node = Node(host, store, backend)
     first = new_sandbox()
-    result = found.add(first)
-    for outcome in found.steps("DEL", first, result).values():
+    result = node.add(first)
+    for outcome in node.run_all("DEL", first, result).values():
         outcome.assert_silent()
-    return found
+    return node
 
 
-def play(pod, lines, result, other):
-    """Does in the pod what `lines` say; what this kernel does not have is left out."""
+def run_in_pod(pod, lines, result, other):
+    """Runs commands of `ip` in the pod."""
     words = {"MAC": result["interfaces"][2]["mac"], "ADDRESS": result["ips"][0]["address"], "OTHER": other.name}
     for line in lines:
         pod.ip(*[words.get(word, word) for word in line.split(" ")])
 
 
 @pytest.mark.needs("tbf", "ifb")
-@pytest.mark.parametrize("prank", PRANKS)
-def test_a_prank(bin_dir, host, store, new_sandbox, backends, prank):
-    """DEL succeeds, in time, and the host is as before, although sandbox and runtime disagree; CHECK may fail."""
+@pytest.mark.parametrize("prank", ATTACKS)
+def test_attack(bin_dir, host, store, new_sandbox, backends, attack):
+    """DEL succeeds in time and restores the host, although sandbox and prevResult differ; CHECK may fail."""
     for backend in backends:
-        pranked(used(host, store, backend, new_sandbox), new_sandbox, prank)
+        assert_harmless(create_used_node(host, store, backend, new_sandbox), new_sandbox, attack)
 
 
-def pranked(node, new_sandbox, prank):
+def assert_harmless(node, new_sandbox, attack):
     pod, other, neighbour = new_sandbox(), new_sandbox(), new_sandbox()
-    near = node.add(neighbour)
+    neighbour_result = node.add(neighbour)
     before = node.state()
     result = node.add(pod)
-    play(pod, PRANKS[prank], result, other)
-    node.steps("CHECK", pod, result)
-    for outcome in node.steps("DEL", pod, result).values():
+    run_in_pod(pod, ATTACKS[attack], result, other)
+    node.run_all("CHECK", pod, result)
+    for outcome in node.run_all("DEL", pod, result).values():
         outcome.assert_silent()
     assert node.state() == before
-    for plugin, outcome in node.steps("CHECK", neighbour, near).items():
-        assert outcome.status == (plugin == "loopback")  # nobody has brought it up
-    node.steps("DEL", neighbour, near)
+    for plugin, outcome in node.run_all("CHECK", neighbour, neighbour_result).items():
+        assert outcome.status == (plugin == "loopback")  # no plugin has set it up
+    node.run_all("DEL", neighbour, neighbour_result)
 
 
 @pytest.mark.needs("tbf", "ifb")
-def test_a_crowded_pod(bin_dir, host, store, new_sandbox, backends, nightly):
-    """Thousands of addresses, routes and links, tables and rules in a pod delay nothing beyond seconds."""
+def test_pod_with_thousands_of_objects(bin_dir, host, store, new_sandbox, backends, nightly):
+    """Thousands of addresses, routes, links, tables and rules in a pod delay no verb beyond seconds."""
     for backend in backends:
-        crowded(used(host, store, backend, new_sandbox), new_sandbox, 10_000 if nightly else 3_000)
+        assert_fast(create_used_node(host, store, backend, new_sandbox), new_sandbox, 10_000 if nightly else 3_000)
 
 
-def crowded(node, new_sandbox, number):
+def assert_fast(node, new_sandbox, number):
     pod = new_sandbox()
     before = node.state()
     result = node.add(pod)
@@ -162,11 +162,11 @@ def crowded(node, new_sandbox, number):
     output("ip", "-n", pod.name, "-batch", "-", stdin="\n".join(lines) + "\n")
     pod.run("nft", "add", "table", "ip", "nat")
     pod.run("nft", "add", "chain", "ip", "nat", "CNI-HOSTPORT-DNAT")
-    for outcome in node.steps("CHECK", pod, result).values():
+    for outcome in node.run_all("CHECK", pod, result).values():
         if outcome.status:
             assert outcome.error()["code"] == 999
     keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [{"containerID": pod.name, "ifname": "eth0"}]}
-    in_time(lambda: node.bridge.having(**keys).run("GC")).assert_silent()
-    for outcome in node.steps("DEL", pod, result).values():
+    run_in_time(lambda: node.bridge.having(**keys).run("GC")).assert_silent()
+    for outcome in node.run_all("DEL", pod, result).values():
         outcome.assert_silent()
     assert node.state() == before
