@@ -1,5 +1,6 @@
 /* json.c: a small replacement for CPython's module _json, which Debian's static libpython lacks. It reads and writes
- * plain JSON in C.
+ * plain JSON in C; without it, json's Python code would do so several times more slowly. It has no rules of Go
+ * (cni/gojson.py) and no positions (podwire/lint/positions.py): these modules use json as it is.
  *
  * One rule: on anything that is not plain, and on every error, json's Python code reads the text from its beginning. So
  * the results are always those of that code. Not plain are fractions and exponents, words other than true, false and

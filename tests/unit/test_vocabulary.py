@@ -1,4 +1,4 @@
-"""One language: words that docs/glossary.md has replaced stay out of names, docstrings, comments and messages."""
+"""The vocabulary of docs/glossary.md: names, docstrings, comments and messages avoid the words that it replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.binaries import ROOT
 
-# A word that is no part of an identifier any more, and the better one.
+# Words that identifiers must not contain, and their replacements.
 IDENTIFIERS = {
     "apart": "background",
     "asked": "the noun: options, requested",
@@ -46,7 +46,7 @@ IDENTIFIERS = {
     "whose": "owner",
 }
 
-# What no sentence says any more, and how to say it.
+# Patterns that sentences must not contain, and their replacements.
 PROSE = {
     r"\b(tell|tells|told|telling)\b": "reports, logs, prints, describes, returns whether",
     r"\b(mend|mends|mended|mending)\b": "repair",
@@ -59,14 +59,14 @@ PROSE = {
     r"\bleads? (a |ports? |host ports? |it )?(of the host )?to (a |the )?pods?\b": "forwards, publishes",
 }
 
-# Texts that stay: those of the reference plugins, to the letter, and quotations. File: a part of the text.
+# Exceptions: texts of the reference plugins, quotations and JSON keys, as a part of the reported line, by file.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "podwire/commands/doctor.py": ('"cure',),  # a JSON key, and the label before a fix
     "podwire/commands/ipam.py": ('"cure"',),  # a JSON key
     "podwire/node/model.py": ('"cure"',),  # a JSON key
 }
 
-# The rooms that speak the language of the glossary.
+# The files and directories that are checked.
 ROOMS: tuple[str, ...] = (
     "attachment",
     "bench",
@@ -74,27 +74,22 @@ ROOMS: tuple[str, ...] = (
     "docs/figures.py",
     "ipam",
     "kernel",
-    "plugins/bandwidth",
-    "plugins/bridge",
-    "plugins/firewall",
-    "plugins/loopback",
-    "plugins/portmap",
-    "plugins/ptp",
-    "plugins/tuning",
+    "pack",
+    "plugins",
     "podwire",
     "process",
 )
 
 
 def sources() -> Iterator[Path]:
-    """Yields the Python files of the rooms."""
+    """Yields the Python files of ROOMS."""
     for room in ROOMS:
         path = ROOT / room
         yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
-    """Yields the names that a module defines: functions, classes, arguments, variables, attributes."""
+    """Yields the names that a module defines: functions, classes, parameters, variables, attributes."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
@@ -104,7 +99,7 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yields the comments and the strings of more than one word in a module's text."""
+    """Yields the comments and strings of a module, except strings of one word."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not token.string.startswith("#!"):
             yield token.string.removeprefix("#").strip()
@@ -114,13 +109,13 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def retired_in(text: str) -> list[str]:
-    """Returns the retired words of a module, each with the better one."""
+    """Returns the retired words of a module, each with its replacement."""
     words = {word for name in identifiers(ast.parse(text)) for word in re.split(r"_+", name.lower())}
-    names = [f"{word}: say {IDENTIFIERS[word]}" for word in sorted(words & IDENTIFIERS.keys())]
+    names = [f"{word}: use {IDENTIFIERS[word]}" for word in sorted(words & IDENTIFIERS.keys())]
     return names + [
-        f"{match[0].strip()!r} in {sentence[max(0, match.start() - 30) : match.end() + 30]!r}: say {better}"
+        f"{match[0].strip()!r} in {sentence[max(0, match.start() - 30) : match.end() + 30]!r}: use {replacement}"
         for sentence in sentences(text)
-        for pattern, better in PROSE.items()
+        for pattern, replacement in PROSE.items()
         if (match := re.search(pattern, sentence, re.MULTILINE))
     ]
 
@@ -133,7 +128,7 @@ def test_no_retired_word_is_used(path: str):
     assert retired == []
 
 
-def test_a_retired_word_is_seen():
-    """The check above can fail: in a name, a docstring, a comment and a message."""
+def test_retired_words_are_reported():
+    """Retired words are reported in names, docstrings, comments and messages."""
     text = 'def own_ips(found):\n    """Tells whose it is."""\n    raise E("who is gone is told")  # for who looks\n'
     assert len(retired_in(text)) == 5
