@@ -100,7 +100,7 @@ def run_in_time(run):
 def backends(nightly, request):
     """Both backends; in `make test` one, alternating from test to test."""
     available = [name for name, needed in BACKENDS.items() if kernels.has(needed)]
-    return available if nightly else [available[request.session.items.index(request.available) % len(available)]]
+    return available if nightly else [available[request.session.items.index(request.node) % len(available)]]
 
 
 def create_used_node(host, store, backend, new_sandbox):

@@ -1,4 +1,4 @@
-"""Many processes of ADD, DEL, CHECK and GC at random on one node, some killed: nothing is lost, nothing is left."""
+"""Many random ADDs, DELs, CHECKs and GCs in parallel on one node, some killed: nothing is lost, nothing is leaked."""
 
 import json
 import subprocess
@@ -18,8 +18,8 @@ MIXES = [
     pytest.param("iptables", "legacy", False, id="iptables-legacy", marks=LEGACY),
     pytest.param("iptables", "legacy", True, id="iptables-legacy, with the reference", marks=LEGACY),
 ]
-# Pods with an interface of their own; and where some verbs do not see the settings of the kernel.
-WORLDS = [
+# Pods of ptp, and nodes on which some verbs cannot see the kernel's sysctls.
+VARIANTS = [
     pytest.param({"backend": "nftables", "interface": "ptp"}, id="ptp, nftables", marks=pytest.mark.needs("nft_nat")),
     pytest.param({"backend": "iptables", "interface": "ptp", "tools": "nft"}, id="ptp, iptables", marks=NFT),
     pytest.param(
@@ -34,10 +34,10 @@ SAMPLE_S = 5
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("backend", "variant", "mixed"), MIXES)
-def test_a_storm(root, bin_dir, reference, tmp_path, nightly, backend, variant, mixed):
-    """After a storm the living are attached as if one after the other, and after their DELs the node is as before.
+def test_storm(root, bin_dir, reference, tmp_path, nightly, backend, variant, mixed):
+    """After a storm the state equals that of sequential ADDs, and after the last DELs the state before the storm.
 
-    No address is ever given twice, no CHECK of a living attachment fails, and nothing fails but for "try again later".
+    No address is allocated twice, no CHECK of a running container fails, and the only error is "try again later".
     """
     if not nightly and variant == "legacy" and mixed:
         pytest.skip("in `make nightly` only")
@@ -46,20 +46,25 @@ def test_a_storm(root, bin_dir, reference, tmp_path, nightly, backend, variant, 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plan", WORLDS)
-def test_a_storm_elsewhere(root, bin_dir, tmp_path, nightly, plan):
-    """The same of pods of ptp with host ports, and where /proc of some verbs is mounted subset=pid.
+@pytest.mark.parametrize("plan", VARIANTS)
+def test_storm_with_ptp_or_hidden_sysctls(root, bin_dir, tmp_path, nightly, plan):
+    """A storm has the same result with ptp, and with verbs whose /proc is mounted with subset=pid.
 
-    A verb that does not see the kernel's settings may fail to ADD; DEL and GC do their work without.
+    An ADD that cannot see the kernel's sysctls may fail; DEL and GC do not need them.
     """
     storm(plan, tmp_path, nightly=nightly)
 
 
 def storm(plan, directory, *, nightly):
-    """Runs a storm in private namespaces and demands that it left no problem; `tools` is a variant of iptables."""
+    """Runs a storm in new namespaces and asserts that it has no problems; `tools` is a variant of iptables."""
     tools = plan.get("tools", "")
     plan = {**plan, "store": str(directory), "tools": str(xtables.variant(directory / "tools", tools)) if tools else ""}
-    sample = {"seconds": SAMPLE_S, "at_once": 32, "containers": 60, "killed": 0.25}  # in seconds 5 % may meet none
+    sample = {
+        "seconds": SAMPLE_S,
+        "at_once": 32,
+        "containers": 60,
+        "killed": 0.25,
+    }  # in a few seconds, 5 % might kill no verb
     plan |= {"seconds": 60, "at_once": 64, "containers": 200} if nightly else sample
     line = [sys.executable, "-m", "tests.support.storm_check", json.dumps(plan)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)

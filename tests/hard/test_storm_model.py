@@ -1,4 +1,4 @@
-"""A model of two networks that share a node: whatever the runtimes do, in any order, the node is as the model says."""
+"""A model of two networks on one node: after any sequence of verbs the node's state equals the model."""
 
 import functools
 import itertools
@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -21,7 +22,7 @@ from tests.support.invocation import run_plugin
 
 PLUGINS = ("bridge", "portmap", "bandwidth", "firewall", "tuning")
 SUBNETS = {"blue": "10.1.0", "green": "10.2.0"}
-CONTAINERS = ("a", "b", "c")  # of both networks, with interfaces of the same name
+CONTAINERS = ("a", "b", "c")  # both networks have containers of these names, with the same interface name
 PORTS = (8080, 8081)
 LIMITS = {"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000}
 
@@ -31,16 +32,16 @@ runs = itertools.count(1)
 
 @dataclass
 class Attachment:
-    """What the model knows of an attachment: ADD's result and what was asked for."""
+    """An attachment in the model: its runtimeConfig, the plugins' directory and ADD's result."""
 
-    asked: dict
+    runtime_config: dict[str, Any]
     by: Path
     port: int = 0
-    result: dict = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
 
 
 class Node(RuleBasedStateMachine):
-    """The model, and the node that it is compared with after each step."""
+    """The model, and the node whose state is compared with it after each step."""
 
     def __init__(self, backend, reference):
         super().__init__()
@@ -48,10 +49,15 @@ class Node(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.host = self.stack.enter_context(namespaces.temporary_host())
         directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        self.store, self.backups = directory / "leases", directory / "tuning"  # each gets one of ours beside it
-        self.pods = {own: namespaces.create() for own in itertools.product(SUBNETS, CONTAINERS)}
+        self.store, self.backups = (
+            directory / "leases",
+            directory / "tuning",
+        )  # podwire creates another directory beside each
+        self.pods = {key: namespaces.create() for key in itertools.product(SUBNETS, CONTAINERS)}
         self.attached = {}
-        self.ports = {port: [] for port in PORTS}  # the addresses that each leads to, the first one has it
+        self.ports: dict[int, list[str]] = {
+            port: [] for port in PORTS
+        }  # pod addresses, the one that gets packets first
 
     def teardown(self):
         for pod in self.pods.values():
@@ -66,128 +72,132 @@ class Node(RuleBasedStateMachine):
         theirs=st.booleans(),
     )
     def add(self, network, name, port, limited, theirs):
-        """ADD; of an attachment that is there it is refused, and changes nothing."""
-        asked = {"bandwidth": LIMITS} if limited else {}
+        """ADD succeeds; for an existing attachment it fails and changes nothing."""
+        runtime_config: dict[str, Any] = {"bandwidth": LIMITS} if limited else {}
         if port:
-            asked["portMappings"] = [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]
-        own = Attachment(asked, self.directory(theirs), port)
+            runtime_config["portMappings"] = [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]
+        attachment = Attachment(runtime_config, self.directory(theirs), port)
         if (network, name) in self.attached:
-            assert "already exists" in self.run("bridge", "ADD", network, name, own).error()["msg"]
+            assert "already exists" in self.run("bridge", "ADD", network, name, attachment).error()["msg"]
             return
         for plugin in PLUGINS:
-            own.result = self.run(plugin, "ADD", network, name, own).result()
-        assert address(own.result).startswith(SUBNETS[network])
-        self.attached[network, name] = own
+            attachment.result = self.run(plugin, "ADD", network, name, attachment).result()
+        assert address(attachment.result).startswith(SUBNETS[network])
+        self.attached[network, name] = attachment
         if port:
-            self.ports[port].append(address(own.result))
+            self.ports[port].append(address(attachment.result))
 
     @rule(network=networks, name=ids, theirs=st.booleans())
     def check(self, network, name, theirs):
-        """CHECK succeeds, except for a host port that another container had first."""
-        own = self.attached.get((network, name))
-        if own is None:
+        """CHECK succeeds, except for a host port that another container published earlier."""
+        attachment = self.attached.get((network, name))
+        if attachment is None:
             return
-        self.run("bridge", "CHECK", network, name, own, by=self.directory(theirs)).assert_silent()
-        # Of Go's, portmap demands rules of IPv6 for a pod without, and bandwidth panics where there are no limits.
+        self.run("bridge", "CHECK", network, name, attachment, by=self.directory(theirs)).assert_silent()
+        # Reference portmap requires IPv6 rules even for an IPv4 pod, and reference bandwidth panics without limits.
         for plugin in ("bandwidth", "firewall", "tuning"):
-            self.run(plugin, "CHECK", network, name, own, by=binaries.directory()).assert_silent()
-        outcome = self.run("portmap", "CHECK", network, name, own, by=binaries.directory())
-        earlier = self.ports[own.port][: self.ports[own.port].index(address(own.result))] if own.port else []
-        # What the container itself has on the other network is not in its way.
+            self.run(plugin, "CHECK", network, name, attachment, by=binaries.directory()).assert_silent()
+        outcome = self.run("portmap", "CHECK", network, name, attachment, by=binaries.directory())
+        earlier = (
+            self.ports[attachment.port][: self.ports[attachment.port].index(address(attachment.result))]
+            if attachment.port
+            else []
+        )
+        # The same container's port on the other network is no conflict.
         owners = {address(other.result): other_name for (_, other_name), other in self.attached.items()}
         if any(owners[ip] != name for ip in earlier):
-            assert "whose rule comes first" in outcome.error()["msg"]
+            assert "rule comes first" in outcome.error()["msg"]
         else:
             outcome.assert_silent()
 
-    @rule(network=networks, name=ids, how=st.sampled_from(("whole", "forgotten", "no sandbox", "no path", "twice")))
+    @rule(network=networks, name=ids, how=st.sampled_from(("complete", "forgotten", "no sandbox", "no path", "twice")))
     def delete(self, network, name, how):
-        """DEL with all, without prevResult, without the sandbox, without being told of it, twice."""
-        own = self.attached.get((network, name), Attachment({}, binaries.directory()))
+        """DEL with prevResult, without it, without the sandbox, without CNI_NETNS, or twice."""
+        attachment = self.attached.get((network, name), Attachment({}, binaries.directory()))
         if how == "no sandbox":
             self.pods[network, name].delete()
         netns = "" if how == "no path" else None
-        shown = Attachment({}, own.by) if how == "forgotten" else own
+        known = Attachment({}, attachment.by) if how == "forgotten" else attachment
         for plugin in (*reversed(PLUGINS), *(PLUGINS if how == "twice" else ())):
-            self.run(plugin, "DEL", network, name, shown, by=binaries.directory(), netns=netns).assert_silent()
+            self.run(plugin, "DEL", network, name, known, by=binaries.directory(), netns=netns).assert_silent()
         self.forget(network, name)
 
     @rule(network=networks, name=ids)
     def delete_by_reference(self, network, name):
-        """DEL by Go's plugins, of what they or we have made."""
-        own = self.attached.get((network, name))
-        if own is None or not self.reference:
+        """DEL by the reference plugins, of an attachment by any plugins."""
+        attachment = self.attached.get((network, name))
+        if attachment is None or not self.reference:
             return
         for plugin in reversed(PLUGINS):
-            # Go's firewall does not know of our records, which would stay until a GC without the container.
-            by = own.by if plugin == "firewall" else self.reference
-            self.run(plugin, "DEL", network, name, own, by=by).assert_silent()
+            # The reference firewall ignores podwire's records, which would remain until a GC without the container.
+            by = attachment.by if plugin == "firewall" else self.reference
+            self.run(plugin, "DEL", network, name, attachment, by=by).assert_silent()
         self.forget(network, name)
 
     @rule(network=networks, lost=st.sets(ids))
     def collect(self, network, lost):
-        """GC finds what is left of containers whose sandboxes are gone, of this network only."""
-        # What Go's plugins make does not tell whose it is everywhere, so that it stays.
-        mine = [
+        """GC collects the containers of this network whose sandboxes are missing, and nothing else."""
+        # Some objects of the reference plugins do not name their owner, so GC cannot collect them.
+        collected = [
             name for name in lost if self.attached.get((network, name), Attachment({}, Path())).by != self.reference
         ]
-        for name in mine:
+        for name in collected:
             self.pods[network, name].delete()
-        valid = [{"containerID": name, "ifname": "eth0"} for name in CONTAINERS if name not in mine]
+        valid = [{"containerID": name, "ifname": "eth0"} for name in CONTAINERS if name not in collected]
         for plugin in PLUGINS:
             keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
             self.run(plugin, "GC", network, None, keys=keys).assert_silent()
-        for name in mine:
+        for name in collected:
             self.forget(network, name)
 
     @rule(network=networks)
     def status(self, network):
-        """STATUS says that pods can be attached, and changes nothing."""
+        """STATUS reports that pods can be attached, and changes nothing."""
         for plugin in PLUGINS:
             self.run(plugin, "STATUS", network, None, keys={"cniVersion": "1.1.0"}).assert_silent()
 
     @invariant()
     def leases_are_those_of_the_attached(self):
-        """The store of each network has the attached, with their addresses."""
-        found = {}
+        """The store of each network contains the attached containers and their addresses."""
+        leases = {}
         for network in SUBNETS:
             directory = self.store / network
             for file in directory.iterdir() if directory.is_dir() else ():
                 if file.name not in BOOKKEEPING:
-                    found[network, file.read_text().split()[0]] = file.name
-        assert found == {key: address(own.result) for key, own in self.attached.items()}
+                    leases[network, file.read_text().split()[0]] = file.name
+        assert leases == {key: address(attachment.result) for key, attachment in self.attached.items()}
 
     @invariant()
     def backups_are_those_of_the_attached(self):
-        """Each network has a file for each attached, that says what the interface was like."""
-        found = {
+        """Each network has one file of original settings for each attached container."""
+        backups = {
             (network, file.name): file.read_text() for network in SUBNETS for file in (self.backups / network).glob("*")
         }
-        wanted = {(network, f"{name}_eth0.json"): '{\n "mtu": 1500\n}' for network, name in self.attached}
-        assert found == wanted
+        expected = {(network, f"{name}_eth0.json"): '{\n "mtu": 1500\n}' for network, name in self.attached}
+        assert backups == expected
 
     @invariant()
     def links_are_those_of_the_attached(self):
-        """The host has the other ends and the ifbs of the attached, each sandbox has its address."""
-        found = set(netstate.links(self.host)) - {"lo", "blue0", "green0"}
+        """The host has the host veths and ifbs of the attached containers, and each sandbox has its address."""
+        links = set(netstate.links(self.host)) - {"lo", "blue0", "green0"}
         ifbs = {
             bandwidth_network.ifb_name(name, network)
-            for (network, name), own in self.attached.items()
-            if own.asked.get("bandwidth")
+            for (network, name), attachment in self.attached.items()
+            if attachment.runtime_config.get("bandwidth")
         }
-        assert found == {host_end(own.result) for own in self.attached.values()} | ifbs
-        for key, own in self.attached.items():
+        assert links == {host_end(attachment.result) for attachment in self.attached.values()} | ifbs
+        for key, attachment in self.attached.items():
             (item,) = netstate.links(self.pods[key])["eth0"]["addresses"]
-            assert item["local"] == address(own.result)
+            assert item["local"] == address(attachment.result)
 
     @invariant()
     def rules_are_those_of_the_attached(self):
-        """Rules name the addresses of the attached and no other; each port leads to whoever asked, in order."""
+        """Rules contain the addresses of attached containers only; each port has its targets, in the order of ADD."""
         if not self.attached and not self.host.run("nft", "list", "tables"):
             return
         lines = netstate.nft_rules(self.host)
-        found = {word for line in lines for word in re.findall(r"10\.[12]\.0\.\d+(?![\d/])", line)}
-        assert found == {address(own.result) for own in self.attached.values()}
+        addresses = {word for line in lines for word in re.findall(r"10\.[12]\.0\.\d+(?![\d/])", line)}
+        assert addresses == {address(attachment.result) for attachment in self.attached.values()}
         if self.backend == "nftables":
             assert {port: hostports.dnat_targets(self.host, port) for port in PORTS} == {
                 port: [f"{ip}:80" for ip in each] for port, each in self.ports.items()
@@ -195,26 +205,26 @@ class Node(RuleBasedStateMachine):
             return
         saved = netstate.iptables_rules(self.host)
         order = [line.split()[-1] for line in saved if line.startswith("-A CNI-HOSTPORT-DNAT ")]
-        leads = {line.split()[1]: line.split()[-1] for line in saved if "--to-destination" in line}
-        ports = {line.split()[1]: re.search(r"--dport (\d+)", line)[1] for line in saved if "--to-destination" in line}
-        assert len(leads) == len(order)
-        assert {port: [leads[chain] for chain in order if ports[chain] == str(port)] for port in PORTS} == {
+        targets = {line.split()[1]: line.split()[-1] for line in saved if "--to-destination" in line}
+        ports = {line.split()[1]: dport(line) for line in saved if "--to-destination" in line}
+        assert len(targets) == len(order)
+        assert {port: [targets[chain] for chain in order if ports[chain] == str(port)] for port in PORTS} == {
             port: [f"{ip}:80" for ip in each] for port, each in self.ports.items()
         }
 
     def forget(self, network, name):
-        own = self.attached.pop((network, name), None)
-        if own and own.port:
-            self.ports[own.port].remove(address(own.result))
+        attachment = self.attached.pop((network, name), None)
+        if attachment and attachment.port:
+            self.ports[attachment.port].remove(address(attachment.result))
         if not self.pods[network, name].exists():
-            while own and host_end(own.result) in netstate.links(self.host):
-                time.sleep(0.01)  # the kernel takes a namespace away in its own time
+            while attachment and host_end(attachment.result) in netstate.links(self.host):
+                time.sleep(0.01)  # the kernel deletes a namespace in the background
             self.pods[network, name] = namespaces.create()
 
     def directory(self, theirs):
         return self.reference if theirs and self.reference else binaries.directory()
 
-    def run(self, plugin, command, network, name, own=None, *, by=None, netns=None, keys=None):
+    def run(self, plugin, command, network, name, attachment=None, *, by=None, netns=None, keys=None):
         config = {
             "cniVersion": "1.0.0",
             "name": network,
@@ -222,11 +232,11 @@ class Node(RuleBasedStateMachine):
             **self.options(plugin, network),
             **(keys or {}),
         }
-        if own and own.asked:
-            config["runtimeConfig"] = own.asked
-        if own and own.result:
-            config["prevResult"] = own.result
-        directory = by or (own.by if own else binaries.directory())
+        if attachment and attachment.runtime_config:
+            config["runtimeConfig"] = attachment.runtime_config
+        if attachment and attachment.result:
+            config["prevResult"] = attachment.result
+        directory = by or (attachment.by if attachment else binaries.directory())
         path = self.pods[network, name].path if name and netns is None else netns
         next(runs)
         return run_plugin(plugin, command, config, netns=path, container_id=name, host=self.host, bin_dir=directory)
@@ -246,12 +256,20 @@ class Node(RuleBasedStateMachine):
         return {"bridge": f"{network}0", "isDefaultGateway": True, **masquerading, "ipam": ipam}
 
 
+def dport(line):
+    """Returns the port that a rule of iptables matches."""
+    match = re.search(r"--dport (\d+)", line)
+    assert match, line
+    return match[1]
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("backend", ["nftables", "iptables", "with the reference"])
-def test_the_node_is_as_the_model_says(root, bin_dir, reference, nightly, backend):
-    """After each of any sequence of verbs, the node has what the model says and nothing else."""
+def test_node_equals_the_model(root, bin_dir, reference, nightly, backend):
+    """After each verb of any sequence, the node has exactly the objects of the model."""
     before = next(runs)
-    node = functools.partial(Node, *((("iptables", reference)) if backend == "with the reference" else (backend, None)))
+    arguments = ("iptables", reference) if backend == "with the reference" else (backend, None)
+    node = cast(type[RuleBasedStateMachine], functools.partial(Node, *arguments))
     run_state_machine_as_test(
         node,
         settings=settings(

@@ -1,4 +1,4 @@
-"""One host port, asked for by several containers at the same time: with "onConflict": "fail" it has one owner."""
+"""Parallel requests of several containers for one host port: with "onConflict": "fail" one of them gets it."""
 
 import pytest
 
@@ -19,8 +19,8 @@ def network(host, bin_dir, backend, tmp_path):
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, LEGACY])
-def test_of_those_who_take_a_port_at_once_one_gets_it(network, nightly):
-    """Whoever is told that it has the port has it, and whoever is not leaves nothing and is told to try again."""
+def test_one_of_several_parallel_requests_gets_the_port(network, nightly):
+    """The successful ADD publishes the port; each failed ADD leaves nothing and returns code 11 (try again later)."""
     pods = {
         f"pod-{number}": network.having(
             "8080:80", "8443:443", addresses=[f"10.22.0.{number + 2}/16"], onConflict="fail"
@@ -35,14 +35,14 @@ def test_of_those_who_take_a_port_at_once_one_gets_it(network, nightly):
         pods[winner].check(winner)
         assert [outcomes[name].error()["code"] for name in pods if name != winner] == [11] * (CONTENDERS - 1)
         pods[winner].delete(winner)
-        pods["pod-0"].add("pod-0")  # nobody is in the way any more
+        pods["pod-0"].add("pod-0")  # the port is free again
         pods["pod-0"].delete("pod-0")
 
 
 @pytest.mark.needs("nft_nat")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_first_pods_at_once_make_what_they_share_once(host, network, nightly):
-    """Of the rules that all pods share there is one each, however many first pods made them at the same time."""
+def test_parallel_first_pods_create_shared_rules_once(host, network, nightly):
+    """Each shared rule exists once, however many first pods are attached in parallel."""
     host.ip("link", "add", "cni0", "type", "bridge")
     host.ip("addr", "add", "10.22.0.1/16", "dev", "cni0")
     host.ip("link", "set", "cni0", "up")

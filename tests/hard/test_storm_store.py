@@ -1,7 +1,8 @@
-"""Many processes of host-local, and of the reference's, in one small range: each address has one owner at most."""
+"""Many parallel processes of host-local, and of the reference's, on one small range: no address has two owners."""
 
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -10,22 +11,22 @@ from ipam.host_local.store import Store
 from tests import promises
 from tests.support.process_pool import Call, ProcessPool, random_kill_delay_s
 
-CONTAINERS = 240  # of 253 addresses: a search has to pass many
+CONTAINERS = 240  # of 253 addresses: a search must skip many
 AT_ONCE = 200
 
 
 class Storm:
-    """The containers of one network as their runtimes know them: name to address, or None when a verb was killed."""
+    """The containers of one network as their runtimes know them: address by name, None after a killed verb."""
 
     def __init__(self, store, directories, seed=0):
         self.store, self.directories, self.chance = store, directories, random.Random(seed)
         self.attached, self.busy, self.collecting = {}, set(), False
         self.end, self.kills = 0.0, 0
-        self.config = {"cniVersion": "1.0.0", "name": "net", "type": "host-local"}
+        self.config: dict[str, Any] = {"cniVersion": "1.0.0", "name": "net", "type": "host-local"}
         self.config["ipam"] = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.1.2.0/24"}]]}
 
     def call(self, command, name, killed=False, config=None, directory=None):
-        """Returns one invocation, by a plugin of one of the directories."""
+        """Returns one invocation of a plugin in one of the directories."""
         directory = directory or self.chance.choice(self.directories)
         variables = {"CNI_CONTAINERID": name, "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0"}
         variables |= {"CNI_PATH": str(directory)}
@@ -57,16 +58,16 @@ class Storm:
         outcome.assert_silent()
 
     def collect(self):
-        """GC by ours: half of what is not attached, or was killed, is not listed, and waits for its end."""
+        """Runs podwire's GC, which collects half of the absent containers and of those whose verb was killed."""
         self.collecting = True
-        spare = {name for name in names() if not self.attached.get(name) and self.chance.random() < 0.5} - self.busy
-        self.busy |= spare
-        valid = [{"containerID": name, "ifname": "eth0"} for name in names() if name not in spare]
+        collected = {name for name in names() if not self.attached.get(name) and self.chance.random() < 0.5} - self.busy
+        self.busy |= collected
+        valid = [{"containerID": name, "ifname": "eth0"} for name in names() if name not in collected]
         config = self.config | {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
         outcome = yield self.call("GC", None, config=config, directory=self.directories[0])
         outcome.assert_silent()
-        self.attached = {name: address for name, address in self.attached.items() if name not in spare}
-        self.busy -= spare
+        self.attached = {name: address for name, address in self.attached.items() if name not in collected}
+        self.busy -= collected
         self.collecting = False
 
     def was_killed(self, outcome, killed):
@@ -75,7 +76,7 @@ class Storm:
         return died
 
     def next(self):
-        """Returns what some runtime does next."""
+        """Returns the next job of a random runtime."""
         if time.monotonic() > self.end:
             return None
         if not self.collecting and self.chance.random() < 0.02:
@@ -95,7 +96,7 @@ class Storm:
         self.busy.remove(name)
 
     def compare(self):
-        """Demands that the store is that of the attached, and the index, where it is proven, too."""
+        """Asserts that the store, and the index if complete, contain exactly the attached containers."""
         owners = {f"{name}\r\neth0".encode(): [address] for name, address in self.attached.items()}
         store = Store(str(self.store), "net")
         assert store.list_owners() == owners
@@ -110,14 +111,14 @@ def names():
     return [f"pod-{number}" for number in range(CONTAINERS)]
 
 
-def run_all(at_once, works):
-    queue = iter(works)
+def run_all(at_once, jobs):
+    queue = iter(jobs)
     ProcessPool(at_once).run(lambda: next(queue, None))
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["ours", "with the reference"])
-def test_two_hundred_at_once(bin_dir, reference, store, mixed):
-    """200 ADDs at once of a range of 253 get 200 distinct addresses, also when half of them are the reference's."""
+def test_two_hundred_parallel_adds(bin_dir, reference, store, mixed):
+    """200 parallel ADDs on a range of 253 get 200 distinct addresses, also when half of them are the reference's."""
     storm = Storm(store, [bin_dir, reference] if mixed else [bin_dir])
     run_all(AT_ONCE, [storm.add(name) for name in names()[:AT_ONCE]])
     assert len(set(storm.attached.values())) == AT_ONCE
@@ -128,18 +129,18 @@ def test_two_hundred_at_once(bin_dir, reference, store, mixed):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mixed", [False, True], ids=["ours", "with the reference"])
-def test_a_storm_on_a_small_range(bin_dir, reference, store, nightly, mixed):
-    """Whatever is allocated, released, collected or killed at once, an address has one owner at most, the same one."""
+def test_storm_on_a_small_range(bin_dir, reference, store, nightly, mixed):
+    """With parallel ADDs, DELs, GCs and kills, an address never has two owners and never changes its owner."""
     storm = Storm(store, [bin_dir, reference] if mixed else [bin_dir])
     seconds = 60 if nightly else 3
     storm.end = time.monotonic() + seconds
-    crowd = ProcessPool(64)
-    crowd.run(storm.next)
+    pool = ProcessPool(64)
+    pool.run(storm.next)
     run_all(8, [storm.delete(name) for name, address in storm.attached.items() if not address])
-    run_all(1, [storm.collect()])  # which removes the empty files that a killed reference leaves
+    run_all(1, [storm.collect()])  # GC removes the empty files that a killed reference plugin leaves
     assert storm.kills > 0
     storm.compare()
     run_all(64, [storm.check(name) for name in storm.attached])
     run_all(64, [storm.delete(name) for name in list(storm.attached)])
     storm.compare()
-    promises.record("storm", verbs=crowd.processes, seconds=seconds, kills=storm.kills)
+    promises.record("storm", verbs=pool.processes, seconds=seconds, kills=storm.kills)
