@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BUSYBOX = Path("/bin/busybox")
 PAGE = "podwire"  # the page of its web server
@@ -55,6 +55,13 @@ def write_archive(path: Path, name: str, command: Sequence[str] = ("/bin/sh",)) 
         _add(archive, "index.json", json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode())
         for digest, data in blobs.items():
             _add(archive, f"blobs/sha256/{digest}", data)
+
+
+def extract(archive: tarfile.TarFile, member: str | tarfile.TarInfo) -> IO[bytes]:
+    """Returns a regular file of an archive."""
+    file = archive.extractfile(member)
+    assert file is not None, member
+    return file
 
 
 def _layer() -> bytes:

@@ -1,1 +1,1 @@
-"""Tests of deploy/: the manifests, what their containers do on a node, the image."""
+"""Tests of deploy/: the manifests, the effect of their containers on a node, the image."""

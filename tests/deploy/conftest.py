@@ -1,4 +1,4 @@
-"""Fixtures of the tests of deploy/: a node's directories, and the containers that work on them."""
+"""Fixtures for the tests of deploy/: a node's directories, and the containers that run with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CURL_IMAGE = {"/usr": Path("/usr"), "/etc/ssl": Path("/etc/ssl")}
 
 @dataclass(frozen=True)
 class Node:
-    """A node's directories, the volumes of the DaemonSet's pod on it, and its network."""
+    """A node's directories, the volumes of the DaemonSet's pod, and the node's network."""
 
     path: Path
     podwire: Path
@@ -30,12 +30,12 @@ class Node:
 
     @property
     def bin_dir(self) -> Path:
-        """Its /opt/cni/bin."""
+        """The node's /opt/cni/bin."""
         return self.path / "bin"
 
     @property
     def net_d(self) -> Path:
-        """Its /etc/cni/net.d."""
+        """The node's /etc/cni/net.d."""
         return self.path / "net-d"
 
     @property
@@ -45,21 +45,21 @@ class Node:
         return {name: self.path / name for name in names}
 
     def run(self, name: str, *, directory: Path = manifests.INSTALL, env: dict[str, str] | None = None) -> Any:
-        """Runs an init container of a directory's pod to its end."""
+        """Runs an init container of the pod that a directory defines, until it ends."""
         pod = manifests.pod(directory)
-        (found,) = (one for one in pod["initContainers"] if one["name"] == name)
-        image = CURL_IMAGE if "command" in found else {"/podwire": self.podwire}
+        (spec,) = (one for one in pod["initContainers"] if one["name"] == name)
+        image = CURL_IMAGE if "command" in spec else {"/podwire": self.podwire}
         with self.host.entered():
-            return container.run(pod, found, image, self.volumes, env=env)
+            return container.run(pod, spec, image, self.volumes, env=env)
 
-    def ask(self, server: ApiServer) -> Any:
-        """Runs the container that asks the API server for the node's object."""
+    def fetch_node_object(self, server: ApiServer) -> Any:
+        """Runs the container that reads the node's object from the API server."""
         self.path.joinpath("credentials", "ca.crt").write_text(server.ca)
         self.path.joinpath("credentials", "token").write_text(server.token)
         return self.run("node", env={**server.env, "NODE_NAME": api_server.NODE["metadata"]["name"]})
 
-    def has(self, node: dict[str, Any]) -> None:
-        """Puts a Node object where that container leaves it."""
+    def write_node_object(self, node: dict[str, Any]) -> None:
+        """Writes a Node object to the file of that container."""
         path = self.path / "node" / "node.json"
         path.write_text(json.dumps(node))
         os.chown(path, 65534, 65534)
@@ -67,29 +67,43 @@ class Node:
 
 @pytest.fixture
 def node(bin_dir: Path, host: Namespace, tmp_path: Path) -> Node:
-    """A node on which nothing of podwire's is yet, and its Node object beside it, as the API server has it."""
-    made = Node(tmp_path, bin_dir / "podwire", host)
+    """A node without podwire, with the node's object in the volume for it."""
+    node = Node(tmp_path, bin_dir / "podwire", host)
     tmp_path.chmod(0o755)
-    for path in made.volumes.values():
+    for path in node.volumes.values():
         path.mkdir()
-    (tmp_path / "node").chmod(0o777)  # as kubelet makes an emptyDir
+    (tmp_path / "node").chmod(0o777)  # the mode of an emptyDir of kubelet
     (config_map,) = (one for one in manifests.render(manifests.INSTALL) if one["kind"] == "ConfigMap")
     for name, text in config_map["data"].items():
         (tmp_path / "network" / name).write_text(text)
-    made.has(api_server.NODE)
-    return made
+    node.write_node_object(api_server.NODE)
+    return node
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an authority (ca.crt) and a certificate of its for 127.0.0.1 and ::1 (server.pem)."""
+    """A directory with a certificate authority (ca.crt) and its certificate for 127.0.0.1 and ::1 (server.pem)."""
     directory = tmp_path_factory.mktemp("certificates")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    at = [str(directory / name) for name in ("ca.key", "ca.crt", "server.key", "server.crt")]
-    output("openssl", "req", "-x509", *key, "-subj", "/CN=cluster", "-keyout", at[0], "-out", at[1])
+    paths = [str(directory / name) for name in ("ca.key", "ca.crt", "server.key", "server.crt")]
+    output("openssl", "req", "-x509", *key, "-subj", "/CN=cluster", "-keyout", paths[0], "-out", paths[1])
     names = ("-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1,IP:::1")
-    output("openssl", "req", "-x509", *key, *names, "-CA", at[1], "-CAkey", at[0], "-keyout", at[2], "-out", at[3])
-    (directory / "server.pem").write_text(Path(at[2]).read_text() + Path(at[3]).read_text())
+    output(
+        "openssl",
+        "req",
+        "-x509",
+        *key,
+        *names,
+        "-CA",
+        paths[1],
+        "-CAkey",
+        paths[0],
+        "-keyout",
+        paths[2],
+        "-out",
+        paths[3],
+    )
+    (directory / "server.pem").write_text(Path(paths[2]).read_text() + Path(paths[3]).read_text())
     return directory
 
 

@@ -1,4 +1,4 @@
-"""The image: the executable and nothing else, which a real runtime runs as the manifest says."""
+"""The image contains only the executable and licences, and a real runtime runs it with the manifest's permissions."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import tarfile
 
 import pytest
 
+from tests.clients.images import extract
 from tests.clients.podman import PROGRAMS, configure
 from tests.support import manifests
 from tests.support.api_server import NODE
@@ -17,27 +18,27 @@ LICENCES = ("LICENSE", "THIRD-PARTY-NOTICES.md")
 
 @pytest.fixture(scope="module")
 def podman(empty_machine, needs_programs, bin_dir):
-    """Podman on a machine of its own, which has built the image."""
+    """Podman on a private machine, which has built the image."""
     needs_programs(*PROGRAMS)
     if bin_dir != ROOT / "dist" / "bin":
-        pytest.skip("the image is made of dist/bin")
-    made = configure(empty_machine)
+        pytest.skip("the image is built from dist/bin")
+    client = configure(empty_machine)
     containerfile = f"--file={ROOT / 'deploy' / 'Containerfile'}"
-    made("build", "--quiet", "--isolation=chroot", f"--tag={NAME}", containerfile, str(ROOT))
-    return made
+    client("build", "--quiet", "--isolation=chroot", f"--tag={NAME}", containerfile, str(ROOT))
+    return client
 
 
 def blob(archive, descriptor):
     """Returns the file of an archive that a descriptor names."""
-    return archive.extractfile("blobs/" + descriptor["digest"].replace(":", "/"))
+    return extract(archive, "blobs/" + descriptor["digest"].replace(":", "/"))
 
 
-def test_the_image_is_the_executable(podman, bin_dir, tmp_path):
-    """The only layer has the executable, byte by byte, which is the entry point, and the licences; all are root's."""
+def test_image_is_the_executable_and_its_licences(podman, bin_dir, tmp_path):
+    """The only layer contains the unchanged executable, which is the entry point, and the licences, owned by root."""
     podman("save", "--quiet", "--format=oci-archive", f"--output={tmp_path / 'image.tar'}", NAME)
     with tarfile.open(tmp_path / "image.tar") as image:
-        (found,) = json.load(image.extractfile("index.json"))["manifests"]
-        manifest = json.load(blob(image, found))
+        (descriptor,) = json.load(extract(image, "index.json"))["manifests"]
+        manifest = json.load(blob(image, descriptor))
         config = json.load(blob(image, manifest["config"]))
         assert (config["os"], config["architecture"], config["config"]["Entrypoint"]) == (
             "linux",
@@ -50,11 +51,11 @@ def test_the_image_is_the_executable(podman, bin_dir, tmp_path):
             assert {entry.name: (entry.uid, entry.gid) for entry in files} == dict.fromkeys(expected, (0, 0))
             assert files.getmember("podwire").mode & 0o7777 == 0o755
             for name, path in expected.items():
-                assert files.extractfile(name).read() == path.read_bytes()
+                assert extract(files, name).read() == path.read_bytes()
 
 
-def test_a_runtime_runs_it_as_the_manifest_says(podman, bin_dir, tmp_path):
-    """With the manifest's user, capabilities, mounts and the runtime's seccomp profile the image installs itself."""
+def test_runtime_runs_the_image_with_the_manifests_permissions(podman, bin_dir, tmp_path):
+    """With the manifest's user, capabilities, mounts and the runtime's seccomp profile the image installs podwire."""
     start = ("run", "--rm", "--pull=never", "--network=host", f"--cgroup-parent=/{podman.machine.cgroup}")
     if problem := podman.machine.problem("podman", *start, "--security-opt=seccomp=unconfined", NAME, "list"):
         pytest.skip(f"podman runs no container here: {problem}")

@@ -1,4 +1,4 @@
-"""The manifests in deploy/: valid for every Kubernetes that is supported, complete, and without a right too many."""
+"""The manifests of deploy/ are valid for every supported Kubernetes, complete, and without unneeded permissions."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.support.binaries import ROOT
 from tests.support.manifests import DEPLOY, INSTALL, UNINSTALL
 from tests.support.processes import output
 
-# The oldest that is known to the validator, the newest, and two between them.
+# The validator's oldest and newest versions, and two between them.
 VERSIONS = ("1.25", "1.29", "1.33", "1.37")
 BOTH = pytest.mark.parametrize("directory", [INSTALL, UNINSTALL], ids=lambda directory: directory.name)
 
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("directory", [INSTALL, UNINSTALL], ids=lambda dir
 @BOTH
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(directory, version):
-    """Each object is one of that version of Kubernetes, without a key that it does not know."""
+    """Each object is valid in that version of Kubernetes, without unknown keys."""
     objects = manifests.render(directory)
     assert [one["kind"] for one in objects] == [
         "Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "ConfigMap",
@@ -31,8 +31,8 @@ def test_every_object_is_valid(directory, version):
         kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_the_validator_refuses():
-    """A key that is misspelt, and a value of a wrong type, are found: the test above can fail."""
+def test_validator_refuses_misspelt_keys_and_wrong_types():
+    """The validator refuses a misspelt key and a value of a wrong type: the test above can fail."""
     (daemon_set,) = (one for one in manifests.render(INSTALL) if one["kind"] == "DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
     for wrong in ({"hostNetwrok": True}, {"hostNetwork": "true"}):
@@ -42,7 +42,7 @@ def test_the_validator_refuses():
 
 
 def test_every_file_is_used():
-    """Each file of a directory stands in its kustomization."""
+    """Each file of a directory is named in its kustomization."""
     for directory in (INSTALL, UNINSTALL):
         body = manifests.kustomization(directory)
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
@@ -52,21 +52,21 @@ def test_every_file_is_used():
 
 
 @BOTH
-def test_it_is_what_kubectl_makes(directory):
-    """Where kubectl is, `kubectl kustomize` makes the same objects, but for the hash in the ConfigMap's name."""
+def test_rendered_objects_equal_kubectls(directory):
+    """If kubectl is installed, `kubectl kustomize` makes the same objects, except for the ConfigMap's hash."""
     if not shutil.which("kubectl"):
         pytest.skip("no kubectl: Debian 12 has one of 2021, whose kustomize is too old")
     text = output("kubectl", "kustomize", str(directory))
-    made = yaml.safe_load_all(re.sub(r"\bnetwork-[a-z0-9]{10}\b", "network", text))
+    objects = yaml.safe_load_all(re.sub(r"\bnetwork-[a-z0-9]{10}\b", "network", text))
 
-    def by_name(objects):
-        return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    def by_name(items):
+        return {(one["kind"], one["metadata"]["name"]): one for one in items}
 
-    assert by_name(made) == by_name(manifests.render(directory))
+    assert by_name(objects) == by_name(manifests.render(directory))
 
 
-def test_what_is_named_is_there():
-    """Volumes, the ConfigMap and its file, the account and the role are those that the manifests themselves have."""
+def test_referenced_objects_are_defined():
+    """The manifests define the volumes, the ConfigMap and its file, the account and the role that they refer to."""
     objects = {one["kind"]: one for one in manifests.render(INSTALL)}
     pod = objects["DaemonSet"]["spec"]["template"]["spec"]
     for directory in (INSTALL, UNINSTALL):
@@ -84,7 +84,7 @@ def test_what_is_named_is_there():
     ]
     assert words[words.index("--node") + 1] == f"{mounts['node']}/node.json"
     hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-    assert hosts == {name: mounts[name] for name in hosts}, "podwire uninstall on the node finds what was written"
+    assert hosts == {name: mounts[name] for name in hosts}, "podwire uninstall on the node finds the installed files"
     account = objects["ServiceAccount"]["metadata"]
     assert account["name"] == pod["serviceAccountName"]
     subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
@@ -97,8 +97,8 @@ def test_what_is_named_is_there():
 
 
 @BOTH
-def test_nothing_privileged_is_left_running(directory):
-    """What stays has no right, no file of the host's and no token; of what ends only one container is root."""
+def test_only_the_install_container_is_root(directory):
+    """The remaining container has no capability, host file or token; of the init containers only one is root."""
     pod = manifests.pod(directory)
     (done,) = pod["containers"]
     assert "volumeMounts" not in done
@@ -126,8 +126,8 @@ def test_nothing_privileged_is_left_running(directory):
     assert roots == ["install"]
 
 
-def test_the_network_is_the_samples():
-    """The network is that of kubenet with the addresses left to the node, on cni0, and for both IP versions."""
+def test_network_equals_the_sample():
+    """The network is kubenet's sample with the node's addresses, on cni0, for both address families."""
     network = json.loads((INSTALL / "10-podwire.conflist").read_text())
     sample = json.loads((ROOT / "conf" / "40-kubenet.conflist").read_text())
     bridge = sample["plugins"][0]
@@ -136,7 +136,7 @@ def test_the_network_is_the_samples():
 
 
 def test_images_have_versions():
-    """No image is of a tag that moves, and ours is of this version."""
+    """Every image has a version as its tag, and podwire's is the present version."""
     images = [
         one["image"] for one in (*manifests.pod(INSTALL)["initContainers"], *manifests.pod(INSTALL)["containers"])
     ]

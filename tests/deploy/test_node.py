@@ -1,5 +1,6 @@
-"""The DaemonSet's init containers, run with exactly what the manifest grants them: a node before and after."""
+"""The DaemonSet's init containers run with exactly the manifest's permissions: the node before and after."""
 
+import functools
 import json
 import os
 import re
@@ -20,16 +21,16 @@ FILE = "10-podwire.conflist"
 
 def listing(directory):
     """Returns owner, mode and content of all files in a directory."""
-    found = {}
+    files = {}
     for path in sorted(directory.iterdir()):
         status = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
-        found[path.name] = (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode), content)
-    return found
+        files[path.name] = (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode), content)
+    return files
 
 
-def said(done, status=0):
-    """Returns what a container said; another exit status fails the test."""
+def output_of(done, status=0):
+    """Returns a container's output; another exit status fails the test."""
     text = done.stdout + done.stderr
     assert done.returncode == status, text
     assert "defect" not in text
@@ -37,62 +38,62 @@ def said(done, status=0):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_the_node_object_is_asked_for(node, serve, address):
-    """The first container gets the node's object by the cluster's authority and the account's token, over either IP."""
+def test_first_container_fetches_the_node_object(node, serve, address):
+    """It trusts the cluster's authority, sends the account's token, and works over both address families."""
     (node.path / "node" / "node.json").unlink()
     server = serve(address, (200, NODE))
-    said(node.ask(server))
+    output_of(node.fetch_node_object(server))
     assert server.requested_paths == ["/api/v1/nodes/worker-1"]
-    written = node.path / "node" / "node.json"
-    assert json.loads(written.read_text()) == NODE
-    assert (written.stat().st_uid, written.stat().st_mode & 0o777) == (65534, 0o644)
+    path = node.path / "node" / "node.json"
+    assert json.loads(path.read_text()) == NODE
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (65534, 0o644)
     assert "/api/v1/nodes/worker-1" in server.arguments
     assert server.token not in server.arguments
 
 
-def test_an_api_server_that_is_not_ready_is_asked_again(node, serve):
-    """An API server that starts is asked again, and what it said before is not in the file."""
+def test_request_is_repeated_until_the_api_server_is_ready(node, serve):
+    """The container repeats the request if the API server is not ready; the earlier response is not in the file."""
     server = serve("127.0.0.1", (503, {**REFUSAL, "message": "not yet " * 2000}), (200, NODE))
-    said(node.ask(server))
+    output_of(node.fetch_node_object(server))
     assert len(server.requested_paths) == 2
     assert json.loads((node.path / "node" / "node.json").read_text()) == NODE
 
 
-def test_what_the_api_server_refuses_is_in_the_log(node, serve):
-    """A token that the API server does not know fails the container, whose log has the server's own words."""
+def test_refusal_of_the_api_server_is_in_the_log(node, serve):
+    """A token that the API server does not know fails the container; the log contains the server's message."""
     server = serve("127.0.0.1", (200, NODE))
     server.known_token = "another"
-    text = said(node.ask(server), status=1)
+    text = output_of(node.fetch_node_object(server), status=1)
     assert "401" in text
     assert "Unauthorized" in text
 
 
 def test_another_authority_is_not_trusted(node, serve):
-    """Where the certificate is not of the cluster's authority, no token is sent and the container fails."""
+    """If the cluster's authority did not sign the certificate, the container sends no token and fails."""
     server = serve("127.0.0.1", (200, NODE))
     other = ("-newkey", "ed25519", "-nodes", "-subj", "/CN=other", "-keyout", "/dev/null")
     server.ca = output("openssl", "req", "-x509", *other)
-    assert "certificate" in said(node.ask(server), status=1)
+    assert "certificate" in output_of(node.fetch_node_object(server), status=1)
     assert server.requested_paths == []
 
 
 @pytest.mark.parametrize("spec", [{}, {"podCIDR": None}, {"podCIDR": ""}])
-def test_a_node_without_subnets_fails_at_once(node, serve, spec):
-    """A node that has no podCIDR yet fails the first container, which kubelet runs again, and not the second."""
+def test_node_without_pod_cidr_fails_the_first_container(node, serve, spec):
+    """Without a podCIDR the first container fails, which kubelet runs again, and not the second."""
     server = serve("127.0.0.1", (200, {**NODE, "spec": spec}))
-    assert "node worker-1 has no podCIDR" in said(node.ask(server), status=1)
+    assert "node worker-1 has no podCIDR" in output_of(node.fetch_node_object(server), status=1)
 
 
-def test_an_answer_without_end_is_not_stored(node, serve):
-    """Nothing is kept of an answer larger than any Node object: beyond the limit of its volume a pod is evicted."""
+def test_oversized_response_is_not_stored(node, serve):
+    """A response larger than any Node object is discarded, since a pod that exceeds its volume's limit is evicted."""
     server = serve("127.0.0.1", (200, {**NODE, "x": "x" * 3_000_000}))
-    assert "Maximum file size exceeded" in said(node.ask(server), status=1)
+    assert "Maximum file size exceeded" in output_of(node.fetch_node_object(server), status=1)
     assert (node.path / "node" / "node.json").stat().st_size == 0
 
 
-def test_plugins_and_network_are_put_in_place(node):
-    """The second container makes all names and the network, root's, with the node's subnets; again it does nothing."""
-    said(node.run("install"))
+def test_second_container_installs_plugins_and_network(node):
+    """It installs all names and the network with the node's subnets, owned by root; a second run does nothing."""
+    output_of(node.run("install"))
     before = listing(node.bin_dir), listing(node.net_d)
     names = output(str(node.podwire), "list").split()
     content = node.podwire.read_bytes()
@@ -102,21 +103,21 @@ def test_plugins_and_network_are_put_in_place(node):
     assert before[1][FILE][:3] == (0, 0, 0o644)
     network = json.loads((node.net_d / FILE).read_text())
     assert network["plugins"][0]["ipam"]["ranges"] == [[{"subnet": subnet}] for subnet in NODE["spec"]["podCIDRs"]]
-    assert said(node.run("install")).count("nothing to do") == 2
+    assert output_of(node.run("install")).count("nothing to do") == 2
     assert (listing(node.bin_dir), listing(node.net_d)) == before
 
 
-def test_what_was_written_is_right(node):
-    """The linter has nothing to say about the network that was written."""
-    said(node.run("install"))
+def test_installed_network_has_no_findings(node):
+    """`podwire lint` reports no finding for the installed network."""
+    output_of(node.run("install"))
     lint = (str(node.bin_dir / "podwire"), "lint", "--conf-dir", str(node.net_d), "--bin-dir", str(node.bin_dir))
     assert "1 file: no findings" in output(*lint)
 
 
-def test_directories_of_another_user(node):
-    """Where the directories are another user's, as with Kubespray, the one capability that is granted is enough.
+def test_directories_of_another_user_are_written(node):
+    """The only capability suffices if another user owns the directories, as with Kubespray.
 
-    Without it nothing is done and nothing left.
+    `uninstall` restores the files.
     """
     for directory in (node.bin_dir, node.net_d):
         os.chown(directory, 999, 999)
@@ -124,60 +125,58 @@ def test_directories_of_another_user(node):
     (node.bin_dir / "bridge").write_text("somebody's")
     os.chown(node.bin_dir / "bridge", 999, 999)
     before = listing(node.bin_dir)
-    said(node.run("install"))
+    output_of(node.run("install"))
     assert (node.net_d / FILE).stat().st_uid == 0
-    said(node.run("install", directory=manifests.UNINSTALL))
+    output_of(node.run("install", directory=manifests.UNINSTALL))
     assert (listing(node.bin_dir), listing(node.net_d)) == (before, {})
 
 
-def test_nothing_more_is_granted(node, monkeypatch):
-    """Without its only capability the container could not write there: the test above can fail."""
+def test_directories_of_another_user_need_the_capability(node, monkeypatch):
+    """Without its only capability the container cannot write to these directories, and changes nothing."""
     os.chown(node.bin_dir, 999, 999)
     pod = manifests.pod(manifests.INSTALL)
     del pod["initContainers"][1]["securityContext"]["capabilities"]["add"]
     monkeypatch.setattr(manifests, "pod", lambda directory: pod)
-    assert "Permission denied" in said(node.run("install"), status=3)
+    assert "Permission denied" in output_of(node.run("install"), status=3)
     assert listing(node.bin_dir) == {}
 
 
-def test_an_upgrade_replaces_its_own_network_only(node):
-    """A network that nobody has changed follows the DaemonSet's; one that somebody has is left, and the log says so."""
-    said(node.run("install"))
+def test_upgrade_replaces_only_an_unchanged_network(node):
+    """An unchanged network follows the DaemonSet's; one that was changed on the node stays, and the log says so."""
+    output_of(node.run("install"))
     template = node.path / "network" / FILE
     template.write_text(template.read_text().replace('"10.0.0.0/8"', '"10.0.0.0/9"'))
-    said(node.run("install"))
+    output_of(node.run("install"))
     path = node.net_d / FILE
     assert "10.0.0.0/9" in path.read_text()
     path.write_text(path.read_text().replace("cni0", "cni9"))
     before = listing(node.net_d)
     template.write_text(template.read_text().replace('"10.0.0.0/9"', '"10.0.0.0/10"'))
-    assert re.search(rf"/etc/cni/net.d/{FILE} exists and is different", said(node.run("install"), status=3))
+    assert re.search(rf"/etc/cni/net.d/{FILE} exists and is different", output_of(node.run("install"), status=3))
     assert listing(node.net_d) == before
 
 
-def test_and_back(node):
-    """The DaemonSet of deploy/uninstall leaves the node as it was, what had the plugins' names included."""
+def test_uninstall_restores_the_node(node):
+    """The DaemonSet of deploy/uninstall restores the node's files, including those with the plugins' names."""
     (node.bin_dir / "bridge").write_text("somebody's")
     (node.bin_dir / "flannel").write_text("somebody's")
     (node.net_d / "87-other.conflist").write_text("{}")
     before = listing(node.bin_dir), listing(node.net_d)
-    said(node.run("install"))
+    output_of(node.run("install"))
     assert list(listing(node.net_d)) == [FILE, "87-other.conflist"]
-    said(node.run("install", directory=manifests.UNINSTALL))
+    output_of(node.run("install", directory=manifests.UNINSTALL))
     assert (listing(node.bin_dir), listing(node.net_d)) == before
 
 
 @pytest.mark.needs("br_netfilter", "ifb", "tbf")
-def test_a_pod_on_the_network_that_was_written(node, serve, sandbox, store):
-    """From the API server's answer to a pod: both containers, then ADD, CHECK and DEL by what they have written."""
-    said(node.ask(serve("127.0.0.1", (200, api_server.NODE))))
-    said(node.run("install"))
+def test_pod_is_attached_to_the_installed_network(node, serve, sandbox, store):
+    """From the API server's response to a pod: both containers, then ADD, CHECK and DEL with the installed files."""
+    output_of(node.fetch_node_object(serve("127.0.0.1", (200, api_server.NODE))))
+    output_of(node.run("install"))
     network = NetworkList.load(node.net_d / FILE)
     network.plugins[0]["ipam"]["dataDir"] = str(store)
 
-    def run(plugin, command, config):
-        how = {"netns": sandbox, "container_id": sandbox.name, "host": node.host, "bin_dir": node.bin_dir}
-        return run_plugin(plugin, command, config, **how)
+    run = functools.partial(run_plugin, netns=sandbox, container_id=sandbox.name, host=node.host, bin_dir=node.bin_dir)
 
     result = network.add(run)
     assert [ip["address"] for ip in result["ips"]] == ["10.244.3.2/24", "fd00:10:244:3::2/64"]

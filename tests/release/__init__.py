@@ -1,1 +1,1 @@
-"""Tests of what is published: archives, packages, images, and what is said of them."""
+"""Tests of the release: archives, packages, images, and their descriptions."""

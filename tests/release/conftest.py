@@ -1,6 +1,6 @@
-"""Fixtures: a release of what is built, packed once.
+"""Fixtures: a release of the built files, packed once.
 
-One rule: it is packed as `make release` does it, into a directory of the tests.
+One rule: the release is packed as by `make release`, into a directory of the tests.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Release:
     directory: Path
 
     def one(self, pattern: str) -> Path:
-        """Returns the only artefact of a pattern."""
-        (found,) = self.directory.glob(pattern)
-        return found
+        """Returns the only artefact that matches a pattern."""
+        (path,) = self.directory.glob(pattern)
+        return path
 
     def contents(self) -> dict[str, bytes]:
-        """Returns every artefact."""
+        """Returns the content of every artefact by its name."""
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
 
 
 def pack(directory: Path, env: Mapping[str, str] | None = None, umask: int = 0o022) -> Release:
     """Packs a release into a directory."""
     variables = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S), "PYTHONPATH": str(ROOT), **(env or {})}
-    command = [sys.executable, "-m", "pack.release", "--out", directory]
+    command = [sys.executable, "-m", "pack.release", "--out", str(directory)]
     done = subprocess.run(
         command, cwd=directory.parent, env=variables, umask=umask, capture_output=True, text=True, check=False
     )
@@ -50,7 +50,7 @@ def pack(directory: Path, env: Mapping[str, str] | None = None, umask: int = 0o0
 
 @pytest.fixture(scope="session")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """A release of what is in dist/, which nobody changes."""
+    """A release of the files in dist/; tests do not change it."""
     if not (BUILT["amd64"] / "podwire").exists():
         pytest.fail(binaries.explain_missing() or "run `make binaries`", pytrace=False)
     return pack(tmp_path_factory.mktemp("release") / "out")
@@ -58,11 +58,11 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    """The executable that is packed for this machine."""
+    """The executable for this machine, which the release contains."""
     return BUILT["amd64"] / "podwire"
 
 
 @pytest.fixture(scope="session")
 def plugins(program: Path) -> list[str]:
-    """The plugins in it, by its own word."""
+    """The names of the plugins in the executable, as it lists them."""
     return subprocess.run([program, "list"], env={}, capture_output=True, text=True, check=True).stdout.split()

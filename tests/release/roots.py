@@ -1,7 +1,7 @@
 """A root file system for dpkg: a private, writable copy of the test root's /usr, and an empty database.
 
-One rule: there is nothing to clean up: it is in memory, in a mount namespace that ends with the process that holds it,
-and that process ends with the test's, however that ends.
+One rule: there is nothing to clean up. The file system is in memory, in a mount namespace that ends with its process,
+and that process ends with the test's process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support import binaries
 from tests.support.binaries import ROOT
 from tests.support.processes import PATH
 
-# /usr/lib/cni has the reference's plugins, which nobody owns: the database is empty.
+# /usr/lib/cni contains the reference plugins, which no package owns: the database is empty.
 _MAKE = """\
 set -e
 mount -t tmpfs podwire "$1" && cd "$1"
@@ -28,27 +28,27 @@ mount -t overlay -o "lowerdir=$2/usr,upperdir=$1/up,workdir=$1/work" podwire usr
 for name in bin lib lib64 sbin; do ln -s usr/$name $name; done
 mount --rbind /dev dev && mount --rbind /proc proc
 touch var/lib/dpkg/status var/lib/dpkg/available
-echo made
+echo ready
 exec cat
 """
-_SEEN = ("opt", "usr/lib/cni")
+_PLUGIN_DIRS = ("opt", "usr/lib/cni")
 _TEST_ROOT = ROOT / "build" / "root"  # not this machine's /usr: dpkg removes empty directories of other packages
 
 
 @dataclass(frozen=True)
 class Root:
-    """Such a file system; `pid` is who holds it."""
+    """A root file system; `pid` is the process that holds its mount namespace."""
 
     pid: int
     top: Path
 
     @property
     def path(self) -> Path:
-        """Where it is to be seen from here."""
+        """The path of the root file system as seen from this process."""
         return Path(f"/proc/{self.pid}/root{self.top}/root")
 
     def run(self, *words: object, env: dict[str, str] | None = None) -> str:
-        """Runs a program inside and returns its stdout; AssertionError with what it said when it fails."""
+        """Runs a program in the root and returns its stdout; AssertionError with its output if it fails."""
         line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
         variables = {"PATH": PATH, "LC_ALL": "C", **(env or {})}
         done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
@@ -56,14 +56,14 @@ class Root:
         return done.stdout
 
     def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Writes a file inside."""
+        """Writes a file in the root."""
         file = self.path / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
         file.chmod(mode)
 
     def install(self, package: Path) -> str:
-        """Installs a package by dpkg; returns what that said."""
+        """Installs a package by dpkg; returns dpkg's output."""
         self.put("tmp/package.deb", package.read_bytes())
         try:
             return self.run("dpkg", "--install", "/tmp/package.deb")
@@ -71,11 +71,11 @@ class Root:
             (self.path / "tmp/package.deb").unlink()
 
     def state(self) -> dict[str, str]:
-        """Returns what is where plugins are, mode and content of files, targets of links; and the diversions."""
+        """Returns mode and content of files and targets of links in the plugins' directories, and the diversions."""
         sums: dict[int, str] = {}
         return {
             str(path.relative_to(self.path)): _described(path, sums)
-            for top in _SEEN
+            for top in _PLUGIN_DIRS
             for path in (self.path / top).rglob("*")
             if path.is_symlink() or not path.is_dir()
         } | {"diversions": self.run("dpkg-divert", "--list")}
@@ -88,13 +88,13 @@ class Root:
 
 @contextlib.contextmanager
 def temporary(top: Path) -> Iterator[Root]:
-    """Makes one at the empty directory `top`, and takes it away."""
+    """Creates a root in the empty directory `top`, and deletes it."""
     if not (_TEST_ROOT / "usr").is_dir():
         binaries.skip_or_fail("no test root file system: make test-root")
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top), str(_TEST_ROOT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
         assert holder.stdout
-        assert holder.stdout.readline() == b"made\n"
+        assert holder.stdout.readline() == b"ready\n"
         yield Root(holder.pid, top)
 
 
@@ -114,10 +114,10 @@ def build(directory: Path, name: str, version: str, files: dict[str, str]) -> Pa
 
 
 def _described(path: Path, sums: dict[int, str]) -> str:
-    """Returns what a file is; of one with many names the sum is made once."""
+    """Returns the mode and checksum of a file, or the target of a link; each inode is read once."""
     if path.is_symlink():
         return f"-> {os.readlink(path)}"
-    found = path.stat()
-    if found.st_ino not in sums:
-        sums[found.st_ino] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return f"{found.st_mode:o} {sums[found.st_ino]}"
+    status = path.stat()
+    if status.st_ino not in sums:
+        sums[status.st_ino] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{status.st_mode:o} {sums[status.st_ino]}"

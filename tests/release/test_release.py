@@ -1,4 +1,4 @@
-"""A release as a whole: the same bytes again, sums, the bill of materials, notices, the version."""
+"""A release as a whole: reproducible bytes, checksums, bill of materials, notices, version."""
 
 import hashlib
 import json
@@ -15,6 +15,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 from pack.build import LIBRARY_PACKAGES
 from pack.release import product
 from pack.release.product import BUILT
+from podwire import __version__
+from tests.clients.images import extract
 from tests.release.conftest import pack
 from tests.support.binaries import ROOT
 from tests.support.markdown import Document
@@ -22,7 +24,7 @@ from tests.support.markdown import Document
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
 
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.md"
-# What libraries say of themselves in the executable, with the version that they bear upstream; zlib's part is silent.
+# Texts of libraries in the executable, with their upstream version; zlib's part has none.
 SIGNATURES = {
     "CPython": r"(3\.\d+\.\d+) \(main",
     "GNU C Library": r"glibc (\d\.\d+)",
@@ -31,12 +33,12 @@ SIGNATURES = {
 
 def bills(release):
     """Returns the bill of materials of each machine."""
-    found = {machine: list(release.directory.glob(f"*-linux-{machine}.cdx.json")) for machine in BUILT}
-    return {machine: json.loads(path.read_text()) for machine, paths in found.items() for path in paths}
+    files = {machine: list(release.directory.glob(f"*-linux-{machine}.cdx.json")) for machine in BUILT}
+    return {machine: json.loads(path.read_text()) for machine, paths in files.items() for path in paths}
 
 
-def test_a_second_run_gives_the_same_bytes(release, tmp_path):
-    """Another umask, time zone, language and directory make no difference to any file of a release."""
+def test_second_run_produces_the_same_bytes(release, tmp_path):
+    """Another umask, time zone, language and directory do not change any file of a release."""
     env = {"TZ": "Asia/Tokyo", "LANG": "C", "LC_ALL": "C", "PYTHONHASHSEED": "7", "HOME": "/nowhere"}
     again = pack(tmp_path / "elsewhere", env, umask=0o077)
     first, second = release.contents(), again.contents()
@@ -44,22 +46,22 @@ def test_a_second_run_gives_the_same_bytes(release, tmp_path):
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_sums_are_of_all_files(release):
-    """SHA256SUMS names every other file of a release, and sha256sum agrees."""
+def test_checksums_cover_all_files(release):
+    """SHA256SUMS lists every other file of a release, and sha256sum accepts it."""
     subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=release.directory, check=True)
     named = re.findall(r"^[0-9a-f]{64}  (\S+)$", release.one("SHA256SUMS").read_text(), re.MULTILINE)
     assert sorted([*named, "SHA256SUMS"]) == sorted(release.contents())
 
 
-def test_the_bill_of_materials_is_cyclonedx(release):
+def test_bill_of_materials_is_valid_cyclonedx(release):
     """Each bill of materials is valid by the strict schema of CycloneDX 1.5."""
     assert bills(release).keys() == {machine for machine, path in BUILT.items() if (path / "podwire").exists()}
     for bill in bills(release).values():
         assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(json.dumps(bill)) is None
 
 
-def test_the_bill_of_materials_is_of_these_files(release):
-    """It has the executable's checksum, and the versions of what is linked are those that the file itself bears."""
+def test_bill_of_materials_describes_the_executable(release):
+    """It has the executable's checksum, and the versions of linked libraries equal those in the file."""
     for machine, bill in bills(release).items():
         content = (BUILT[machine] / "podwire").read_bytes()
         sums = [{"alg": "SHA-256", "content": hashlib.sha256(content).hexdigest()}]
@@ -67,14 +69,14 @@ def test_the_bill_of_materials_is_of_these_files(release):
         versions = {component["name"]: component["version"] for component in bill["components"]}
         for name, pattern in SIGNATURES.items():
             upstream = re.sub(r"^\d+:", "", versions[name])
-            inside = {found.decode() for found in re.findall(pattern.encode(), content)}
-            assert [one for one in inside if re.match(rf"{re.escape(one)}\b", upstream)], f"{name} {upstream}: {inside}"
+            linked = {text.decode() for text in re.findall(pattern.encode(), content)}
+            assert [one for one in linked if re.match(rf"{re.escape(one)}\b", upstream)], f"{name} {upstream}: {linked}"
         for name in LIBRARY_PACKAGES:
             assert versions[name] == metadata.version(name)
 
 
-def test_notices_and_bill_of_materials_name_the_same(release):
-    """THIRD-PARTY-NOTICES.md names exactly the bill's components and their licences, and has a text of each."""
+def test_notices_and_bill_of_materials_agree(release):
+    """THIRD-PARTY-NOTICES.md names exactly the bill's components and their licences, and has the text of each."""
     document = Document(NOTICES)
     (table,) = document.tables()
     noted = {row["what"]: row["licence (SPDX)"].strip("`") for row in table}
@@ -84,57 +86,57 @@ def test_notices_and_bill_of_materials_name_the_same(release):
 
 
 def test_notices_are_in_every_artefact(release, tmp_path):
-    """Whichever file of a release somebody has, the notices are in it."""
+    """Every archive, package and image contains the notices."""
     notices = NOTICES.read_bytes()
     for path in release.directory.glob("*.tgz"):
         with tarfile.open(path) as archive:
-            assert archive.extractfile("./THIRD-PARTY-NOTICES.md").read() == notices
+            assert extract(archive, "./THIRD-PARTY-NOTICES.md").read() == notices
     for path in release.directory.glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", path, tmp_path / path.name], check=True)
         assert (tmp_path / path.name / "usr/share/doc/podwire/copyright").read_bytes().endswith(notices)
     with tarfile.open(release.one("*-oci.tar")) as layout:
         for member in layout.getmembers():
-            content = layout.extractfile(member)
+            content = extract(layout, member)
             if content.read(2) == b"\x1f\x8b":
                 content.seek(0)
                 with tarfile.open(fileobj=content) as layer:
-                    assert layer.extractfile("THIRD-PARTY-NOTICES.md").read() == notices
+                    assert extract(layer, "THIRD-PARTY-NOTICES.md").read() == notices
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository with a changelog, committed at a known moment; the functions under test look at it."""
+    """A repository with a changelog, committed at a known time, which the functions under test read."""
     monkeypatch.setattr(product, "ROOT", tmp_path)
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {product.__version__} (2026-01-01)\n")
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {__version__} (2026-01-01)\n")
     env = {**os.environ, "GIT_COMMITTER_DATE": "1700000000 +0100", "GIT_CONFIG_GLOBAL": "/dev/null"}
-    who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-    for words in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "--message", "first"]):
+    author = ["-c", "user.name=author", "-c", "user.email=author@example.org"]
+    for words in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "--message", "first"]):
         subprocess.run(["git", "-C", tmp_path, *words], env=env, check=True)
     return tmp_path
 
 
-def test_the_version_is_the_code_s(repository):
-    """The version is podwire.__version__, and it is told when something is not committed."""
-    assert product.version() == product.__version__
+def test_version_is_the_codes(repository):
+    """The version is podwire.__version__, with a mark if something is not committed."""
+    assert product.version() == __version__
     (repository / "new.py").touch()
-    assert product.version() == f"{product.__version__}+dirty"
+    assert product.version() == f"{__version__}+dirty"
 
 
-def test_a_changelog_of_another_version_is_refused(repository):
-    """Nothing is packed when CHANGELOG.md begins with another version than the code's."""
+def test_changelog_of_another_version_is_refused(repository):
+    """The release is refused if CHANGELOG.md begins with another version than the code's."""
     (repository / "CHANGELOG.md").write_text("# Changelog\n\n## 9.9.9\n")
     with pytest.raises(SystemExit, match=r"begins with 9\.9\.9"):
         product.version()
 
 
-def test_the_moment_is_the_commit_s(repository):
-    """Artefacts bear the commit's moment; SOURCE_DATE_EPOCH is stronger."""
+def test_time_of_artefacts_is_the_commits(repository):
+    """Artefacts have the commit's time; SOURCE_DATE_EPOCH overrides it."""
     assert product.epoch_s({}) == 1_700_000_000
     assert product.epoch_s({"SOURCE_DATE_EPOCH": "5"}) == 5
 
 
-def test_without_a_moment_nothing_is_packed(tmp_path, monkeypatch):
-    """Outside a repository SOURCE_DATE_EPOCH must say the moment: the clock is never asked."""
+def test_release_without_a_time_is_refused(tmp_path, monkeypatch):
+    """Outside a repository SOURCE_DATE_EPOCH must set the time, since the clock is never used."""
     monkeypatch.setattr(product, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match="set SOURCE_DATE_EPOCH"):
         product.epoch_s({})

@@ -1,4 +1,4 @@
-"""The Debian package: installed, upgraded, removed and purged by dpkg, among others' files of the same names."""
+"""The Debian package: installed, upgraded, removed and purged by dpkg, with other packages' files of the same names."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of wo
 
 BIN, DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
 REFERENCE = "#!/bin/sh\necho reference {}\n"
-# A program in whose place a script is killed, before it works or after that, the first time that it has an option.
+# Replaces a program and kills the calling script, before or after the program's work, when it is called with an option.
 KILLING = """\
 #!/bin/sh
 case " $* " in *" {option}"*) ;; *) exec {real} "$@" ;; esac
@@ -27,8 +27,8 @@ kill -KILL $PPID
 def node(root, tmp_path):
     """A root file system for dpkg."""
     (tmp_path / "node").mkdir()
-    with roots.temporary(tmp_path / "node") as made:
-        yield made
+    with roots.temporary(tmp_path / "node") as root_system:
+        yield root_system
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def package(release):
 
 @pytest.fixture
 def older(tmp_path, plugins):
-    """A package of an earlier version, of which the programs are a few words."""
+    """A package of an earlier version, whose programs are short scripts."""
     (tmp_path / "older").mkdir()
     for name in (*plugins, "podwire"):
         (tmp_path / "older" / name).write_text("#!/bin/sh\necho older\n")
@@ -47,7 +47,7 @@ def older(tmp_path, plugins):
 
 
 def version(node, path):
-    """Returns the CNI versions that a plugin inside answers."""
+    """Returns the CNI versions that a plugin in the root reports."""
     return json.loads(node.run(path, env={"CNI_COMMAND": "VERSION"}))["supportedVersions"]
 
 
@@ -57,8 +57,8 @@ def kubernetes_cni(directory, number):
     return roots.build(directory, "kubernetes-cni", number, files)
 
 
-def test_installed_upgraded_removed_and_purged(node, package, older, plugins, program):
-    """Over the reference's files and an older version each name is podwire's; removed, all is as it was before."""
+def test_package_is_installed_upgraded_removed_and_purged(node, package, older, plugins, program):
+    """Installed over the reference's files and an older version each name is podwire's; removal restores the rest."""
     before = node.state()
     node.install(older)
     assert node.run("podwire") == "older\n"
@@ -83,8 +83,8 @@ def test_installed_upgraded_removed_and_purged(node, package, older, plugins, pr
     assert {path for path in node.written() if not path.startswith("lib/cni/")} == set()
 
 
-def test_another_package_owns_the_names(node, package, tmp_path):
-    """A package that owns a name is upgraded beside podwire, which keeps the name until it is removed itself."""
+def test_package_that_owns_a_name_is_upgraded(node, package, tmp_path):
+    """A package that owns a name is upgraded beside podwire, which keeps the name until its removal."""
     node.install(kubernetes_cni(tmp_path, "1"))
     node.install(package)
     assert "1.1.0" in version(node, f"/{BIN}/bridge")
@@ -96,8 +96,8 @@ def test_another_package_owns_the_names(node, package, tmp_path):
     assert sorted(path.name for path in (node.path / BIN).iterdir()) == ["bridge", "macvlan"]
 
 
-def test_another_package_comes_and_goes_meanwhile(node, package, tmp_path):
-    """A package that owns a name and is installed later, and removed first, changes nothing for podwire."""
+def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path):
+    """A package that owns a name and is installed later and removed first changes nothing for podwire."""
     before = node.state()
     node.install(package)
     ours = node.state()
@@ -109,8 +109,8 @@ def test_another_package_comes_and_goes_meanwhile(node, package, tmp_path):
     assert node.state() == before
 
 
-def test_over_what_podwire_install_has_installed(node, package, program):
-    """The package over an installation by hand: removed, that is there again and can still be taken back."""
+def test_package_over_an_installation_by_hand(node, package, program):
+    """Removing the package restores an installation by `podwire install`, which can still be uninstalled."""
     node.put(f"{BIN}/bridge", b"the reference's", 0o755)
     untouched = node.state()
     node.put("tmp/older", program.read_bytes() + b"older", 0o755)
@@ -125,8 +125,8 @@ def test_over_what_podwire_install_has_installed(node, package, program):
 
 
 @pytest.mark.parametrize("directory", [BIN, DEBIAN_BIN])
-def test_what_dpkg_has_installed_only_dpkg_takes_away(node, package, directory):
-    """`podwire uninstall` leaves the package's files and links where they are, and says what removes them."""
+def test_uninstall_refuses_files_of_the_package(node, package, directory):
+    """`podwire uninstall` keeps the package's files and links, and prints the command that removes them."""
     node.install(package)
     before = node.state()
     with pytest.raises(AssertionError, match="apt-get remove podwire"):
@@ -134,8 +134,8 @@ def test_what_dpkg_has_installed_only_dpkg_takes_away(node, package, directory):
     assert node.state() == before
 
 
-def test_at_each_moment_a_name_is_a_plugin(node, package, tmp_path):
-    """Before dpkg unpacks, what is there is kept beside and still in its place; an abort leaves it as it was."""
+def test_every_name_is_a_plugin_during_the_installation(node, package, tmp_path):
+    """Before dpkg unpacks, a plugin is copied aside and stays in its place; an abort restores the state."""
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     for script in ("preinst", "postrm"):
         node.put(f"tmp/{script}", (tmp_path / "control" / script).read_bytes(), 0o755)
@@ -152,8 +152,8 @@ def test_at_each_moment_a_name_is_a_plugin(node, package, tmp_path):
     assert node.state() == before
 
 
-def test_a_removal_that_was_killed_goes_on(node, package):
-    """Killed before or after any change of its script, the next removal gives every name to what had it before."""
+def test_removal_after_a_killed_one_restores_all_names(node, package):
+    """After a kill before or after any change of the removal script the next removal restores every name."""
     node.put(f"{BIN}/bridge", b"the reference's", 0o755)
     before = node.state()
     for program in ("mv", "dpkg-divert --remove"):
@@ -170,8 +170,8 @@ def test_a_removal_that_was_killed_goes_on(node, package):
             assert node.state() == before, (program, moment)
 
 
-def test_a_downgrade_gives_back_what_the_older_version_has_not(node, package, older, tmp_path):
-    """A name that the older version has not is again what it was before, and so is all after the removal."""
+def test_downgrade_restores_names_the_older_version_lacks(node, package, older, tmp_path):
+    """A name that the older version lacks has its earlier file again, and so do all after the removal."""
     (tmp_path / "older/tuning").unlink()
     fewer = deb.write(Product("0.0.8", EPOCH_S, "amd64", tmp_path / "older"), tmp_path)
     for directory in (BIN, DEBIAN_BIN):
@@ -187,8 +187,8 @@ def test_a_downgrade_gives_back_what_the_older_version_has_not(node, package, ol
     assert node.state() == before
 
 
-def test_a_description_fits_the_version(package):
-    """Dpkg reads of the package what it is, and what it is built from."""
+def test_fields_of_the_package_describe_it(package):
+    """The package's fields state its name, version and architecture, and the packages that it was built from."""
     shown = subprocess.run(["dpkg-deb", "--field", package], capture_output=True, text=True, check=True).stdout
     fields = dict(line.split(": ", 1) for line in shown.splitlines() if not line.startswith(" "))
     assert (fields["Package"], fields["Version"], fields["Architecture"]) == ("podwire", product.version(), "amd64")

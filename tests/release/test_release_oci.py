@@ -1,5 +1,6 @@
-"""The image: its layout, and what podman and the registries' tools make of it."""
+"""The image: its layout, and its use by podman."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -8,6 +9,7 @@ import tarfile
 import pytest
 
 from pack.release.product import BUILT
+from tests.clients.images import extract
 from tests.clients.podman import PROGRAMS, configure
 from tests.release.conftest import EPOCH_S
 
@@ -16,26 +18,26 @@ pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of wo
 
 @pytest.fixture(scope="module")
 def layout(release):
-    """The layout's files."""
+    """The files of the layout by name."""
     with tarfile.open(release.one("*-oci.tar")) as archive:
-        return {member.name: archive.extractfile(member).read() for member in archive.getmembers()}
+        return {member.name: extract(archive, member).read() for member in archive.getmembers()}
 
 
 def blob(layout, descriptor):
-    """Returns what a descriptor leads to, its size and sum checked."""
+    """Returns the blob of a descriptor, after a check of its size and checksum."""
     algorithm, digest = descriptor["digest"].split(":")
     content = layout[f"blobs/{algorithm}/{digest}"]
     assert (len(content), hashlib.sha256(content).hexdigest()) == (descriptor["size"], digest)
     return content
 
 
-def test_every_machine_has_its_image(layout):
-    """An index leads to an image for each machine that is built for: one layer, the executable as its entry."""
+def test_index_has_an_image_for_each_machine(layout):
+    """The index has an image for each built machine: one layer, the executable as its entry point."""
     assert json.loads(layout["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     (outer,) = json.loads(layout["index.json"])["manifests"]
     images = json.loads(blob(layout, outer))["manifests"]
     used = {"oci-layout", "index.json", "blobs/sha256/" + outer["digest"][7:]}
-    found = []
+    machines = []
     for image in images:
         manifest = json.loads(blob(layout, image))
         config, (layer,) = json.loads(blob(layout, manifest["config"])), manifest["layers"]
@@ -45,22 +47,21 @@ def test_every_machine_has_its_image(layout):
         assert config["config"]["Entrypoint"] == ["/podwire"]
         with tarfile.open(fileobj=io.BytesIO(blob(layout, layer))) as archive:
             members = {member.name: (member.mode, member.uid, member.mtime) for member in archive.getmembers()}
-            assert archive.extractfile("podwire").read() == (BUILT[machine] / "podwire").read_bytes()
-            whole = archive.fileobj
-            whole.seek(0)
-            assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(whole.read()).hexdigest()}"]
+            assert extract(archive, "podwire").read() == (BUILT[machine] / "podwire").read_bytes()
+        uncompressed = gzip.decompress(blob(layout, layer))
+        assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(uncompressed).hexdigest()}"]
         assert members == {
             "podwire": (0o755, 0, EPOCH_S),
             "LICENSE": (0o644, 0, EPOCH_S),
             "THIRD-PARTY-NOTICES.md": (0o644, 0, EPOCH_S),
         }
-        found.append(machine)
-    assert found == [machine for machine, path in BUILT.items() if (path / "podwire").exists()]
+        machines.append(machine)
+    assert machines == [machine for machine, path in BUILT.items() if (path / "podwire").exists()]
     assert used == layout.keys()
 
 
-def test_podman_installs_with_it(release, empty_machine, needs_programs, tmp_path, program, plugins):
-    """Loaded and run by podman with the node's directory in it, the image installs all plugins there."""
+def test_podman_installs_the_plugins_with_the_image(release, empty_machine, needs_programs, tmp_path, program, plugins):
+    """Podman loads and runs the image with the node's directory, and the image installs all plugins there."""
     needs_programs(*PROGRAMS)
     (tmp_path / "bin").mkdir()
     podman = configure(empty_machine)

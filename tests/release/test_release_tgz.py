@@ -1,4 +1,4 @@
-"""The archive that is unpacked in /opt/cni/bin: in an empty root, on a second kernel, over what is there and runs."""
+"""The archive for /opt/cni/bin: unpacked in an empty root, on a second kernel, and over running plugins."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.release.conftest import Release
 from tests.support.invocation import feed, finish, start_plugin
 from tests.support.processes import output
 from tests.support.second_kernel import boot
@@ -17,12 +18,9 @@ pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of wo
 
 BIN = "opt/cni/bin"
 LAYER_2 = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "br0"}
-ADDRESSED = {
-    **LAYER_2,
-    "isGateway": True,
-    "ipam": {"type": "host-local", "dataDir": "/leases", "subnet": "10.9.0.0/24"},
-}
-# The network namespaces are where ip(8) puts them, and there is /proc, as on every node; nothing else.
+IPAM = {"type": "host-local", "dataDir": "/leases", "subnet": "10.9.0.0/24"}
+LAYER_3 = {**LAYER_2, "isGateway": True, "ipam": IPAM}
+# The root has the network namespaces of ip(8) and /proc, as every node has, and nothing else.
 ENTER = """\
 mkdir -p "$1/proc" "$1/netns" && mount -t proc proc "$1/proc" && mount --rbind /run/netns "$1/netns" &&
 exec /usr/sbin/chroot "$1" /opt/cni/bin/bridge"""
@@ -40,26 +38,26 @@ ip -n pod -o link show | wc -l
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """Unpacks as the manual says."""
+    """Unpacks an archive as documented."""
     output("tar", "-xzf", str(archive), "-C", str(directory))
 
 
 @pytest.fixture
-def archive(release) -> Path:
+def archive(release: Release) -> Path:
     """The archive for this machine."""
     return release.one("*-linux-amd64.tgz")
 
 
 @pytest.fixture
-def empty_root(archive, tmp_path) -> Path:
-    """A root directory with nothing but the unpacked files."""
+def empty_root(archive: Path, tmp_path: Path) -> Path:
+    """A root directory with only the unpacked files."""
     (tmp_path / "root" / BIN).mkdir(parents=True)
     unpack(archive, tmp_path / "root" / BIN)
     return tmp_path / "root"
 
 
-def test_what_is_in_it(release, archive, plugins):
-    """The executable is in it once, first, under the tool's name; all is root's, and there is no directory."""
+def test_archive_contains_the_executable_once(release, archive, plugins):
+    """The first member is the executable under the tool's name; root owns all files, and there is no directory."""
     for one in release.directory.glob("*.tgz"):
         with tarfile.open(one) as opened:
             members = opened.getmembers()
@@ -75,9 +73,11 @@ def test_what_is_in_it(release, archive, plugins):
 
 
 def test_every_name_works_in_an_empty_root(empty_root, plugins, program, root):
-    """Unpacked where no other file exists, all names are one file of mode 755, and each answers VERSION."""
+    """All unpacked names are one file of mode 755, and each answers VERSION without any other file."""
     files = [(empty_root / BIN / name).stat() for name in (*plugins, "podwire")]
-    assert {(found.st_ino, found.st_mode & 0o7777, found.st_uid) for found in files} == {(files[0].st_ino, 0o755, 0)}
+    assert {(status.st_ino, status.st_mode & 0o7777, status.st_uid) for status in files} == {
+        (files[0].st_ino, 0o755, 0)
+    }
     assert (empty_root / BIN / "podwire").read_bytes() == program.read_bytes()
     for name in plugins:
         command = ["/usr/sbin/chroot", empty_root, f"/{BIN}/{name}"]
@@ -85,8 +85,8 @@ def test_every_name_works_in_an_empty_root(empty_root, plugins, program, root):
         assert "1.1.0" in json.loads(done.stdout)["supportedVersions"], name
 
 
-def test_a_pod_is_attached_from_an_empty_root(empty_root, host, sandbox):
-    """From the unpacked files alone bridge gives a pod an interface with an address, and takes it away."""
+def test_pod_is_attached_from_an_empty_root(empty_root, host, sandbox):
+    """With only the unpacked files bridge attaches a pod with an address, and detaches it."""
     (empty_root / "leases").mkdir()
 
     def bridge(command: str) -> bytes:
@@ -96,7 +96,7 @@ def test_a_pod_is_attached_from_an_empty_root(empty_root, host, sandbox):
         variables = {"PATH": os.environ["PATH"], **env}
         with host.entered():
             done = subprocess.run(
-                line, env=variables, input=json.dumps(ADDRESSED).encode(), capture_output=True, check=False
+                line, env=variables, input=json.dumps(LAYER_3).encode(), capture_output=True, check=False
             )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -109,8 +109,8 @@ def test_a_pod_is_attached_from_an_empty_root(empty_root, host, sandbox):
     assert [path.name for path in (empty_root / "leases/net").iterdir() if path.name.startswith("10.")] == []
 
 
-def test_unpacked_over_plugins_that_run(archive, program, plugins, host, sandbox, tmp_path):
-    """A plugin that is at work while tar replaces it finishes; the directory's mode stays, and uninstall works."""
+def test_archive_is_unpacked_over_running_plugins(archive, program, plugins, host, sandbox, tmp_path):
+    """A plugin that runs while tar replaces it finishes; the directory's mode stays, and uninstall works."""
     directory = tmp_path / "bin"
     directory.mkdir()
     (directory / "bridge").write_text("the reference's")
@@ -133,12 +133,12 @@ def test_unpacked_over_plugins_that_run(archive, program, plugins, host, sandbox
 
 
 @pytest.mark.needs("user_mode_linux")
-def test_on_a_second_kernel(archive, tmp_path, root):
-    """On another kernel the unpacked files answer VERSION and give a pod an address that its gateway answers."""
+def test_archive_works_on_a_second_kernel(archive, tmp_path, root):
+    """On another kernel the unpacked files answer VERSION and attach a pod, which reaches its gateway."""
     shutil.copy(archive, tmp_path)
-    (tmp_path / "config").write_text(json.dumps({**ADDRESSED, "ipam": {**ADDRESSED["ipam"], "dataDir": "/run/leases"}}))
-    with (tmp_path / "output").open("wb+") as told:
-        status = boot(["sh", "-c", SECOND_KERNEL], tmp_path, stdout=told, timeout_s=100)
-        told.seek(0)
-        lines = told.read().decode().splitlines()
+    (tmp_path / "config").write_text(json.dumps({**LAYER_3, "ipam": {**IPAM, "dataDir": "/run/leases"}}))
+    with (tmp_path / "output").open("wb+") as stdout:
+        status = boot(["sh", "-c", SECOND_KERNEL], tmp_path, stdout=stdout, timeout_s=100)
+        stdout.seek(0)
+        lines = stdout.read().decode().splitlines()
     assert (status, len(lines), lines[0].split()[1:], lines[1:]) == (0, 2, ["755"], ["1"]), lines
