@@ -26,7 +26,7 @@ _SETSID = "/usr/bin/setsid"
 
 
 class Invocation(NamedTuple):
-    """One call of a plugin: the file, its environment, its stdin."""
+    """A call of a plugin: the file, its environment, its stdin."""
 
     program: str
     env: Mapping[str, str]

@@ -206,9 +206,8 @@ class Subject:
         return sum(files.values())
 
 
-Chained = Callable[
-    [Subject, Config], Config
-]  # returns a chained plugin's configuration, given the previous plugin's result
+# Returns a chained plugin's configuration for the result of the previous plugin.
+Chained = Callable[[Subject, Config], Config]
 
 
 def _rules_with(addresses: list[str]) -> list[str]:

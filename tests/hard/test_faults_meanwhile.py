@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,6 +89,18 @@ def list_leaks(host: ScenarioHost) -> list[str]:
     return leaks + (veths if len(veths) > 1 else [])  # the other pod's veth may exist
 
 
+def delete_all(host: ScenarioHost, names: Sequence[str], result: object) -> list[str]:
+    """Runs DEL of the plugins in reverse order; returns failures, and objects that exist after 5 s."""
+    failures = []
+    for name in reversed(names):
+        outcome = host.chain.run(name, "DEL", host.pod, result)
+        failures += [f"DEL of {name}: {outcome.stdout.decode()}"] if outcome.status else []
+    deadline = time.monotonic() + 5  # the kernel removes a namespace's interfaces in the background
+    while (leaks := list_leaks(host)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [*failures, *leaks]
+
+
 @pytest.mark.parametrize("deleted", DELETIONS)
 @pytest.mark.parametrize("kind", CHAIN)
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
@@ -124,15 +136,8 @@ def test_object_is_deleted_while_a_verb_uses_it(
             assert reached, f"{call}#{occurrence} was not reached"
             DELETIONS[deleted](host)
         outcome = finish(process)
-        defects = [explain_bad_report(outcome)] if outcome.status else []
-        for name in reversed(ends):
-            again = host.chain.run(name, "DEL", host.pod, result)
-            defects += [f"DEL of {name}: {again.stdout.decode()}"] if again.status else []
-        deadline = time.monotonic() + 5  # the kernel removes a namespace's interfaces in the background
-        while (leaks := list_leaks(host)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        defects = [*filter(None, defects), *leaks]
-        if defects:
+        report_defect = explain_bad_report(outcome) if outcome.status else ""
+        if defects := [*filter(None, [report_defect]), *delete_all(host, ends, result)]:
             problems.append("\n    ".join((f"{call}#{occurrence} [{shown}]: {outcome}", *defects)))
     promises.record("faults", faults=len(some))
     assert not problems, f"{len(problems)} of {len(some)}:\n" + "\n".join(problems)

@@ -1,7 +1,6 @@
 """A storm: the runtimes of many pods run verbs in parallel on one node, at random, and some verbs are killed.
 
-One rule: the model of the node is computed from the outcomes of verbs alone. storm_check.py compares the kernel's state
-afterwards.
+One rule: the model of the node is computed from the outcomes of verbs alone; storm_check compares it with the kernel.
 """
 
 from __future__ import annotations
