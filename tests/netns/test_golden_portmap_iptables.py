@@ -1,6 +1,6 @@
-"""The rules that portmap makes with iptables, compared with those that the reference made.
+"""The iptables rules of portmap, compared with those of the reference plugin.
 
-tests/data/golden/README.md tells where the files come from.
+tests/data/golden/README.md describes the origin of the files.
 """
 
 import pytest
@@ -12,8 +12,8 @@ from tests.support.xtables import TOOLS
 
 
 @pytest.mark.parametrize("file", golden.scenarios("portmap-iptables"))
-def test_the_rules_are_the_references(host, bin_dir, tools, file):
-    """Chains, rules, their order and comments equal the reference's after ADD, which CHECK accepts, and after DEL."""
+def test_rules_equal_those_of_the_reference_plugin(host, bin_dir, tools, file):
+    """Chains, rules, order and comments equal those of the reference plugin after ADD and DEL, and CHECK succeeds."""
     expected = golden.scenario(file)
     net = PortmapNetwork(host, expected["config"], tools=tools)
     assert net.add(CONTAINER_ID) == expected["result"]

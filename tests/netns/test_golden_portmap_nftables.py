@@ -1,6 +1,6 @@
-"""Host ports by nftables, compared with what the reference left behind, and taken over from it.
+"""The nftables rules of portmap, compared with those of the reference plugin, and changes of its rules.
 
-tests/data/golden/README.md tells where the files come from.
+tests/data/golden/README.md describes the origin of the files.
 """
 
 import json
@@ -15,62 +15,62 @@ from tests.support.hostports import PortmapNetwork
 pytestmark = pytest.mark.needs("nft_nat")
 
 CONDITION = "ip daddr != 192.0.2.9 "
-ENTRY = "\t\tfib daddr type local jump hostports_all"
+BASE_CHAIN_RULE = "\t\tfib daddr type local jump hostports_all"
 HAIRPIN = re.compile(r"(ip6?) saddr (\S+) ip6? daddr (\S+) meta mark & 0x00002000 == 0x00002000 masquerade")
 
 
 @pytest.fixture(params=golden.scenarios("portmap-nftables"))
 def expected(request):
-    """One scenario: configuration and what the reference made of it."""
+    """One scenario: a configuration, and the rules that the reference plugin creates for it."""
     return golden.scenario(request.param)
 
 
 @pytest.fixture
 def network(bin_dir, host, expected):
-    """The scenario's network on our host."""
+    """The scenario's network on the test's host."""
     return PortmapNetwork(host, expected["config"])
 
 
 @pytest.fixture
 def load(host, tmp_path):
-    """A function that makes a rule set as the reference left it."""
+    """A function that loads a ruleset of the reference plugin."""
 
-    def loaded(lines):
+    def load_rules(lines):
         file = tmp_path / "rules"
         file.write_text("\n".join(lines) + "\n")
         host.run("nft", "-f", str(file))
 
-    return loaded
+    return load_rules
 
 
-def without_ours(lines, config):
-    """Returns our rule set as the reference would have it: what differs is taken back, and nothing else."""
+def as_reference_plugin(lines, config):
+    """Returns podwire's ruleset with the documented differences from the reference plugin removed."""
     assert any(" meta mark set " in line for line in lines) == (config.get("snat", True) and not config.get("masqAll"))
-    found = [HAIRPIN.sub(r"\1 saddr \3 \1 daddr \3 masquerade", line) for line in lines]
-    found = [line for line in found if " meta mark set " not in line]
+    converted = [HAIRPIN.sub(r"\1 saddr \3 \1 daddr \3 masquerade", line) for line in lines]
+    converted = [line for line in converted if " meta mark set " not in line]
     if "conditionsV4" in config:
-        assert sum(f"{CONDITION}{protocol} dport" in line for line in found for protocol in ("tcp", "udp")) == 3
-        found = [line.replace(CONDITION, "") if " dport " in line else line for line in found]
-        found = [line.replace("fib", f"{CONDITION}fib") if line == ENTRY else line for line in found]
-    return found
+        assert sum(f"{CONDITION}{protocol} dport" in line for line in converted for protocol in ("tcp", "udp")) == 3
+        converted = [line.replace(CONDITION, "") if " dport " in line else line for line in converted]
+        converted = [line.replace("fib", f"{CONDITION}fib") if line == BASE_CHAIN_RULE else line for line in converted]
+    return converted
 
 
 def unconditional(lines):
-    """Returns a rule set of the reference with base chains that lead on whatever comes."""
-    return [ENTRY if line.endswith(ENTRY.strip()) else line for line in lines]
+    """Returns a ruleset of the reference plugin without conditions in the base chains."""
+    return [BASE_CHAIN_RULE if line.endswith(BASE_CHAIN_RULE.strip()) else line for line in lines]
 
 
-def test_add_and_del_leave_what_the_reference_left(network, expected):
-    """What ADD leaves is the reference's, but for conditions and hairpin, and what DEL leaves is."""
+def test_rulesets_equal_those_of_the_reference_plugin(network, expected):
+    """The ruleset after ADD equals the reference plugin's except conditions and hairpin; after DEL it is equal."""
     network.add(CONTAINER_ID)
-    assert without_ours(ruleset(network.host), network.config) == expected["nft"]
+    assert as_reference_plugin(ruleset(network.host), network.config) == expected["nft"]
     network.check(CONTAINER_ID)
     network.delete(CONTAINER_ID)
     assert ruleset(network.host) == unconditional(expected["nft after DEL"])
 
 
-def test_what_the_reference_made_is_checked_and_removed(network, expected, load):
-    """CHECK accepts the reference's rules, and DEL leaves what its DEL leaves, a second time, too."""
+def test_check_and_del_of_rules_of_the_reference_plugin(network, expected, load):
+    """CHECK accepts the reference plugin's rules, and DEL, also repeated, leaves what that plugin's DEL leaves."""
     load(expected["nft"])
     assert ruleset(network.host) == expected["nft"]
     network.check(CONTAINER_ID)
@@ -79,25 +79,25 @@ def test_what_the_reference_made_is_checked_and_removed(network, expected, load)
         assert ruleset(network.host) == expected["nft after DEL"]
 
 
-def test_what_the_reference_made_is_removed_by_its_name_alone(network, expected, load):
-    """DEL without prevResult and without ports removes the reference's rules."""
+def test_del_without_mappings_of_rules_of_the_reference_plugin(network, expected, load):
+    """DEL without prevResult and mappings removes the reference plugin's rules."""
     load(expected["nft"])
     network.without_result().delete(CONTAINER_ID)
     assert ruleset(network.host) == expected["nft after DEL"]
 
 
-def test_what_the_reference_made_is_replaced(network, expected, load):
-    """A repeated ADD replaces the reference's rules by ours; base chains with the network's own conditions stay."""
+def test_add_replaces_rules_of_the_reference_plugin(network, expected, load):
+    """ADD replaces the reference plugin's rules, and keeps base chains with the same conditions."""
     load(expected["nft"])
     network.add(CONTAINER_ID)
-    assert without_ours(ruleset(network.host), network.config) == expected["nft"]
+    assert as_reference_plugin(ruleset(network.host), network.config) == expected["nft"]
     network.check(CONTAINER_ID)
     network.delete(CONTAINER_ID)
     assert ruleset(network.host) == expected["nft after DEL"]
 
 
-def test_the_reference_removes_what_we_made(network, expected):
-    """What the reference's DEL does, delete rules by their comment in three chains, leaves the shared chains only."""
+def test_del_of_the_reference_plugin_removes_rules_of_podwire(network, expected):
+    """Deleting rules by comment in three chains, as DEL of the reference plugin does, leaves only shared chains."""
     network.add(CONTAINER_ID)
     for family in ("ip", "ip6"):
         for name in ("hostports", "hostip_hostports", "masquerading"):

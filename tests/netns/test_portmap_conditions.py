@@ -1,4 +1,4 @@
-"""Conditions of nftables as the kernel has them: the same bytes and the same text as `nft` makes of the words."""
+"""Conditions of nftables in the kernel: the same expressions and the same text as `nft` creates from the words."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.support.netstate import nft_rules
 pytestmark = pytest.mark.needs("nft_nat")
 
 TABLES = {4: Table(nft.IPV4, "t"), 6: Table(nft.IPV6, "t")}
-SAME = {
+CONDITIONS = {
     4: [
         "ip saddr 10.0.0.1",
         "ip saddr != 10.0.0.1",
@@ -71,42 +71,51 @@ SETS = {
 
 
 @pytest.fixture
-def compared(host, netfilter):
-    """A function that makes rules of words and of texts and returns both, as the kernel has them."""
+def compare(host, netfilter):
+    """A function that creates rules from words with portmap and from texts with `nft`, and returns both as listed."""
 
-    def rules(words, version, texts):
-        ours, theirs = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
-        nft.change(netfilter, nft.table_request(TABLES[version]), nft.chain_request(ours), nft.chain_request(theirs))
+    def create_and_list(words, version, texts):
+        compiled, expected = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
+        nft.change(
+            netfilter, nft.table_request(TABLES[version]), nft.chain_request(compiled), nft.chain_request(expected)
+        )
         for text in texts:
             host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
         nft.change(
             netfilter,
-            *(nft.rule_request(ours, each + nft_rule.ACCEPT) for each in compile_conditions(words.split(), version)),
+            *(
+                nft.rule_request(compiled, each + nft_rule.ACCEPT)
+                for each in compile_conditions(words.split(), version)
+            ),
         )
         lines = [line.strip() for line in nft_rules(host)]
-        half = lines.index("chain theirs {")
+        middle = lines.index("chain theirs {")
         listed = (
-            [line for line in lines[:half] if "accept" in line],
-            [line for line in lines[half:] if "accept" in line],
+            [line for line in lines[:middle] if "accept" in line],
+            [line for line in lines[middle:] if "accept" in line],
         )
-        found = [[rule.expressions for rule in nft.list_rules(netfilter, chain)] for chain in (ours, theirs)]
-        return found, listed
+        expressions = [
+            [rule.expressions for rule in nft.list_rules(netfilter, chain)] for chain in (compiled, expected)
+        ]
+        return expressions, listed
 
-    return rules
+    return create_and_list
 
 
-@pytest.mark.parametrize(("version", "words"), [(version, words) for version, all_ in SAME.items() for words in all_])
-def test_words_become_what_the_tool_makes_of_them(compared, version, words):
-    """The rule is byte for byte the one that `nft` makes of the same words, and is listed as that."""
-    (ours, theirs), (our_text, their_text) = compared(words, version, [words])
-    assert ours == theirs
+@pytest.mark.parametrize(
+    ("version", "words"), [(version, words) for version, texts in CONDITIONS.items() for words in texts]
+)
+def test_conditions_compile_to_the_rule_of_nft(compare, version, words):
+    """A rule is byte for byte the one that `nft` creates from the same words, and `nft` lists it the same."""
+    (compiled, expected), (our_text, their_text) = compare(words, version, [words])
+    assert compiled == expected
     assert our_text == their_text
-    assert len(ours) == 1
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("words", SETS)
-def test_sets_become_rules(compared, words):
-    """A set of values becomes a rule for each, with "!=" several comparisons in one; "iif" compares the name."""
-    (ours, theirs), (our_text, their_text) = compared(words, 4, SETS[words])
-    assert ours == theirs
+def test_sets_compile_to_rules(compare, words):
+    """A set compiles to a rule for each value, with "!=" to one rule with all comparisons; "iif" compares the name."""
+    (compiled, expected), (our_text, their_text) = compare(words, 4, SETS[words])
+    assert compiled == expected
     assert our_text == their_text

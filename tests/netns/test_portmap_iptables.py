@@ -1,4 +1,4 @@
-"""Host ports with iptables, with both variants of it: rules, errors, CHECK, DEL, GC."""
+"""Host ports with iptables-legacy and iptables-nft: rules, errors, CHECK, DEL, GC."""
 
 import re
 
@@ -16,27 +16,28 @@ def net(iptables_ports):
     return iptables_ports
 
 
-def own(net, tool="iptables"):
-    """Returns the rules that are of containers."""
+def container_lines(net, tool="iptables"):
+    """Returns the lines that name a container's chain."""
     return [line for line in net.rules()[tool] if "CNI-DN-" in line]
 
 
-def entries(net, tool="iptables"):
-    """Returns the rules that lead to containers' chains, without their beginning."""
+def jump_rules(net, tool="iptables"):
+    """Returns the jump rules to containers' chains, without "-A CHAIN"."""
     start = "-A CNI-HOSTPORT-DNAT "
     return [line.removeprefix(start) for line in net.rules()[tool] if line.startswith(start)]
 
 
 def owners(net):
-    return [re.search(r'id: \\"(\w+)', line)[1] for line in entries(net)]
+    """Returns the container IDs of the jump rules, in order."""
+    return re.findall(r'id: \\"(\w+)', "\n".join(jump_rules(net)))
 
 
 def shared(net, tool="iptables"):
     return {line.strip(":") for line in net.rules()[tool] if line.strip(":") in SHARED}
 
 
-def test_the_chain_has_the_references_name(net):
-    """The name is that of the reference's own test."""
+def test_chain_has_the_name_of_the_reference_plugin(net):
+    """The name of a container's chain is the one that the reference plugin's test expects."""
     container_id = (
         "icee6giejonei6sohng6ahngee7laquohquee9shiGo7fohferakah3Feiyoolu2pei7ciPhoh7shaoX6vai3vuf0ahfaeng8yohb9ceu0daez5"
         "hashee8ooYai5wa3y"
@@ -46,38 +47,38 @@ def test_the_chain_has_the_references_name(net):
 
 
 def test_a_hundred_ports(net):
-    """Ports are grouped by fifteen, by protocol, and CHECK and DEL find them all."""
+    """Jump rules contain up to fifteen ports of one protocol, and CHECK and DEL handle a hundred ports."""
     mappings = [f"{port}:80" for port in range(7000, 7060)] + [f"{port}:80/udp" for port in range(7000, 7040)]
     net.add("cid", *mappings)
-    groups = [(line.split()[1], line.partition("--dports ")[2].split()[0].count(",") + 1) for line in entries(net)]
+    groups = [(line.split()[1], line.partition("--dports ")[2].split()[0].count(",") + 1) for line in jump_rules(net)]
     assert groups == [("tcp", 15)] * 4 + [("udp", 15)] * 2 + [("udp", 10)]
     net.check("cid", *mappings)
     net.delete("cid", *mappings)
-    assert own(net) == own(net, "ip6tables") == []
+    assert container_lines(net) == container_lines(net, "ip6tables") == []
 
 
-def test_sctp_comes_first(net):
-    """Protocols stand in alphabetical order."""
+def test_jump_rules_are_sorted_by_protocol(net):
+    """Jump rules are in the alphabetical order of their protocols."""
     net.add("cid", "1:1/udp", "2:2/tcp", "3:3/sctp")
-    assert [line.split()[1] for line in entries(net)] == ["sctp", "tcp", "udp"]
+    assert [line.split()[1] for line in jump_rules(net)] == ["sctp", "tcp", "udp"]
     net.check("cid", "1:1/udp", "2:2/tcp", "3:3/sctp")
 
 
-def test_the_same_port_more_than_once(net):
-    """A port for two addresses of the host, and twice for all, has its rules in order; CHECK demands the order."""
+def test_check_requires_the_order_of_rules_for_one_port(net):
+    """Rules for one port with and without host address are in the order of the mappings, which CHECK requires."""
     mappings = ("192.0.2.1|8080:80", "8080:81", "0.0.0.0|8080:81", "::|8080:82")
     net.add("cid", *mappings)
-    leads = [line.rpartition(" ")[2] for line in own(net) if "--to-destination" in line]
-    assert leads == ["10.22.0.2:80", "10.22.0.2:81"]
+    targets = [line.rpartition(" ")[2] for line in container_lines(net) if "--to-destination" in line]
+    assert targets == ["10.22.0.2:80", "10.22.0.2:81"]
     net.check("cid", *mappings)
-    first = next(line for line in own(net) if line.endswith("10.22.0.2:80"))
+    first = next(line for line in container_lines(net) if line.endswith("10.22.0.2:80"))
     net.load("-D" + first[2:], first)
     assert "is missing" in net.run("CHECK", "cid", *mappings).error()["msg"]
 
 
 @pytest.mark.parametrize("keys", [{}, {"snat": False}, {"masqAll": True, "markMasqBit": 31}, {"markMasqBit": 0}])
-def test_check_demands_every_rule(net, keys):
-    """When any one rule or jump is taken away CHECK fails with code 999 and names it, for each rule there is."""
+def test_check_reports_each_missing_rule(net, keys):
+    """CHECK fails with code 999 and names the rule, whichever rule is missing."""
     net = net.having(**keys)
     mappings = ("8080:80", "192.0.2.1|53:53/udp", "2001:db8::1|9000:90")
     net.add("cid", *mappings)
@@ -86,19 +87,19 @@ def test_check_demands_every_rule(net, keys):
         rules = [line for line in net.rules()[tool] if line.startswith("-A ")]
         assert len(rules) > 4
         for number, line in enumerate(rules):
-            place = sum(other.split()[1] == line.split()[1] for other in rules[:number]) + 1
+            position = sum(other.split()[1] == line.split()[1] for other in rules[:number]) + 1
             net.load("-D" + line[2:], tool=tool)
             error = net.run("CHECK", "cid", *mappings).error()
             assert error["code"] == 999
             assert f"rule {line} is missing" in error["msg"]
             assert f"({tool})" in error["msg"]
-            net.load(f"-I {line.split()[1]} {place} {line.split(' ', 2)[2]}", tool=tool)
+            net.load(f"-I {line.split()[1]} {position} {line.split(' ', 2)[2]}", tool=tool)
         net.check("cid", *mappings)
 
 
 @pytest.mark.parametrize("chain", [*sorted(SHARED), "own"])
-def test_check_demands_every_chain(net, chain):
-    """When a chain is taken away, with what jumps there, CHECK fails and names it."""
+def test_check_reports_each_missing_chain(net, chain):
+    """CHECK fails with code 999 and names the chain, whichever chain is missing; ADD creates it again."""
     net.add("cid", "8080:80")
     rules = net.rules()["iptables"]
     chain = next(line.split()[1] for line in rules if line.startswith("-A CNI-DN-")) if chain == "own" else chain
@@ -110,22 +111,22 @@ def test_check_demands_every_chain(net, chain):
     net.check("cid", "8080:80")
 
 
-def test_a_repeated_add_replaces(net):
-    """A second ADD with another address and other ports leaves nothing of the first."""
+def test_repeated_add_replaces_all_rules(net):
+    """A repeated ADD with another address and other ports deletes all rules of the first."""
     net.add("cid", "8080:80", "8081:81", "53:53/udp")
-    once = net.rules()
+    after_first_add = net.rules()
     net.add("cid", "8080:80", "8081:81", "53:53/udp")
-    assert net.rules() == once
+    assert net.rules() == after_first_add
     net.add("cid", "8080:80", addresses=["10.22.0.9/16"])
     net.check("cid", "8080:80", addresses=["10.22.0.9/16"])
-    assert not any("10.22.0.2" in line or "53" in line.split() for line in own(net))
-    assert len(entries(net)) == 1
+    assert not any("10.22.0.2" in line or "53" in line.split() for line in container_lines(net))
+    assert len(jump_rules(net)) == 1
     net.add("cid", "9090:90", addresses=ONE_IPV4)
-    assert [line.partition("--dports ")[2].split()[0] for line in entries(net)] == ["9090"]
+    assert [line.partition("--dports ")[2].split()[0] for line in jump_rules(net)] == ["9090"]
 
 
-def test_a_repeated_add_keeps_its_place(net):
-    """The container that was first keeps a port when its ADD is repeated."""
+def test_repeated_add_keeps_its_position(net):
+    """The first container keeps a port when its ADD is repeated."""
     net.add("first", "8080:80", "9000:90")
     net.add("second", "8080:80")
     net.add("first", "8080:80", "9000:90")
@@ -133,8 +134,8 @@ def test_a_repeated_add_keeps_its_place(net):
     net.check("first", "8080:80", "9000:90")
 
 
-def test_check_tells_who_has_the_port(net):
-    """CHECK of the container that came second fails and names the first, until that is gone."""
+def test_check_names_the_container_that_has_the_port(net):
+    """CHECK of the second container fails and names the first, until DEL of the first."""
     net.add("first", "8080:80")
     net.add("second", "8080:80", "8081:81", addresses=["10.22.0.3/16"])
     net.check("first", "8080:80")
@@ -144,16 +145,16 @@ def test_check_tells_who_has_the_port(net):
     net.check("second", "8080:80", "8081:81", addresses=["10.22.0.3/16"])
 
 
-def test_an_older_rule_of_its_own(net):
-    """CHECK finds a rule of a former life in front, as the reference's repeated ADD leaves one."""
+def test_check_reports_an_older_rule_of_the_same_container(net):
+    """CHECK reports an older rule that comes first, such as a repeated ADD of the reference plugin leaves."""
     net.add("cid", "8080:80")
-    line = next(line for line in own(net) if line.endswith("10.22.0.2:80"))
+    line = next(line for line in container_lines(net) if line.endswith("10.22.0.2:80"))
     net.load(f"-I {line.split()[1]} " + line.split(" ", 2)[2].replace("10.22.0.2", "10.22.0.7"))
     assert "is forwarded to 10.22.0.7:80, by an older rule" in net.run("CHECK", "cid", "8080:80").error()["msg"]
 
 
-def test_addresses_that_do_not_meet_are_no_conflict(net):
-    """One port for two addresses of the host, of two containers, is no conflict, nor are protocols and families."""
+def test_port_at_different_host_addresses_is_no_conflict(net):
+    """Two containers may publish one port at different host addresses, or with different protocols."""
     net = net.having(onConflict="fail")
     net.add("a", "192.0.2.1|8080:80")
     for number, mapping in enumerate(("192.0.2.2|8080:80", "2001:db8::1|8080:80", "192.0.2.1|8080:80/udp")):
@@ -163,8 +164,8 @@ def test_addresses_that_do_not_meet_are_no_conflict(net):
 
 
 @pytest.mark.parametrize("mapping", ["8080:80", "0.0.0.0|8080:80", "192.0.2.1|8080:80"])
-def test_a_port_that_is_taken_can_be_refused(net, mapping):
-    """With onConflict "fail" ADD fails with code 11, names the other container, and leaves nothing."""
+def test_on_conflict_fail_refuses_a_port_in_use(net, mapping):
+    """With onConflict "fail" ADD fails with code 11, names the other container, and changes nothing."""
     net.add("first", "192.0.2.1|8080:80", "8081:81")
     before = net.rules()
     error = net.having(onConflict="fail").run("ADD", "second", mapping, "9000:90").error()
@@ -174,19 +175,19 @@ def test_a_port_that_is_taken_can_be_refused(net, mapping):
     net.having(onConflict="fail").add("first", "192.0.2.1|8080:80", "8081:81")
 
 
-def test_an_external_chain(net):
-    """With externalSetMarkChain the marking rules go there, and no chains are made for it."""
+def test_external_mark_chain(net):
+    """With externalSetMarkChain the mark rules jump to that chain, and portmap's mark chains are not created."""
     for tool in TOOLS:
         net.load("-N KUBE-MARK-MASQ", tool=tool)
     net = net.having(externalSetMarkChain="KUBE-MARK-MASQ")
     net.add("cid", "8080:80")
     assert shared(net) == {"CNI-HOSTPORT-DNAT"}
-    assert [line.rpartition(" ")[2] for line in own(net) if " -s " in line] == ["KUBE-MARK-MASQ"] * 2
+    assert [line.rpartition(" ")[2] for line in container_lines(net) if " -s " in line] == ["KUBE-MARK-MASQ"] * 2
     net.check("cid", "8080:80")
 
 
-def test_an_external_chain_that_is_missing(net):
-    """An external chain that is not there in one family is told with key and chain, and nothing is left."""
+def test_missing_external_mark_chain(net):
+    """If the external chain is missing for one IP version, ADD names key and chain, and changes nothing."""
     net.load("-N KUBE-MARK-MASQ")
     before = net.rules()
     error = net.having(externalSetMarkChain="KUBE-MARK-MASQ").run("ADD", "cid", "8080:80").error()
@@ -195,15 +196,15 @@ def test_an_external_chain_that_is_missing(net):
     net.having(externalSetMarkChain="KUBE-MARK-MASQ").add("cid", "8080:80", addresses=ONE_IPV4)
 
 
-def test_networks_with_different_marks(net):
-    """Each network's mark is set and masqueraded, also when another network has another one."""
+def test_networks_with_different_packet_marks(net):
+    """Two networks with different packet marks each have the rules for their own."""
     net.add("a", "8080:80")
     other = net.having(name="other", markMasqBit=5)
     other.add("b", "8081:80")
     other.check("b", "8081:80")
     net.check("a", "8080:80")
-    marks = [line.rpartition(" ")[2] for line in net.rules()["iptables"] if "--set-xmark" in line]
-    assert marks == ["0x2000/0x2000", "0x20/0x20"]
+    packet_marks = [line.rpartition(" ")[2] for line in net.rules()["iptables"] if "--set-xmark" in line]
+    assert packet_marks == ["0x2000/0x2000", "0x20/0x20"]
 
 
 WORDS = [
@@ -217,15 +218,15 @@ WORDS = [
 
 @pytest.mark.parametrize("words", WORDS)
 def test_conditions(net, words):
-    """Words with any printable character arrive as they are, and CHECK demands each entry with its conditions."""
+    """Conditions with any printable character are written unchanged, and CHECK requires them in each jump rule."""
     net = net.having(conditionsV4=words)
     mappings = ("8080:80", "53:53/udp")
     net.add("cid", *mappings, addresses=ONE_IPV4)
     net.check("cid", *mappings, addresses=ONE_IPV4)
     assert net.run("CHECK", "cid", *mappings, addresses=ONE_IPV4).status == 0
-    found = [f"-A CNI-HOSTPORT-DNAT {line}" for line in entries(net)]
-    assert len(found) == 2
-    for line in found:
+    lines = [f"-A CNI-HOSTPORT-DNAT {line}" for line in jump_rules(net)]
+    assert len(lines) == 2
+    for line in lines:
         net.load("-D" + line[2:])
         error = net.run("CHECK", "cid", *mappings, addresses=ONE_IPV4).error()
         assert "rule -A CNI-HOSTPORT-DNAT -p " + line.split(" -p ")[1][:3] in error["msg"]
@@ -236,107 +237,107 @@ def test_conditions(net, words):
     plain = net.having(conditionsV4=None)
     assert "is missing" in plain.run("CHECK", "cid", *mappings, addresses=ONE_IPV4).error()["msg"]
     net.delete("cid", *mappings)
-    assert own(net) == []
+    assert container_lines(net) == []
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["-j", "ACCEPT"], ["-t", "filter"], ["-m", "absent"], ["-D", "X"]])
 @pytest.mark.parametrize("first", [True, False])
-def test_conditions_that_are_none(net, words, first):
-    """Words that iptables does not understand are code 7 with the key and what it said, and nothing is left."""
+def test_invalid_conditions(net, words, first):
+    """Conditions that iptables refuses are code 7 with the key and the output of iptables, and nothing is changed."""
     if not first:
         net.add("other", "8080:80")
-    before = own(net)
+    before = container_lines(net)
     error = net.having(conditionsV4=words).run("ADD", "cid", "8080:80").error()
     assert error["code"] == 7
     assert '"conditionsV4"' in error["msg"]
     assert "it printed: " in error["details"]
-    assert own(net) == before
+    assert container_lines(net) == before
     assert '"conditionsV6"' in net.having(conditionsV6=words).run("ADD", "cid", "8080:80").error()["msg"]
-    assert own(net) == before
+    assert container_lines(net) == before
 
 
-def test_a_long_comment(net):
-    """Names longer than a comment may be are served, and their rules are found again."""
+def test_names_longer_than_a_comment(net):
+    """For names that do not fit into a comment, ADD, CHECK and DEL work as for others."""
     net = net.having(name="n" * 200)
     cid = "x" * 200
     net.add(cid, "8080:80")
     comment = f'dnat name: "{"n" * 200}" id: "{cid}"'[:255].replace('"', '\\"')
-    assert f'--comment "{comment}"' in entries(net)[0]
+    assert f'--comment "{comment}"' in jump_rules(net)[0]
     net.check(cid, "8080:80")
     net.add(cid, "8080:80")
-    assert len(entries(net)) == 1
+    assert len(jump_rules(net)) == 1
     net.delete(cid, "8080:80")
-    assert own(net) == []
+    assert container_lines(net) == []
 
 
-def test_only_the_other_familys_address(net):
-    """A mapping of an IPv6 address of the host has its port in IPv4's entry and no rule in IPv4 (reference)."""
+def test_mapping_of_the_other_ip_version(net):
+    """The port of a mapping with an IPv6 host address is in the IPv4 jump rule, as the reference plugin does."""
     net.add("cid", "2001:db8::1|9000:90")
-    assert own(net)[-1].count("9000") == 1
-    assert not any("--to-destination" in line for line in own(net))
+    assert container_lines(net)[-1].count("9000") == 1
+    assert not any("--to-destination" in line for line in container_lines(net))
     net.check("cid", "2001:db8::1|9000:90")
 
 
-def test_del_removes_what_old_references_made(net):
-    """Chains CNI-SN-... of before 0.7.0 go with DEL and with GC, and nobody else's."""
+def test_del_and_gc_remove_the_chains_of_old_reference_plugins(net):
+    """DEL and GC delete the container's chain CNI-SN-..., which the reference plugin before 0.7.0 created."""
     net.add("cid", "8080:80")
     chain = next(line.split()[1] for line in net.rules()["iptables"] if line.startswith("-A CNI-DN-"))
     old = chain.replace("-DN-", "-SN-")
-    made = (
+    old_lines = (
         f"-N {old}",
         f"-A {old} -s 127.0.0.1/32 -d 10.22.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE",
         f'-A CNI-HOSTPORT-SNAT -m comment --comment "snat name: \\"net\\" id: \\"cid\\"" -j {old}',
     )
     net.load("-N CNI-HOSTPORT-SNAT", "-A POSTROUTING -s 127.0.0.1 ! -d 127.0.0.1 -j CNI-HOSTPORT-SNAT")
     for remove in (lambda: net.delete("cid", "8080:80"), net.gc):
-        net.load(*made)
+        net.load(*old_lines)
         remove()
         assert not any(old in line for line in net.rules()["iptables"])
     assert any("CNI-HOSTPORT-SNAT" in line for line in net.rules()["iptables"])
 
 
-def test_other_conditions_than_those(net):
-    """An entry with other conditions than the configuration has by now is none."""
+def test_check_reports_changed_conditions(net):
+    """CHECK reports a jump rule as missing if the configuration's conditions have changed since ADD."""
     net.having(conditionsV4=["-i", "eth0"]).add("cid", "8080:80", addresses=ONE_IPV4)
     for words in (["-i", "eth1"], ["!", "-i", "eth0"], None):
         error = net.having(conditionsV4=words).run("CHECK", "cid", "8080:80", addresses=ONE_IPV4).error()
         assert "rule -A CNI-HOSTPORT-DNAT -p tcp " in error["msg"]
 
 
-def test_conditions_that_say_nothing(net):
-    """Words that iptables leaves out when it lists a rule, since they say nothing, are no reason for CHECK to fail."""
+def test_check_accepts_conditions_that_iptables_does_not_list(net):
+    """CHECK succeeds with conditions that match every packet, which iptables omits when it lists a rule."""
     net = net.having(conditionsV4=["-s", "0.0.0.0/0"])
     net.add("cid", "8080:80", addresses=ONE_IPV4)
     net.check("cid", "8080:80", addresses=ONE_IPV4)
 
 
-def test_gc_takes_what_has_no_attachment(net):
-    """GC removes the rules of containers that are not listed, keeps those that are, and other networks'."""
+def test_gc_removes_rules_without_a_valid_attachment(net):
+    """GC removes the rules of containers without a valid attachment, and keeps those of other networks."""
     for name in ("dead", "alive", "z" * 250):
         net.add(name, "8080:80")
     net.having(name="other").add("dead", "8080:80")
     assert "host port rule(s) seem to be of network net and stay" in net.gc("alive")
     net.check("alive", "8080:80")
-    assert len(entries(net)) == 3
-    assert '\\"dead\\"' not in "".join(line for line in entries(net) if "other" not in line)
+    assert len(jump_rules(net)) == 3
+    assert '\\"dead\\"' not in "".join(line for line in jump_rules(net) if "other" not in line)
     assert net.gc("alive", "z" * 250) == ""
 
 
-def test_a_foreign_jump_keeps_a_chain(net):
-    """A chain to which a rule of somebody else leads is emptied and stays, which is told, and DEL succeeds."""
+def test_del_keeps_a_chain_that_a_foreign_rule_jumps_to(net):
+    """DEL empties and keeps a chain that another program's rule jumps to, reports it on stderr, and succeeds."""
     net.add("cid", "8080:80")
     chain = next(line.split()[1] for line in net.rules()["iptables"] if line.startswith("-A CNI-DN-"))
     net.load("-N MINE", f"-A MINE -j {chain}")
     outcome = net.run("DEL", "cid", "8080:80")
     outcome.assert_silent()
     assert f"chain nat {chain} stays, empty" in outcome.stderr
-    assert own(net) == [f":{chain}", f"-A MINE -j {chain}"]
+    assert container_lines(net) == [f":{chain}", f"-A MINE -j {chain}"]
     net.add("cid", "8080:80")
     net.check("cid", "8080:80")
 
 
-def test_what_others_made_stays(net):
-    """Rules and hundreds of chains of others are untouched by ADD, CHECK, GC and DEL."""
+def test_rules_of_other_programs_stay(net):
+    """ADD, GC and DEL change no rule and no chain of other programs."""
     for tool in TOOLS:
         chains = [f"-N KUBE-SVC-{number}" for number in range(300)]
         net.load(*chains, "-A PREROUTING -j KUBE-SVC-7", "-A POSTROUTING -j KUBE-SVC-8", tool=tool)
@@ -350,8 +351,8 @@ def test_what_others_made_stays(net):
 
 
 @pytest.mark.crowd
-def test_many_at_once(net):
-    """Sixteen first ADDs at once, CHECKs, and DELs beside other ADDs lose nothing and leave nothing twice."""
+def test_parallel_verbs(net):
+    """Sixteen parallel ADDs on a new host, then sixteen DELs in parallel with ADDs, lose and duplicate no rule."""
     first, second = (
         {
             f"{name}{number}": net.having(f"{port + number}:80", addresses=[f"{subnet}.{number + 1}/16"])
@@ -361,13 +362,13 @@ def test_many_at_once(net):
     )
     for outcome in run_in_parallel(*(("ADD", name, pod) for name, pod in first.items())):
         outcome.result()
-    everything = [line for line in net.rules()["iptables"] if line.startswith("-A")]
-    assert len(everything) == len(set(everything))
+    all_rules = [line for line in net.rules()["iptables"] if line.startswith("-A")]
+    assert len(all_rules) == len(set(all_rules))
     for name, pod in first.items():
         pod.check(name)
-    leaving = [("DEL", name, pod) for name, pod in first.items()]
-    coming = [("ADD", name, pod) for name, pod in second.items()]
-    for outcome in run_in_parallel(*leaving, *coming):
+    deletions = [("DEL", name, pod) for name, pod in first.items()]
+    additions = [("ADD", name, pod) for name, pod in second.items()]
+    for outcome in run_in_parallel(*deletions, *additions):
         assert outcome.status == 0, outcome
     assert sorted(owners(net)) == sorted(second)
     for name, pod in second.items():

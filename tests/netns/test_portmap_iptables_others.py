@@ -1,4 +1,4 @@
-"""Host ports with iptables among what others do there: rules like ours, rules that iptables cannot express."""
+"""Host ports of iptables beside other programs' rules, including rules that iptables cannot list."""
 
 from dataclasses import replace
 
@@ -11,18 +11,18 @@ from tests.support.xtables import TOOLS
 
 OTHER = ["10.22.0.3/16", "fd00:22::3/64"]
 JUMP = "-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT"
-MARK = "-m mark --mark 0x2000/0x2000"
-MARKED = "MARK --set-xmark 0x2000/0x2000"
-# Lines that make a rule of all containers another one, and that one.
-LOOK_ALIKE = [
+MARK_MATCH = "-m mark --mark 0x2000/0x2000"
+MARK_TARGET = "MARK --set-xmark 0x2000/0x2000"
+# A line that replaces a shared rule by a similar one, and the shared rule.
+SIMILAR_RULES = [
     ("-R PREROUTING 1 -i lo {}", JUMP),
     ("-R OUTPUT 1 -m addrtype ! --dst-type LOCAL -j CNI-HOSTPORT-DNAT", JUMP),
     ("-R PREROUTING 1 -m addrtype --src-type LOCAL -j CNI-HOSTPORT-DNAT", JUMP),
     ("-R PREROUTING 1 -m addrtype --dst-type LOCAL -g CNI-HOSTPORT-DNAT", JUMP),
     ('-R PREROUTING 1 -m comment --comment "mine" {}', JUMP),
-    ("-R CNI-HOSTPORT-MASQ 1 -m mark ! --mark 0x2000/0x2000 -j MASQUERADE", f"{MARK} -j MASQUERADE"),
-    ("-R CNI-HOSTPORT-MASQ 1 -m mark --mark 0x2000/0x2000 -j MASQUERADE --random", f"{MARK} -j MASQUERADE"),
-    ("-R CNI-HOSTPORT-SETMARK 1 -i eth9 -j {}", MARKED),
+    ("-R CNI-HOSTPORT-MASQ 1 -m mark ! --mark 0x2000/0x2000 -j MASQUERADE", f"{MARK_MATCH} -j MASQUERADE"),
+    ("-R CNI-HOSTPORT-MASQ 1 -m mark --mark 0x2000/0x2000 -j MASQUERADE --random", f"{MARK_MATCH} -j MASQUERADE"),
+    ("-R CNI-HOSTPORT-SETMARK 1 -i eth9 -j {}", MARK_TARGET),
     ("-R POSTROUTING 1 -o eth9 {}", '-m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ'),
 ]
 
@@ -32,9 +32,9 @@ def net(iptables_ports):
     return iptables_ports
 
 
-@pytest.mark.parametrize(("line", "rule"), LOOK_ALIKE)
-def test_a_rule_that_looks_like_a_shared_one_is_none(net, line, rule):
-    """ADD makes the shared rule beside one that differs in a condition or an option, which stays; CHECK demands it."""
+@pytest.mark.parametrize(("line", "rule"), SIMILAR_RULES)
+def test_similar_rule_does_not_replace_a_shared_rule(net, line, rule):
+    """CHECK requires the exact shared rule, and ADD creates it beside one that differs in a match or an option."""
     net.add("cid", "8080:80")
     for tool in TOOLS:
         net.load(line.format(rule), tool=tool)
@@ -48,8 +48,8 @@ def test_a_rule_that_looks_like_a_shared_one_is_none(net, line, rule):
 
 
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_jumps_of_the_user_stay(net):
-    """A way into our chains that the user made is not taken for a shared rule that is there twice."""
+def test_jump_rules_of_the_administrator_stay(net):
+    """An administrator's rule that jumps to a shared chain is not deleted as a duplicate."""
     net.add("cid", "8080:80")
     mine = "-A OUTPUT ! -d 127.0.0.0/8 -o uplink -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT"
     net.load(mine.replace("-A OUTPUT", "-I OUTPUT 1"), "-F CNI-HOSTPORT-SETMARK")
@@ -59,8 +59,8 @@ def test_jumps_of_the_user_stay(net):
     net.check("cid", "8080:80")
 
 
-def overtaken(tools, directory):
-    """Makes a directory of the same programs, the first of which finds done by another what it is to change."""
+def with_concurrent_change(tools, directory):
+    """Creates wrappers of the same programs: before the first change, another process applies the same change."""
     directory.mkdir()
     for program in tools.iterdir():
         wrapper = directory / program.name
@@ -77,30 +77,30 @@ def overtaken(tools, directory):
 
 @pytest.mark.parametrize("tools", [LEGACY], indirect=True)
 @pytest.mark.parametrize("command", ["DEL", "GC"])
-def test_what_another_takes_away_meanwhile(net, tmp_path, command):
-    """DEL and GC succeed though another takes away all that they have read before they write."""
+def test_rules_that_another_process_deletes_meanwhile(net, tmp_path, command):
+    """DEL and GC succeed if another process deletes the rules between their read and their write."""
     net.add("cid", "8080:80")
-    late = replace(net, tools=overtaken(net.tools, tmp_path / "overtaken"))
-    _ = late.gc() if command == "GC" else late.delete("cid", "8080:80")
-    assert (late.tools / "done").exists()
+    delayed = replace(net, tools=with_concurrent_change(net.tools, tmp_path / "overtaken"))
+    _ = delayed.gc() if command == "GC" else delayed.delete("cid", "8080:80")
+    assert (delayed.tools / "done").exists()
     assert not any("CNI-DN-" in line for tool in TOOLS for line in net.rules()[tool])
 
 
 @pytest.mark.needs("iptables_legacy_nat")
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_from_one_variant_to_the_other(net, tmp_path):
-    """The first ADD after the host's programs became those of iptables-legacy succeeds, and so do CHECK and DEL."""
-    now = replace(net, tools=xtables.variant(tmp_path / "legacy", "legacy"))
+def test_host_switches_to_iptables_legacy(net, tmp_path):
+    """ADD, CHECK and DEL succeed after the host has switched from iptables-nft to iptables-legacy."""
+    switched = replace(net, tools=xtables.variant(tmp_path / "legacy", "legacy"))
     net.add("cid", "8080:80")
     net.add("again", "8082:80", addresses=OTHER)
-    now.add("other", "9090:90", addresses=OTHER)
-    now.check("other", "9090:90", addresses=OTHER)
-    now.add("again", "8082:80", addresses=OTHER)
-    now.check("again", "8082:80", addresses=OTHER)
+    switched.add("other", "9090:90", addresses=OTHER)
+    switched.check("other", "9090:90", addresses=OTHER)
+    switched.add("again", "8082:80", addresses=OTHER)
+    switched.check("again", "8082:80", addresses=OTHER)
     for name in ("cid", "other", "again"):
-        now.delete(name, "8080:80")
+        switched.delete(name, "8080:80")
     for tool in TOOLS:
-        assert not any("CNI-DN-" in line for line in net.rules()[tool] + now.rules()[tool])
+        assert not any("CNI-DN-" in line for line in net.rules()[tool] + switched.rules()[tool])
 
 
 FOREIGN = "numgen random mod 2 == 0 counter accept"
@@ -108,7 +108,7 @@ FOREIGN = "numgen random mod 2 == 0 counter accept"
 
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
 def test_rules_that_iptables_cannot_express(net, host):
-    """Rules of nft's own in the built-in chains, which iptables cannot list, are in nobody's way and stay."""
+    """Rules in built-in chains that iptables cannot list do not disturb any verb, and stay."""
     net.add("cid", "8080:80")
     for family in ("ip", "ip6"):
         for chain in ("PREROUTING", "OUTPUT", "POSTROUTING"):
@@ -126,8 +126,8 @@ def test_rules_that_iptables_cannot_express(net, host):
 
 
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_a_chain_that_cannot_be_listed_is_named(net, host):
-    """Where the chain of entries itself has such a rule ADD and CHECK name it, with code 999, and all stays."""
+def test_chain_that_cannot_be_listed_is_named(net, host):
+    """If iptables cannot list CNI-HOSTPORT-DNAT, ADD and CHECK fail with code 999, name it, and change nothing."""
     net.add("cid", "8080:80")
     host.run("nft", f"add rule ip nat CNI-HOSTPORT-DNAT {FOREIGN}")
     before = host.run("nft", "-s", "list", "ruleset")
@@ -138,8 +138,8 @@ def test_a_chain_that_cannot_be_listed_is_named(net, host):
     assert host.run("nft", "-s", "list", "ruleset") == before
 
 
-def test_a_repeated_add_that_is_refused_changes_nothing(net):
-    """What a container has stays as it is when its second ADD is refused before anything was changed."""
+def test_refused_repeated_add_changes_nothing(net):
+    """A repeated ADD that is refused keeps the container's rules."""
     net.add("first", "8081:81", addresses=OTHER)
     net.add("cid", "8080:80")
     before = net.rules()
@@ -148,30 +148,32 @@ def test_a_repeated_add_that_is_refused_changes_nothing(net):
 
 
 @pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_gc_of_hundreds(net):
-    """GC takes hundreds of containers' chains away, in a few transactions, also where a foreign jump keeps one."""
+def test_gc_of_hundreds_of_chains(net):
+    """GC deletes hundreds of containers' chains, even if another program's rule jumps to one of them."""
     net.add("c0", "8080:80")
     net.add("alive", "8081:80", addresses=OTHER)
     for tool in TOOLS:
         chain = CHAINS.name("net", "c0")
-        own = [line for line in net.rules()[tool] if chain in line and line.startswith("-A")]
+        jump_lines = [line for line in net.rules()[tool] if chain in line and line.startswith("-A")]
         lines = ["-N MINE", f"-A MINE -j {CHAINS.name('net', 'c7')}"]
         for number in range(1, 300):
             name = CHAINS.name("net", f"c{number}")
-            lines += [f"-N {name}", *(line.replace(chain, name).replace('"c0', f'"c{number}') for line in own)]
+            lines += [f"-N {name}", *(line.replace(chain, name).replace('"c0', f'"c{number}') for line in jump_lines)]
         net.load(*sorted(lines, key=lambda line: not line.startswith("-N")), tool=tool)
-    said = net.gc("alive")
-    kept = CHAINS.name("net", "c7")
-    assert f"chain nat {kept} stays, empty" in said
+    stderr = net.gc("alive")
+    emptied = CHAINS.name("net", "c7")
+    assert f"chain nat {emptied} stays, empty" in stderr
     for tool in TOOLS:
-        found = [line for line in net.rules()[tool] if "CNI-DN-" in line and CHAINS.name("net", "alive") not in line]
-        assert found == [f":{kept}", f"-A MINE -j {kept}"]
+        lines_of_containers = [
+            line for line in net.rules()[tool] if "CNI-DN-" in line and CHAINS.name("net", "alive") not in line
+        ]
+        assert lines_of_containers == [f":{emptied}", f"-A MINE -j {emptied}"]
     net.check("alive", "8081:80", addresses=OTHER)
 
 
 @pytest.mark.crowd
-def test_one_port_for_many_at_once(net):
-    """ADD, DEL and GC of containers with one port, all at once and again and again, never lose to each other."""
+def test_parallel_verbs_for_one_port(net):
+    """Parallel ADD, DEL and GC of containers with one port all succeed."""
     for turn in range(3):
         calls = []
         for number in range(20):
@@ -186,8 +188,8 @@ def test_one_port_for_many_at_once(net):
     assert not any("CNI-DN-" in line for line in net.rules()["iptables"])
 
 
-def test_two_containers_with_one_chain(net):
-    """A container whose chain is named as that of another network's is refused, and nothing is changed."""
+def test_two_containers_with_one_chain_name(net):
+    """ADD refuses a container whose chain name is that of another network's container, and changes nothing."""
     net.add("1a", "8080:80")
     before = net.rules()
     error = net.having(name="net1").run("ADD", "a", "9090:90", addresses=OTHER).error()

@@ -1,4 +1,4 @@
-"""The guard of 127.0.0.0/8: no verb removes it from an interface that is open, and none stays behind a deleted pod."""
+"""The guard of 127.0.0.0/8: it stays while route_localnet is enabled, and is deleted with the pod's interface."""
 
 from __future__ import annotations
 
@@ -23,59 +23,59 @@ pytestmark = pytest.mark.needs("nft_nat")
 
 @pytest.fixture(params=["nftables", pytest.param("iptables", marks=NFT.marks)])
 def ptp(routed, request):
-    """A network of ptp with portmap behind it, with each backend: the guards are in nftables with both."""
+    """A network of ptp and portmap, with each backend; with both the guards are in nftables."""
     return PublishingNetwork(routed, {"backend": request.param})
 
 
-def guarded(host):
-    """Returns the interfaces whose guards there are."""
+def guarded_interfaces(host):
+    """Returns the interfaces that have a guard."""
     lines = host.run("nft", "list", "chain", "ip", "cni_hostport", "localnet", check=False).splitlines()
     return [line.split('"')[1] for line in lines if "127.0.0.0/8 drop" in line]
 
 
-def route_localnet_setting(host, interface):
+def get_route_localnet(host, interface):
     """Returns route_localnet of an interface."""
     return host.sysctl(f"net/ipv4/conf/{interface}/route_localnet")
 
 
-def collect(network, *living):
-    """Runs GC of portmap with the pods that are still there."""
-    valid = [{"containerID": pod.name, "ifname": "eth0"} for pod in living]
+def run_gc(network, *running):
+    """Runs GC of portmap with the running pods as valid attachments."""
+    valid = [{"containerID": pod.name, "ifname": "eth0"} for pod in running]
     later = replace(network, bridge=network.bridge.having(cniVersion="1.1.0"))
     keys = {"cni.dev/valid-attachments": valid}
-    later.having(**keys).portmap("GC", living[0], ()).assert_silent()
+    later.having(**keys).portmap("GC", running[0], ()).assert_silent()
 
 
-@pytest.mark.parametrize("way", hidden_sysctls.METHODS)
-def test_gc_without_a_view_of_the_settings(published, sandbox, tmp_path, way):
-    """GC that does not see /proc/sys leaves the guard of a running pod's bridge."""
+@pytest.mark.parametrize("method", hidden_sysctls.METHODS)
+def test_gc_without_proc_sys(published, sandbox, tmp_path, method):
+    """GC that cannot see /proc/sys keeps the guard of a running pod's bridge."""
     published.add(sandbox, "8080:80")
-    assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
-    collect(replace(published, bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=way)), sandbox)
-    assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
+    assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
+    run_gc(replace(published, bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=method)), sandbox)
+    assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
 
 
-@pytest.mark.parametrize("way", hidden_sysctls.METHODS)
+@pytest.mark.parametrize("method", hidden_sysctls.METHODS)
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_a_verb_for_another_pod_without_a_view_of_the_settings(published, routed, new_sandbox, tmp_path, way, verb):
-    """A failing ADD and a DEL that do not see /proc/sys leave the guard of another pod's bridge."""
+def test_verb_of_another_pod_without_proc_sys(published, routed, new_sandbox, tmp_path, method, verb):
+    """ADD, which fails, and DEL that cannot see /proc/sys keep the guard of another pod's bridge."""
     published.add(new_sandbox(), "8080:80")
     pod = new_sandbox()
     result = routed.having(name="other").add(pod)
     other = PublishingNetwork(
-        routed.having(name="other"), bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=way)
+        routed.having(name="other"), bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=method)
     )
     outcome = other.portmap(verb, pod, ("8081:80",), result)
     if verb == "ADD":
         assert "unable to enable route_localnet" in outcome.error()["msg"]
     else:
         outcome.assert_silent()
-    assert "cni0" in guarded(published.host)
-    assert route_localnet_setting(published.host, "cni0") == "1"
+    assert "cni0" in guarded_interfaces(published.host)
+    assert get_route_localnet(published.host, "cni0") == "1"
 
 
-def test_the_reference_of_what_is_gone_is_rtnetlink(published, sandbox, monkeypatch):
-    """Where the kernel does not answer which interfaces there are, every guard stays, and the error is reported."""
+def test_guards_stay_if_rtnetlink_fails(published, sandbox, monkeypatch):
+    """If rtnetlink cannot report which interfaces exist, every guard stays and the error is raised."""
     published.add(sandbox, "8080:80")
 
     def refuse(*_):
@@ -84,93 +84,93 @@ def test_the_reference_of_what_is_gone_is_rtnetlink(published, sandbox, monkeypa
     monkeypatch.setattr(link, "get", refuse)
     with published.host.entered(), nft.open_socket() as socket, pytest.raises(KernelError):
         loopback_guard.remove(socket)
-    assert guarded(published.host) == ["cni0"]
+    assert guarded_interfaces(published.host) == ["cni0"]
 
 
 def test_deleted_pods_leave_no_guard(ptp, new_sandbox):
-    """DEL of a pod with an interface of its own closes that interface and removes its guard, and no other."""
+    """DEL of a pod with its own host veth disables route_localnet of that veth and deletes only its guard."""
     pods = [new_sandbox() for _ in range(3)]
     results = [ptp.add(pod, f"{8080 + number}:80") for number, pod in enumerate(pods)]
     names = [result["interfaces"][0]["name"] for result in results]
-    assert guarded(ptp.host) == names
+    assert guarded_interfaces(ptp.host) == names
     for number, (pod, result) in enumerate(zip(pods, results, strict=True)):
         ptp.portmap("DEL", pod, (f"{8080 + number}:80",), result).assert_silent()
-        assert guarded(ptp.host) == names[number + 1 :]
-        assert route_localnet_setting(ptp.host, names[number]) == "0"
+        assert guarded_interfaces(ptp.host) == names[number + 1 :]
+        assert get_route_localnet(ptp.host, names[number]) == "0"
         ptp.bridge.delete(pod, result)
 
 
-def test_the_guard_of_a_pod_with_limits(ptp, sandbox):
-    """DEL removes the guard also where a later plugin has listed one more interface of the host in the result."""
+def test_guard_is_deleted_if_prev_result_lists_an_ifb(ptp, sandbox):
+    """DEL deletes the guard, too, if a later plugin has added an interface of the host to the result."""
     result = ptp.add(sandbox, "8080:80")
     result["interfaces"].append({"name": "bwp0123456789ab", "mac": "02:00:00:00:00:01"})
     ptp.portmap("DEL", sandbox, ("8080:80",), result).assert_silent()
-    assert guarded(ptp.host) == []
+    assert guarded_interfaces(ptp.host) == []
 
 
-def test_a_stale_guard_goes_with_the_next_del(ptp, new_sandbox):
-    """The guard of a pod that died and never got its DEL goes with the DEL of another pod."""
-    dead, other = new_sandbox(), new_sandbox()
-    gone = ptp.add(dead, "8080:80")["interfaces"][0]["name"]
+def test_next_del_deletes_stale_guards(ptp, new_sandbox):
+    """DEL of another pod deletes the guard of a pod that is no longer running and had no DEL."""
+    stopped, other = new_sandbox(), new_sandbox()
+    missing = ptp.add(stopped, "8080:80")["interfaces"][0]["name"]
     result = ptp.add(other, "8081:80")
-    ptp.host.ip("link", "delete", gone)
-    assert len(guarded(ptp.host)) == 2
+    ptp.host.ip("link", "delete", missing)
+    assert len(guarded_interfaces(ptp.host)) == 2
     ptp.delete(other, "8081:80", result=result)
-    assert guarded(ptp.host) == []
+    assert guarded_interfaces(ptp.host) == []
 
 
 def test_gc_removes_stale_guards(ptp, new_sandbox):
-    """GC removes the guards of interfaces that are gone."""
-    dead, living = new_sandbox(), new_sandbox()
-    gone = ptp.add(dead, "8080:80")["interfaces"][0]["name"]
-    kept = ptp.add(living, "8081:80")["interfaces"][0]["name"]
-    ptp.host.ip("link", "delete", gone)
-    collect(ptp, living)
-    assert guarded(ptp.host) == [kept]
+    """GC deletes the guards of missing interfaces."""
+    stopped, running = new_sandbox(), new_sandbox()
+    missing = ptp.add(stopped, "8080:80")["interfaces"][0]["name"]
+    kept = ptp.add(running, "8081:80")["interfaces"][0]["name"]
+    ptp.host.ip("link", "delete", missing)
+    run_gc(ptp, running)
+    assert guarded_interfaces(ptp.host) == [kept]
 
 
-def test_an_interface_that_stays_open_keeps_its_guard(ptp, new_sandbox):
-    """With route_localnet on for all interfaces DEL leaves the guard until the interface is gone."""
+def test_guard_stays_while_route_localnet_is_enabled(ptp, new_sandbox):
+    """If route_localnet is enabled for all interfaces, DEL keeps the guard until the interface no longer exists."""
     ptp.host.set_sysctl("net/ipv4/conf/all/route_localnet", "1")
     pods = [new_sandbox() for _ in range(2)]
     results = [ptp.add(pod, f"{8080 + number}:80") for number, pod in enumerate(pods)]
     ptp.delete(pods[0], "8080:80", result=results[0])
-    assert guarded(ptp.host) == [result["interfaces"][0]["name"] for result in results]
+    assert guarded_interfaces(ptp.host) == [result["interfaces"][0]["name"] for result in results]
     ptp.delete(pods[1], "8081:80", result=results[1])
-    assert guarded(ptp.host) == [results[1]["interfaces"][0]["name"]]
+    assert guarded_interfaces(ptp.host) == [results[1]["interfaces"][0]["name"]]
     ptp.portmap("DEL", pods[1], ()).assert_silent()
-    assert guarded(ptp.host) == []
+    assert guarded_interfaces(ptp.host) == []
 
 
-def test_the_guard_of_a_bridge_outlives_its_pods(published, sandbox):
-    """DEL leaves the guard of the bridge, which other pods share."""
+def test_guard_of_a_bridge_stays(published, sandbox):
+    """DEL keeps the guard of the bridge, which other pods use."""
     result = published.add(sandbox, "8080:80")
     published.delete(sandbox, "8080:80", result=result)
-    assert (guarded(published.host), route_localnet_setting(published.host, "cni0")) == (["cni0"], "1")
-    assert host_end(result) not in guarded(published.host)
+    assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
+    assert host_end(result) not in guarded_interfaces(published.host)
 
 
-def test_an_interface_that_comes_back_is_guarded(published, sandbox, monkeypatch):
-    """A guard is made again when its interface appears while the guard of its predecessor is removed."""
+def test_guard_of_an_interface_that_is_created_again(published, sandbox, monkeypatch):
+    """The guard is created again if an interface of the same name appears while the guard is being deleted."""
     published.add(sandbox, "8080:80")
     answers = iter([[None]])
     get = link.get
-    monkeypatch.setattr(link, "get", lambda *how: next(answers, None) or get(*how))
+    monkeypatch.setattr(link, "get", lambda *arguments: next(answers, None) or get(*arguments))
     with published.host.entered(), nft.open_socket() as socket:
         loopback_guard.remove(socket)
-    assert guarded(published.host) == ["cni0"]
+    assert guarded_interfaces(published.host) == ["cni0"]
 
 
 @pytest.fixture
 def legacy(host, tmp_path, monkeypatch):
-    """The host of a kernel that has iptables-legacy only, entered."""
+    """A host whose kernel has only iptables-legacy; the test runs in its namespace."""
 
-    def refused():
+    def refuse_nftables():
         raise nft.UnavailableError("open a netfilter socket", 93)
 
     tools = xtables.variant(tmp_path / "tools", "legacy")
     monkeypatch.setenv("PATH", xtables.path(tools)["PATH"])
-    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
+    monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse_nftables)
     for name, ip in (("stale0", "10.99.0.8"), ("veth0", "10.99.0.9")):
         host.ip("link", "add", name, "type", "veth", "peer", f"peer-{name}")
         host.ip("link", "set", name, "up")
@@ -183,7 +183,7 @@ def legacy(host, tmp_path, monkeypatch):
 
 
 def pod(interface, ip="10.99.0.9"):
-    """Returns the host ports of a pod behind an interface of its own."""
+    """Returns the host ports of a pod with its own host veth."""
     address = ip_interface(f"{ip}/32")
     ports = (PortMapping(8080, 80, "tcp"),)
     return HostPorts("net", "cid", "eth0", ports, {4: address}, host_interfaces=(interface,), host_veth=interface)
@@ -191,7 +191,7 @@ def pod(interface, ip="10.99.0.9"):
 
 @pytest.mark.needs("iptables_legacy_nat")
 def test_gc_removes_stale_guards_of_iptables(legacy):
-    """GC removes the guards that iptables-legacy made of interfaces that are gone."""
+    """GC deletes the guards of missing interfaces from iptables-legacy."""
     host, tools = legacy
     localhost.gc_legacy()
     (line,) = (line for line in iptables_rules(host, f"{tools}/iptables") if "127.0.0.0/8" in line)
@@ -200,9 +200,9 @@ def test_gc_removes_stale_guards_of_iptables(legacy):
 
 @pytest.mark.needs("iptables_legacy_nat")
 def test_del_removes_the_guard_of_iptables(legacy, sandbox):
-    """DEL removes the guards that iptables-legacy made: its own one, and stale ones."""
+    """DEL deletes its guard and stale guards from iptables-legacy."""
     host, tools = legacy
     host.ip("link", "set", "peer-veth0", "netns", sandbox.name)
     localhost.delete_legacy(pod("veth0"))
     assert not any("127.0.0.0/8" in line for line in iptables_rules(host, f"{tools}/iptables"))
-    assert route_localnet_setting(host, "veth0") == "0"
+    assert get_route_localnet(host, "veth0") == "0"

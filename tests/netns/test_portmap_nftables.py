@@ -1,4 +1,4 @@
-"""Host ports by nftables: what is there after each verb."""
+"""Host ports of nftables: the rules after each verb."""
 
 import pytest
 
@@ -7,17 +7,17 @@ from tests.support.hostports import DUAL, IPV4, OTHER, chain, dnat_targets, run_
 
 pytestmark = pytest.mark.needs("nft_nat")
 
-SHARED = 2  # rules of hostports for one port: of the hairpin, and its own
+RULES_PER_PORT = 2  # in chain hostports: the mark rule for hairpin, and the DNAT rule
 
 
 @pytest.fixture
 def network(host_ports):
-    """A network with one port of the pod 10.22.0.2."""
+    """A network with one host port of the pod 10.22.0.2."""
     return host_ports.having("8080:80", addresses=[IPV4], cniVersion="1.1.0", backend="nftables")
 
 
-def test_readable_rules(network):
-    """`nft list` shows what leads where and for whom: the address of the host, dual stack, the container's ID."""
+def test_rules_as_nft_lists_them(network):
+    """`nft list` shows host address, port, target and container ID of each rule, for both IP versions."""
     ports = "8080:80", "192.0.2.1|8443:443", "2001:db8::1|9000:90"
     network = network.having(*ports, addresses=DUAL)
     network.add()
@@ -50,8 +50,8 @@ def test_readable_rules(network):
         ({"snat": False}, None),
     ],
 )
-def test_what_is_masqueraded(network, keys, masquerading):
-    """The bit of the mark can be chosen; masqAll is one rule without a mark; without snat there is not even a chain."""
+def test_masquerading_options(network, keys, masquerading):
+    """The packet mark has the bit markMasqBit; masqAll creates one rule without a mark, snat off not even a chain."""
     network = network.having(**keys)
     network.add()
     rules = chain(network.host, "masquerading")
@@ -61,21 +61,21 @@ def test_what_is_masqueraded(network, keys, masquerading):
     network.check()
 
 
-def test_no_process_is_started(network):
-    """All verbs work where there is neither nft nor iptables."""
-    nowhere = {"env": {"PATH": "/nowhere"}}
-    network.add(**nowhere)
-    network.check(**nowhere)
-    network.gc(**nowhere)
+def test_verbs_without_nft_and_iptables(network):
+    """All verbs work if neither nft nor iptables is installed."""
+    without_programs = {"env": {"PATH": "/nowhere"}}
+    network.add(**without_programs)
+    network.check(**without_programs)
+    network.gc(**without_programs)
     assert dnat_targets(network.host) == []
-    network.add(**nowhere)
-    network.without_result().delete(**nowhere)
+    network.add(**without_programs)
+    network.without_result().delete(**without_programs)
     assert dnat_targets(network.host) == []
-    network.run("STATUS", **nowhere).assert_silent()
+    network.run("STATUS", **without_programs).assert_silent()
 
 
-def test_a_repeated_add_leaves_the_same_rules(network):
-    """ADD again changes nothing, and with another address or other ports replaces what was there."""
+def test_repeated_add(network):
+    """A repeated ADD changes nothing; with another address or other ports it replaces the rules."""
     network.add()
     before = network.host.run("nft", "-a", "list", "ruleset")
     network.add()
@@ -90,11 +90,11 @@ def test_a_repeated_add_leaves_the_same_rules(network):
     assert chain(network.host, "masquerading") == chain(network.host, "masquerading", "ip6") == []
 
 
-def test_del_by_name_alone(network):
-    """DEL without ports and without the earlier result removes the attachment's rules and leaves the others'."""
+def test_del_without_mappings_and_prev_result(network):
+    """DEL without mappings and prevResult removes the attachment's rules and keeps others."""
     elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
-    for each in (network, elsewhere):
-        each.add()
+    for net in (network, elsewhere):
+        net.add()
     network.having(addresses=(OTHER,)).add("other")
     network.without_result().delete()
     assert dnat_targets(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
@@ -104,7 +104,7 @@ def test_del_by_name_alone(network):
 
 
 def test_gc_keeps_what_is_valid(network):
-    """GC removes a network's rules of what is not listed; other networks' and the reference's stay, and are counted."""
+    """GC removes only rules of this network's other attachments, and reports rules of the reference plugin."""
     elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
     for container_id in ("listed", "unlisted"):
         network.add(container_id)
@@ -112,16 +112,16 @@ def test_gc_keeps_what_is_valid(network):
     rule = "add rule ip cni_hostport hostports tcp dport 7000 dnat to 10.22.0.7:80 comment"
     for container_id in ("listed", "theirs"):
         network.host.run("nft", rule, f'"{container_id}"')
-    said = network.gc("listed")
+    stderr = network.gc("listed")
     assert dnat_targets(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
     assert dnat_targets(network.host, 7000) == ["10.22.0.7:80"] * 2
-    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in said
+    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in stderr
     network.gc("listed", ifname="eth1")
     assert dnat_targets(network.host) == ["10.33.0.2:80"]
 
 
 def test_names_of_any_length(network):
-    """Names that do not fit into a comment are cut there; containers that differ behind the cut are told apart."""
+    """Names that do not fit into a comment are cut; containers that differ only in the cut part are distinguished."""
     network = network.having(name="n" * 200)
     ids = ["c" * 255 + last for last in "ab"]
     network.add(ids[0])
@@ -137,45 +137,45 @@ def test_names_of_any_length(network):
 
 
 def test_many_ports(network):
-    """A hundred ports are mapped, checked and removed."""
+    """ADD, CHECK and DEL handle a hundred ports."""
     network = network.having(*(f"{port}:80" for port in range(8000, 8100)), addresses=DUAL)
     network.add()
     network.check()
-    assert len(chain(network.host, "hostports")) == len(chain(network.host, "hostports", "ip6")) == 100 * SHARED
+    assert len(chain(network.host, "hostports")) == len(chain(network.host, "hostports", "ip6")) == 100 * RULES_PER_PORT
     network.delete()
     assert chain(network.host, "hostports") == chain(network.host, "hostports", "ip6") == []
 
 
-def test_many_at_once(network):
-    """Sixteen first ADDs at once leave each one's rules and the shared chains once; so do sixteen DELs."""
+def test_parallel_verbs(network):
+    """Sixteen parallel ADDs on a new host, and then sixteen parallel DELs, lose and duplicate no rule."""
     pods = [network.having(f"{8000 + last}:80", addresses=(f"10.22.0.{last}/16",)) for last in range(2, 18)]
     for verb in ("ADD", "DEL"):
         outcomes = run_in_parallel(*((verb, f"c{number}", pod) for number, pod in enumerate(pods)))
         assert [outcome.status for outcome in outcomes] == [0] * len(pods), outcomes
         for number, pod in enumerate(pods if verb == "ADD" else ()):
             pod.check(f"c{number}")
-        assert len(chain(network.host, "hostports")) == (len(pods) * SHARED if verb == "ADD" else 0)
+        assert len(chain(network.host, "hostports")) == (len(pods) * RULES_PER_PORT if verb == "ADD" else 0)
         assert len(chain(network.host, "hostports_all")) == 2
         assert len(chain(network.host, "prerouting")) == len(chain(network.host, "output")) == 1
 
 
-SPOILT = {
-    "a port": ("delete rule ip cni_hostport hostports handle {}", "tcp dport 8080"),
+DAMAGES = {
+    "port": ("delete rule ip cni_hostport hostports handle {}", "tcp dport 8080"),
     "masquerading": ("flush chain ip cni_hostport masquerading", "masquerade"),
-    "the way in": ("flush chain ip cni_hostport prerouting", "chain cni_hostport prerouting does not send"),
-    "conditions": (
+    "jump from prerouting": ("flush chain ip cni_hostport prerouting", "chain cni_hostport prerouting does not send"),
+    "conditions in output": (
         "flush chain ip cni_hostport output; add rule ip cni_hostport output ip daddr 192.0.2.1 jump hostports_all",
         "chain cni_hostport output does not send",
     ),
-    "the middle": ("flush chain ip cni_hostport hostports_all", "does not jump to hostports"),
-    "the table": ("delete table ip cni_hostport", "chain cni_hostport hostports is missing"),
+    "jump to hostports": ("flush chain ip cni_hostport hostports_all", "does not jump to hostports"),
+    "table": ("delete table ip cni_hostport", "chain cni_hostport hostports is missing"),
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
-def test_check_tells_what_is_missing(network, what):
-    """CHECK fails with code 999 and says what is missing; ADD puts it right again."""
-    command, text = SPOILT[what]
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_check_names_the_missing_part(network, damage):
+    """CHECK fails with code 999 and names the missing part; ADD creates it again."""
+    command, text = DAMAGES[damage]
     network.add()
     handles = network.host.run("nft", "-a", "list", "chain", "ip", "cni_hostport", "hostports").splitlines()
     handle = next(line.rpartition(" ")[2] for line in handles if "tcp dport" in line)
@@ -188,8 +188,8 @@ def test_check_tells_what_is_missing(network, what):
     network.check()
 
 
-def test_what_is_in_the_way_is_told(network):
-    """Where somebody has made a chain of the name otherwise, ADD and STATUS say so, and ADD leaves nothing."""
+def test_chain_with_another_hook(network):
+    """If another program has created a chain with another hook, ADD and STATUS fail, and ADD changes nothing."""
     network.host.run("nft", "add table ip cni_hostport; add chain ip cni_hostport prerouting")
     before = ruleset(network.host)
     error = network.run("ADD").error()
@@ -203,8 +203,8 @@ def test_what_is_in_the_way_is_told(network):
     assert "nft list table ip cni_hostport" in status["msg"]
 
 
-def test_conditions_that_are_not_understood_are_refused(network):
-    """What we cannot compile is refused before anything is made: key, word, and what is understood."""
+def test_unsupported_conditions_are_refused(network):
+    """ADD refuses unsupported conditions with key, match and the list of supported ones, and changes nothing."""
     error = network.having(conditionsV4=["ip", "saddr", "10.0.0.0/8", "meta", "skuid", "0"]).run("ADD").error()
     assert error["code"] == 7
     assert '"conditionsV4" contains an unsupported match: "meta skuid"' in error["msg"]

@@ -1,4 +1,4 @@
-"""Host ports by nftables beside those of others: who comes first, other networks, what the reference made."""
+"""Host ports of nftables beside others: order of rules, other networks, rules of the reference plugin."""
 
 import pytest
 
@@ -10,13 +10,13 @@ pytestmark = pytest.mark.needs("nft_nat")
 
 @pytest.fixture
 def network(host_ports, tmp_path):
-    """A network with one port of the pod 10.22.0.2, and a cache that says who lives."""
+    """A network with one host port of the pod 10.22.0.2, and a cache of the test."""
     network = host_ports.having("8080:80", addresses=[IPV4], cniVersion="1.1.0", backend="nftables")
     return network.with_cache(tmp_path / "cache")
 
 
-def test_a_repeated_add_keeps_its_place(network):
-    """A container that was first for a port stays first when its ADD is repeated with another address."""
+def test_repeated_add_keeps_its_position(network):
+    """The first container of a port stays first when its ADD is repeated with another address."""
     network.write_cache(one=True, two=True)
     network.add("one")
     network.having(addresses=(OTHER,)).add("two")
@@ -26,8 +26,8 @@ def test_a_repeated_add_keeps_its_place(network):
     assert dnat_targets(network.host) == ["10.22.0.9:80", "10.22.0.3:80"]
 
 
-def test_who_lives_keeps_a_port(network):
-    """A port goes on leading to the living container that had it; the second comes behind it, and CHECK tells that."""
+def test_running_container_keeps_its_port(network):
+    """A running container keeps its port; CHECK of a second container, whose rule comes after it, names the first."""
     network.write_cache(one=True, two=True)
     network.add("one")
     second = network.having(addresses=(OTHER,))
@@ -40,19 +40,19 @@ def test_who_lives_keeps_a_port(network):
     second.check("two")
 
 
-def test_who_is_gone_loses_a_port(network):
-    """The rules of a new container come before those of one that is gone, which stay."""
-    network.write_cache(living=True, gone=False, new=True)
-    network.having("9090:80", addresses=(OTHER,)).add("living")
-    network.having("8080:80", "9090:80").add("gone")
+def test_stopped_container_loses_its_port(network):
+    """The rules of a new container come before those of one that is no longer running, which stay."""
+    network.write_cache(running=True, stopped=False, new=True)
+    network.having("9090:80", addresses=(OTHER,)).add("running")
+    network.having("8080:80", "9090:80").add("stopped")
     network.having("8080:80", addresses=("10.22.0.9/16",)).add("new")
     assert dnat_targets(network.host) == ["10.22.0.9:80", "10.22.0.2:80"]
     assert dnat_targets(network.host, 9090) == ["10.22.0.3:80", "10.22.0.2:80"]
     network.having(addresses=("10.22.0.9/16",)).check("new")
 
 
-def test_a_repeated_add_passes_who_is_gone_by_then(network):
-    """A repeated ADD comes before the rules of a container that was first and is gone."""
+def test_repeated_add_moves_before_a_stopped_container(network):
+    """A repeated ADD moves the rules before those of a first container that is no longer running."""
     network.write_cache(one=True, two=True)
     network.add("one")
     second = network.having(addresses=(OTHER,))
@@ -62,8 +62,8 @@ def test_a_repeated_add_passes_who_is_gone_by_then(network):
     assert dnat_targets(network.host) == ["10.22.0.3:80", "10.22.0.2:80"]
 
 
-def test_a_taken_port_is_refused_if_asked_for(network):
-    """With onConflict "fail" ADD refuses a port of a living container, and leaves nothing; other addresses are free."""
+def test_on_conflict_fail_refuses_a_port_in_use(network):
+    """With onConflict "fail" ADD refuses a running container's port at the same host address, and changes nothing."""
     network.write_cache(one=True, two=True)
     network.having("192.0.2.1|8080:80").add("one")
     before = ruleset(network.host)
@@ -76,7 +76,7 @@ def test_a_taken_port_is_refused_if_asked_for(network):
 
 
 def test_one_container_on_two_networks(network):
-    """DEL on one network, and of one interface, keeps the container's ports of the others; CHECK passes everywhere."""
+    """DEL of one attachment keeps the container's ports of its other attachments, and their CHECK succeeds."""
     elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
     second = network.having(addresses=(OTHER,), ifname="eth1")
     network.add()
@@ -89,8 +89,8 @@ def test_one_container_on_two_networks(network):
     second.check(ifname="eth1")
 
 
-def test_the_references_container_on_two_networks(network):
-    """Of the rules that the reference made for a container DEL takes those with the attachment's address."""
+def test_del_of_rules_of_the_reference_plugin_on_two_networks(network):
+    """Of a container's rules of the reference plugin, DEL removes those with the attachment's address."""
     network.add("other")
     for address in ("10.22.0.2", "10.33.0.2"):
         rule = f"tcp dport 8080 dnat to {address}:80 comment cid"
@@ -102,13 +102,13 @@ def test_the_references_container_on_two_networks(network):
 
 
 def test_conditions_belong_to_their_network(network):
-    """Two networks with different conditions each have their own, and the base chains have none."""
+    """The rules of each network have its own conditions, and the base chains have none."""
     one = network.having(conditionsV4=["ip", "daddr", "!=", "192.0.2.9"])
     two = network.having("9090:80", addresses=("10.33.0.2/16",), name="two", conditionsV4=["iifname { a, b }"])
     one.add("one")
     two.add("two")
-    own = [rule.partition(" dnat")[0] for rule in chain(network.host, "hostports") if "mark" not in rule]
-    assert own == [
+    rules = [rule.partition(" dnat")[0] for rule in chain(network.host, "hostports") if "mark" not in rule]
+    assert rules == [
         "ip daddr != 192.0.2.9 tcp dport 8080",
         'iifname "a" tcp dport 9090',
         'iifname "b" tcp dport 9090',
@@ -119,8 +119,8 @@ def test_conditions_belong_to_their_network(network):
     network.having("9090:80", addresses=("10.33.0.2/16",), name="two").run("CHECK", "two").error()
 
 
-def test_the_references_conditions_are_not_lost(network):
-    """Conditions that the reference put into the base chains for its rules are moved into these by another's ADD."""
+def test_conditions_of_the_reference_plugin_are_kept(network):
+    """ADD moves conditions that the reference plugin wrote to the base chains into the rules of that plugin."""
     network.add("ours")
     rule = "add rule ip cni_hostport {}"
     for text in (
@@ -134,8 +134,8 @@ def test_the_references_conditions_are_not_lost(network):
     network.run("CHECK", "ours").error()
     network.having("9090:80", addresses=(OTHER,)).add("new")
     assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
-    own = [rule for rule in chain(network.host, "hostports") if "mark" not in rule]
-    assert own == [
+    rules = [rule for rule in chain(network.host, "hostports") if "mark" not in rule]
+    assert rules == [
         'tcp dport 8080 dnat to 10.22.0.2:80 comment "ours"',
         'ip daddr != 192.0.2.9 tcp dport 9090 dnat to 10.22.0.7:80 comment "theirs"',
         'ip daddr != 192.0.2.9 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"',
@@ -144,7 +144,7 @@ def test_the_references_conditions_are_not_lost(network):
     network.check("ours")
 
 
-OLD = """
+OLD_RULES = """
 table ip cni_hostport {
     chain hostports { }
     chain hostip_hostports { ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"; }
@@ -160,9 +160,9 @@ table ip cni_hostport {
 """
 
 
-def test_what_older_versions_made_goes_on(network, tmp_path):
-    """Rules that the reference 1.6 to 1.8 made keep leading on, and their conditions; who is gone there is passed."""
-    (tmp_path / "rules").write_text(OLD)
+def test_rules_of_old_reference_plugins_stay(network, tmp_path):
+    """Rules of the reference plugin 1.6 to 1.8 keep their conditions, and a stopped container's lose the port."""
+    (tmp_path / "rules").write_text(OLD_RULES)
     network.host.run("nft", "-f", str(tmp_path / "rules"))
     network.having("9090:80").add("ours")
     network.having("9090:80").check("ours")
@@ -181,8 +181,8 @@ def test_what_older_versions_made_goes_on(network, tmp_path):
 
 
 @pytest.mark.parametrize("keys", [{}, {"snat": False}, {"masqAll": True}, {"conditionsV4": ["iifname", "{ a, b }"]}])
-def test_rules_that_were_listed_and_loaded_again(network, tmp_path, keys):
-    """CHECK accepts our rules without their owner, as `nft` loads what it listed, and finds each that is missing."""
+def test_rules_that_nft_has_listed_and_loaded(network, tmp_path, keys):
+    """CHECK accepts rules whose owner is lost since `nft` has listed and loaded them, and reports each missing one."""
     network = network.having(**keys)
     network.add()
     file = tmp_path / "rules"

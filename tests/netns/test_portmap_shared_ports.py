@@ -1,4 +1,4 @@
-"""One host port of several networks whose conditions tell their packets apart, with either backend."""
+"""One host port of several networks with different conditions, with each backend."""
 
 import pytest
 
@@ -13,25 +13,25 @@ BACKENDS = pytest.mark.parametrize(
 
 @pytest.fixture
 def network(host_ports):
-    """A network without conditions, where a port that is taken is refused."""
+    """A network without conditions that refuses a port in use."""
     return host_ports.having("8080:80", addresses=[IPV4], onConflict="fail")
 
 
 @pytest.fixture
-def behind(network):
-    """A function that returns the network of one interface of the host."""
+def with_interface(network):
+    """A function that returns a network with a condition on an interface of the host."""
     return lambda words, name: network.having(name=name, conditionsV4=[*words, name])
 
 
 @BACKENDS
-def test_conditions_that_differ_are_no_conflict(network, behind, words):
-    """Networks with different conditions share a port: none is refused, and CHECK of each succeeds."""
-    networks = [behind(words, f"eth{number}") for number in range(3)]
-    for each in networks:
-        each.add(each.config["name"])
-    for each in networks:
-        each.check(each.config["name"])
-        each.add(each.config["name"])
+def test_conditions_that_differ_are_no_conflict(network, with_interface, words):
+    """Networks with different conditions can publish one port: ADD refuses none, and CHECK of each succeeds."""
+    networks = [with_interface(words, f"eth{number}") for number in range(3)]
+    for net in networks:
+        net.add(net.config["name"])
+    for net in networks:
+        net.check(net.config["name"])
+        net.add(net.config["name"])
     backend = "iptables" if words == ("-i",) else "nftables"
     plain = network.having(backend=backend)
     plain.add("plain")
@@ -39,34 +39,34 @@ def test_conditions_that_differ_are_no_conflict(network, behind, words):
 
 
 @BACKENDS
-def test_equal_conditions_are_a_conflict(behind, words):
-    """A second container of a network with conditions is refused, or stands behind, and CHECK tells that."""
-    own = behind(words, "eth0")
-    own.add("first")
-    error = own.run("ADD", "second").error()
+def test_equal_conditions_are_a_conflict(with_interface, words):
+    """A second container of a network with conditions is refused; without "onConflict" its CHECK names the first."""
+    conditional = with_interface(words, "eth0")
+    conditional.add("first")
+    error = conditional.run("ADD", "second").error()
     assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is in use by container first of network eth0")
-    second = own.having(addresses=[OTHER], onConflict=None)
+    second = conditional.having(addresses=[OTHER], onConflict=None)
     second.add("second")
     assert "container first of network eth0, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
-    own.check("first")
-    own.delete("first")
+    conditional.check("first")
+    conditional.delete("first")
     second.check("second")
 
 
 @BACKENDS
-def test_who_has_no_conditions_takes_all(network, behind, words):
-    """A container without conditions is in the way of one with conditions."""
+def test_rule_without_conditions_is_a_conflict(network, with_interface, words):
+    """A container without conditions conflicts with one that has conditions."""
     network.having(backend="iptables" if words == ("-i",) else "nftables").add("first")
-    own = behind(words, "eth0")
-    assert "is in use by container first of network net" in own.run("ADD", "second").error()["msg"]
-    second = own.having(onConflict=None)
+    conditional = with_interface(words, "eth0")
+    assert "is in use by container first of network net" in conditional.run("ADD", "second").error()["msg"]
+    second = conditional.having(onConflict=None)
     second.add("second")
     assert "container first of network net, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
 
 
 @pytest.mark.needs("nft_nat")
 @pytest.mark.parametrize(
-    ("ours", "theirs", "meet"),
+    ("words", "other_words", "conflict"),
     [
         ("ip daddr 192.0.2.1", "ip daddr 192.0.2.9", False),
         ("ip daddr 192.0.2.1", "ip daddr 192.0.2.1", True),
@@ -77,11 +77,11 @@ def test_who_has_no_conditions_takes_all(network, behind, words):
         ("iifname eth0", "iifname eth0 ct state new", False),
     ],
 )
-def test_what_conditions_of_nftables_are_compared(network, ours, theirs, meet):
-    """The rule itself tells its conditions: equal ones of another network are a conflict, as is an address of both."""
-    network.having(name="theirs", conditionsV4=[theirs]).add("theirs")
-    own = network.having(name="ours", conditionsV4=[ours])
-    if meet:
-        assert "is in use by container theirs" in own.run("ADD", "ours").error()["msg"]
+def test_comparison_of_nftables_conditions(network, words, other_words, conflict):
+    """Rules of two networks conflict if their conditions are equal, or differ only in a host address that one omits."""
+    network.having(name="theirs", conditionsV4=[other_words]).add("theirs")
+    conditional = network.having(name="ours", conditionsV4=[words])
+    if conflict:
+        assert "is in use by container theirs" in conditional.run("ADD", "ours").error()["msg"]
     else:
-        own.add("ours")
+        conditional.add("ours")

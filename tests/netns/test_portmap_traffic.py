@@ -1,4 +1,4 @@
-"""portmap with real packets: who reaches which pod by a host port, and which address the pod sees."""
+"""Host ports with real packets: the pod that a caller reaches, and the source address that the pod sees."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +17,7 @@ CASES = [
     *(pytest.param("nftables", protocol, marks=pytest.mark.needs("nft_nat")) for protocol in ("tcp", "udp")),
     *(pytest.param(backend, "sctp", marks=pytest.mark.needs("sctp")) for backend in ("iptables", "reference")),
 ]
-BRIDGED = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
+BRIDGE_NETFILTER = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -28,8 +28,8 @@ def net(request, published, client):
 
 
 @pytest.fixture(params=[*BACKENDS, "reference"])
-def compared(request, published, client, reference):
-    """The network with each backend, and with the reference's portmap: what is expected is what users have."""
+def any_portmap(request, published, client, reference):
+    """The network with each backend, and with the reference plugin, from which both must not differ."""
     if request.param == "reference":
         return replace(published, bin_dir=reference)
     return published.having(backend=request.param)
@@ -42,24 +42,24 @@ def pods(new_sandbox):
 
 
 @pytest.fixture
-def found(published, client, pods):
-    """A function that makes the calls that are expected, (from, to) with a port, and tells whom they reach."""
+def call_all(published, client, pods):
+    """A function that connects from callers to addresses, and returns the pod that each (caller, address) reaches."""
     with ExitStack() as stack:
         services = open_services(stack, pods, ("tcp", "udp"), *EVERYWHERE)
         callers = {"outside": client, "host": published.host, **pods}
 
-        def of(calls, protocol="tcp", port=8080):
-            return {(who, ip): call(services, callers[who], protocol, ip, port) for who, ip in calls}
+        def run_calls(calls, protocol="tcp", port=8080):
+            return {(caller, ip): call(services, callers[caller], protocol, ip, port) for caller, ip in calls}
 
-        yield of
+        yield run_calls
 
 
-def leading_to(name, sources):
-    """Returns what is to be found: each call reaches the pod called `name`, which sees the source."""
+def expect_pod(name, sources):
+    """Returns the expected calls: each reaches the pod `name`, which sees the source address."""
     return {case: Reached(name, source) for case, source in sources.items()}
 
 
-SEEN = {
+SOURCES = {
     ("outside", NODE): CLIENT,
     ("host", NODE): NODE,
     ("host", GATEWAY): GATEWAY,
@@ -74,44 +74,44 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize(("compared", "protocol"), CASES, indirect=["compared"])
-def test_who_reaches_the_pod(compared, client, pods, protocol):
-    """From outside, the host, its loopback, the pod itself and a neighbour a host port leads to the pod."""
+@pytest.mark.parametrize(("any_portmap", "protocol"), CASES, indirect=["any_portmap"])
+def test_host_port_reaches_the_pod(any_portmap, client, pods, protocol):
+    """A host port reaches the pod from a client, the host, its loopback, the pod itself and another pod."""
     for pod, port in zip(pods.values(), (8080, 8081), strict=True):
-        compared.add(pod, f"{port}:80/{protocol}")
-    callers = {"outside": client, "host": compared.host, **pods}
+        any_portmap.add(pod, f"{port}:80/{protocol}")
+    callers = {"outside": client, "host": any_portmap.host, **pods}
     with ExitStack() as stack:
         services = open_services(stack, pods, (protocol,), *EVERYWHERE)
-        found = {(who, ip): call(services, callers[who], protocol, ip, 8080) for who, ip in SEEN}
-    assert found == leading_to("pod", SEEN)
+        reached = {(caller, ip): call(services, callers[caller], protocol, ip, 8080) for caller, ip in SOURCES}
+    assert reached == expect_pod("pod", SOURCES)
 
 
 @pytest.mark.parametrize("hairpin", [True, False], ids=["hairpin", "no-hairpin"])
 @pytest.mark.parametrize("bridged", ["0", pytest.param("1", marks=pytest.mark.needs("br_netfilter"))])
-def test_pods_and_their_bridge(compared, pods, found, hairpin, bridged):
-    """Pods reach their own and each other's host ports whether or not bridged frames pass through netfilter.
+def test_host_ports_between_pods(any_portmap, pods, call_all, hairpin, bridged):
+    """Pods reach their own and each other's host ports, whether or not bridged frames pass netfilter.
 
-    Where they do, an answer of the bridge's port to itself needs hairpinMode.
+    If they do, a pod needs hairpinMode to reach its own host port.
     """
-    for key in BRIDGED if kernels.has("br_netfilter") else ():
-        compared.host.set_sysctl(key, bridged)
-    own = replace(compared, bridge=compared.bridge.having(hairpinMode=hairpin))
-    own.add(pods["pod"], "8080:80")
-    own.add(pods["other"], "8081:80")
-    calls = [case for case in SEEN if case[0] in pods]
-    expected = {case: Reached("pod", SEEN[case]) for case in calls}
+    for key in BRIDGE_NETFILTER if kernels.has("br_netfilter") else ():
+        any_portmap.host.set_sysctl(key, bridged)
+    network = replace(any_portmap, bridge=any_portmap.bridge.having(hairpinMode=hairpin))
+    network.add(pods["pod"], "8080:80")
+    network.add(pods["other"], "8081:80")
+    calls = [case for case in SOURCES if case[0] in pods]
+    expected: dict[tuple[str, str], Reached | None] = {case: Reached("pod", SOURCES[case]) for case in calls}
     if bridged == "1" and not hairpin:
         expected |= dict.fromkeys([("pod", NODE), ("pod", NODE6)])
-    assert found(calls) == expected
+    assert call_all(calls) == expected
 
 
-def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
-    """Each port leads to its own pod; when one leaves, the other's connections go on and the port is closed."""
-    outside = [("outside", NODE), ("outside", NODE6)]
+def test_del_of_one_of_two_pods(net, client, pods, call_all):
+    """Each port reaches its pod; after DEL of one pod its port is closed, and connections to the other continue."""
+    client_calls = [("outside", NODE), ("outside", NODE6)]
     ports = {"pod": 8080, "other": 8081}
     results = {name: net.add(pod, f"{ports[name]}:80") for name, pod in pods.items()}
     for name, port in ports.items():
-        assert found(outside, port=port) == leading_to(name, {case: SEEN[case] for case in outside})
+        assert call_all(client_calls, port=port) == expect_pod(name, {case: SOURCES[case] for case in client_calls})
     with (
         service(pods["other"], "tcp", address(results["other"]), 81) as listening,
         open_socket(client, "tcp", CLIENT) as end,
@@ -123,13 +123,13 @@ def test_two_pods_and_one_of_them_leaves(net, client, pods, found):
             net.delete(pods["pod"], "8080:80", result=results["pod"])
             end.sendall(b"still there?")
             assert connection.recv(99) == b"still there?"
-    assert found(outside) == dict.fromkeys(outside)
-    assert found(outside, port=8081) == leading_to("other", {case: SEEN[case] for case in outside})
+    assert call_all(client_calls) == dict.fromkeys(client_calls)
+    assert call_all(client_calls, port=8081) == expect_pod("other", {case: SOURCES[case] for case in client_calls})
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
-    """With host port 53 a pod's query to a server outside, or to a neighbour, goes where it was sent to."""
+def test_forwarded_packets_are_not_published(net, client, pods, protocol):
+    """With host port 53, a pod's query to an external server or to another pod reaches its destination."""
     result = net.add(pods["pod"], "53:80/udp", "53:80/tcp")
     neighbour = net.add(pods["other"])
     with ExitStack() as stack:
@@ -140,8 +140,8 @@ def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
             stack.enter_context(service(client, protocol, CLIENT6, 53, "server")),
         ]
         calls = (CLIENT, CLIENT6, address(neighbour), NODE)
-        found = {ip: call([*services, *dns], pods["pod"], protocol, ip, 53) for ip in calls}
-    assert found == {
+        reached = {ip: call([*services, *dns], pods["pod"], protocol, ip, 53) for ip in calls}
+    assert reached == {
         CLIENT: Reached("server", NODE),
         CLIENT6: Reached("server", NODE6),
         address(neighbour): Reached("neighbour", address(result)),
@@ -149,41 +149,41 @@ def test_what_is_not_for_the_node_passes(net, client, pods, protocol):
     }
 
 
-def test_without_snat(compared, pods, found):
-    """With snat off the port is served at the node's addresses only, and no setting is made for localhost."""
-    compared.having(snat=False).add(pods["pod"], "8080:80")
+def test_without_snat(any_portmap, pods, call_all):
+    """With snat off the port is published at the node's addresses only, and route_localnet stays disabled."""
+    any_portmap.having(snat=False).add(pods["pod"], "8080:80")
     calls = [("outside", NODE), ("host", NODE), ("outside", NODE6), ("host", NODE6)]
-    assert found(calls) == leading_to("pod", {case: SEEN[case] for case in calls})
-    assert found([("host", "127.0.0.1")]) == {("host", "127.0.0.1"): None}
-    assert localnet(compared.host) == {}
+    assert call_all(calls) == expect_pod("pod", {case: SOURCES[case] for case in calls})
+    assert call_all([("host", "127.0.0.1")]) == {("host", "127.0.0.1"): None}
+    assert list_route_localnet(any_portmap.host) == {}
 
 
-def test_the_setting_is_the_bridges_only(net, pods):
-    """Only the interface that leads to the pods has route_localnet, which stays when they leave."""
+def test_route_localnet_is_enabled_on_the_bridge_only(net, pods):
+    """Only the pods' bridge has route_localnet enabled, and DEL keeps it enabled."""
     result = net.add(pods["pod"], "8080:80")
-    assert localnet(net.host) == {"cni0": "1"}
+    assert list_route_localnet(net.host) == {"cni0": "1"}
     net.delete(pods["pod"], "8080:80", result=result)
-    assert localnet(net.host) == {"cni0": "1"}
+    assert list_route_localnet(net.host) == {"cni0": "1"}
 
 
-def localnet(host):
-    """Returns the interfaces with route_localnet."""
+def list_route_localnet(host):
+    """Returns the interfaces with route_localnet enabled."""
     lines = host.run("sh", "-c", "grep -H . /proc/sys/net/ipv4/conf/*/route_localnet").splitlines()
-    found = {line.split("/")[-2]: line.partition(":")[2] for line in lines}
-    return {name: value for name, value in found.items() if value != "0"}
+    values = {line.split("/")[-2]: line.partition(":")[2] for line in lines}
+    return {name: value for name, value in values.items() if value != "0"}
 
 
-def test_masquerade_of_everybody(net, pods, found):
-    """With masqAll the pod sees the node's address whoever calls."""
+def test_masq_all(net, pods, call_all):
+    """With masqAll the pod sees the node's address as the source of every connection."""
     net.having(masqAll=True).add(pods["pod"], "8080:80")
     net.add(pods["other"], "8081:80")
-    calls = {case: GATEWAY6 if ":" in case[1] else GATEWAY for case in SEEN}
-    assert found(calls) == leading_to("pod", calls)
+    calls = {case: GATEWAY6 if ":" in case[1] else GATEWAY for case in SOURCES}
+    assert call_all(calls) == expect_pod("pod", calls)
 
 
-def test_one_address_of_the_node(net, pods, found):
-    """A mapping with hostIP is served at that address, and not at the node's others."""
+def test_host_ip(net, pods, call_all):
+    """A mapping with hostIP is published at that address only."""
     net.add(pods["pod"], f"{NODE}|8080:80", f"{NODE6}|8081:80", "0.0.0.0|8082:80")
     calls = [("outside", NODE), ("outside", NODE6), ("host", GATEWAY)]
-    reached = {port: [who and who.name for who in found(calls, port=port).values()] for port in (8080, 8081, 8082)}
-    assert reached == {8080: ["pod", None, None], 8081: [None, "pod", None], 8082: ["pod", None, "pod"]}
+    names = {port: [pod and pod.name for pod in call_all(calls, port=port).values()] for port in (8080, 8081, 8082)}
+    assert names == {8080: ["pod", None, None], 8081: [None, "pod", None], 8082: ["pod", None, "pod"]}

@@ -1,4 +1,4 @@
-"""Host ports of a container with two interfaces on one network: each keeps its own while the other comes or goes."""
+"""Host ports of a container with two interfaces on one network: the verbs of one interface keep those of the other."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ BACKENDS = [NFT, LEGACY, pytest.param("nftables", marks=pytest.mark.needs("nft_n
 
 @pytest.fixture(params=BACKENDS)
 def net(request, host_ports, sandbox, tmp_path):
-    """The network of a container whose namespace has both interfaces, with each backend."""
+    """A network with a container whose namespace has both interfaces, with each backend."""
     for name, addresses in PODS.items():
         sandbox.ip("link", "add", name, "type", "bridge")
         for address in addresses:
@@ -36,15 +36,15 @@ def run(net, verb, ifname, *mappings):
 
 
 def rules(net):
-    """Returns the containers' rules and chains, in order."""
+    """Returns the rules and chains of containers, in order."""
     if not net.tools:
         return [line for line in netstate.nft_rules(net.host) if "dport" in line]
     return [line for tool in TOOLS for line in net.rules()[tool] if "CNI-DN-" in line]
 
 
 @pytest.mark.parametrize(("first", "last"), [("eth0", "eth1"), ("eth1", "eth0")])
-def test_either_keeps_its_ports_when_the_other_goes(net, first, last):
-    """After DEL of one interface, also repeated, there is what the other's ADD alone makes; after both nothing is."""
+def test_del_of_one_interface_keeps_the_ports_of_the_other(net, first, last):
+    """DEL of one interface, also repeated, leaves exactly the rules of the other, and DEL of both leaves none."""
     run(net, "ADD", last)
     alone = rules(net)
     run(net, "DEL", last)
@@ -61,8 +61,8 @@ def test_either_keeps_its_ports_when_the_other_goes(net, first, last):
     assert rules(net) == []
 
 
-def test_del_without_a_result_keeps_the_other_s_ports(net, sandbox):
-    """DEL that gets no address finds in the namespace which rules are another interface's; without it all go."""
+def test_del_without_prev_result_keeps_the_ports_of_the_other_interface(net, sandbox):
+    """DEL without addresses reads those of the other interface from the namespace; without it DEL removes all rules."""
     for ifname in ("eth0", "eth1"):
         run(net, "ADD", ifname)
     outcome = net.having(*MAPPINGS["eth1"]).having(prevResult=None).run("DEL", "cid", ifname="eth1")
@@ -77,7 +77,7 @@ def test_del_without_a_result_keeps_the_other_s_ports(net, sandbox):
 
 
 def test_gc_keeps_both_while_one_is_valid(net):
-    """GC with both interfaces, or one, among the valid attachments keeps the valid one's ports; with none all go."""
+    """GC keeps the ports of a valid interface, and removes all rules if neither is valid."""
     for ifname in ("eth0", "eth1"):
         run(net, "ADD", ifname)
     net.gc("cid", ifname="eth0")
@@ -88,8 +88,8 @@ def test_gc_keeps_both_while_one_is_valid(net):
     assert rules(net) == []
 
 
-def test_a_port_of_both_is_the_other_s_when_one_goes(net):
-    """The first interface has a port that both ask for; when it goes the second has it, with all its rules."""
+def test_port_of_both_interfaces_moves_to_the_second(net):
+    """A port that both interfaces request belongs to the first, and after DEL of the first to the second."""
     for ifname in ("eth0", "eth1"):
         run(net, "ADD", ifname, "8080:80")
     run(net, "DEL", "eth0", "8080:80")
@@ -97,9 +97,9 @@ def test_a_port_of_both_is_the_other_s_when_one_goes(net):
     assert not any("10.22.0.2:" in line for line in rules(net))
 
 
-@pytest.mark.parametrize("net", [NFT, LEGACY], indirect=True)  # with nftables both families are one transaction
-def test_a_failed_add_leaves_the_other_s_ports(net):
-    """An ADD that makes IPv4 rules and fails with IPv6 rolls back its own and leaves the other interface's."""
+@pytest.mark.parametrize("net", [NFT, LEGACY], indirect=True)  # with nftables one transaction changes both IP versions
+def test_failed_add_keeps_the_ports_of_the_other_interface(net):
+    """An ADD that fails with IPv6 after it has created IPv4 rules keeps the rules of the other interface."""
     run(net, "ADD", "eth0")
     before = rules(net)
     broken = xtables.counted(net.tools, net.tools.parent / "broken")
@@ -113,16 +113,16 @@ def test_a_failed_add_leaves_the_other_s_ports(net):
     assert sorted(rules(net)) == sorted(before)
 
 
-# The reference's rules of nftables name no interface, and with ip6tables-legacy it does not make those of both.
+# The reference plugin's nftables rules name no interface; with ip6tables-legacy it cannot create the rules of both.
 @pytest.mark.parametrize("net", [NFT], indirect=True)
 @pytest.mark.parametrize("first", ["eth0", "eth1"])
-def test_what_the_reference_made_of_both(net, reference, first):
-    """DEL of one interface whose rules the reference made keeps the other's; the reference's DEL then finds them."""
-    theirs = replace(net, bin_dir=reference)
+def test_rules_of_the_reference_plugin_for_both_interfaces(net, reference, first):
+    """DEL of one interface keeps the reference plugin's rules of the other, which that plugin's DEL then removes."""
+    reference_net = replace(net, bin_dir=reference)
     for ifname in ("eth0", "eth1"):
-        run(theirs, "ADD", ifname)
+        run(reference_net, "ADD", ifname)
     (last,) = {"eth0", "eth1"} - {first}
     run(net, "DEL", first)
     run(net, "CHECK", last)
-    run(theirs, "DEL", last)
+    run(reference_net, "DEL", last)
     assert rules(net) == []

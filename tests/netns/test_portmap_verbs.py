@@ -1,4 +1,4 @@
-"""portmap as a chained plugin: what it takes from prevResult, hands on, refuses, and leaves alone."""
+"""portmap as a chained plugin: prevResult, refused configurations, and DEL with incomplete input."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.netstate import iptables_rules, nft_rules
 from tests.support.results import prev_result
 
 TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
-POD, HOST_END = {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}
+POD, HOST_VETH = {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}
 PREFIX = "failed to parse config: "
 
 BACKENDS = pytest.mark.parametrize(
@@ -22,53 +22,53 @@ BACKENDS = pytest.mark.parametrize(
 
 
 def rules(portmap):
-    """Returns all rules of the host, of either kind."""
+    """Returns all rules of the host, of iptables and nftables."""
     tools = [iptables_rules(portmap.host, tool) for tool in ("iptables", "ip6tables")]
     return "\n".join([*tools[0], *tools[1], *nft_rules(portmap.host)])
 
 
-def mapped(portmap, *mappings):
-    """Returns the same with other host ports, as they are written."""
+def with_mappings(portmap, *mappings):
+    """Returns a copy with these objects as portMappings."""
     return portmap.having(runtimeConfig={"portMappings": list(mappings)})
 
 
 @pytest.fixture
 def portmap(host_ports, host, sandbox):
-    """An attachment with one host port; the pod's subnet is behind a bridge, so that there is a way to it."""
+    """An attachment with one host port; the node has a route to the pod's subnet over a bridge."""
     host.ip("link", "add", "cni0", "type", "bridge")
     host.ip("address", "add", "10.1.2.1/24", "dev", "cni0")
     host.ip("link", "set", "cni0", "up")
-    own = replace(host_ports, netns=sandbox)
-    return own.having("8080:80", cniVersion="1.1.0", prevResult=prev_result("1.1.0"))
+    net = replace(host_ports, netns=sandbox)
+    return net.having("8080:80", cniVersion="1.1.0", prevResult=prev_result("1.1.0"))
 
 
-def untouched(portmap):
-    """Tells the host's whole state, to be compared."""
+def host_state(portmap):
+    """Returns the state of the host that portmap can change."""
     return netstate.state(portmap.host, netfilter=True), portmap.host.sysctl("net/ipv4/conf/cni0/route_localnet")
 
 
 @pytest.mark.parametrize(("command", "msg"), [("ADD", "must be called as chained plugin"), ("CHECK", "Required prev")])
-def test_what_it_works_on_must_be_there(portmap, command, msg):
-    """Without prevResult ADD and CHECK are refused with code 7 and the reference's text, with or without host ports."""
-    before = untouched(portmap)
-    for alone in (portmap.having(prevResult=None), portmap.without_result()):
-        error = alone.run(command).error()
+def test_missing_prev_result_is_refused(portmap, command, msg):
+    """Without prevResult ADD and CHECK fail with code 7 and the reference plugin's text, with or without mappings."""
+    before = host_state(portmap)
+    for variant in (portmap.having(prevResult=None), portmap.without_result()):
+        error = variant.run(command).error()
         assert (error["code"], error["msg"].startswith(msg), bool(error["details"])) == (7, True, True)
-    assert untouched(portmap) == before
+    assert host_state(portmap) == before
 
 
 @pytest.mark.parametrize("runtime_config", [None, {}, {"portMappings": None}, {"portMappings": []}])
 def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
-    """Without mappings ADD hands on prevResult, and neither it nor CHECK starts a process or touches netfilter."""
-    idle = portmap.having(runtimeConfig=runtime_config)
-    before, trace = untouched(portmap), tmp_path / "trace"
+    """Without mappings ADD returns prevResult, and ADD and CHECK start no process and open no netfilter socket."""
+    without_ports = portmap.having(runtimeConfig=runtime_config)
+    before, trace = host_state(portmap), tmp_path / "trace"
     names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": portmap.netns.path, "CNI_IFNAME": "eth0"}
     for command in ("ADD", "CHECK"):
         with portmap.host.entered():
             line = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone,clone3,socket"]
             done = subprocess.run(
                 [*line, str(binaries.directory() / "portmap")],
-                input=json.dumps(idle.config).encode(),
+                input=json.dumps(without_ports.config).encode(),
                 env=environment(command, CNI_PATH=str(binaries.directory()), **names),
                 capture_output=True,
                 timeout=60,
@@ -77,7 +77,7 @@ def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
         assert done.stdout == b"" if command == "CHECK" else json.loads(done.stdout) == prev_result("1.1.0")
         assert trace.read_text().count("execve(") == 1
         assert not any(call in trace.read_text() for call in ("fork(", "clone(", "clone3(", "NETLINK_NETFILTER"))
-    assert untouched(portmap) == before
+    assert host_state(portmap) == before
 
 
 @pytest.mark.parametrize(
@@ -92,44 +92,44 @@ def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
         ({"hostIP": "10.1.2"}, '"runtimeConfig.portMappings[1].hostIP" is not an IP address: 10.1.2'),
     ],
 )
-def test_wrong_mappings_are_refused(portmap, mapping, msg):
-    """What is no port, protocol or address is code 7 with the path of its key, before anything has changed."""
-    wrong, before = mapped(portmap, TCP, TCP | mapping), untouched(portmap)
-    added, checked = (wrong.run(command).error() for command in ("ADD", "CHECK"))
+def test_invalid_mappings_are_refused(portmap, mapping, msg):
+    """An invalid port, protocol or address is refused with code 7 and the path of its key, and nothing is changed."""
+    invalid, before = with_mappings(portmap, TCP, TCP | mapping), host_state(portmap)
+    added, checked = (invalid.run(command).error() for command in ("ADD", "CHECK"))
     assert (added["code"], checked["code"]) == (7, 7)
     assert added["msg"] == PREFIX + checked["msg"]
     assert checked["msg"].removeprefix("failed to parse network configuration: ") == msg
     assert f"runtimeConfig.portMappings[1].{next(iter(mapping))}" in json.dumps(added)
-    assert untouched(portmap) == before
+    assert host_state(portmap) == before
 
 
 @BACKENDS
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_result_is_the_earlier_plugins(portmap, backend, version):
-    """ADD prints prevResult as it is, in the configuration's version."""
-    own = portmap.having(cniVersion=version, backend=backend, prevResult=prev_result(version))
-    assert own.run("ADD").result() == prev_result(version)
-    assert "to 10.1.2.5:80" in rules(own) or "--to-destination 10.1.2.5:80" in rules(own)
+def test_result_is_prev_result(portmap, backend, version):
+    """ADD prints prevResult unchanged, in the configuration's version."""
+    net = portmap.having(cniVersion=version, backend=backend, prevResult=prev_result(version))
+    assert net.run("ADD").result() == prev_result(version)
+    assert "to 10.1.2.5:80" in rules(net) or "--to-destination 10.1.2.5:80" in rules(net)
 
 
 @BACKENDS
-def test_keys_as_containerd_writes_them(portmap, backend):
-    """Mappings with capitalised keys and an empty HostIP make the same rules as those written as documented."""
-    own = portmap.having(backend=backend)
-    own.add()
-    wanted = rules(own)
-    own.delete()
-    assert rules(own) != wanted
-    mapped(own, {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""}).add()
-    assert rules(own) == wanted
+def test_capitalized_keys(portmap, backend):
+    """Mappings with capitalized keys and an empty HostIP, as containerd writes them, create the same rules."""
+    net = portmap.having(backend=backend)
+    net.add()
+    expected = rules(net)
+    net.delete()
+    assert rules(net) != expected
+    with_mappings(net, {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""}).add()
+    assert rules(net) == expected
 
 
 @BACKENDS
 @pytest.mark.parametrize(
-    ("interfaces", "index", "taken"),
+    ("interfaces", "index", "is_used"),
     [
-        ([HOST_END, POD], 1, True),
-        ([HOST_END, POD], 0, False),
+        ([HOST_VETH, POD], 1, True),
+        ([HOST_VETH, POD], 0, False),
         ([POD | {"name": "net1"}, POD], 0, False),
         ([POD], None, True),
         ([], None, True),
@@ -137,14 +137,14 @@ def test_keys_as_containerd_writes_them(portmap, backend):
         ([POD], -1, True),
     ],
 )
-def test_the_address_is_that_of_the_attachments_interface(portmap, backend, interfaces, index, taken):
-    """The first address counts whose interface is CNI_IFNAME in the sandbox, or may be for all that is said."""
+def test_address_of_the_attachments_interface(portmap, backend, interfaces, index, is_used):
+    """ADD forwards to the first address that prevResult does not assign to an interface other than CNI_IFNAME."""
     first = {"address": "10.1.2.7/24", **({} if index is None else {"interface": index})}
     result = {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": [first, {"address": "10.1.2.9/24"}]}
-    own = portmap.having(backend=backend, prevResult=result)
-    own.add()
-    assert f"10.1.2.{7 if taken else 9}:80" in rules(own)
-    assert f"10.1.2.{9 if taken else 7}:80" not in rules(own)
+    net = portmap.having(backend=backend, prevResult=result)
+    net.add()
+    assert f"10.1.2.{7 if is_used else 9}:80" in rules(net)
+    assert f"10.1.2.{9 if is_used else 7}:80" not in rules(net)
 
 
 @BACKENDS
@@ -155,7 +155,7 @@ def test_the_address_is_that_of_the_attachments_interface(portmap, backend, inte
         {"prevResult": None},
         {"prevResult": 5},
         {"prevResult": {"cniVersion": "0.2.0"}},
-        # What iptables-legacy made is looked for only where there were mappings: that takes the host's lock.
+        # DEL reads iptables-legacy only if there were mappings, since that takes the host's lock.
         pytest.param({"runtimeConfig": None}, marks=pytest.mark.needs("iptables_nft_nat")),
         {"runtimeConfig": {"portMappings": [{"hostPort": -1}]}},
         {"runtimeConfig": {"portMappings": "x"}},
@@ -164,58 +164,58 @@ def test_the_address_is_that_of_the_attachments_interface(portmap, backend, inte
         {"cniVersion": "0.4.0", "prevResult": None},
     ],
 )
-def test_del_whatever_the_configuration_has_become(portmap, backend, keys):
-    """DEL removes the host ports, and again does nothing, without prevResult or mappings and with wrong keys."""
-    own = portmap.having(backend=backend)
-    own.add("other")
-    before = rules(own)
-    own.add()
-    assert rules(own) != before
+def test_del_with_any_configuration(portmap, backend, keys):
+    """DEL, also repeated, removes the host ports without prevResult or mappings, and with invalid keys."""
+    net = portmap.having(backend=backend)
+    net.add("other")
+    before = rules(net)
+    net.add()
+    assert rules(net) != before
     for _ in range(2):
-        own.having(**keys).delete()
-        assert rules(own) == before
+        net.having(**keys).delete()
+        assert rules(net) == before
 
 
 @BACKENDS
 def test_del_without_a_namespace(portmap, backend):
-    """DEL removes the host ports of a pod whose namespace is gone."""
-    own = portmap.having(backend=backend)
-    own.add("other")
-    before = rules(own)
-    own.add()
+    """DEL removes the host ports of a pod whose namespace does not exist."""
+    net = portmap.having(backend=backend)
+    net.add("other")
+    before = rules(net)
+    net.add()
     portmap.netns.delete()
-    own.delete(netns=None)
-    assert rules(own) == before
+    net.delete(netns=None)
+    assert rules(net) == before
 
 
 @BACKENDS
-def test_del_of_what_has_no_host_ports(portmap, backend):
-    """DEL without mappings of a container that never had any succeeds and changes nothing, beside those that have."""
-    own = portmap.having(backend=backend)
-    own.add("other")
-    before = rules(own)
-    own.having(runtimeConfig=None).delete()
-    own.delete()
-    assert rules(own) == before
+def test_del_without_host_ports(portmap, backend):
+    """DEL of a container without host ports succeeds and changes no rule of other containers."""
+    net = portmap.having(backend=backend)
+    net.add("other")
+    before = rules(net)
+    net.having(runtimeConfig=None).delete()
+    net.delete()
+    assert rules(net) == before
     portmap.without_result().delete("third")
-    assert rules(own) == before
+    assert rules(net) == before
 
 
 @pytest.mark.needs("nft_nat")
 @BACKENDS
-def test_del_removes_what_the_other_backend_made(portmap, backend):
-    """DEL of a network that uses the other backend by now removes the rules all the same."""
+def test_del_removes_rules_of_the_other_backend(portmap, backend):
+    """DEL removes the rules if the network's backend was changed after ADD."""
     other = {"iptables": "nftables", "nftables": "iptables"}[backend]
-    own = portmap.having(backend=backend)
-    own.delete()
-    own.add()
-    assert "10.1.2.5" in rules(own)
-    own.having(backend=other).delete()
-    assert "10.1.2.5" not in rules(own)
+    net = portmap.having(backend=backend)
+    net.delete()
+    net.add()
+    assert "10.1.2.5" in rules(net)
+    net.having(backend=other).delete()
+    assert "10.1.2.5" not in rules(net)
 
 
 @pytest.mark.parametrize(
-    ("mappings", "said"),
+    ("mappings", "warning"),
     [
         (["2001:db8::1|8080:80"], "host port [2001:db8::1]:8080/tcp: eth0 has no address for it"),
         (["8080:80", "8080:81"], "host port 8080/tcp is requested twice"),
@@ -223,21 +223,21 @@ def test_del_removes_what_the_other_backend_made(portmap, backend):
         (["192.0.2.1|8080:81", "8080:80", "8080:80/udp"], ""),
     ],
 )
-def test_what_leads_nowhere_is_told(portmap, mappings, said):
-    """ADD tells on stderr of mappings that it takes, as the reference does, and that can never answer."""
+def test_mappings_without_effect_are_reported(portmap, mappings, warning):
+    """ADD accepts mappings without effect, as the reference plugin does, and reports them on stderr."""
     outcome = portmap.having(*mappings).run("ADD")
     outcome.result()
-    assert said in outcome.stderr if said else not outcome.stderr
+    assert warning in outcome.stderr if warning else not outcome.stderr
 
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
 @BACKENDS
 def test_without_privilege(portmap, backend, verb, tmp_path):
-    """Who lacks CAP_NET_ADMIN is told so at once, by every verb."""
+    """Without CAP_NET_ADMIN every verb fails with an error that says so."""
     wrapper = tmp_path / "portmap"
     program = binaries.directory() / "portmap"
     wrapper.write_text(f"#!/bin/sh\nexec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}\n")
     wrapper.chmod(0o755)
-    own = replace(portmap.having(backend=backend, **{"cni.dev/valid-attachments": []}), bin_dir=tmp_path)
-    error = own.run(verb).error()
-    assert "not permitted" in error["msg"] or "iptables-restore" in error["msg"]  # legacy's program has its own words
+    net = replace(portmap.having(backend=backend, **{"cni.dev/valid-attachments": []}), bin_dir=tmp_path)
+    error = net.run(verb).error()
+    assert "not permitted" in error["msg"] or "iptables-restore" in error["msg"]  # iptables-legacy prints its own text

@@ -1,4 +1,4 @@
-"""Two networks with the same container and interface: what is done to one leaves the other as it is."""
+"""Two networks with the same container and interface name: verbs of one network keep the other unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTAINER = "same"
 
 
 class Net:
-    """A network with everything, number 1 or 2 on its host, and its one container."""
+    """A network with all plugins, number 1 or 2 on its host, with one container."""
 
     def __init__(self, number: int, host: Namespace, store: Path, backend: str, path: str = "") -> None:
         ranges = [[{"subnet": f"10.{number}.0.0/16"}], [{"subnet": f"fd00:{number}::/64"}]]
@@ -41,25 +41,25 @@ class Net:
         tuning = {"type": "tuning", "mtu": 1400, "dataDir": str(store / f"tuning{number}")}
         mappings = [{"hostPort": 8000 + number, "containerPort": 80, "protocol": "tcp"}]
         self.host, self.store = host, store
-        # The one's name begins like the other's.
+        # The name of one network is a prefix of the other's.
         self.name = "net" + "2" * (number - 1)
         self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth, firewall, tuning)).asking(
             portMappings=mappings, bandwidth=bandwidth_network.BOTH
         )
 
     def run(self, pod: Namespace | None, ifname: str = "eth0") -> Any:
-        """Returns what runs a plugin for the container in `pod`."""
+        """Returns a function that runs a verb of a plugin for the container in `pod`."""
         return lambda plugin, command, config: run_plugin(
             plugin, command, config, host=self.host, netns=pod, ifname=ifname, container_id=CONTAINER
         )
 
     def add(self, pod: Namespace) -> dict[str, Any]:
-        """Attaches the container."""
+        """Runs ADD of the network for the container."""
         return self.list.add(self.run(pod))
 
     def gc(self, *valid: tuple[str, str], key: bool = True) -> str:
-        """Has every plugin collect garbage and returns what they said on stderr."""
-        said = []
+        """Runs GC of every plugin and returns their stderr."""
+        messages = []
         listed = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         for plugin in self.list.plugins:
             config = {**plugin, "name": self.name, "cniVersion": "1.1.0"}
@@ -67,8 +67,8 @@ class Net:
                 plugin["type"], "GC", config | ({"cni.dev/valid-attachments": listed} if key else {}), host=self.host
             )
             outcome.assert_silent()
-            said.append(outcome.stderr)
-        return "".join(said)
+            messages.append(outcome.stderr)
+        return "".join(messages)
 
     def leases(self) -> list[str]:
         """Returns the reserved addresses."""
@@ -86,8 +86,8 @@ def nets(request, host, store):
     return [Net(number, host, store, request.param) for number in (1, 2)]
 
 
-def everything(nets: list[Net]) -> dict[str, Any]:
-    """Returns all that the plugins make on the host."""
+def read_state(nets: list[Net]) -> dict[str, Any]:
+    """Returns all state that the plugins create on the host."""
     host = nets[0].host
     whole = netstate.state(host, netfilter=True)
     whole["links"] = {name: link for name, link in whole["links"].items() if link.get("ifalias") or "veth" in name}
@@ -99,64 +99,64 @@ def everything(nets: list[Net]) -> dict[str, Any]:
     }
 
 
-def vanish(host: Namespace, pod: Namespace) -> None:
-    """Ends a pod without DEL, and waits until the kernel has taken its interface's other end away."""
-    left = len(netstate.links(host)) - ("eth0" in netstate.links(pod))
+def delete_namespace(host: Namespace, pod: Namespace) -> None:
+    """Deletes a pod's namespace without DEL, and waits until the kernel has deleted the host veth."""
+    remaining = len(netstate.links(host)) - ("eth0" in netstate.links(pod))
     pod.delete()
     until = time.monotonic() + 10
-    while len(netstate.links(host)) > left:
-        assert time.monotonic() < until, "the other end is still there"
+    while len(netstate.links(host)) > remaining:
+        assert time.monotonic() < until, "the host veth still exists"
         time.sleep(0.01)
 
 
 @pytest.fixture
-def inhabited(nets, new_sandbox):
-    """Both networks, each of which has had a pod: what stays by design is there."""
+def used_nets(nets, new_sandbox):
+    """Both networks after ADD and DEL of a pod each, so that the shared objects exist."""
     for net in nets:
         pod = new_sandbox()
         net.list.delete(net.run(pod), net.add(pod))
     return nets
 
 
-@pytest.mark.parametrize("how", ["DEL", "DEL without namespace", "GC"])
-def test_what_is_taken_from_one_is_left_to_the_other(inhabited, new_sandbox, how):
-    """DEL and GC of one network leave the other's attachment of the same container and interface name complete."""
-    first, second = inhabited
-    living, leaving = new_sandbox(), new_sandbox()
-    kept = second.add(living)
-    before = everything(inhabited)
-    result = first.add(leaving)
-    assert everything(inhabited) != before
-    if how == "GC":
-        first.list.check(first.run(leaving), result)
+@pytest.mark.parametrize("way", ["DEL", "DEL without namespace", "GC"])
+def test_del_and_gc_of_one_network_keep_the_other(used_nets, new_sandbox, way):
+    """DEL and GC of one network change nothing of the other network's attachment with the same names."""
+    first, second = used_nets
+    running, deleted = new_sandbox(), new_sandbox()
+    kept = second.add(running)
+    before = read_state(used_nets)
+    result = first.add(deleted)
+    assert read_state(used_nets) != before
+    if way == "GC":
+        first.list.check(first.run(deleted), result)
         first.gc((CONTAINER, "eth0"))
-        first.list.check(first.run(leaving), result)
-        vanish(first.host, leaving)
+        first.list.check(first.run(deleted), result)
+        delete_namespace(first.host, deleted)
         first.gc()
     else:
-        first.list.delete(first.run(leaving if how == "DEL" else None), result)
-        vanish(first.host, leaving)
-    assert everything(inhabited) == before
-    second.list.check(second.run(living), kept)
+        first.list.delete(first.run(deleted if way == "DEL" else None), result)
+        delete_namespace(first.host, deleted)
+    assert read_state(used_nets) == before
+    second.list.check(second.run(running), kept)
 
 
-def test_gc_without_the_key_changes_nothing_and_each_plugin_says_so(inhabited, new_sandbox):
-    """Without cni.dev/valid-attachments nothing is removed, neither by the plugin nor by the IPAM plugin behind it."""
-    net, _ = inhabited
+def test_gc_without_valid_attachments_changes_nothing(used_nets, new_sandbox):
+    """Without cni.dev/valid-attachments no plugin and no IPAM plugin removes anything, and each plugin reports it."""
+    net, _ = used_nets
     result = net.add(pod := new_sandbox())
-    before = everything(inhabited)
-    said = net.gc(key=False)
-    assert everything(inhabited) == before
-    assert [line.partition(":")[0] for line in said.splitlines()] == [plugin["type"] for plugin in net.list.plugins]
+    before = read_state(used_nets)
+    messages = net.gc(key=False)
+    assert read_state(used_nets) == before
+    assert [line.partition(":")[0] for line in messages.splitlines()] == [plugin["type"] for plugin in net.list.plugins]
     net.list.check(net.run(pod), result)
 
 
-def test_gc_collects_errors_and_goes_on(inhabited, new_sandbox):
-    """Where the addresses cannot be released the rest goes all the same, and the error names what is in the way."""
-    net, _ = inhabited
-    before = everything(inhabited)
+def test_gc_continues_after_an_error(used_nets, new_sandbox):
+    """If addresses cannot be released, GC removes everything else, and the error names the file."""
+    net, _ = used_nets
+    before = read_state(used_nets)
     net.add(pod := new_sandbox())
-    vanish(net.host, pod)
+    delete_namespace(net.host, pod)
     lock = net.store / net.name / "lock"
     lock.unlink()
     lock.mkdir()
@@ -167,26 +167,26 @@ def test_gc_collects_errors_and_goes_on(inhabited, new_sandbox):
     for plugin in chained:
         config = {**plugin, "name": net.name, "cniVersion": "1.1.0", "cni.dev/valid-attachments": None}
         run_plugin(plugin["type"], "GC", config, host=net.host).assert_silent()
-    after = everything(inhabited)
+    after = read_state(used_nets)
     assert (after["net"], after["limits"]) == (before["net"], before["limits"])
     lock.rmdir()
     net.gc()
-    assert everything(inhabited) == before
+    assert read_state(used_nets) == before
 
 
-def test_a_container_that_starts_anew_has_what_one_has(inhabited, new_sandbox):
-    """After its namespace went without DEL, a container with the same id gets all of it once, and leaves nothing."""
-    net, _ = inhabited
-    before = everything(inhabited)
+def test_restarted_container(used_nets, new_sandbox):
+    """After a lost DEL, a container with the same ID gets each object once, and its DEL removes all of them."""
+    net, _ = used_nets
+    before = read_state(used_nets)
     net.add(first := new_sandbox())
-    once = everything(inhabited)
-    vanish(net.host, first)
-    for name in net.leases():  # as host-local does when the runtime's cache knows of the namespace that is gone
+    first_state = read_state(used_nets)
+    delete_namespace(net.host, first)
+    for name in net.leases():  # as host-local does if the runtime's cache lists a missing namespace
         (net.store / net.name / name).unlink()
     result = net.add(second := new_sandbox())
-    again = everything(inhabited)
+    second_state = read_state(used_nets)
     for part in ("net", "limits"):
-        assert len(again[part]["links"]) == len(once[part]["links"])
+        assert len(second_state[part]["links"]) == len(first_state[part]["links"])
     net.list.check(net.run(second), result)
     net.list.delete(net.run(second), result)
-    assert everything(inhabited) == before
+    assert read_state(used_nets) == before
