@@ -1,4 +1,4 @@
-"""`podwire doctor` reports a fault once: its consequences have no finding and no repair of their own."""
+"""`podwire doctor` reports a fault once: its consequences have no finding and no fix."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "the bridge is down": Fault("ip link set cni4 down", ("bridge-down",)),
-    "the bridge is gone": Fault("ip link delete cni4", ("bridge-missing",)),
-    "another bridge is in its place": Fault(
+    "the bridge is deleted": Fault("ip link delete cni4", ("bridge-missing",)),
+    "another bridge has its name": Fault(
         "ip link delete cni4; ip link add cni4 type bridge; ip link set cni4 up",
         ("port-lost", "bridge-address-changes", "gateway-missing"),
     ),
-    "the gateway's address is gone": Fault("ip address flush dev cni4", ("gateway-missing",)),
-    "the pod is on no bridge": Fault("ip link set {veth} nomaster", ("port-lost",)),
-    "the pod's end is down": Fault("ip link set {veth} down", ("pod-interface-down",)),
+    "the gateway address is deleted": Fault("ip address flush dev cni4", ("gateway-missing",)),
+    "the host veth is not a port": Fault("ip link set {veth} nomaster", ("port-lost",)),
+    "the host veth is down": Fault("ip link set {veth} down", ("pod-interface-down",)),
     "the pod's interface is down": Fault("ip -n {pod} link set eth0 down", ("pod-interface-down",)),
     "IPv6 is off": Fault(
         "sysctl -qw net/ipv6/conf/cni1/disable_ipv6=1", ("ipv6-off",), "20-dual-stack.conflist", ("ifb", "tbf")
@@ -53,30 +53,30 @@ def node(host: Namespace, tmp_path: Path) -> DoctorNode:
 @pytest.mark.parametrize(
     "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FAULTS.items()]
 )
-def test_a_fault_has_one_repair(node, sandbox, fault):
-    """Only the cause is reported, not also that CHECK of each pod fails, with another repair."""
+def test_fault_has_one_fix(node, sandbox, fault):
+    """Only the cause is reported, and not also the failing CHECK of each pod, with another fix."""
     result = node.attach(node.add_sample(fault.sample).asking(portMappings=[MAPPING]), sandbox)
-    veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
+    veth = next(interface["name"] for interface in result["interfaces"] if interface["name"].startswith("veth"))
     node.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=sandbox.name))
-    found = [one for one in node.list_findings() if one["name"] != "store-in-memory"]
-    assert tuple(one["name"] for one in found) == fault.names, found
-    repairs = [one["cure"] for one in found]
-    assert len(set(repairs)) == len(repairs)
+    findings = [one for one in node.list_findings() if one["name"] != "store-in-memory"]
+    assert tuple(one["name"] for one in findings) == fault.names, findings
+    fixes = [one["cure"] for one in findings]
+    assert len(set(fixes)) == len(fixes)
 
 
-def test_the_address_of_another_bridge_is_the_one_that_pods_know(node, sandbox):
-    """A bridge that was made anew gets the MAC address that its pods have for their gateway."""
+def test_fix_gives_a_recreated_bridge_the_address_that_pods_know(node, sandbox):
+    """The fix for a recreated bridge sets the MAC address that its pods know as their gateway's."""
     result = node.attach(node.add_sample("60-podman.conflist"), sandbox)
-    node.host.run("sh", "-ec", FAULTS["another bridge is in its place"].shell)
-    known = next(own["mac"] for own in result["interfaces"] if own["name"] == "cni4")
+    node.host.run("sh", "-ec", FAULTS["another bridge has its name"].shell)
+    known = next(interface["mac"] for interface in result["interfaces"] if interface["name"] == "cni4")
     assert node.find("bridge-address-changes")["cure"] == f"ip link set cni4 address {known}"
     for name in ("port-lost", "gateway-missing", "bridge-address-changes"):
         node.run_fix(node.find(name))
     assert list_problems(node.list_findings()) == []
 
 
-def test_the_way_out_is_the_default_route_that_is_taken(node, sandbox):
-    """The MTU of a default route with a higher metric, which the kernel does not take, is no limit of the pods."""
+def test_uplink_is_the_default_route_in_use(node, sandbox):
+    """The MTU of a default route with a higher metric, which the kernel does not use, is ignored."""
     node.attach(node.add_sample("60-podman.conflist"), sandbox)
     for number, mtu in ((0, 1500), (1, 1400)):
         net = f"192.0.{2 + number}"
@@ -86,13 +86,13 @@ def test_the_way_out_is_the_default_route_that_is_taken(node, sandbox):
             f"ip link set far{number} up; ip address add {net}.1/24 dev out{number};"
             f"ip route add default via {net}.2 metric {100 + number}",
         )  # fmt: skip
-    found = node.list_checks()
-    assert [one["text"] for one in found if one["name"] == "mtu"] == ['pods 1500, "out0" 1500'], found
+    findings = node.list_checks()
+    assert [one["text"] for one in findings if one["name"] == "mtu"] == ['pods 1500, "out0" 1500'], findings
     node.host.ip("route", "del", "default", "dev", "out0")
     assert 'the uplink "out1" has 1400' in node.find("mtu-too-large")["text"]
 
 
-def test_what_was_looked_at_is_said(node, sandbox):
+def test_output_names_the_inspected_chains(node, sandbox):
     """Doctor says that it read the policies of chains at the hook forward, and not their rules."""
     node.attach(node.add_sample("60-podman.conflist"), sandbox)
     done = node.doctor("--all")

@@ -1,4 +1,4 @@
-"""`podwire doctor` on sick nodes: a fault is made, it is found, its cure is done as told, and it is gone."""
+"""`podwire doctor` on faulty nodes: it reports each fault, and the printed fix removes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUT += "ip address add 192.0.2.1/24 dev out0; ip route add default via 192.0.2.2
 
 
 class Fault(NamedTuple):
-    """What is done to a healthy node with a living pod; {veth} is the pod's end on the host."""
+    """Damage to a healthy node with a running pod; {veth} is the pod's host veth."""
 
     name: str
     shell: str
@@ -29,7 +29,7 @@ class Fault(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-CURABLE = {
+FIXABLE = {
     "forwarding": Fault("forwarding-off", "sysctl -qw net/ipv4/ip_forward=0"),
     "forwarding of IPv6": Fault(
         "forwarding-off", "sysctl -qw net/ipv6/conf/all/forwarding=0", "20-dual-stack.conflist", ("ifb", "tbf")
@@ -54,7 +54,7 @@ CURABLE = {
         "nft 'add table inet f; add chain inet f c {{ type filter hook forward priority 0; policy drop; }}'",
         needs=("nft_inet",),
     ),
-    "policy of nftables, routed pairs": Fault(
+    "policy of nftables, routed veths": Fault(
         "forward-drop",
         "nft 'add table ip f; add chain ip f c {{ type filter hook forward priority 0; policy drop; }}'",
         "70-ptp.conflist",
@@ -71,8 +71,8 @@ CURABLE = {
     ),
 }
 
-COMMANDS_THERE = {command.name for command in COMMANDS}
-CURABLE_BY_NAME = {one.name for one in CURABLE.values()}
+EXISTING_COMMANDS = {command.name for command in COMMANDS}
+FIXABLE_NAMES = {one.name for one in FIXABLE.values()}
 
 
 @pytest.fixture
@@ -86,35 +86,35 @@ def network(node) -> NetworkList:
 
 
 def marked() -> list[object]:
-    return [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in CURABLE.items()]
+    return [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=name) for name, one in FIXABLE.items()]
 
 
 @pytest.mark.parametrize("fault", marked())
-def test_the_cure_that_is_told_cures(node, sandbox, fault):
-    """What is wrong is found, the command that is told is run as it stands, and then it is not found any more."""
+def test_printed_fix_removes_the_fault(node, sandbox, fault):
+    """A fault is reported, and no longer reported after its printed fix has been run unchanged."""
     result = node.attach(node.add_sample(fault.sample), sandbox)
     assert list_problems(node.list_findings()) == []
-    veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
+    veth = next(interface["name"] for interface in result["interfaces"] if interface["name"].startswith("veth"))
     node.host.run("sh", "-ec", fault.shell.format(veth=veth))
     node.run_fix(node.find(fault.name))
     rest = list_problems(node.list_findings())
     assert not any(one["name"] == fault.name for one in rest), rest
-    for one in rest:  # what had been hidden by the first, with cures of its own
-        if one["name"] in CURABLE_BY_NAME:
+    for one in rest:  # faults that the first one hid
+        if one["name"] in FIXABLE_NAMES:
             node.run_fix(one)
     assert {one["name"] for one in list_problems(node.list_findings())} <= {"iptables-mixture"}
 
 
-def test_forwarding_that_no_pod_needs_is_no_fault(node):
-    """Without living pods nothing is told of forwarding, which the first ADD switches on."""
+def test_disabled_forwarding_without_pods_is_no_fault(node):
+    """Without running pods disabled forwarding is not reported, since the first ADD enables it."""
     node.add_sample("60-podman.conflist")
     node.host.set_sysctl("net/ipv4/ip_forward", "0")
     assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.needs("nft_inet")
-def test_rules_that_let_pods_through_are_not_called_wrong(node, sandbox):
-    """A chain that drops, but speaks of the bridge, is a note and no more."""
+def test_chain_that_names_the_bridge_is_only_a_note(node, sandbox):
+    """A chain that drops, but has a rule for the bridge, is only a note."""
     node.attach(node.add_sample("30-layer-2.conflist"), sandbox)
     node.add_sample("60-podman.conflist")
     rules = "add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; };"
@@ -123,8 +123,8 @@ def test_rules_that_let_pods_through_are_not_called_wrong(node, sandbox):
     assert list_problems(node.list_findings()) == []
 
 
-def test_the_bridge_is_gone(node, network, sandbox):
-    """A bridge that was deleted under living pods is told once, and no CHECK besides."""
+def test_deleted_bridge_is_one_problem(node, network, sandbox):
+    """The deleted bridge of running pods is reported once, without the failures of CHECK."""
     node.attach(network, sandbox)
     node.host.ip("link", "delete", "cni4")
     names = [one["name"] for one in list_problems(node.list_findings())]
@@ -132,125 +132,127 @@ def test_the_bridge_is_gone(node, network, sandbox):
     assert "check-failed" not in names
 
 
-def test_a_pod_that_lost_its_route(node, network, sandbox):
-    """What a plugin's CHECK says of a living pod is told, with what it says to do."""
+def test_pod_that_lost_its_route(node, network, sandbox):
+    """A failure of CHECK for a running pod is reported with the fix in its details."""
     node.attach(network, sandbox)
     sandbox.ip("route", "flush", "default")
-    found = node.find("check-failed")
-    assert "route 0.0.0.0/0" in found["text"]
-    assert "remove the container and create it again" in found["cure"]
+    finding = node.find("check-failed")
+    assert "route 0.0.0.0/0" in finding["text"]
+    assert "remove the container and create it again" in finding["cure"]
 
 
-@pytest.mark.parametrize("what", ["masquerading", "host ports", "firewall"])
-def test_rules_that_were_flushed(node, network, sandbox, what):
-    """Masquerading, host ports and the firewall's rules that are missing are told, and repair is the cure."""
+@pytest.mark.parametrize("rules", ["masquerading", "host ports", "firewall"])
+def test_flushed_rules(node, network, sandbox, rules):
+    """Missing rules for masquerading, host ports or the firewall are reported, and `podwire repair` is the fix."""
     node.attach(network, sandbox)
     chain = {
         "masquerading": "-t nat -F POSTROUTING",
         "host ports": "-t nat -F PREROUTING",
         "firewall": "-F CNI-FORWARD",
     }
-    node.host.run("sh", "-ec", f"iptables {chain[what]}")
-    found = node.find("rules-missing")
-    assert found["cure"] == "podwire repair podwire-podman"
-    assert sandbox.name in found["subject"]
-    if "repair" in COMMANDS_THERE:
-        node.run_fix(found)
+    node.host.run("sh", "-ec", f"iptables {chain[rules]}")
+    finding = node.find("rules-missing")
+    assert finding["cure"] == "podwire repair podwire-podman"
+    assert sandbox.name in finding["subject"]
+    if "repair" in EXISTING_COMMANDS:
+        node.run_fix(finding)
         assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.needs("iptables_nft_nat")
-def test_of_many_attachments_with_one_fault_a_few_are_told(node, network, new_sandbox):
-    """Of eight pods without rules five are told, and the rest is counted."""
+def test_equal_faults_of_many_attachments_are_counted(node, network, new_sandbox):
+    """Of eight pods without rules five are reported, and the others are counted."""
     for number in range(8):
         node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8080 + number}]), new_sandbox())
     node.host.run("nft", "flush ruleset")
-    found = [one for one in node.list_findings() if one["name"] == "rules-missing"]
-    assert len(found) == 6
-    assert found[-1]["text"].startswith("3 more")
+    findings = [one for one in node.list_findings() if one["name"] == "rules-missing"]
+    assert len(findings) == 6
+    assert findings[-1]["text"].startswith("3 more")
 
 
-def test_a_host_port_behind_anothers(node, network, new_sandbox):
-    """A living pod whose host port another's rule takes is told as shadowed."""
+def test_host_port_shadowed_by_another_pod(node, network, new_sandbox):
+    """A running pod whose host port is forwarded by another pod's rule is reported as shadowed."""
     for _ in range(2):
         node.attach(network, new_sandbox())
     assert "8080" in node.find("host-port-shadowed")["text"]
 
 
-def test_a_view_without_the_pods_namespaces(node, network, sandbox):
-    """Where /run/netns is not the runtime's, doctor says so, and does not recommend gc."""
+def test_without_the_runtimes_namespaces_gc_is_not_recommended(node, network, sandbox):
+    """If /run/netns is not the runtime's, doctor reports that, and does not recommend gc."""
     node.attach(network, sandbox)
-    found = list_problems(node.list_findings(before="mount -t tmpfs podwire /run/netns"))
-    assert [one["name"] for one in found] == ["namespaces-not-seen"], found
+    findings = list_problems(node.list_findings(before="mount -t tmpfs podwire /run/netns"))
+    assert [one["name"] for one in findings] == ["namespaces-not-seen"], findings
 
 
-def test_what_is_left_of_the_dead(node, network, new_sandbox):
-    """A pod that vanished without DEL is told by its cache, its rules and its address, and GC takes it all away."""
-    dead, living = new_sandbox(), new_sandbox()
+def test_remains_of_a_pod_without_del(node, network, new_sandbox):
+    """A pod that stopped without DEL is reported by cache entry, rules and address, and GC removes them."""
+    dead, running = new_sandbox(), new_sandbox()
     node.attach(network, dead)
-    node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
+    node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), running)
     delete_and_wait(dead, node.host)
-    found = node.list_findings()
-    assert {one["name"] for one in list_problems(found)} == {"dead-attachments", "stale-rules", "stale-reservations"}, (
-        found
-    )
-    assert {one["cure"] for one in list_problems(found)} == {"podwire gc podwire-podman"}
-    if "gc" in COMMANDS_THERE:
-        node.run_fix(list_problems(found)[0])
+    findings = node.list_findings()
+    assert {one["name"] for one in list_problems(findings)} == {
+        "dead-attachments",
+        "stale-rules",
+        "stale-reservations",
+    }, findings
+    assert {one["cure"] for one in list_problems(findings)} == {"podwire gc podwire-podman"}
+    if "gc" in EXISTING_COMMANDS:
+        node.run_fix(list_problems(findings)[0])
     else:
-        collect(node, network, living)
+        collect(node, network, running)
         node.cache_file(network, dead).unlink()
     assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.needs("nft_nat")
-def test_rules_of_the_dead_in_nftables(node, new_sandbox):
-    """Also rules of nftables are told when the cache does not know their container."""
+def test_stale_rules_in_nftables(node, new_sandbox):
+    """Rules of nftables are reported as stale if the cache does not have their container."""
     network = node.add_sample("50-nftables.conflist").asking(portMappings=[MAPPING])
-    gone, living = new_sandbox(), new_sandbox()
+    gone, running = new_sandbox(), new_sandbox()
     node.attach(network, gone)
-    node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), living)
+    node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), running)
     node.cache_file(network, gone).unlink()
     delete_and_wait(gone, node.host)
     for address in (node.directory / "leases" / network.name).iterdir():
         if gone.name in address.read_text():
-            os.utime(address, (0, 0))  # else its ADD may be under way
+            os.utime(address, (0, 0))  # otherwise its ADD may still be running
     assert node.find("stale-rules")["text"].startswith("1 container(s)")
-    collect(node, network, living)
+    collect(node, network, running)
     assert [one for one in node.list_findings() if one["name"] == "stale-rules"] == []
 
 
-def collect(node: DoctorNode, network: NetworkList, *living: Namespace) -> None:
-    """Does what `podwire gc` does: GC of each plugin, in the version that has it."""
+def collect(node: DoctorNode, network: NetworkList, *running: Namespace) -> None:
+    """Runs GC of each plugin as `podwire gc` does, in the version that has it."""
     newer = NetworkList(network.name, "1.1.0", network.plugins)
     newer.collect(
         lambda plugin, command, config: run_plugin(plugin, command, config, host=node.host),
-        [{"containerID": pod.name, "ifname": "eth0"} for pod in living],
+        [{"containerID": pod.name, "ifname": "eth0"} for pod in running],
     )
 
 
 @pytest.mark.needs("iptables_legacy_nat", "iptables_nft_nat")
 def test_two_variants_of_iptables(node, network, sandbox):
-    """Rules of both variants of iptables are told, and what is told of the other one empties it."""
+    """Rules in both variants of iptables are reported, and the printed commands flush the other variant."""
     node.attach(network, sandbox)
     node.host.run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
-    found = node.find("iptables-mixture")
-    node.host.run("sh", "-ec", found["cure"].partition("other's: ")[2])
+    finding = node.find("iptables-mixture")
+    node.host.run("sh", "-ec", finding["cure"].partition("other's: ")[2])
     assert list_problems(node.list_findings()) == []
 
 
-def test_pods_that_send_more_than_the_way_out_takes(node, network, sandbox):
-    """An uplink with a smaller MTU is told with the key to set; with that, and the pod made again, it is gone."""
+def test_uplink_with_a_smaller_mtu(node, network, sandbox):
+    """An uplink with a smaller MTU is reported with the key to set, until the pod's MTU fits."""
     result = node.attach(network, sandbox)
     node.host.run("sh", "-ec", OUT.format(mtu=1400))
     assert 'set "mtu": 1400 for the plugin bridge' in node.find("mtu-too-large")["cure"]
-    veth = next(own["name"] for own in result["interfaces"] if own["name"].startswith("veth"))
+    veth = next(interface["name"] for interface in result["interfaces"] if interface["name"].startswith("veth"))
     node.host.ip("link", "set", veth, "mtu", "1400")
     assert [one for one in node.list_findings() if one["name"] == "mtu-too-large"] == []
 
 
-def test_the_hosts_own_way_to_a_pod_subnet(node):
-    """An interface of the host in a network's subnet is told; without its address all is well."""
+def test_host_interface_in_a_pod_subnet(node):
+    """A host interface with an address in a network's subnet is reported until the address is removed."""
     node.add_sample("60-podman.conflist")
     node.host.run("sh", "-ec", "ip link add lan type veth peer lan1; ip link add lan2 type bridge")
     node.host.run("sh", "-ec", "ip address add 10.26.5.1/24 dev lan2; ip link set lan2 up")
@@ -260,28 +262,28 @@ def test_the_hosts_own_way_to_a_pod_subnet(node):
 
 
 @pytest.mark.parametrize(
-    "way",
+    "route",
     [
         OUT.format(mtu=1500) + "; ip route add 10.0.0.0/8 via 192.0.2.2",
         "ip link add wg0 type bridge; ip link set wg0 up; ip route add 10.0.0.0/8 dev wg0",
         "ip link add flannel.1 type bridge; ip link set flannel.1 up; ip address add 10.26.0.0/32 dev flannel.1",
     ],
 )
-def test_the_way_to_the_rest_of_the_pods_is_no_fault(node, way):
-    """A route to a network that contains the pods', or an overlay's single address, is how other nodes are reached."""
+def test_route_to_pods_of_other_nodes_is_no_fault(node, route):
+    """A route to a network that contains the pod subnet, or an overlay's single address, is no fault."""
     node.add_sample("60-podman.conflist")
-    node.host.run("sh", "-ec", way)
+    node.host.run("sh", "-ec", route)
     assert list_problems(node.list_findings()) == []
 
 
-def test_a_route_to_the_pods_by_another_interface(node):
-    """A route to the pods' subnet itself, by an interface that is not their bridge, is told."""
+def test_route_to_the_pods_through_another_interface(node):
+    """A route to the pod subnet through an interface other than the bridge is reported."""
     node.add_sample("60-podman.conflist")
     node.host.run("sh", "-ec", "ip link add lan type bridge; ip link set lan up; ip route add 10.26.0.0/16 dev lan")
     assert 'the route to 10.26.0.0/16 by interface "lan"' in node.find("subnet-taken")["text"]
 
 
-def test_interfaces_that_are_down_on_purpose(node, sandbox):
+def test_interfaces_that_the_configuration_leaves_down(node, sandbox):
     """Pods whose interface the configuration leaves down are healthy."""
     body = {"type": "bridge", "bridge": "br0", "disableContainerInterface": True}
     path = node.configure("10-l2.conflist", {"cniVersion": "1.0.0", "name": "l2", "plugins": [body]})
@@ -289,15 +291,15 @@ def test_interfaces_that_are_down_on_purpose(node, sandbox):
     assert list_problems(node.list_findings()) == []
 
 
-def test_a_pods_interface_that_is_down(node, network, sandbox):
-    """The interface of a living pod that is down is told, and that its routes went with it."""
+def test_pod_interface_that_is_down(node, network, sandbox):
+    """An interface of a running pod that is down is reported, with the loss of its routes."""
     node.attach(network, sandbox)
     sandbox.ip("link", "set", "eth0", "down")
     assert "routes" in node.find("pod-interface-down")["cure"]
 
 
-def test_the_same_address_twice(node, network, new_sandbox):
-    """Two living attachments with one address are told."""
+def test_duplicate_address(node, network, new_sandbox):
+    """Two running attachments with the same address are reported."""
     first, second = new_sandbox(), new_sandbox()
     node.attach(network, first)
     node.attach(network.asking(portMappings=[]), second)
@@ -311,34 +313,34 @@ def test_the_same_address_twice(node, network, new_sandbox):
     [
         ("mount -t tmpfs -o ro podwire {store}", "read-only"),
         ("mount -t tmpfs -o nr_inodes=1 podwire {store}", "no free inodes"),
-        ("chown nobody {store}; trap 'chown root {store}' EXIT", "belongs to user"),
+        ("chown 65534 {store}; trap 'chown root {store}' EXIT", "belongs to user"),
         ("mkdir -p {store}/podwire-podman/lock", "lock is a directory"),
     ],
 )
-def test_a_store_that_cannot_be_used(node, before, text):
-    """A store that is read-only, full, another's or not one is told."""
+def test_unusable_store(node, before, text):
+    """A store that is read-only, full, not root's or has no lock file is reported."""
     node.add_sample("60-podman.conflist")
     store = node.directory / "leases"
     store.mkdir()
     assert text in node.find("store-unusable", before=before.format(store=store))["text"]
 
 
-def test_a_store_that_is_a_file(node, network, sandbox):
-    """A file in a store's place is one problem that names it; the cache is looked at all the same."""
+def test_file_in_place_of_a_store(node, network, sandbox):
+    """A file in place of a store is one problem that names it, and the cache is still checked."""
     node.attach(network, sandbox)
     store = node.directory / "leases" / "podwire-podman"
     shutil.rmtree(store)
     store.touch()
     assert node.find("store-unusable")["text"] == f"{store} is not a directory"
-    found = node.list_checks()
-    assert [one for one in found if one["name"] == "not-seen"] == []
-    assert [one["severity"] for one in found if one["name"] == "cache"] == ["ok"]
+    findings = node.list_checks()
+    assert [one for one in findings if one["name"] == "not-seen"] == []
+    assert [one["severity"] for one in findings if one["name"] == "cache"] == ["ok"]
 
 
-def test_a_runtime_that_looks_elsewhere(node):
+def test_runtime_with_another_plugin_directory(node):
     """A containerd that runs plugins from another directory is reported, with the command that installs there.
 
-    After that command nothing is wrong; of a containerd that is not installed nothing is reported.
+    After that command, and for a containerd that is not installed, nothing is reported.
     """
     node.add_sample("60-podman.conflist")
     elsewhere, program = node.directory / "elsewhere", node.directory / "containerd"
@@ -352,25 +354,25 @@ def test_a_runtime_that_looks_elsewhere(node):
     how = {"before": write, "env": {"PATH": f"{node.directory}:{PATH}"}}
     assert "runtime-looks-elsewhere" not in [one["name"] for one in node.list_findings(**how)]
     program.touch(0o755)
-    found = node.find("runtime-looks-elsewhere", **how)
-    assert (found["subject"], found["cure"]) == ("containerd", f"podwire install --bin-dir {elsewhere}")
-    node.run_fix(found)
+    finding = node.find("runtime-looks-elsewhere", **how)
+    assert (finding["subject"], finding["cure"]) == ("containerd", f"podwire install --bin-dir {elsewhere}")
+    node.run_fix(finding)
     assert "runtime-looks-elsewhere" not in [one["name"] for one in node.list_findings(**how)]
 
 
-def test_what_cannot_be_checked_is_counted(node, sandbox):
-    """Attachments of a version without CHECK are counted, and nothing bad is told of them."""
+def test_attachments_without_check_are_counted(node, sandbox):
+    """Attachments of a version without CHECK are counted, without a problem or a warning."""
     body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
     body["ipam"] = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(node.directory / "leases")}
     path = node.configure("10-old.conflist", {"cniVersion": "0.3.1", "name": "old", "plugins": [body]})
     node.attach(NetworkList.load(path), sandbox)
-    found = node.find("not-all-checked")
-    assert found["text"] == "0 of 1 attachments were checked; not 1: cniVersion 0.3.1 has no CHECK"
+    finding = node.find("not-all-checked")
+    assert finding["text"] == "0 of 1 attachments were checked; not 1: cniVersion 0.3.1 has no CHECK"
     assert list_problems(node.list_findings()) == []
 
 
-def test_pods_of_a_network_without_a_file(node, network, sandbox):
-    """Living pods whose network's file was taken out of net.d are a note."""
+def test_running_pods_of_a_network_without_a_file(node, network, sandbox):
+    """Running pods whose network's file was removed from net.d are a note."""
     node.attach(network, sandbox)
     node.add_sample("10-podwire.conflist")
     (node.conf / "60-podman.conflist").unlink()
@@ -378,8 +380,8 @@ def test_pods_of_a_network_without_a_file(node, network, sandbox):
     assert list_problems(node.list_findings()) == []
 
 
-def test_ranges_that_are_full(node, new_sandbox):
-    """A range without a free address is a problem, one that is nearly so a warning."""
+def test_full_ranges(node, new_sandbox):
+    """A range without a free address is a problem, and one that is nearly full a warning."""
     body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
     body["ipam"] = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(node.directory / "leases")}
     path = node.configure("10-small.conflist", {"cniVersion": "1.0.0", "name": "small", "plugins": [body]})

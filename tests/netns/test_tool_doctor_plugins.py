@@ -1,4 +1,4 @@
-"""`podwire doctor` on files of net.d and plugins' programs that are not as they must be, and on a running firewalld."""
+"""`podwire doctor` with invalid files in net.d, with plugins that cannot run, and with firewalld."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 
 @pytest.fixture
 def node(host, tmp_path) -> DoctorNode:
-    """A node whose plugin directory may be changed."""
+    """A node with a plugin directory that the test may change."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     for name in (*binaries.names(), "podwire"):
@@ -24,8 +24,8 @@ def node(host, tmp_path) -> DoctorNode:
     return DoctorNode(host, tmp_path, bin_dir)
 
 
-def configured(node, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: object) -> Path:
-    """Puts a network into net.d; None leaves a key out."""
+def configure(node, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: object) -> Path:
+    """Writes a network to net.d and returns its file."""
     ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(node.directory / "leases")}
     plugin = {**BRIDGE, "ipam": ipam, **keys}
     version = plugin.pop("cniVersion", "1.0.0")
@@ -33,28 +33,28 @@ def configured(node, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: ob
 
 
 @pytest.mark.parametrize("absent", [True, False])
-def test_no_network_at_all(node, absent):
-    """A net.d that is absent or empty is a problem, with what to put there."""
+def test_net_d_without_a_network(node, absent):
+    """A missing or empty net.d is a problem, with the advice to write a network."""
     before = "umount /etc/cni/net.d; rmdir /etc/cni/net.d" if absent else ""
-    found = node.find("no-network", before=before)
-    assert found["text"].startswith("it does not exist" if absent else "it has no usable configuration")
-    assert "podwire lint /etc/cni/net.d" in found["cure"]
+    finding = node.find("no-network", before=before)
+    assert finding["text"].startswith("it does not exist" if absent else "it has no usable configuration")
+    assert "podwire lint /etc/cni/net.d" in finding["cure"]
 
 
-def test_a_file_that_no_runtime_can_use(node):
-    """A file that is no JSON is told with the command that says where, and the first usable one is the pod network."""
-    configured(node)
+def test_file_that_no_runtime_can_use(node):
+    """A file that is not JSON is reported with a command that locates the error, and the next file is used."""
+    configure(node)
     node.configure("05-broken.conflist", '{"name": "x", }')
-    found = node.list_checks()
-    assert [(one["name"], one["cure"]) for one in list_problems(found)] == [
+    findings = node.list_checks()
+    assert [(one["name"], one["cure"]) for one in list_problems(findings)] == [
         ("file-unusable", "podwire lint /etc/cni/net.d/05-broken.conflist")
     ]
-    assert any(one["subject"].endswith("10-pods.conflist") and "use this file" in one["text"] for one in found)
+    assert any(one["subject"].endswith("10-pods.conflist") and "use this file" in one["text"] for one in findings)
 
 
-def test_two_files_with_one_network(node):
-    """Two networks of one name are told, and taking one file away is the cure."""
-    configured(node)
+def test_two_files_with_the_same_network(node):
+    """Two networks of one name are reported until one of the files is removed."""
+    configure(node)
     twin = node.configure("20-twin.conflist", (node.conf / "10-pods.conflist").read_text())
     assert "/etc/cni/net.d/20-twin.conflist" in node.find("same-name")["cure"]
     twin.unlink()
@@ -62,29 +62,29 @@ def test_two_files_with_one_network(node):
 
 
 def test_two_networks_with_one_subnet(node):
-    """Two networks that give addresses of one subnet are told with both files."""
-    configured(node)
-    configured(node, "others", "10.9.0.128/25", bridge="cni1")
+    """Two networks that allocate addresses of one subnet are reported with both files."""
+    configure(node)
+    configure(node, "others", "10.9.0.128/25", bridge="cni1")
     text = node.find("subnets-overlap")["text"]
     assert "10-others.conflist" in text
     assert "10-pods.conflist" in text
-    configured(node, "others", "10.9.1.0/24", bridge="cni1")
+    configure(node, "others", "10.9.1.0/24", bridge="cni1")
     assert list_problems(node.list_findings()) == []
 
 
-def test_a_plugin_that_is_missing(node):
-    """A plugin of ours that is in no directory is told, with the command that puts it there."""
-    configured(node)
+def test_missing_plugin(node):
+    """A plugin of podwire that is in no plugin directory is reported with the command that installs it."""
+    configure(node)
     (node.bin_dir / "host-local").unlink()
-    found = node.find("plugin-missing")
-    assert (found["subject"], found["cure"]) == ("host-local", f"podwire install --bin-dir {node.bin_dir}")
+    finding = node.find("plugin-missing")
+    assert (finding["subject"], finding["cure"]) == ("host-local", f"podwire install --bin-dir {node.bin_dir}")
     (node.bin_dir / "host-local").symlink_to(binaries.directory() / "host-local")
     assert list_problems(node.list_findings()) == []
 
 
-def test_a_plugin_that_may_not_be_executed(node):
-    """The command that makes it executable is told, and cures."""
-    configured(node)
+def test_plugin_that_is_not_executable(node):
+    """A plugin that is not executable is reported with the command that fixes it."""
+    configure(node)
     (node.bin_dir / "bridge").unlink()
     shutil.copyfile(binaries.directory() / "bridge", node.bin_dir / "bridge")
     node.run_fix(node.find("plugin-not-executable"))
@@ -101,43 +101,43 @@ def test_a_plugin_that_may_not_be_executed(node):
         (b"#!/bin/absent\n", "plugin-not-starting"),
     ],
 )
-def test_a_plugin_that_does_not_start(node, content, name):
-    """A program for another processor, an empty one, and one that answers nonsense are told."""
-    configured(node)
+def test_plugin_that_does_not_start(node, content, name):
+    """A program for another processor, an empty one, and one with an invalid answer are reported."""
+    configure(node)
     (node.bin_dir / "bridge").unlink()
     (node.bin_dir / "bridge").write_bytes(content)
     (node.bin_dir / "bridge").chmod(0o755)
     assert node.find(name)["subject"] == "bridge"
 
 
-def test_a_version_that_a_plugin_does_not_know(node, reference):
-    """A cniVersion that one plugin of the list does not know is told with the highest that all know."""
+def test_version_that_a_plugin_does_not_support(node, reference):
+    """A cniVersion that a plugin of the list does not support is reported with the highest that all support."""
     (node.bin_dir / "bridge").unlink()
     shutil.copy(reference / "bridge", node.bin_dir / "bridge")
-    configured(node, cniVersion="1.1.0")
-    found = node.find("version-unknown")
-    assert 'set "cniVersion" to "1.0.0" in /etc/cni/net.d/10-pods.conflist' in found["cure"]
-    configured(node, cniVersion="1.0.0")
+    configure(node, cniVersion="1.1.0")
+    finding = node.find("version-unknown")
+    assert 'set "cniVersion" to "1.0.0" in /etc/cni/net.d/10-pods.conflist' in finding["cure"]
+    configure(node, cniVersion="1.0.0")
     assert list_problems(node.list_findings()) == []
 
 
-def test_what_a_plugins_status_says(node):
-    """A configuration that ADD would refuse is told as the plugin's STATUS tells it, also in a version without it."""
-    configured(node, hairpinMode=True, promiscMode=True)
-    found = node.find("not-ready")
-    assert found["subject"] == "pods: bridge"
-    assert found["cure"] == 'remove "hairpinMode" or "promiscMode"'
+def test_error_of_a_plugins_status(node):
+    """A configuration that ADD would refuse is reported by STATUS, even if the network's version has no STATUS."""
+    configure(node, hairpinMode=True, promiscMode=True)
+    finding = node.find("not-ready")
+    assert finding["subject"] == "pods: bridge"
+    assert finding["cure"] == 'remove "hairpinMode" or "promiscMode"'
 
 
-def test_iptables_is_needed_and_missing(node):
-    """A network that needs iptables, on a node without, is not ready."""
-    configured(node, ipMasq=True, ipMasqBackend="iptables")
+def test_missing_iptables(node):
+    """A network that needs iptables is not ready on a node without iptables."""
+    configure(node, ipMasq=True, ipMasqBackend="iptables")
     hidden = "mount -t tmpfs podwire /usr/sbin; mount -t tmpfs podwire /sbin"
     assert "iptables-restore is not installed" in node.find("not-ready", before=hidden)["text"]
 
 
-def test_anothers_status_is_asked_for_in_its_version(node):
-    """STATUS of a plugin that is not ours is run where the network's version has it, and its error is told."""
+def test_status_of_a_foreign_plugin(node):
+    """STATUS of another vendor's plugin is run if the network's version has it, and its error is reported."""
     path = node.bin_dir / "other"
     answer = {"cniVersion": "1.1.0", "code": 50, "msg": "no uplink", "details": "plug it in"}
     versions = {"cniVersion": "1.1.0", "supportedVersions": ["1.0.0", "1.1.0"]}
@@ -147,42 +147,42 @@ def test_anothers_status_is_asked_for_in_its_version(node):
     )
     path.chmod(0o755)
     node.configure("10-x.conflist", {"cniVersion": "1.1.0", "name": "x", "plugins": [{"type": "other"}]})
-    found = node.find("not-ready")
-    assert (found["text"], found["cure"]) == ("no uplink", "plug it in")
+    finding = node.find("not-ready")
+    assert (finding["text"], finding["cure"]) == ("no uplink", "plug it in")
     node.configure("10-x.conflist", {"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]})
     assert list_problems(node.list_findings()) == []
 
 
-def test_what_other_cnis_left(node):
-    """An interface of flannel's without a network that uses it is a note."""
-    configured(node)
+def test_remains_of_another_cni(node):
+    """An interface of flannel that no network uses is a note."""
+    configure(node)
     node.host.ip("link", "add", "flannel.1", "type", "bridge")
-    found = node.find("other-cni")
-    assert (found["subject"], found["severity"]) == ("flannel", "note")
+    finding = node.find("other-cni")
+    assert (finding["subject"], finding["severity"]) == ("flannel", "note")
     assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.skipif(bool(firewalld.missing()), reason=firewalld.missing())
 @pytest.mark.needs("nft_inet")
-def test_firewalld_that_knows_no_pod(node):
-    """A running firewalld, and a network whose list tells it of no pod, is a note with the plugin to add."""
-    configured(node)
+def test_firewalld_without_the_firewall_plugin(node):
+    """If firewalld is running and no plugin of a network adds pods to a zone, a note names the plugin to add."""
+    configure(node)
     with firewalld.bus() as bus, bus.firewalld(node.host):
-        found = node.find("firewalld-untold", env=bus.env)
-        assert 'add {"type": "firewall"}' in found["cure"]
+        finding = node.find("firewalld-untold", env=bus.env)
+        assert 'add {"type": "firewall"}' in finding["cure"]
         assert list_problems(node.list_findings(env=bus.env)) == []
 
 
 @pytest.mark.skipif(bool(firewalld.missing()), reason=firewalld.missing())
 @pytest.mark.needs("nft_inet")
-def test_a_reload_of_firewalld(node, sandbox):
-    """After a reload firewalld has forgotten the pods: that is told, and repair is the cure."""
+def test_reload_of_firewalld(node, sandbox):
+    """After a reload, in which firewalld loses the pods, doctor reports missing rules and the fix is repair."""
     network = node.add_sample("60-podman.conflist")
     with firewalld.bus() as bus, bus.firewalld(node.host) as running:
         variables = {**bus.env}
         node.attach(network, sandbox, env=variables)
         assert list_problems(node.list_findings(env=variables)) == []
         running.command("--reload")
-        found = list_problems(node.list_findings(env=variables))
-        assert {(one["name"], one["cure"]) for one in found} == {("rules-missing", "podwire repair podwire-podman")}
-        assert any("trusted" in one["text"] for one in found), found
+        findings = list_problems(node.list_findings(env=variables))
+        assert {(one["name"], one["cure"]) for one in findings} == {("rules-missing", "podwire repair podwire-podman")}
+        assert any("trusted" in one["text"] for one in findings), findings

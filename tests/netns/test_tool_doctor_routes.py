@@ -1,4 +1,4 @@
-"""`podwire doctor` on nodes with an uplink: a route or a setting of it that is in the pods' way."""
+"""`podwire doctor` on nodes with an uplink whose routes or settings disturb the pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.netlist import NetworkList
 
 UPLINK = OUT.format(mtu=1500)
-ROUTED_ELSEWHERE = {  # what is done to a node with an uplink
+ROUTED_ELSEWHERE = {  # shell commands on a node with an uplink
     "one pod": f"{UPLINK}; ip route add 10.26.0.2/32 via 192.0.2.2",
     "half of the pods": f"{UPLINK}; ip route add 10.26.0.0/25 via 192.0.2.2 metric 7",
     "a neighbour": f"{UPLINK}; ip route add 10.26.0.0/24 dev out0",
@@ -27,20 +27,20 @@ def network(node) -> NetworkList:
 
 
 @pytest.mark.parametrize("shell", ROUTED_ELSEWHERE.values(), ids=ROUTED_ELSEWHERE)
-def test_a_pod_that_is_routed_elsewhere(node, network, sandbox, shell):
-    """A route to a pod by an interface that is not the pod's is found, and the command deletes that route only."""
+def test_pod_that_is_routed_elsewhere(node, network, sandbox, shell):
+    """A route to a pod through a foreign interface is reported, and the printed command deletes only that route."""
     node.attach(network, sandbox)
     routes = node.host.ip("route")
     node.host.run("sh", "-ec", shell)
-    found = node.find("pod-routed-elsewhere")
-    assert 'by "out0", not by "cni4" or "veth' in found["text"]
-    node.run_fix(found)
+    finding = node.find("pod-routed-elsewhere")
+    assert 'by "out0", not by "cni4" or "veth' in finding["text"]
+    node.run_fix(finding)
     assert list_problems(node.list_findings()) == []
     assert set(node.host.ip("route").splitlines()) > set(routes.splitlines())
 
 
-def test_a_default_route_is_not_in_the_way(node, network, sandbox):
-    """Where only the default route is left to a pod, no command deletes that."""
+def test_default_route_is_never_deleted(node, network, sandbox):
+    """If the default route is the only route to a pod, no printed command deletes it."""
     node.attach(network, sandbox)
     node.host.run("sh", "-ec", f"{UPLINK}; ip address flush dev cni4")
     assert not any("route delete" in one["cure"] for one in node.list_findings())
@@ -48,20 +48,20 @@ def test_a_default_route_is_not_in_the_way(node, network, sandbox):
     assert list_problems(node.list_findings()) == []
 
 
-def test_a_network_of_the_host_that_overlaps_the_pods_is_not_cut_off(node, network, sandbox):
-    """The route that the kernel made for an address of the uplink is not deleted: the ranges overlap, which is said."""
+def test_route_of_an_uplink_address_is_never_deleted(node, network, sandbox):
+    """For the kernel's route of an uplink address, the overlap is reported and no command deletes the route."""
     node.attach(network, sandbox)
     shell = f"{UPLINK}; ip address flush dev out0; ip address add 10.26.0.100/25 dev out0"
     node.host.run("sh", "-ec", shell)
-    found = node.find("pod-routed-elsewhere")
-    assert "overlaps the network 10.26.0.0/25 of out0" in found["cure"]
-    assert "route delete" not in found["cure"]
+    finding = node.find("pod-routed-elsewhere")
+    assert "overlaps the network 10.26.0.0/25 of out0" in finding["cure"]
+    assert "route delete" not in finding["cure"]
 
 
-def test_an_uplink_that_does_not_forward(node, network, sandbox):
-    """Forwarding that is off for an interface that is not podwire's is found, and no command switches it on."""
+def test_uplink_that_does_not_forward(node, network, sandbox):
+    """Disabled forwarding of a foreign interface is reported without a command that enables it."""
     node.attach(network, sandbox)
     node.host.run("sh", "-ec", f"{UPLINK}; sysctl -qw net/ipv4/conf/out0/forwarding=0")
-    found = node.find("interface-forwarding-off")
-    assert found["subject"] == "net/ipv4/conf/out0/forwarding"
-    assert "sysctl" not in found["cure"]
+    finding = node.find("interface-forwarding-off")
+    assert finding["subject"] == "net/ipv4/conf/out0/forwarding"
+    assert "sysctl" not in finding["cure"]

@@ -1,4 +1,4 @@
-"""`podwire doctor` judges as `podwire gc` does: what a running pod has is never stale, whatever the cache has."""
+"""`podwire doctor` agrees with `podwire gc`: objects of running pods are never stale, whatever the cache contains."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def node(host: Namespace, tmp_path: Path) -> DoctorNode:
 @pytest.fixture(params=SAMPLES)
 def network(node: DoctorNode, new_sandbox: Callable[[], Namespace], request: pytest.FixtureRequest) -> NetworkList:
     """A network with host ports and one pod, which keeps its entry in the cache."""
-    made = node.add_sample(request.param)
-    node.attach(made.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), new_sandbox())
-    return made.asking(portMappings=[MAPPING])
+    network_list = node.add_sample(request.param)
+    node.attach(network_list.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), new_sandbox())
+    return network_list.asking(portMappings=[MAPPING])
 
 
-def test_a_running_pod_without_its_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
+def test_running_pod_without_cache_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
     """A running pod whose entry in the cache is deleted has no stale rules and no stale address."""
     node.attach(network, sandbox)
     node.cache_file(network, sandbox).unlink()
     assert list_problems(node.list_findings()) == []
 
 
-def test_a_running_pod_with_a_truncated_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
-    """For a running pod whose entry is cut off doctor reports the file, and does not recommend gc."""
+def test_running_pod_with_truncated_cache_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
+    """For a running pod with a truncated cache entry doctor reports the file, and does not recommend gc."""
     node.attach(network, sandbox)
     entry = node.cache_file(network, sandbox)
     entry.write_text(entry.read_text()[:300])
-    found = node.list_findings()
-    assert list_problems(found) == []
-    (unseen,) = (one for one in found if one["name"] == "not-seen")
+    findings = node.list_findings()
+    assert list_problems(findings) == []
+    (unseen,) = (one for one in findings if one["name"] == "not-seen")
     assert "if the container is running, do not delete the file" in unseen["cure"]
 
 
-def test_the_address_of_an_add_that_is_under_way(node: DoctorNode, network: NetworkList):
+def test_address_of_a_running_add(node: DoctorNode, network: NetworkList):
     """An address that was reserved less than a minute ago, without an entry in the cache, is not stale."""
     (store,) = (path for path in (node.directory / "leases").iterdir() if path.is_dir())
     first = next(path for path in store.iterdir() if path.name[0].isdecimal() and ":" not in path.name)
@@ -57,8 +57,8 @@ def test_the_address_of_an_add_that_is_under_way(node: DoctorNode, network: Netw
     assert list_problems(node.list_findings()) == []
 
 
-def test_an_entry_is_written_anew(node: DoctorNode, network: NetworkList, sandbox: Namespace):
-    """What is advised for a truncated entry of a running pod makes it whole: del and add with its container ID."""
+def test_printed_fix_rewrites_a_truncated_cache_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):
+    """The advice for a truncated entry, del and add with the container ID, writes a complete entry."""
     node.attach(network, sandbox)
     entry = node.cache_file(network, sandbox)
     entry.write_text(entry.read_text()[:300])

@@ -1,4 +1,4 @@
-"""podwire gc takes what is left of the dead, and never what lives, whatever the cache knows."""
+"""`podwire gc` removes objects of stopped pods and never those of running pods, whatever the cache contains."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PORTS = ("--capability-args", '{"portMappings": [{"hostPort": 8080, "containerPo
 
 @pytest.fixture
 def node(tool: Tool) -> Tool:
-    """A network with everything that GC collects."""
+    """A network whose plugins create every kind of object that GC removes."""
     tool.configure(tool.bridge(ipMasq=True), PORTMAP, {"type": "firewall"})
     return tool
 
 
-def test_a_cache_that_knows_nobody_is_no_witness(node: Tool, sandbox: Namespace):
-    """With the cache of somebody else nothing is collected: what it does not know would be garbage."""
+def test_cache_without_attachments_of_the_network_is_refused(node: Tool, sandbox: Namespace):
+    """GC refuses a cache without attachments of the network, since it would remove every attachment."""
     node.succeed("add", "net", sandbox.name, *PORTS)
     (entry,) = node.cache.iterdir()
     text = entry.read_text()
@@ -36,30 +36,32 @@ def test_a_cache_that_knows_nobody_is_no_witness(node: Tool, sandbox: Namespace)
     assert differences(before, node.everything(sandbox)) == []
 
 
-def test_who_has_an_address_and_is_not_in_the_cache_is_kept(node: Tool, new_sandbox: Callable[[], Namespace]):
-    """Another runtime's pod, and one whose ADD is under way, keep what they have; what is neither goes."""
-    known, other, coming, left = (new_sandbox() for _ in range(4))
-    for pod in (known, other, coming, left):
+def test_address_of_an_owner_without_cache_entry_is_kept(node: Tool, new_sandbox: Callable[[], Namespace]):
+    """A pod of another runtime and one whose ADD is still running are kept, and a stopped one is removed."""
+    known, other, starting, stopped = (new_sandbox() for _ in range(4))
+    for pod in (known, other, starting, stopped):
         node.succeed("add", "net", pod.name, "--container-id", pod.name)
-    for pod in (other, coming, left):
+    for pod in (other, starting, stopped):
         (node.cache / f"net-{pod.name}-eth0").unlink()
-    for address in ("10.22.0.3", "10.22.0.5"):  # of `other` and `left`
+    for address in ("10.22.0.3", "10.22.0.5"):  # of `other` and `stopped`
         os.utime(node.leases / address, (1, 1))
-    coming.ip("addr", "flush", "dev", "eth0")
-    node.delete_netns(left)
-    kept = [{"containerID": name, "ifname": "eth0"} for name in sorted(pod.name for pod in (known, other, coming))]
-    told = node.succeed("gc", "net", "--dry-run")
-    assert [pod.name for pod in (known, other, coming, left) if f"in use or new: container {pod.name}" in told] == [
+    starting.ip("addr", "flush", "dev", "eth0")
+    node.delete_netns(stopped)
+    kept = [{"containerID": name, "ifname": "eth0"} for name in sorted(pod.name for pod in (known, other, starting))]
+    printed = node.succeed("gc", "net", "--dry-run")
+    assert [
+        pod.name for pod in (known, other, starting, stopped) if f"in use or new: container {pod.name}" in printed
+    ] == [
         other.name,
-        coming.name,
+        starting.name,
     ]
-    assert "release 10.22.0.5" in told
-    before = node.everything(known, other, coming)
+    assert "release 10.22.0.5" in printed
+    before = node.everything(known, other, starting)
     assert node.json("gc", "net")["kept"] == kept
-    after = node.everything(known, other, coming)
-    changed = [line for line in differences(before, after) if left.name not in line and "10.22.0.5" not in line]
+    after = node.everything(known, other, starting)
+    changed = [line for line in differences(before, after) if stopped.name not in line and "10.22.0.5" not in line]
     assert changed == []
     assert not (node.leases / "10.22.0.5").exists()
-    for pod in (known, other, coming):
+    for pod in (known, other, starting):
         (node.cache / f"net-{pod.name}-eth0").unlink(missing_ok=True)
     assert node.json("gc", "net", "--all")["kept"] == kept

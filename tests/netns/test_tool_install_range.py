@@ -17,8 +17,8 @@ FILE = "10-net.conflist"
 
 
 @pytest.fixture
-def installing(tool: Tool, tmp_path: Path) -> Callable[..., str]:
-    """A function that installs a network of the subnet that it is given, and returns all that is printed."""
+def install(tool: Tool, tmp_path: Path) -> Callable[..., str]:
+    """Returns a function that installs a network with a subnet and returns its output."""
     for file in (tool.directory / "net.d").iterdir():
         file.unlink()
     (tmp_path / "template").mkdir()
@@ -39,50 +39,50 @@ def installing(tool: Tool, tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def running(tool: Tool, installing: Callable[..., str], sandbox: Namespace) -> Namespace:
-    """A running pod of the network as it was installed first."""
-    installing(OLD)
+def running(tool: Tool, install: Callable[..., str], sandbox: Namespace) -> Namespace:
+    """A running pod of the network with the old subnet."""
+    install(OLD)
     tool.succeed("add", "net", sandbox.path, "--container-id", sandbox.name)
     return sandbox
 
 
-def configured(tool: Tool) -> str:
+def read_network_file(tool: Tool) -> str:
     """Returns the text of the network's file."""
     return (tool.directory / "net.d" / FILE).read_text()
 
 
-def test_a_change_is_refused_while_pods_run(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
-    """With a running pod another subnet is refused, both ranges are printed, and nothing is written."""
-    before = configured(tool)
-    text = installing(NEW, status=3)
+def test_change_is_refused_while_pods_run(tool: Tool, install: Callable[..., str], running: Namespace) -> None:
+    """While a pod is running, another subnet is refused with both ranges, and nothing is written."""
+    before = read_network_file(tool)
+    text = install(NEW, status=3)
     assert f'1 pod runs in network "net" with addresses of {OLD}; the new file has {NEW}' in text
     assert "--force" in text
-    assert configured(tool) == before
-    assert f"{OLD} -> {NEW}" not in installing(OLD)
+    assert read_network_file(tool) == before
+    assert f"{OLD} -> {NEW}" not in install(OLD)
 
 
-def test_a_forced_change_is_printed(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
-    """With --force the file is written, the ranges are printed, and the command that is printed finds what follows."""
-    text = installing(NEW, "--force")
+def test_forced_change_is_printed(tool: Tool, install: Callable[..., str], running: Namespace) -> None:
+    """With --force the file is written, and the printed doctor command reports the bridge's old gateway."""
+    text = install(NEW, "--force")
     (line,) = (line for line in text.splitlines() if " -> " in line)
     assert line.startswith(f'addresses of network "net": {OLD} -> {NEW}; ')
-    assert NEW in configured(tool)
+    assert NEW in read_network_file(tool)
     command = line.rpartition(": ")[2]
     assert command.startswith("podwire doctor net --conf-dir ")
     assert "already has an IP address different from 10.30.0.1/16" in tool.fail(1, "doctor", "net")
 
 
-def test_without_pods_a_change_is_printed(tool: Tool, installing: Callable[..., str], running: Namespace) -> None:
-    """When the pod is gone, the change is made and printed, and the command of doctor lets the next pod start."""
+def test_change_without_pods_is_printed(tool: Tool, install: Callable[..., str], running: Namespace) -> None:
+    """Without pods the change is made and printed, and the fix of doctor lets the next pod start."""
     tool.succeed("del", "net", running.path, "--container-id", running.name)
-    assert f"{OLD} -> {NEW}" in installing(NEW)
-    (found,) = (one for one in tool.json("doctor", "net", status=1)["checks"] if one["name"] == "not-ready")
-    tool.host.run("sh", "-ec", found["cure"].rpartition(": ")[2])
+    assert f"{OLD} -> {NEW}" in install(NEW)
+    (finding,) = (one for one in tool.json("doctor", "net", status=1)["checks"] if one["name"] == "not-ready")
+    tool.host.run("sh", "-ec", finding["cure"].rpartition(": ")[2])
     tool.succeed("add", "net", running.path, "--container-id", running.name)
 
 
-def test_another_bridge_is_not_refused(installing: Callable[..., str], running: Namespace) -> None:
-    """A network that moves to another bridge with its new addresses leaves running pods their gateway."""
-    text = installing(NEW, bridge="cni5")
+def test_another_bridge_is_not_refused(install: Callable[..., str], running: Namespace) -> None:
+    """A network with new addresses on another bridge is written, since running pods keep their gateway."""
+    text = install(NEW, bridge="cni5")
     assert f"{OLD} -> {NEW}" in text
     assert "doctor" not in text

@@ -1,4 +1,4 @@
-"""`podwire ipam` tells who has which address, what is wrong, and frees those of the dead, never those of the living."""
+"""`podwire ipam` lists and verifies addresses, and releases only those of containers that are no longer running."""
 
 import json
 import os
@@ -21,13 +21,13 @@ from tests.support.node import NET, Node
 
 @pytest.fixture(params=[NFTABLES])
 def node(request, bin_dir, host, tmp_path):
-    """A node with the whole chain, its range of twenty addresses."""
+    """A node with a list of all plugins, and a range of twenty addresses."""
     twenty = {"rangeStart": f"{NET}.2", "rangeEnd": f"{NET}.21"}
     return Node(host, tmp_path / "node", backend=request.param, range_keys=twenty)
 
 
 def reserve(node, name, content, *, old=True):
-    """Writes a reservation by hand, of two minutes ago or of now; returns its path."""
+    """Writes a reservation by hand, `old` with a time two minutes ago; returns its path."""
     path = node.store / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -37,48 +37,48 @@ def reserve(node, name, content, *, old=True):
 
 
 def states(node):
-    """Returns the state of each address that `list` tells, without where the next search begins."""
+    """Returns the state of each address that `list` prints, without `last_reserved`."""
     done = node.tool("ipam", "list", "--json")
     assert done.status == 0, done
     return {line["address"]: line["state"] for line in done.json if line["state"] != "last_reserved"}
 
 
 def kinds(node):
-    """Returns what `verify` finds, by address."""
+    """Returns the findings of `verify`, as (kind, address)."""
     done = node.tool("ipam", "verify", "--json")
-    found = {(finding["kind"], finding["address"]) for finding in done.json["findings"]}
-    assert done.status == bool(found), done
-    return found
+    findings = {(finding["kind"], finding["address"]) for finding in done.json["findings"]}
+    assert done.status == bool(findings), done
+    return findings
 
 
-def test_every_file_is_what_it_is(node, sandbox, new_sandbox):
-    """The list tells addresses of the living, the dead, of remarks, of residue and of files that name nobody."""
-    dead = new_sandbox()
-    living, gone = address(node.attach(sandbox, name="web")), address(node.attach(dead))
-    delete_and_wait(dead, node.host)
+def test_list_shows_the_state_of_every_file(node, sandbox, new_sandbox):
+    """The list has addresses of running and stopped containers, remarks, residue, and files without an owner."""
+    stopped = new_sandbox()
+    running, released_address = address(node.attach(sandbox, name="web")), address(node.attach(stopped))
+    delete_and_wait(stopped, node.host)
     reserve(node, f"{NET}.15", b"kept for the printer")
     reserve(node, f"{NET}.16", b"")
     reserve(node, f"{NET}.17", b" \n")
     reserve(node, f"{NET}.18", b"unknown\r\neth0")
     reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     assert states(node) == {
-        living: "living",
-        gone: "gone",
+        running: "living",
+        released_address: "gone",
         f"{NET}.15": "remark",
         f"{NET}.16": "empty",
         f"{NET}.17": "foreign",
-        f"{NET}.18": "new",  # its container may be in the midst of an ADD that has reserved another address
+        f"{NET}.18": "new",  # its ADD may still be running, since the same container has a new reservation
         f"{NET}.19": "new",
     }
-    (line,) = [line for line in node.tool("ipam", "list", "--json").json if line["address"] == living][:1]
+    (line,) = [line for line in node.tool("ipam", "list", "--json").json if line["address"] == running][:1]
     assert (line["containerID"], line["ifname"], line["pod"]) == (sandbox.name, "eth0", "default/web")
-    assert abs(time.time() - os.stat(node.store / living).st_mtime) < 300
+    assert abs(time.time() - os.stat(node.store / running).st_mtime) < 300
     assert line["since"].startswith(time.strftime("%Y-%m-", time.gmtime()))
-    assert living in node.tool("ipam", "list").stdout
+    assert running in node.tool("ipam", "list").stdout
 
 
-def test_a_healthy_network_has_no_findings(node, sandbox, new_sandbox):
-    """Of living pods, remarks and residue nothing is found wrong."""
+def test_healthy_network_has_no_findings(node, sandbox, new_sandbox):
+    """Running pods, remarks and residue are no faults."""
     for pod in (sandbox, new_sandbox()):
         node.attach(pod)
     reserve(node, f"{NET}.15", b"kept for the printer")
@@ -86,17 +86,17 @@ def test_a_healthy_network_has_no_findings(node, sandbox, new_sandbox):
     assert kinds(node) == set()
 
 
-def test_each_wrong_is_found(node, sandbox, new_sandbox):
-    """Addresses of the dead, unreserved ones, ones of another, foreign files and full ranges are found, with cures."""
-    dead, robbed, shared = new_sandbox(), new_sandbox(), new_sandbox()
+def test_verify_reports_each_fault(node, sandbox, new_sandbox):
+    """Stale, unreserved and reassigned addresses, foreign files and full ranges are reported with fixes."""
+    stopped, unreserved, shared = new_sandbox(), new_sandbox(), new_sandbox()
     node.attach(sandbox)
-    gone, lost, taken = (address(node.attach(pod)) for pod in (dead, robbed, shared))
-    delete_and_wait(dead, node.host)
+    released_address, lost, reassigned = (address(node.attach(pod)) for pod in (stopped, unreserved, shared))
+    delete_and_wait(stopped, node.host)
     (node.store / lost).unlink()
-    reserve(node, taken, f"{sandbox.name}\r\neth0".encode())
+    reserve(node, reassigned, f"{sandbox.name}\r\neth0".encode())
     (node.store / "notes.txt").write_text("mine")
     reserve(node, f"{NET}.17", b"\n")
-    expected = {("gone", gone), ("not reserved", lost), ("of another", taken), ("foreign", "")}
+    expected = {("gone", released_address), ("not reserved", lost), ("of another", reassigned), ("foreign", "")}
     assert kinds(node) == expected | {("foreign", f"{NET}.17")}
     for number in range(7, 22):
         reserve(node, f"{NET}.{number}", b"kept by hand")
@@ -105,8 +105,8 @@ def test_each_wrong_is_found(node, sandbox, new_sandbox):
         assert finding["cure"], finding
 
 
-def test_an_address_of_two_pods_is_found(node, sandbox, new_sandbox):
-    """Two living attachments with one address are found."""
+def test_verify_reports_an_address_of_two_pods(node, sandbox, new_sandbox):
+    """Two running attachments with one address are reported."""
     other = new_sandbox()
     result = node.attach(sandbox)
     node.attach(other)
@@ -116,67 +116,67 @@ def test_an_address_of_two_pods_is_found(node, sandbox, new_sandbox):
     assert ("twice", address(result)) in kinds(node)
 
 
-def test_an_index_that_does_not_agree_is_found(node, sandbox):
-    """A reservation that somebody has given to another by hand is found, as the index does not know that."""
-    given = address(node.attach(sandbox))
-    path = node.store / given
-    path.write_bytes(b"somebody-else\r\neth0")
-    assert ("index", given) in kinds(node)
+def test_verify_reports_an_inconsistent_index(node, sandbox):
+    """A reservation whose owner was edited by hand is reported, since it differs from the index."""
+    allocated = address(node.attach(sandbox))
+    path = node.store / allocated
+    path.write_bytes(b"another\r\neth0")
+    assert ("index", allocated) in kinds(node)
 
 
-def test_the_dead_are_freed_and_nobody_else(node, sandbox, new_sandbox):
-    """--gone frees what dead containers have left, and the next pods may have it again."""
-    dead = new_sandbox()
-    living, gone = address(node.attach(sandbox)), address(node.attach(dead))
-    delete_and_wait(dead, node.host)
+def test_gone_releases_only_stale_addresses(node, sandbox, new_sandbox):
+    """--gone releases the addresses of stopped containers, and no others."""
+    stopped = new_sandbox()
+    running, released_address = address(node.attach(sandbox)), address(node.attach(stopped))
+    delete_and_wait(stopped, node.host)
     reserve(node, f"{NET}.15", b"kept for the printer")
     reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     done = node.tool("ipam", "free", "--gone", "podnet", "--json")
     assert done.status == 0
-    assert [item["address"] for item in done.json["freed"]] == [gone]
+    assert [item["address"] for item in done.json["freed"]] == [released_address]
     assert done.json["kept"] == []
-    assert states(node) == {living: "living", f"{NET}.15": "remark", f"{NET}.19": "new"}
-    # As after DEL: the index tells the truth, so that nothing need be scanned.
+    assert states(node) == {running: "living", f"{NET}.15": "remark", f"{NET}.19": "new"}
+    # As after DEL, the index is correct, so no scan is necessary.
     with Store(str(node.store.parent), "podnet").locked() as held:
-        assert held.find(f"{dead.name}\r\neth0".encode()) == []
-        assert held.find(f"{sandbox.name}\r\neth0".encode()) == [living]
+        assert held.find(f"{stopped.name}\r\neth0".encode()) == []
+        assert held.find(f"{sandbox.name}\r\neth0".encode()) == [running]
 
 
-def test_the_living_are_refused(node, sandbox):
-    """A living container's address is kept, said why, with exit status 1, and freed only by --force."""
-    own = address(node.attach(sandbox))
-    for words in ((own,), (own, "podnet"), ("--container", sandbox.name)):
+def test_address_of_a_running_container_is_kept(node, sandbox):
+    """The address of a running container is kept, with a reason and exit status 1, and released only by --force."""
+    pod_address = address(node.attach(sandbox))
+    for words in ((pod_address,), (pod_address, "podnet"), ("--container", sandbox.name)):
         done = node.tool("ipam", "free", *words)
         assert done.status == 1, done
-        assert own in done.stdout
-    assert states(node) == {own: "living"}
-    assert node.tool("ipam", "free", own, "--force").status == 0
+        assert pod_address in done.stdout
+    assert states(node) == {pod_address: "living"}
+    assert node.tool("ipam", "free", pod_address, "--force").status == 0
     assert states(node) == {}
-    # It was released as DEL does it, so that the index still proves itself.
+    # It was released as by DEL, so the index is still valid.
     index = Store(str(node.store.parent), "podnet").open_index()
     assert index.complete
     index.close()
 
 
-def test_a_living_container_that_the_cache_forgot_is_refused(node, sandbox):
-    """An address that is configured in a namespace is kept, whatever the cache says and however old it is."""
-    own = address(node.attach(sandbox))
-    os.utime(node.store / own, (time.time() - 120,) * 2)
+def test_configured_address_without_cache_entry_is_kept(node, sandbox):
+    """An address that is configured in a namespace is kept, whatever the cache contains and however old it is."""
+    pod_address = address(node.attach(sandbox))
+    os.utime(node.store / pod_address, (time.time() - 120,) * 2)
     node.entry(sandbox).unlink()
-    done = node.tool("ipam", "free", own)
+    done = node.tool("ipam", "free", pod_address)
     assert done.status == 1
     assert "configured on eth0" in done.stdout
     node.write_entry(sandbox, {}, {})
     entry = json.loads(node.entry(sandbox).read_text())
     node.entry(sandbox).write_text(json.dumps({**entry, "netns": "/run/netns/gone"}))
-    assert node.tool("ipam", "free", own).status == 1
+    assert node.tool("ipam", "free", pod_address).status == 1
     assert node.tool("ipam", "free", "--gone").status == 0
-    assert (node.store / own).exists()
+    assert (node.store / pod_address).exists()
 
 
-@pytest.mark.parametrize("text", ["", '{"cniVersion": "1.0.0"}'], ids=["cut off", "before CNI 0.8"])
-def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox, text):
-    """An address that is configured nowhere is kept as long as the cache has a file of its container's name."""
+@pytest.mark.parametrize("text", ["", '{"cniVersion": "1.0.0"}'], ids=["truncated", "before CNI 0.8"])
+def test_address_of_an_unreadable_cache_entry_is_kept(node, sandbox, text):
+    """An address that is not configured is kept while the cache has an unreadable file of its container."""
     node.attach(sandbox)
     path = reserve(node, f"{NET}.177", b"unread\r\neth0")
     entry = node.directory / "results" / f"{node.name}-unread-eth0"
@@ -191,17 +191,28 @@ def test_a_living_container_whose_entry_cannot_be_read_is_refused(node, sandbox,
     assert not path.exists()
 
 
-def test_who_is_not_on_the_host_frees_nobody(node, sandbox):
-    """In another namespace than the pods' host, and without the runtime's cache, nothing is free."""
+def test_nothing_is_released_from_another_namespace(node, sandbox):
+    """In another network namespace than the host's, without the runtime's cache, nothing is released."""
     path = node.store / address(node.attach(sandbox))
     os.utime(path, (time.time() - 120,) * 2)
     (node.entry(sandbox)).unlink()
-    # As in a container that has the stores: neither the pods' namespaces nor their processes are to be seen.
-    away = ("unshare", "-n", "-m", "-p", "-f", "--mount-proc", "sh", "-c", 'mount -t tmpfs none /run; exec "$@"', "sh")
-    assert node.tool("ipam", "free", "--gone", before=away).status == 0
-    assert node.tool("ipam", "free", path.name, before=away).status == 1
+    # As in a container that mounts the stores: the pods' namespaces and processes are not visible.
+    isolation = (
+        "unshare",
+        "-n",
+        "-m",
+        "-p",
+        "-f",
+        "--mount-proc",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /run; exec "$@"',
+        "sh",
+    )
+    assert node.tool("ipam", "free", "--gone", before=isolation).status == 0
+    assert node.tool("ipam", "free", path.name, before=isolation).status == 1
     assert path.exists()
-    assert node.tool("show", "--json", before=away).json["leaks"] == []
+    assert node.tool("show", "--json", before=isolation).json["leaks"] == []
 
 
 def test_remarks_are_kept(node):
@@ -213,8 +224,8 @@ def test_remarks_are_kept(node):
     assert not path.exists()
 
 
-def test_what_was_just_reserved_is_kept(node, sandbox):
-    """A young reservation that the cache does not know is kept: its ADD may be under way."""
+def test_new_reservation_is_kept(node, sandbox):
+    """A new reservation without a cache entry is kept, since its ADD may still be running."""
     node.attach(sandbox)
     reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     for words in ((f"{NET}.19",), ("--gone",), ("--container", "unknown")):
@@ -222,12 +233,12 @@ def test_what_was_just_reserved_is_kept(node, sandbox):
     assert (node.store / f"{NET}.19").exists()
 
 
-def test_nobody_s_address_is_an_error(node):
-    """An address without a reservation is exit status 3, a command line that names none is exit status 2."""
+def test_address_without_a_reservation_is_an_error(node):
+    """An address without a reservation is exit status 3, and a command line without an address 2."""
     reserve(node, f"{NET}.15", b"kept for the printer")
     for words, status in (
         ((f"{NET}.99",), 3),
-        (("--container", "nobody"), 3),
+        (("--container", "absent"), 3),
         ((), 2),
         (("--gone", "podnet", "more"), 2),
     ):
@@ -236,10 +247,10 @@ def test_nobody_s_address_is_an_error(node):
         assert done.stderr.startswith("podwire: "), words
 
 
-def test_addresses_are_not_freed_under_an_add(node, new_sandbox, sandbox):
-    """While ADDs reserve addresses that dead containers had, --gone frees none of theirs.
+def test_addresses_of_parallel_adds_are_kept(node, new_sandbox, sandbox):
+    """While ADDs reserve addresses of stopped containers, --gone releases none of the new reservations.
 
-    Each round the dead hold most of the range; ADDs and --gone run at the same time.
+    In each round stale addresses fill most of the range; ADDs and --gone run in parallel.
     """
     node.attach(sandbox)
     ipam = {**node.config["plugins"][0]["ipam"]}
@@ -260,17 +271,19 @@ def test_addresses_are_not_freed_under_an_add(node, new_sandbox, sandbox):
         assert done
         freed = {item["containerID"] for item in done.json["freed"]}
         assert freed.isdisjoint(names)
-        given = {name: address(result.json) for name, result in zip(names, results, strict=True) if result.status == 0}
-        assert given
-        assert len(set(given.values())) == len(given)
-        for name, own in given.items():
-            assert (node.store / own).read_bytes() == f"{name}\r\neth0".encode()
-            assert ip_address(own)
-            (node.store / own).unlink()
+        allocated = {
+            name: address(result.json) for name, result in zip(names, results, strict=True) if result.status == 0
+        }
+        assert allocated
+        assert len(set(allocated.values())) == len(allocated)
+        for name, pod_address in allocated.items():
+            assert (node.store / pod_address).read_bytes() == f"{name}\r\neth0".encode()
+            assert ip_address(pod_address)
+            (node.store / pod_address).unlink()
 
 
-def test_a_reservation_that_changed_meanwhile_is_kept(node, sandbox):
-    """An address that somebody else has got since it was looked at is not taken from him, not even by force."""
+def test_reservation_that_changed_meanwhile_is_kept(node, sandbox):
+    """An address that was reserved anew since the snapshot is kept, even with --force."""
     node.attach(sandbox)
     path = reserve(node, f"{NET}.15", b"dead\r\neth0")
     with node.host.entered():
@@ -286,8 +299,8 @@ def test_a_reservation_that_changed_meanwhile_is_kept(node, sandbox):
     assert path.exists()
 
 
-def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, new_sandbox):
-    """Between the look and the release an ADD may end: then the cache knows its container, which is left alone."""
+def test_container_that_appeared_in_the_cache_meanwhile_is_kept(node, sandbox, new_sandbox):
+    """An address whose ADD ended between snapshot and release is kept, since its container is in the cache."""
     node.attach(sandbox)
     other = new_sandbox()
     path = reserve(node, f"{NET}.15", f"{other.name}\r\neth0".encode())
@@ -301,8 +314,8 @@ def test_a_container_that_came_into_the_cache_meanwhile_is_kept(node, sandbox, n
     assert path.exists()
 
 
-def test_the_commands_that_a_full_range_prints_release_only_what_is_not_running(node, sandbox, new_sandbox):
-    """The error of ADD names commands; run as printed, they free a lost pod's address and keep a running pod's."""
+def test_fix_of_a_full_range_releases_only_stale_addresses(node, sandbox, new_sandbox):
+    """The commands in the error of ADD release the address of a stopped pod and keep that of a running pod."""
     lost = new_sandbox()
     kept, freed = address(node.attach(sandbox)), address(node.attach(lost))
     delete_and_wait(lost, node.host)

@@ -1,4 +1,4 @@
-"""A network that there is not: every command that takes a NETWORK says the same of it."""
+"""Every command with an argument NETWORK prints the same error for an unknown network."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LINES += [["ipam", "free", "--gone", "nonesuch"], ["ipam", "free", "10.22.0.2", 
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)
-def test_an_unknown_network(words, host: Namespace, tmp_path):
-    """The command fails with status 3, and names the networks that there are and the files that cannot be used."""
+def test_unknown_network(words, host: Namespace, tmp_path):
+    """The command fails with status 3, and names the existing networks and the unusable files."""
     tool = Tool(host, tmp_path)
     tool.configure({"type": "loopback"}, name="podnet")
     tool.cache.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_an_unknown_network(words, host: Namespace, tmp_path):
     "words", ["repair", "add net pod", "check net pod", "del net pod", "gc net", "ipam free --gone", "status"]
 )
 def test_root_is_needed(words, tmp_path):
-    """Each command that changes something or runs plugins says that it needs root, before it looks at anything."""
+    """Each command that changes something or runs plugins reports that it needs root before it reads anything."""
     program = binaries.directory() / "podwire"
     done = subprocess.run(
         [program, *words.split(), "--cache-dir", str(tmp_path)],

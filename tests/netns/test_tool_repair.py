@@ -1,4 +1,4 @@
-"""podwire repair: what a flush took is there again, with each backend, and connections go on."""
+"""`podwire repair` restores flushed rules of each backend, and connections continue."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ TRACKING = (
 
 @pytest.fixture(params=BACKENDS)
 def node(request, bin_dir, host, store, tmp_path):
-    """A node whose network is of one backend."""
+    """A node whose network uses one backend."""
     disable_dad(host)
     backend, _, variant = request.param.partition(" ")
     tools = xtables.variant(tmp_path / variant, variant) if variant else None
@@ -41,16 +41,16 @@ def node(request, bin_dir, host, store, tmp_path):
 
 
 @pytest.fixture
-def outside(node, new_sandbox):
-    """A machine beside the node that has no route to the pods."""
+def external_host(node, new_sandbox):
+    """A host on the node's uplink, without a route to the pods."""
     namespace = new_sandbox()
     disable_dad(namespace)
     connect(node.host, namespace)
     return namespace
 
 
-def exchange(one, other):
-    """Tells whether an established connection passes data both ways."""
+def passes_data(one, other):
+    """Returns whether an established connection passes data in both directions."""
     for sender, receiver in ((one, other), (other, one)):
         sender.sendall(b"still there")
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def exchange(one, other):
     return True
 
 
-def connected(stack, caller, server, ip, port):
+def connect_to(stack, caller, server, ip, port):
     """Returns both ends of a connection from a namespace to a listening service."""
     client = stack.enter_context(open_socket(caller, "tcp", "0.0.0.0"))
     client.connect((ip, port))
@@ -72,8 +72,8 @@ def connected(stack, caller, server, ip, port):
 
 
 @pytest.mark.needs("nft_inet")
-def test_connections(node, outside, new_sandbox):
-    """After a flush new connections fail, after a repair they work, and established ones go on all the while."""
+def test_connections_survive_a_flush_and_a_repair(node, external_host, new_sandbox):
+    """New connections fail after a flush and work after a repair, and established ones continue throughout."""
     pod, other = new_sandbox(), new_sandbox()
     web, neighbour = node.with_ports("8080:80", "5353:53/udp"), node.asking("8081:80")
     result = web.add(pod)
@@ -81,30 +81,30 @@ def test_connections(node, outside, new_sandbox):
     with ExitStack() as stack:
         open_service = lambda *where: stack.enter_context(service(*where))  # noqa: E731
         tcp, udp = open_service(pod, "tcp", "0.0.0.0"), open_service(pod, "udp", "0.0.0.0", 53)
-        remote = open_service(outside, "tcp", CLIENT)
-        inward = connected(stack, outside, tcp, NODE, 8080)
-        outward = connected(stack, pod, remote, CLIENT, 80)
+        remote = open_service(external_host, "tcp", CLIENT)
+        inward = connect_to(stack, external_host, tcp, NODE, 8080)
+        outward = connect_to(stack, pod, remote, CLIENT, 80)
         assert (inward[2], outward[2]) == (CLIENT, NODE)
-        steady, stray = (stack.enter_context(open_socket(outside, "udp", "0.0.0.0")) for _ in range(2))
+        steady, stray = (stack.enter_context(open_socket(external_host, "udp", "0.0.0.0")) for _ in range(2))
         assert ask([udp], steady, NODE, 5353) == Reached(pod.name, CLIENT)
         before = node.rules()
 
         node.flush()
-        # Others' rules ask for connection tracking, as kube-proxy's do; what begins now is remembered as it began.
+        # Another program's rules enable connection tracking, as kube-proxy's do: flows that begin now get an entry.
         node.host.run("nft", TRACKING)
-        assert is_unreachable([tcp], outside, "tcp", NODE, 8080)
+        assert is_unreachable([tcp], external_host, "tcp", NODE, 8080)
         assert ask([udp], stray, NODE, 5353, timeout_s=NO_ANSWER_S) is None
         assert is_unreachable([remote], pod, "tcp", CLIENT, 80)
 
         assert node.repair() == {pod.name: "repaired", other.name: "repaired"}
         node.host.run("nft", "delete table inet others")
         assert differences(before, node.rules()) == []
-        assert call([tcp], outside, "tcp", NODE, 8080) == Reached(pod.name, CLIENT)
-        assert call([remote], pod, "tcp", CLIENT, 80) == Reached(outside.name, NODE)
-        assert ask([udp], stray, NODE, 5353) == Reached(pod.name, CLIENT), "an entry of the time without rules"
-        assert exchange(*inward[:2])
-        assert exchange(*outward[:2])
-        # The pod speaks first: without the entry it would come from another port than it was called at.
+        assert call([tcp], external_host, "tcp", NODE, 8080) == Reached(pod.name, CLIENT)
+        assert call([remote], pod, "tcp", CLIENT, 80) == Reached(external_host.name, NODE)
+        assert ask([udp], stray, NODE, 5353) == Reached(pod.name, CLIENT), "conntrack entry from the time without rules"
+        assert passes_data(*inward[:2])
+        assert passes_data(*outward[:2])
+        # The pod sends first: without the conntrack entry its datagram would have another source port.
         udp.socket.sendto(b"news", (CLIENT, steady.getsockname()[1]))
         assert steady.recvfrom(100) == (b"news", (NODE, 5353))
         web.check(pod, result)
@@ -113,14 +113,14 @@ def test_connections(node, outside, new_sandbox):
         assert differences(before, node.rules()) == []
 
 
-def test_a_port_that_two_pods_have(node, outside, new_sandbox):
-    """Who was first has the port again, and its flows go on; the second one is not repaired over and over."""
+def test_first_owner_of_a_host_port_stays_first(node, external_host, new_sandbox):
+    """The first of two pods with one host port gets it again, and the second one is not repaired repeatedly."""
     first, second = (new_sandbox() for _ in range(2))
-    asked = node.with_ports("5353:53/udp")
-    names = {"z-first": first, "a-second": second}  # by time, not by name
+    node_with_port = node.with_ports("5353:53/udp")
+    names = {"z-first": first, "a-second": second}  # the order of ADD differs from the order of the names
     for name, pod in names.items():
-        asked.add(pod, name)
-    with service(first, "udp", "0.0.0.0", 53) as udp, open_socket(outside, "udp", "0.0.0.0") as steady:
+        node_with_port.add(pod, name)
+    with service(first, "udp", "0.0.0.0", 53) as udp, open_socket(external_host, "udp", "0.0.0.0") as steady:
         assert ask([udp], steady, NODE, 5353) == Reached(first.name, CLIENT)
         before = node.rules()
         node.flush()
@@ -129,11 +129,11 @@ def test_a_port_that_two_pods_have(node, outside, new_sandbox):
         udp.socket.sendto(b"news", (CLIENT, steady.getsockname()[1]))
         assert steady.recvfrom(100) == (b"news", (NODE, 5353))
         assert node.repair() == dict.fromkeys(names, "fine")
-        assert call([udp], outside, "udp", NODE, 5353) == Reached(first.name, CLIENT)
+        assert call([udp], external_host, "udp", NODE, 5353) == Reached(first.name, CLIENT)
 
 
-def test_policy(node, store, new_sandbox):
-    """Another bridge's pods are kept away again, and so are frames with another MAC."""
+def test_isolation_and_spoof_check_are_restored(node, store, new_sandbox):
+    """Repair isolates pods of another bridge again, and drops frames with a spoofed MAC address."""
     second = replace(node, chain=network(store, node.chain.plugins[2]["backend"], name="two", bridge="cni1", net=23))
     pod, stranger = new_sandbox(), new_sandbox()
     ip = address(node.add(pod))
@@ -151,24 +151,24 @@ def test_policy(node, store, new_sandbox):
 
 
 def refuse_another_mac(pod):
-    """A pod with another MAC gets no answer, be it that nobody listens; with its own it does."""
-    own = links(pod)["eth0"]["address"]
-    for mac, answer in ((own, "refused"), ("02:00:00:00:00:01", r"timed out|No route")):
+    """Checks that a pod gets an answer with its assigned MAC address only: "refused" from a closed port."""
+    assigned_mac = links(pod)["eth0"]["address"]
+    for mac, answer in ((assigned_mac, "refused"), ("02:00:00:00:00:01", r"timed out|No route")):
         pod.ip("link", "set", "eth0", "address", mac)
         with open_socket(pod, "tcp", "0.0.0.0") as caller:
             caller.settimeout(NO_ANSWER_S)
             with pytest.raises(OSError, match=answer):
                 caller.connect(("10.22.0.1", 9))
-    pod.ip("link", "set", "eth0", "address", own)
+    pod.ip("link", "set", "eth0", "address", assigned_mac)
 
 
-def test_part(node, new_sandbox):
-    """Whatever chain is flushed is filled again, by the next repair and without what is in the others."""
+def test_each_flushed_chain_is_restored(node, new_sandbox):
+    """Repair restores each chain that is flushed alone."""
     pods = {new_sandbox(): None for _ in range(2)}
     for number, pod in enumerate(pods):
         pods[pod] = node.asking(f"{8080 + number}:80", f"{5350 + number}:53/udp").add(pod)
     before = unordered(node.rules())
-    # Whose addresses they are is noted for DEL and GC; CHECK does not miss it, as the reference's pods have no notes.
+    # CNI-FORWARD-OWNERS records address owners for DEL and GC; CHECK ignores it, as the reference plugins lack it.
     for name in (name for name in before if "CNI-FORWARD-OWNERS" not in name):
         kind, *words = name.split()
         if kind in xtables.TOOLS:
@@ -176,7 +176,7 @@ def test_part(node, new_sandbox):
         elif words[3] == "chain":
             node.host.run("nft", "flush", "chain", words[0], words[1], words[4])
         if unordered(node.rules()) == before:
-            continue  # an administrator's chain, empty
+            continue  # an empty chain for administrators
         assert "repaired" in node.repair().values(), name
         assert unordered(node.rules()) == before, name
         for number, (pod, result) in enumerate(pods.items()):
@@ -184,12 +184,12 @@ def test_part(node, new_sandbox):
 
 
 def unordered(rules):
-    """Returns the rules in an order that does not tell which pod's was made first."""
+    """Returns the rules in an order that does not depend on the order of ADD."""
     return {name: sorted(lines) for name, lines in rules.items()}
 
 
-def test_dry_run(node, new_sandbox):
-    """What is missing is told, with exit status 1, and nothing is made."""
+def test_dry_run_prints_missing_rules(node, new_sandbox):
+    """A dry run prints the missing rules, exits with 1, and creates nothing."""
     pod = new_sandbox()
     node.with_ports("8080:80").add(pod)
     outcome = node.tool("--dry-run")
@@ -206,33 +206,33 @@ def test_dry_run(node, new_sandbox):
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--json",)])
-def test_a_cache_directory_that_is_not_there(node, options):
-    """A --cache-dir that was misspelt is an error with exit status 3, and no node without pods."""
+def test_missing_cache_directory(node, options):
+    """A --cache-dir that does not exist is an error with exit status 3, not a node without pods."""
     outcome = node.tool("--cache-dir", "/nonexistent", *options)
     assert outcome.status == 3, outcome
     assert "the cache /nonexistent/results does not exist" in outcome.stdout.decode() + outcome.stderr
 
 
-def test_the_dead_stay_dead(node, new_sandbox):
-    """For what has no namespace any more, a plain file there, or the host's own, nothing is made."""
-    living, gone, file = new_sandbox(), new_sandbox(), new_sandbox()
-    for number, pod in enumerate((living, gone, file)):
+def test_nothing_is_restored_for_stopped_pods(node, new_sandbox):
+    """No rules are restored for a path that is missing, a plain file, or the host's namespace."""
+    running, stopped, file = new_sandbox(), new_sandbox(), new_sandbox()
+    for number, pod in enumerate((running, stopped, file)):
         node.asking(f"{8080 + number}:80").add(pod)
-    reused = node.file(gone.name).read_text().replace(gone.path, node.host.path).replace(gone.name, "reused")
+    reused = node.file(stopped.name).read_text().replace(stopped.path, node.host.path).replace(stopped.name, "reused")
     node.file("reused").write_text(reused)
-    delete_and_wait(gone, node.host)
+    delete_and_wait(stopped, node.host)
     delete_and_wait(file, node.host)
     if not presence.get_obstacle():  # in a container it may be the mount point of another mount namespace
         Path(file.path).touch()
     node.flush()
     states = node.repair()
-    assert states == {living.name: "repaired", gone.name: "gone", file.name: "gone", "reused": "gone"}
+    assert states == {running.name: "repaired", stopped.name: "gone", file.name: "gone", "reused": "gone"}
     text = str(node.rules())
-    assert [name in text for name in (living.name, gone.name, file.name, "reused")] == [True, False, False, False]
+    assert [name in text for name in (running.name, stopped.name, file.name, "reused")] == [True, False, False, False]
 
 
-def test_an_entry_that_is_no_entry(node, new_sandbox):
-    """A file of the cache that is cut off, empty or a FIFO is told, with exit status 1, and the others are repaired."""
+def test_invalid_cache_entry(node, new_sandbox):
+    """A truncated or empty cache file or a FIFO is reported with exit status 1, and other pods are repaired."""
     pod, lost = new_sandbox(), new_sandbox()
     for number, one in enumerate((pod, lost)):
         node.asking(f"{8080 + number}:80").add(one)

@@ -1,4 +1,4 @@
-"""`podwire show` tells what is there, of real attachments made by the built plugins and by the reference's."""
+"""`podwire show` describes attachments that the built plugins and the reference plugins created."""
 
 import json
 import os
@@ -17,32 +17,32 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(params=[NFTABLES, "iptables"])
 def node(request, bin_dir, host, tmp_path):
-    """A node with the whole chain, by each backend."""
+    """A node with a list of all plugins, for each backend."""
     return Node(host, tmp_path / "node", backend=request.param)
 
 
 @pytest.fixture(params=[NFTABLES])
 def nft_node(request, bin_dir, host, tmp_path):
-    """A node with the whole chain by nftables."""
+    """A node with a list of all plugins, with nftables."""
     return Node(host, tmp_path / "node", backend=request.param)
 
 
 def only(document, key):
-    (found,) = document[key]
-    return found
+    (item,) = document[key]
+    return item
 
 
-def test_everything_told_is_true(node, sandbox):
-    """Of an attachment its pod, interfaces, addresses, host ports and limits are told as they are."""
+def test_attachment_is_described_completely(node, sandbox):
+    """The document has an attachment's pod, interfaces, addresses, host ports and limits."""
     result = node.attach(sandbox, "8080:80", "127.0.0.1|8053:53/udp", name="web")
-    seen = node.show()
-    assert seen["leaks"] == []
-    network = only(seen, "networks")
+    node_state = node.show()
+    assert node_state["leaks"] == []
+    network = only(node_state, "networks")
     assert (network["name"], network["bridges"], network["attachments"]) == ("podnet", ["cni0"], 1)
     assert network["plugins"] == ["bridge", "portmap", "bandwidth", "firewall", "tuning"]
     (ranges,) = network["ranges"]
     assert (ranges["size"], ranges["inUse"]) == (253, 1)
-    pod = only(seen, "attachments")
+    pod = only(node_state, "attachments")
     assert pod == {
         "network": "podnet",
         "containerID": sandbox.name,
@@ -61,24 +61,24 @@ def test_everything_told_is_true(node, sandbox):
         "limits": {"receives": 10_000_000, "sends": 2_500_000},
         "problems": [],
     }
-    bridge = only(seen, "bridges")
+    bridge = only(node_state, "bridges")
     assert bridge == {"name": "cni0", "addresses": [f"{NET}.1/24"], "ports": [host_end(result)]}
 
 
-def test_what_the_reference_made_is_told_alike(bin_dir, reference, host, sandbox, tmp_path):
-    """Attachments that the Go plugins made are told of as those of ours."""
+def test_attachment_of_the_reference_plugins(bin_dir, reference, host, sandbox, tmp_path):
+    """Attachments of the reference plugins are described like those of podwire."""
     node = Node(host, tmp_path / "node", bin_dir=reference)
     result = node.attach(sandbox, "8080:80", name="web")
-    seen = node.show()
-    assert seen["leaks"] == []
-    pod = only(seen, "attachments")
+    node_state = node.show()
+    assert node_state["leaks"] == []
+    pod = only(node_state, "attachments")
     assert (pod["state"], pod["pod"], pod["hostInterface"]) == ("ok", "default/web", host_end(result))
     assert pod["limits"] == {"receives": 10_000_000, "sends": 2_500_000}
     assert [port["confirmed"] for port in pod["hostPorts"]] == [True]
 
 
-def test_the_text_is_for_a_person(nft_node, sandbox):
-    """Without --json a table names pod, veth, address, host port and limits in words."""
+def test_text_output(nft_node, sandbox):
+    """Without --json a table has pod, veth, address, host port and limits."""
     result = nft_node.attach(sandbox, "8080:80", name="web")
     done = nft_node.tool("show")
     assert done.status == 0
@@ -87,16 +87,16 @@ def test_the_text_is_for_a_person(nft_node, sandbox):
     assert "LEAKED" not in done.stdout
 
 
-def test_a_rule_that_is_missing_is_told(node, sandbox):
-    """A host port whose rules somebody has flushed is not confirmed."""
+def test_host_port_without_rules_is_not_confirmed(node, sandbox):
+    """A host port whose rules were flushed is not confirmed."""
     node.attach(sandbox, "8080:80")
     node.host.run("sh", "-c", "nft flush ruleset; iptables -t nat -F; iptables -t nat -X")
     (port,) = only(node.show(), "attachments")["hostPorts"]
     assert port["confirmed"] is False
 
 
-def test_a_missing_interface_is_told(nft_node, sandbox):
-    """An attachment whose interface somebody has deleted is told as such, and the exit status is 1."""
+def test_deleted_interface(nft_node, sandbox):
+    """An attachment whose interface was deleted has the state "no interface", and the exit status is 1."""
     nft_node.attach(sandbox)
     sandbox.ip("link", "delete", "eth0")
     done = nft_node.tool("show", "--json")
@@ -104,13 +104,13 @@ def test_a_missing_interface_is_told(nft_node, sandbox):
     assert not only(done.json, "attachments")["leaked"]
 
 
-def test_all_that_a_dead_pod_leaves_is_marked(node, sandbox, new_sandbox):
-    """When a namespace vanishes without DEL all that is left is marked, nothing of others, and GC cures it."""
-    dead = new_sandbox()
+def test_objects_of_a_stopped_pod_are_leaked(node, sandbox, new_sandbox):
+    """After a namespace vanished without DEL, all its objects are leaks, no other pod's are, and GC removes them."""
+    stopped = new_sandbox()
     node.attach(sandbox, "8081:80")
-    node.attach(dead, "8080:80")
+    node.attach(stopped, "8080:80")
     assert node.leaked_kinds() == set()
-    delete_and_wait(dead, node.host)
+    delete_and_wait(stopped, node.host)
     done = node.tool("show", "--json")
     assert done.status == 1
     leaks = done.json["leaks"]
@@ -118,66 +118,66 @@ def test_all_that_a_dead_pod_leaves_is_marked(node, sandbox, new_sandbox):
     assert {leak["kind"] for leak in leaks} == kinds
     assert sandbox.name not in json.dumps(leaks)
     states = {pod["containerID"]: (pod["state"], pod["leaked"]) for pod in done.json["attachments"]}
-    assert states == {sandbox.name: ("ok", False), dead.name: ("gone", True)}
+    assert states == {sandbox.name: ("ok", False), stopped.name: ("gone", True)}
     assert "8080/tcp" in json.dumps(leaks)
     node.gc(sandbox)
     assert node.leaked_kinds() == set()
     assert len(node.show()["attachments"]) == 1
 
 
-def test_what_nobody_knows_is_marked(node, sandbox, new_sandbox):
-    """What is left of an attachment that is neither in the cache nor in the store is marked, its veth too."""
+def test_objects_of_an_unknown_attachment_are_leaked(node, sandbox, new_sandbox):
+    """Objects of an attachment that is neither in the cache nor in the store are leaks, also its veth."""
     other = new_sandbox()
     result = node.attach(sandbox)
-    forgotten = node.attach(other, "8080:80")
+    lost_result = node.attach(other, "8080:80")
     node.entry(other).unlink()
-    # As long as the address is reserved it may be an ADD that is under way.
+    # While the address is reserved, its ADD may still be running.
     assert node.leaked_kinds() == set()
-    (node.store / address(forgotten)).unlink()
+    (node.store / address(lost_result)).unlink()
     leaks = node.show()["leaks"]
     assert {leak["kind"] for leak in leaks} == {"veth", "host port", "masquerade", "firewall", "ifb", "backup"}
     named = {leak["containerID"] for leak in leaks if leak["kind"] != "veth"}
     assert named == {other.name}
     (veth,) = [leak for leak in leaks if leak["kind"] == "veth"]
-    assert veth["what"].startswith(f"{host_end(forgotten)} on cni0")
-    assert veth["cure"] == f"ip link delete {host_end(forgotten)}"
+    assert veth["what"].startswith(f"{host_end(lost_result)} on cni0")
+    assert veth["cure"] == f"ip link delete {host_end(lost_result)}"
     assert host_end(result) not in json.dumps(leaks)
-    node.host.ip("link", "delete", host_end(forgotten))
+    node.host.ip("link", "delete", host_end(lost_result))
     node.gc(sandbox)
     assert node.leaked_kinds() == set()
 
 
-def test_a_reservation_without_anybody_is_marked(nft_node, sandbox, new_sandbox):
-    """An old reservation of a container that neither the cache nor a namespace has is marked, a young one not."""
+def test_reservation_without_a_container_is_leaked(nft_node, sandbox, new_sandbox):
+    """A reservation older than a minute without cache entry and interface is leaked, and a new one is not."""
     nft_node.attach(sandbox)
     path = nft_node.store / f"{NET}.77"
     path.write_bytes(b"forgotten\r\neth0")
     assert nft_node.leaked_kinds() == set()
     os.utime(path, (time.time() - 120,) * 2)
-    seen = nft_node.show()
-    (leak,) = seen["leaks"]
+    node_state = nft_node.show()
+    (leak,) = node_state["leaks"]
     assert (leak["kind"], leak["containerID"]) == ("reservation", "forgotten")
-    states = {pod["containerID"]: pod["state"] for pod in seen["attachments"]}
+    states = {pod["containerID"]: pod["state"] for pod in node_state["attachments"]}
     assert states["forgotten"] == "no cache"
     assert nft_node.tool("ipam", "free", f"{NET}.77").status == 0
     assert nft_node.leaked_kinds() == set()
 
 
-def test_the_reference_s_leaks_are_marked(bin_dir, reference, host, sandbox, new_sandbox, tmp_path):
-    """What dead pods of the Go plugins leave is marked as far as it says whose it is, and nothing of the living."""
+def test_leaks_of_the_reference_plugins(bin_dir, reference, host, sandbox, new_sandbox, tmp_path):
+    """Objects of a stopped pod of the reference plugins are leaks if they name their owner."""
     node = Node(host, tmp_path / "node", bin_dir=reference)
-    dead = new_sandbox()
+    stopped = new_sandbox()
     node.attach(sandbox, "8081:80")
-    node.attach(dead, "8080:80")
+    node.attach(stopped, "8080:80")
     assert node.leaked_kinds() == set()
-    delete_and_wait(dead, node.host)
+    delete_and_wait(stopped, node.host)
     leaks = node.show()["leaks"]
     assert {leak["kind"] for leak in leaks} == {"reservation", "cache", "host port", "masquerade", "ifb"}
     assert sandbox.name not in json.dumps(leaks)
 
 
-def test_the_map_has_every_pod(nft_node, new_sandbox, tmp_path):
-    """--svg writes a picture that is XML, has a box for every pod, and is the same when nothing has changed."""
+def test_map_has_every_pod(nft_node, new_sandbox, tmp_path):
+    """--svg writes an XML picture with a box for every pod, and the same picture if nothing has changed."""
     pods = [new_sandbox() for _ in range(5)]
     results = [nft_node.attach(pod, name=f"pod-{number}") for number, pod in enumerate(pods)]
     pictures = []
@@ -194,8 +194,8 @@ def test_the_map_has_every_pod(nft_node, new_sandbox, tmp_path):
     assert "bridge cni0" in texts
 
 
-def test_hostile_names_do_not_reach_the_terminal(nft_node, sandbox):
-    """Control characters in the cache, in a store and in an interface's alias are escaped, in the picture replaced."""
+def test_control_characters_are_escaped(nft_node, sandbox):
+    """Control characters in cache, store and interface aliases are escaped, and replaced in the picture."""
     result = nft_node.attach(sandbox)
     entry = json.loads(nft_node.entry(sandbox).read_text())
     entry["containerId"] = "evil\x1b[2Jid"
@@ -214,8 +214,8 @@ def test_hostile_names_do_not_reach_the_terminal(nft_node, sandbox):
     assert address(result) in done.stdout
 
 
-def test_without_root_it_tells_what_it_could_not_see(nft_node, sandbox):
-    """Without root nothing is marked that cannot be known, and it is told what could not be looked at."""
+def test_without_root_the_output_is_incomplete(nft_node, sandbox):
+    """Without root the output has no unproven leaks, and lists what could not be inspected."""
     result = nft_node.attach(sandbox, "8080:80")
     for path in (nft_node.directory, *nft_node.directory.parents[:3]):
         path.chmod(0o755)

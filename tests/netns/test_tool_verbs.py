@@ -1,4 +1,4 @@
-"""The operator's tool runs a network's verbs as libcni does: in its order, with its cache, and nothing is left."""
+"""The operator's tool runs a network's verbs as libcni does: in the same order and with the same cache."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ FAILING = 'echo \'{"cniVersion": "1.1.0", "code": 100, "msg": "no luck", "detail
 
 
 @pytest.fixture(params=["podwire", "reference", "mixed"])
-def anyones(request: pytest.FixtureRequest, tool: Tool, tmp_path: Path) -> Tool:
-    """A network of bridge and firewall by podwire's files, the reference's, and some of each."""
+def tool_of_any_vendor(request: pytest.FixtureRequest, tool: Tool, tmp_path: Path) -> Tool:
+    """A network of bridge and firewall with podwire's files, with the reference plugins, and with some of each."""
     reference: Path = request.getfixturevalue("reference")
     ours = {"podwire": binaries.names(), "reference": [], "mixed": ["bridge"]}[request.param]
     directory = tmp_path / "bin"
     directory.mkdir()
     for name in ("bridge", "firewall", "host-local"):
         (directory / name).symlink_to((binaries.directory() if name in ours else reference) / name)
-    made = Tool(tool.host, tmp_path, directory)
-    # Not portmap, since the reference's fails CHECK of a pod without an IPv6 address.
-    made.configure(made.bridge(ipMasq=True), {"type": "firewall"}, version="1.0.0")
-    return made
+    node = Tool(tool.host, tmp_path, directory)
+    # Without portmap, since CHECK of the reference plugin fails for a pod without an IPv6 address.
+    node.configure(node.bridge(ipMasq=True), {"type": "firewall"}, version="1.0.0")
+    return node
 
 
-def script(tool: Tool, name: str, body: str) -> dict[str, Any]:
-    """Makes a plugin that is a shell script, beside ours in a directory of their own; returns its part of a list."""
+def create_script(tool: Tool, name: str, body: str) -> dict[str, Any]:
+    """Creates a plugin that is a shell script, in a separate directory; returns its configuration."""
     directory = tool.directory / "bin"
     directory.mkdir(exist_ok=True)
     (directory / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -48,34 +48,34 @@ def script(tool: Tool, name: str, body: str) -> dict[str, Any]:
 
 
 def with_scripts(tool: Tool) -> Tool:
-    """Returns the tool with both directories of plugins on its path."""
+    """Returns the tool with the directories of scripts and of podwire's plugins."""
     return Tool(tool.host, tool.directory, Path(f"{tool.directory}/bin:{binaries.directory()}"))
 
 
-def used(tool: Tool, pod: Namespace, *options: str) -> dict[str, Any]:
-    """Returns all there is after one attachment came and went: what the first one makes for all is there then."""
+def state_after_use(tool: Tool, pod: Namespace, *options: str) -> dict[str, Any]:
+    """Attaches and detaches a pod once, and returns the state, which then has all shared objects."""
     tool.succeed("add", "net", pod.name, *options)
     tool.succeed("del", "net", pod.name)
     return tool.everything(pod)
 
 
-def test_a_round_trip_leaves_nothing(anyones: Tool, sandbox: Namespace):
-    """Attached, checked and detached, a pod leaves host, pod and files as they were, whoever's plugins it has."""
-    before = used(anyones, sandbox)
-    told = anyones.succeed("add", "net", sandbox.name)
-    assert "10.22.0." in told
-    assert told.count(" ok\n") == 2
+def test_add_check_del_leave_nothing(tool_of_any_vendor: Tool, sandbox: Namespace):
+    """After ADD, CHECK and DEL host, pod and files are as before, with the plugins of any vendor."""
+    before = state_after_use(tool_of_any_vendor, sandbox)
+    printed = tool_of_any_vendor.succeed("add", "net", sandbox.name)
+    assert "10.22.0." in printed
+    assert printed.count(" ok\n") == 2
     assert "eth0" in sandbox.ip("link")
-    assert anyones.succeed("check", "net", sandbox.name).count(" ok\n") == 2
-    anyones.succeed("del", "net", sandbox.name)
-    assert differences(before, anyones.everything(sandbox)) == []
-    assert list(anyones.cache.iterdir()) == []
+    assert tool_of_any_vendor.succeed("check", "net", sandbox.name).count(" ok\n") == 2
+    tool_of_any_vendor.succeed("del", "net", sandbox.name)
+    assert differences(before, tool_of_any_vendor.everything(sandbox)) == []
+    assert list(tool_of_any_vendor.cache.iterdir()) == []
 
 
 def test_the_cache_is_what_libcni_writes(tool: Tool, sandbox: Namespace):
-    """An entry has libcni's keys in its order, its mode, its name, the list in base64, and the arguments as given.
+    """An entry has libcni's name, mode, keys and their order, the list in base64, and the arguments.
 
-    Keys and forms are those of an entry that multus-cni's tests have (pkg/multus/multus_cni020_test.go, "executes
+    Keys and formats are those of an entry in the tests of multus-cni (pkg/multus/multus_cni020_test.go, "executes
     delegates with CNI GC"), and of cachedInfo in containernetworking/cni, libcni/api.go.
     """
     pairs = ("--args", "IgnoreUnknown=1", "--args", "K8S_POD_NAME=web")
@@ -97,23 +97,23 @@ def test_the_cache_is_what_libcni_writes(tool: Tool, sandbox: Namespace):
     tool.succeed("del", "net", sandbox.name)
 
 
-def test_an_attachment_of_a_runtime_is_found_by_its_namespace(tool: Tool, sandbox: Namespace):
-    """What another container ID attached is checked and detached by the path, name or PID of its namespace."""
+def test_attachment_of_a_runtime_is_identified_by_its_namespace(tool: Tool, sandbox: Namespace):
+    """An attachment with another container ID is checked and detached by path, name or PID of its namespace."""
     tool.succeed("add", "net", sandbox.name, "--container-id", "by-a-runtime")
     with sandbox.entered(), subprocess.Popen(["sleep", "60"]) as process:
         try:
             assert "container by-a-runtime" in tool.succeed("check", "net", str(process.pid))
         finally:
             process.kill()
-    told = tool.succeed("check", "net", sandbox.path.replace("/run", "/var/run"))
-    assert "container by-a-runtime" in told
+    printed = tool.succeed("check", "net", sandbox.path.replace("/run", "/var/run"))
+    assert "container by-a-runtime" in printed
     tool.succeed("del", "net", sandbox.name)
     assert list(tool.cache.iterdir()) == []
 
 
-def test_an_attachment_goes_with_the_configuration_it_came_with(tool: Tool, sandbox: Namespace):
-    """A network that is no more in net.d is still deleted, by the container's ID alone."""
-    before = used(tool, sandbox, *PORTS)
+def test_del_uses_the_cached_configuration(tool: Tool, sandbox: Namespace):
+    """A pod whose network is no longer in net.d is detached by its container ID alone."""
+    before = state_after_use(tool, sandbox, *PORTS)
     tool.succeed("add", "net", sandbox.name, "--container-id", "c1", *PORTS)
     (tool.directory / "net.d" / "net.conflist").unlink()
     tool.succeed("del", "net", "--container-id", "c1")
@@ -121,15 +121,15 @@ def test_an_attachment_goes_with_the_configuration_it_came_with(tool: Tool, sand
     assert differences(before, tool.everything(sandbox)) == []
 
 
-def test_a_failure_in_the_middle_leaves_nothing(tool: Tool, sandbox: Namespace):
-    """When a plugin fails its error and hint are told, and DEL of all leaves what was before."""
-    before = used(tool, sandbox, *PORTS)
-    failing = script(tool, "failing", f'[ "$CNI_COMMAND" != ADD ] || {{ {FAILING}; }}')
+def test_failed_add_leaves_nothing(tool: Tool, sandbox: Namespace):
+    """If a plugin fails, its error and hint are printed, and DEL of all plugins restores the previous state."""
+    before = state_after_use(tool, sandbox, *PORTS)
+    failing = create_script(tool, "failing", f'[ "$CNI_COMMAND" != ADD ] || {{ {FAILING}; }}')
     tool.configure(tool.bridge(ipMasq=True), failing, PORTMAP)
-    told = with_scripts(tool).fail(1, "add", "net", sandbox.name, *PORTS)
-    assert "error: no luck\n  try again\n" in told
-    assert "nothing remains" in told
-    assert [line.split()[:2] for line in told.splitlines() if " ms " in line] == [
+    printed = with_scripts(tool).fail(1, "add", "net", sandbox.name, *PORTS)
+    assert "error: no luck\n  try again\n" in printed
+    assert "nothing remains" in printed
+    assert [line.split()[:2] for line in printed.splitlines() if " ms " in line] == [
         ["bridge", "ADD"],
         ["failing", "ADD"],
         ["portmap", "DEL"],
@@ -141,20 +141,20 @@ def test_a_failure_in_the_middle_leaves_nothing(tool: Tool, sandbox: Namespace):
     assert differences(before, tool.everything(sandbox)) == []
 
 
-def test_a_plugin_that_talks_nonsense_is_a_failure(tool: Tool, sandbox: Namespace):
-    """A plugin that succeeds without a result, or fails without an error, is told so."""
-    tool.configure(script(tool, "silent", "exit 0"))
+def test_invalid_answers_of_plugins(tool: Tool, sandbox: Namespace):
+    """A plugin that succeeds without a result, or fails without an error object, is reported as such."""
+    tool.configure(create_script(tool, "silent", "exit 0"))
     assert "silent printed no result" in with_scripts(tool).fail(1, "add", "net", sandbox.name)
-    tool.configure(script(tool, "silent", "echo oops; exit 3"))
-    told = with_scripts(tool).fail(1, "add", "net", sandbox.name)
-    assert "silent failed without an error object: exit status 3\n  it printed: oops" in told
+    tool.configure(create_script(tool, "silent", "echo oops; exit 3"))
+    printed = with_scripts(tool).fail(1, "add", "net", sandbox.name)
+    assert "silent failed without an error object: exit status 3\n  it printed: oops" in printed
 
 
-def test_an_interrupted_add_leaves_nothing(tool: Tool, sandbox: Namespace):
-    """SIGTERM while a plugin works ends the plugin, and DEL of all leaves what was before."""
-    before = used(tool, sandbox, *PORTS)
+def test_interrupted_add_leaves_nothing(tool: Tool, sandbox: Namespace):
+    """SIGTERM during ADD ends the plugin, and DEL of all plugins restores the previous state."""
+    before = state_after_use(tool, sandbox, *PORTS)
     started = tool.directory / "started"
-    slow = script(tool, "slow", f'[ "$CNI_COMMAND" != ADD ] || {{ touch {started}; exec sleep 60; }}')
+    slow = create_script(tool, "slow", f'[ "$CNI_COMMAND" != ADD ] || {{ touch {started}; exec sleep 60; }}')
     tool.configure(tool.bridge(ipMasq=True), slow)
     process = with_scripts(tool).start("add", "net", sandbox.name)
     deadline = time.monotonic() + 20
@@ -171,23 +171,23 @@ def test_an_interrupted_add_leaves_nothing(tool: Tool, sandbox: Namespace):
     assert differences(before, tool.everything(sandbox)) == []
 
 
-def test_what_cannot_be_remembered_is_taken_away(tool: Tool, sandbox: Namespace):
-    """Without a place for the cache a pod is not attached, since nobody could detach it."""
-    before = used(tool, sandbox, *PORTS)
+def test_add_without_a_writable_cache_is_rolled_back(tool: Tool, sandbox: Namespace):
+    """If the cache cannot be written, the pod is detached, since a later DEL would not know it."""
+    before = state_after_use(tool, sandbox, *PORTS)
     tool.cache.rmdir()
     tool.cache.write_text("no directory")
-    told = tool.fail(3, "add", "net", sandbox.name)
-    assert "cannot write" in told
+    printed = tool.fail(3, "add", "net", sandbox.name)
+    assert "cannot write" in printed
     tool.cache.unlink()
     tool.cache.mkdir()
     assert differences(before, tool.everything(sandbox)) == []
 
 
-def test_what_is_there_is_not_attached_again(tool: Tool, sandbox: Namespace):
-    """A second attachment of a pod, or one over an interface of others, is refused and harms nothing."""
+def test_second_add_is_refused(tool: Tool, sandbox: Namespace):
+    """A second ADD of a pod, and one whose interface name is in use, are refused and change nothing."""
     tool.succeed("add", "net", sandbox.name)
     before = tool.everything(sandbox)
-    assert "is attached to" in tool.fail(3, "add", "net", sandbox.name)
+    assert "is already attached to" in tool.fail(3, "add", "net", sandbox.name)
     assert 'has an interface "eth0" already' in tool.fail(3, "add", "net", sandbox.name, "--container-id", "other")
     assert differences(before, tool.everything(sandbox)) == []
     tool.succeed("check", "net", sandbox.name)
@@ -197,7 +197,7 @@ def test_what_is_there_is_not_attached_again(tool: Tool, sandbox: Namespace):
 
 
 def test_check_names_what_is_missing(tool: Tool, sandbox: Namespace):
-    """A flushed table fails CHECK of the plugin whose rules were in it, with what to do."""
+    """After a flush CHECK fails with the error of the plugin whose rules are missing."""
     tool.succeed("add", "net", sandbox.name, *PORTS)
     tool.host.run("iptables", "-t", "nat", "-F")
     document = tool.json("check", "net", sandbox.name, status=1)
@@ -207,8 +207,8 @@ def test_check_names_what_is_missing(tool: Tool, sandbox: Namespace):
     tool.succeed("del", "net", sandbox.name)
 
 
-def test_check_respects_the_list(tool: Tool, sandbox: Namespace):
-    """A list with disableCheck is not checked, one before 0.4.0 is refused in words."""
+def test_check_respects_disable_check(tool: Tool, sandbox: Namespace):
+    """A list with disableCheck is not checked, and one before 0.4.0 is refused with the reason."""
     tool.configure(tool.bridge(), disableCheck=True)
     tool.succeed("add", "net", sandbox.name)
     assert "disableCheck" in tool.succeed("check", "net", sandbox.name)
@@ -220,16 +220,16 @@ def test_check_respects_the_list(tool: Tool, sandbox: Namespace):
     assert list(tool.cache.iterdir()) == []
 
 
-def test_old_results_are_shown(tool: Tool, sandbox: Namespace):
-    """A list of 0.2.0, whose results have no interfaces, is attached, remembered and detached."""
+def test_results_of_an_old_version(tool: Tool, sandbox: Namespace):
+    """A list of 0.2.0, whose results have no interfaces, is attached, cached and detached."""
     tool.configure(tool.bridge(), version="0.2.0")
     assert "10.22.0.2/24" in tool.succeed("add", "net", sandbox.name)
     tool.succeed("del", "net", sandbox.name)
     assert list(tool.cache.iterdir()) == []
 
 
-def test_the_documents(tool: Tool, sandbox: Namespace):
-    """With --json add, check and del print one document of the promised shape."""
+def test_json_documents(tool: Tool, sandbox: Namespace):
+    """With --json add, check and del print one document of the documented shape."""
     added = tool.json("add", "net", sandbox.name)
     assert list(added) == ["network", "containerID", "ifname", "netns", "steps", "result"]
     assert [step["plugin"] for step in added["steps"]] == ["bridge", "portmap"]
@@ -241,8 +241,8 @@ def test_the_documents(tool: Tool, sandbox: Namespace):
     assert (refused["code"], "not a network namespace" in refused["msg"]) == (8, True)
 
 
-def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
-    """Unknown networks and namespaces, bad arguments and lack of root are refused with what there is instead."""
+def test_errors_have_hints(tool: Tool, sandbox: Namespace):
+    """Errors about unknown networks and namespaces, invalid arguments and missing root have a hint."""
     assert "networks there: net" in tool.fail(3, "add", "other", sandbox.name)
     assert "give a path" in tool.fail(3, "add", "net", "absent")
     assert "is not a network namespace" in tool.fail(3, "add", "net", str(tool.directory))
@@ -265,55 +265,55 @@ def test_help_is_given_for_what_cannot_be_done(tool: Tool, sandbox: Namespace):
         ("other", False, "capabilities that its plugins declare: none"),
     ],
 )
-def test_capability_arguments_that_no_plugin_would_get(tool: Tool, sandbox: Namespace, name, declared, hint):
-    """ADD refuses a capability that no plugin declares, with the name that may be meant, and attaches nothing."""
+def test_undeclared_capability_arguments_are_refused(tool: Tool, sandbox: Namespace, name, declared, hint):
+    """ADD refuses a capability that no plugin declares, suggests a similar name, and attaches nothing."""
     tool.configure(tool.bridge(), PORTMAP if declared else {"type": "portmap"})
     before = tool.everything(sandbox)
     arguments = json.dumps({name: [{"hostPort": 8080, "containerPort": 80}]})
-    told = tool.fail(3, "add", "net", sandbox.name, "--capability-args", arguments)
-    assert f'podwire: no plugin of network "net" declares the capability "{name}"\n  {hint}' in told
+    printed = tool.fail(3, "add", "net", sandbox.name, "--capability-args", arguments)
+    assert f'podwire: no plugin of network "net" declares the capability "{name}"\n  {hint}' in printed
     assert "no plugin" in tool.fail(3, "add", "net", sandbox.name, "--dry-run", env={"CAP_ARGS": arguments})
     assert differences(before, tool.everything(sandbox)) == []
 
 
-def test_the_steps_are_explained(tool: Tool, sandbox: Namespace):
-    """With --explain each of our plugins tells its steps and changes, and no log is left."""
+def test_explain_prints_steps_and_changes(tool: Tool, sandbox: Namespace):
+    """With --explain the steps and changes of podwire's plugins are printed, and the temporary log is deleted."""
     before = sorted(Path("/run").glob("podwire-*"))
-    told = tool.succeed("add", "net", sandbox.name, "--explain")
-    assert 'create bridge "cni0"' in told
-    assert "host-local ADD" in told
+    printed = tool.succeed("add", "net", sandbox.name, "--explain")
+    assert 'create bridge "cni0"' in printed
+    assert "host-local ADD" in printed
     document = tool.json("del", "net", sandbox.name, "--explain")
     assert all(step["account"][0]["plugin"] == step["plugin"] for step in document["steps"])
     assert sorted(Path("/run").glob("podwire-*")) == before
 
 
 @pytest.fixture
-def gone(tool: Tool, new_sandbox: Callable[[], Namespace]) -> tuple[Namespace, Namespace]:
-    """Two attached pods, of which the namespace of the second is gone."""
-    living, dead = new_sandbox(), new_sandbox()
-    for pod in (living, dead):
-        tool.succeed("add", "net", pod.name, *(PORTS if pod is dead else ()), "--container-id", pod.name)
-    tool.delete_netns(dead)
-    return living, dead
+def running_and_stopped(tool: Tool, new_sandbox: Callable[[], Namespace]) -> tuple[Namespace, Namespace]:
+    """Two attached pods; the namespace of the second no longer exists."""
+    running, stopped = new_sandbox(), new_sandbox()
+    for pod in (running, stopped):
+        tool.succeed("add", "net", pod.name, *(PORTS if pod is stopped else ()), "--container-id", pod.name)
+    tool.delete_netns(stopped)
+    return running, stopped
 
 
-def test_gc_removes_the_dead_only(tool: Tool, gone: tuple[Namespace, Namespace]):
-    """GC runs DEL for attachments whose namespace is gone, and keeps what lives."""
-    living, dead = gone
+def test_gc_removes_only_stopped_pods(tool: Tool, running_and_stopped: tuple[Namespace, Namespace]):
+    """GC runs DEL for attachments whose namespace no longer exists, and keeps the others."""
+    running, stopped = running_and_stopped
     document = tool.json("gc", "net")
-    assert document["kept"] == [{"containerID": living.name, "ifname": "eth0"}]
-    assert document["deleted"] == [{"containerID": dead.name, "ifname": "eth0"}]
+    assert document["kept"] == [{"containerID": running.name, "ifname": "eth0"}]
+    assert document["deleted"] == [{"containerID": stopped.name, "ifname": "eth0"}]
     commands = [(step["plugin"], step["command"]) for step in document["steps"]]
     assert commands == [("portmap", "DEL"), ("bridge", "DEL"), ("bridge", "GC"), ("portmap", "GC")]
-    assert [file.name for file in tool.cache.iterdir()] == [f"net-{living.name}-eth0"]
+    assert [file.name for file in tool.cache.iterdir()] == [f"net-{running.name}-eth0"]
     assert "8080" not in tool.host.run("iptables-save")
     assert (tool.leases / "10.22.0.2").exists()
     assert not (tool.leases / "10.22.0.3").exists()
-    tool.succeed("check", "net", living.name)
+    tool.succeed("check", "net", running.name)
 
 
-def test_gc_respects_the_list(tool: Tool, gone: tuple[Namespace, Namespace]):
-    """A list with disableGC is left alone; in one before 1.1.0 podwire's plugins collect all the same."""
+def test_gc_respects_disable_gc(tool: Tool, running_and_stopped: tuple[Namespace, Namespace]):
+    """A list with disableGC is not changed, and in one before 1.1.0 podwire's plugins still run GC."""
     before = tool.everything()
     tool.configure(tool.bridge(ipMasq=True), PORTMAP, disableGC=True)
     assert tool.json("gc", "net")["steps"] == []
@@ -324,9 +324,9 @@ def test_gc_respects_the_list(tool: Tool, gone: tuple[Namespace, Namespace]):
     assert commands == [("portmap", "DEL"), ("bridge", "DEL"), ("bridge", "GC"), ("portmap", "GC")]
 
 
-def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
-    """Without the cache, or with an entry that cannot be read, GC is refused: all would be garbage."""
-    entry = tool.cache / f"net-{gone[0].name}-eth0"
+def test_gc_refuses_an_unreadable_cache(tool: Tool, running_and_stopped: tuple[Namespace, Namespace]):
+    """GC refuses a missing cache or an unreadable entry, since it would remove running attachments."""
+    entry = tool.cache / f"net-{running_and_stopped[0].name}-eth0"
     text = entry.read_text()
     entry.write_text(text[:50])
     assert "if the container is running, do not delete the file" in tool.fail(3, "gc", "net")
@@ -336,19 +336,19 @@ def test_gc_refuses_to_guess(tool: Tool, gone: tuple[Namespace, Namespace]):
     assert (tool.leases / "10.22.0.2").exists()
 
 
-@pytest.mark.parametrize("own", ["by path", "/proc/self/ns/net"])
-def test_the_hosts_own_namespace_is_refused(tool: Tool, own: str):
-    """The namespace that the tool runs in is no pod's: add and its dry run refuse it before any plugin runs."""
-    tool.configure(script(tool, "unused", f"touch {tool.directory}/ran"))
-    netns = tool.host.path if own == "by path" else own
+@pytest.mark.parametrize("host_netns", ["by path", "/proc/self/ns/net"])
+def test_add_refuses_the_host_namespace(tool: Tool, host_netns: str):
+    """ADD and its dry run refuse the tool's own namespace before any plugin runs."""
+    tool.configure(create_script(tool, "unused", f"touch {tool.directory}/ran"))
+    netns = tool.host.path if host_netns == "by path" else host_netns
     for words in (("add", "net", netns), ("add", "net", netns, "--dry-run")):
         text = with_scripts(tool).fail(3, *words, env={"CNI_NETNS_OVERRIDE": "1"})
         assert "is this host's own network namespace, not a pod's" in text
     assert not (tool.directory / "ran").exists()
 
 
-def test_check_refuses_the_hosts_own_namespace(tool: Tool, sandbox: Namespace):
-    """An entry of the cache that names the host's namespace, as after a wrong ADD, is not checked as a pod."""
+def test_check_refuses_the_host_namespace(tool: Tool, sandbox: Namespace):
+    """A cache entry with the host's namespace, as after a wrong ADD, is refused."""
     tool.configure(tool.bridge())
     tool.succeed("add", "net", sandbox.name)
     (entry,) = tool.cache.iterdir()
@@ -358,15 +358,15 @@ def test_check_refuses_the_hosts_own_namespace(tool: Tool, sandbox: Namespace):
     assert "is this host's own network namespace, not a pod's" in text
 
 
-def test_two_at_once(tool: Tool, new_sandbox: Callable[[], Namespace]):
-    """Of several that attach one namespace at once one does, the others are told, and take nothing away."""
+def test_parallel_adds_of_one_namespace(tool: Tool, new_sandbox: Callable[[], Namespace]):
+    """Of parallel ADDs of one namespace one succeeds, and the others fail and remove nothing."""
     for number in range(4):
         pod = new_sandbox()
         running = [tool.start("add", "net", pod.name, *PORTS) for _ in range(3)]
         ends = [(process.communicate(timeout=60), process.returncode) for process in running]
         assert sorted(status for _, status in ends) == [0, 3, 3], (number, ends)
-        told = b"".join(stderr for (_, stderr), status in ends if status)
-        assert told.count(b"already") + told.count(b"another podwire") == len(ends) - 1, told.decode()
+        errors = b"".join(stderr for (_, stderr), status in ends if status)
+        assert errors.count(b"already") + errors.count(b"another podwire") == len(ends) - 1, errors.decode()
         tool.succeed("check", "net", pod.name)
         tool.succeed("del", "net", pod.name)
     assert not list(tool.cache.iterdir())
