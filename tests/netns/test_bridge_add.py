@@ -1,4 +1,4 @@
-"""ADD of bridge: links, addresses, routes and the result that tells of them."""
+"""ADD of bridge: links, addresses, routes and the result."""
 
 import re
 
@@ -11,7 +11,7 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 
 def test_two_pods_reach_each_other_and_the_gateway(network, new_sandbox):
-    """Pods of one network exchange packets with each other, with the gateway, and the host with them."""
+    """Pods of one network reach each other and the gateway, and the host reaches them."""
     one, two = new_sandbox(), new_sandbox()
     first, second = network.add(one), network.add(two)
     assert reaches(one, address(second))
@@ -20,61 +20,61 @@ def test_two_pods_reach_each_other_and_the_gateway(network, new_sandbox):
     assert reaches(network.host, address(second))
 
 
-def test_links_are_named_joined_and_up(network, sandbox):
-    """The container's end has the name asked for, the host's end is a port of the bridge, all are up at once."""
+def test_veth_is_named_attached_and_up(network, sandbox):
+    """The container veth is named after CNI_IFNAME, the host veth is a port of the bridge, and all links are up."""
     result = network.add(sandbox, ifname="net1")
     port = host_end(result)
     assert re.fullmatch("veth[0-9a-f]{8}", port)
-    outside, inside = links(network.host), links(sandbox)
-    assert set(outside) == {"lo", "cni0", port}
-    assert set(inside) == {"lo", "net1"}
-    assert outside[port]["master"] == "cni0"
-    for link in (outside["cni0"], outside[port], inside["net1"]):
+    host_links, container_links = links(network.host), links(sandbox)
+    assert set(host_links) == {"lo", "cni0", port}
+    assert set(container_links) == {"lo", "net1"}
+    assert host_links[port]["master"] == "cni0"
+    for link in (host_links["cni0"], host_links[port], container_links["net1"]):
         assert "UP" in link["flags"]
 
 
 def test_the_port_forwards_when_add_returns(network, sandbox):
-    """ADD returns when the host's end is operationally up, so that the pod's first packet is not lost."""
+    """When ADD returns, the host veth is operationally up, so the pod's first packet is not lost."""
     port = shown(network.host, host_end(network.add(sandbox)))
     assert port["operstate"] == "UP"
     assert port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
 
 
-def test_the_result_tells_of_bridge_port_and_container(network, sandbox):
-    """Interfaces are bridge, host's end, container's end; addresses point to the third; MACs are the kernel's."""
+def test_result_lists_bridge_host_veth_and_container_veth(network, sandbox):
+    """The result lists bridge, host veth and container veth with their MACs; addresses refer to the third."""
     result = network.add(sandbox)
-    bridge, port, inside = result["interfaces"]
-    outside = links(network.host)
-    assert [bridge["name"], inside["name"]] == ["cni0", "eth0"]
+    bridge, port, container_veth = result["interfaces"]
+    host_links = links(network.host)
+    assert [bridge["name"], container_veth["name"]] == ["cni0", "eth0"]
     assert [ip["interface"] for ip in result["ips"]] == [2]
     assert "sandbox" not in bridge | port
-    assert inside["sandbox"] == sandbox.path
-    assert bridge["mac"] == outside["cni0"]["address"]
-    assert port["mac"] == outside[port["name"]]["address"]
-    assert inside["mac"] == links(sandbox)["eth0"]["address"]
+    assert container_veth["sandbox"] == sandbox.path
+    assert bridge["mac"] == host_links["cni0"]["address"]
+    assert port["mac"] == host_links[port["name"]]["address"]
+    assert container_veth["mac"] == links(sandbox)["eth0"]["address"]
 
 
-def test_macs_of_an_earlier_result_stay_true(network, new_sandbox):
-    """A pod that joins changes neither the bridge's address nor another pod's."""
+def test_attaching_a_pod_changes_no_mac(network, new_sandbox):
+    """Attaching a pod changes neither the bridge's MAC address nor that of another pod."""
     first = network.add(new_sandbox())
     second = network.add(new_sandbox())
-    outside = links(network.host)
+    host_links = links(network.host)
     assert first["interfaces"][0] == second["interfaces"][0]
     for item in (*first["interfaces"][:2], second["interfaces"][1]):
-        assert item["mac"] == outside[item["name"]]["address"]
+        assert item["mac"] == host_links[item["name"]]["address"]
 
 
-def test_the_bridge_is_cni0_unless_named(network, new_sandbox):
-    """Without `bridge` the bridge is cni0, else the one named."""
+def test_default_bridge_name_is_cni0(network, new_sandbox):
+    """Without `bridge` the bridge is called cni0, otherwise it has the configured name."""
     l2 = network.having(bridge=None, isDefaultGateway=None, ipam=None)
     assert l2.add(new_sandbox())["interfaces"][0]["name"] == "cni0"
     assert l2.having(bridge="br7").add(new_sandbox())["interfaces"][0]["name"] == "br7"
 
 
-def test_an_existing_bridge_is_adopted_as_it_is(network, sandbox):
-    """A bridge made by somebody else keeps its ifindex, address, MTU and settings, and is set up."""
-    wanted = ("address", "02:00:00:00:00:77", "mtu", "1450", "type", "bridge", "ageing_time", "777")
-    network.host.ip("link", "add", "cni0", *wanted)
+def test_existing_bridge_is_reused(network, sandbox):
+    """A bridge that an administrator created keeps its ifindex, MAC address and settings, and is set up."""
+    settings = ("address", "02:00:00:00:00:77", "mtu", "1450", "type", "bridge", "ageing_time", "777")
+    network.host.ip("link", "add", "cni0", *settings)
     before, index = links(network.host)["cni0"], shown(network.host, "cni0")["ifindex"]
     result = network.having(mtu=1400).add(sandbox)
     after = links(network.host)["cni0"]
@@ -85,8 +85,8 @@ def test_an_existing_bridge_is_adopted_as_it_is(network, sandbox):
     assert reaches(sandbox, result["ips"][0]["gateway"])
 
 
-def test_another_kind_of_link_is_not_taken_for_the_bridge(network, sandbox):
-    """A link of the bridge's name that is no bridge is refused and left alone."""
+def test_link_of_another_kind_with_the_bridges_name_is_refused(network, sandbox):
+    """ADD refuses a link that has the bridge's name but is no bridge, and does not change it."""
     network.host.ip("link", "add", "cni0", "type", "veth", "peer", "name", "other")
     before = state(network.host), state(sandbox)
     error = network.run("ADD", sandbox).error()
@@ -95,8 +95,8 @@ def test_another_kind_of_link_is_not_taken_for_the_bridge(network, sandbox):
     assert (state(network.host), state(sandbox)) == before
 
 
-def test_a_second_add_leaves_the_living_attachment_alone(network, sandbox, new_sandbox):
-    """ADD of an interface that exists fails; the interface, its address and its lease stay and it still works."""
+def test_second_add_does_not_change_the_running_attachment(network, sandbox, new_sandbox):
+    """ADD fails if the attachment exists; its interface, address and lease stay, and it still works."""
     other = new_sandbox()
     network.add(other)
     result = network.add(sandbox)
@@ -109,8 +109,8 @@ def test_a_second_add_leaves_the_living_attachment_alone(network, sandbox, new_s
     assert reaches(other, address(result))
 
 
-def test_a_foreign_interface_of_the_name_is_left_alone(network, sandbox):
-    """ADD fails when the container has an interface of the name from elsewhere, which stays untouched."""
+def test_existing_interface_of_the_container_is_not_changed(network, sandbox):
+    """ADD fails if the container already has an interface of that name, and does not change the interface."""
     sandbox.ip("link", "add", "eth0", "type", "bridge")
     before = state(network.host), state(sandbox)
     assert "already exists" in network.run("ADD", sandbox).error()["msg"]
@@ -122,15 +122,15 @@ def test_a_foreign_interface_of_the_name_is_left_alone(network, sandbox):
     [("10.22.0.9/16", "10.22.255.255"), ("10.22.0.8/30", "10.22.0.11"), ("10.22.0.8/31", None), ("10.22.0.8/32", None)],
 )
 def test_addresses_have_their_prefix_and_broadcast(scripted_network, sandbox, cidr, broadcast):
-    """An address has IPAM's prefix and global scope, and a broadcast address if the subnet has room for one."""
+    """An address has IPAM's prefix and global scope, and a broadcast address if the subnet is large enough."""
     scripted_network([{"address": cidr}], keys={"isDefaultGateway": False}).add(sandbox)
-    (found,) = links(sandbox)["eth0"]["addresses"]
-    assert f"{found['local']}/{found['prefixlen']}" == cidr
-    assert (found["scope"], found.get("broadcast")) == ("global", broadcast)
+    (assigned,) = links(sandbox)["eth0"]["addresses"]
+    assert f"{assigned['local']}/{assigned['prefixlen']}" == cidr
+    assert (assigned["scope"], assigned.get("broadcast")) == ("global", broadcast)
 
 
-def test_routes_go_by_their_own_or_their_familys_gateway(scripted_network, sandbox):
-    """A route without gateway goes by its family's; priority, table, scope, mtu and advmss are honoured."""
+def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network, sandbox):
+    """A route without a gateway uses its family's; priority, table, scope, mtu and advmss are applied."""
     ips = [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}, {"address": "fd00:22::9/64", "gateway": "fd00:22::1"}]
     routes = [
         {"dst": "192.0.2.0/24"},
@@ -142,13 +142,13 @@ def test_routes_go_by_their_own_or_their_familys_gateway(scripted_network, sandb
     ]
     result = scripted_network(ips, keys={"isDefaultGateway": False}, routes=routes).add(sandbox)
     assert result["routes"] == routes
-    found = [
+    installed = [
         line.split(" pref ")[0].strip()
         for family in ("-4", "-6")
         for line in sandbox.ip(family, "route", "show", "table", "all").splitlines()
         if " via " in line
     ]
-    assert sorted(found) == [
+    assert sorted(installed) == [
         "10.99.0.0/16 via 10.22.0.1 dev eth0 table 1000",
         "192.0.2.0/24 via 10.22.0.1 dev eth0",
         "198.51.100.0/24 via 10.22.0.7 dev eth0 mtu 1300 advmss 1200",
@@ -159,30 +159,30 @@ def test_routes_go_by_their_own_or_their_familys_gateway(scripted_network, sandb
 
 
 def test_a_route_may_have_link_scope(scripted_network, sandbox):
-    """A route's scope is passed to the kernel, here a route to the link itself."""
+    """A route has the scope that IPAM returns, here that of a route to the link itself."""
     routes = [{"dst": "192.0.2.0/24", "scope": 253}]
     scripted_network([{"address": "10.22.0.9/16"}], keys={"isDefaultGateway": False}, routes=routes).add(sandbox)
     assert sandbox.ip("route", "show", "192.0.2.0/24").strip() == "192.0.2.0/24 dev eth0 scope link"
 
 
-@pytest.mark.parametrize("own", [None, {}, {"nameservers": [], "domain": ""}])
-def test_ipams_dns_is_kept(scripted_network, sandbox, own):
-    """Without a filled `dns` in the configuration the result has IPAM's."""
+@pytest.mark.parametrize("configured_dns", [None, {}, {"nameservers": [], "domain": ""}])
+def test_dns_of_ipam_is_kept(scripted_network, sandbox, configured_dns):
+    """If `dns` is missing or empty in the configuration, the result has the DNS settings of IPAM."""
     dns = {"nameservers": ["10.0.0.53"], "search": ["example.org"]}
-    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"dns": own}, dns=dns)
+    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"dns": configured_dns}, dns=dns)
     assert net.add(sandbox)["dns"] == dns
 
 
-def test_the_configurations_dns_replaces_ipams(scripted_network, sandbox):
-    """One member of `dns` in the configuration is enough to replace all that IPAM says."""
+def test_configured_dns_replaces_that_of_ipam(scripted_network, sandbox):
+    """One member of `dns` in the configuration replaces all DNS settings of IPAM."""
     dns = {"nameservers": ["10.0.0.53"], "search": ["example.org"]}
     net = scripted_network([{"address": "10.22.0.9/16"}], keys={"dns": {"options": ["ndots:5"]}}, dns=dns)
     assert net.add(sandbox)["dns"] == {"options": ["ndots:5"]}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_result_has_the_shape_of_its_version(scripted_network, sandbox, version):
-    """Each version of the specification gets the result in its own shape, with the version it asked for."""
+def test_result_has_the_format_of_its_version(scripted_network, sandbox, version):
+    """The result has the format of the configuration's cniVersion."""
     if version < "0.3.0":
         body = 'printf \'{"cniVersion": "%s", "ip4": {"ip": "10.22.0.9/16"}}\' ' + version + "; exit 0"
         net = scripted_network(body=f'[ "$CNI_COMMAND" != ADD ] || {{ {body}; }}', keys={"cniVersion": version})

@@ -1,4 +1,4 @@
-"""Which backend masquerades, and that rules go whichever made them; faults while they go."""
+"""Backends of masquerading: ADD chooses one, DEL and GC remove the rules of both; failures of the programs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ WITHOUT_IPTABLES = 'mount --bind /dev/null /usr/sbin/xtables-nft-multi && exec "
 
 @pytest.fixture
 def masqueraded(dual_network):
-    """A masqueraded network that names no backend."""
+    """A masqueraded network without `ipMasqBackend`."""
     return dual_network.having(ipMasq=True)
 
 
-def made_by(network):
+def backends_with_rules(network):
     """Returns the backends that have rules of this host's pods."""
-    found = {"iptables": [rule for rule in iptables_rules(network.host) if "CNI-" in rule]}
-    found["nftables"] = [rule for rule in nft_rules(network.host) if "net: net, if: eth0" in rule]
-    return {backend for backend, rules in found.items() if rules}
+    rules_by_backend = {"iptables": [rule for rule in iptables_rules(network.host) if "CNI-" in rule]}
+    rules_by_backend["nftables"] = [rule for rule in nft_rules(network.host) if "net: net, if: eth0" in rule]
+    return {backend for backend, rules in rules_by_backend.items() if rules}
 
 
 def run_without_iptables(network, command, pod, **keys):
-    """Runs a verb where there is no iptables to be found."""
+    """Runs a verb where iptables is not installed."""
     names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     program = str(binaries.directory() / "bridge")
     with network.host.entered():
@@ -49,23 +49,23 @@ def run_without_iptables(network, command, pod, **keys):
     return Outcome(done.returncode, done.stdout, done.stderr.decode())
 
 
-def test_iptables_is_taken_where_it_works(masqueraded, sandbox):
-    """Without ipMasqBackend the rules are made by iptables."""
+def test_iptables_is_the_default_backend(masqueraded, sandbox):
+    """Without `ipMasqBackend`, iptables adds the rules if it is installed."""
     masqueraded.check(sandbox, masqueraded.add(sandbox))
-    assert made_by(masqueraded) == {"iptables"}
+    assert backends_with_rules(masqueraded) == {"iptables"}
 
 
-def test_nftables_is_taken_where_iptables_is_missing(masqueraded, sandbox):
-    """Without ipMasqBackend and without iptables the rules are made by nftables; CHECK and DEL go the same way."""
+def test_nftables_is_used_without_iptables(masqueraded, sandbox):
+    """Without `ipMasqBackend` and iptables, nftables adds the rules; CHECK and DEL use it, too."""
     result = run_without_iptables(masqueraded, "ADD", sandbox).result()
-    assert made_by(masqueraded) == {"nftables"}
+    assert backends_with_rules(masqueraded) == {"nftables"}
     run_without_iptables(masqueraded, "CHECK", sandbox, prevResult=result).assert_silent()
     run_without_iptables(masqueraded, "DEL", sandbox, prevResult=result).assert_silent()
-    assert made_by(masqueraded) == set()
+    assert backends_with_rules(masqueraded) == set()
 
 
-def test_check_accepts_either_where_none_is_named(masqueraded, sandbox):
-    """After iptables was installed on a node, CHECK of pods that nftables masquerades still passes."""
+def test_check_accepts_both_backends(masqueraded, sandbox):
+    """CHECK still passes for pods that nftables masquerades after iptables was installed on the node."""
     result = masqueraded.having(ipMasqBackend="nftables").add(sandbox)
     masqueraded.check(sandbox, result)
     masqueraded.host.run("nft", "flush", "chain", "inet", "cni_plugins_masquerade", "masq_checks")
@@ -73,8 +73,8 @@ def test_check_accepts_either_where_none_is_named(masqueraded, sandbox):
     assert "masquerade: " in error["msg"]
 
 
-def test_iptables_that_was_asked_for_and_is_missing(masqueraded, sandbox):
-    """With ipMasqBackend "iptables" and no iptables ADD fails, says where it looked, and leaves nothing."""
+def test_configured_iptables_that_is_missing_is_reported(masqueraded, sandbox):
+    """With ipMasqBackend "iptables" and no iptables, ADD fails, names the searched PATH, and leaves nothing."""
     error = run_without_iptables(masqueraded.having(ipMasqBackend="iptables"), "ADD", sandbox).error()
     assert error["msg"] == "iptables-restore is not installed"
     assert "/usr/sbin" in error["details"]
@@ -85,40 +85,40 @@ def test_iptables_that_was_asked_for_and_is_missing(masqueraded, sandbox):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("other", [*BACKENDS, None])
-def test_rules_go_whatever_the_configuration_names_by_then(masqueraded, sandbox, backend, other):
-    """DEL removes the rules of both backends."""
+def test_del_removes_rules_of_both_backends(masqueraded, sandbox, backend, other):
+    """DEL removes the rules of both backends, whichever one the configuration names by then."""
     masqueraded.having(ipMasqBackend=backend).add(sandbox)
-    assert made_by(masqueraded) == {backend}
+    assert backends_with_rules(masqueraded) == {backend}
     masqueraded.having(ipMasqBackend=other).delete(sandbox)
-    assert made_by(masqueraded) == set()
+    assert backends_with_rules(masqueraded) == set()
 
 
 @pytest.mark.parametrize("value", ["yes", 1])
-def test_rules_go_with_a_broken_key(masqueraded, sandbox, value):
-    """DEL removes the rules when ipMasq has become something of a wrong type."""
+def test_del_removes_rules_with_an_invalid_ipmasq(masqueraded, sandbox, value):
+    """DEL removes the rules if the value of ipMasq has a wrong type by then."""
     masqueraded.add(sandbox)
     masqueraded.having(ipMasq=value).delete(sandbox)
-    assert made_by(masqueraded) == set()
+    assert backends_with_rules(masqueraded) == set()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [False, None])
-def test_rules_go_after_the_keys_were_switched_off(masqueraded, sandbox, backend, value):
-    """DEL removes masquerade rules and MAC spoof check also when the configuration no longer asks for them."""
+def test_del_removes_rules_of_disabled_options(masqueraded, sandbox, backend, value):
+    """DEL removes masquerade rules and MAC spoof check even if the configuration no longer enables them."""
     masqueraded.having(ipMasqBackend=backend, macspoofchk=True).add(sandbox)
-    assert made_by(masqueraded) == {backend}
+    assert backends_with_rules(masqueraded) == {backend}
     masqueraded.having(ipMasq=value, macspoofchk=value).delete(sandbox)
-    assert made_by(masqueraded) == set()
+    assert backends_with_rules(masqueraded) == set()
     assert sandbox.name not in "".join(nft_rules(masqueraded.host))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gc_looks_at_both(masqueraded, sandbox, new_sandbox, backend):
-    """GC removes the rules of pods that are not listed, and only when there is a list."""
+def test_gc_removes_rules_of_both_backends(masqueraded, sandbox, new_sandbox, backend):
+    """GC removes the rules of pods that are not in its list, and nothing without a list."""
     net = masqueraded.having(ipMasqBackend=backend, cniVersion="1.1.0")
-    kept, gone = sandbox, new_sandbox()
+    kept, stale = sandbox, new_sandbox()
     net.check(kept, result := net.add(kept))
-    net.add(gone)
+    net.add(stale)
     net.run("GC").assert_silent()
     assert len(net.leases()) == 4
     net.having(**{"cni.dev/valid-attachments": [{"containerID": kept.name, "ifname": "eth0"}]}).run(
@@ -128,12 +128,12 @@ def test_gc_looks_at_both(masqueraded, sandbox, new_sandbox, backend):
     net.check(kept, result)
     rules = "".join(iptables_rules(net.host) + iptables_rules(net.host, "ip6tables") + nft_rules(net.host))
     assert kept.name in rules
-    assert gone.name not in rules
+    assert stale.name not in rules
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_failure_after_the_rules_takes_them_back(masqueraded, new_sandbox, backend):
-    """When the gateway's address cannot be had, which is seen last, no rule stays of the failed ADD."""
+def test_failed_add_removes_its_rules(masqueraded, new_sandbox, backend):
+    """If the gateway address conflicts, which is the last step, ADD removes the rules that it added."""
     masqueraded.add(new_sandbox())
     pod = new_sandbox()
     subnet = [[{"subnet": "10.33.0.0/16"}]]
@@ -147,8 +147,8 @@ def test_a_failure_after_the_rules_takes_them_back(masqueraded, new_sandbox, bac
 
 
 @pytest.mark.needs("iptables_legacy_nat")
-def test_what_fails_does_not_keep_the_rest(masqueraded, sandbox, tmp_path):
-    """When iptables cannot be used DEL still deletes the interface and releases the address, and tells; then again."""
+def test_del_continues_after_a_failure_of_iptables(masqueraded, sandbox, tmp_path):
+    """If iptables fails, DEL still deletes interface and lease and reports the failure; the next DEL succeeds."""
     program = tmp_path / "iptables-restore"
     program.symlink_to("/usr/sbin/xtables-legacy-multi")
     net = masqueraded.having(ipMasqBackend="iptables", ipam={**masqueraded.config["ipam"], "ranges": [IPV4]})
@@ -172,8 +172,8 @@ def test_what_fails_does_not_keep_the_rest(masqueraded, sandbox, tmp_path):
 
 
 @pytest.mark.parametrize("program", ["exit 0", "exit 1", "exit 3", "kill -9 $$", "echo rubbish", "sleep 100"])
-def test_rules_go_without_the_program(masqueraded, sandbox, tmp_path, program):
-    """DEL takes away what iptables-nft made whatever has become of it, also beside rules that it cannot express."""
+def test_del_removes_iptables_nft_rules_without_the_program(masqueraded, sandbox, tmp_path, program):
+    """DEL removes rules of iptables-nft if the program fails, also beside rules that it cannot express."""
     net = masqueraded.having(ipMasqBackend="iptables")
     net.add(sandbox)
     net.host.run("nft", "add rule ip nat POSTROUTING ip saddr 1.2.3.4 ip daddr { 1.1.1.1, 2.2.2.2 } masquerade")
@@ -187,8 +187,8 @@ def test_rules_go_without_the_program(masqueraded, sandbox, tmp_path, program):
     assert net.leases() == {}
 
 
-def test_gc_leaves_what_proves_nothing(masqueraded, sandbox):
-    """A jump with a comment of the network that leads to a chain of another name stays, and is counted on stderr."""
+def test_gc_keeps_rules_without_proof_of_ownership(masqueraded, sandbox):
+    """A jump with a comment of the network to a chain with another name stays, and stderr counts it."""
     masqueraded.add(sandbox)
     host = masqueraded.host
     host.run("iptables", "-t", "nat", "-N", "FOREIGN")
@@ -201,8 +201,8 @@ def test_gc_leaves_what_proves_nothing(masqueraded, sandbox):
     assert "192.0.2.9/32" in "".join(iptables_rules(host))
 
 
-def test_a_foreign_jump_to_the_masquerade_does_not_stop_del(masqueraded, sandbox):
-    """Where somebody else's rule jumps to the container's chain, DEL leaves it empty and says so."""
+def test_del_flushes_a_masquerade_chain_with_a_foreign_jump(masqueraded, sandbox):
+    """If a foreign rule jumps to the container's chain, DEL flushes the chain and reports it."""
     masqueraded.add(sandbox)
     host = masqueraded.host
     (chain,) = {rule.rpartition(" ")[2] for rule in iptables_rules(host) if rule.startswith("-A POSTROUTING")}
@@ -211,13 +211,13 @@ def test_a_foreign_jump_to_the_masquerade_does_not_stop_del(masqueraded, sandbox
     outcome = masqueraded.run("DEL", sandbox)
     outcome.assert_silent()
     assert outcome.stderr == f"podwire: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
-    left = [rule for rule in iptables_rules(host) if chain in rule]
-    assert left == [f":{chain} -", f"-A FOREIGN -s 192.0.2.9/32 -j {chain}"]
+    remaining = [rule for rule in iptables_rules(host) if chain in rule]
+    assert remaining == [f":{chain} -", f"-A FOREIGN -s 192.0.2.9/32 -j {chain}"]
     assert masqueraded.leases() == {}
 
 
-def test_a_foreign_jump_does_not_stop_del(network, sandbox):
-    """Where somebody else's rule jumps to the chain of a MAC spoof check, DEL leaves it empty and says so."""
+def test_del_flushes_a_mac_spoof_chain_with_a_foreign_jump(network, sandbox):
+    """If a foreign rule jumps to the chain of a MAC spoof check, DEL flushes the chain and reports it."""
     net = network.having(macspoofchk=True)
     net.add(sandbox)
     chain = f"cni-br-iface-{sandbox.name}-eth0"

@@ -1,4 +1,4 @@
-"""ipMasq on a kernel whose nftables can do no NAT: what is said, and that iptables-legacy serves all the same."""
+"""ipMasq on a kernel whose nftables has no NAT: the error, and iptables-legacy as the backend."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from tests.support.netstate import state
 
 @pytest.fixture(autouse=True)
 def without_nft_nat():
-    """Leaves out these tests where there is nothing lacking."""
+    """Skips the tests on a kernel that has NAT in nftables."""
     if kernels.has("nft_nat"):
         pytest.skip("this kernel has NAT in nftables")
 
 
-def test_what_the_kernel_lacks_is_told(network, sandbox):
-    """ADD by nftables fails with what is needed and leaves nothing; STATUS has code 50."""
+def test_missing_nat_of_nftables_is_reported(network, sandbox):
+    """ADD by nftables fails, names the needed kernel version and leaves nothing; STATUS has code 50."""
     net = network.having(ipMasq=True, ipMasqBackend="nftables", cniVersion="1.1.0")
     before = state(net.host), state(sandbox)
     error = net.run("ADD", sandbox).error()
@@ -28,8 +28,8 @@ def test_what_the_kernel_lacks_is_told(network, sandbox):
 
 
 @pytest.mark.needs("iptables_legacy_nat")
-def test_iptables_legacy_serves(network, sandbox):
-    """Without a backend in the configuration, rules are made by iptables-legacy, checked, and taken away."""
+def test_iptables_legacy_is_the_backend(network, sandbox):
+    """Without a configured backend, iptables-legacy adds the rules, and CHECK and DEL use it."""
     net = network.having(ipMasq=True, cniVersion="1.1.0")
     net.run("STATUS").assert_silent()
     net.check(sandbox, net.add(sandbox))
@@ -40,11 +40,11 @@ def test_iptables_legacy_serves(network, sandbox):
 
 @pytest.mark.needs("iptables_legacy_nat")
 def test_gc_and_del_without_a_namespace(network, sandbox, new_sandbox):
-    """DEL without namespace and GC take away what iptables-legacy made."""
+    """DEL without a namespace and GC remove the rules of iptables-legacy."""
     net = network.having(ipMasq=True, cniVersion="1.1.0")
-    gone = new_sandbox()
+    stale = new_sandbox()
     net.add(sandbox)
-    net.add(gone)
+    net.add(stale)
     net.run("DEL", sandbox, netns="").assert_silent()
     net.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
     assert "CNI-" not in net.host.run("iptables-legacy-save", "-t", "nat")

@@ -11,14 +11,14 @@ from tests.support.netstate import links, state
 SINCE_CHECK = ("0.4.0", "1.0.0", "1.1.0")
 
 
-def complaint(net, pod, result, **how):
+def check_error(net, pod, result, **how):
     """Returns the message of a CHECK that must fail."""
     return net.run("CHECK", pod, prev_result=result, **how).error()["msg"]
 
 
 @pytest.mark.parametrize("version", SINCE_CHECK)
-def test_a_new_attachment_passes(scripted_network, sandbox, version):
-    """CHECK right after ADD succeeds in each version that has it, asks IPAM, and changes nothing."""
+def test_check_passes_after_add(scripted_network, sandbox, version):
+    """CHECK after ADD succeeds in each version that has it, runs IPAM's CHECK, and changes nothing."""
     ips = [{"address": "10.22.0.9/16"}, {"address": "fd00:22::9/64"}]
     if version < "1.0.0":
         ips = [{**ip, "version": number} for ip, number in zip(ips, "46", strict=True)]
@@ -30,19 +30,19 @@ def test_a_new_attachment_passes(scripted_network, sandbox, version):
 
 
 @pytest.mark.parametrize(("subnet", "dst"), [("10.22.0.", "192.0.2.0/24"), ("fd00:22::", "2001:db8::/32")])
-def test_several_routes_to_one_destination(scripted_network, sandbox, subnet, dst):
-    """Each is looked for; IPv6 makes one with several ways of them, IPv4 does not."""
+def test_check_of_several_routes_to_one_destination(scripted_network, sandbox, subnet, dst):
+    """CHECK finds each of several routes to one destination; IPv6 merges them into one with several next hops."""
     gateways = [f"{subnet}{number}" for number in (1, 2, 3)]
     ips = [{"address": f"{subnet}9/{'64' if ':' in subnet else '16'}"}]
     net = scripted_network(ips, routes=[{"dst": dst, "gw": gw} for gw in gateways])
     result = net.add(sandbox)
     net.check(sandbox, result)
     sandbox.ip("route", "del", dst, "via", gateways[1])
-    assert complaint(net, sandbox, result) == f"Expected route {dst} via {gateways[1]} is missing"
+    assert check_error(net, sandbox, result) == f"Expected route {dst} via {gateways[1]} is missing"
 
 
-def test_ipam_is_asked_for_its_part(scripted_network, sandbox, ipam_calls):
-    """CHECK runs IPAM's CHECK, and IPAM's complaint is the plugin's."""
+def test_check_runs_ipam(scripted_network, sandbox, ipam_calls):
+    """CHECK runs IPAM's CHECK and returns IPAM's error."""
     net = scripted_network([{"address": "10.22.0.9/16"}])
     result = net.add(sandbox)
     net.check(sandbox, result)
@@ -53,12 +53,12 @@ def test_ipam_is_asked_for_its_part(scripted_network, sandbox, ipam_calls):
     assert (error["code"], error["msg"]) == (123, "lease lost")
 
 
-def test_a_lost_lease_is_found(network, sandbox, store):
-    """CHECK fails when host-local's file of the address is gone."""
+def test_check_reports_a_missing_lease(network, sandbox, store):
+    """CHECK fails if host-local's file of the address is missing."""
     result = network.add(sandbox)
     network.check(sandbox, result)
     (store / "net" / "10.22.0.2").unlink()
-    complaint(network, sandbox, result)
+    check_error(network, sandbox, result)
 
 
 DAMAGE = {
@@ -85,55 +85,55 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found(network, sandbox, damage):
-    """CHECK fails and says what is wrong when part of the attachment is not as it was."""
-    where, commands, text = DAMAGE[damage]
+@pytest.mark.parametrize("change", DAMAGE)
+def test_check_reports_changes(network, sandbox, change):
+    """CHECK fails and names the difference if a part of the attachment was changed."""
+    side, commands, text = DAMAGE[change]
     result = network.add(sandbox)
     network.check(sandbox, result)
     for command in commands.split(";"):
         line = command.format(address=result["ips"][0]["address"], port=host_end(result))
-        (sandbox if where == "pod" else network.host).ip(*line.split())
-    assert text in complaint(network, sandbox, result)
+        (sandbox if side == "pod" else network.host).ip(*line.split())
+    assert text in check_error(network, sandbox, result)
 
 
 @pytest.mark.parametrize(("key", "text"), [("hairpinMode", "hairpin"), ("portIsolation", "isolation")])
-def test_a_lost_port_flag_is_found(network, sandbox, key, text):
-    """CHECK fails when the port has lost a flag that the configuration asks for."""
+def test_check_reports_a_missing_port_flag(network, sandbox, key, text):
+    """CHECK fails if the port lost a flag that the configuration sets."""
     net = network.having(**{key: True})
     result = net.add(sandbox)
     option = {"hairpinMode": "hairpin", "portIsolation": "isolated"}[key]
     net.host.ip("link", "set", host_end(result), "type", "bridge_slave", option, "off")
-    assert text in complaint(net, sandbox, result)
+    assert text in check_error(net, sandbox, result)
 
 
-def test_an_extra_route_is_checked_too(scripted_network, sandbox):
-    """CHECK looks for each route of the result, with its gateway."""
+def test_check_compares_all_routes(scripted_network, sandbox):
+    """CHECK compares each route of the result, with its gateway."""
     routes = [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}, {"dst": "198.51.100.0/24", "table": 100}]
     net = scripted_network([{"address": "10.22.0.9/16"}], routes=routes)
     result = net.add(sandbox)
     net.check(sandbox, result)
     sandbox.ip("route", "replace", "192.0.2.0/24", "via", "10.22.0.8")
-    assert "route 192.0.2.0/24 via 10.22.0.7" in complaint(net, sandbox, result)
+    assert "route 192.0.2.0/24 via 10.22.0.7" in check_error(net, sandbox, result)
 
 
-def test_prev_result_is_required(network, sandbox):
+def test_check_requires_prev_result(network, sandbox):
     """CHECK without prevResult is refused with the reference's text."""
     network.add(sandbox)
     error = network.run("CHECK", sandbox).error()
     assert (error["code"], error["msg"]) == (7, "Required prevResult missing")
 
 
-def test_another_sandbox_is_found(network, sandbox, new_sandbox):
-    """CHECK fails when prevResult speaks of another namespace than CNI_NETNS."""
+def test_check_refuses_the_result_of_another_sandbox(network, sandbox, new_sandbox):
+    """CHECK fails if prevResult has another namespace than CNI_NETNS."""
     result = network.add(sandbox)
     other = new_sandbox()
     text = f"Sandbox in prevResult {sandbox.path} doesn't match configured netns: {other.path}"
-    assert complaint(network, other, result, container_id=sandbox.name) == text
+    assert check_error(network, other, result, container_id=sandbox.name) == text
 
 
-def test_what_a_later_plugin_changed_is_the_truth(network, sandbox):
-    """CHECK passes when a later plugin changed the MAC and prevResult says so."""
+def test_check_passes_after_a_change_by_a_later_plugin(network, sandbox):
+    """CHECK passes if a later plugin changed the MAC address and prevResult has the new one."""
     result = copy.deepcopy(network.add(sandbox))
     sandbox.ip("link", "set", "eth0", "address", "02:00:00:00:00:99")
     result["interfaces"][2]["mac"] = "02:00:00:00:00:99"
@@ -141,8 +141,8 @@ def test_what_a_later_plugin_changed_is_the_truth(network, sandbox):
 
 
 @pytest.mark.parametrize("gateway", [True, None])
-def test_others_coming_and_going_change_nothing(network, new_sandbox, gateway):
-    """CHECK of a pod passes while others come and go, with a gateway on the bridge and without."""
+def test_check_passes_while_other_pods_come_and_go(network, new_sandbox, gateway):
+    """CHECK of a pod passes while other pods come and go, with and without a gateway on the bridge."""
     net = network.having(isDefaultGateway=gateway)
     one, two = new_sandbox(), new_sandbox()
     first = net.add(one)
@@ -154,8 +154,8 @@ def test_others_coming_and_going_change_nothing(network, new_sandbox, gateway):
     net.check(one, first)
 
 
-def test_status_is_silent_when_all_is_well(network, sandbox):
-    """STATUS succeeds before and after the bridge is there, without container variables."""
+def test_status_is_silent_on_success(network, sandbox):
+    """STATUS succeeds with and without an existing bridge, and needs no variables of a container."""
     net = network.having(cniVersion="1.1.0", ipam=None)
     without = {"container_id": None, "ifname": None}
     net.run("STATUS", **without).assert_silent()
@@ -163,8 +163,8 @@ def test_status_is_silent_when_all_is_well(network, sandbox):
     net.run("STATUS", **without).assert_silent()
 
 
-def test_status_tells_what_would_fail(network, scripted_network):
-    """STATUS fails with code 50 for a configuration that ADD would refuse and for a name taken by another link."""
+def test_status_reports_what_add_would_refuse(network, scripted_network):
+    """STATUS has code 50 for a configuration that ADD refuses, and if another link has the bridge's name."""
     net = network.having(cniVersion="1.1.0", ipam=None)
     assert net.having(vlan=5000).run("STATUS").error()["code"] == 50
     assert net.having(mtu="1500").run("STATUS").error()["code"] == 50
@@ -175,8 +175,8 @@ def test_status_tells_what_would_fail(network, scripted_network):
 
 
 @pytest.mark.parametrize("command", ["STATUS", "GC"])
-def test_ipam_gets_status_and_gc(scripted_network, ipam_calls, tmp_path, command):
-    """STATUS and GC reach IPAM with the same input, and IPAM's error is the plugin's."""
+def test_status_and_gc_run_ipam(scripted_network, ipam_calls, tmp_path, command):
+    """STATUS and GC run IPAM with the same input, and return IPAM's error."""
     keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
     net = scripted_network(keys=keys)
     net.run(command).assert_silent()
@@ -187,8 +187,8 @@ def test_ipam_gets_status_and_gc(scripted_network, ipam_calls, tmp_path, command
     assert (error["code"], error["msg"]) == (51, "no addresses left")
 
 
-def test_gc_leaves_links_alone(network, new_sandbox):
-    """GC deletes no link of an attachment: those die with their namespaces."""
+def test_gc_deletes_no_link(network, new_sandbox):
+    """GC deletes no link of an attachment: the kernel deletes links with their namespaces."""
     pod = new_sandbox()
     net = network.having(cniVersion="1.1.0", ipam=None, isDefaultGateway=None)
     net.add(pod)
@@ -198,7 +198,7 @@ def test_gc_leaves_links_alone(network, new_sandbox):
 
 
 @pytest.mark.parametrize(("command", "version"), [("CHECK", "0.3.1"), ("STATUS", "1.0.0"), ("GC", "1.0.0")])
-def test_verbs_need_their_version(network, sandbox, command, version):
+def test_verbs_are_refused_before_their_version(network, sandbox, command, version):
     """A verb that the configuration's version does not have is refused with code 1."""
     config = {**network.config, "cniVersion": version, "prevResult": {"cniVersion": version}}
     outcome = run_plugin("bridge", command, config, netns=sandbox, host=network.host)

@@ -1,4 +1,4 @@
-"""DEL of bridge: everything goes, whatever is gone already."""
+"""DEL of bridge: it deletes everything that still exists."""
 
 import subprocess
 
@@ -8,8 +8,8 @@ from tests.support.attaching import reaches
 from tests.support.netstate import links, state
 
 
-def test_link_and_lease_go_the_bridge_stays(network, new_sandbox):
-    """DEL takes both ends and the lease away at once; bridge, gateway address and other pods stay."""
+def test_del_deletes_veth_and_lease(network, new_sandbox):
+    """DEL deletes the veth and the lease at once; bridge, gateway address and other pods stay."""
     one, two = new_sandbox(), new_sandbox()
     first = network.add(one)
     before = state(network.host), state(two)
@@ -23,16 +23,16 @@ def test_link_and_lease_go_the_bridge_stays(network, new_sandbox):
     assert network.leases() == {}
 
 
-def test_a_second_add_and_del_add_nothing(dual_network, sandbox):
-    """After ADD and DEL, the state after another ADD and DEL is the same."""
+def test_repeated_add_and_del_leave_the_same_state(dual_network, sandbox):
+    """A second ADD and DEL leave the same state as the first."""
     dual_network.delete(sandbox, dual_network.add(sandbox))
     before = state(dual_network.host), state(sandbox)
     dual_network.delete(sandbox, dual_network.add(sandbox))
     assert (state(dual_network.host), state(sandbox)) == before
 
 
-def test_twice_and_without_add(network, sandbox):
-    """DEL succeeds when there is nothing left, and when there never was anything."""
+def test_del_without_an_attachment(network, sandbox):
+    """DEL succeeds a second time, and without an earlier ADD."""
     before = state(network.host), state(sandbox)
     network.delete(sandbox)
     assert (state(network.host), state(sandbox)) == before
@@ -44,8 +44,8 @@ def test_twice_and_without_add(network, sandbox):
 
 
 @pytest.mark.parametrize("netns", [None, "", "/run/netns/absent", "/dev/null/absent"])
-def test_without_namespace_the_lease_goes(network, sandbox, netns):
-    """DEL with CNI_NETNS unset, empty or naming nothing releases the address, and again."""
+def test_del_without_a_namespace_releases_the_lease(network, sandbox, netns):
+    """DEL releases the address if CNI_NETNS is unset, empty or a missing path, and succeeds again."""
     network.add(sandbox)
     sandbox.delete()
     for _ in range(2):
@@ -53,8 +53,8 @@ def test_without_namespace_the_lease_goes(network, sandbox, netns):
     assert network.leases() == {}
 
 
-def test_a_plain_file_at_the_path(network, sandbox, tmp_path):
-    """DEL releases the address when an unmount has left an ordinary file where the namespace was."""
+def test_del_with_a_plain_file_at_the_path(network, sandbox, tmp_path):
+    """DEL releases the address if an unmount left a plain file at the path of the namespace."""
     network.add(sandbox)
     sandbox.delete()
     file = tmp_path / "netns"
@@ -64,17 +64,17 @@ def test_a_plain_file_at_the_path(network, sandbox, tmp_path):
 
 
 @pytest.mark.parametrize("unset", [True, False], ids=["CNI_NETNS unset", "CNI_NETNS names nothing"])
-def test_a_namespace_without_file_loses_its_interface(network, sandbox, unset):
-    """A namespace kept alive by a process but without its file is cleaned from the host's side, by prevResult."""
+def test_del_of_a_namespace_without_a_file(network, sandbox, unset):
+    """DEL deletes the veth from the host, by prevResult, if a process keeps the namespace without its file."""
     result = network.add(sandbox)
     holder = subprocess.Popen(["nsenter", f"--net={sandbox.path}", "sleep", "60"])
     try:
-        inside = ("nsenter", f"--net=/proc/{holder.pid}/ns/net", "ip", "-o", "link", "show")
-        network.host.run(*inside)
+        list_links = ("nsenter", f"--net=/proc/{holder.pid}/ns/net", "ip", "-o", "link", "show")
+        network.host.run(*list_links)
         sandbox.delete()
-        assert "eth0" in network.host.run(*inside)
+        assert "eth0" in network.host.run(*list_links)
         network.delete(None if unset else sandbox.path, result, container_id=sandbox.name)
-        assert "eth0" not in network.host.run(*inside)
+        assert "eth0" not in network.host.run(*list_links)
         assert set(links(network.host)) == {"lo", "cni0"}
         assert network.leases() == {}
     finally:
@@ -82,8 +82,8 @@ def test_a_namespace_without_file_loses_its_interface(network, sandbox, unset):
         holder.wait()
 
 
-def test_the_host_end_gone_by_hand(network, sandbox):
-    """DEL succeeds after somebody deleted the pair or the bridge."""
+def test_del_after_the_bridge_was_deleted(network, sandbox):
+    """DEL succeeds if the bridge was deleted."""
     network.add(sandbox)
     network.host.ip("link", "del", "cni0")
     network.delete(sandbox)
@@ -91,15 +91,15 @@ def test_the_host_end_gone_by_hand(network, sandbox):
     assert network.leases() == {}
 
 
-def test_another_kind_of_interface_is_deleted_too(network, sandbox):
-    """DEL deletes the interface of the name, whatever kind it is, as the reference does."""
+def test_del_deletes_an_interface_of_any_kind(network, sandbox):
+    """DEL deletes the interface of that name, whatever its kind, as the reference does."""
     sandbox.ip("link", "add", "eth0", "type", "bridge")
     network.delete(sandbox)
     assert set(links(sandbox)) == {"lo"}
 
 
-def test_only_its_own_interface_goes(network, sandbox):
-    """DEL of one of two interfaces of a container leaves the other with its lease."""
+def test_del_keeps_other_interfaces(network, sandbox):
+    """DEL of one of two interfaces of a container keeps the other one and its lease."""
     network.add(sandbox, ifname="eth0")
     second = network.having(bridge="cni1", name="other", isDefaultGateway=None).add(sandbox, ifname="eth1")
     network.delete(sandbox, ifname="eth0")
@@ -111,16 +111,16 @@ def test_only_its_own_interface_goes(network, sandbox):
 @pytest.mark.parametrize(
     "prev_result", [7, "text", [], {}, {"cniVersion": "9"}, {"ips": 3}, {"interfaces": [{"name": 7}]}]
 )
-def test_prev_result_may_be_garbage(network, sandbox, prev_result):
-    """DEL needs no prevResult: rubbish there neither stops it nor leads it to another link."""
+def test_del_with_an_invalid_prev_result(network, sandbox, prev_result):
+    """DEL succeeds with an invalid prevResult, and deletes no other link."""
     network.add(sandbox)
     network.delete(sandbox, prev_result)
     assert (set(links(sandbox)), network.leases()) == ({"lo"}, {})
     network.delete(None, prev_result, container_id=sandbox.name)
 
 
-def test_prev_result_may_name_a_foreign_link(network, new_sandbox):
-    """Without namespace no host interface goes whose MAC is not that of prevResult."""
+def test_del_keeps_a_host_veth_with_another_mac(network, new_sandbox):
+    """Without a namespace DEL keeps a host veth whose MAC address differs from prevResult's."""
     one, two = new_sandbox(), new_sandbox()
     first, second = network.add(one), network.add(two)
     first["interfaces"][1]["name"] = second["interfaces"][1]["name"]
@@ -128,16 +128,16 @@ def test_prev_result_may_name_a_foreign_link(network, new_sandbox):
     assert reaches(two, second["ips"][0]["gateway"])
 
 
-def test_an_unknown_ipam_is_told_after_the_link_is_gone(network, sandbox):
-    """DEL with an IPAM plugin that is not there is an error, since a lease may be left, but the link goes."""
+def test_del_with_an_unknown_ipam_deletes_the_link(network, sandbox):
+    """DEL with a missing IPAM plugin fails, since a lease may remain, but deletes the link."""
     network.add(sandbox)
     error = network.having(ipam={"type": "no-such-plugin"}).run("DEL", sandbox).error()
     assert 'failed to find plugin "no-such-plugin"' in error["msg"]
     assert (set(links(sandbox)), set(links(network.host))) == ({"lo"}, {"lo", "cni0"})
 
 
-def test_ipams_error_is_told_after_the_link_is_gone(scripted_network, sandbox):
-    """DEL passes IPAM's error on, after the link is gone; the next DEL repeats the release."""
+def test_del_returns_ipams_error_after_deleting_the_link(scripted_network, sandbox):
+    """DEL deletes the link, then returns IPAM's error; the next DEL releases the lease."""
     result = scripted_network([{"address": "10.22.0.9/16"}]).add(sandbox)
     failing = """[ "$CNI_COMMAND" = DEL ] && { echo '{"code": 5, "msg": "disk full"}'; exit 1; }"""
     error = scripted_network(body=failing).run("DEL", sandbox, prev_result=result).error()
@@ -164,15 +164,15 @@ def test_ipams_error_is_told_after_the_link_is_gone(scripted_network, sandbox):
         {"disableContainerInterface": True},
     ],
 )
-def test_a_broken_configuration_can_be_deleted(network, sandbox, keys):
-    """DEL succeeds with keys that ADD refuses: they change nothing of what is to be deleted."""
+def test_del_with_an_invalid_configuration(network, sandbox, keys):
+    """DEL succeeds with keys that ADD refuses."""
     network.add(sandbox)
     network.having(**keys).delete(sandbox)
     assert (set(links(sandbox)), network.leases()) == ({"lo"}, {})
 
 
-def test_wrong_arguments_do_not_stop_it(scripted_network, sandbox):
-    """DEL does not read CNI_ARGS itself."""
+def test_del_ignores_cni_args(scripted_network, sandbox):
+    """DEL succeeds with invalid CNI_ARGS, which it does not read."""
     net = scripted_network([{"address": "10.22.0.9/16"}])
     net.add(sandbox)
     net.delete(sandbox, args="MAC")

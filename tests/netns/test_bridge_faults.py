@@ -1,6 +1,6 @@
-"""Faults from outside: signals at any system call, a child that dies, no process left, nobody reading the answer.
+"""Faults: signals at any system call, a killed child process, no free process, unwritable stdout.
 
-System calls are made to fail, and signals to arrive at them, with strace's injection.
+strace injects failures into system calls, and signals at them.
 """
 
 import os
@@ -28,8 +28,8 @@ def attached(network, sandbox):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_sigterm_at_any_call_of_add_is_told_truly(network, sandbox, new_sandbox, call):
-    """Whenever SIGTERM comes, ADD either succeeds and all is there, or fails and nothing is."""
+def test_sigterm_at_any_call_of_add(network, sandbox, new_sandbox, call):
+    """Whenever SIGTERM arrives, ADD either succeeds and is complete, or fails and leaves nothing."""
     network.add(new_sandbox())  # the bridge stays
     before = state(network.host), state(sandbox), network.leases()
     for occurrence in range(1, 12, 2):
@@ -43,16 +43,16 @@ def test_sigterm_at_any_call_of_add_is_told_truly(network, sandbox, new_sandbox,
         assert (state(network.host), state(sandbox), network.leases()) == before
 
 
-def test_a_deletion_whose_child_is_killed_is_carried_out_all_the_same(attached):
-    """When the child that waits for the kernel dies before it has asked, DEL deletes the pair itself."""
+def test_del_whose_child_is_killed_deletes_the_veth(attached):
+    """If the child process dies before it sends the request, DEL deletes the veth itself."""
     network, pod, result = attached
     injected(network, "DEL", pod, "close_range:signal=SIGKILL", follow=True).assert_silent()
     assert host_end(result) not in links(network.host)
     assert network.leases() == {}
 
 
-def test_a_deletion_without_a_process_for_the_child_is_carried_out_all_the_same(attached):
-    """Where no process can be made DEL waits for the kernel itself, and says so on stderr."""
+def test_del_without_a_child_deletes_the_veth(attached):
+    """If no process can be created, DEL waits for the kernel itself, and says so on stderr."""
     network, pod, result = attached
     outcome = injected(network, "DEL", pod, "clone:error=EAGAIN")
     outcome.assert_silent()
@@ -61,8 +61,8 @@ def test_a_deletion_without_a_process_for_the_child_is_carried_out_all_the_same(
     assert network.leases() == {}
 
 
-def test_sigterm_during_del_lets_it_finish(attached):
-    """SIGTERM does not stop a deletion half way: what is begun in milliseconds is ended in milliseconds."""
+def test_sigterm_during_del(attached):
+    """SIGTERM during DEL leaves a state that a second DEL completes."""
     network, pod, result = attached
     outcome = injected(network, "DEL", pod, "sendto:signal=SIGTERM:when=2")
     assert outcome.status == 0 or outcome.error()["code"] == 11
@@ -80,8 +80,8 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("stdout", UNWRITABLE)
-def test_an_attachment_whose_result_cannot_be_written_is_removed(network, sandbox, new_sandbox, stdout):
-    """ADD that cannot write its result fails and leaves nothing: the runtime knows nothing of the attachment."""
+def test_add_with_an_unwritable_stdout_is_rolled_back(network, sandbox, new_sandbox, stdout):
+    """ADD that cannot write its result fails and leaves nothing: the runtime does not know the attachment."""
     redirection, reason = UNWRITABLE[stdout]
     network.add(new_sandbox())
     before = state(network.host), state(sandbox), network.leases()
@@ -94,35 +94,35 @@ def test_an_attachment_whose_result_cannot_be_written_is_removed(network, sandbo
     assert (state(network.host), state(sandbox), network.leases()) == before
 
 
-def test_a_result_told_in_part_is_not_followed_by_an_error(network, sandbox):
-    """A write that fails in the middle leaves what was written; no second document is added."""
+def test_partially_written_result_is_not_followed_by_an_error(network, sandbox):
+    """If writing the result fails in the middle, no second document follows."""
     outcome = injected(network, "ADD", sandbox, "write:error=ENOSPC:when=5+")
     assert outcome.status == 1
     assert outcome.stdout.count(b"{\n") <= 1
     assert network.leases() == {}
 
 
-def test_equal_indexes_do_not_make_a_strangers_pair_ours(attached, host, new_sandbox):
-    """DEL takes the pair of the namespace it was given, though another pod's has the same interface indexes."""
+def test_del_keeps_a_veth_with_the_same_ifindexes(attached, host, new_sandbox):
+    """DEL deletes the veth of CNI_NETNS even if another pod's veth has the same interface indexes."""
     network, pod, result = attached
-    pod_index, host_index = (network_index(pod, "eth0"), network_index(host, host_end(result)))
-    stranger, elsewhere = new_sandbox(), new_sandbox()
+    pod_index, host_index = (get_ifindex(pod, "eth0"), get_ifindex(host, host_end(result)))
+    other, elsewhere = new_sandbox(), new_sandbox()
     veth = ["link", "add", "eth0", "index", str(pod_index), "type", "veth"]
-    stranger.ip(*veth, "peer", "name", "p0", "index", str(host_index), "netns", elsewhere.name)
-    assert (network_index(stranger, "eth0"), network_index(elsewhere, "p0")) == (pod_index, host_index)
-    network.delete(stranger)
-    assert host_index == network_index(host, host_end(result))
+    other.ip(*veth, "peer", "name", "p0", "index", str(host_index), "netns", elsewhere.name)
+    assert (get_ifindex(other, "eth0"), get_ifindex(elsewhere, "p0")) == (pod_index, host_index)
+    network.delete(other)
+    assert host_index == get_ifindex(host, host_end(result))
     assert reaches(pod, "10.22.0.1")
-    assert "eth0" not in links(stranger)
+    assert "eth0" not in links(other)
 
 
-def network_index(namespace, name):
+def get_ifindex(namespace, name):
     """Returns the ifindex of a link."""
     return int(namespace.ip("-o", "link", "show", name).split(":")[0])
 
 
-def test_signals_held_back_are_not_inherited_by_delegates(scripted_network, sandbox):
-    """An IPAM plugin starts with SIGTERM at its default, neither blocked nor ignored."""
+def test_delegates_do_not_inherit_blocked_signals(scripted_network, sandbox):
+    """An IPAM plugin starts with SIGTERM neither blocked nor ignored."""
     note = '[ "$CNI_COMMAND" != ADD ] || grep -E "Sig(Blk|Ign)" /proc/self/status > "$here/signals"'
     network = scripted_network([{"address": "10.22.0.9/16"}], body=note)
     network.run("ADD", sandbox).result()
@@ -132,9 +132,9 @@ def test_signals_held_back_are_not_inherited_by_delegates(scripted_network, sand
             assert not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1, line
 
 
-OPERATORS_MISTAKES = {
+CONFIGURATION_ERRORS = {
     "a gateway of the other family": ([{"address": "10.22.0.9/16", "gateway": "fd00::1"}], {}, "other address family"),
-    "no address left for a gateway": ([{"address": "255.255.255.255/32"}], {}, "no next address"),
+    "no address for a gateway": ([{"address": "255.255.255.255/32"}], {}, "no address after"),
     "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge"),
     "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is not a valid interface name"),
     "a name that no interface can have": ([], {"bridge": "br\0"}, "is not a valid interface name"),
@@ -142,10 +142,10 @@ OPERATORS_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("case", OPERATORS_MISTAKES)
-def test_an_operators_mistake_is_told_as_such(scripted_network, sandbox, case):
-    """What a person can mend is a configuration error, code 7, that names it; nothing is changed."""
-    ips, keys, text = OPERATORS_MISTAKES[case]
+@pytest.mark.parametrize("case", CONFIGURATION_ERRORS)
+def test_configuration_errors_have_code_7(scripted_network, sandbox, case):
+    """An error that an operator can fix has code 7 and names its cause; nothing is changed."""
+    ips, keys, text = CONFIGURATION_ERRORS[case]
     network = scripted_network(ips)
     before = state(network.host), state(sandbox)
     error = network.having(**keys).run("ADD", sandbox).error()
@@ -153,8 +153,8 @@ def test_an_operators_mistake_is_told_as_such(scripted_network, sandbox, case):
     assert (state(network.host), state(sandbox)) == before
 
 
-def test_a_name_no_interface_can_have_in_prevresult_is_passed_over(network):
-    """DEL without a namespace does what it can with any prevResult."""
+def test_del_ignores_invalid_names_in_prev_result(network):
+    """DEL without a namespace ignores invalid interface names in prevResult."""
     names = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
     interfaces = [{"name": name, "mac": "02:00:00:00:00:01"} for name in names]
     network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).assert_silent()

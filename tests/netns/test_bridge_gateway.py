@@ -1,4 +1,4 @@
-"""The bridge as gateway: its addresses, conflicts, forwarding, default routes and its MAC."""
+"""The bridge as gateway: its addresses, conflicts, forwarding, default routes and its MAC address."""
 
 import pytest
 
@@ -7,18 +7,18 @@ from tests.support.netstate import links, state
 
 
 def cidrs(namespace, name):
-    """Returns the addresses of a link with their prefixes, link-local ones left out."""
+    """Returns the addresses of a link with their prefixes, without link-local ones."""
     return [f"{item['local']}/{item['prefixlen']}" for item in links(namespace)[name]["addresses"]]
 
 
 def default_routes(namespace):
-    """Returns the default routes of a namespace as ip prints them."""
+    """Returns the default routes of a namespace as `ip` prints them."""
     text = namespace.ip("route", "show", "default") + namespace.ip("-6", "route", "show", "default")
     return [line.split(" metric ")[0].strip() for line in text.splitlines()]
 
 
 def test_the_gateway_is_on_the_bridge(network, sandbox):
-    """With isGateway the bridge has the gateway's address and IPv4 forwarding is on; no route is added."""
+    """With isGateway the bridge has the gateway address and IPv4 forwarding is on; no route is added."""
     net = network.having(isDefaultGateway=None, isGateway=True)
     assert network.host.sysctl("net/ipv4/ip_forward") == "0"
     result = net.add(sandbox)
@@ -30,8 +30,8 @@ def test_the_gateway_is_on_the_bridge(network, sandbox):
     assert "routes" not in result
 
 
-def test_without_gateway_the_host_stays_out(network, sandbox):
-    """Without isGateway the bridge has no address and forwarding is left alone."""
+def test_without_is_gateway_the_host_is_not_configured(network, sandbox):
+    """Without isGateway the bridge gets no address, and forwarding is not enabled."""
     result = network.having(isDefaultGateway=None).add(sandbox)
     assert cidrs(network.host, "cni0") == []
     assert network.host.sysctl("net/ipv4/ip_forward") == "0"
@@ -41,7 +41,7 @@ def test_without_gateway_the_host_stays_out(network, sandbox):
 
 
 def test_each_family_has_its_gateway(dual_network, sandbox):
-    """With both families the bridge is the gateway of both, forwards both, and is the default route of both."""
+    """In a dual-stack network the bridge is gateway, forwarder and default route for both families."""
     result = dual_network.add(sandbox)
     assert sorted(cidrs(dual_network.host, "cni0")) == ["10.22.0.1/16", "fd00:22::1/64"]
     assert dual_network.host.sysctl("net/ipv6/conf/all/forwarding") == "1"
@@ -49,15 +49,15 @@ def test_each_family_has_its_gateway(dual_network, sandbox):
     assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
 
 
-def test_ipams_missing_gateway_is_the_first_address(scripted_network, sandbox):
-    """When IPAM names no gateway, the first address of the subnet becomes it, on the bridge and in the result."""
+def test_default_gateway_is_the_first_address(scripted_network, sandbox):
+    """If IPAM returns no gateway, it is the first address of the subnet, on the bridge and in the result."""
     net = scripted_network([{"address": "10.22.4.9/22"}, {"address": "fd00:22::9/64"}])
     assert [ip["gateway"] for ip in net.add(sandbox)["ips"]] == ["10.22.4.1", "fd00:22::1"]
     assert sorted(cidrs(net.host, "cni0")) == ["10.22.4.1/22", "fd00:22::1/64"]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("ipam_routes", "expected"),
     [
         ([], ["default via 10.22.0.1 dev eth0"]),
         ([{"dst": "0.0.0.0/0"}], ["default via 10.22.0.1 dev eth0"]),
@@ -65,36 +65,36 @@ def test_ipams_missing_gateway_is_the_first_address(scripted_network, sandbox):
         ([{"dst": "::/0", "gw": "fd00:22::7"}], ["default via 10.22.0.1 dev eth0", "default via fd00:22::7 dev eth0"]),
     ],
 )
-def test_a_default_route_is_not_doubled(scripted_network, sandbox, given, expected):
-    """A default route that IPAM gives stays the only one of its family, with or without a gateway of its own."""
-    ips = [{"address": "10.22.0.9/16"}, *([{"address": "fd00:22::9/64"}] if "::/0" in str(given) else [])]
-    result = scripted_network(ips, routes=given).add(sandbox)
+def test_default_route_of_ipam_is_kept(scripted_network, sandbox, ipam_routes, expected):
+    """IPAM's default route stays the only one of its family; it gets a gateway if it has none."""
+    ips = [{"address": "10.22.0.9/16"}, *([{"address": "fd00:22::9/64"}] if "::/0" in str(ipam_routes) else [])]
+    result = scripted_network(ips, routes=ipam_routes).add(sandbox)
     assert default_routes(sandbox) == expected
     assert len(result["routes"]) == len(expected)
     assert all("gw" in route for route in result["routes"])
 
 
-def test_packets_are_forwarded_to_other_networks(dual_network, sandbox, new_sandbox):
-    """A pod reaches a host behind another interface of the node, by IPv4 and IPv6, and is reached from there."""
-    host, outside = dual_network.host, new_sandbox()
-    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", outside.name)
-    for own, namespace, name, back in (("1", host, "uplink", None), ("2", outside, "eth0", "1")):
-        namespace.ip("addr", "add", f"192.0.2.{own}/24", "dev", name)
-        namespace.ip("addr", "add", f"2001:db8::{own}/64", "dev", name, "nodad")
+def test_packets_are_forwarded_to_other_hosts(dual_network, sandbox, new_sandbox):
+    """A pod and a host behind another interface of the node reach each other by IPv4 and IPv6."""
+    host, other_host = dual_network.host, new_sandbox()
+    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", other_host.name)
+    for number, namespace, name, gateway in (("1", host, "uplink", None), ("2", other_host, "eth0", "1")):
+        namespace.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
+        namespace.ip("addr", "add", f"2001:db8::{number}/64", "dev", name, "nodad")
         namespace.ip("link", "set", name, "up")
-        if back:
-            namespace.ip("route", "add", "default", "via", f"192.0.2.{back}")
-            namespace.ip("-6", "route", "add", "default", "via", f"2001:db8::{back}")
+        if gateway:
+            namespace.ip("route", "add", "default", "via", f"192.0.2.{gateway}")
+            namespace.ip("-6", "route", "add", "default", "via", f"2001:db8::{gateway}")
     result = dual_network.add(sandbox)
     assert reaches(sandbox, "192.0.2.2")
     assert reaches(sandbox, "2001:db8::2")
-    assert reaches(outside, address(result))
-    assert reaches(outside, address(result, 1))
+    assert reaches(other_host, address(result))
+    assert reaches(other_host, address(result, 1))
 
 
 @pytest.mark.parametrize("is_gateway", [True, None])
 def test_the_bridges_mac_never_changes(network, new_sandbox, is_gateway):
-    """The bridge has one MAC for all its life, as gateway or not, whoever joins and leaves."""
+    """The bridge keeps its MAC address while pods come and go, with and without a gateway."""
     net = network.having(isDefaultGateway=is_gateway)
     pods = [new_sandbox() for _ in range(4)]
     macs = set()
@@ -108,8 +108,8 @@ def test_the_bridges_mac_never_changes(network, new_sandbox, is_gateway):
     assert len(macs) == 1
 
 
-def test_a_foreign_bridge_keeps_its_mac(network, new_sandbox):
-    """A bridge that somebody made without a MAC of its own keeps the one it had when our first pod joined."""
+def test_existing_bridge_keeps_its_mac(network, new_sandbox):
+    """A bridge that was created without an explicit MAC keeps the MAC that it has when the first pod joins."""
     network.host.ip("link", "add", "cni0", "type", "bridge")
     before = links(network.host)["cni0"]["address"]
     net = network.having(isDefaultGateway=None)
@@ -117,8 +117,8 @@ def test_a_foreign_bridge_keeps_its_mac(network, new_sandbox):
     assert macs == {before, links(network.host)["cni0"]["address"]}
 
 
-def test_an_address_in_the_way_is_an_error(scripted_network, new_sandbox):
-    """A second IPv4 subnet on the bridge is refused with the reference's text; the first one stays in service."""
+def test_conflicting_address_is_refused(scripted_network, new_sandbox):
+    """A second IPv4 subnet on the bridge is refused with the reference's text, and the first stays in use."""
     one, two = new_sandbox(), new_sandbox()
     result = scripted_network([{"address": "10.1.0.9/16"}]).add(one)
     net = scripted_network([{"address": "10.2.0.9/24"}])
@@ -131,8 +131,8 @@ def test_an_address_in_the_way_is_an_error(scripted_network, new_sandbox):
     assert reaches(one, result["ips"][0]["gateway"])
 
 
-def test_an_address_in_the_way_is_replaced_when_told_so(scripted_network, new_sandbox):
-    """With forceAddress the gateway's address takes the place of another."""
+def test_force_address_replaces_a_conflicting_address(scripted_network, new_sandbox):
+    """With forceAddress the gateway address replaces a conflicting one."""
     scripted_network([{"address": "10.1.0.9/16"}]).add(new_sandbox())
     pod = new_sandbox()
     net = scripted_network([{"address": "10.2.0.9/24"}], keys={"forceAddress": True})
@@ -150,8 +150,8 @@ def test_an_address_in_the_way_is_replaced_when_told_so(scripted_network, new_sa
         ("fd00:22::9/48", True, ["fd00:22::1/48"]),
     ],
 )
-def test_ipv6_subnets_may_stand_side_by_side(scripted_network, new_sandbox, second, force, expected):
-    """Disjoint IPv6 subnets share a bridge; an overlapping one is a conflict, replaced with forceAddress."""
+def test_ipv6_subnets_on_one_bridge(scripted_network, new_sandbox, second, force, expected):
+    """Disjoint IPv6 subnets share a bridge; an overlapping one conflicts, and forceAddress replaces it."""
     scripted_network([{"address": "fd00:22::8/64"}]).add(new_sandbox())
     net = scripted_network([{"address": second}], keys={"forceAddress": force})
     outcome = net.run("ADD", new_sandbox())
@@ -163,8 +163,8 @@ def test_ipv6_subnets_may_stand_side_by_side(scripted_network, new_sandbox, seco
     assert sorted(cidrs(net.host, "cni0")) == expected
 
 
-def test_a_gateway_that_is_there_is_left_alone(network, sandbox):
-    """An administrator's gateway address on the bridge is taken as it is."""
+def test_existing_gateway_address_is_reused(network, sandbox):
+    """A gateway address that an administrator added to the bridge does not change."""
     network.host.ip("link", "add", "cni0", "type", "bridge")
     network.host.ip("addr", "add", "10.22.0.1/16", "dev", "cni0", "label", "cni0:gw")
     network.add(sandbox)

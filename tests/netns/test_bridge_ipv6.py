@@ -8,14 +8,14 @@ from tests.support.attaching import address, host_end, reaches
 from tests.support.netstate import links, state
 
 
-def flags_of(namespace, name="eth0"):
-    """Returns the IPv6 addresses of a link, each with the flags that say it cannot be used yet or any more."""
+def address_flags(namespace, name="eth0"):
+    """Returns the IPv6 addresses of a link, each with its flags that prevent its use."""
     (link,) = json.loads(namespace.ip("-j", "-6", "addr", "show", "dev", name))
     return {item["local"]: {"tentative", "dadfailed"} & set(item) for item in link["addr_info"]}
 
 
 def test_pods_reach_each_other_and_the_gateway_by_ipv6(dual_network, new_sandbox):
-    """Pods of a dual-stack network exchange IPv6 packets with each other, the gateway and the host."""
+    """Pods of a dual-stack network reach each other, the gateway and the host by IPv6."""
     one, two = new_sandbox(), new_sandbox()
     first, second = dual_network.add(one), dual_network.add(two)
     assert reaches(one, address(second, 1))
@@ -26,16 +26,16 @@ def test_pods_reach_each_other_and_the_gateway_by_ipv6(dual_network, new_sandbox
 
 @pytest.mark.parametrize("dad", [None, True])
 def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
-    """The bridge's IPv6 gateway is not tentative when the first ADD returns; with enabledad it is checked first."""
+    """The IPv6 gateway is not tentative when the first ADD returns, unless enabledad is set."""
     dual_network.having(enabledad=dad).add(sandbox)
     (gateway,) = (item for item in links(dual_network.host)["cni0"]["addresses"] if item["local"] == "fd00:22::1")
     assert gateway.get("nodad", False) is not bool(dad)
     if not dad:
-        assert flags_of(dual_network.host, "cni0")["fd00:22::1"] == set()
+        assert address_flags(dual_network.host, "cni0")["fd00:22::1"] == set()
 
 
-def test_a_network_may_have_ipv6_alone(dual_network, new_sandbox):
-    """A network with an IPv6 range only has no IPv4 address anywhere."""
+def test_ipv6_only_network(dual_network, new_sandbox):
+    """A network with only an IPv6 range has no IPv4 address anywhere."""
     ipam = {**dual_network.config["ipam"], "ranges": dual_network.config["ipam"]["ranges"][1:]}
     net = dual_network.having(ipam=ipam)
     one, two = new_sandbox(), new_sandbox()
@@ -49,24 +49,24 @@ def test_a_network_may_have_ipv6_alone(dual_network, new_sandbox):
 
 @pytest.mark.parametrize("dad", [False, True])
 def test_addresses_are_usable_when_add_returns(dual_network, sandbox, dad):
-    """No IPv6 address is tentative when ADD returns, the link-local one included, whether detection ran or not."""
+    """No IPv6 address, also not the link-local one, is tentative when ADD returns, with and without detection."""
     result = dual_network.having(enabledad=dad).add(sandbox)
-    found = flags_of(sandbox)
-    assert found[address(result, 1)] == set()
-    assert len(found) == 2
-    assert set().union(*found.values()) == set()
+    flags_by_address = address_flags(sandbox)
+    assert flags_by_address[address(result, 1)] == set()
+    assert len(flags_by_address) == 2
+    assert set().union(*flags_by_address.values()) == set()
 
 
-def test_the_host_takes_no_router_advertisements(dual_network, sandbox):
-    """Bridge and host's end ignore router advertisements, which a pod could send."""
+def test_host_ignores_router_advertisements(dual_network, sandbox):
+    """Bridge and host veth ignore router advertisements, which a pod could send."""
     result = dual_network.add(sandbox)
     for name in ("cni0", host_end(result)):
         assert dual_network.host.sysctl(f"net/ipv6/conf/{name}/accept_ra") == "0"
 
 
 @pytest.mark.parametrize(("dad", "accept"), [(None, "0"), (True, "1")])
-def test_settings_inside_are_the_references(dual_network, sandbox, dad, accept):
-    """Inside, detection is off unless enabledad, changes are announced, addresses survive a link that goes down."""
+def test_ipv6_settings_in_the_pod_match_the_reference(dual_network, sandbox, dad, accept):
+    """In the pod, detection is off unless enabledad is set, and addresses survive while the link is down."""
     sandbox.set_sysctl("net/ipv6/conf/default/enhanced_dad", "0")
     dual_network.having(enabledad=dad).add(sandbox)
     assert sandbox.sysctl("net/ipv6/conf/eth0/accept_dad") == accept
@@ -74,11 +74,11 @@ def test_settings_inside_are_the_references(dual_network, sandbox, dad, accept):
     assert sandbox.sysctl("net/ipv4/conf/eth0/arp_notify") == "1"
     assert sandbox.sysctl("net/ipv6/conf/eth0/keep_addr_on_down") == "1"
     sandbox.ip("link", "set", "eth0", "down")
-    assert "fd00:22::2" in flags_of(sandbox)
+    assert "fd00:22::2" in address_flags(sandbox)
 
 
-def test_ipv6_settings_are_left_alone_without_ipv6_addresses(network, sandbox):
-    """An IPv4 attachment neither enables IPv6 nor keeps its addresses, but announces changes too."""
+def test_ipv4_attachment_does_not_change_ipv6_settings(network, sandbox):
+    """An IPv4 attachment does not enable IPv6 nor keep its addresses, but announces address changes."""
     sandbox.set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")
     network.add(sandbox)
     assert sandbox.sysctl("net/ipv6/conf/eth0/disable_ipv6") == "1"
@@ -86,8 +86,8 @@ def test_ipv6_settings_are_left_alone_without_ipv6_addresses(network, sandbox):
     assert sandbox.sysctl("net/ipv4/conf/eth0/arp_notify") == "1"
 
 
-def test_ipv6_switched_off_in_the_sandbox_is_switched_on(dual_network, sandbox):
-    """Runtimes start containers with disable_ipv6=1; an IPv6 address switches it off for lo and the interface."""
+def test_ipv6_disabled_in_the_sandbox_is_enabled(dual_network, sandbox):
+    """ADD of an IPv6 address sets disable_ipv6, which runtimes set to 1, to 0 for lo and the interface."""
     for name in ("all", "default", "lo"):
         sandbox.set_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
     result = dual_network.add(sandbox)
@@ -97,7 +97,7 @@ def test_ipv6_switched_off_in_the_sandbox_is_switched_on(dual_network, sandbox):
 
 
 def test_an_ipv4_network_needs_no_ipv6_on_the_host(network, sandbox):
-    """A host with IPv6 switched off serves an IPv4 network, silently."""
+    """An IPv4 network works on a host with IPv6 disabled, without a message."""
     for name in ("all", "default"):
         network.host.set_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
     outcome = network.run("ADD", sandbox)
@@ -105,8 +105,8 @@ def test_an_ipv4_network_needs_no_ipv6_on_the_host(network, sandbox):
     assert reaches(sandbox, outcome.result()["ips"][0]["gateway"])
 
 
-def test_a_duplicate_address_is_detected_when_told_so(scripted_network, new_sandbox):
-    """With enabledad an address that another pod uses fails ADD, which leaves nothing behind."""
+def test_duplicate_address_is_detected_with_enabledad(scripted_network, new_sandbox):
+    """With enabledad, ADD of an address that another pod uses fails and leaves nothing."""
     net = scripted_network([{"address": "fd00:22::9/64"}], keys={"enabledad": True})
     one, two = new_sandbox(), new_sandbox()
     net.add(one)

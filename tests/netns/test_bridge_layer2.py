@@ -1,4 +1,4 @@
-"""bridge without IPAM, and with the container's end left down: no addresses, only frames."""
+"""bridge without IPAM, and with the container's end down: no addresses, only frames."""
 
 import pytest
 
@@ -16,17 +16,17 @@ def l2(network):
 
 @pytest.mark.parametrize("ipam", NO_IPAM)
 def test_without_ipam_there_are_no_addresses(l2, sandbox, ipam):
-    """Without an IPAM type the interface is up, has no address, and the result has interfaces only."""
+    """Without an IPAM type the interface is up without addresses, and the result lists only interfaces."""
     result = l2.having(ipam=ipam).add(sandbox)
     assert result.keys() == {"cniVersion", "interfaces"}
     assert [item["name"] for item in result["interfaces"]][::2] == ["cni0", "eth0"]
-    inside = links(sandbox)["eth0"]
-    assert (inside["addresses"], "UP" in inside["flags"]) == ([], True)
+    container_link = links(sandbox)["eth0"]
+    assert (container_link["addresses"], "UP" in container_link["flags"]) == ([], True)
     assert state(sandbox)["routes"]["ipv4"] == []
 
 
-def test_pods_talk_with_addresses_of_their_own(l2, new_sandbox):
-    """Two pods without IPAM exchange packets once they have addresses from elsewhere."""
+def test_pods_reach_each_other_by_manual_addresses(l2, new_sandbox):
+    """Two pods without IPAM reach each other once addresses were added by hand."""
     for number in (1, 2):
         pod = new_sandbox()
         l2.add(pod)
@@ -36,7 +36,7 @@ def test_pods_talk_with_addresses_of_their_own(l2, new_sandbox):
 
 @pytest.mark.parametrize("ipam", NO_IPAM)
 def test_check_and_del_need_no_ipam(l2, sandbox, ipam):
-    """A network without IPAM can be checked, deleted, and deleted again."""
+    """CHECK, DEL and a second DEL of a network without IPAM succeed."""
     net = l2.having(ipam=ipam)
     result = net.add(sandbox)
     net.check(sandbox, result)
@@ -47,8 +47,8 @@ def test_check_and_del_need_no_ipam(l2, sandbox, ipam):
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
-def test_the_oldest_versions_cannot_tell_of_it(l2, sandbox, version):
-    """Versions whose results consist of addresses refuse a network without IPAM, and nothing is made."""
+def test_oldest_versions_refuse_a_network_without_ipam(l2, sandbox, version):
+    """Versions whose results consist of addresses refuse a network without IPAM, and change nothing."""
     before = state(l2.host), state(sandbox)
     error = l2.having(cniVersion=version).run("ADD", sandbox).error()
     assert "cannot convert: no valid IP addresses" in error["msg"]
@@ -69,7 +69,7 @@ def test_the_containers_end_may_stay_down(l2, sandbox):
     assert set(links(net.host)) == {"lo", "cni0"}
 
 
-def test_the_port_is_as_ready_as_with_addresses(l2, sandbox):
-    """ADD returns when the port forwards, without IPAM too."""
+def test_port_without_ipam_forwards_when_add_returns(l2, sandbox):
+    """The port of a network without IPAM forwards when ADD returns, too."""
     port = shown(l2.host, host_end(l2.add(sandbox)))
     assert (port["operstate"], port["linkinfo"]["info_slave_data"]["state"]) == ("UP", "forwarding")

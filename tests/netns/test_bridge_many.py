@@ -1,4 +1,4 @@
-"""Many attachments: at the same time, and one after the other."""
+"""Many attachments: in parallel, and sequentially."""
 
 import json
 import os
@@ -16,22 +16,22 @@ from tests.support.errors import failure_of
 from tests.support.invocation import finish
 from tests.support.netstate import links, state
 
-AT_ONCE = 50
+PARALLEL = 50
 CYCLES = 100
 
 
 @pytest.mark.crowd
-def test_fifty_pods_at_once(dual_network, new_sandbox):
-    """Fifty ADDs at once on a bridge that is not there yet succeed without a double, then fifty DELs leave nothing."""
-    pods = [new_sandbox() for _ in range(AT_ONCE)]
+def test_fifty_parallel_pods(dual_network, new_sandbox):
+    """Fifty parallel ADDs without a bridge succeed with unique addresses, and fifty DELs leave nothing."""
+    pods = [new_sandbox() for _ in range(PARALLEL)]
     results = [finish(process).result() for process in [dual_network.start("ADD", pod) for pod in pods]]
     for number in (0, 1):
-        assert len({address(result, number) for result in results}) == AT_ONCE
+        assert len({address(result, number) for result in results}) == PARALLEL
     for end in (1, 2):
-        assert len({result["interfaces"][end]["mac"] for result in results}) == AT_ONCE
+        assert len({result["interfaces"][end]["mac"] for result in results}) == PARALLEL
     assert len({result["interfaces"][0]["mac"] for result in results}) == 1
     assert set(links(dual_network.host)) == {"lo", "cni0", *map(host_end, results)}
-    assert len(dual_network.leases()) == 2 * AT_ONCE
+    assert len(dual_network.leases()) == 2 * PARALLEL
     assert reaches(pods[0], address(results[-1]))
     assert reaches(pods[-1], address(results[0], 1))
     dual_network.check(pods[0], results[0])
@@ -42,8 +42,8 @@ def test_fifty_pods_at_once(dual_network, new_sandbox):
     assert [pod for pod in pods if set(links(pod)) != {"lo"}] == []
 
 
-def test_a_failing_add_among_others(scripted_network, network, new_sandbox):
-    """ADDs that fail do not harm those that succeed at the same time on the same new bridge."""
+def test_failing_adds_beside_successful_ones(scripted_network, network, new_sandbox):
+    """ADDs that fail do not harm parallel ADDs on the same new bridge."""
     good, bad = [new_sandbox() for _ in range(8)], [new_sandbox() for _ in range(8)]
     failing = scripted_network([], body="sleep 0.0$(($$ % 10))")
     processes = [(network.start("ADD", one), failing.start("ADD", two)) for one, two in zip(good, bad, strict=True)]
@@ -55,25 +55,25 @@ def test_a_failing_add_among_others(scripted_network, network, new_sandbox):
     assert set(links(network.host)) == {"lo", "cni0", *ends}
 
 
-@pytest.mark.parametrize("losses", [1, 4, 5])
-def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, losses):
-    """A bridge that another, failing ADD takes away before this one has joined is made again, up to four times."""
-    ensure, lost = bridge_device.ensure, []
+@pytest.mark.parametrize("deletions", [1, 4, 5])
+def test_bridge_deleted_during_add_is_created_again(network, sandbox, monkeypatch, deletions):
+    """ADD creates a bridge again that another, failing ADD deletes meanwhile, up to four times."""
+    ensure, deleted = bridge_device.ensure, []
 
-    def ensure_and_lose(socket, conf, undo):
-        found = ensure(socket, conf, undo)
-        if len(lost) < losses:
-            lost.append(found)
+    def ensure_and_delete(socket, conf, undo):
+        bridge = ensure(socket, conf, undo)
+        if len(deleted) < deletions:
+            deleted.append(bridge)
             network.host.ip("link", "del", "cni0")
-        return found
+        return bridge
 
-    monkeypatch.setattr(bridge_device, "ensure", ensure_and_lose)
+    monkeypatch.setattr(bridge_device, "ensure", ensure_and_delete)
     keys = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "cid", "CNI_NETNS": sandbox.path, "CNI_IFNAME": "eth0"}
     args = from_env({**keys, "CNI_PATH": "/nowhere"})
     conf = parse(json.dumps({"cniVersion": "1.0.0", "name": "net", "isGateway": True}).encode())
     with Netns(network.host.path) as namespace, entered(namespace):
         failure = failure_of(lambda: cmd_add(args, conf), CniError)
-    if losses < 5:
+    if deletions < 5:
         assert failure is None
         assert len(links(network.host)) == 3
     else:
@@ -83,8 +83,8 @@ def test_a_bridge_lost_on_the_way_is_made_again(network, sandbox, monkeypatch, l
 
 
 @pytest.mark.crowd
-def test_cycles_leave_no_trace(network, sandbox, store):
-    """After many ADDs and DELs, links, addresses, routes, lease files and temporary files are as after the first."""
+def test_repeated_add_and_del_leave_nothing(network, sandbox, store):
+    """After many ADDs and DELs, links, addresses, routes and files are the same as after the first."""
     network.delete(sandbox, network.add(sandbox))
     before = state(network.host, netfilter=True), state(sandbox), sorted(os.listdir(store / "net"))
     mac = links(network.host)["cni0"]["address"]

@@ -1,4 +1,4 @@
-"""bridge with ipMasq by nftables, as a whole: real packets, every verb, pods at once, taking over and giving back."""
+"""bridge with ipMasq by nftables: real packets, every verb, parallel pods."""
 
 import json
 import socket
@@ -31,31 +31,31 @@ table inet watch {
 """
 
 
-def own_rules(host, chain="masq_checks"):
+def podwire_rules(host, chain="masq_checks"):
     """Returns the lines of a chain's rules."""
     lines = host.run("nft", "list", "chain", "inet", "cni_plugins_masquerade", chain).splitlines()
     words = ("ip ", "ip6 ", "goto ")
     return [line.strip() for line in lines if line.strip().startswith(words)]
 
 
-def watched(namespace, tmp_path):
-    """Has a namespace note who pings it or sends datagrams to port 4242."""
+def watch_sources(namespace, tmp_path):
+    """Records in a namespace the sources of pings and of datagrams to port 4242."""
     (tmp_path / "watch").write_text(WATCH)
     namespace.run("nft", "-f", str(tmp_path / "watch"))
 
 
-def seen(namespace, kind="v4"):
-    """Returns the source addresses that were seen since the last time."""
-    found = json.loads(namespace.run("nft", "-j", "list", "set", "inet", "watch", kind))["nftables"][1]["set"]
+def seen_sources(namespace, kind="v4"):
+    """Returns the source addresses recorded since the last call."""
+    listed = json.loads(namespace.run("nft", "-j", "list", "set", "inet", "watch", kind))["nftables"][1]["set"]
     namespace.run("nft", "flush", "set", "inet", "watch", kind)
-    return {item if isinstance(item, str) else item["elem"]["val"] for item in found.get("elem", [])}
+    return {item if isinstance(item, str) else item["elem"]["val"] for item in listed.get("elem", [])}
 
 
 @pytest.fixture
-def outside(host, new_sandbox, tmp_path):
+def external(host, new_sandbox, tmp_path):
     """A machine beside the host that has no route to the pods' networks."""
     namespace = new_sandbox()
-    watched(namespace, tmp_path)
+    watch_sources(namespace, tmp_path)
     host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
     for end, name, number in ((host, "uplink", 1), (namespace, "eth0", 2)):
         end.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
@@ -66,56 +66,58 @@ def outside(host, new_sandbox, tmp_path):
 
 @pytest.fixture
 def masquerading(dual_network):
-    """A dual-stack network that is masqueraded by nftables."""
+    """A dual-stack network that nftables masquerades."""
     return dual_network.having(ipMasq=True, ipMasqBackend="nftables")
 
 
-def test_a_pod_reaches_the_outside_as_the_node(masquerading, outside, sandbox):
-    """Outside, a pod's packets come from the node; after DEL and for a network without ipMasq there is no answer."""
+def test_pod_reaches_other_hosts_with_the_nodes_address(masquerading, external, sandbox):
+    """Other hosts see the node's address; without ipMasq the pod gets no answer from them."""
     result = masquerading.add(sandbox)
     assert reaches(sandbox, "192.0.2.2")
     assert reaches(sandbox, "2001:db8::2")
-    assert (seen(outside), seen(outside, "v6")) == ({"192.0.2.1"}, {"2001:db8::1"})
+    assert (seen_sources(external), seen_sources(external, "v6")) == ({"192.0.2.1"}, {"2001:db8::1"})
     masquerading.check(sandbox, result)
     masquerading.delete(sandbox)
     masquerading.having(ipMasq=None).add(sandbox)
     assert not reaches(sandbox, "192.0.2.2", within_s=1)
-    assert seen(outside) == {"10.22.0.3"}
+    assert seen_sources(external) == {"10.22.0.3"}
 
 
-def test_what_is_not_masqueraded(masquerading, outside, new_sandbox, tmp_path):
-    """Within the subnet, also where it is routed, and to exempt networks, a pod's packets keep their source."""
+def test_packets_within_the_subnet_and_to_exempt_networks_keep_their_source(
+    masquerading, external, new_sandbox, tmp_path
+):
+    """Packets within the subnet, also routed ones, and to exempt networks keep their source."""
     one, two = new_sandbox(), new_sandbox()
     for net in (masquerading, masquerading.having(nonMasqueradeCIDRs=["192.0.2.0/28", "2001:db8::/64"])):
         for pod in (one, two):
             net.add(pod)
-        own, other = ("10.22.0.2", "10.22.0.3") if net is masquerading else ("10.22.0.4", "10.22.0.5")
+        source, other = ("10.22.0.2", "10.22.0.3") if net is masquerading else ("10.22.0.4", "10.22.0.5")
         if net is masquerading:
-            watched(two, tmp_path)
+            watch_sources(two, tmp_path)
         one.ip("route", "add", other, "via", "10.22.0.1")
         assert reaches(one, other)
-        assert seen(two) == {own}
+        assert seen_sources(two) == {source}
         reaches(one, "192.0.2.2", within_s=1)
-        assert seen(outside) == ({"192.0.2.1"} if net is masquerading else {own})
+        assert seen_sources(external) == ({"192.0.2.1"} if net is masquerading else {source})
         for pod in (one, two):
             net.delete(pod)
 
 
 def test_many_exempt_networks(masquerading, sandbox):
-    """A thousand networks that are not masqueraded still make one transaction, whatever a socket takes by default."""
+    """A thousand exempt networks still are one transaction, although it exceeds a socket's default buffer."""
     exempt = [f"100.{64 + number // 256}.{number % 256}.0/24" for number in range(1000)]
     net = masquerading.having(nonMasqueradeCIDRs=exempt)
     result = net.add(sandbox)
-    assert len(own_rules(net.host)) == 1002
+    assert len(podwire_rules(net.host)) == 1002
     net.check(sandbox, result)
     net.delete(sandbox)
-    assert own_rules(net.host) == []
+    assert podwire_rules(net.host) == []
 
 
-def test_multicast_is_not_masqueraded(host, outside):
-    """Datagrams to multicast groups keep their source, in both families, while others from it get the node's."""
-    for own in (IPV4, IPV6):
-        host.ip("addr", "add", str(own), "dev", "lo", *(() if own.version == 4 else ("nodad",)))
+def test_multicast_is_not_masqueraded(host, external):
+    """Datagrams to multicast groups keep their source in both families, others get the node's address."""
+    for source in (IPV4, IPV6):
+        host.ip("addr", "add", str(source), "dev", "lo", *(() if source.version == 4 else ("nodad",)))
     with Netns(host.path) as namespace, entered(namespace):
         nftables.add(Masquerade("net", "cid", "eth0", (IPV4, IPV6)))
         index = socket.if_nametoindex("uplink")
@@ -129,74 +131,74 @@ def test_multicast_is_not_masqueraded(host, outside):
         ("v4", ipv4, "10.22.0.2", "224.0.1.1", "192.0.2.2", "192.0.2.1"),
         ("v6", ipv6, "fd00:22::2", "ff0e::4242", "2001:db8::2", "2001:db8::1"),
     )
-    for kind, sender, own, group, unicast, node in kinds:
+    for kind, sender, source, group, unicast, node in kinds:
         with sender:
             assert reaches(host, unicast)  # the neighbour is known then, so that datagrams go out at once
-            seen(outside, kind)
-            sender.bind((own, 0))
+            seen_sources(external, kind)
+            sender.bind((source, 0))
             sender.sendto(b"group", (group, 4242))
-            assert seen(outside, kind) == {own}
+            assert seen_sources(external, kind) == {source}
             sender.sendto(b"one", (unicast, 4242))
-            assert seen(outside, kind) == {node}
+            assert seen_sources(external, kind) == {node}
 
 
-def test_first_pods_at_once(masquerading, host, new_sandbox):
-    """Eight first pods attached at once have their rules, once, and the way to them stands once."""
+def test_parallel_first_pods(masquerading, host, new_sandbox):
+    """Eight parallel first pods get their rules once, and one rule that jumps to them."""
     pods = [new_sandbox() for _ in range(8)]
     for outcome in [finish(process) for process in [masquerading.start("ADD", pod) for pod in pods]]:
         outcome.result()
-    assert len(own_rules(host)) == 16
+    assert len(podwire_rules(host)) == 16
     assert len([line for line in nft_rules(host) if "goto masq_checks" in line]) == 1
     for outcome in [finish(process) for process in [masquerading.start("DEL", pod) for pod in pods]]:
         outcome.assert_silent()
-    assert own_rules(host) == []
+    assert podwire_rules(host) == []
 
 
-def test_rules_go_without_the_sandbox(masquerading, host, new_sandbox):
-    """DEL removes the rules when the sandbox is gone, and when CNI_NETNS is empty."""
-    gone, unnamed = new_sandbox(), new_sandbox()
-    masquerading.add(gone)
+def test_del_without_a_namespace_removes_the_rules(masquerading, host, new_sandbox):
+    """DEL removes the rules if the namespace is missing, and if CNI_NETNS is empty."""
+    deleted, unnamed = new_sandbox(), new_sandbox()
+    masquerading.add(deleted)
     masquerading.add(unnamed)
-    gone.delete()
-    masquerading.delete(gone)
-    assert len(own_rules(host)) == 2
+    deleted.delete()
+    masquerading.delete(deleted)
+    assert len(podwire_rules(host)) == 2
     masquerading.run("DEL", unnamed, netns="").assert_silent()
-    assert own_rules(host) == []
+    assert podwire_rules(host) == []
 
 
-def test_gc_of_the_plugin(masquerading, host, new_sandbox):
-    """GC removes the rules of pods that are not listed, on this network only."""
-    kept, lost = new_sandbox(), new_sandbox()
+def test_gc_removes_rules_of_one_network(masquerading, host, new_sandbox):
+    """GC removes the rules of pods that are not in its list, only of this network."""
+    kept, stale = new_sandbox(), new_sandbox()
     elsewhere = masquerading.having(name="elsewhere", bridge="cni1", cniVersion="1.1.0")
     net = masquerading.having(cniVersion="1.1.0")
-    for network, pod in ((net, kept), (net, lost), (elsewhere, lost)):
+    for network, pod in ((net, kept), (net, stale), (elsewhere, stale)):
         network.add(pod, ifname="eth1" if network is elsewhere else "eth0")
     valid = [{"containerID": kept.name, "ifname": "eth0"}]
     net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).assert_silent()
     listing = "\n".join(nft_rules(host))
     assert listing.count(f"net: net, if: eth0, id: {kept.name}") == 2
-    assert listing.count(f"net: elsewhere, if: eth1, id: {lost.name}") == 2
-    assert f"net: net, if: eth0, id: {lost.name}" not in listing
+    assert listing.count(f"net: elsewhere, if: eth1, id: {stale.name}") == 2
+    assert f"net: net, if: eth0, id: {stale.name}" not in listing
 
 
-def test_rules_go_when_add_fails(masquerading, host, sandbox):
-    """An ADD that fails after the rules were made takes them back."""
+def test_failed_add_removes_its_rules(masquerading, host, sandbox):
+    """An ADD that fails after it added the rules removes them."""
     host.ip("link", "add", "cni0", "type", "bridge")
     host.ip("addr", "add", "10.99.0.1/16", "dev", "cni0")
     assert "already has an IP address" in masquerading.run("ADD", sandbox).error()["msg"]
-    assert own_rules(host) == []
-    assert own_rules(host, "postrouting") != []
+    assert podwire_rules(host) == []
+    assert podwire_rules(host, "postrouting") != []
 
 
-def test_check_of_the_plugin(masquerading, host, sandbox):
-    """CHECK fails when the rules are gone."""
+def test_check_reports_missing_rules(masquerading, host, sandbox):
+    """CHECK fails if the rules are missing."""
     result = masquerading.add(sandbox)
     masquerading.check(sandbox, result)
     host.run("nft", "flush", "chain", "inet", "cni_plugins_masquerade", "masq_checks")
     assert "is missing in chain" in masquerading.run("CHECK", sandbox, prev_result=result).error()["msg"]
 
 
-def test_status_of_the_plugin(masquerading):
-    """STATUS succeeds where the kernel can do it, and leaves nothing behind."""
+def test_status_leaves_nothing(masquerading):
+    """STATUS succeeds if the kernel supports it, and leaves nothing."""
     masquerading.having(cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).assert_silent()
     assert nft_rules(masquerading.host) == []

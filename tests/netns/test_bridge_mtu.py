@@ -1,4 +1,4 @@
-"""The MTU of bridge's attachments: asked for as a number or as "auto", and a bridge that does not contradict it."""
+"""The MTU of bridge's attachments, as a number or "auto", and the MTU of the bridge."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ AUTO = {
 
 @pytest.fixture
 def uplink(host, new_sandbox):
-    """A function that gives the host an interface of the name and MTU that leads to another host: a veth here."""
+    """A function that adds an interface with a name and MTU to the host, a veth to another namespace."""
 
     def make(name, mtu):
         far = new_sandbox()
@@ -41,8 +41,8 @@ def uplink(host, new_sandbox):
 
 
 @pytest.mark.parametrize("case", AUTO)
-def test_auto_is_the_least_that_leads_off_the_host(network, sandbox, uplink, case):
-    """With "auto" both ends and a new bridge get the least MTU of the host's interfaces that are up and lead off it."""
+def test_auto_is_the_lowest_mtu_of_the_uplinks(network, sandbox, uplink, case):
+    """With "auto" both veth ends and a new bridge get the lowest MTU of the host's uplinks that are up."""
     uplinks, commands, expected = AUTO[case]
     for number, mtu in enumerate(uplinks):
         uplink(f"up{number}", mtu)
@@ -50,30 +50,30 @@ def test_auto_is_the_least_that_leads_off_the_host(network, sandbox, uplink, cas
         network.host.ip(*command.split())
     result = network.having(mtu="auto", cniVersion="1.1.0").add(sandbox)
     assert [item["mtu"] for item in result["interfaces"]] == [expected] * 3
-    outside = links(network.host)
-    assert (outside["cni0"]["mtu"], outside[host_end(result)]["mtu"]) == (expected, expected)
+    host_links = links(network.host)
+    assert (host_links["cni0"]["mtu"], host_links[host_end(result)]["mtu"]) == (expected, expected)
     assert links(sandbox)["eth0"]["mtu"] == expected
 
 
-def test_auto_does_not_count_what_is_down(network, sandbox, uplink):
-    """An uplink that is down has no say."""
+def test_auto_ignores_links_that_are_down(network, sandbox, uplink):
+    """An uplink that is down does not matter."""
     uplink("up0", 1300)
     network.host.ip("link", "set", "up0", "down")
-    assert inner_mtu(network.having(mtu="auto"), sandbox) == 1460
+    assert attach_and_get_mtu(network.having(mtu="auto"), sandbox) == 1460
 
 
-def test_auto_follows_the_uplink_up_again(network, new_sandbox, uplink):
-    """A low value does not hold itself up: neither the bridge nor the pods that have it count."""
+def test_auto_follows_a_rising_uplink(network, new_sandbox, uplink):
+    """A low value does not persist: bridge and pods that have it do not count."""
     network = network.having(mtu="auto")
     uplink("up0", 1400)
-    assert inner_mtu(network, new_sandbox()) == 1400
+    assert attach_and_get_mtu(network, new_sandbox()) == 1400
     network.host.ip("link", "set", "up0", "mtu", "1500")
-    assert inner_mtu(network, new_sandbox()) == 1500
+    assert attach_and_get_mtu(network, new_sandbox()) == 1500
     assert shown(network.host, "cni0")["mtu"] == 1400
 
 
 def test_auto_too_small_for_ipv6_is_refused(dual_network, sandbox, uplink):
-    """A value that is too small for the pod's IPv6 addresses is refused, and the error says where it comes from."""
+    """A value that is too small for the pod's IPv6 addresses is refused, and the error names "auto"."""
     uplink("up0", 1000)
     before = state(dual_network.host), state(sandbox)
     error = dual_network.having(mtu="auto").run("ADD", sandbox).error()
@@ -84,9 +84,9 @@ def test_auto_too_small_for_ipv6_is_refused(dual_network, sandbox, uplink):
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_smaller_pod_on_a_fixed_bridge_gets_all_packets(dual_network, sandbox, family):
-    """A bridge whose MTU somebody set is brought down to the pod's: what the host sends in larger packets arrives."""
-    network = fixed(dual_network, 1500)
+def test_fixed_bridge_mtu_is_lowered_to_the_pods(dual_network, sandbox, family):
+    """A bridge with an explicit MTU gets the pod's lower one, so the host's large packets arrive."""
+    network = with_explicit_mtu(dual_network, 1500)
     result = network.having(mtu=1400).add(sandbox)
     number = 0 if family == 4 else 1
     # IPv6 takes its time until the new gateway may be used, on a loaded machine more.
@@ -94,56 +94,56 @@ def test_a_smaller_pod_on_a_fixed_bridge_gets_all_packets(dual_network, sandbox,
     assert shown(network.host, "cni0")["mtu"] == 1400
 
 
-def test_a_larger_pod_on_a_fixed_bridge_is_not_held_down(network, new_sandbox):
-    """A bridge whose MTU somebody set is brought up to the least of its ports' when that is larger."""
-    network = fixed(network, 1500).having(mtu=9000)
+def test_fixed_bridge_mtu_is_raised_to_the_pods(network, new_sandbox):
+    """A bridge with an explicit MTU gets the lowest MTU of its ports if that is higher."""
+    network = with_explicit_mtu(network, 1500).having(mtu=9000)
     result = network.add(new_sandbox())
     assert reaches(network.host, address(result), options=("-M", "do", "-s", "8000"))
     assert shown(network.host, "cni0")["mtu"] == 9000
 
 
-def test_the_bridge_gets_the_least_of_all_ports(network, new_sandbox):
-    """Pods of other networks keep their MTU; the bridge has the least, and one line on stderr says so."""
-    network = fixed(network, 1500)
+def test_bridge_gets_the_lowest_mtu_of_its_ports(network, new_sandbox):
+    """Pods of other networks keep their MTU; the bridge gets the lowest, and stderr says so."""
+    network = with_explicit_mtu(network, 1500)
     first = network.having(mtu=1450).add(new_sandbox())
     outcome = network.having(mtu=9000, cniVersion="1.1.0").run("ADD", new_sandbox())
     second = outcome.result()
     assert [item["mtu"] for item in second["interfaces"]] == [1450, 9000, 9000]
-    outside = links(network.host)
-    assert [outside[name]["mtu"] for name in ("cni0", host_end(first), host_end(second))] == [1450, 1450, 9000]
+    host_links = links(network.host)
+    assert [host_links[name]["mtu"] for name in ("cni0", host_end(first), host_end(second))] == [1450, 1450, 9000]
     assert outcome.stderr == 'podwire: bridge "cni0" has ports with MTU 1450 and 9000: its MTU is set to 1450\n'
 
 
 def test_an_uplink_among_the_ports_counts(network, sandbox, uplink):
-    """A bridge does not get a larger MTU than the uplink that is one of its ports."""
-    network = fixed(network, 1400)
+    """A bridge does not get a larger MTU than an uplink that is its port."""
+    network = with_explicit_mtu(network, 1400)
     uplink("up0", 1500)
     network.host.ip("link", "set", "up0", "master", "cni0")
     network.having(mtu=9000).add(sandbox)
-    outside = links(network.host)
-    assert (outside["cni0"]["mtu"], outside["up0"]["mtu"]) == (1500, 1500)
+    host_links = links(network.host)
+    assert (host_links["cni0"]["mtu"], host_links["up0"]["mtu"]) == (1500, 1500)
 
 
 @pytest.mark.needs("vlan_filtering")
-def test_in_a_vlan_the_gateways_interface_counts(network, sandbox):
-    """The host reaches a VLAN by an interface of its own, which has the MTU asked for; the bridge's is left alone."""
-    network = fixed(network, 1500)
+def test_in_a_vlan_the_gateway_interface_gets_the_mtu(network, sandbox):
+    """In a VLAN the gateway interface gets the configured MTU, and the bridge's does not change."""
+    network = with_explicit_mtu(network, 1500)
     result = network.having(mtu=1400, vlan=100).add(sandbox)
-    outside = links(network.host)
-    assert (outside["cni0"]["mtu"], outside["cni0.100"]["mtu"]) == (1500, 1400)
+    host_links = links(network.host)
+    assert (host_links["cni0"]["mtu"], host_links["cni0.100"]["mtu"]) == (1500, 1400)
     assert reaches(network.host, address(result), options=("-s", "1440"))
 
 
-def test_without_mtu_a_bridge_keeps_what_somebody_set(network, sandbox):
-    """Where no MTU is asked for, an existing bridge's is left alone."""
-    network = fixed(network, 1300)
+def test_bridge_keeps_its_mtu_without_a_configured_one(network, sandbox):
+    """Without a configured MTU an existing bridge's MTU does not change."""
+    network = with_explicit_mtu(network, 1300)
     network.add(sandbox)
     assert shown(network.host, "cni0")["mtu"] == 1300
 
 
-def test_a_bridge_is_not_brought_below_what_its_ipv6_addresses_need(dual_network, new_sandbox):
-    """A small pod without IPv6 does not take the IPv6 gateway from the others; one line on stderr says so."""
-    network = fixed(dual_network, 1400)
+def test_bridge_mtu_stays_large_enough_for_ipv6(dual_network, new_sandbox):
+    """A pod with a small MTU does not lower the bridge's below what its IPv6 gateway needs; stderr says so."""
+    network = with_explicit_mtu(dual_network, 1400)
     network.add(new_sandbox())
     before = links(network.host)["cni0"]
     ranges = [dual_network.config["ipam"]["ranges"][0]]
@@ -153,23 +153,23 @@ def test_a_bridge_is_not_brought_below_what_its_ipv6_addresses_need(dual_network
     assert "keeps MTU 1400: below 1280 it would lose its IPv6 addresses" in outcome.stderr
 
 
-def test_a_failing_add_leaves_the_bridges_mtu(scripted_network, sandbox):
-    """An ADD that fails has not touched the MTU of a bridge that others use."""
-    network = fixed(scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1'), 1500)
+def test_failing_add_does_not_change_the_bridge_mtu(scripted_network, sandbox):
+    """An ADD that fails does not change the MTU of an existing bridge."""
+    network = with_explicit_mtu(scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1'), 1500)
     before = state(network.host)
     network.having(mtu=1400).run("ADD", sandbox).error()
     assert state(network.host) == before
 
 
-def test_nothing_is_asked_that_need_not_be(network, new_sandbox, uplink):
-    """An explicit MTU that the bridge has costs no message, "auto" costs one, a bridge of another MTU two."""
+def test_number_of_netlink_messages(network, new_sandbox, uplink):
+    """An MTU that the bridge has costs no message, "auto" costs one, another MTU two."""
     network.having(mtu=1400).add(new_sandbox())
-    plain = messages(network, new_sandbox())
-    assert messages(network.having(mtu=1400), new_sandbox()) == plain
+    plain = count_messages(network, new_sandbox())
+    assert count_messages(network.having(mtu=1400), new_sandbox()) == plain
     uplink("up0", 1400)
-    assert messages(network.having(mtu="auto"), new_sandbox()) == plain + 1
+    assert count_messages(network.having(mtu="auto"), new_sandbox()) == plain + 1
     network.host.ip("link", "set", "cni0", "mtu", "1500")
-    assert messages(network.having(mtu=1400), new_sandbox()) == plain + 2
+    assert count_messages(network.having(mtu=1400), new_sandbox()) == plain + 2
 
 
 WRONG = {
@@ -180,29 +180,29 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("case", "version"), [*((case, "1.1.0") for case in WRONG), ("bridge", "1.0.0")])
-def test_check_tells_of_an_mtu_that_was_changed(network, sandbox, case, version):
-    """CHECK compares both ends with what the result tells of them, and finds a bridge that would lose packets."""
+def test_check_reports_a_changed_mtu(network, sandbox, case, version):
+    """CHECK compares both ends with prevResult, and reports a bridge whose MTU is too large."""
     network = network.having(mtu=1400, cniVersion=version)
     result = network.add(sandbox)
     network.check(sandbox, result)
-    where, name, mtu, text = WRONG[case]
+    side, name, mtu, text = WRONG[case]
     name = name.replace("PORT", host_end(result))
-    (sandbox if where == "pod" else network.host).ip("link", "set", name, "mtu", str(mtu))
+    (sandbox if side == "pod" else network.host).ip("link", "set", name, "mtu", str(mtu))
     error = network.run("CHECK", sandbox, prev_result=result).error()
     assert error["msg"] == text.replace("PORT", host_end(result))
     assert error["details"]
 
 
-def test_check_of_an_old_version_does_not_know_who_set_an_mtu(network, sandbox):
-    """Before CNI 1.1.0 results do not tell an MTU, and tuning behind bridge may have set another one."""
+def test_check_before_1_1_0_accepts_any_mtu(network, sandbox):
+    """Before CNI 1.1.0 results have no MTU, and tuning behind bridge may have set another one."""
     network = network.having(mtu=1400)
     result = network.add(sandbox)
     sandbox.ip("link", "set", "eth0", "mtu", "1300")
     network.check(sandbox, result)
 
 
-def test_check_of_auto_goes_by_the_result(network, sandbox, uplink):
-    """What "auto" was is known from a 1.1.0 result; the host's interfaces may have changed since."""
+def test_check_of_auto_uses_the_result(network, sandbox, uplink):
+    """CHECK takes the value of "auto" from a 1.1.0 result: the host's interfaces may have changed since."""
     network = network.having(mtu="auto", cniVersion="1.1.0")
     result = network.add(sandbox)
     uplink("up0", 1300)
@@ -211,8 +211,8 @@ def test_check_of_auto_goes_by_the_result(network, sandbox, uplink):
     assert "MTU doesn't match: 1460" in network.run("CHECK", sandbox, prev_result=result).error()["msg"]
 
 
-def test_check_is_content_with_what_others_do(network, new_sandbox):
-    """A smaller pod on the same bridge, and an MTU that nobody asked for, are no failure of an attachment."""
+def test_check_accepts_other_pods_mtu(network, new_sandbox):
+    """CHECK accepts a smaller pod on the same bridge, and a changed MTU if none is configured."""
     one, two = new_sandbox(), new_sandbox()
     first = network.having(mtu=1500).add(one)
     network.having(mtu=1300).add(two)
@@ -222,22 +222,22 @@ def test_check_is_content_with_what_others_do(network, new_sandbox):
     network.check(three, plain)
 
 
-def fixed(network, mtu):
-    """Returns the network on a bridge whose MTU somebody has set, so that the kernel does not adapt it any more."""
+def with_explicit_mtu(network, mtu):
+    """Returns the network on a bridge with an explicit MTU, which the kernel no longer adapts."""
     network.host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
     for value in (mtu - 1, mtu):  # writing the value it has does not count as setting it
         network.host.ip("link", "set", "cni0", "mtu", str(value))
     return network
 
 
-def inner_mtu(network, pod):
+def attach_and_get_mtu(network, pod):
     """Attaches a pod and returns the MTU of its interface."""
     network.add(pod)
     return links(pod)["eth0"]["mtu"]
 
 
-def messages(network, pod):
-    """Attaches a pod and returns how many messages that took."""
+def count_messages(network, pod):
+    """Attaches a pod and returns how many netlink messages that took."""
     names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     done = subprocess.run(
         [

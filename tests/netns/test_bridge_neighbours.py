@@ -1,4 +1,4 @@
-"""An address that passes from one pod to the next: who knew the old MAC must learn the new one at once."""
+"""A reused address: neighbours must learn the MAC address of its new owner at once."""
 
 import json
 
@@ -17,7 +17,7 @@ def known_mac(namespace, device, ip):
 
 @pytest.mark.parametrize("family", ADDRESSES)
 def test_a_reused_address_is_announced(scripted_network, new_sandbox, family):
-    """Host and other pods reach an address's new owner when ADD returns, not half a minute later."""
+    """Host and other pods reach the new owner of an address when ADD returns, not after a timeout."""
     reused, other = ADDRESSES[family]
     ip = reused.partition("/")[0]
     onlooker, old, new = new_sandbox(), new_sandbox(), new_sandbox()

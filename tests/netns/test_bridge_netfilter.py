@@ -1,4 +1,4 @@
-"""bridge's "bridgeNetfilter": whether what pods of one bridge exchange passes through iptables, as kube-proxy needs."""
+"""bridge's "bridgeNetfilter": frames between pods of one bridge pass through iptables, as kube-proxy needs."""
 
 import json
 import subprocess
@@ -18,12 +18,12 @@ READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/
 
 
 @pytest.mark.parametrize("family", [0, 1], ids=["IPv4", "IPv6"])
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_sandbox, wanted, family):
-    """A connection to a service's address reaches a pod beside the caller with true; with false its answer is lost."""
-    network = dual_network.having(bridgeNetfilter=wanted)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_sandbox, enabled, family):
+    """A service's answer from a pod of the same bridge reaches the caller with true, and is lost with false."""
+    network = dual_network.having(bridgeNetfilter=enabled)
     caller, server = new_sandbox(), new_sandbox()
-    own = network.add(caller)
+    caller_result = network.add(caller)
     target = address(network.add(server), family)
     tool = ("iptables", "ip6tables")[family]
     rule = ("-d", SERVICES[family], "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination")
@@ -32,23 +32,23 @@ def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_san
     assert reaches(network.host, target)  # neighbours are looked for now, not while a connection waits
     assert reaches(caller, target)
     with serving(server, target):
-        assert source_address(caller, SERVICES[family], 80) == (address(own, family) if wanted else "")
+        assert source_address(caller, SERVICES[family], 80) == (address(caller_result, family) if enabled else "")
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_setting_is_made_as_asked_for(network, sandbox, wanted):
-    """Both families get the value, whichever they had, and CHECK finds it."""
+@pytest.mark.parametrize("enabled", [True, False])
+def test_add_sets_the_configured_value(network, sandbox, enabled):
+    """ADD sets the value for both families, and CHECK passes."""
     for key, value in ((IPV4, "1"), (IPV6, "0")):
         network.host.set_sysctl(key, value)
-    network = network.having(bridgeNetfilter=wanted)
+    network = network.having(bridgeNetfilter=enabled)
     result = network.add(sandbox)
-    assert settings(network) == [str(int(wanted))] * 2
+    assert settings(network) == [str(int(enabled))] * 2
     network.check(sandbox, result)
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
-def test_not_asked_for_it_is_left_alone(network, sandbox, value):
-    """Without the key neither ADD nor CHECK nor STATUS has anything to do with the setting."""
+def test_setting_does_not_change_without_the_key(network, sandbox, value):
+    """Without the key, ADD, CHECK and STATUS do not care about the setting."""
     for key in (IPV4, IPV6):
         network.host.set_sysctl(key, value)
     result = network.add(sandbox)
@@ -58,8 +58,8 @@ def test_not_asked_for_it_is_left_alone(network, sandbox, value):
 
 
 @pytest.mark.parametrize("key", [IPV4, IPV6])
-def test_check_tells_of_a_setting_that_was_changed(network, sandbox, key):
-    """CHECK fails when somebody has changed the setting, and says how to mend it."""
+def test_check_reports_a_changed_setting(network, sandbox, key):
+    """CHECK fails if the setting was changed, and the command in its details fixes it."""
     network = network.having(bridgeNetfilter=True)
     result = network.add(sandbox)
     network.host.set_sysctl(key, "0")
@@ -71,60 +71,60 @@ def test_check_tells_of_a_setting_that_was_changed(network, sandbox, key):
     network.check(sandbox, result)
 
 
-def test_the_setting_stays(network, sandbox):
-    """The last DEL does not take the setting back: it is the host's."""
+def test_del_does_not_change_the_setting(network, sandbox):
+    """The last DEL does not reset the setting, which belongs to the host."""
     network = network.having(bridgeNetfilter=False)
     network.delete(sandbox, network.add(sandbox))
     assert settings(network) == ["0", "0"]
 
 
-def test_a_failing_add_leaves_the_setting(scripted_network, sandbox):
-    """An ADD that fails has not touched a setting that others use."""
+def test_failing_add_does_not_change_the_setting(scripted_network, sandbox):
+    """An ADD that fails does not change the setting."""
     network = scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1')
     before = settings(network)
     network.having(bridgeNetfilter=before == ["0", "0"]).run("ADD", sandbox).error()
     assert settings(network) == before
 
 
-def test_without_the_module_it_says_how_to_load_it(network, sandbox):
-    """Asked for on a kernel without br_netfilter, ADD fails with the cure and leaves nothing, and STATUS says so."""
+def test_missing_module_is_reported(network, sandbox):
+    """Without br_netfilter ADD with true fails, has the command to load it and leaves nothing; STATUS fails, too."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     before = state(network.host), state(sandbox)
-    error = after(MISSING, network, "ADD", sandbox).error()
+    error = run_after(MISSING, network, "ADD", sandbox).error()
     assert error["code"] == 999
     assert "/bridge-nf-call-iptables is missing" in error["msg"]
     assert "modprobe br_netfilter" in error["details"]
     assert (state(network.host), state(sandbox), network.leases()) == (*before, {})
-    error = after(MISSING, network, "STATUS", sandbox).error()
+    error = run_after(MISSING, network, "STATUS", sandbox).error()
     assert error["code"] == 50
     assert "modprobe br_netfilter" in error["details"]
 
 
-@pytest.mark.parametrize("wanted", [False, None])
-def test_without_the_module_there_is_nothing_to_switch_off(network, sandbox, wanted):
-    """Where frames do not pass through iptables anyway, false is as good as served."""
-    network = network.having(bridgeNetfilter=wanted, cniVersion="1.1.0")
-    after(MISSING, network, "STATUS", sandbox).assert_silent()
-    assert after(MISSING, network, "ADD", sandbox).result()["ips"]
+@pytest.mark.parametrize("value", [False, None])
+def test_false_needs_no_module(network, sandbox, value):
+    """Without br_netfilter frames bypass iptables, so false and no key succeed."""
+    network = network.having(bridgeNetfilter=value, cniVersion="1.1.0")
+    run_after(MISSING, network, "STATUS", sandbox).assert_silent()
+    assert run_after(MISSING, network, "ADD", sandbox).result()["ips"]
 
 
-def test_where_it_cannot_be_set_a_right_value_will_do(network, sandbox, new_sandbox):
-    """A read-only /proc/sys is no obstacle to what is right already, else ADD and STATUS say how to mend it."""
+def test_read_only_sys_with_the_configured_value(network, sandbox, new_sandbox):
+    """On a read-only /proc/sys ADD and STATUS succeed if the value is set, else name the command."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     network.add(new_sandbox())  # switches on what else there is to switch on
-    after(READ_ONLY, network, "STATUS", sandbox).assert_silent()
-    after(READ_ONLY, network, "ADD", sandbox).result()
+    run_after(READ_ONLY, network, "STATUS", sandbox).assert_silent()
+    run_after(READ_ONLY, network, "ADD", sandbox).result()
     network.host.set_sysctl(IPV4, "0")
     other = new_sandbox()
-    error = after(READ_ONLY, network, "ADD", other).error()
+    error = run_after(READ_ONLY, network, "ADD", other).error()
     assert error["msg"].endswith(f"/proc/sys/{IPV4}: Read-only file system")
     assert f"sysctl -w {IPV4}=1" in error["details"]
-    error = after(READ_ONLY, network, "STATUS", other).error()
+    error = run_after(READ_ONLY, network, "STATUS", other).error()
     assert (error["code"], f"sysctl -w {IPV4}=1" in error["details"]) == (50, True)
 
 
-def test_status_does_not_fail_for_what_add_mends(network, sandbox):
-    """A wrong value that ADD can set is no reason for a node not to be ready."""
+def test_status_accepts_a_value_that_add_can_set(network, sandbox):
+    """STATUS succeeds with a wrong value that ADD can set."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     network.host.set_sysctl(IPV4, "0")
     network.run("STATUS").assert_silent()
@@ -144,23 +144,23 @@ WARNINGS = {
 
 @pytest.mark.needs("iptables_nft_nat")
 @pytest.mark.parametrize("case", WARNINGS)
-def test_kube_proxy_is_not_passed_by_unnoticed(network, sandbox, case):
-    """With kube-proxy's chains in nf_tables and the setting off, one line on stderr names the key; else none."""
-    commands, value, warned = WARNINGS[case]
+def test_kube_proxy_without_the_setting_causes_a_warning(network, sandbox, case):
+    """With kube-proxy's chains in nf_tables and the setting off, one line on stderr names the key."""
+    commands, value, is_warned = WARNINGS[case]
     for command in commands:
         network.host.run(*command.split())
     network.host.set_sysctl(IPV4, value)
     outcome = network.run("ADD", sandbox)
     outcome.result()
     line = f'podwire: kube-proxy needs {IPV4}=1: set "bridgeNetfilter" to true\n'
-    assert outcome.stderr == (line if warned else "")
+    assert outcome.stderr == (line if is_warned else "")
 
 
 @pytest.mark.needs("iptables_nft_nat")
-def test_kube_proxy_without_the_module_is_not_passed_by_unnoticed(network, sandbox):
-    """With kube-proxy's chains and without br_netfilter a masquerading network is told how to load it."""
+def test_kube_proxy_without_the_module_causes_a_warning(network, sandbox):
+    """With kube-proxy's chains and without br_netfilter, a masquerading network warns how to load it."""
     network.host.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
-    outcome = after(MISSING, network.having(ipMasq=True), "ADD", sandbox)
+    outcome = run_after(MISSING, network.having(ipMasq=True), "ADD", sandbox)
     outcome.result()
     assert f"podwire: kube-proxy needs {IPV4}=1: load the module on the node: modprobe br_netfilter" in outcome.stderr
 
@@ -170,8 +170,8 @@ def settings(network):
     return [network.host.sysctl(key) for key in (IPV4, IPV6)]
 
 
-def after(command, network, verb, pod):
-    """Runs one verb in a mount namespace of its own, after a shell command that changes what it sees."""
+def run_after(command, network, verb, pod):
+    """Runs a verb in a new mount namespace, after a shell command there."""
     names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     program = f"{command} && exec {binaries.directory() / 'bridge'}"
     done = subprocess.run(

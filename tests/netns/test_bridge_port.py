@@ -1,4 +1,4 @@
-"""What may be asked for of bridge and port: MTU, MAC, hairpin and promiscuous mode, isolation."""
+"""Options of bridge and port: MTU, MAC, hairpin and promiscuous mode, isolation."""
 
 import sys
 
@@ -31,16 +31,16 @@ def port_flags(host, name):
 
 @pytest.mark.parametrize(("mtu", "expected"), [(None, 1500), (0, 1500), (1400, 1400), (9000, 9000), (1280, 1280)])
 def test_mtu_is_set_everywhere(dual_network, sandbox, mtu, expected):
-    """The MTU holds for a new bridge and both ends; 0 and none leave it to the kernel."""
+    """A new bridge and both veth ends get the MTU; 0 and none leave it to the kernel."""
     net = dual_network.having(mtu=mtu)
     result = net.add(sandbox)
-    outside = links(net.host)
-    assert [outside["cni0"]["mtu"], outside[host_end(result)]["mtu"]] == [expected, expected]
+    host_links = links(net.host)
+    assert [host_links["cni0"]["mtu"], host_links[host_end(result)]["mtu"]] == [expected, expected]
     assert links(sandbox)["eth0"]["mtu"] == expected
 
 
 def test_packets_of_the_mtus_size_pass(network, new_sandbox):
-    """A packet as large as the MTU passes unfragmented, a larger one does not leave."""
+    """A packet as large as the MTU passes unfragmented, a larger one is not sent."""
     net = network.having(mtu=1400)
     one, two = new_sandbox(), new_sandbox()
     net.add(one)
@@ -51,7 +51,7 @@ def test_packets_of_the_mtus_size_pass(network, new_sandbox):
 
 @pytest.mark.parametrize(("keys", "expected"), [({}, (False, False)), ({"hairpinMode": True}, (True, False))])
 def test_hairpin_mode_sends_frames_back(network, sandbox, keys, expected):
-    """With hairpinMode a pod gets its own broadcasts back, as it must to reach itself through a service; else not."""
+    """With hairpinMode a pod receives its own broadcasts, as it must to reach itself through a service."""
     result = network.having(**keys).add(sandbox)
     assert port_flags(network.host, host_end(result)) == expected
     answer = sandbox.run(sys.executable, "-I", "-c", ECHO).strip()
@@ -59,7 +59,7 @@ def test_hairpin_mode_sends_frames_back(network, sandbox, keys, expected):
 
 
 def test_isolated_ports_reach_the_gateway_only(network, new_sandbox):
-    """With portIsolation pods reach gateway and host, not each other; without they reach each other."""
+    """With portIsolation pods reach gateway and host but not each other; without it they reach each other."""
     one, two, open_one = new_sandbox(), new_sandbox(), new_sandbox()
     isolated = network.having(portIsolation=True)
     first, second = isolated.add(one), isolated.add(two)
@@ -71,14 +71,14 @@ def test_isolated_ports_reach_the_gateway_only(network, new_sandbox):
     assert reaches(one, address(third))
 
 
-def test_both_port_flags_at_once(network, sandbox):
-    """Hairpin mode and isolation may be asked for together."""
+def test_hairpin_mode_with_isolation(network, sandbox):
+    """Hairpin mode and isolation can be combined."""
     result = network.having(hairpinMode=True, portIsolation=True).add(sandbox)
     assert port_flags(network.host, host_end(result)) == (True, True)
 
 
 def test_promiscuous_mode(network, new_sandbox):
-    """With promiscMode the bridge is promiscuous, also one that was there before; without it is left as it is."""
+    """With promiscMode a new or existing bridge is promiscuous; without the key it does not change."""
     network.add(new_sandbox())
     assert "PROMISC" not in links(network.host)["cni0"]["flags"]
     network.having(promiscMode=True).add(new_sandbox())
@@ -103,7 +103,7 @@ ENVIRONMENT, ARGS, RUNTIME = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00
         ({"runtimeConfig": {"mac": "0200.0000.0003"}}, None, RUNTIME),
     ],
 )
-def test_the_container_has_the_mac_asked_for(network, sandbox, keys, args, expected):
+def test_container_has_the_requested_mac(network, sandbox, keys, args, expected):
     """The container's MAC is runtimeConfig's, else that of args.cni, else that of CNI_ARGS."""
     result = network.having(**keys).add(sandbox, args=args)
     assert result["interfaces"][2]["mac"] == expected
@@ -111,8 +111,8 @@ def test_the_container_has_the_mac_asked_for(network, sandbox, keys, args, expec
     assert reaches(sandbox, result["ips"][0]["gateway"])
 
 
-def test_macs_differ_unless_asked_for(network, new_sandbox):
-    """Without a MAC asked for each interface has its own, locally administered."""
+def test_macs_are_random_by_default(network, new_sandbox):
+    """Without a requested MAC each interface has a random one, locally administered."""
     macs = [item["mac"] for _ in range(3) for item in network.add(new_sandbox())["interfaces"][1:]]
     assert len(set(macs)) == 6
     assert {int(mac[:2], 16) & 3 for mac in macs} == {2}

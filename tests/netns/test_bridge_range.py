@@ -1,4 +1,4 @@
-"""A bridge whose address is of another range than the network's: what STATUS, ADD and `podwire doctor` say."""
+"""A bridge whose address conflicts with the network's range: STATUS, ADD and `podwire doctor` report it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from tests.support.netlist import NetworkList
 TEXT = '"cni0" already has an IP address different from 10.30.0.1/16'
 
 
-def moved(network: Network, *ranges: list[dict[str, str]], **keys: Any) -> Network:
+def with_ranges(network: Network, *ranges: list[dict[str, str]], **keys: Any) -> Network:
     """Returns the network in a version with STATUS, with these range sets."""
     ipam = {**network.config["ipam"], "ranges": list(ranges) or [[{"subnet": "10.30.0.0/16"}]]}
     return network.having(cniVersion="1.1.0", ipam=ipam, **keys)
 
 
-def test_status_says_what_add_would_say(network: Network, new_sandbox: Callable[[], Namespace]) -> None:
-    """After a change of the subnet STATUS fails with code 50 and names the address that is in the way, as ADD does."""
+def test_status_reports_the_same_conflict_as_add(network: Network, new_sandbox: Callable[[], Namespace]) -> None:
+    """After a change of the subnet STATUS fails with code 50 and ADD's text, which names the conflicting address."""
     network.add(new_sandbox())
-    status = moved(network).run("STATUS").error()
-    added = moved(network).run("ADD", new_sandbox()).error()
+    status = with_ranges(network).run("STATUS").error()
+    added = with_ranges(network).run("ADD", new_sandbox()).error()
     assert (status["code"], added["code"]) == (50, 7)
     assert status["msg"] == added["msg"] == f"failed to set bridge addr: {TEXT}"
     assert status["details"] == added["details"]
     assert '"cni0" has 10.22.0.1/16, and 1 port is in use' in status["details"]
 
 
-def test_without_pods_the_command_that_is_told_is_enough(
-    network: Network, new_sandbox: Callable[[], Namespace]
-) -> None:
-    """When no pod is left, the command in STATUS' details makes the network ready, and ADD succeeds."""
+def test_command_in_status_fixes_a_bridge_without_pods(network: Network, new_sandbox: Callable[[], Namespace]) -> None:
+    """Without pods, the command in STATUS' details makes STATUS and ADD succeed."""
     pod = new_sandbox()
     network.delete(pod, network.add(pod))
-    details = moved(network).run("STATUS").error()["details"]
+    details = with_ranges(network).run("STATUS").error()["details"]
     network.host.run("sh", "-ec", details)
-    moved(network).run("STATUS").assert_silent()
-    moved(network).add(pod)
+    with_ranges(network).run("STATUS").assert_silent()
+    with_ranges(network).add(pod)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +54,26 @@ def test_without_pods_the_command_that_is_told_is_enough(
     ],
     ids=["forced", "no gateway", "another range of the set", "another family", "another bridge", "a VLAN's gateway"],
 )
-def test_what_add_can_serve_is_ready(network: Network, new_sandbox: Callable[[], Namespace], ranges, keys) -> None:
-    """STATUS is silent where ADD finds a gateway address that can be put on its interface."""
+def test_status_accepts_ranges_that_add_can_serve(
+    network: Network, new_sandbox: Callable[[], Namespace], ranges, keys
+) -> None:
+    """STATUS succeeds if ADD can add a gateway address."""
     network.add(new_sandbox())
-    net = moved(network, *ranges, **keys)
+    net = with_ranges(network, *ranges, **keys)
     net.run("STATUS").assert_silent()
 
 
 @pytest.mark.needs("vlan_filtering")
-def test_the_gateway_of_a_vlan(network: Network, new_sandbox: Callable[[], Namespace]) -> None:
-    """With a VLAN, STATUS looks at the interface of the VLAN's gateway."""
+def test_status_checks_the_gateway_interface_of_a_vlan(network: Network, new_sandbox: Callable[[], Namespace]) -> None:
+    """With a VLAN, STATUS checks the addresses of the gateway interface."""
     network.having(vlan=100).add(new_sandbox())
-    error = moved(network, vlan=100).run("STATUS").error()
+    error = with_ranges(network, vlan=100).run("STATUS").error()
     assert error["msg"].endswith(TEXT.replace("cni0", "cni0.100"))
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_doctor_reports_it(host: Namespace, tmp_path, sandbox: Namespace, family: int) -> None:
-    """`podwire doctor` says that the next ADD fails, whatever the network's version is."""
+def test_doctor_reports_the_conflict(host: Namespace, tmp_path, sandbox: Namespace, family: int) -> None:
+    """`podwire doctor` reports that the next ADD fails, for any version of the network."""
     node = DoctorNode(host, tmp_path)
     before, after = ("10.9.0.0/16", "10.30.0.0/16") if family == 4 else ("fd00:9::/64", "fd00:9::/48")
     gateway = "10.30.0.1/16" if family == 4 else "fd00:9::1/48"
@@ -88,7 +88,7 @@ def test_doctor_reports_it(host: Namespace, tmp_path, sandbox: Namespace, family
     node.attach(configure(before), sandbox)
     assert list_problems(node.list_findings()) == []
     configure(after)
-    found = node.find("not-ready")
-    assert found["severity"] == "problem"
-    assert found["text"] == f'failed to set bridge addr: "cni0" already has an IP address different from {gateway}'
-    assert "1 port is in use" in found["cure"]
+    finding = node.find("not-ready")
+    assert finding["severity"] == "problem"
+    assert finding["text"] == f'failed to set bridge addr: "cni0" already has an IP address different from {gateway}'
+    assert "1 port is in use" in finding["cure"]

@@ -1,4 +1,4 @@
-"""What ADD of bridge refuses before anything is changed."""
+"""Input that ADD of bridge refuses before it changes anything."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.support.netstate import state
 
 @pytest.fixture
 def untouched(network, sandbox):
-    """A function that runs a failing ADD and returns its error, after comparing both namespaces with before."""
+    """A function that runs a failing ADD and returns its error; the ADD must not change anything."""
 
     def refuse(net, **how):
         before = state(network.host), state(sandbox)
@@ -37,8 +37,8 @@ def untouched(network, sandbox):
         ({"args": {"cni": {"mac": "01:00:5e:00:00:01"}}}, "address 01:00:5e:00:00:01: invalid MAC address"),
     ],
 )
-def test_a_wrong_configuration_changes_nothing(network, sandbox, keys, text):
-    """A configuration that cannot be served is refused with code 7, the reason in the message."""
+def test_invalid_configuration_is_refused(network, sandbox, keys, text):
+    """ADD refuses an invalid configuration with code 7 and the reason, and changes nothing."""
     before = state(network.host), state(sandbox)
     error = network.having(**keys).run("ADD", sandbox).error()
     assert error["code"] == 7
@@ -47,24 +47,24 @@ def test_a_wrong_configuration_changes_nothing(network, sandbox, keys, text):
 
 
 @pytest.mark.parametrize(("args", "text"), [("A=b", 'ARGS: unknown args ["A=b"]'), ("MAC", 'ARGS: invalid pair "MAC"')])
-def test_wrong_arguments_are_refused(network, untouched, args, text):
-    """CNI_ARGS is checked before anything is done."""
+def test_invalid_cni_args_are_refused(network, untouched, args, text):
+    """ADD refuses invalid CNI_ARGS before it changes anything."""
     error = untouched(network, args=args)
     assert (error["code"], error["msg"]) == (4, text)
 
 
-def test_unknown_arguments_pass_when_told_so(network, sandbox):
-    """Arguments meant for other plugins pass with IgnoreUnknown."""
+def test_ignore_unknown_accepts_unknown_cni_args(network, sandbox):
+    """With IgnoreUnknown, CNI_ARGS for other plugins are accepted."""
     network.add(sandbox, args="IgnoreUnknown=1;K8S_POD_NAME=web-0")
 
 
-def test_the_hosts_own_namespace_is_no_sandbox(network, untouched):
-    """CNI_NETNS naming the plugin's own namespace is refused with code 8."""
+def test_hosts_namespace_is_refused(network, untouched):
+    """ADD refuses the plugin's own namespace in CNI_NETNS with code 8."""
     assert untouched(network, netns=network.host)["code"] == 8
 
 
-def test_the_hosts_own_namespace_is_served_when_told_so(network):
-    """With CNI_NETNS_OVERRIDE both ends may be on the host: CHECK finds them, and DEL takes them away again."""
+def test_override_accepts_the_hosts_namespace(network):
+    """With CNI_NETNS_OVERRIDE both veth ends may be on the host; CHECK and DEL work."""
     before = set(state(network.host)["links"])
     override = {"CNI_NETNS_OVERRIDE": "1"}
     result = network.add(network.host, env=override)
@@ -74,8 +74,8 @@ def test_the_hosts_own_namespace_is_served_when_told_so(network):
     assert set(state(network.host)["links"]) == before | {"cni0"}
 
 
-def test_what_is_no_namespace_is_told(network, untouched, tmp_path):
-    """A path that is absent or an ordinary file is refused with code 8 and the texts that runtimes know."""
+def test_path_without_a_namespace_is_refused(network, untouched, tmp_path):
+    """A missing path and a plain file are refused with code 8 and the texts that runtimes recognize."""
     file = tmp_path / "file"
     file.touch()
     error = untouched(network, netns=str(file), container_id="cid")

@@ -1,4 +1,4 @@
-"""ADD that fails half way leaves the host and the sandbox as they were: each step, by failing the one after it."""
+"""Rollback of ADD: each step is undone when the step after it fails."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ HOLD = """[ "$CNI_COMMAND" != ADD ] || { echo $$ > "$here/reached"; exec sleep 6
 
 @pytest.fixture
 def fails(network, sandbox):
-    """A function that runs an ADD which must fail and returns its error; afterwards all is as it was."""
+    """A function that runs a failing ADD and returns its error; the state must be the same as before."""
 
     def run(net, **how):
         before = state(network.host), state(sandbox)
@@ -34,7 +34,7 @@ def fails(network, sandbox):
 
 @pytest.fixture
 def reached(tmp_path):
-    """A function that waits until the holding IPAM plugin was reached; it is ended after the test."""
+    """A function that waits until the blocking IPAM plugin runs; the fixture kills that plugin afterwards."""
     file = tmp_path / "ipam" / "reached"
 
     def wait():
@@ -75,13 +75,13 @@ CASES = {
 
 @pytest.mark.parametrize("with_bridge", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_is_left(scripted_network, fails, ipam_calls, network, new_sandbox, case, with_bridge):
-    """Whatever fails in or after IPAM, all is as before and the lease released; a bridge with pods still works."""
-    ips, body, answer, (code, text) = CASES[case]
+def test_failed_add_leaves_nothing(scripted_network, fails, ipam_calls, network, new_sandbox, case, with_bridge):
+    """If IPAM or a later step fails, the state is as before and the lease released; other pods still work."""
+    ips, body, ipam_keys, (code, text) = CASES[case]
     if with_bridge:
         other = new_sandbox()
         network.add(other)
-    error = fails(scripted_network(ips, body=body, **answer))
+    error = fails(scripted_network(ips, body=body, **ipam_keys))
     assert error["code"] == code
     assert error["msg"].startswith(text)
     assert ipam_calls() == ["ADD", "DEL"]
@@ -89,14 +89,14 @@ def test_nothing_is_left(scripted_network, fails, ipam_calls, network, new_sandb
 
 
 def test_an_mtu_too_small_for_ipv6(scripted_network, fails, ipam_calls):
-    """An IPv6 address where the MTU is to be below 1280 fails ADD after IPAM, and all is taken back."""
+    """ADD of an IPv6 address with an MTU below 1280 fails after IPAM and is rolled back."""
     error = fails(scripted_network([{"address": "fd00:22::9/64"}], keys={"mtu": 1000, "isDefaultGateway": False}))
     assert error["msg"] == '"mtu" 1000 is too small for the IPv6 addresses that IPAM allocates'
     assert ipam_calls() == ["ADD", "DEL"]
 
 
 def test_an_exhausted_range(network, fails, new_sandbox):
-    """When host-local has no address left, ADD fails and the pods that have one are not disturbed."""
+    """If host-local has no address left, ADD fails and other pods are not disturbed."""
     subnet = {"subnet": "10.22.0.0/30"}
     net = network.having(ipam={**network.config["ipam"], "ranges": [[subnet]]})
     other = new_sandbox()
@@ -107,16 +107,16 @@ def test_an_exhausted_range(network, fails, new_sandbox):
     assert reaches(other, "10.22.0.1")
 
 
-def test_the_lease_is_released(network, fails, new_sandbox):
-    """The address that host-local gave is free again when a later step fails."""
+def test_failed_add_releases_the_lease(network, fails, new_sandbox):
+    """The address from host-local is free again if a later step fails."""
     network.add(new_sandbox())
     other = network.having(ipam={**network.config["ipam"], "ranges": [[{"subnet": "10.33.0.0/16"}]]}, name="other")
     assert "already has an IP address different from" in fails(other)["msg"]
     assert other.leases() == {}
 
 
-def test_a_failed_release_is_told_and_the_rest_taken_back(scripted_network, network, sandbox):
-    """When IPAM cannot release either, the first error is the answer, stderr has the second, and the link goes."""
+def test_failed_release_does_not_stop_the_rollback(scripted_network, network, sandbox):
+    """If IPAM's DEL fails during rollback, ADD returns the first error, prints the second and deletes the link."""
     body = """printf '{"code": 5, "msg": "%s failed"}' "$CNI_COMMAND"; exit 1"""
     before = state(network.host), state(sandbox)
     outcome = scripted_network(body=body).run("ADD", sandbox)
@@ -125,15 +125,15 @@ def test_a_failed_release_is_told_and_the_rest_taken_back(scripted_network, netw
     assert (state(network.host), state(sandbox)) == before
 
 
-def test_the_reason_for_the_failure_goes_and_add_succeeds(scripted_network, fails, sandbox):
-    """After a failed ADD the same ADD succeeds once the reason is gone, with no DEL between."""
+def test_add_succeeds_after_a_failed_add(scripted_network, fails, sandbox):
+    """After a failed ADD the next ADD succeeds without a DEL in between."""
     fails(scripted_network(body=FAIL))
     assert reaches(sandbox, scripted_network([IP]).add(sandbox)["ips"][0]["gateway"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_the_middle_of_add(scripted_network, sandbox, ipam_calls, reached, number):
-    """SIGTERM while IPAM works ends IPAM, takes everything back and is answered with code 11."""
+def test_signal_during_add(scripted_network, sandbox, ipam_calls, reached, number):
+    """SIGTERM and SIGINT during IPAM end IPAM, and ADD is rolled back with code 11."""
     net = scripted_network([IP], body=HOLD)
     before = state(net.host), state(sandbox)
     process = net.start("ADD", sandbox)
@@ -147,8 +147,8 @@ def test_a_signal_in_the_middle_of_add(scripted_network, sandbox, ipam_calls, re
     net.delete(sandbox)
 
 
-def test_the_plugin_killed_in_the_middle_of_add(scripted_network, sandbox, ipam_calls, reached):
-    """After SIGKILL nothing can be taken back at once; DEL without a result does it later."""
+def test_sigkill_during_add(scripted_network, sandbox, ipam_calls, reached):
+    """After SIGKILL, DEL without a result deletes what ADD created."""
     net = scripted_network([IP], body=HOLD)
     process = net.start("ADD", sandbox)
     reached()
@@ -160,8 +160,8 @@ def test_the_plugin_killed_in_the_middle_of_add(scripted_network, sandbox, ipam_
     scripted_network([IP]).add(sandbox)
 
 
-def test_a_signal_in_the_middle_of_del(scripted_network, sandbox, tmp_path, reached):
-    """SIGTERM while IPAM releases is answered with code 11; the next DEL finishes the work."""
+def test_signal_during_del(scripted_network, sandbox, tmp_path, reached):
+    """SIGTERM during IPAM's DEL returns code 11; the next DEL completes the work."""
     scripted_network([IP]).add(sandbox)
     net = scripted_network([IP], body=HOLD.replace("!= ADD", "!= DEL"))
     process = net.start("DEL", sandbox)
@@ -172,8 +172,8 @@ def test_a_signal_in_the_middle_of_del(scripted_network, sandbox, tmp_path, reac
     assert set(links(sandbox)) == {"lo"}
 
 
-def test_a_bridge_that_others_have_joined_stays(scripted_network, network, sandbox, new_sandbox, reached):
-    """A bridge made by an ADD that fails later stays when another pod has joined it in between."""
+def test_failed_add_keeps_a_bridge_with_other_ports(scripted_network, network, sandbox, new_sandbox, reached):
+    """A failed ADD keeps the bridge that it created if another pod was attached to it meanwhile."""
     process = scripted_network([IP], body=HOLD).start("ADD", sandbox)
     reached()
     other = new_sandbox()

@@ -1,4 +1,4 @@
-"""Taking over from the reference plugins and giving back to them: pods outlive the change of files under them."""
+"""Switching between podwire and the reference plugins while pods run."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ KINDS = ("ours", "reference")
 
 
 @pytest.fixture
-def by(bin_dir):
-    """A function that returns a network served by one kind of bridge and one kind of host-local."""
+def network_of(bin_dir):
+    """A function that returns a network with the bridge of one implementation and the host-local of one."""
     directories = {"ours": bin_dir, "reference": binaries.REFERENCE}
 
     def change(net, bridge, ipam):
@@ -24,26 +24,28 @@ def by(bin_dir):
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
 @pytest.mark.parametrize("ipam", ["host-local stays", "host-local changes"])
-@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
-def test_a_pod_is_taken_over(dual_network, sandbox, by, version, ipam, maker, taker):
-    """A pod made by one is CHECKed and DELeted by the other, with its own IPAM plugin or the other's."""
+@pytest.mark.parametrize(("created_by", "deleted_by"), [KINDS, KINDS[::-1]])
+def test_pod_is_checked_and_deleted_by_the_other(
+    dual_network, sandbox, network_of, version, ipam, created_by, deleted_by
+):
+    """A pod of one implementation passes CHECK and DEL of the other, with either one's IPAM plugin."""
     net = dual_network.having(cniVersion=version)
-    made = by(net, maker, maker)
-    taken = by(net, taker, maker if ipam == "host-local stays" else taker)
-    result = made.add(sandbox)
-    taken.check(sandbox, result)
-    made.check(sandbox, result)
-    taken.delete(sandbox, result)
+    creator = network_of(net, created_by, created_by)
+    deleter = network_of(net, deleted_by, created_by if ipam == "host-local stays" else deleted_by)
+    result = creator.add(sandbox)
+    deleter.check(sandbox, result)
+    creator.check(sandbox, result)
+    deleter.delete(sandbox, result)
     assert (set(links(net.host)), set(links(sandbox))) == ({"lo", "cni0"}, {"lo"})
     assert net.leases() == {}
-    made.delete(sandbox, result)
+    creator.delete(sandbox, result)
 
 
 @pytest.mark.parametrize(("first", "second"), [KINDS, KINDS[::-1]])
-def test_both_serve_one_bridge(dual_network, new_sandbox, by, first, second):
-    """Pods made by both share a bridge, its gateway, its lease directory, and reach each other."""
+def test_both_share_a_bridge(dual_network, new_sandbox, network_of, first, second):
+    """Pods of both implementations share bridge, gateway and lease directory, and reach each other."""
     one, two, three = new_sandbox(), new_sandbox(), new_sandbox()
-    old, new = by(dual_network, first, first), by(dual_network, second, second)
+    old, new = network_of(dual_network, first, first), network_of(dual_network, second, second)
     results = [old.add(one), new.add(two), old.add(three)]
     assert [address(result) for result in results] == ["10.22.0.2", "10.22.0.3", "10.22.0.4"]
     assert reaches(one, "10.22.0.3")
@@ -57,38 +59,38 @@ def test_both_serve_one_bridge(dual_network, new_sandbox, by, first, second):
 
 
 @pytest.mark.parametrize("keys", [{"hairpinMode": True}, {"promiscMode": True}, {"mtu": 1400}, {"enabledad": True}])
-@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
-def test_options_are_taken_over(network, sandbox, by, maker, taker, keys):
-    """What one has set up with an option, the other checks and deletes with the same option."""
+@pytest.mark.parametrize(("created_by", "deleted_by"), [KINDS, KINDS[::-1]])
+def test_options_are_checked_and_deleted_by_the_other(network, sandbox, network_of, created_by, deleted_by, keys):
+    """An attachment with an option passes CHECK and DEL of the other implementation with that option."""
     net = network.having(**keys)
-    result = by(net, maker, maker).add(sandbox)
-    by(net, taker, taker).check(sandbox, result)
-    by(net, taker, taker).delete(sandbox, result)
+    result = network_of(net, created_by, created_by).add(sandbox)
+    network_of(net, deleted_by, deleted_by).check(sandbox, result)
+    network_of(net, deleted_by, deleted_by).delete(sandbox, result)
     assert net.leases() == {}
 
 
-def test_a_layer_2_pod_is_taken_over(network, sandbox, by):
-    """A pod without IPAM made by the reference, which cannot CHECK it, is CHECKed and DELeted by us."""
+def test_layer_2_pod_of_the_reference(network, sandbox, network_of):
+    """A pod of the reference without IPAM passes podwire's CHECK and DEL."""
     net = network.having(ipam=None, isDefaultGateway=None)
-    result = by(net, "reference", "reference").add(sandbox)
-    by(net, "ours", "ours").check(sandbox, result)
-    by(net, "ours", "ours").delete(sandbox, result)
+    result = network_of(net, "reference", "reference").add(sandbox)
+    network_of(net, "ours", "ours").check(sandbox, result)
+    network_of(net, "ours", "ours").delete(sandbox, result)
     assert set(links(sandbox)) == {"lo"}
 
 
-@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
-def test_a_second_add_by_the_other_is_refused(network, sandbox, by, maker, taker):
-    """ADD of a living attachment by the other plugin fails and leaves it working."""
-    result = by(network, maker, maker).add(sandbox)
-    assert "already exists" in by(network, taker, taker).run("ADD", sandbox).stdout.decode()
+@pytest.mark.parametrize(("created_by", "refused_by"), [KINDS, KINDS[::-1]])
+def test_a_second_add_by_the_other_is_refused(network, sandbox, network_of, created_by, refused_by):
+    """ADD of a running attachment by the other implementation fails, and the attachment still works."""
+    result = network_of(network, created_by, created_by).add(sandbox)
+    assert "already exists" in network_of(network, refused_by, refused_by).run("ADD", sandbox).stdout.decode()
     assert reaches(network.host, address(result))
 
 
-@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
-def test_pods_that_died_in_a_reboot_are_taken_over(network, sandbox, by, maker, taker):
-    """After a reboot only lease files are left; DEL by the other, with prevResult but no namespace, frees them."""
-    result = by(network, maker, maker).add(sandbox)
+@pytest.mark.parametrize(("created_by", "deleted_by"), [KINDS, KINDS[::-1]])
+def test_leases_after_a_reboot_are_released_by_the_other(network, sandbox, network_of, created_by, deleted_by):
+    """After a reboot, DEL of the other implementation releases the lease by prevResult without a namespace."""
+    result = network_of(network, created_by, created_by).add(sandbox)
     sandbox.delete()
     network.host.ip("link", "del", "cni0")
-    by(network, taker, taker).delete(sandbox, result)
+    network_of(network, deleted_by, deleted_by).delete(sandbox, result)
     assert network.leases() == {}

@@ -1,4 +1,4 @@
-"""VLANs of bridge: which ones a port is in, which frames pass, and a bridge that begins to filter."""
+"""VLANs of bridge: the VLANs of a port, the frames that pass, and a bridge that starts to filter."""
 
 from contextlib import ExitStack
 
@@ -8,7 +8,7 @@ from tests.support import kernels
 from tests.support.attaching import Network, address, host_end, reaches
 from tests.support.frames import Frame, station
 from tests.support.netstate import links, state
-from tests.support.vlans import OWN, TAGGED, filters, vlans
+from tests.support.vlans import PVID_FLAGS, TAGGED, filters, vlans
 
 needs_filtering = pytest.mark.needs("vlan_filtering")
 FAIL = """[ "$CNI_COMMAND" != ADD ] || { echo '{"code": 11, "msg": "no luck today"}'; exit 1; }"""
@@ -23,39 +23,39 @@ def layer2(network) -> Network:
 
 
 PORTS = {
-    "an access VLAN": ({"vlan": 100}, {100: OWN}),
-    "the last VLAN": ({"vlan": 4094}, {4094: OWN}),
-    "VLAN 1 by name": ({"vlan": 1}, {1: OWN}),
-    "VLAN 1 kept": ({"vlan": 100, "preserveDefaultVlan": True}, {1: ["Egress Untagged"], 100: OWN}),
-    "a trunk": ({"vlanTrunk": RANGE}, {1: OWN, **IN_RANGE}),
-    "a trunk, VLAN 1 kept": ({"vlanTrunk": RANGE, "preserveDefaultVlan": True}, {1: OWN, **IN_RANGE}),
-    "a trunk with a native VLAN": ({"vlan": 100, "vlanTrunk": RANGE}, {100: OWN, **IN_RANGE}),
-    "a trunk that lists its native VLAN": ({"vlan": 101, "vlanTrunk": RANGE}, {**IN_RANGE, 101: OWN}),
+    "an access VLAN": ({"vlan": 100}, {100: PVID_FLAGS}),
+    "the last VLAN": ({"vlan": 4094}, {4094: PVID_FLAGS}),
+    "VLAN 1 by name": ({"vlan": 1}, {1: PVID_FLAGS}),
+    "VLAN 1 kept": ({"vlan": 100, "preserveDefaultVlan": True}, {1: ["Egress Untagged"], 100: PVID_FLAGS}),
+    "a trunk": ({"vlanTrunk": RANGE}, {1: PVID_FLAGS, **IN_RANGE}),
+    "a trunk, VLAN 1 kept": ({"vlanTrunk": RANGE, "preserveDefaultVlan": True}, {1: PVID_FLAGS, **IN_RANGE}),
+    "a trunk with a native VLAN": ({"vlan": 100, "vlanTrunk": RANGE}, {100: PVID_FLAGS, **IN_RANGE}),
+    "a trunk that lists its native VLAN": ({"vlan": 101, "vlanTrunk": RANGE}, {**IN_RANGE, 101: PVID_FLAGS}),
     "a range and an ID in one": (
         {"vlanTrunk": [{"minID": 5, "maxID": 7, "id": 9}, {"id": 6}]},
-        {1: OWN, 5: [], 6: [], 7: [], 9: []},
+        {1: PVID_FLAGS, 5: [], 6: [], 7: [], 9: []},
     ),
     "every VLAN": (
         {"vlanTrunk": [{"minID": 1, "maxID": 4094}]},
-        {1: OWN, **dict.fromkeys(range(2, 4095), TAGGED)},
+        {1: PVID_FLAGS, **dict.fromkeys(range(2, 4095), TAGGED)},
     ),
-    "an empty trunk": ({"vlanTrunk": []}, {1: OWN}),
-    "a trunk of nothing": ({"vlanTrunk": [{}]}, {1: OWN}),
-    "an empty trunk and a VLAN": ({"vlan": 100, "vlanTrunk": []}, {100: OWN}),
+    "an empty trunk": ({"vlanTrunk": []}, {1: PVID_FLAGS}),
+    "a trunk of nothing": ({"vlanTrunk": [{}]}, {1: PVID_FLAGS}),
+    "an empty trunk and a VLAN": ({"vlan": 100, "vlanTrunk": []}, {100: PVID_FLAGS}),
 }
 
 
 @needs_filtering
 @pytest.mark.parametrize("case", PORTS)
-def test_a_port_is_in_the_vlans_asked_for(layer2, sandbox, case):
-    """The port is in exactly these VLANs, the new bridge filters and itself stays in VLAN 1; CHECK agrees."""
+def test_port_is_in_the_configured_vlans(layer2, sandbox, case):
+    """The port is in exactly the configured VLANs, the new bridge filters and stays in VLAN 1; CHECK passes."""
     keys, expected = PORTS[case]
     net = layer2.having(**keys)
     outcome = net.run("ADD", sandbox)
     result = outcome.result()
     assert (filters(net.host), outcome.stderr) == (True, "")  # no word of a bridge that begins to filter
     assert vlans(net.host, host_end(result)) == expected
-    assert vlans(net.host, "cni0") == {1: OWN}
+    assert vlans(net.host, "cni0") == {1: PVID_FLAGS}
     assert set(links(net.host)) == {"lo", "cni0", host_end(result)}
     net.check(sandbox, result)
     net.delete(sandbox, result)
@@ -64,8 +64,8 @@ def test_a_port_is_in_the_vlans_asked_for(layer2, sandbox, case):
 
 @needs_filtering
 @pytest.mark.parametrize("keys", [{}, {"vlan": 0}, {"vlanTrunk": None}, {"preserveDefaultVlan": True}])
-def test_vlans_not_asked_for(layer2, sandbox, keys):
-    """A network without VLANs makes a bridge that does not filter."""
+def test_without_vlans_the_bridge_does_not_filter(layer2, sandbox, keys):
+    """A network without VLANs creates a bridge that does not filter."""
     layer2.having(**keys).add(sandbox)
     assert not filters(layer2.host)
 
@@ -90,7 +90,7 @@ def test_frames_stay_in_their_vlans(layer2, new_sandbox):
         stations = {name: stack.enter_context(station(pod)) for name, pod in pods.items()}
         for name, sender in stations.items():
             sender.send(*(Frame(tag, f"{name} {tag}") for tag in (0, 1, 100, 150, 200)))
-        heard = {name: station.heard() for name, station in stations.items()}
+        heard = {name: station.receive() for name, station in stations.items()}
     of_100 = {"a 0", "a 100", "b 0", "b 100", "kept 0", "kept 100", "trunk 100", "native 100"}
     of_200 = {"c 0", "c 200", "native 0", "native 200"}
     # "kept" hears VLAN 1 but what it sends without a tag is in VLAN 100; the trunk's untagged frames are in VLAN 1.
@@ -115,8 +115,8 @@ def test_frames_stay_in_their_vlans(layer2, new_sandbox):
 
 
 @needs_filtering
-def test_an_existing_bridge_begins_to_filter(network, new_sandbox, bridged):
-    """A bridge without filtering is made to filter and it is told once; pods without VLANs on it go on."""
+def test_existing_bridge_starts_to_filter(network, new_sandbox, bridged):
+    """ADD enables filtering on an existing bridge and reports it once; pods without VLANs still work."""
     one, two, three = new_sandbox(), new_sandbox(), new_sandbox()
     results = [network.add(pod) for pod in (one, two)]
     assert not filters(bridged)
@@ -137,8 +137,8 @@ def test_an_existing_bridge_begins_to_filter(network, new_sandbox, bridged):
 
 
 @needs_filtering
-def test_a_bridge_whose_ports_would_be_cut_off(layer2, sandbox, bridged):
-    """A bridge whose ports are in no VLAN is not made to filter: refused with code 7, nothing changed."""
+def test_filtering_is_not_enabled_without_a_default_vlan(layer2, sandbox, bridged):
+    """A bridge whose ports have no VLAN is not made to filter: ADD fails with code 7 and changes nothing."""
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_default_pvid", "0")
     before = state(bridged), state(sandbox)
     error = layer2.having(vlan=100).run("ADD", sandbox).error()
@@ -149,11 +149,11 @@ def test_a_bridge_whose_ports_would_be_cut_off(layer2, sandbox, bridged):
 @needs_filtering
 @pytest.mark.parametrize("default", [0, 7])
 def test_another_default_vlan(layer2, sandbox, bridged, default):
-    """Whatever VLAN the bridge gives its ports, ours are in it only when that is to be preserved."""
+    """A port is in the bridge's default VLAN only with preserveDefaultVlan, whatever its number."""
     bridged.ip("link", "set", "cni0", "type", "bridge", "vlan_default_pvid", str(default))
     bridged.ip("link", "set", "cni0", "type", "bridge", "vlan_filtering", "1")
     kept = {default: ["Egress Untagged"]} if default else {}
-    for preserve, expected in ((False, {100: OWN}), (True, {**kept, 100: OWN})):
+    for preserve, expected in ((False, {100: PVID_FLAGS}), (True, {**kept, 100: PVID_FLAGS})):
         net = layer2.having(vlan=100, preserveDefaultVlan=preserve)
         result = net.add(sandbox)
         assert vlans(bridged, host_end(result)) == expected
@@ -162,11 +162,11 @@ def test_another_default_vlan(layer2, sandbox, bridged, default):
 
 
 @needs_filtering
-@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": RANGE}])
-def test_a_failing_ipam_leaves_nothing(scripted_network, sandbox, host, present, keys):
-    """When IPAM fails, a new bridge is gone, and an existing one does not filter."""
-    if present:
+def test_a_failing_ipam_leaves_nothing(scripted_network, sandbox, host, exists, keys):
+    """If IPAM fails, a new bridge is deleted, and an existing one does not filter."""
+    if exists:
         host.ip("link", "add", "cni0", "up", "type", "bridge")
     before = state(host), state(sandbox)
     outcome = scripted_network(body=FAIL, keys=keys).run("ADD", sandbox)
@@ -187,8 +187,8 @@ WRONG += [({"vlan": vid}, f"invalid VLAN ID {vid} (must be between 0 and 4094)")
 
 
 @pytest.mark.parametrize(("keys", "text"), WRONG, ids=[text for _, text in WRONG])
-def test_wrong_vlans_are_refused(network, sandbox, keys, text):
-    """Numbers that are no VLANs are refused with the reference's words, code 7, before anything is made."""
+def test_invalid_vlans_are_refused(network, sandbox, keys, text):
+    """Invalid VLAN IDs are refused with code 7 and the reference's text before anything is changed."""
     before = state(network.host), state(sandbox)
     error = network.having(**keys).run("ADD", sandbox).error()
     assert (error["code"], error["msg"]) == (7, text)
@@ -196,8 +196,8 @@ def test_wrong_vlans_are_refused(network, sandbox, keys, text):
 
 
 @pytest.mark.parametrize(("bridge", "vlan"), [("br-twelve-xy", 100), ("br-eleven-x", 1000)])
-def test_a_name_too_long_for_the_gateway(network, sandbox, bridge, vlan):
-    """Where no interface can have the name of bridge and VLAN, ADD is refused and STATUS says so; the cure is told."""
+def test_gateway_name_too_long(network, sandbox, bridge, vlan):
+    """ADD and STATUS refuse a bridge name that is too long for the gateway interface, and say how to fix it."""
     net = network.having(bridge=bridge, vlan=vlan, cniVersion="1.1.0")
     before = state(net.host), state(sandbox)
     error = net.run("ADD", sandbox).error()
@@ -208,13 +208,13 @@ def test_a_name_too_long_for_the_gateway(network, sandbox, bridge, vlan):
     assert net.run("STATUS", container_id=None, ifname=None).error()["code"] == 50
 
 
-@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": []}])
-def test_a_kernel_without_filtering(network, sandbox, present, keys):
-    """Where the kernel cannot keep VLANs apart, ADD is refused with code 50 and leaves nothing; STATUS tells it."""
+def test_a_kernel_without_filtering(network, sandbox, exists, keys):
+    """Without VLAN filtering in the kernel ADD fails with code 50 and leaves nothing; STATUS fails, too."""
     if kernels.has("vlan_filtering"):
         pytest.skip("this kernel has VLAN filtering")
-    if present:
+    if exists:
         network.host.ip("link", "add", "cni0", "up", "type", "bridge")
     before = state(network.host), state(sandbox)
     net = network.having(**keys, cniVersion="1.1.0")
@@ -226,10 +226,10 @@ def test_a_kernel_without_filtering(network, sandbox, present, keys):
 
 
 @pytest.mark.needs("vlan_filtering")
-@pytest.mark.parametrize("present", [False, True])
-def test_a_kernel_with_filtering(network, present):
-    """Where it can, STATUS is silent, and makes nothing."""
-    if present:
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_kernel_with_filtering(network, exists):
+    """With VLAN filtering in the kernel STATUS succeeds and creates nothing."""
+    if exists:
         network.host.ip("link", "add", "cni0", "up", "type", "bridge")
     before = state(network.host)
     network.having(vlan=100, cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).assert_silent()

@@ -1,4 +1,4 @@
-"""VLANs of bridge: CHECK sees each change, and the reference plugin leaves the same."""
+"""VLANs of bridge: CHECK reports each change, and the reference plugin creates the same state."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.needs("vlan_filtering")
 RANGE = [{"id": 101}, {"minID": 200, "maxID": 210}]
 
 
-def complaint(net, pod, result):
+def check_error(net, pod, result):
     """Returns the message of a CHECK that must fail."""
     return net.run("CHECK", pod, prev_result=result).error()["msg"]
 
@@ -36,36 +36,36 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found(network, sandbox, damage):
-    """CHECK fails and says what is wrong with the VLANs of an attachment."""
-    command, text = DAMAGE[damage]
+@pytest.mark.parametrize("change", DAMAGE)
+def test_check_reports_changes(network, sandbox, change):
+    """CHECK fails and names the difference in the VLANs of an attachment."""
+    command, text = DAMAGE[change]
     net = network.having(vlan=100, vlanTrunk=RANGE)
     result = net.add(sandbox)
     net.check(sandbox, result)
     line = command.format(port=host_end(result), gateway=gateway_port(net.host))
     net.host.run(*line.split())
-    assert text in complaint(net, sandbox, result)
+    assert text in check_error(net, sandbox, result)
 
 
-def test_a_result_without_the_gateways_interface(network, sandbox):
-    """CHECK fails when prevResult does not list the gateway's interface."""
+def test_check_of_a_result_without_the_gateway_interface(network, sandbox):
+    """CHECK fails if prevResult does not list the gateway interface."""
     net = network.having(vlan=100)
     result = net.add(sandbox)
     short = {**result, "interfaces": result["interfaces"][:3]}
-    assert complaint(net, sandbox, short) == 'prevResult has no interface "cni0.100" on the host'
+    assert check_error(net, sandbox, short) == 'prevResult has no interface "cni0.100" on the host'
 
 
-def test_the_state_is_the_references(network, new_sandbox, reference):
-    """The reference and ours leave the same: VLANs of the ports, links, addresses; each uses what the other made."""
+def test_state_equals_the_references(network, new_sandbox, reference):
+    """Both implementations create the same VLANs, links and addresses, and reuse each other's."""
     net = network.having(vlan=100, preserveDefaultVlan=True)  # Debian's 1.1.1 keeps VLAN 1 and has no key for it
-    theirs = Network(net.host, net.config, path=str(binaries.REFERENCE), bin_dir=binaries.REFERENCE)
-    found = []
-    for made_by, used_by in ((theirs, net), (net, theirs)):
+    reference_net = Network(net.host, net.config, path=str(binaries.REFERENCE), bin_dir=binaries.REFERENCE)
+    states = []
+    for creator, user in ((reference_net, net), (net, reference_net)):
         first, second = new_sandbox(), new_sandbox()
-        result = made_by.add(first)
+        result = creator.add(first)
         ports = {"pod": host_end(result), "gateway": gateway_port(net.host)}
-        found.append(
+        states.append(
             {
                 "vlans": {role: vlans(net.host, port) for role, port in ports.items()},
                 "filters": filters(net.host),
@@ -74,13 +74,13 @@ def test_the_state_is_the_references(network, new_sandbox, reference):
                 "links": len(links(net.host)),
             }
         )
-        other = used_by.add(second)
+        other = user.add(second)
         assert reaches(first, address(other))
         assert reaches(second, "10.22.0.1")
         assert other["interfaces"][3] == result["interfaces"][3]
         net.check(first, result)
-        used_by.delete(first, result)
-        made_by.delete(second, other)
+        user.delete(first, result)
+        creator.delete(second, other)
         net.host.ip("link", "del", "cni0.100")
         net.host.ip("link", "del", "cni0")
-    assert found[0] == found[1]
+    assert states[0] == states[1]

@@ -1,4 +1,4 @@
-"""An existing bridge that filters VLANs."""
+"""An existing bridge that filters by VLAN, and a network without VLAN options."""
 
 import json
 
@@ -9,8 +9,8 @@ from tests.support.attaching import address, host_end, reaches
 pytestmark = pytest.mark.needs("vlan_filtering")
 
 
-def test_pods_meet_on_the_default_vlan_of_a_bridge_that_filters(network, new_sandbox):
-    """Without VLAN options, pods of a bridge that filters are in its default VLAN, and reach each other there."""
+def test_pods_are_in_the_default_vlan_of_a_filtering_bridge(network, new_sandbox):
+    """Without VLAN options, pods on a filtering bridge are in its default VLAN, and reach each other."""
     network.host.ip("link", "add", "cni0", "type", "bridge", "vlan_filtering", "1", "vlan_default_pvid", "7")
     first, second = new_sandbox(), new_sandbox()
     results = [network.add(first), network.add(second)]

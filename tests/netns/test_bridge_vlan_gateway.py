@@ -1,4 +1,4 @@
-"""The gateway in a VLAN of bridge: the interface `<bridge>.<vlan>`, shared, made by whoever comes first."""
+"""The gateway in a VLAN of bridge: the interface `<bridge>.<vlan>`, shared by the pods of the VLAN."""
 
 import json
 from dataclasses import replace
@@ -17,20 +17,20 @@ from tests.support.attaching import address, host_end, reaches
 from tests.support.errors import failure_of
 from tests.support.invocation import finish
 from tests.support.netstate import links, shown, state
-from tests.support.vlans import OWN, gateway_port, vlans
+from tests.support.vlans import PVID_FLAGS, gateway_port, vlans
 
 pytestmark = pytest.mark.needs("vlan_filtering")
 
 
 @pytest.fixture
 def failing_network(scripted_network):
-    """A network in VLAN 100 whose ADD fails late: the second of two gateways does not go with the first."""
+    """A network in VLAN 100 whose ADD fails late: the second gateway conflicts with the first."""
     ips = [{"address": f"10.{net}.9.9/16", "gateway": f"10.{net}.0.1"} for net in (22, 23)]
     return scripted_network(ips, keys={"vlan": 100})
 
 
 def add_in_process(net, pod):
-    """Runs ADD in the test's own process, where steps can be replaced, and returns the result."""
+    """Runs ADD in the test's process, where functions can be replaced, and returns the result."""
     keys = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     args = from_env({**keys, "CNI_PATH": net.path or str(binaries.directory())})
     stdin = json.dumps(net.config).encode()
@@ -39,8 +39,8 @@ def add_in_process(net, pod):
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
-def test_the_gateway_is_in_the_vlan(network, new_sandbox, version):
-    """With a gateway two pods of VLAN 100 share cni0.100, an interface that has the address and is in the result."""
+def test_pods_of_a_vlan_share_the_gateway_interface(network, new_sandbox, version):
+    """Two pods of VLAN 100 share cni0.100, which has the gateway address and is listed in the result."""
     net = network.having(vlan=100, cniVersion=version, mtu=1400)
     pods = new_sandbox(), new_sandbox()
     results = [net.add(pod) for pod in pods]
@@ -53,13 +53,13 @@ def test_the_gateway_is_in_the_vlan(network, new_sandbox, version):
         net.check(pod, result)
         assert reaches(pod, "10.22.0.1")
     assert reaches(pods[0], address(results[1]))
-    found = links(net.host)
+    host_links = links(net.host)
     port = gateway_port(net.host)
-    assert found.keys() == {"lo", "cni0", "cni0.100", port, *map(host_end, results)}
-    assert [item["local"] for item in found["cni0.100"]["addresses"]] == ["10.22.0.1"]
-    assert found["cni0"]["addresses"] == []
-    assert vlans(net.host, port) == {100: OWN}
-    assert found[port]["mtu"] == found["cni0.100"]["mtu"] == 1400
+    assert host_links.keys() == {"lo", "cni0", "cni0.100", port, *map(host_end, results)}
+    assert [item["local"] for item in host_links["cni0.100"]["addresses"]] == ["10.22.0.1"]
+    assert host_links["cni0"]["addresses"] == []
+    assert vlans(net.host, port) == {100: PVID_FLAGS}
+    assert host_links[port]["mtu"] == host_links["cni0.100"]["mtu"] == 1400
     assert net.host.sysctl("net/ipv6/conf/cni0.100/accept_ra") == "0"
     for pod, result in zip(pods, results, strict=True):
         net.delete(pod, result)
@@ -68,8 +68,8 @@ def test_the_gateway_is_in_the_vlan(network, new_sandbox, version):
     assert reaches(pods[0], "10.22.0.1")
 
 
-def test_vlans_of_one_bridge_have_gateways_of_their_own(dual_network, new_sandbox):
-    """Networks in two VLANs share a bridge; each pod reaches its own gateway by both families, not the other pod."""
+def test_each_vlan_has_its_gateway(dual_network, new_sandbox):
+    """Networks in two VLANs share a bridge; pods reach the gateway of their VLAN, not each other."""
     one, two = new_sandbox(), new_sandbox()
     first = dual_network.having(vlan=100)
     ranges = [[{"subnet": "10.33.0.0/16"}], [{"subnet": "fd00:33::/64"}]]
@@ -83,8 +83,8 @@ def test_vlans_of_one_bridge_have_gateways_of_their_own(dual_network, new_sandbo
     assert not reaches(one, "10.22.0.99", within_s=1)
 
 
-def test_the_bridge_keeps_its_address(network, sandbox, bridged, monkeypatch):
-    """A bridge that took its MAC from a port keeps it when the gateway's interface joins with a lower one."""
+def test_bridge_keeps_its_mac(network, sandbox, bridged, monkeypatch):
+    """A bridge with the MAC of a port keeps it when a gateway interface with a lower MAC is attached."""
     bridged.ip("link", "add", "p0", "address", "52:00:00:00:00:01", "master", "cni0", "type", "veth", "peer", "p1")
     macs = iter(range(8))  # the pod's pair, then the gateway's
     monkeypatch.setattr(link, "random_mac", lambda: bytes([0x62 - 0x10 * next(macs), 0, 0, 0, 0, 9]))
@@ -95,8 +95,8 @@ def test_the_bridge_keeps_its_address(network, sandbox, bridged, monkeypatch):
     assert shown(bridged, "cni0")["address"] == result.interfaces[0].mac == "52:00:00:00:00:01"
 
 
-def test_what_an_administrator_made_is_used(network, sandbox, bridged):
-    """An 802.1Q interface of the gateway's name is the gateway, and is set up if it is down."""
+def test_8021q_interface_of_an_administrator_is_used(network, sandbox, bridged):
+    """An 802.1Q interface with the gateway's name is the gateway, and is set up if it is down."""
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
     bridged.run("bridge", "vlan", "add", "dev", "cni0", "vid", "100", "self")
     bridged.ip("link", "add", "link", "cni0", "name", "cni0.100", "type", "vlan", "id", "100")
@@ -107,8 +107,8 @@ def test_what_an_administrator_made_is_used(network, sandbox, bridged):
     net.check(sandbox, result)
 
 
-def test_another_networks_bridge_in_the_way(network, sandbox, host):
-    """A bridge that has the name of the gateway's interface is refused with code 7."""
+def test_bridge_with_the_gateways_name_is_refused(network, sandbox, host):
+    """A bridge that has the name of the gateway interface is refused with code 7."""
     host.ip("link", "add", "cni0.100", "type", "bridge")
     before = state(host), state(sandbox)
     error = network.having(vlan=100).run("ADD", sandbox).error()
@@ -117,8 +117,8 @@ def test_another_networks_bridge_in_the_way(network, sandbox, host):
     assert (state(host), state(sandbox)) == before
 
 
-def test_a_gateway_address_in_the_way(network, sandbox, new_sandbox):
-    """An address of cni0.100 is in the way as one of the bridge would be, and forceAddress replaces it."""
+def test_conflicting_gateway_address(network, sandbox, new_sandbox):
+    """An address of cni0.100 conflicts like one of the bridge, and forceAddress replaces it."""
     net = network.having(vlan=100)
     net.add(new_sandbox())
     net.host.ip("addr", "add", "10.44.0.1/16", "dev", "cni0.100")
@@ -136,8 +136,8 @@ def test_a_gateway_address_in_the_way(network, sandbox, new_sandbox):
 
 
 @pytest.mark.parametrize("neighbour", [False, True])
-def test_a_gateway_made_by_a_failing_add(network, failing_network, sandbox, new_sandbox, neighbour):
-    """What fails after the gateway's interface was made takes it away, unless another pod is in the VLAN."""
+def test_failing_add_deletes_its_gateway_interface(network, failing_network, sandbox, new_sandbox, neighbour):
+    """A failing ADD deletes the gateway interface that it created, unless another pod is in the VLAN."""
     net = network.having(vlan=100)
     if neighbour:  # in the VLAN, though without a gateway yet
         other = new_sandbox()
@@ -154,20 +154,20 @@ def test_a_gateway_made_by_a_failing_add(network, failing_network, sandbox, new_
 
 
 @pytest.mark.parametrize("round_", range(3))
-def test_many_pods_of_one_vlan_at_once(network, new_sandbox, round_):
-    """The first pods of a VLAN, all at once, make one gateway's interface between them and all reach it."""
+def test_parallel_first_pods_of_a_vlan(network, new_sandbox, round_):
+    """The first pods of a VLAN, attached in parallel, create one gateway interface, and all reach it."""
     net = network.having(vlan=100)
     pods = [new_sandbox() for _ in range(8)]
     results = [finish(process).result() for process in [net.start("ADD", pod) for pod in pods]]
     assert len({json.dumps(result["interfaces"][3]) for result in results}) == 1
     ports = {gateway_port(net.host), *map(host_end, results)}
     assert set(links(net.host)) == {"lo", "cni0", "cni0.100", *ports}
-    assert {name: vlans(net.host, name) for name in ports} == {name: {100: OWN} for name in ports}
+    assert {name: vlans(net.host, name) for name in ports} == {name: {100: PVID_FLAGS} for name in ports}
     assert [pod for pod in pods if not reaches(pod, "10.22.0.1")] == []
 
 
-def test_failing_adds_among_others(network, failing_network, new_sandbox):
-    """ADDs that fail after they made the gateway's interface do not take it from pods that joined meanwhile."""
+def test_failing_adds_beside_successful_ones(network, failing_network, new_sandbox):
+    """Failing ADDs that created the gateway interface keep it for pods attached meanwhile."""
     net = network.having(vlan=100)
     good, bad = [new_sandbox() for _ in range(6)], [new_sandbox() for _ in range(6)]
     processes = [(failing_network.start("ADD", two), net.start("ADD", one)) for one, two in zip(good, bad, strict=True)]
@@ -178,20 +178,20 @@ def test_failing_adds_among_others(network, failing_network, new_sandbox):
     assert [set(links(pod)) for pod in bad] == [{"lo"}] * len(bad)
 
 
-@pytest.mark.parametrize("losses", [1, 4, 5])
-def test_a_gateway_lost_on_the_way_is_made_again(scripted_network, sandbox, monkeypatch, losses):
-    """A gateway's interface that another, failing ADD takes away before it is used is made again, up to four times."""
+@pytest.mark.parametrize("deletions", [1, 4, 5])
+def test_gateway_deleted_during_add_is_created_again(scripted_network, sandbox, monkeypatch, deletions):
+    """ADD creates a gateway interface again that another, failing ADD deletes meanwhile, up to four times."""
     net = scripted_network([{"address": "10.22.0.9/16"}], keys={"vlan": 100})
-    add_gateways, lost = bridge_device.add_gateways, []
+    add_gateways, deleted = bridge_device.add_gateways, []
 
-    def lose_and_add_gateways(*arguments):
-        if len(lost) < losses:
-            lost.append(net.host.ip("link", "del", "cni0.100"))
+    def delete_and_add_gateways(*arguments):
+        if len(deleted) < deletions:
+            deleted.append(net.host.ip("link", "del", "cni0.100"))
         add_gateways(*arguments)
 
-    monkeypatch.setattr(bridge_device, "add_gateways", lose_and_add_gateways)
+    monkeypatch.setattr(bridge_device, "add_gateways", delete_and_add_gateways)
     failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
-    if losses < 5:
+    if deletions < 5:
         assert failure is None
         assert reaches(sandbox, "10.22.0.1")
     else:
@@ -199,18 +199,18 @@ def test_a_gateway_lost_on_the_way_is_made_again(scripted_network, sandbox, monk
         assert (set(links(net.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
 
 
-def test_another_pod_is_quicker(network, sandbox, new_sandbox, monkeypatch):
-    """When another ADD names its interface while ours is still being made, that one is used and ours goes away."""
+def test_gateway_created_meanwhile_is_used(network, sandbox, new_sandbox, monkeypatch):
+    """If another ADD creates the gateway interface meanwhile, ADD uses it and deletes its own veth."""
     net = network.having(vlan=100)
-    attempt, others = sysctl.try_write, []
+    try_write, others = sysctl.try_write, []
 
-    def attempt_and_let_another_pass(name, value):
-        attempt(name, value)
-        ours = [item for item in links(net.host) if item.startswith("veth")]
-        if len(ours) == 3 and not others:  # the pod's port, and both ends of what is to be the gateway's pair
+    def write_and_add_another(name, value):
+        try_write(name, value)
+        veths = [item for item in links(net.host) if item.startswith("veth")]
+        if len(veths) == 3 and not others:  # the pod's port, and both ends of what is to be the gateway's pair
             others.append(net.add(new_sandbox()))
 
-    monkeypatch.setattr(sysctl, "try_write", attempt_and_let_another_pass)
+    monkeypatch.setattr(sysctl, "try_write", write_and_add_another)
     result = add_in_process(net, sandbox)
     assert result.interfaces[3].mac == others[0]["interfaces"][3]["mac"]
     ports = {gateway_port(net.host), result.interfaces[1].name, host_end(others[0])}
@@ -218,17 +218,17 @@ def test_another_pod_is_quicker(network, sandbox, new_sandbox, monkeypatch):
     assert reaches(sandbox, "10.22.0.1")
 
 
-def test_a_pod_that_has_just_joined_keeps_its_gateway(network, sandbox, new_sandbox, monkeypatch):
-    """An ADD that made the gateway's interface and fails leaves it to a pod that has found it meanwhile."""
+def test_failing_add_keeps_the_gateway_of_a_new_pod(network, sandbox, new_sandbox, monkeypatch):
+    """A failing ADD that created the gateway interface keeps it for a pod attached meanwhile."""
     net = network.having(vlan=100)
     other = new_sandbox()
 
-    def let_another_pass_and_fail(*_):
+    def add_another_and_fail(*_):
         monkeypatch.undo()
         net.add(other)
         raise CniError(11, "no luck today")
 
-    monkeypatch.setattr(bridge_device, "add_gateways", let_another_pass_and_fail)
+    monkeypatch.setattr(bridge_device, "add_gateways", add_another_and_fail)
     assert failure_of(lambda: add_in_process(net, sandbox), CniError).msg == "no luck today"
     assert reaches(other, "10.22.0.1")
     assert set(links(sandbox)) == {"lo"}

@@ -1,4 +1,4 @@
-"""DEL of bridge and ptp: prevResult alone does not get an interface of the host deleted."""
+"""DEL of bridge and ptp: prevResult alone is no reason to delete an interface of the host."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ def net(request: pytest.FixtureRequest, network: Network, routed: Network) -> Ne
     return network if request.param == "bridge" else routed
 
 
-def uplink(host: Namespace, lan: Namespace) -> str:
-    """Gives the host an uplink as a node in kind or LXC has it, one end of a veth pair; returns its MAC address."""
+def create_uplink(host: Namespace, lan: Namespace) -> str:
+    """Gives the host a veth uplink, as a node in kind or LXC has; returns its MAC address."""
     host.ip("link", "add", UPLINK, "type", "veth", "peer", "name", "eth0", "netns", lan.name)
     host.ip("link", "set", UPLINK, "up")
     lan.ip("link", "set", "eth0", "up")
     return str(shown(host, UPLINK)["address"])
 
 
-def veth(result: dict[str, Any]) -> str:
+def host_veth(result: dict[str, Any]) -> str:
     """Returns the name of the host veth in a result."""
     return next(str(item["name"]) for item in result["interfaces"] if item["name"].startswith("veth"))
 
 
-def naming(result: dict[str, Any], name: str, mac: str) -> dict[str, Any]:
+def with_host_veth(result: dict[str, Any], name: str, mac: str) -> dict[str, Any]:
     """Returns the result with another interface in place of the host veth."""
     other = {"name": name, "mac": mac}
-    return {**result, "interfaces": [other if one["name"] == veth(result) else one for one in result["interfaces"]]}
+    return {
+        **result,
+        "interfaces": [other if one["name"] == host_veth(result) else one for one in result["interfaces"]],
+    }
 
 
 @pytest.mark.parametrize("netns", ["", "gone", "there"])
 def test_an_uplink_that_is_a_veth_stays(net: Network, new_sandbox: Pods, netns: str) -> None:
-    """An uplink of kind veth in prevResult, with its true MAC address, keeps its addresses and routes; DEL succeeds."""
+    """A veth uplink in prevResult, with its real MAC address, keeps its addresses and routes; DEL succeeds."""
     pod, lan = new_sandbox(), new_sandbox()
-    result = naming(net.add(pod), UPLINK, uplink(net.host, lan))
+    result = with_host_veth(net.add(pod), UPLINK, create_uplink(net.host, lan))
     net.delete(pod)
     net.host.ip("address", "add", "192.0.2.1/24", "dev", UPLINK)
     net.host.ip("route", "add", "default", "via", "192.0.2.2")
@@ -57,9 +60,9 @@ def test_an_uplink_that_is_a_veth_stays(net: Network, new_sandbox: Pods, netns: 
 
 @pytest.mark.parametrize("addressed", [True, False], ids=["with an address", "without"])
 def test_an_uplink_that_is_a_port_of_the_bridge_stays(network: Network, new_sandbox: Pods, addressed: bool) -> None:
-    """A port of the bridge that does not lead to the pod stays, whether or not it has an address."""
+    """A port of the bridge that is not connected to the pod stays, with and without an address."""
     pod, lan = new_sandbox(), new_sandbox()
-    result = naming(network.add(pod), UPLINK, uplink(network.host, lan))
+    result = with_host_veth(network.add(pod), UPLINK, create_uplink(network.host, lan))
     network.delete(pod)
     network.host.ip("link", "set", UPLINK, "master", "cni0")
     if addressed:
@@ -71,20 +74,20 @@ def test_an_uplink_that_is_a_port_of_the_bridge_stays(network: Network, new_sand
 
 @pytest.mark.parametrize("netns", ["", "gone", "there"])
 def test_the_host_veth_of_a_running_pod_stays(net: Network, new_sandbox: Pods, netns: str) -> None:
-    """DEL of one pod whose prevResult names the host veth of another leaves the other pod's network as it is."""
+    """DEL of a pod whose prevResult lists the host veth of another pod does not affect the other pod."""
     one, two = new_sandbox(), new_sandbox()
     first, second = net.add(one), net.add(two)
     net.delete(one)
     if netns == "gone":
         one.delete()
-    mac = shown(net.host, veth(second))["address"]
-    net.delete(one.path if netns else "", naming(first, veth(second), mac), container_id=one.name)
+    mac = shown(net.host, host_veth(second))["address"]
+    net.delete(one.path if netns else "", with_host_veth(first, host_veth(second), mac), container_id=one.name)
     net.check(two, second)
     assert reaches(two, second["ips"][0]["gateway"])
 
 
 def test_the_result_of_another_pod_deletes_nothing(net: Network, new_sandbox: Pods) -> None:
-    """DEL of a pod whose namespace is gone, with the whole result of a running one, leaves that one alone."""
+    """DEL of a pod without namespace, with the whole result of a running pod, does not affect the running one."""
     one, two = new_sandbox(), new_sandbox()
     net.add(one)
     second = net.add(two)
@@ -94,38 +97,38 @@ def test_the_result_of_another_pod_deletes_nothing(net: Network, new_sandbox: Po
 
 
 @pytest.mark.parametrize("netns", ["", "there"])
-def test_a_host_veth_with_an_address_of_others_stays(net: Network, sandbox: Namespace, netns: str) -> None:
-    """The host veth of the pod itself stays when somebody has put an address on it; DEL succeeds."""
+def test_host_veth_with_an_additional_address_stays(net: Network, sandbox: Namespace, netns: str) -> None:
+    """The pod's host veth stays if an administrator added an address to it; DEL succeeds."""
     result = net.add(sandbox)
-    net.host.ip("address", "add", "192.0.2.1/24", "dev", veth(result))
+    net.host.ip("address", "add", "192.0.2.1/24", "dev", host_veth(result))
     sandbox.ip("link", "set", "eth0", "down")
     sandbox.ip("link", "set", "eth0", "name", "mine")
     net.delete(sandbox if netns else "", result, container_id=sandbox.name)
-    assert veth(result) in links(net.host)
+    assert host_veth(result) in links(net.host)
 
 
 @pytest.mark.parametrize("netns", ["", "there"])
-def test_the_host_veth_goes_when_it_leads_to_the_pod(net: Network, sandbox: Namespace, netns: str) -> None:
-    """A pod that has renamed its interface loses it, also by DEL without a namespace."""
+def test_host_veth_of_a_renamed_interface_is_deleted(net: Network, sandbox: Namespace, netns: str) -> None:
+    """DEL deletes the veth of a pod that renamed its interface, also without CNI_NETNS."""
     result = net.add(sandbox)
     sandbox.ip("link", "set", "eth0", "down")
     sandbox.ip("link", "set", "eth0", "name", "mine")
     net.delete(sandbox if netns else "", result, container_id=sandbox.name)
-    assert veth(result) not in links(net.host)
+    assert host_veth(result) not in links(net.host)
 
 
-def test_a_pod_that_has_changed_its_mac_address_loses_its_interface(net: Network, sandbox: Namespace) -> None:
-    """Where the namespace is there, a host veth that leads into it goes whatever the pod has made of its interface."""
+def test_host_veth_of_a_renamed_interface_with_another_mac_is_deleted(net: Network, sandbox: Namespace) -> None:
+    """DEL with a namespace deletes a veth into it, whatever the pod changed on its interface."""
     result = net.add(sandbox)
     sandbox.ip("link", "set", "eth0", "down")
     sandbox.ip("link", "set", "eth0", "name", "mine", "address", "02:00:00:00:00:77")
     net.delete(sandbox, result)
-    assert veth(result) not in links(net.host)
+    assert host_veth(result) not in links(net.host)
 
 
 def test_a_host_veth_on_another_bridge_stays(network: Network, sandbox: Namespace) -> None:
-    """Without namespace, what is a port of another bridge than the configured one stays."""
+    """Without a namespace, a port of another bridge than the configured one stays."""
     result = network.add(sandbox)
     for bridge in ("other", 7):
         network.having(bridge=bridge).delete("", result, container_id=sandbox.name)
-        assert veth(result) in links(network.host)
+        assert host_veth(result) in links(network.host)

@@ -1,4 +1,4 @@
-"""The loopback plugin on a real kernel: lo comes up, is looked at, and goes down."""
+"""The loopback plugin on a real kernel: it sets lo up and down, and checks it."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,7 +29,7 @@ def lo(sandbox):
 
 @pytest.mark.parametrize("version", configs.VERSIONS)
 def test_lo_comes_up_and_goes_down(loopback, sandbox, version):
-    """ADD sets lo up and DEL down again, in every version."""
+    """ADD sets lo up and DEL sets it down, in every version."""
     config = CONFIG | {"cniVersion": version}
     assert lo(sandbox) == (False, [])
     assert loopback("ADD", config).result()["cniVersion"] == version
@@ -65,52 +65,52 @@ LO = {"name": "lo", "mac": "00:00:00:00:00:00"}
         ),
     ],
 )
-def test_result_has_the_shape_of_its_version(loopback, sandbox, version, shape):
+def test_result_has_the_format_of_its_version(loopback, sandbox, version, shape):
     """The result is lo with its two addresses, in the format of the requested version."""
     if "interfaces" in shape:
         shape = shape | {"interfaces": [item | {"sandbox": sandbox.path} for item in shape["interfaces"]]}
     assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shape}
 
 
-def test_result_is_the_references(loopback, reference):
-    """Under 1.0.0 the result is the Go plugin's, but for the empty dns that old releases of it print."""
+def test_result_equals_the_references(loopback, reference):
+    """The 1.0.0 result equals the Go plugin's, except for the empty dns that its old releases print."""
     theirs = loopback("ADD", bin_dir=reference).result()
     loopback("DEL").assert_silent()
     assert {"dns": {}} | loopback("ADD").result() == {"dns": {}} | theirs
 
 
 @pytest.mark.parametrize("ifname", ["eth0", "lo", "anything-else"])
-def test_ifname_does_not_matter(loopback, sandbox, ifname):
-    """Whatever CNI_IFNAME says, and whatever CNI_ARGS holds, it is lo that comes up."""
+def test_ifname_is_ignored(loopback, sandbox, ifname):
+    """ADD sets lo up whatever CNI_IFNAME and CNI_ARGS contain."""
     assert loopback("ADD", ifname=ifname, args="none").result()["interfaces"][0]["name"] == "lo"
     assert lo(sandbox)[0]
     loopback("DEL", ifname=ifname, args="none").assert_silent()
 
 
-def test_earlier_result_is_handed_on(loopback, sandbox):
-    """A prevResult is printed unchanged, and lo comes up all the same."""
+def test_prev_result_is_returned(loopback, sandbox):
+    """ADD sets lo up and prints prevResult unchanged."""
     earlier = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": sandbox.path}]}
     assert loopback("ADD", CONFIG | {"prevResult": earlier}).result() == earlier
     assert lo(sandbox)[0]
 
 
 def test_without_ipv6_there_is_one_address(loopback, sandbox):
-    """In a sandbox without IPv6 the result holds the IPv4 address alone."""
+    """In a sandbox without IPv6 the result has only the IPv4 address."""
     for interface in ("all", "default", "lo"):
         sandbox.set_sysctl(f"net/ipv6/conf/{interface}/disable_ipv6", "1")
     assert loopback("ADD").result()["ips"] == [{"address": "127.0.0.1/8", "interface": 0}]
 
 
-def test_add_again_changes_nothing(loopback, sandbox):
-    """A second ADD gives the same result."""
+def test_second_add_changes_nothing(loopback, sandbox):
+    """A second ADD has the same result."""
     first = loopback("ADD").result()
     before = netstate.state(sandbox)
     assert loopback("ADD").result() == first
     assert netstate.state(sandbox) == before
 
 
-def test_del_succeeds_on_nothing(loopback, sandbox, tmp_path):
-    """DEL succeeds twice, without a namespace, and when its path is gone or a plain file was left there."""
+def test_del_without_a_namespace(loopback, sandbox, tmp_path):
+    """DEL succeeds twice, without a namespace, and with a missing path or a plain file in CNI_NETNS."""
     loopback("ADD").result()
     loopback("DEL").assert_silent()
     loopback("DEL").assert_silent()
@@ -121,8 +121,8 @@ def test_del_succeeds_on_nothing(loopback, sandbox, tmp_path):
     loopback("DEL").assert_silent()
 
 
-def test_check_looks_at_lo(loopback, sandbox):
-    """CHECK succeeds while lo is up, with and without prevResult, and fails when it is down."""
+def test_check_reports_lo_down(loopback, sandbox):
+    """CHECK succeeds if lo is up, with and without prevResult, and fails if it is down."""
     result = loopback("ADD").result()
     loopback("CHECK").assert_silent()
     loopback("CHECK", CONFIG | {"prevResult": result}).assert_silent()
@@ -133,8 +133,8 @@ def test_check_looks_at_lo(loopback, sandbox):
 
 @pytest.mark.parametrize("up", [False, True])
 @pytest.mark.parametrize("address", ["10.9.9.9/32", "fd00::9/128"])
-def test_a_foreign_address_is_refused(loopback, sandbox, address, up):
-    """An address on lo that is no loopback address makes ADD fail and leaves lo as it was."""
+def test_non_loopback_address_is_refused(loopback, sandbox, address, up):
+    """ADD fails if lo has another address than loopback ones, and leaves lo as it was."""
     if up:
         sandbox.ip("link", "set", "lo", "up")
     sandbox.ip("address", "add", address, "dev", "lo")
@@ -145,7 +145,7 @@ def test_a_foreign_address_is_refused(loopback, sandbox, address, up):
 
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])
 def test_a_missing_sandbox_is_reported(loopback, tmp_path, command):
-    """Without a namespace at CNI_NETNS ADD and CHECK fail in the reference's words."""
+    """Without a namespace at CNI_NETNS, ADD and CHECK fail with the reference's texts."""
     plain = tmp_path / "file"
     plain.touch()
     error = loopback(command, netns="/no/such/netns").error()
@@ -154,8 +154,8 @@ def test_a_missing_sandbox_is_reported(loopback, tmp_path, command):
     assert f'unknown FS magic on "{plain}"' in loopback(command, netns=str(plain)).error()["msg"]
 
 
-def test_it_runs_beside_bridge(loopback, host, new_sandbox, store):
-    """A runtime attaches loopback and the pod network of one sandbox at the same time."""
+def test_loopback_runs_beside_bridge(loopback, host, new_sandbox, store):
+    """A runtime may run loopback and bridge for one sandbox in parallel."""
     config = configs.config("bridge", "1.0.0", store)
 
     def attach(sandbox):
@@ -177,8 +177,8 @@ def test_it_runs_beside_bridge(loopback, host, new_sandbox, store):
     assert all("eth0" in netstate.links(sandbox) for sandbox in sandboxes)
 
 
-def test_the_host_is_not_touched(loopback, host):
-    """Neither ADD nor DEL changes anything outside the sandbox."""
+def test_host_is_not_changed(loopback, host):
+    """ADD and DEL change nothing outside the sandbox."""
     before = netstate.state(host, netfilter=True)
     loopback("ADD").result()
     loopback("DEL").assert_silent()

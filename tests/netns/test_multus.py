@@ -1,4 +1,4 @@
-"""docs/multus.md: the network that it defines, attached as Multus attaches it, a pod's second interface."""
+"""The network of docs/multus.md, attached like Multus attaches a pod's second interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def definition() -> dict[str, Any]:
 
 
 class Multus:
-    """Runs the definition's plugins as Multus' delegate calls do, and keeps the result in a cache of its own."""
+    """Runs the definition's plugins as Multus does, and stores the result in its cache."""
 
     def __init__(self, host: Namespace, directory: Path) -> None:
         config = definition()
@@ -71,7 +71,7 @@ def multus(bin_dir: Path, host: Namespace, tmp_path: Path) -> Multus:
 
 
 def test_the_definition_attaches_a_second_network(multus: Multus, host: Namespace, sandbox: Namespace, network: Any):
-    """Beside eth0 the pod gets net1 with an address of the definition, and no second default route; DEL removes it."""
+    """The pod gets net1 with the definition's address and no second default route; DEL deletes it."""
     network.add(sandbox)
     host.ip("link", "add", "br-storage", "type", "bridge")
     host.ip("link", "set", "br-storage", "up")
@@ -90,7 +90,7 @@ def test_the_definition_attaches_a_second_network(multus: Multus, host: Namespac
 def test_the_tool_reads_multus_cache(
     multus: Multus, host: Namespace, sandbox: Namespace, bin_dir: Path, tmp_path: Path
 ):
-    """`podwire show` with Multus' cache lists the second interface by its network, name and address."""
+    """`podwire show` with Multus' cache lists the second interface with network, name and address."""
     multus.add(sandbox)
     directories = {"cache-dir": multus.cache, "conf-dir": tmp_path, "data-dir": tmp_path / "leases"}
     options = [f"--{name}={path}" for name, path in directories.items()]
@@ -99,8 +99,8 @@ def test_the_tool_reads_multus_cache(
     multus.delete(sandbox)
 
 
-def test_the_page_names_a_version_that_is_spoken(bin_dir: Path):
-    """The definition's cniVersion is one that the plugins of its list support."""
+def test_version_of_the_page_is_supported(bin_dir: Path):
+    """The plugins of the definition's list support its cniVersion."""
     config = definition()
     for plugin in config["plugins"]:
         answer = run_plugin(plugin["type"], "VERSION", json.dumps({"cniVersion": config["cniVersion"]}).encode())

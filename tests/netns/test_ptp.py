@@ -1,4 +1,4 @@
-"""ptp: a routed pair; addresses, routes, traffic, and what is refused."""
+"""ptp: a routed veth; addresses, routes, traffic, and refused input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scripted(scripted_network):
 
 
 def test_two_pods_and_the_host_reach_each_other(routed, new_sandbox):
-    """Both families: the gateway, the host and a second pod answer, and what goes from pod to pod is forwarded."""
+    """Gateway, host and another pod answer by both families; packets between pods are forwarded."""
     one, two = new_sandbox(), new_sandbox()
     first, second = routed.add(one), routed.add(two)
     for number, gateway in enumerate(("10.23.0.1", "fd00:23::1")):
@@ -41,8 +41,8 @@ def test_two_pods_and_the_host_reach_each_other(routed, new_sandbox):
     assert reaches(one, "10.23.0.1")
 
 
-def test_the_result_names_both_ends(routed, sandbox):
-    """The host's end comes first, then the pod's with its sandbox, to which all addresses belong; MTUs since 1.1.0."""
+def test_result_lists_both_ends(routed, sandbox):
+    """The result lists host veth and container veth, which has all addresses, with their MTUs since 1.1.0."""
     result = routed.having(cniVersion="1.1.0", mtu=1400).add(sandbox)
     host_veth, container_veth = result["interfaces"]
     assert set(host_veth) == {"name", "mac", "mtu"}
@@ -61,7 +61,7 @@ def test_the_result_names_both_ends(routed, sandbox):
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_old_versions_have_one_address_of_each_family(routed, sandbox, version):
-    """CNI 0.1.0 and 0.2.0 get address, gateway and routes by family."""
+    """Results of CNI 0.1.0 and 0.2.0 have address, gateway and routes by family."""
     ipam = {**routed.config["ipam"], "routes": [{"dst": "0.0.0.0/0"}]}
     result = routed.having(cniVersion=version, ipam=ipam).add(sandbox)
     assert result["ip4"] == {"ip": "10.23.0.2/24", "gateway": "10.23.0.1", "routes": [{"dst": "0.0.0.0/0"}]}
@@ -69,8 +69,8 @@ def test_old_versions_have_one_address_of_each_family(routed, sandbox, version):
     routed.having(cniVersion=version, ipam=ipam).delete(sandbox)
 
 
-def test_only_the_families_in_use_are_forwarded(routed, sandbox):
-    """An IPv4 pod leaves IPv6 forwarding alone, and what is on already is not written."""
+def test_forwarding_is_enabled_for_the_families_in_use(routed, sandbox):
+    """An IPv4 pod does not enable IPv6 forwarding."""
     ipam = {**routed.config["ipam"], "ranges": routed.config["ipam"]["ranges"][:1]}
     routed.having(ipam=ipam).add(sandbox)
     assert routed.host.sysctl("net/ipv4/ip_forward") == "1"
@@ -78,7 +78,7 @@ def test_only_the_families_in_use_are_forwarded(routed, sandbox):
 
 
 def test_a_pod_without_ipam_is_layer_2(routed, sandbox):
-    """Without `ipam` there is a pair, up at both ends, and not one address; CHECK and DEL know it."""
+    """Without `ipam` both veth ends are up and have no address; CHECK and DEL succeed."""
     net = routed.having(ipam=None, mtu=1300)
     result = net.add(sandbox)
     assert set(result) == {"cniVersion", "interfaces"}
@@ -95,7 +95,7 @@ def test_a_pod_without_ipam_is_layer_2(routed, sandbox):
 
 
 def test_an_ipam_without_a_type_is_refused(routed, sandbox):
-    """A missing type is reported with the reference plugin's text, on ADD, CHECK and STATUS."""
+    """ADD, CHECK and STATUS report a missing IPAM type with the reference plugin's text."""
     net = routed.having(ipam={}, cniVersion="1.1.0")
     for command in ("ADD", "CHECK", "STATUS"):
         error = net.run(command, None if command == "STATUS" else sandbox, prev_result={"cniVersion": "1.1.0"}).error()
@@ -113,13 +113,13 @@ def test_an_ipam_without_a_type_is_refused(routed, sandbox):
         ({"nameservers": []}, None),
     ],
 )
-def test_configured_dns_replaces_ipams(scripted, sandbox, dns, expected):
-    """IPAM's DNS settings are returned, unless the network has its own, even an empty list."""
+def test_configured_dns_replaces_that_of_ipam(scripted, sandbox, dns, expected):
+    """The result has IPAM's DNS settings unless the network has its own, even an empty list."""
     net = scripted([IPV4], dns={"nameservers": ["10.0.0.53"], "search": ["ipam.example"]}, keys={"dns": dns})
     assert net.add(sandbox).get("dns") == expected
 
 
-GIVEN = {
+IPAM_ADDRESSES = {
     "no address": ([], (999, "IPAM plugin returned missing IP config")),
     "no gateway": ([{"address": "10.23.0.9/24"}], (7, "ptp needs a gateway for 10.23.0.9/24")),
     "no gateway beside": ([IPV4, {"address": "fd00:23::9/64"}], (7, "ptp needs a gateway for fd00:23::9/64")),
@@ -129,10 +129,10 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("case", GIVEN)
-def test_what_cannot_be_served_is_refused(scripted, sandbox, ipam_calls, case):
+@pytest.mark.parametrize("case", IPAM_ADDRESSES)
+def test_unusable_addresses_are_refused(scripted, sandbox, ipam_calls, case):
     """Addresses that cannot be routed are refused before any change, and released."""
-    ips, (code, text) = GIVEN[case]
+    ips, (code, text) = IPAM_ADDRESSES[case]
     net = scripted(ips)
     before = state(net.host), state(sandbox)
     error = net.run("ADD", sandbox).error()
@@ -142,8 +142,8 @@ def test_what_cannot_be_served_is_refused(scripted, sandbox, ipam_calls, case):
 
 
 @pytest.mark.parametrize("route", ["192.0.2.0/24", "2001:db8:9::/48"])
-def test_a_failure_behind_the_pair_takes_it_away(scripted, sandbox, ipam_calls, route):
-    """A route that cannot be added leaves neither veth pair nor addresses."""
+def test_failed_route_rolls_back_the_veth(scripted, sandbox, ipam_calls, route):
+    """If a route cannot be added, ADD leaves neither veth nor addresses."""
     gateway = "203.0.113.1" if "." in route else "2001:db8:8::1"
     net = scripted([IPV4, IPV6], routes=[{"dst": route, "gw": gateway}])
     before = state(net.host), state(sandbox)
@@ -163,8 +163,8 @@ def test_a_failure_behind_the_pair_takes_it_away(scripted, sandbox, ipam_calls, 
         ({"dns": {"search": "x"}}, '"dns.search" must be a list'),
     ],
 )
-def test_wrong_keys_are_refused_before_any_change(routed, sandbox, keys, text):
-    """A wrong key is reported with its problem, and no address is allocated."""
+def test_invalid_keys_are_refused(routed, sandbox, keys, text):
+    """An invalid key is reported before an address is allocated."""
     net = routed.having(**keys)
     error = net.run("ADD", sandbox).error()
     assert error["code"] == 7
@@ -173,8 +173,8 @@ def test_wrong_keys_are_refused_before_any_change(routed, sandbox, keys, text):
     assert net.leases() == {}
 
 
-def test_a_second_add_is_refused_and_disturbs_nothing(routed, sandbox, scripted):
-    """A sandbox that is attached already is refused with the reference's text, and goes on working."""
+def test_second_add_is_refused(routed, sandbox, scripted):
+    """ADD of an attached sandbox is refused with the reference's text, and the attachment still works."""
     routed.add(sandbox)
     before = state(routed.host), state(sandbox)
     error = scripted([IPV4]).run("ADD", sandbox).error()
@@ -195,7 +195,7 @@ def test_a_second_add_is_refused_and_disturbs_nothing(routed, sandbox, scripted)
     ids=["host prefixes", "gateways elsewhere", "two of a subnet", "one gateway", "two subnets"],
 )
 def test_unusual_addresses_work(scripted, sandbox, reference, ips):
-    """Host prefixes, gateways outside the subnet, and several addresses are served, and pass the reference's CHECK."""
+    """Host prefixes, gateways outside the subnet and several addresses work, and pass the reference's CHECK."""
     routes = [{"dst": "0.0.0.0/0"}]
     net = scripted(ips, routes=routes)
     result = net.add(sandbox)
@@ -211,7 +211,7 @@ def test_unusual_addresses_work(scripted, sandbox, reference, ips):
 
 
 def test_routes_of_ipam_may_use_a_router_of_the_subnet(scripted, sandbox):
-    """A route over another address of the subnet is taken as the reference takes it."""
+    """A route via another address of the subnet is added as the reference adds it."""
     net = scripted([IPV4], routes=[{"dst": "192.0.2.0/24", "gw": "10.23.0.200"}])
     net.add(sandbox)
     assert "192.0.2.0/24 via 10.23.0.200 dev eth0" in sandbox.ip("route")
@@ -219,7 +219,7 @@ def test_routes_of_ipam_may_use_a_router_of_the_subnet(scripted, sandbox):
 
 @pytest.mark.parametrize("ip", [IPV4, IPV6], ids=["IPv4", "IPv6"])
 def test_a_route_of_ipam_to_the_subnet_itself(scripted, sandbox, ip):
-    """If IPAM has a route to the pod's subnet, too, only the kernel's is deleted."""
+    """If IPAM returns a route to the pod's subnet, only the kernel's route to it is deleted."""
     subnet = ip["gateway"].removesuffix("1") + ("0/24" if "." in ip["gateway"] else "/64")
     scripted([ip], routes=[{"dst": subnet}]).add(sandbox)
     listed = sandbox.ip("-6" if ":" in subnet else "-4", "route", "show", subnet).splitlines()
@@ -227,20 +227,20 @@ def test_a_route_of_ipam_to_the_subnet_itself(scripted, sandbox, ip):
     assert all(line.startswith(f"{subnet} via {ip['gateway']} ") for line in listed), listed
 
 
-def test_rubbish_in_cni_args_does_not_disturb(scripted, sandbox):
-    """CNI_ARGS are IPAM's to judge, not ptp's."""
+def test_cni_args_are_ignored(scripted, sandbox):
+    """ADD succeeds with invalid CNI_ARGS, which only IPAM plugins read."""
     scripted([IPV4]).add(sandbox, env={"CNI_ARGS": "RUBBISH"})
 
 
-def test_a_host_without_ipv6_on_new_interfaces_serves_it(routed, sandbox):
-    """Where new interfaces of the host have IPv6 switched off, it is switched on for the pair."""
+def test_ipv6_disabled_on_new_interfaces_is_enabled(routed, sandbox):
+    """If the host disables IPv6 on new interfaces, ADD enables it on the host veth."""
     routed.host.set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")
     routed.add(sandbox)
     assert reaches(sandbox, "fd00:23::1")
 
 
-def test_status_is_ipams_and_its_own(routed, tmp_path):
-    """STATUS checks forwarding and IPAM; it prints nothing when ready."""
+def test_status_checks_forwarding_and_ipam(routed, tmp_path):
+    """STATUS checks forwarding and IPAM, and prints nothing on success."""
     net = routed.having(cniVersion="1.1.0")
     net.run("STATUS").assert_silent()
     (tmp_path / "file").write_text("")
@@ -248,8 +248,8 @@ def test_status_is_ipams_and_its_own(routed, tmp_path):
     assert broken.run("STATUS").error()["code"] == 50
 
 
-def test_gc_has_ipam_release_what_is_gone(routed, new_sandbox):
-    """GC keeps the attachments that are listed and releases the others' addresses."""
+def test_gc_releases_unlisted_addresses(routed, new_sandbox):
+    """GC keeps the listed attachments and releases the addresses of others."""
     net = routed.having(cniVersion="1.1.0")
     one, two = new_sandbox(), new_sandbox()
     net.add(one)
@@ -259,16 +259,16 @@ def test_gc_has_ipam_release_what_is_gone(routed, new_sandbox):
     assert net.leases() == {"10.23.0.2": one.name, "fd00:23::2": one.name}
 
 
-def test_the_same_addresses_and_routes_as_the_reference_makes(routed, new_sandbox, reference):
-    """With the same configuration the reference's ptp gives host and pod the same addresses and routes."""
+def test_addresses_and_routes_equal_the_references(routed, new_sandbox, reference):
+    """With the same configuration, host and pod have the same addresses and routes as with the reference."""
     states = []
     for directory in (binaries.directory(), reference):
         pod = new_sandbox()
         net = replace(routed, bin_dir=directory, path=str(directory))
         result = net.add(pod)
         namespaces = [golden.of(namespace) for namespace in (pod, net.host)]
-        seen = json.dumps([(each["addresses"], each["routes"]) for each in namespaces], indent=1)
+        listing = json.dumps([(each["addresses"], each["routes"]) for each in namespaces], indent=1)
         addresses = rf"\b({re.escape(address(result))}|{address(result, 1)})\b"
-        states.append(re.sub(addresses, "OWN", seen).splitlines())
+        states.append(re.sub(addresses, "OWN", listing).splitlines())
         net.delete(pod)
     assert states[0] == states[1]

@@ -1,4 +1,4 @@
-"""ptp: CHECK, DEL, masquerading, and taking over from the reference's ptp and giving back."""
+"""ptp: CHECK, DEL, masquerading, and switching between podwire and the reference's ptp while pods run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KINDS = ("ours", "reference")
 
 
 @pytest.fixture
-def by(routed, bin_dir, reference):
-    """A function that returns the network served by one kind of ptp, with that kind's IPAM."""
+def network_of(routed, bin_dir, reference):
+    """A function that returns the network with the ptp and the IPAM plugin of one implementation."""
     directories = {"ours": bin_dir, "reference": reference}
     return lambda kind, net=routed: replace(net, bin_dir=directories[kind], path=str(directories[kind]))
 
@@ -65,7 +65,7 @@ def break_state(net, pod, result):
 
 
 @pytest.mark.parametrize(
-    ("breaking", "text"),
+    ("make_change", "text"),
     [
         (break_address, 'Expected address 10.23.0.2/24 is not on "eth0"'),
         (break_route, "Expected route 0.0.0.0/0 is missing"),
@@ -79,12 +79,12 @@ def break_state(net, pod, result):
         (break_state, " is down"),
     ],
 )
-def test_check_reports_what_is_broken(routed, sandbox, breaking, text):
-    """CHECK passes after ADD, and reports each object that was removed since."""
+def test_check_reports_changes(routed, sandbox, make_change, text):
+    """CHECK passes after ADD, and reports each part that was changed or removed since."""
     net = routed.having(mtu=1400, cniVersion="1.1.0")
     result = net.add(sandbox)
     net.check(sandbox, result)
-    breaking(net, sandbox, result)
+    make_change(net, sandbox, result)
     error = net.run("CHECK", sandbox, prev_result=result).error()
     assert error["code"] == 999
     assert text in error["msg"]
@@ -92,7 +92,7 @@ def test_check_reports_what_is_broken(routed, sandbox, breaking, text):
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
 def test_check_behind_tuning(routed, sandbox, tuning, version):
-    """CHECK passes when a later plugin of the list has given the pod's interface another address and MTU."""
+    """CHECK passes if a later plugin of the list changed the MAC address and MTU of the pod's interface."""
     net = routed.having(mtu=1500, cniVersion=version)
     behind = tuning.having(cniVersion=version, mtu=1400, mac="02:00:00:00:00:42", mtuBothEnds=True)
     result = behind.add(sandbox, net.add(sandbox))
@@ -101,7 +101,7 @@ def test_check_behind_tuning(routed, sandbox, tuning, version):
 
 
 def test_check_of_two_attachments_to_one_network(routed, sandbox):
-    """Two interfaces of a pod have the same gateway; CHECK of each passes, and reports its own missing route to it."""
+    """CHECK of two interfaces of a pod with one gateway passes, and reports a missing route of its own."""
     ipam = {**routed.config["ipam"], "routes": [{"dst": "2001:db8::/32", "gw": "fd00:23::1"}]}
     net = routed.having(ipam=ipam)
     results = {ifname: net.add(sandbox, ifname=ifname) for ifname in ("eth0", "eth1")}
@@ -113,8 +113,8 @@ def test_check_of_two_attachments_to_one_network(routed, sandbox):
     net.check(sandbox, results["eth1"], ifname="eth1")
 
 
-def test_check_needs_the_result(routed, sandbox):
-    """CHECK without prevResult is refused in the reference's words, and so is another sandbox's result."""
+def test_check_requires_prev_result(routed, sandbox):
+    """CHECK without prevResult, and with another sandbox's, is refused with the reference's texts."""
     result = routed.add(sandbox)
     assert routed.run("CHECK", sandbox).error()["msg"] == "ptp: Required prevResult missing"
     other = {**result, "interfaces": [result["interfaces"][0], {**result["interfaces"][1], "sandbox": "/run/netns/x"}]}
@@ -132,60 +132,60 @@ def masqueraded(routed, request, tmp_path):
 
 
 def rules(net):
-    """Returns all rules on the host, of whatever kind."""
+    """Returns all rules on the host, of both backends."""
     tool = f"{net.env['PATH'].partition(':')[0]}/iptables-save" if net.env else "iptables-save"
     return "\n".join([*nft_rules(net.host), net.host.run(tool)])
 
 
-@pytest.mark.parametrize("gone", ["nothing", "the link", "the name", "the namespace", "its path"])
-def test_del_leaves_nothing_whatever_is_gone(masqueraded, sandbox, gone):
-    """DEL removes pair, routes, rules and reservations whatever is gone already, twice, and without prevResult."""
+@pytest.mark.parametrize("missing", ["nothing", "the link", "the name", "the namespace", "its path"])
+def test_del_deletes_everything_that_still_exists(masqueraded, sandbox, missing):
+    """DEL deletes veth, routes, rules and leases if parts are missing, twice, and without prevResult."""
     net = masqueraded
     before = state(net.host), links(sandbox)
     result = net.add(sandbox)
     assert "masquerade" in rules(net).lower()
     assert "10.23.0.2" in rules(net)
     assert reaches(sandbox, "10.23.0.1")
-    if gone == "the link":
+    if missing == "the link":
         sandbox.ip("link", "del", "eth0")
-    elif gone == "the name":
+    elif missing == "the name":
         sandbox.ip("link", "set", "eth0", "down")
         sandbox.ip("link", "set", "eth0", "name", "mine")
-    elif gone == "the namespace":
+    elif missing == "the namespace":
         sandbox.delete()
     for _ in range(2):
-        known = result if gone in ("the name", "its path") else None
-        net.delete("" if gone == "its path" else sandbox, known, container_id=sandbox.name)
+        known = result if missing in ("the name", "its path") else None
+        net.delete("" if missing == "its path" else sandbox, known, container_id=sandbox.name)
     for trace in ("10.23.0.2", "fd00:23::2", "CNI-"):
         assert trace not in rules(net)
     assert net.leases() == {}
-    if gone != "the namespace":  # which the kernel destroys asynchronously
+    if missing != "the namespace":  # which the kernel destroys asynchronously
         assert (state(net.host), links(sandbox)) == before
 
 
-@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
+@pytest.mark.parametrize(("created_by", "deleted_by"), [KINDS, KINDS[::-1]])
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
-def test_a_pod_is_deleted_by_the_other_implementation(by, routed, new_sandbox, maker, taker, version):
-    """A pod created by one is CHECKed and DELeted by the other, beside a running one; nothing remains."""
+def test_a_pod_is_deleted_by_the_other_implementation(network_of, routed, new_sandbox, created_by, deleted_by, version):
+    """A pod of one implementation passes CHECK and DEL of the other, beside a running one; nothing remains."""
     net = routed.having(cniVersion=version, ipMasq=True, mtu=1400)
-    creator, deleter = by(maker, net), by(taker, net)
-    stays, pod = new_sandbox(), new_sandbox()
-    other = deleter.add(stays)
+    creator, deleter = network_of(created_by, net), network_of(deleted_by, net)
+    running_pod, pod = new_sandbox(), new_sandbox()
+    other = deleter.add(running_pod)
     creator.delete(pod, creator.add(pod))
     before = state(net.host, netfilter=True)
     result = creator.add(pod)
     creator.check(pod, result)
     deleter.check(pod, result)
-    assert reaches(stays, result["ips"][0]["address"].partition("/")[0])
+    assert reaches(running_pod, result["ips"][0]["address"].partition("/")[0])
     deleter.delete(pod, result)
     assert state(net.host, netfilter=True) == before
     assert set(links(pod)) == {"lo"}
-    deleter.check(stays, other)
-    creator.delete(stays, other)
+    deleter.check(running_pod, other)
+    creator.delete(running_pod, other)
     assert net.leases() == {}
 
 
-def test_foreign_programs_are_not_needed(routed, sandbox, tmp_path):
-    """Without masquerading by iptables no program is started: a PATH without any will do."""
+def test_no_program_is_needed(routed, sandbox, tmp_path):
+    """Without masquerading by iptables ptp starts no program: it works with an empty PATH."""
     net = replace(routed, env={"PATH": str(tmp_path)}, path=str(binaries.directory()))
     net.delete(sandbox, net.add(sandbox))

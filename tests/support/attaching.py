@@ -1,6 +1,6 @@
-"""A network of an interface plugin on a throwaway host: attaching, checking and detaching pods as a runtime does.
+"""A network of an interface plugin on a temporary host: attaches, checks and detaches pods as a runtime does.
 
-One rule: a pod's container ID is its namespace's name, so that nothing but the pod need be remembered.
+The container ID of a pod is the name of its namespace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Network:
     env: Mapping[str, str] | None = None
 
     def having(self, **keys: Any) -> Network:
-        """Returns the same network with other top-level keys; None leaves a key out."""
+        """Returns the same network with other top-level keys; None removes a key."""
         config = {**self.config, **keys}
         return replace(self, config={key: value for key, value in config.items() if value is not None})
 
@@ -45,7 +45,7 @@ class Network:
         return run_plugin(str(config.get("type", "bridge")), command, config, **self._how(pod, how))
 
     def start(self, command: str, pod: Namespace, **how: Any) -> subprocess.Popen[bytes]:
-        """Starts one verb, its input complete, and returns its process at once; running.finish awaits its end."""
+        """Starts one verb with its whole input and returns its process; invocation.finish awaits its end."""
         with tempfile.TemporaryFile() as stdin:
             stdin.write(json.dumps(self.config).encode())
             stdin.seek(0)
@@ -70,8 +70,8 @@ class Network:
         return {file.name: file.read_text().split()[0] for file in files if file.name not in BOOKKEEPING}
 
     def _how(self, pod: Namespace | str | None, how: dict[str, Any]) -> dict[str, Any]:
-        own = {"netns": pod, "host": self.host, "path": self.path, "bin_dir": self.bin_dir, "env": self.env}
-        return {**own, **({"container_id": pod.name} if isinstance(pod, Namespace) else {}), **how}
+        defaults = {"netns": pod, "host": self.host, "path": self.path, "bin_dir": self.bin_dir, "env": self.env}
+        return {**defaults, **({"container_id": pod.name} if isinstance(pod, Namespace) else {}), **how}
 
 
 def address(result: Mapping[str, Any], number: int = 0) -> str:
@@ -85,6 +85,6 @@ def host_end(result: Mapping[str, Any]) -> str:
 
 
 def reaches(namespace: Namespace, destination: str, *, within_s: int = 5, options: tuple[str, ...] = ()) -> bool:
-    """Tells whether `destination` answers a ping; asks five times a second until it does or time is up."""
+    """Returns whether `destination` answers a ping within the time; sends five a second."""
     line = ("ping", "-n", "-c1", "-i0.2", f"-w{within_s}", *options, destination)
     return "bytes from" in namespace.run(*line, check=False)

@@ -1,7 +1,6 @@
-"""Stations that send and hear Ethernet frames with their VLAN tags, as scapy sees them.
+"""Stations that send and receive Ethernet frames with their VLAN tags, with scapy.
 
-One rule: a station is a process inside the pod (tests/support/wire.py), told on stdin what to send; the test itself
-stays where it is.
+A station is a process in the pod (tests/support/wire.py), which reads from stdin the frames to send.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Frame(NamedTuple):
 
 
 class Station:
-    """A listening pod."""
+    """A pod that receives frames."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -34,22 +33,22 @@ class Station:
         """Broadcasts frames."""
         self._ask(frames)
 
-    def heard(self) -> set[Frame]:
-        """Returns what was heard since the last call, once it has been quiet for a moment."""
+    def receive(self) -> set[Frame]:
+        """Returns the frames received since the last call, after a moment without one."""
         return {Frame(*item) for item in self._ask(None)}
 
-    def _ask(self, question: object) -> list[list[object]]:
+    def _ask(self, frames: object) -> list[list[object]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps(question), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
-        assert isinstance(answer, list)
-        return answer
+        print(json.dumps(frames), file=self._process.stdin, flush=True)
+        received = json.loads(self._process.stdout.readline())
+        assert isinstance(received, list)
+        return received
 
 
 @contextlib.contextmanager
 def station(namespace: Namespace, interface: str = "eth0") -> Iterator[Station]:
-    """Yields a station in a namespace, listening already."""
+    """Yields a station in a namespace, ready to receive."""
     line = ["nsenter", f"--net={namespace.path}", "--", sys.executable, "-B", "-m", "tests.support.wire", interface]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""libcni's result cache (attachment.cache): which containers no longer run, and that unknown ones count as running."""
+"""libcni's result cache (attachment.cache): containers that no longer run; unknown ones count as running."""
 
 import json
 import os
@@ -23,31 +23,31 @@ def write(tmp_path):
     return write
 
 
-def gone(tmp_path, container_id, ifname="eth0", network="net"):
+def is_gone(tmp_path, container_id, ifname="eth0", network="net"):
     return ResultCache.read(network, str(tmp_path)).is_gone(Attachment(container_id, ifname))
 
 
-def test_without_a_cache_everybody_lives(tmp_path):
-    """Without a directory, or files of this network, nothing is known."""
-    assert not gone(tmp_path / "absent", "a")
-    assert not gone(tmp_path, "a")
+def test_without_a_cache_nothing_is_gone(tmp_path):
+    """Without a directory, or without files of this network, no container is known to be gone."""
+    assert not is_gone(tmp_path / "absent", "a")
+    assert not is_gone(tmp_path, "a")
 
 
-def test_who_is_not_in_the_cache_is_gone(tmp_path, write):
-    """When the cache knows the network, it knows all that lives there."""
+def test_attachment_missing_from_the_cache_is_gone(tmp_path, write):
+    """If the cache has files of the network, an attachment without a file is gone."""
     write("net", "a", HERE)
-    assert not gone(tmp_path, "a")
-    assert gone(tmp_path, "a", "eth1")
-    assert gone(tmp_path, "b")
-    assert not gone(tmp_path, "b", network="other")
+    assert not is_gone(tmp_path, "a")
+    assert is_gone(tmp_path, "a", "eth1")
+    assert is_gone(tmp_path, "b")
+    assert not is_gone(tmp_path, "b", network="other")
 
 
-def test_who_has_no_namespace_is_gone(tmp_path, write):
-    """A namespace path that is absent, or a file left at it, is no living container."""
+def test_attachment_without_a_namespace_is_gone(tmp_path, write):
+    """An attachment whose namespace path is missing or a plain file is gone."""
     (tmp_path / "file").write_text("")
     for name, netns in (("a", "/no/such"), ("b", str(tmp_path / "file")), ("c", f"{tmp_path}/file/x"), ("d", "")):
         write("net", name, netns)
-    assert [gone(tmp_path, name) for name in "abcd"] == [True, True, True, False]
+    assert [is_gone(tmp_path, name) for name in "abcd"] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -61,73 +61,73 @@ def test_who_has_no_namespace_is_gone(tmp_path, write):
     ],
 )
 def test_the_namespace_of_an_old_libcni_is_in_the_result(tmp_path, name, sandbox, expected):
-    """Where the cache has no "netns", the path beside the interface in the result counts, and nothing else does."""
+    """If the cache has no "netns", only the path of the interface in the result counts."""
     interfaces = ["?", {"name": "veth1"}, {"name": name, "sandbox": sandbox}]
     entry = {"networkName": "net", "containerId": "a", "ifName": "eth0", "result": {"interfaces": interfaces}}
     (tmp_path / "net-a-eth0").write_text(json.dumps(entry))
-    assert gone(tmp_path, "a") is expected
+    assert is_gone(tmp_path, "a") is expected
 
 
 def test_names_with_dashes_are_distinguished(tmp_path, write):
-    """An entry of the network "net-x" does not speak for the network "net"."""
+    """A file of the network "net-x" does not count for the network "net"."""
     write("net-x", "a", "/no/such")
-    assert not gone(tmp_path, "x-a")
-    assert not gone(tmp_path, "zzz")
+    assert not is_gone(tmp_path, "x-a")
+    assert not is_gone(tmp_path, "zzz")
     write("net", "b", HERE)
-    assert gone(tmp_path, "zzz")
+    assert is_gone(tmp_path, "zzz")
 
 
-def test_a_legacy_reservation_is_any_of_the_container(tmp_path, write):
-    """Without an interface the container is gone when all its attachments are."""
+def test_container_without_an_interface_name(tmp_path, write):
+    """Without an interface name, a container is gone if all its attachments are gone."""
     write("net", "a", "/no/such", "eth0")
-    assert gone(tmp_path, "a", "")
+    assert is_gone(tmp_path, "a", "")
     write("net", "a", HERE, "eth1")
-    assert not gone(tmp_path, "a", "")
-    assert gone(tmp_path, "b", "")
+    assert not is_gone(tmp_path, "a", "")
+    assert is_gone(tmp_path, "b", "")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"ips": []}', '{"networkName": 5}'])
-def test_what_cannot_be_read_lives(tmp_path, write, content):
-    """A broken entry, or one of an older format, counts as a living container."""
+def test_unreadable_file_counts_as_running(tmp_path, write, content):
+    """A container with an invalid file, or one of an older format, counts as running."""
     write("net", "other", HERE)
     write("net", "a", "", content=content)
-    assert not gone(tmp_path, "a")
-    assert not gone(tmp_path, "a", "")
+    assert not is_gone(tmp_path, "a")
+    assert not is_gone(tmp_path, "a", "")
 
 
 @given(content=st.binary(max_size=60))
 def test_any_file_can_be_read(tmp_path_factory, content):
-    """Whatever is in the cache, reading it does not fail."""
+    """Reading the cache does not fail, whatever its files contain."""
     directory = tmp_path_factory.getbasetemp() / "any"
     directory.mkdir(exist_ok=True)
     (directory / "net-a-eth0").write_bytes(content)
     assert not ResultCache.read("net", str(directory)).is_gone(Attachment("a", "eth0"))
 
 
-def test_without_a_network_all_of_them_are_read(tmp_path, write):
-    """A container whose network is not known is alive when it lives in any, and gone when it lives in none."""
+def test_without_a_network_all_networks_are_read(tmp_path, write):
+    """Without a network, a container is gone only if it runs in no network."""
     write("net", "a", HERE)
     for number in range(20):  # in whatever order the directory has them
         write(f"other{number}", "a", "/no/such")
     write("other", "b", "/no/such")
-    assert not gone(tmp_path, "a", network="")
-    assert not gone(tmp_path, "a", "", network="")
-    assert gone(tmp_path, "b", "", network="")
-    assert gone(tmp_path, "b", network="")
-    assert gone(tmp_path, "zzz", "", network="")
+    assert not is_gone(tmp_path, "a", network="")
+    assert not is_gone(tmp_path, "a", "", network="")
+    assert is_gone(tmp_path, "b", "", network="")
+    assert is_gone(tmp_path, "b", network="")
+    assert is_gone(tmp_path, "zzz", "", network="")
 
 
-def test_without_a_network_what_cannot_be_read_lives(tmp_path, write):
-    """A broken file that may be the container's, by its name, counts as one that lives, whatever network it is of."""
+def test_without_a_network_an_unreadable_file_counts_as_running(tmp_path, write):
+    """An unreadable file whose name may be the container's counts as running, in any network."""
     write("net", "other", HERE)
     write("net-x", "a", "", content="{")
-    assert not gone(tmp_path, "a", "", network="")
-    assert not gone(tmp_path, "a", network="")
-    assert gone(tmp_path, "b", "", network="")
+    assert not is_gone(tmp_path, "a", "", network="")
+    assert not is_gone(tmp_path, "a", network="")
+    assert is_gone(tmp_path, "b", "", network="")
 
 
 def test_addresses_of_the_other_interfaces(tmp_path, write):
-    """Those of the container's other interfaces that may live are known from their results, of any version."""
+    """The addresses of the container's other interfaces that may be running are read from results of any version."""
 
     def entry(container_id, ifname, netns, result):
         names = {"networkName": "net", "containerId": container_id, "ifName": ifname, "netns": netns}
@@ -145,19 +145,19 @@ def test_addresses_of_the_other_interfaces(tmp_path, write):
     assert sorted(map(str, addresses)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
 
 
-def test_what_is_no_entry_is_not_read_for_ever(tmp_path, write):
-    """A FIFO, and a file of any size, count as what cannot be read: they live."""
+def test_fifo_and_huge_file_count_as_running(tmp_path, write):
+    """A FIFO and a huge file are not read, and count as running."""
     write("net", "a", HERE)
     os.mkfifo(tmp_path / "net-b-eth0")
     with (tmp_path / "net-c-eth0").open("wb") as file:
         file.truncate(1 << 40)
-    assert not gone(tmp_path, "b")
-    assert not gone(tmp_path, "c")
-    assert gone(tmp_path, "d")
+    assert not is_gone(tmp_path, "b")
+    assert not is_gone(tmp_path, "c")
+    assert is_gone(tmp_path, "d")
 
 
-def test_an_attachment_is_looked_up_without_a_walk_over_the_cache(tmp_path, write):
-    """Thousands of reservations are judged against thousands of files without comparing each with each."""
+def test_attachment_is_looked_up_without_iterating_over_the_cache(tmp_path, write):
+    """Looking up an attachment does not iterate over the files of the cache."""
 
     class Names(frozenset):
         def __iter__(self):
@@ -170,8 +170,8 @@ def test_an_attachment_is_looked_up_without_a_walk_over_the_cache(tmp_path, writ
     assert not cache.is_gone(Attachment("a", "eth0"))
 
 
-def test_an_attachment_is_running_if_its_namespace_is_there(tmp_path, write):
-    """Running needs a namespace that exists: none that is missing, unknown or not in the cache."""
+def test_attachment_with_a_namespace_is_running(tmp_path, write):
+    """An attachment is running only if it is cached and its namespace exists."""
     write("net", "a", f"/proc/{os.getpid()}/ns/net")
     write("net", "b", "/run/netns/absent")
     write("net", "c", "")

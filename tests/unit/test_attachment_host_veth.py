@@ -26,11 +26,11 @@ CONTAINER, OTHER = Interface("eth0", sandbox=POD), Interface("eth1", sandbox=POD
     ],
 )
 def test_the_interface_listed_before_the_containers_is_its_host_veth(interfaces, expected):
-    """What stands right before the container's interface, on the host; a bridge only before that."""
+    """The host veth is the interface of the host right before the container's, the bridge the one before that."""
     assert host_veth(interfaces, "eth0") == expected
 
 
 @pytest.mark.parametrize(("netns", "expected"), [("", "veth1"), (POD, "veth1"), ("/run/netns/other", "")])
-def test_the_result_of_another_container_names_no_host_veth(netns, expected):
-    """With a namespace only the interface in that namespace counts."""
+def test_result_of_another_container_has_no_host_veth(netns, expected):
+    """With a namespace, only the interface in that namespace counts."""
     assert host_veth([BRIDGE, VETH, CONTAINER], "eth0", netns).name == expected

@@ -1,4 +1,4 @@
-"""CHECK of addresses and routes in a sandbox (attachment.sandbox): how its work grows."""
+"""CHECK of addresses and routes in a sandbox (attachment.sandbox): the number of comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUTES = 300
 
 
 def test_each_route_is_compared_with_those_of_its_destination(monkeypatch):
-    """With many routes CHECK compares each with the few to the same destination, not with all of them."""
+    """With many routes, CHECK compares each only with the installed routes to the same destination."""
     networks = [ip_interface(f"10.{number >> 8}.{number & 255}.0/24") for number in range(ROUTES)]
     gateway = ip_address("10.22.0.1")
     installed = [InstalledRoute(network, gateway, 2, 254) for network in networks]

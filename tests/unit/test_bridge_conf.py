@@ -48,13 +48,13 @@ def netconf(keys):
     return cni_conf.parse(json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "bridge", **keys}).encode())
 
 
-def parsed(keys, **env):
+def parse_keys(keys, **env):
     return parse(cni_args.from_env(ENV | env), netconf(keys))
 
 
 def error(keys, **env):
     with pytest.raises(CniError) as caught:
-        parsed(keys, **env)
+        parse_keys(keys, **env)
     return caught.value
 
 
@@ -62,8 +62,8 @@ def error(keys, **env):
     "keys", [{}, {"bridge": None, "mtu": None, "ipam": None, "dns": None, "vlan": None}, {"x": [1]}]
 )
 def test_defaults(keys):
-    """Absent keys and null have the defaults of the page; unknown keys are ignored."""
-    assert parsed(keys) == DEFAULTS
+    """Missing keys and null have the defaults of the page; unknown keys are ignored."""
+    assert parse_keys(keys) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,16 @@ def test_defaults(keys):
     ],
 )
 def test_each_key_sets_its_field(keys, field, value):
-    """Each key, in any case, sets its own field and no other."""
-    assert parsed(keys) == replace(DEFAULTS, **{field: value})
+    """Each key, in any case, sets its field and no other."""
+    assert parse_keys(keys) == replace(DEFAULTS, **{field: value})
 
 
 def test_a_default_gateway_is_a_gateway():
-    """With isDefaultGateway isGateway need not be given, and false does not take it back."""
+    """With isDefaultGateway, isGateway is true whether it is missing or false."""
     for keys in ({}, {"isGateway": False}):
-        assert parsed({"isDefaultGateway": True, **keys}) == replace(DEFAULTS, is_gateway=True, is_default_gateway=True)
+        assert parse_keys({"isDefaultGateway": True, **keys}) == replace(
+            DEFAULTS, is_gateway=True, is_default_gateway=True
+        )
 
 
 BOOLEANS = (
@@ -124,8 +126,8 @@ BOOLEANS = (
         *((key, value) for key in ("ipam", "dns", "args", "runtimeConfig") for value in ("text", 7, True, [])),
     ],
 )
-def test_wrong_types_and_values_are_told(key, value):
-    """A value of a wrong type or out of range is refused with code 7, naming the key; nothing is converted."""
+def test_invalid_types_and_values_are_refused(key, value):
+    """A value of a wrong type or out of range is refused with code 7 and the key; nothing is converted."""
     failure = error({key: value})
     assert failure.code == 7
     assert failure.msg.startswith(f'failed to load netconf: "{key}" ')
@@ -142,18 +144,18 @@ def test_wrong_types_and_values_are_told(key, value):
         ({"runtimeConfig": {"mac": 7}}, "runtimeConfig.mac"),
     ],
 )
-def test_wrong_types_inside_are_told_with_their_path(keys, path):
-    """A wrong type inside an object is told with the whole path of the key."""
+def test_invalid_nested_types_are_reported_with_their_path(keys, path):
+    """The error for a wrong type in an object has the whole path of the key."""
     assert f'"{path}"' in error(keys).msg
 
 
 def test_exclusions_have_the_references_texts():
-    """What excludes each other is refused with code 7 and the reference's texts."""
+    """Keys that exclude each other are refused with code 7 and the reference's texts."""
     failure = error({"hairpinMode": True, "promiscMode": True})
     assert (failure.code, failure.msg) == (7, "cannot set hairpin mode and promiscuous mode at the same time")
     failure = error({"disableContainerInterface": True, "ipam": {"type": "static"}})
     assert (failure.code, failure.msg) == (7, "cannot use IPAM when DisableContainerInterface flag is set")
-    assert parsed({"disableContainerInterface": True, "ipam": {"type": ""}}).container_interface_down
+    assert parse_keys({"disableContainerInterface": True, "ipam": {"type": ""}}).container_interface_down
 
 
 ONE, TWO, THREE = ("02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03")
@@ -162,12 +164,12 @@ ONE, TWO, THREE = ("02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
 @pytest.mark.parametrize("runtime", [None, "", ONE])
 @pytest.mark.parametrize("args", [None, "", TWO])
 @pytest.mark.parametrize("environment", [None, THREE])
-def test_macs_have_an_order(runtime, args, environment):
+def test_precedence_of_macs(runtime, args, environment):
     """The MAC is runtimeConfig's, else that of args.cni, else that of CNI_ARGS; empty texts do not count."""
     keys = {"runtimeConfig": {"mac": runtime}, "args": {"cni": {"mac": args}}}
     env = {"CNI_ARGS": f"MAC={environment}"} if environment else {}
     expected = runtime or args or environment or ""
-    assert parsed(keys, **env).mac == bytes.fromhex(expected.replace(":", ""))
+    assert parse_keys(keys, **env).mac == bytes.fromhex(expected.replace(":", ""))
 
 
 @pytest.mark.parametrize(
@@ -182,16 +184,16 @@ def test_macs_have_an_order(runtime, args, environment):
     ],
 )
 def test_unusable_macs_are_refused(mac):
-    """Text that is no MAC, a multicast MAC, zero, and lengths other than Ethernet's are refused with Go's text."""
+    """Text that is no MAC, a multicast MAC, zero, and other lengths than Ethernet's are refused with Go's text."""
     failure = error({"runtimeConfig": {"mac": mac}})
     assert (failure.code, failure.msg) == (7, f"address {mac}: invalid MAC address")
 
 
 def test_cni_args_are_checked():
-    """Unknown keys and malformed pairs of CNI_ARGS are refused with code 4, unknown ones pass with IgnoreUnknown."""
+    """Unknown keys and malformed pairs of CNI_ARGS have code 4; IgnoreUnknown accepts unknown keys."""
     assert error({}, CNI_ARGS="IP=10.0.0.1").code == 4
     assert error({}, CNI_ARGS="MAC").code == 4
-    assert parsed({}, CNI_ARGS="IgnoreUnknown=true;IP=10.0.0.1") == DEFAULTS
+    assert parse_keys({}, CNI_ARGS="IgnoreUnknown=true;IP=10.0.0.1") == DEFAULTS
 
 
 IPAM = {"ipam": {"type": "host-local"}}
@@ -217,8 +219,8 @@ IPAM = {"ipam": {"type": "host-local"}}
 )
 def test_vlans(keys, vlans, filtering):
     """VLANs are one access VLAN and a sorted trunk, in which IDs and ranges may be mixed and repeated."""
-    found = parsed(keys).vlans
-    assert (found, found.filtering) == (vlans, filtering)
+    parsed_vlans = parse_keys(keys).vlans
+    assert (parsed_vlans, parsed_vlans.filtering) == (vlans, filtering)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +245,8 @@ def test_vlans(keys, vlans, filtering):
         ),
     ],
 )
-def test_wrong_vlans_are_refused_in_the_references_words(keys, text):
-    """Wrong VLAN IDs are refused with code 7, the reference's text, and the key in the details."""
+def test_invalid_vlans_are_refused(keys, text):
+    """Invalid VLAN IDs are refused with code 7, the reference's text, and the key in the details."""
     failure = error(keys)
     assert (failure.code, failure.msg) == (7, text)
     assert f'"{next(iter(keys))}' in failure.details
@@ -253,16 +255,16 @@ def test_wrong_vlans_are_refused_in_the_references_words(keys, text):
 @pytest.mark.parametrize(
     ("value", "mtu", "auto"), [("auto", 0, True), (0, 0, False), (None, 0, False), (1400, 1400, False)]
 )
-def test_an_mtu_may_be_left_to_the_host(value, mtu, auto):
-    """The MTU is a number, 0 for the kernel's default, or "auto" for what the host's interfaces can carry."""
-    found = parsed({"mtu": value})
-    assert (found.mtu, found.mtu_auto) == (mtu, auto)
+def test_mtu_is_a_number_or_auto(value, mtu, auto):
+    """The MTU is a number, 0 for the kernel's default, or "auto" for the lowest of the host's interfaces."""
+    conf = parse_keys({"mtu": value})
+    assert (conf.mtu, conf.mtu_auto) == (mtu, auto)
 
 
 @pytest.mark.parametrize("value", [True, False, None])
-def test_the_hosts_setting_may_be_left_alone(value):
-    """The setting has three values: on, off, and absent."""
-    assert parsed({"bridgeNetfilter": value}).bridge_netfilter is value
+def test_bridge_netfilter_has_three_values(value):
+    """The setting has three values: on, off, and missing."""
+    assert parse_keys({"bridgeNetfilter": value}).bridge_netfilter is value
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,9 @@ def test_the_oldest_versions_need_addresses(version, ipam, refused):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda json_values: (
+        st.lists(json_values, max_size=3) | st.dictionaries(st.text(max_size=8), json_values, max_size=3)
+    ),
     max_leaves=6,
 )
 MAC_HOLDER = st.dictionaries(st.sampled_from(["mac", "MAC"]), JSON) | JSON
@@ -298,7 +302,7 @@ KEYS = st.fixed_dictionaries(
 
 @given(KEYS, st.text(alphabet="MACIgnoreUk=;:0123456789abcdef", max_size=40))
 def test_any_configuration_gives_a_value_or_an_error(keys, arguments):
-    """Whatever a configuration holds, it is a value or a CniError of code 4 or 7, and DEL's part never worse."""
+    """Any configuration is parsed into a value or causes a CniError with code 4 or 7; parts for DEL do not fail."""
     conf = netconf(keys)
     failure = failure_of(lambda: parse(cni_args.from_env(ENV | {"CNI_ARGS": arguments}), conf), CniError)
     assert failure is None or failure.code in (4, 7)

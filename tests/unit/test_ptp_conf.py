@@ -17,7 +17,7 @@ VALUES = st.none() | st.booleans() | st.integers(-2, 70000) | st.text(max_size=5
 KEYS = st.dictionaries(st.sampled_from(["mtu", "ipam", "ipMasq", "ipMasqBackend", "nonMasqueradeCIDRs", "dns"]), VALUES)
 
 
-def parsed(keys):
+def parse_keys(keys):
     return parse(cni_conf.parse(gojson.dumps({"cniVersion": "1.0.0", "name": "net", "type": "ptp", **keys}).encode()))
 
 
@@ -35,20 +35,20 @@ def parsed(keys):
     ],
 )
 def test_values(keys, expected):
-    """Each key is read whatever its case; what is absent or null has its default."""
-    assert parsed(keys) == expected
+    """Keys are read in any case; a missing key and null have the default."""
+    assert parse_keys(keys) == expected
 
 
 @pytest.mark.parametrize("ipam", [{}, {"type": ""}, {"subnet": "10.0.0.0/8"}])
 def test_an_ipam_without_a_type_is_refused(ipam):
     """An object "ipam" without a type is an error."""
     with pytest.raises(CniError) as caught:
-        parsed({"ipam": ipam})
+        parse_keys({"ipam": ipam})
     assert (caught.value.code, caught.value.msg) == (7, "no plugin name provided")
 
 
 @given(KEYS)
 def test_any_configuration_gives_a_value_or_an_error(keys):
-    """Whatever a configuration holds, it is a value or a CniError of code 7."""
-    failure = failure_of(lambda: parsed(keys), CniError)
+    """Any configuration is parsed into a value or causes a CniError with code 7."""
+    failure = failure_of(lambda: parse_keys(keys), CniError)
     assert failure is None or failure.code == 7

@@ -1,10 +1,10 @@
-"""The gateway in a VLAN of bridge that somebody changed or made: mended, refused, or fitted to an MTU."""
+"""The gateway in a VLAN of bridge that another program changed or created: ADD repairs or refuses it."""
 
 import pytest
 
 from tests.support.attaching import reaches
 from tests.support.netstate import links, shown, state
-from tests.support.vlans import OWN, gateway_port, vlans
+from tests.support.vlans import PVID_FLAGS, gateway_port, vlans
 
 pytestmark = pytest.mark.needs("vlan_filtering")
 DAMAGE = {
@@ -24,61 +24,61 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_dead_gateway_is_mended(network, new_sandbox, damage):
-    """CHECK finds a gateway that was cut off, and the next ADD of the VLAN connects it again."""
+@pytest.mark.parametrize("change", DAMAGE)
+def test_disconnected_gateway_is_repaired(network, new_sandbox, change):
+    """CHECK reports a gateway interface that is not connected, and the next ADD in the VLAN repairs it."""
     net = network.having(vlan=100)
     first, second = new_sandbox(), new_sandbox()
     result = net.add(first)
     port = gateway_port(net.host)
     mac = shown(net.host, "cni0")["address"]
-    for line in DAMAGE[damage]:
+    for line in DAMAGE[change]:
         net.host.run(*line.format(port=port).split())
     assert f'"{port}"' in net.run("CHECK", first, prev_result=result).error()["details"]
     net.add(second)
-    assert vlans(net.host, port) == {100: OWN}
+    assert vlans(net.host, port) == {100: PVID_FLAGS}
     assert (gateway_port(net.host), shown(net.host, "cni0")["address"]) == (port, mac)
     assert (reaches(first, "10.22.0.1"), reaches(second, "10.22.0.1")) == (True, True)
     net.check(first, result)
 
 
-def test_an_administrators_pair_is_connected(network, sandbox, bridged):
-    """A pair that has the gateway's name and whose other end is free becomes the gateway."""
+def test_veth_of_an_administrator_is_connected(network, sandbox, bridged):
+    """A veth with the gateway's name whose other end is no port becomes the gateway."""
     bridged.ip("link", "add", "cni0.100", "type", "veth", "peer", "p0")
     net = network.having(vlan=100)
     result = net.add(sandbox)
-    assert vlans(bridged, "p0") == {100: OWN}
+    assert vlans(bridged, "p0") == {100: PVID_FLAGS}
     assert reaches(sandbox, "10.22.0.1")
     net.check(sandbox, result)
 
 
-def test_the_default_vlan_of_a_gateway_stays(network, new_sandbox):
-    """A gateway that one network left in the default VLAN is right for another."""
+def test_gateway_in_the_default_vlan_is_accepted(network, new_sandbox):
+    """A gateway that one network left in the default VLAN is accepted by another."""
     net, kept = network.having(vlan=100), network.having(vlan=100, preserveDefaultVlan=True)
     kept.add(new_sandbox())
     pod = new_sandbox()
     net.check(pod, net.add(pod))
-    assert vlans(net.host, gateway_port(net.host)) == {1: ["Egress Untagged"], 100: OWN}
+    assert vlans(net.host, gateway_port(net.host)) == {1: ["Egress Untagged"], 100: PVID_FLAGS}
 
 
 @pytest.mark.needs("vlan_device", "dummy")
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_administrators_interface_without_connection_is_refused(network, sandbox, bridged, case):
-    """An 802.1Q interface that is cut off from the VLAN is left as it is: ADD fails with code 7 and the cure."""
-    (lower, vid), cure = REFUSED[case]
+def test_disconnected_8021q_interface_is_refused(network, sandbox, bridged, case):
+    """ADD refuses an 802.1Q interface without connection to the VLAN with code 7 and the fix, and changes nothing."""
+    (parent, vid), fix = REFUSED[case]
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
     bridged.ip("link", "add", "d0", "type", "dummy")
-    bridged.ip(*BY_HAND.format(lower=lower, vid=vid).split())
+    bridged.ip(*BY_HAND.format(parent=parent, vid=vid).split())
     net = network.having(vlan=100)
     before = set(links(bridged)), shown(bridged, "cni0.100")["flags"], state(sandbox)
     error = net.run("ADD", sandbox).error()
-    assert (error["code"], cure in error["details"]) == (7, True)
+    assert (error["code"], fix in error["details"]) == (7, True)
     assert (set(links(bridged)), shown(bridged, "cni0.100")["flags"], state(sandbox)) == before
 
 
 @pytest.mark.needs("vlan_device")
-def test_an_administrators_interface_is_checked(network, sandbox, bridged):
-    """CHECK finds a bridge that has left the VLAN of its 802.1Q interface."""
+def test_8021q_interface_is_checked(network, sandbox, bridged):
+    """CHECK reports a bridge that no longer passes the VLAN to its 802.1Q interface."""
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
     bridged.run("bridge", "vlan", "add", "dev", "cni0", "vid", "100", "self")
     bridged.ip(*BY_HAND.format(lower="cni0", vid=100).split())
@@ -90,8 +90,8 @@ def test_an_administrators_interface_is_checked(network, sandbox, bridged):
     assert 'bridge "cni0" does not pass VLAN 100 to "cni0.100"' in error["msg"]
 
 
-def test_a_larger_gateway_is_told_of(network, new_sandbox):
-    """A gateway of a larger MTU than the pod's stays, since pods may need it, and a line on stderr tells."""
+def test_larger_gateway_mtu_causes_a_warning(network, new_sandbox):
+    """A gateway whose MTU is larger than the pod's keeps it, since pods may need it, and stderr warns."""
     net = network.having(vlan=100, mtu=9000)
     net.add(new_sandbox())
     small = new_sandbox()

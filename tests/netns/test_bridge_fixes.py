@@ -1,4 +1,4 @@
-"""What bridge's errors say beyond the reference's words: what is there, and what to do about it."""
+"""Errors of bridge beyond the reference's texts: the details name the cause, and a fix that works."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ NO_IPV6 = "nsenter --net={pod} mount -t tmpfs none /proc/sys/net/ipv6"
 
 @pytest.fixture
 def refused(network, sandbox):
-    """A function that runs a failing ADD, after a shell command that changes what it sees; nothing may be changed."""
+    """A function that runs a failing ADD, optionally after a shell command; the ADD must not change anything."""
 
     def refuse(network, command="true", wrapper=()):
         before = state(network.host), state(sandbox)
@@ -38,16 +38,16 @@ def refused(network, sandbox):
     return refuse
 
 
-def test_a_name_that_is_taken(network, refused):
-    """The error tells what has the bridge's name."""
+def test_used_bridge_name(network, refused):
+    """The error names the kind of link that has the bridge's name."""
     network.host.ip("link", "add", "name", "cni0", "type", "veth", "peer", "name", "other")
     error = refused(network)
     assert error["msg"].endswith('"cni0" already exists but is not a bridge')
     assert error["details"] == 'it is veth; set "bridge" to another name'
 
 
-def test_an_address_in_the_way(network, refused, new_sandbox):
-    """The error tells the bridge's address, the one the network wants, and how many ports would lose it."""
+def test_conflicting_gateway_address(network, refused, new_sandbox):
+    """The error names the bridge's address, the network's gateway, and the number of ports in use."""
     for _ in range(2):
         network.add(new_sandbox())
     ipam = {**network.config["ipam"], "ranges": [[{"subnet": "10.99.0.0/24"}]]}
@@ -59,8 +59,8 @@ def test_an_address_in_the_way(network, refused, new_sandbox):
     )
 
 
-def test_an_interface_that_is_there(network, refused, sandbox):
-    """The error tells where the interface is and what to do."""
+def test_existing_interface(network, refused, sandbox):
+    """The error names the namespace of the existing interface and a fix."""
     network.add(sandbox)
     error = refused(network)
     assert error["msg"].startswith('container veth name ("eth0") peer provided ("veth')
@@ -75,15 +75,15 @@ IPAM = {
 
 
 @pytest.mark.parametrize("case", IPAM)
-def test_an_address_that_cannot_be_served(scripted_network, refused, case):
-    """The error tells what to change in the IPAM's configuration."""
-    ip, cure = IPAM[case]
-    assert cure in refused(scripted_network([ip]))["details"]
+def test_unusable_ipam_address(scripted_network, refused, case):
+    """The error says how to fix the IPAM configuration."""
+    ip, fix = IPAM[case]
+    assert fix in refused(scripted_network([ip]))["details"]
 
 
 @pytest.mark.parametrize("route", [{"dst": "0.0.0.0/0", "gw": "10.99.0.1"}, {"dst": "::/0", "gw": "fd00:99::1"}])
-def test_a_gateway_out_of_reach(scripted_network, refused, route):
-    """The error tells that a route's gateway must be in the subnet of an address."""
+def test_unreachable_gateway(scripted_network, refused, route):
+    """The error says that a route's gateway must be in the subnet of an address."""
     ips = [{"address": "10.22.0.9/16"}, {"address": "fd00:22::9/64"}]
     error = refused(scripted_network(ips, routes=[route]))
     assert error["msg"].startswith("failed to add route '")
@@ -91,14 +91,14 @@ def test_a_gateway_out_of_reach(scripted_network, refused, route):
 
 
 def test_a_kernel_without_ipv6(dual_network, refused):
-    """The error tells to do without IPv6 ranges."""
+    """The error says to remove the IPv6 ranges."""
     error = refused(dual_network, NO_IPV6)
     assert error["msg"].startswith("failed to enable IPv6 on interface eth0: ")
     assert error["details"] == "the kernel runs without IPv6; remove the IPv6 ranges from the configuration"
 
 
-def test_ipv6_switched_off_on_the_host(dual_network, refused, sandbox, new_sandbox):
-    """The error is not just "permission denied": it has the command that helps, and with that ADD succeeds."""
+def test_ipv6_disabled_on_the_bridge(dual_network, refused, sandbox, new_sandbox):
+    """The error has the command that enables IPv6 on the bridge, after which ADD succeeds."""
     dual_network.having(isDefaultGateway=None).add(new_sandbox())
     dual_network.host.set_sysctl("net/ipv6/conf/cni0/disable_ipv6", "1")
     ipam = {**dual_network.config["ipam"], "ranges": dual_network.config["ipam"]["ranges"][1:]}
@@ -109,8 +109,8 @@ def test_ipv6_switched_off_on_the_host(dual_network, refused, sandbox, new_sandb
     network.add(sandbox)
 
 
-def test_ipv6_switched_off_in_the_pod_for_good(dual_network, refused, sandbox):
-    """Where the pod's IPv6 is off and cannot be switched on, the error tells both."""
+def test_ipv6_disabled_in_the_pod(dual_network, refused, sandbox):
+    """If IPv6 is off in the pod and cannot be enabled, the error says both."""
     sandbox.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1")
     error = refused(dual_network, READ_ONLY)
     assert error["msg"].endswith("/disable_ipv6: Read-only file system")
@@ -120,8 +120,8 @@ def test_ipv6_switched_off_in_the_pod_for_good(dual_network, refused, sandbox):
 @pytest.mark.parametrize(
     ("family", "key"), [(0, "net/ipv4/ip_forward"), (1, "net/ipv6/conf/all/forwarding")], ids=["IPv4", "IPv6"]
 )
-def test_forwarding_that_cannot_be_switched_on(dual_network, refused, sandbox, family, key):
-    """With a read-only /proc/sys the error has the command to run on the node, and with that ADD succeeds."""
+def test_forwarding_on_a_read_only_sys(dual_network, refused, sandbox, family, key):
+    """With a read-only /proc/sys the error has the command for the node, after which ADD succeeds."""
     ipam = {**dual_network.config["ipam"], "ranges": [dual_network.config["ipam"]["ranges"][family]]}
     network = dual_network.having(ipam=ipam)
     network.host.set_sysctl(key, "0")
@@ -133,15 +133,15 @@ def test_forwarding_that_cannot_be_switched_on(dual_network, refused, sandbox, f
 
 
 @pytest.mark.parametrize(("capability", "code"), [("net_admin", 999), ("sys_admin", 8)])
-def test_no_permission(network, refused, new_sandbox, capability, code):
-    """Without a capability the error names it."""
+def test_missing_capability(network, refused, new_sandbox, capability, code):
+    """The error names the missing capability."""
     network.add(new_sandbox())
     error = refused(network, wrapper=("setpriv", f"--bounding-set=-{capability}"))
     assert (error["code"], f"CAP_{capability.upper()}" in error["details"]) == (code, True), error
 
 
-def test_a_bridge_without_a_free_port(network, refused, host):
-    """STATUS and ADD say that the bridge is full and what to do; STATUS is ready again with one free port."""
+def test_full_bridge(network, refused, host):
+    """STATUS and ADD report a full bridge with a fix; with one free port STATUS succeeds again."""
     host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
     lines = []
     for number in range(512):  # the last end finds no port any more
@@ -160,7 +160,7 @@ def test_a_bridge_without_a_free_port(network, refused, host):
     network.having(cniVersion="1.1.0").run("STATUS").assert_silent()
 
 
-def test_a_namespace_that_is_gone(network):
+def test_missing_namespace(network):
     """The error says what CNI_NETNS must be."""
     error = network.run("ADD", "/run/netns/absent", container_id="cid").error()
     assert "is the container still there?" in error["details"]
@@ -182,23 +182,23 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_check_finds_can_be_mended(network, sandbox, case):
-    """The command in CHECK's error mends what CHECK found."""
+def test_fixes_of_check_work(network, sandbox, case):
+    """The command in CHECK's error fixes what CHECK reports."""
     network = network.having(hairpinMode=True, portIsolation=True, mtu=1400)
     result = network.add(sandbox)
     command, text = BROKEN[case]
     network.host.run("sh", "-c", command.replace("PORT", host_end(result)))
     error = network.run("CHECK", sandbox, prev_result=result).error()
     assert text in error["msg"]
-    cure = error["details"].rpartition(": ")[2]
-    network.host.run("sh", "-c", cure)
+    fix = error["details"].rpartition(": ")[2]
+    network.host.run("sh", "-c", fix)
     if case == "no port any more":  # what a port was set to is gone with it
         network.host.run("bridge", "link", "set", "dev", host_end(result), "hairpin", "on", "isolated", "on")
     network.check(sandbox, result)
 
 
-def test_what_cannot_be_mended_is_made_anew(network, sandbox):
-    """Where no command helps, CHECK's error says to create the container again."""
+def test_check_without_a_fix_recommends_a_new_container(network, sandbox):
+    """If no command helps, CHECK's error says to create the container again."""
     result = network.add(sandbox)
     network.host.ip("link", "delete", "cni0")
     error = network.run("CHECK", sandbox, prev_result=result).error()
