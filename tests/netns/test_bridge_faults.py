@@ -6,6 +6,7 @@ strace injects failures into system calls, and signals at them.
 import os
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_sigterm_at_any_call_of_add(network, sandbox, new_sandbox, call):
         assert (state(network.host), state(sandbox), network.leases()) == before
 
 
-def test_del_whose_child_is_killed_deletes_the_veth(attached):
+def test_del_with_a_killed_child_deletes_the_veth(attached):
     """If the child process dies before it sends the request, DEL deletes the veth itself."""
     network, pod, result = attached
     injected(network, "DEL", pod, "close_range:signal=SIGKILL", follow=True).assert_silent()
@@ -132,7 +133,7 @@ def test_delegates_do_not_inherit_blocked_signals(scripted_network, sandbox):
             assert not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1, line
 
 
-CONFIGURATION_ERRORS = {
+CONFIGURATION_ERRORS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a gateway of the other family": ([{"address": "10.22.0.9/16", "gateway": "fd00::1"}], {}, "other address family"),
     "no address for a gateway": ([{"address": "255.255.255.255/32"}], {}, "no address after"),
     "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge"),

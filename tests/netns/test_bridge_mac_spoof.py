@@ -300,7 +300,7 @@ def frame(source, text):
 
 def receive_until(receiver, until):
     """Receives frames until one has the text `until`; returns source and text of each."""
-    frames = []
+    frames: list[tuple[str, bytes]] = []
     while until not in [text for _, text in frames]:
         arrived = Ether(receiver.recv(2000))
         frames.append((arrived.src, arrived[Raw].load.rstrip(b"\0")))

@@ -58,12 +58,12 @@ def test_failing_adds_beside_successful_ones(scripted_network, network, new_sand
 @pytest.mark.parametrize("deletions", [1, 4, 5])
 def test_bridge_deleted_during_add_is_created_again(network, sandbox, monkeypatch, deletions):
     """ADD creates a bridge again that another, failing ADD deletes meanwhile, up to four times."""
-    ensure, deleted = bridge_device.ensure, []
+    ensure = bridge_device.ensure
+    remaining = iter(range(deletions))
 
     def ensure_and_delete(socket, conf, undo):
         bridge = ensure(socket, conf, undo)
-        if len(deleted) < deletions:
-            deleted.append(bridge)
+        if next(remaining, None) is not None:
             network.host.ip("link", "del", "cni0")
         return bridge
 

@@ -116,8 +116,8 @@ def test_many_exempt_networks(masquerading, sandbox):
 
 def test_multicast_is_not_masqueraded(host, external):
     """Datagrams to multicast groups keep their source in both families, others get the node's address."""
-    for source in (IPV4, IPV6):
-        host.ip("addr", "add", str(source), "dev", "lo", *(() if source.version == 4 else ("nodad",)))
+    for cidr in (IPV4, IPV6):
+        host.ip("addr", "add", str(cidr), "dev", "lo", *(() if cidr.version == 4 else ("nodad",)))
     with Netns(host.path) as namespace, entered(namespace):
         nftables.add(Masquerade("net", "cid", "eth0", (IPV4, IPV6)))
         index = socket.if_nametoindex("uplink")

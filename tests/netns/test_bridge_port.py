@@ -7,7 +7,7 @@ import pytest
 from tests.support.attaching import address, host_end, reaches
 from tests.support.netstate import links, shown
 
-# Sends one broadcast frame of a type of its own and tells whether it came back.
+# Sends one broadcast frame of an experimental type and prints whether it came back.
 ECHO = """\
 import socket
 link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88b5))

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def reached(tmp_path):
         os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-CASES = {
+CASES: dict[str, tuple[list[Any], str, dict[str, Any], tuple[int, str]]] = {
     "IPAM fails": ([], FAIL, {}, (11, "no luck today")),
     "IPAM gives no address": ([], "", {}, (999, "IPAM plugin returned missing IP config")),
     "IPAM is killed": ([], '[ "$CNI_COMMAND" != ADD ] || kill -9 $$', {}, (999, "netplugin failed with no error")),

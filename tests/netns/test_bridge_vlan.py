@@ -1,6 +1,7 @@
 """VLANs of bridge: the VLANs of a port, the frames that pass, and a bridge that starts to filter."""
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,12 @@ IN_RANGE = dict.fromkeys((101, *range(200, 211)), TAGGED)
 
 
 @pytest.fixture
-def layer2(network) -> Network:
+def layer2(network: Network) -> Network:
     """A network without addresses."""
     return network.having(ipam=None, isDefaultGateway=None)
 
 
-PORTS = {
+PORTS: dict[str, tuple[dict[str, Any], dict[int, list[str]]]] = {
     "an access VLAN": ({"vlan": 100}, {100: PVID_FLAGS}),
     "the last VLAN": ({"vlan": 4094}, {4094: PVID_FLAGS}),
     "VLAN 1 by name": ({"vlan": 1}, {1: PVID_FLAGS}),
@@ -53,7 +54,7 @@ def test_port_is_in_the_configured_vlans(layer2, sandbox, case):
     net = layer2.having(**keys)
     outcome = net.run("ADD", sandbox)
     result = outcome.result()
-    assert (filters(net.host), outcome.stderr) == (True, "")  # no word of a bridge that begins to filter
+    assert (filters(net.host), outcome.stderr) == (True, "")  # a new bridge filters from the start, without a report
     assert vlans(net.host, host_end(result)) == expected
     assert vlans(net.host, "cni0") == {1: PVID_FLAGS}
     assert set(links(net.host)) == {"lo", "cni0", host_end(result)}
@@ -70,30 +71,31 @@ def test_without_vlans_the_bridge_does_not_filter(layer2, sandbox, keys):
     assert not filters(layer2.host)
 
 
+SENDERS: dict[str, dict[str, Any]] = {
+    "a": {"vlan": 100},
+    "b": {"vlan": 100},
+    "c": {"vlan": 200},
+    "trunk": {"vlanTrunk": [{"minID": 100, "maxID": 150}]},
+    "native": {"vlan": 200, "vlanTrunk": [{"id": 100}]},
+    "kept": {"vlan": 100, "preserveDefaultVlan": True},
+    "plain": {},
+}
+
+
 @needs_filtering
 def test_frames_stay_in_their_vlans(layer2, new_sandbox):
     """Frames reach the ports of their VLAN and no other: untagged on access ports, tagged on trunks."""
-    asked = {
-        "a": {"vlan": 100},
-        "b": {"vlan": 100},
-        "c": {"vlan": 200},
-        "trunk": {"vlanTrunk": [{"minID": 100, "maxID": 150}]},
-        "native": {"vlan": 200, "vlanTrunk": [{"id": 100}]},
-        "kept": {"vlan": 100, "preserveDefaultVlan": True},
-        "plain": {},
-    }
-    pods = {name: new_sandbox() for name in asked}
-    for name, keys in asked.items():
-        net = layer2.having(**keys)
-        net.add(pods[name])
+    pods = {name: new_sandbox() for name in SENDERS}
+    for name, keys in SENDERS.items():
+        layer2.having(**keys).add(pods[name])
     with ExitStack() as stack:
         stations = {name: stack.enter_context(station(pod)) for name, pod in pods.items()}
         for name, sender in stations.items():
             sender.send(*(Frame(tag, f"{name} {tag}") for tag in (0, 1, 100, 150, 200)))
-        heard = {name: station.receive() for name, station in stations.items()}
+        received = {name: station.receive() for name, station in stations.items()}
     of_100 = {"a 0", "a 100", "b 0", "b 100", "kept 0", "kept 100", "trunk 100", "native 100"}
     of_200 = {"c 0", "c 200", "native 0", "native 200"}
-    # "kept" hears VLAN 1 but what it sends without a tag is in VLAN 100; the trunk's untagged frames are in VLAN 1.
+    # "kept" receives frames of VLAN 1, but its untagged frames are in VLAN 100; the trunk's untagged ones in VLAN 1.
     of_1 = {"plain 0", "plain 1", "trunk 0", "trunk 1", "kept 1"}
 
     def others(name, *frames):
@@ -111,7 +113,7 @@ def test_frames_stay_in_their_vlans(layer2, new_sandbox):
         "kept": [tagged(0, of_100 | of_1)],
         "plain": [tagged(0, of_1)],
     }
-    assert heard == {name: others(name, *frames) for name, frames in expected.items()}
+    assert received == {name: others(name, *frames) for name, frames in expected.items()}
 
 
 @needs_filtering
@@ -174,7 +176,7 @@ def test_a_failing_ipam_leaves_nothing(scripted_network, sandbox, host, exists, 
     assert (state(host), state(sandbox), outcome.stderr) == (before[0], before[1], "")
 
 
-TRUNKS = {
+TRUNKS: dict[str, list[dict[str, int]]] = {
     "incorrect trunk minID parameter": [{"minID": 0, "maxID": 10}],
     "incorrect trunk maxID parameter": [{"minID": 1, "maxID": 4095}],
     "incorrect trunk id parameter": [{"id": 4095}],
@@ -182,7 +184,7 @@ TRUNKS = {
     "minID and maxID should be configured simultaneously, minID is missing": [{"maxID": 10}],
     "minID and maxID should be configured simultaneously, maxID is missing": [{"minID": 10}],
 }
-WRONG = [({"vlanTrunk": trunk}, text) for text, trunk in TRUNKS.items()]
+WRONG: list[tuple[dict[str, object], str]] = [({"vlanTrunk": trunk}, text) for text, trunk in TRUNKS.items()]
 WRONG += [({"vlan": vid}, f"invalid VLAN ID {vid} (must be between 0 and 4094)") for vid in (-1, 4095, 5000)]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -182,11 +183,12 @@ def test_failing_adds_beside_successful_ones(network, failing_network, new_sandb
 def test_gateway_deleted_during_add_is_created_again(scripted_network, sandbox, monkeypatch, deletions):
     """ADD creates a gateway interface again that another, failing ADD deletes meanwhile, up to four times."""
     net = scripted_network([{"address": "10.22.0.9/16"}], keys={"vlan": 100})
-    add_gateways, deleted = bridge_device.add_gateways, []
+    add_gateways = bridge_device.add_gateways
+    remaining = iter(range(deletions))
 
     def delete_and_add_gateways(*arguments):
-        if len(deleted) < deletions:
-            deleted.append(net.host.ip("link", "del", "cni0.100"))
+        if next(remaining, None) is not None:
+            net.host.ip("link", "del", "cni0.100")
         add_gateways(*arguments)
 
     monkeypatch.setattr(bridge_device, "add_gateways", delete_and_add_gateways)
@@ -202,12 +204,13 @@ def test_gateway_deleted_during_add_is_created_again(scripted_network, sandbox, 
 def test_gateway_created_meanwhile_is_used(network, sandbox, new_sandbox, monkeypatch):
     """If another ADD creates the gateway interface meanwhile, ADD uses it and deletes its own veth."""
     net = network.having(vlan=100)
-    try_write, others = sysctl.try_write, []
+    try_write = sysctl.try_write
+    others: list[dict[str, Any]] = []
 
     def write_and_add_another(name, value):
         try_write(name, value)
         veths = [item for item in links(net.host) if item.startswith("veth")]
-        if len(veths) == 3 and not others:  # the pod's port, and both ends of what is to be the gateway's pair
+        if len(veths) == 3 and not others:  # the pod's port, and both ends of the veth for the gateway
             others.append(net.add(new_sandbox()))
 
     monkeypatch.setattr(sysctl, "try_write", write_and_add_another)
@@ -229,6 +232,8 @@ def test_failing_add_keeps_the_gateway_of_a_new_pod(network, sandbox, new_sandbo
         raise CniError(11, "no luck today")
 
     monkeypatch.setattr(bridge_device, "add_gateways", add_another_and_fail)
-    assert failure_of(lambda: add_in_process(net, sandbox), CniError).msg == "no luck today"
+    failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
+    assert failure is not None
+    assert failure.msg == "no luck today"
     assert reaches(other, "10.22.0.1")
     assert set(links(sandbox)) == {"lo"}

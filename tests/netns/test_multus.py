@@ -42,8 +42,15 @@ class Multus:
     def add(self, pod: Namespace) -> dict[str, Any]:
         """Adds `net1` and writes the result to the cache."""
         result = self.list.add(self._run(pod))
-        entry = {"netns": pod.path, "ifname": "net1", "result": result, "config": self.config}
-        libcni.write_entry(self.cache, self.list.name, pod.name, **entry)
+        libcni.write_entry(
+            self.cache,
+            self.list.name,
+            pod.name,
+            netns=pod.path,
+            ifname="net1",
+            result=result,
+            config=self.config,
+        )
         return result
 
     def check(self, pod: Namespace, result: dict[str, Any]) -> None:

@@ -59,8 +59,8 @@ class Network:
         """Checks the attachment of `pod`; a failure fails the test."""
         self.run("CHECK", pod, prev_result=result, **how).assert_silent()
 
-    def delete(self, pod: Namespace, result: object = None, **how: Any) -> None:
-        """Detaches `pod`; a failure fails the test."""
+    def delete(self, pod: Namespace | str | None, result: object = None, **how: Any) -> None:
+        """Detaches `pod`, a namespace or the text of CNI_NETNS; a failure fails the test."""
         self.run("DEL", pod, prev_result=result, **how).assert_silent()
 
     def leases(self) -> dict[str, str]:

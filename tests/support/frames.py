@@ -37,7 +37,7 @@ class Station:
         """Returns the frames received since the last call, after a moment without one."""
         return {Frame(*item) for item in self._ask(None)}
 
-    def _ask(self, frames: object) -> list[list[object]]:
+    def _ask(self, frames: object) -> list[tuple[int, str]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(frames), file=self._process.stdin, flush=True)

@@ -139,7 +139,8 @@ def test_addresses_of_the_other_interfaces(tmp_path, write):
     entry("a", "eth2", HERE, {"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.4/24"}})
     entry("a", "eth3", "/run/netns/absent", {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]})
     entry("b", "eth1", HERE, {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.6/24"}]})
-    for number, result in enumerate((None, [], "x", {"cniVersion": 1}, {"cniVersion": "1.0.0", "ips": 7})):
+    invalid: list[object] = [None, [], "x", {"cniVersion": 1}, {"cniVersion": "1.0.0", "ips": 7}]
+    for number, result in enumerate(invalid):
         entry("a", f"bad{number}", HERE, result)
     addresses = ResultCache.read("net", str(tmp_path)).list_other_addresses(Attachment("a", "eth0"))
     assert sorted(map(str, addresses)) == ["10.1.2.3", "10.1.2.4", "fd00::3"]
@@ -159,9 +160,9 @@ def test_fifo_and_huge_file_count_as_running(tmp_path, write):
 def test_attachment_is_looked_up_without_iterating_over_the_cache(tmp_path, write):
     """Looking up an attachment does not iterate over the files of the cache."""
 
-    class Names(frozenset):
+    class Names(frozenset[str]):
         def __iter__(self):
-            raise AssertionError("a walk")
+            raise AssertionError("an iteration")
 
     write("net", "a", "/proc/self/ns/net")
     cache = ResultCache.read("net", str(tmp_path))

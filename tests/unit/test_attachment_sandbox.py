@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ipaddress import ip_address, ip_interface
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 from attachment import sandbox as sandbox_module
 from attachment.sandbox import Sandbox
 from cni.result import Result, Route
 from kernel import address, route
+from kernel.link import Link
+from kernel.netns import Netns
 from kernel.route import InstalledRoute
 
 ROUTES = 300
@@ -21,10 +23,16 @@ def test_each_route_is_compared_with_those_of_its_destination(monkeypatch):
     installed = [InstalledRoute(network, gateway, 2, 254) for network in networks]
     compared = []
     satisfies = sandbox_module._satisfies
-    monkeypatch.setattr(sandbox_module, "_satisfies", lambda *pair: compared.append(pair) or satisfies(*pair))
+
+    def record_and_compare(one: InstalledRoute, expected: Route) -> bool:
+        compared.append(one)
+        return satisfies(one, expected)
+
+    monkeypatch.setattr(sandbox_module, "_satisfies", record_and_compare)
     monkeypatch.setattr(route, "list_unicast", lambda socket, version: installed)
     monkeypatch.setattr(address, "list_on_link", lambda socket, link: [])
-    sandbox = Sandbox(SimpleNamespace(path="/run/netns/x"), "eth0")
-    sandbox._socket = object()
-    sandbox_module.check(sandbox, SimpleNamespace(name="eth0"), Result(routes=tuple(map(Route, networks))))
+    monkeypatch.setattr(Sandbox, "socket", None)
+    namespace, container_link = Mock(Netns, path="/run/netns/x"), Mock(Link)
+    container_link.name = "eth0"
+    sandbox_module.check(Sandbox(namespace, "eth0"), container_link, Result(routes=tuple(map(Route, networks))))
     assert len(compared) == ROUTES

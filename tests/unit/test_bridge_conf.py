@@ -117,14 +117,16 @@ BOOLEANS = (
 )
 
 
+INVALID: list[tuple[tuple[str, ...], list[object]]] = [
+    (BOOLEANS, ["true", 1, [], {}]),
+    (("mtu",), ["1500", True, 1500.5, 1e3, [1500], 67, -1, 65536, 1 << 80]),
+    (("bridge",), [7, True, [], {}, "", "a" * 16, "ü" * 8, "a/b", "a:b", "a b", ".", ".."]),
+    (("ipam", "dns", "args", "runtimeConfig"), ["text", 7, True, []]),
+]
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *((key, value) for key in BOOLEANS for value in ("true", 1, [], {})),
-        *(("mtu", value) for value in ("1500", True, 1500.5, 1e3, [1500], 67, -1, 65536, 1 << 80)),
-        *(("bridge", value) for value in (7, True, [], {}, "", "a" * 16, "ü" * 8, "a/b", "a:b", "a b", ".", "..")),
-        *((key, value) for key in ("ipam", "dns", "args", "runtimeConfig") for value in ("text", 7, True, [])),
-    ],
+    ("key", "value"), [(key, value) for keys, values in INVALID for key in keys for value in values]
 )
 def test_invalid_types_and_values_are_refused(key, value):
     """A value of a wrong type or out of range is refused with code 7 and the key; nothing is converted."""

@@ -13,7 +13,8 @@ from plugins.ptp.conf import PtpConf, parse
 from tests.support.errors import failure_of
 
 IPAM = {"ipam": {"type": "host-local"}}
-VALUES = st.none() | st.booleans() | st.integers(-2, 70000) | st.text(max_size=5) | st.just({}) | st.lists(st.just("x"))
+SCALARS: st.SearchStrategy[object] = st.none() | st.booleans() | st.integers(-2, 70000) | st.text(max_size=5)
+VALUES = SCALARS | st.builds(dict) | st.lists(st.just("x"))
 KEYS = st.dictionaries(st.sampled_from(["mtu", "ipam", "ipMasq", "ipMasqBackend", "nonMasqueradeCIDRs", "dns"]), VALUES)
 
 
