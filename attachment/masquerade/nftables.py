@@ -194,7 +194,7 @@ def _prefix(network: str, container_id: str, ifname: str) -> str:
 
 
 def _comment(spec: Masquerade) -> str:
-    """Returns the comment that names an attachment, without double quotes, which nft does not accept."""
+    """Returns the comment that names an attachment, without double quotes: nft comments cannot contain them."""
     prefix = _prefix(spec.network, spec.container_id, spec.ifname)
     return f"{prefix}, net: {spec.network}, if: {spec.ifname}, id: {spec.container_id}".replace('"', "")
 
