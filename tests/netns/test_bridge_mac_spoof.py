@@ -385,9 +385,7 @@ def test_check_reports_missing_rules(protected, host, sandbox):
 
 
 @pytest.mark.parametrize(("created_by", "deleted_by"), [("ours", "reference"), ("reference", "ours")])
-def test_rules_are_deleted_by_the_other_implementation(
-    protected, host, sandbox, bin_dir, reference, created_by, deleted_by
-):
+def test_rules_are_deleted_by_the_other(protected, host, sandbox, bin_dir, reference, created_by, deleted_by):
     """Both implementations create the same rules and delete each other's."""
     directories = {"ours": bin_dir, "reference": reference}
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # the reference runs `nft`

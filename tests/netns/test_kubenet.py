@@ -230,7 +230,7 @@ def test_a_pod_reaches_a_host_port(node, sandbox, new_sandbox, published):
 
 @pytest.mark.needs("ifb", "tbf")
 def test_bandwidth_annotations_limit_the_pod(node, sandbox):
-    """kubernetes.io/ingress-bandwidth and egress-bandwidth limit transfers between a pod and other nodes."""
+    """The annotations ingress-bandwidth and egress-bandwidth limit transfers between a pod and other nodes."""
     bits = 10_000_000
     bandwidth = json.loads((ROOT / "tests" / "data" / "runtimes" / "containerd.json").read_text())["bandwidth"]
     pod_ip = attach_with_plugin(node, sandbox, "bandwidth", "bandwidth", bandwidth)
