@@ -154,7 +154,7 @@ def iptables_ports(host_ports: PortmapNetwork, tools: Path) -> PortmapNetwork:
 def firewall(bin_dir: Path, bridged: Namespace, tools: Path) -> Firewall:
     """A network with firewall and iptables, of each variant, for dual-stack pods on bridge `cni0`."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables"}
-    return Firewall(bridged, config, tools=tools).of(*DUAL)
+    return Firewall(bridged, config, tools=tools).pod(*DUAL)
 
 
 @pytest.fixture

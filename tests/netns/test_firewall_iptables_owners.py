@@ -1,4 +1,4 @@
-"""Whose an address is: DEL, GC, rollback of the firewall with both variants of iptables, and the reference's rules."""
+"""Owners of addresses with both variants of iptables: records, DEL, GC, rollback, and the reference plugin's rules."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -7,160 +7,160 @@ from dataclasses import replace
 import pytest
 
 from tests.support import binaries, libcni, seccomp, xtables
-from tests.support.firewall_tables import DUAL, IPV4, passing
+from tests.support.firewall_tables import DUAL, IPV4, expected_accept_rules
 from tests.support.xtables import TOOLS
 
-FIRST, SECOND = passing("10.22.0.2"), passing("10.22.0.3")
+FIRST, SECOND = expected_accept_rules("10.22.0.2"), expected_accept_rules("10.22.0.3")
 OTHER = "10.22.0.3/16"
 
 
 @pytest.fixture
 def cached(firewall, tmp_path):
-    """The network whose plugin sees a cache of the test's own."""
+    """The network with a plugin that uses a separate, empty cache."""
     return firewall.with_cache(tmp_path / "cache")
 
 
 @pytest.fixture
-def theirs(firewall, reference):
-    """The same network with the reference's plugin."""
+def reference_firewall(firewall, reference):
+    """The network with the reference plugin."""
     return replace(firewall, bin_dir=reference)
 
 
-def remember(net, container_id, *, alive=True, network="net"):
-    """Writes a container's entry into the cache; its interfaces went with its namespace."""
-    netns = "" if alive else libcni.MISSING_NETNS
+def write_cache_entry(net, container_id, *, running=True, network="net"):
+    """Writes a container's entry, without interfaces, into the cache."""
+    netns = "" if running else libcni.MISSING_NETNS
     result = {**net.config.get("prevResult", {}), "interfaces": []}
     libcni.write_entry(net.bin_dir, network, container_id, netns=netns, result=result)
 
 
-def owner(container_id="cid", network="net", ifname="eth0"):
+def owner_comment(container_id="cid", network="net", ifname="eth0"):
     return f'-m comment --comment "name: \\"{network}\\" id: \\"{container_id}\\" if: \\"{ifname}\\""'
 
 
-def test_a_record_says_whose_an_address_is(firewall):
-    """Each address has one record that names network, container and interface, and the last takes the chain along."""
+def test_records_of_addresses(firewall):
+    """Each address has one record that names network, container and interface; the last DEL deletes their chain."""
     firewall.add("first")
-    firewall.of(OTHER).add("second", ifname="eth1")
+    firewall.pod(OTHER).add("second", ifname="eth1")
     assert firewall.records() == [
-        f"-s 10.22.0.2/32 {owner('first')}",
-        f"-s 10.22.0.3/32 {owner('second', ifname='eth1')}",
+        f"-s 10.22.0.2/32 {owner_comment('first')}",
+        f"-s 10.22.0.3/32 {owner_comment('second', ifname='eth1')}",
     ]
-    assert firewall.records("ip6tables") == [f"-s fd00:22::2/128 {owner('first')}"]
+    assert firewall.records("ip6tables") == [f"-s fd00:22::2/128 {owner_comment('first')}"]
     firewall.delete("first")
     assert len(firewall.records()) == 1
-    firewall.of(OTHER).delete("second", ifname="eth1")
+    firewall.pod(OTHER).delete("second", ifname="eth1")
     assert not any("CNI-FORWARD-OWNERS" in line for lines in firewall.everything().values() for line in lines)
 
 
-def test_del_without_an_earlier_result(firewall):
-    """DEL finds the addresses by their records, of this interface only."""
+def test_del_without_prev_result(firewall):
+    """DEL without prevResult removes the rules of the addresses that this interface has records for."""
     firewall.add("cid")
-    firewall.of(OTHER).add("cid", ifname="eth1")
-    firewall.forgotten().delete("other")
-    firewall.forgotten().delete("cid", ifname="eth1")
-    assert firewall.passing() == FIRST
-    firewall.forgotten().delete("cid")
-    assert firewall.passing() == firewall.passing("ip6tables") == []
-    firewall.forgotten().delete("cid")
+    firewall.pod(OTHER).add("cid", ifname="eth1")
+    firewall.without_prev_result().delete("other")
+    firewall.without_prev_result().delete("cid", ifname="eth1")
+    assert firewall.accept_rules() == FIRST
+    firewall.without_prev_result().delete("cid")
+    assert firewall.accept_rules() == firewall.accept_rules("ip6tables") == []
+    firewall.without_prev_result().delete("cid")
 
 
-def test_del_by_the_cache(cached, theirs):
-    """What the reference made DEL finds without prevResult, too, when libcni's cache knows the addresses."""
-    theirs.add("cid")
-    remember(cached, "cid")
-    cached.forgotten().delete("other")
-    assert cached.passing() == FIRST
-    cached.forgotten().delete("cid")
-    assert cached.passing() == []
+def test_del_uses_addresses_of_the_cache(cached, reference_firewall):
+    """DEL without prevResult removes the reference plugin's rules of addresses in libcni's cache."""
+    reference_firewall.add("cid")
+    write_cache_entry(cached, "cid")
+    cached.without_prev_result().delete("other")
+    assert cached.accept_rules() == FIRST
+    cached.without_prev_result().delete("cid")
+    assert cached.accept_rules() == []
 
 
 def test_del_on_a_host_without_chains(firewall):
-    """DEL and GC where nothing is succeed, and make nothing."""
+    """DEL and GC succeed on a host without chains, and create none."""
     firewall.delete()
-    firewall.forgotten().delete()
+    firewall.without_prev_result().delete()
     firewall.collect()
     assert firewall.everything() == {tool: [] for tool in TOOLS}
 
 
-def test_del_with_a_broken_configuration(firewall):
-    """DEL removes the rules whatever the configuration says by then."""
+def test_del_with_an_invalid_configuration(firewall):
+    """DEL removes the rules even if the configuration is invalid."""
     firewall.add()
     firewall.having(ingressPolicy=5, backend=7, iptablesAdminChainName=[], prevResult={"ips": "none"}).delete()
-    assert firewall.passing() == []
+    assert firewall.accept_rules() == []
 
 
-def test_a_late_del(firewall):
-    """The DEL of a container that is long gone leaves its address to the one that has it now."""
-    firewall.add("gone")
+def test_late_del_keeps_the_new_owners_rules(firewall):
+    """A late DEL keeps the rules of an address that another container has by now."""
+    firewall.add("old")
     firewall.add("new")
-    assert firewall.records() == [f"-s 10.22.0.2/32 {owner('new')}"]
+    assert firewall.records() == [f"-s 10.22.0.2/32 {owner_comment('new')}"]
     before = firewall.everything()
-    firewall.delete("gone")
-    firewall.forgotten().delete("gone")
+    firewall.delete("old")
+    firewall.without_prev_result().delete("old")
     assert firewall.everything() == before
     firewall.check("new")
     firewall.delete("new")
-    assert firewall.passing() == []
+    assert firewall.accept_rules() == []
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_an_address_of_two_networks(cached, alive):
-    """An address that another network's container has, too, stays until that is deleted or gone with its namespace."""
+@pytest.mark.parametrize("running", [True, False])
+def test_address_of_two_networks(cached, running):
+    """DEL keeps the rules of an address that a running container of another network has, too."""
     other = cached.having(name="other")
-    other.add("theirs")
-    remember(cached, "theirs", alive=alive, network="other")
-    cached.add("ours")
-    assert len(cached.records()) == (2 if alive else 1)
-    cached.delete("ours")
-    assert cached.passing() == (FIRST if alive else [])
-    other.delete("theirs")
-    assert cached.passing() == []
+    other.add("second")
+    write_cache_entry(cached, "second", running=running, network="other")
+    cached.add("first")
+    assert len(cached.records()) == (2 if running else 1)
+    cached.delete("first")
+    assert cached.accept_rules() == (FIRST if running else [])
+    other.delete("second")
+    assert cached.accept_rules() == []
 
 
-def test_a_container_that_went_without_del(cached):
-    """DEL of one container takes an address away whose other owner, of another network, went with its namespace."""
+def test_del_removes_rules_with_a_stale_second_owner(cached):
+    """DEL removes the rules of an address whose other owner, of another network, has lost its namespace."""
     other = cached.having(name="other")
-    other.add("theirs")
-    cached.add("ours")
-    remember(cached, "theirs", alive=False, network="other")
-    cached.delete("ours")
-    assert cached.passing() == cached.records() == []
+    other.add("second")
+    cached.add("first")
+    write_cache_entry(cached, "second", running=False, network="other")
+    cached.delete("first")
+    assert cached.accept_rules() == cached.records() == []
 
 
 @pytest.mark.parametrize("name", ["n" * 63, "n" * 200])
 def test_long_names(firewall, name):
-    """Names that do not fit into a comment are told apart by hashes."""
+    """Records of names that are too long for a comment are distinguished by hashes."""
     net = firewall.having(name=name)
     ids = ["c" * 200, "c" * 201]
     net.add(ids[0])
-    net.of(OTHER).add(ids[1])
+    net.pod(OTHER).add(ids[1])
     assert all("sha512" in line for line in net.records())
-    net.forgotten().delete(ids[0])
-    assert net.passing() == SECOND
+    net.without_prev_result().delete(ids[0])
+    assert net.accept_rules() == SECOND
     net.collect((ids[1], "eth0"))
     firewall.collect()
-    assert net.passing() == SECOND
+    assert net.accept_rules() == SECOND
     net.collect()
-    assert net.passing() == []
+    assert net.accept_rules() == []
 
 
 @pytest.mark.parametrize("ifname", ['a"b', "a'b", "a\\b", "$a", "é"])
-def test_odd_interfaces(firewall, ifname):
-    """An interface's name may hold whatever the kernel takes."""
+def test_special_characters_in_interface_names(firewall, ifname):
+    """All verbs accept every interface name that the kernel accepts."""
     firewall.add(ifname=ifname)
     before = firewall.everything()
     firewall.add(ifname=ifname)
     assert firewall.everything() == before
     firewall.collect(("cid", ifname))
     assert firewall.everything() == before
-    firewall.forgotten().delete(ifname=ifname)
-    assert firewall.passing() == firewall.records() == []
+    firewall.without_prev_result().delete(ifname=ifname)
+    assert firewall.accept_rules() == firewall.records() == []
 
 
 @pytest.mark.crowd
-def test_pods_that_come_and_go_at_once(firewall):
-    """Pods that come while others go keep their records, though the last one that goes takes the chain along."""
-    pods = {f"c{n}": firewall.of(f"10.22.1.{n}/16", f"fd00:22::1:{n}/64") for n in range(8)}
+def test_parallel_adds_and_dels(firewall):
+    """Parallel ADDs and DELs lose no record, although the last DEL deletes the chain of the records."""
+    pods = {f"c{n}": firewall.pod(f"10.22.1.{n}/16", f"fd00:22::1:{n}/64") for n in range(8)}
 
     def cycle(name):
         outcomes = [pods[name].run(verb, name) for verb in ("ADD", "DEL", "ADD", "CHECK", "DEL", "ADD")]
@@ -169,48 +169,48 @@ def test_pods_that_come_and_go_at_once(firewall):
     with ThreadPoolExecutor() as pool:
         assert [*pool.map(cycle, pods)] == [[]] * len(pods)
     for tool in TOOLS:
-        assert len(firewall.passing(tool)) == len(firewall.records(tool)) * 2 == 16
+        assert len(firewall.accept_rules(tool)) == len(firewall.records(tool)) * 2 == 16
     firewall.collect()
-    assert firewall.passing() == firewall.records() == []
+    assert firewall.accept_rules() == firewall.records() == []
 
 
-def test_gc(firewall, theirs):
-    """GC removes what is of this network and not listed; other networks' and unnamed rules stay, and are counted."""
-    firewall.add("live")
-    firewall.of(OTHER).add("dead")
-    firewall.of("10.22.0.4/16").add("live", ifname="eth1")
-    firewall.having(name="net2").of("10.23.0.2/16").add("dead")
-    theirs.of("10.24.0.2/16").add("theirs")
-    outcome = firewall.collect(("live", "eth0"))
-    assert firewall.passing() == [*FIRST, *passing("10.23.0.2", "10.24.0.2")]
+def test_gc_removes_stale_rules(firewall, reference_firewall):
+    """GC removes the rules of this network's unlisted attachments, keeps all others, and counts those without owner."""
+    firewall.add("running")
+    firewall.pod(OTHER).add("stale")
+    firewall.pod("10.22.0.4/16").add("running", ifname="eth1")
+    firewall.having(name="net2").pod("10.23.0.2/16").add("stale")
+    reference_firewall.pod("10.24.0.2/16").add("reference")
+    outcome = firewall.collect(("running", "eth0"))
+    assert firewall.accept_rules() == [*FIRST, *expected_accept_rules("10.23.0.2", "10.24.0.2")]
     assert "leaves 2 rule(s)" in outcome.stderr
-    firewall.check("live")
+    firewall.check("running")
     firewall.collect()
-    assert firewall.passing() == passing("10.23.0.2", "10.24.0.2")
+    assert firewall.accept_rules() == expected_accept_rules("10.23.0.2", "10.24.0.2")
     assert firewall.records("ip6tables") == []
 
 
-def test_gc_leaves_an_address_that_is_somebody_elses(firewall):
-    """An address whose other owner lives stays when GC removes the record of the one that does not."""
-    firewall.having(name="net2").add("live")
-    firewall.add("dead")
+def test_gc_keeps_rules_with_a_second_owner(firewall):
+    """GC removes the record of a stale owner, but keeps the rules if another network's record has the address."""
+    firewall.having(name="net2").add("running")
+    firewall.add("stale")
     firewall.collect()
-    assert firewall.passing() == FIRST
-    assert firewall.records() == [f"-s 10.22.0.2/32 {owner('live', 'net2')}"]
+    assert firewall.accept_rules() == FIRST
+    assert firewall.records() == [f"-s 10.22.0.2/32 {owner_comment('running', 'net2')}"]
 
 
 @pytest.mark.parametrize("verb", ["DEL", "GC"])
-def test_the_policy_of_a_bridge_that_is_gone(firewall, verb):
-    """The policy of a bridge that is not there any more goes with the next DEL or GC, of whichever network."""
+def test_policy_of_a_deleted_bridge(firewall, verb):
+    """The next DEL or GC of any network removes the policy rules of a deleted bridge."""
     net = firewall.having(ingressPolicy="isolated")
     net.add()
     before = net.rules()
     firewall.host.ip("link", "add", "cni1", "type", "bridge")
-    net.of(*DUAL, bridge="cni1").add("other")
-    net.of(*DUAL, bridge="cni1").delete("other")
+    net.pod(*DUAL, bridge="cni1").add("other")
+    net.pod(*DUAL, bridge="cni1").delete("other")
     assert sum("cni1" in line for line in net.rules()["iptables"]) == 3
     firewall.host.ip("link", "del", "cni1")
-    open_net = firewall.having(name="third").of("10.24.0.2/16")
+    open_net = firewall.having(name="third").pod("10.24.0.2/16")
     open_net.delete("third") if verb == "DEL" else open_net.collect()
     assert not any("cni1" in line for lines in net.rules().values() for line in lines)
     stages = [line for line in net.rules()["iptables"] if "ISOLATION" in line]
@@ -218,125 +218,125 @@ def test_the_policy_of_a_bridge_that_is_gone(firewall, verb):
 
 
 @pytest.mark.parametrize("verb", ["DEL", "GC"])
-def test_the_policy_of_a_bridge_that_the_plugin_may_not_look_up(firewall, tmp_path, verb):
-    """Where a seccomp filter denies ioctl, a bridge that exists does not count as gone: its policy stays."""
+def test_policy_stays_if_ioctl_is_denied(firewall, tmp_path, verb):
+    """The policy rules of an existing bridge stay if a seccomp filter denies the ioctl that looks up interfaces."""
     net = firewall.having(ingressPolicy="isolated")
-    net.add("stays")
+    net.add("running")
     before = [line for line in net.rules()["iptables"] if "ISOLATION" in line]
     bin_dir = seccomp.install(tmp_path, binaries.directory() / "firewall", "ioctl")
     keys = {"name": "other", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
-    outcome = replace(firewall.forgotten().having(**keys), bin_dir=bin_dir).run(verb, "gone")
+    outcome = replace(firewall.without_prev_result().having(**keys), bin_dir=bin_dir).run(verb, "stale")
     assert (outcome.status, outcome.stdout) == (0, b"") or outcome.error()["msg"].startswith("cannot run iptables")
     assert [line for line in net.rules()["iptables"] if "ISOLATION" in line] == before
 
 
-def test_the_policy_of_a_link_to_one_pod(firewall):
-    """The policy of a veth, which ptp makes for each pod, goes with DEL, before the veth goes."""
+def test_del_removes_the_policy_of_a_veth(firewall):
+    """DEL removes the policy rules of a veth, which ptp creates for each pod, before the veth is deleted."""
     firewall.host.ip("link", "add", "veth1234", "type", "veth", "peer", "name", "p")
-    net = firewall.having(ingressPolicy="same-bridge").of(*DUAL, bridge="veth1234")
+    net = firewall.having(ingressPolicy="same-bridge").pod(*DUAL, bridge="veth1234")
     net.add()
     assert any("veth1234" in line for line in net.rules()["iptables"])
     net.delete()
     assert not any("veth1234" in line for lines in net.rules().values() for line in lines)
 
 
-# The reference knows "isolated" since 1.7.0; since then the rules that all bridges share have another comment.
+# The reference plugin has "isolated" since 1.7.0; since then the shared rules have another comment.
 VARIANTS = [{}, {"ingressPolicy": "same-bridge"}, {"iptablesAdminChainName": "MINE"}]
 
 
 @pytest.mark.parametrize("keys", VARIANTS)
-def test_what_the_reference_made(firewall, theirs, keys):
-    """The reference's rules are accepted by CHECK, completed by ADD with no more than a record, removed by DEL."""
-    ours, theirs = firewall.having(**keys), theirs.having(**keys)
-    theirs.add()
-    made = theirs.rules()
-    ours.check()
-    ours.add()
-    assert ours.rules() == made
-    ours.delete()
-    after = ours.everything()
-    theirs.add()
-    theirs.delete()
-    assert theirs.everything() == after
+def test_rules_of_the_reference_plugin(firewall, reference_firewall, keys):
+    """CHECK accepts the reference plugin's rules, ADD only adds records to them, and DEL removes them."""
+    podwire, reference = firewall.having(**keys), reference_firewall.having(**keys)
+    reference.add()
+    created = reference.rules()
+    podwire.check()
+    podwire.add()
+    assert podwire.rules() == created
+    podwire.delete()
+    after = podwire.everything()
+    reference.add()
+    reference.delete()
+    assert reference.everything() == after
 
 
 @pytest.mark.parametrize("keys", VARIANTS)
-def test_what_we_made(firewall, theirs, keys):
-    """The reference's ADD and ours change nothing in each other's rules, its CHECK accepts ours, its DEL removes them.
+def test_reference_plugin_accepts_and_removes_the_rules(firewall, reference_firewall, keys):
+    """The reference plugin's CHECK accepts the rules, its DEL removes them, and neither ADD changes the other's rules.
 
-    What all bridges share an old one makes again, with its own comment; ours then leaves the way there once.
+    An old reference plugin adds the shared rules again with another comment; podwire's ADD then keeps one jump.
     """
-    ours, theirs = firewall.having(**keys), theirs.having(**keys)
-    ours.add()
-    made = ours.everything()
-    theirs.add()
-    ours.check()
-    theirs.check()
-    ours.add()
-    again = ours.everything()
+    podwire, reference = firewall.having(**keys), reference_firewall.having(**keys)
+    podwire.add()
+    created = podwire.everything()
+    reference.add()
+    podwire.check()
+    reference.check()
+    podwire.add()
+    repeated = podwire.everything()
     for tool in TOOLS:
-        assert [line for line in again[tool] if "(ingressPolicy: same-bridge)" not in line] == [
-            line for line in made[tool] if "(ingressPolicy: same-bridge)" not in line
+        assert [line for line in repeated[tool] if "(ingressPolicy: same-bridge)" not in line] == [
+            line for line in created[tool] if "(ingressPolicy: same-bridge)" not in line
         ]
-    theirs.delete()
-    assert ours.passing() == ours.passing("ip6tables") == []
-    ours.collect()
-    assert ours.records() == ours.records("ip6tables") == []
+    reference.delete()
+    assert podwire.accept_rules() == podwire.accept_rules("ip6tables") == []
+    podwire.collect()
+    assert podwire.records() == podwire.records("ip6tables") == []
 
 
-def test_the_reference_goes_on_beside_us(firewall, theirs):
-    """Pods of both on one host, one bridge and one policy keep their rules while the other's come and go."""
-    ours = firewall.having(ingressPolicy="same-bridge")
-    theirs = theirs.of(OTHER).having(ingressPolicy="same-bridge")
-    theirs.add("theirs")
-    ours.add("ours")
-    ours.check("ours")
-    theirs.check("theirs")
-    ours.delete("ours")
-    assert ours.passing() == SECOND
-    ours.add("ours")
-    theirs.delete("theirs")
-    assert ours.passing() == FIRST
-    ours.check("ours")
+def test_both_plugins_on_one_host(firewall, reference_firewall):
+    """Pods of both plugins on one host, one bridge and one policy keep their rules during the other plugin's verbs."""
+    podwire = firewall.having(ingressPolicy="same-bridge")
+    reference = reference_firewall.pod(OTHER).having(ingressPolicy="same-bridge")
+    reference.add("second")
+    podwire.add("first")
+    podwire.check("first")
+    reference.check("second")
+    podwire.delete("first")
+    assert podwire.accept_rules() == SECOND
+    podwire.add("first")
+    reference.delete("second")
+    assert podwire.accept_rules() == FIRST
+    podwire.check("first")
 
 
-def broken(tools, directory, program):
-    """Makes a directory of the same programs of which one always fails, and returns it."""
-    found = xtables.counted(tools, directory)
-    (found / program).write_text("#!/bin/sh\nexit 1\n")
-    return found
+def install_failing_program(tools, directory, program):
+    """Copies the programs into a directory, one replaced by a program that always fails; returns the directory."""
+    copies = xtables.counted(tools, directory)
+    (copies / program).write_text("#!/bin/sh\nexit 1\n")
+    return copies
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_a_family_that_fails(firewall, tmp_path, repeated):
-    """When one family's program fails nothing of the pod's is left, unless an earlier ADD had made it."""
-    firewall.of(OTHER, "fd00:22::3/64").add("other")
+def test_failing_program_of_one_family(firewall, tmp_path, repeated):
+    """If one family's program fails, ADD leaves no rules of the pod except those of an earlier ADD."""
+    firewall.pod(OTHER, "fd00:22::3/64").add("other")
     if repeated:
-        firewall.of(IPV4).add()
+        firewall.pod(IPV4).add()
     before = firewall.everything()
-    net = replace(firewall, tools=broken(firewall.tools, tmp_path / "broken", "ip6tables-restore"))
+    net = replace(firewall, tools=install_failing_program(firewall.tools, tmp_path / "failing", "ip6tables-restore"))
     assert net.run("ADD").error()["code"] == 999
     assert firewall.everything() == before
 
 
-def test_without_ip6tables(firewall, tmp_path):
-    """A host without ip6tables serves pods of IPv4, and a dual-stack one is refused with the program's name."""
+def test_host_without_ip6tables(firewall, tmp_path):
+    """On a host without ip6tables IPv4 pods work, and a dual-stack pod is refused with the program's name."""
     tools = tmp_path / "sbin"
     tools.mkdir()
     for program in firewall.tools.glob("iptables*"):
         shutil.copy(program.resolve(), tools / program.name)
     (tmp_path / "bin").mkdir()
     plugin = tmp_path / "bin" / "firewall"
-    hidden = f"mount --bind {tools} /usr/sbin; exec {binaries.directory() / 'firewall'}"
-    plugin.write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{hidden}'\n")
+    command = f"mount --bind {tools} /usr/sbin; exec {binaries.directory() / 'firewall'}"
+    plugin.write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{command}'\n")
     plugin.chmod(0o755)
     net = replace(firewall, bin_dir=plugin.parent, tools=tools)
     assert "ip6tables-restore is not installed" in net.run("ADD").error()["msg"]
-    assert firewall.passing() == []
-    net.having(cniVersion="1.1.0").forgotten().run("STATUS").assert_silent()
-    pod = net.of(IPV4)
+    assert firewall.accept_rules() == []
+    net.having(cniVersion="1.1.0").without_prev_result().run("STATUS").assert_silent()
+    pod = net.pod(IPV4)
     pod.add()
     pod.check()
-    assert firewall.passing() == FIRST
+    assert firewall.accept_rules() == FIRST
     pod.delete()
-    assert firewall.passing() == []
+    assert firewall.accept_rules() == []

@@ -1,21 +1,21 @@
-"""firewall with nftables: what stands in its table after each verb."""
+"""The firewall with nftables: the content of its tables after each verb."""
 
 import pytest
 
 from tests.support.attaching import reaches
 from tests.support.firewall_network import FirewallNetwork
-from tests.support.firewall_sets import IPV4, IPV6, Firewall, rules, sets
+from tests.support.firewall_sets import IPV4, IPV6, Firewall, list_elements, list_rules
 from tests.support.netstate import nft_rules
 from tests.support.publishing import CLIENT, NODE
 
 pytestmark = pytest.mark.needs("nft_inet")
 
-OWN = "net: net, if: eth0, id: cid"
+OWNER = "net: net, if: eth0, id: cid"
 
 
 @pytest.fixture
 def firewall(host, bin_dir):
-    """A network with the firewall behind a bridge, and one dual-stack pod."""
+    """A network with bridge and firewall, and one dual-stack pod."""
     config = {"cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": "nftables"}
     return Firewall(host, config).pod(IPV4, IPV6)
 
@@ -79,7 +79,7 @@ table inet podwire_firewall {
 
 
 def test_add_of_an_open_network(firewall):
-    """ADD makes the table and an element for each address; a second ADD changes nothing, DEL empties it."""
+    """ADD creates the table with an element per address, a repeated ADD changes nothing, DEL deletes the elements."""
     firewall.add()
     assert nft_rules(firewall.host) == BASE.splitlines()
     firewall.check()
@@ -90,79 +90,85 @@ def test_add_of_an_open_network(firewall):
     firewall.delete()
 
 
-def test_policies(firewall):
-    """With a policy the bridge is an element as long as a pod is on it, and a pod's port while it is isolated."""
+def test_elements_of_policies(firewall):
+    """The bridge is an element as long as it has pods with a policy, and the port of each isolated pod is another."""
     same, second = firewall.having(ingressPolicy="same-bridge"), firewall.pod("10.22.0.3/16", port="veth3")
     same.add()
-    both = {"pods4": ["10.22.0.2"], "pods6": ["fd00:22::2"], "policed": ["cni0"]}
-    both |= {"members4": ["cni0 . 10.22.0.2"], "members6": ["cni0 . fd00:22::2"]}
-    assert sets(firewall.host) == both | {"inside": ["cni0 . cni0"]}
+    expected = {"pods4": ["10.22.0.2"], "pods6": ["fd00:22::2"], "policed": ["cni0"]}
+    expected |= {"members4": ["cni0 . 10.22.0.2"], "members6": ["cni0 . fd00:22::2"]}
+    assert list_elements(firewall.host) == expected | {"inside": ["cni0 . cni0"]}
     same.check()
     same.delete()
-    assert sets(firewall.host) == {}
+    assert list_elements(firewall.host) == {}
     isolated = firewall.having(ingressPolicy="isolated")
     isolated.add()
-    assert sets(firewall.host) == both | {"isolated": ["veth2"]}
-    assert rules(firewall.host, "forward", "bridge") == ["iifname @isolated drop", "oifname @isolated drop"]
+    assert list_elements(firewall.host) == expected | {"isolated": ["veth2"]}
+    assert list_rules(firewall.host, "forward", "bridge") == ["iifname @isolated drop", "oifname @isolated drop"]
     isolated.check()
     second.having(ingressPolicy="isolated").add("two")
     isolated.delete()
-    assert sets(firewall.host) == {
+    assert list_elements(firewall.host) == {
         "pods4": ["10.22.0.3"],
         "members4": ["cni0 . 10.22.0.3"],
         "policed": ["cni0"],
         "isolated": ["veth3"],
     }
     second.delete("two")
-    assert sets(firewall.host) == {}
+    assert list_elements(firewall.host) == {}
 
 
-def test_a_policy_is_the_newest_adds(firewall):
-    """When a bridge's policy changes, the newest ADD decides; CHECK tells the older pods."""
+def test_newest_policy_of_a_bridge_is_effective(firewall):
+    """The policy of the newest ADD applies to the whole bridge, and CHECK of pods with another policy fails."""
     isolated = firewall.having(ingressPolicy="isolated")
     same = firewall.pod("10.22.0.3/16", port="veth3").having(ingressPolicy="same-bridge")
     isolated.add()
     same.add("two")
-    assert (sets(firewall.host)["inside"], sets(firewall.host)["isolated"]) == (["cni0 . cni0"], ["veth2"])
-    assert firewall.having(ingressPolicy="isolated").refusal().startswith("set podwire_firewall inside contains")
+    assert (list_elements(firewall.host)["inside"], list_elements(firewall.host)["isolated"]) == (
+        ["cni0 . cni0"],
+        ["veth2"],
+    )
+    assert firewall.having(ingressPolicy="isolated").check_error().startswith("set podwire_firewall inside contains")
     isolated.add()
-    assert "inside" not in sets(firewall.host)
-    assert same.refusal("two").startswith('set podwire_firewall inside lacks "cni0"')
-    firewall.add()  # no policy any more: the other pod still has one
-    assert sets(firewall.host)["members4"] == ["cni0 . 10.22.0.3"]
-    assert sets(firewall.host)["policed"] == ["cni0"]
-    assert "isolated" not in sets(firewall.host)
+    assert "inside" not in list_elements(firewall.host)
+    assert same.check_error("two").startswith('set podwire_firewall inside lacks "cni0"')
+    firewall.add()  # without a policy; the other pod still has one
+    assert list_elements(firewall.host)["members4"] == ["cni0 . 10.22.0.3"]
+    assert list_elements(firewall.host)["policed"] == ["cni0"]
+    assert "isolated" not in list_elements(firewall.host)
     same.pod("10.22.0.3/16", bridge="cni1").add("two")
-    assert (sets(firewall.host)["policed"], sets(firewall.host)["inside"]) == (["cni1"], ["cni1 . cni1"])
+    assert (list_elements(firewall.host)["policed"], list_elements(firewall.host)["inside"]) == (
+        ["cni1"],
+        ["cni1 . cni1"],
+    )
 
 
-def test_comments_tell_whose_elements_are(firewall):
-    """Each element of a pod tells network, interface and container."""
+def test_comments_name_the_owner(firewall):
+    """The comment of each element names network, interface and container of its pod."""
     firewall.having(ingressPolicy="isolated").pod(IPV4).add()
-    assert sets(firewall.host, comments=True) == {
-        "pods4": [f"10.22.0.2: {OWN}"],
-        "members4": [f"cni0 . 10.22.0.2: {OWN}"],
+    assert list_elements(firewall.host, comments=True) == {
+        "pods4": [f"10.22.0.2: {OWNER}"],
+        "members4": [f"cni0 . 10.22.0.2: {OWNER}"],
         "policed": ["cni0"],
-        "isolated": [f"veth2: {OWN}"],
+        "isolated": [f"veth2: {OWNER}"],
     }
 
 
-def test_other_addresses_replace_the_old_ones(firewall):
-    """A repeated ADD with other addresses leaves none of the old ones, and nothing of another pod is touched."""
+def test_repeated_add_with_other_addresses(firewall):
+    """A repeated ADD with other addresses deletes the elements of the old ones, and none of other pods."""
     firewall.pod("10.22.0.9/16", "10.22.0.8/16").add("two")
     firewall.add()
     firewall.pod("10.22.0.3/16").add()
-    assert sets(firewall.host) == {"pods4": ["10.22.0.3", "10.22.0.8", "10.22.0.9"]}
+    assert list_elements(firewall.host) == {"pods4": ["10.22.0.3", "10.22.0.8", "10.22.0.9"]}
 
 
-def test_a_late_del_leaves_the_addresss_new_owner(firewall):
-    """An address that is used again is the newest pod's: the late DEL of the old one leaves it."""
+def test_late_del_keeps_the_new_owners_elements(firewall):
+    """A late DEL keeps the elements of an address that another pod has by now."""
     firewall.having(ingressPolicy="isolated").add("old")
     new = firewall.having(ingressPolicy="isolated").pod(IPV4, port="veth9")
     new.add("new")
-    assert "belongs to another attachment (net: net, if: eth0, id: new)" in firewall.refusal("old")
+    assert "belongs to another attachment (net: net, if: eth0, id: new)" in firewall.check_error("old")
     firewall.delete("old")
-    assert sets(firewall.host) == {
+    assert list_elements(firewall.host) == {
         "pods4": ["10.22.0.2"],
         "members4": ["cni0 . 10.22.0.2"],
         "policed": ["cni0"],
@@ -171,30 +177,30 @@ def test_a_late_del_leaves_the_addresss_new_owner(firewall):
     new.check("new")
 
 
-def test_one_container_with_two_interfaces(firewall):
-    """DEL and GC of one interface, or on one network, leave the container's others."""
+def test_container_with_two_interfaces(firewall):
+    """DEL and GC of one interface, or of one network, keep the elements of the container's other interfaces."""
     firewall.pod(IPV4).add()
     firewall.pod("10.22.0.3/16").add(ifname="eth1")
     elsewhere = firewall.having(name="elsewhere").pod("10.33.0.2/16")
     elsewhere.add()
     firewall.delete()
-    assert sets(firewall.host) == {"pods4": ["10.22.0.3", "10.33.0.2"]}
+    assert list_elements(firewall.host) == {"pods4": ["10.22.0.3", "10.33.0.2"]}
     firewall.gc("cid")
-    assert sets(firewall.host) == {"pods4": ["10.33.0.2"]}
+    assert list_elements(firewall.host) == {"pods4": ["10.33.0.2"]}
     elsewhere.gc()
-    assert sets(firewall.host) == {}
+    assert list_elements(firewall.host) == {}
 
 
-def test_gc(firewall):
-    """GC leaves the listed attachments, other networks' and what does not say whose it is."""
+def test_gc_deletes_stale_elements(firewall):
+    """GC keeps the elements of valid attachments, of other networks, and those without an owner."""
     isolated = firewall.having(ingressPolicy="isolated")
-    isolated.pod("10.22.0.2/16", port="veth2").add("stays")
-    isolated.pod("10.22.0.3/16", port="veth3").add("goes")
-    isolated.pod("10.33.0.3/16", port="veth4", bridge="cni1").add("goes-too")
+    isolated.pod("10.22.0.2/16", port="veth2").add("valid")
+    isolated.pod("10.22.0.3/16", port="veth3").add("stale")
+    isolated.pod("10.33.0.3/16", port="veth4", bridge="cni1").add("stale-too")
     isolated.having(name="net2").pod("10.44.0.3/16", port="veth5", bridge="cni2").add("other")
     firewall.host.run("nft", "add element inet podwire_firewall pods4 { 192.0.2.1 comment mine, 192.0.2.2 }")
-    firewall.gc("stays")
-    assert sets(firewall.host) == {
+    firewall.gc("valid")
+    assert list_elements(firewall.host) == {
         "pods4": ["10.22.0.2", "10.44.0.3", "192.0.2.1", "192.0.2.2"],
         "members4": ["cni0 . 10.22.0.2", "cni2 . 10.44.0.3"],
         "policed": ["cni0", "cni2"],
@@ -203,8 +209,8 @@ def test_gc(firewall):
 
 
 @pytest.mark.parametrize("ifname", ["eth0", 'a"b', "a,b", "a\\b", "é"])
-def test_what_was_listed_and_loaded_again(firewall, tmp_path, ifname):
-    """Elements that `nft` listed and loaded, which keeps the comment only, are still found by CHECK, GC and DEL."""
+def test_elements_that_nft_has_listed_and_loaded(firewall, tmp_path, ifname):
+    """CHECK, GC and DEL recognise elements that `nft` has listed and loaded, which keeps only their comment."""
     isolated = firewall.having(ingressPolicy="isolated")
     isolated.add(ifname=ifname)
     isolated.pod("10.22.0.3/16", port="veth3").add("two")
@@ -212,20 +218,20 @@ def test_what_was_listed_and_loaded_again(firewall, tmp_path, ifname):
     file.write_text("flush ruleset\n" + firewall.host.run("nft", "list", "ruleset"))
     firewall.host.run("nft", "-f", str(file))
     isolated.check(ifname=ifname)
-    before = sets(firewall.host, comments=True)
+    before = list_elements(firewall.host, comments=True)
     isolated.add(ifname=ifname)
-    assert sets(firewall.host, comments=True) == before
+    assert list_elements(firewall.host, comments=True) == before
     firewall.gc("cid", ifname=ifname)
     firewall.delete(ifname=ifname)
-    assert sets(firewall.host) == {}
+    assert list_elements(firewall.host) == {}
 
 
-def test_a_flushed_ruleset_is_made_again(firewall):
-    """After `nft flush ruleset` CHECK fails, and ADD makes all again; so it does for a flushed chain or set."""
-    own = firewall.having(ingressPolicy="isolated")
-    own.add()
+def test_add_restores_missing_objects(firewall):
+    """After a flush of the ruleset, a chain or a set, CHECK fails and ADD restores the missing objects."""
+    isolated = firewall.having(ingressPolicy="isolated")
+    isolated.add()
     before = nft_rules(firewall.host)
-    for what, complaint in (
+    for command, message in (
         ("flush ruleset", "chain podwire_firewall admin is missing"),
         ("flush chain inet podwire_firewall forward", 'rule "jump admin" of chain podwire_firewall forward is missing'),
         ("flush chain inet podwire_firewall policies", 'rule "iifname . oifname @inside return" of chain'),
@@ -238,15 +244,15 @@ def test_a_flushed_ruleset_is_made_again(firewall):
         ("add element inet podwire_firewall inside { cni0 . cni0 }", "set podwire_firewall inside contains"),
         ("flush set bridge podwire_firewall isolated", 'element "veth2" of set podwire_firewall isolated is missing'),
     ):
-        firewall.host.run("nft", what)
-        assert own.refusal().startswith(complaint)
-        own.add()
-        assert sorted(nft_rules(firewall.host)) == sorted(before), what
-        own.check()
+        firewall.host.run("nft", command)
+        assert isolated.check_error().startswith(message)
+        isolated.add()
+        assert sorted(nft_rules(firewall.host)) == sorted(before), command
+        isolated.check()
 
 
-def test_what_the_administrator_does_stays(firewall):
-    """Rules in chain admin, the policy of chain forward, and other tables stay as they are."""
+def test_administrators_changes_are_kept(firewall):
+    """No verb changes the rules of chain admin, the policy of chain forward, or other tables."""
     firewall.add()
     for text in (
         "add rule inet podwire_firewall admin tcp dport 22 accept",
@@ -261,21 +267,21 @@ def test_what_the_administrator_does_stays(firewall):
     firewall.gc("cid")
     after = nft_rules(firewall.host)
     assert [line for line in before if line not in after] == []
-    assert rules(firewall.host, "admin") == ["tcp dport 22 accept"]
+    assert list_rules(firewall.host, "admin") == ["tcp dport 22 accept"]
 
 
 @pytest.mark.parametrize(
-    "what",
+    "conflict",
     [
         "chain inet podwire_firewall forward { type filter hook input priority 0; }",
         "chain inet podwire_firewall policies { type filter hook forward priority 0; }",
         "set inet podwire_firewall pods6 { type ipv4_addr; }",
     ],
 )
-def test_a_table_that_somebody_made_otherwise(firewall, what):
-    """Where the names are taken by something else, ADD and STATUS say what to look at, and nothing is changed."""
+def test_table_of_another_program(firewall, conflict):
+    """If another program uses the names of the tables, ADD and STATUS report the table and change nothing."""
     firewall.host.run("nft", "add table inet podwire_firewall")
-    firewall.host.run("nft", f"add {what}")
+    firewall.host.run("nft", f"add {conflict}")
     before = nft_rules(firewall.host)
     error = firewall.run("ADD").error()
     assert "another program created it with other properties: nft list table inet podwire_firewall" in error["details"]
@@ -285,8 +291,8 @@ def test_a_table_that_somebody_made_otherwise(firewall, what):
     assert nft_rules(firewall.host) == before
 
 
-def test_a_failed_add_leaves_what_was_there(firewall):
-    """An ADD that the kernel refuses leaves an earlier one's elements as they were, since nothing of it was done."""
+def test_failed_add_keeps_the_elements_of_an_earlier_add(firewall):
+    """An ADD that the kernel refuses changes nothing and keeps the elements of an earlier ADD."""
     firewall.add()
     firewall.host.run("nft", "add table bridge podwire_firewall")
     firewall.host.run("nft", "add chain bridge podwire_firewall forward { type filter hook input priority 0; }")
@@ -296,38 +302,42 @@ def test_a_failed_add_leaves_what_was_there(firewall):
     assert nft_rules(firewall.host) == before
 
 
-def test_status_makes_nothing(firewall):
-    """STATUS tries what ADD needs and leaves nothing."""
+def test_status_creates_nothing(firewall):
+    """STATUS tries to create the tables without a commit."""
     firewall.having(prevResult=None).run("STATUS").assert_silent()
     assert nft_rules(firewall.host) == []
 
 
-def test_a_drop_of_iptables_is_told(firewall):
-    """ADD tells where chain FORWARD of iptables drops what is accepted here, of the pod's families only."""
+def test_add_warns_of_a_drop_policy_of_iptables(firewall):
+    """ADD prints a warning if chain FORWARD of iptables drops by default, for the pod's families only."""
     assert firewall.pod(IPV4).add() == ""
     chain = "add chain {} filter FORWARD {{ type filter hook forward priority 0; policy {}; }}"
-    for family, policy, said in (("ip", "accept", ""), ("ip6", "drop", ""), ("ip", "drop", "iptables")):
+    for family, policy, tool in (("ip", "accept", ""), ("ip6", "drop", ""), ("ip", "drop", "iptables")):
         firewall.host.run("nft", "add", "table", family, "filter")
         firewall.host.run("nft", chain.format(family, policy))
-        told = firewall.pod(IPV4).add()
-        assert told.startswith(f"firewall: chain FORWARD of {said} drops" if said else "")
-        assert bool(told) == bool(said)
+        stderr = firewall.pod(IPV4).add()
+        assert stderr.startswith(f"firewall: chain FORWARD of {tool} drops" if tool else "")
+        assert bool(stderr) == bool(tool)
     assert "iptables and ip6tables" in firewall.add()
 
 
-def test_an_isolated_pod_without_a_port(firewall):
-    """Where prevResult names no port of the bridge ADD tells what that means; where it is no bridge all is well."""
-    own = firewall.having(ingressPolicy="isolated").pod(IPV4, port="")
-    assert own.add() == ""
+def test_isolated_pod_without_a_bridge_port(firewall):
+    """If prevResult names no port of the bridge, ADD of an isolated pod prints a warning, but not without a bridge."""
+    isolated = firewall.having(ingressPolicy="isolated").pod(IPV4, port="")
+    assert isolated.add() == ""
     firewall.host.ip("link", "add", "cni0", "type", "bridge")
-    assert own.add().startswith("firewall: prevResult does not name the pod's port of cni0: ")
-    assert sets(firewall.host) == {"pods4": ["10.22.0.2"], "members4": ["cni0 . 10.22.0.2"], "policed": ["cni0"]}
+    assert isolated.add().startswith("firewall: prevResult does not name the pod's port of cni0: ")
+    assert list_elements(firewall.host) == {
+        "pods4": ["10.22.0.2"],
+        "members4": ["cni0 . 10.22.0.2"],
+        "policed": ["cni0"],
+    }
 
 
-def test_what_is_accepted(network, client, new_sandbox):
-    """Where an administrator has our chain drop the rest, pods reach the outside, and nobody there reaches them.
+def test_chain_with_policy_drop(network, client, new_sandbox):
+    """If the administrator sets policy drop, pods reach the outside but are not reachable from there.
 
-    What he lets through in chain admin passes, also between networks whose policies forbid it.
+    Rules in chain admin accept packets, also between networks whose policies forbid them.
     """
     client.ip("route", "add", "10.0.0.0/8", "via", NODE)
     foo = FirewallNetwork(
@@ -344,27 +354,27 @@ def test_what_is_accepted(network, client, new_sandbox):
     assert one.reaches(two)
     foo.delete(one)
     third = new_sandbox()
-    unprotected = foo.bridge.add(third)
+    bridge_result = foo.bridge.add(third)
     assert not reaches(third, CLIENT, within_s=1)
-    foo.firewall(unprotected).add(third.name)
+    foo.firewall(bridge_result).add(third.name)
     assert reaches(third, CLIENT)
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
-def test_no_addresses(firewall, version):
-    """A pod without addresses needs nothing, and gets nothing; no verb minds."""
-    own = firewall.having(cniVersion=version, ingressPolicy="isolated").pod()
-    own.add()
-    own.check()
-    own.delete()
+def test_pod_without_addresses(firewall, version):
+    """All verbs succeed for a pod without addresses, which gets no rules."""
+    pod = firewall.having(cniVersion=version, ingressPolicy="isolated").pod()
+    pod.add()
+    pod.check()
+    pod.delete()
     assert nft_rules(firewall.host) == []
 
 
-def test_no_process_is_started(firewall, tmp_path):
-    """Every verb works where no program can be found."""
-    own = firewall.having(ingressPolicy="isolated")
+def test_verbs_run_no_programs(firewall, tmp_path):
+    """All verbs succeed on a host without programs."""
+    isolated = firewall.having(ingressPolicy="isolated")
     for command in ("STATUS", "ADD", "CHECK"):
-        asked = own if command != "STATUS" else own.having(prevResult=None)
-        assert asked.run(command, env={"PATH": str(tmp_path)}).status == 0
+        net = isolated if command != "STATUS" else isolated.having(prevResult=None)
+        assert net.run(command, env={"PATH": str(tmp_path)}).status == 0
     firewall.having(prevResult=None).run("DEL", env={"PATH": str(tmp_path)}).assert_silent()
-    assert sets(firewall.host) == {}
+    assert list_elements(firewall.host) == {}

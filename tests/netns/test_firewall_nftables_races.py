@@ -1,10 +1,10 @@
-"""firewall with nftables while others change nftables at the same time: nothing is lost, nothing left over."""
+"""The firewall with nftables in parallel with other changes of nftables: no element is lost or leaked."""
 
 import threading
 
 import pytest
 
-from tests.support.firewall_sets import Firewall, at_once, sets
+from tests.support.firewall_sets import Firewall, list_elements, run_in_parallel
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_bridge")
 
@@ -19,12 +19,12 @@ def firewall(host, bin_dir):
 
 
 def pod(firewall, number, bridge="cni0"):
-    """Returns what is asked for a pod of its own address and port."""
+    """Returns the firewall for a pod with the address and port of this number."""
     return firewall.pod(f"10.22.0.{number}/16", bridge=bridge, port=f"veth{number}")
 
 
-def expected(*numbers):
-    """Returns what the sets have for isolated pods."""
+def expected_elements(*numbers):
+    """Returns the elements of isolated pods."""
     if not numbers:
         return {}
     return {
@@ -35,17 +35,17 @@ def expected(*numbers):
     }
 
 
-def done(*calls):
-    """Runs verbs at once; a failure fails the test."""
-    for outcome in at_once(*calls):
+def run_all(*calls):
+    """Runs verbs in parallel, which must succeed."""
+    for outcome in run_in_parallel(*calls):
         assert outcome.status == 0, outcome
 
 
-def test_first_pods_at_once(firewall):
-    """Two first ADDs at once make one table, with each rule once, and both pods."""
+def test_parallel_first_adds(firewall):
+    """Parallel first ADDs create one table with each rule once, and the elements of all pods."""
     for _ in range(ROUNDS):
-        done(*(("ADD", f"c{number}", pod(firewall, number)) for number in (2, 3, 4)))
-        assert sets(firewall.host) == expected(2, 3, 4)
+        run_all(*(("ADD", f"c{number}", pod(firewall, number)) for number in (2, 3, 4)))
+        assert list_elements(firewall.host) == expected_elements(2, 3, 4)
         for number in (2, 3, 4):
             pod(firewall, number).check(f"c{number}")
         text = firewall.host.run("nft", "list", "table", "inet", "podwire_firewall")
@@ -53,54 +53,53 @@ def test_first_pods_at_once(firewall):
         firewall.host.run("nft", "flush", "ruleset")
 
 
-def test_a_policy_outlives_the_last_pod_but_not_the_next(firewall):
-    """The DEL of a bridge's last pod, at the same time as the ADD of another, leaves the bridge its policy."""
+def test_policy_survives_del_in_parallel_with_add(firewall):
+    """The DEL of a bridge's last pod, in parallel with the ADD of another pod, keeps the bridge's policy."""
     pod(firewall, 2).add("c2")
     for number in range(3, 3 + ROUNDS):
         before = number - 1
-        done(
+        run_all(
             ("DEL", f"c{before}", pod(firewall, before).having(prevResult=None)),
             ("ADD", f"c{number}", pod(firewall, number)),
         )
-        assert sets(firewall.host) == expected(number)
+        assert list_elements(firewall.host) == expected_elements(number)
 
 
-def test_many_at_once(firewall):
-    """Pods that come and go at once, some with the addresses of others that go late, are as their last verb said."""
+def test_late_dels_in_parallel_with_adds(firewall):
+    """Late DELs in parallel with ADDs of pods with the same addresses lose no element."""
     old = [("ADD", f"old{number}", pod(firewall, number)) for number in range(10, 18)]
-    done(*old)
-    late = [("DEL", name, own.having(prevResult=None)) for _, name, own in old]
+    run_all(*old)
+    late = [("DEL", name, net.having(prevResult=None)) for _, name, net in old]
     new = [("ADD", f"new{number}", pod(firewall, number)) for number in range(10, 18)]
-    done(*(call for pair in zip(late, new, strict=True) for call in pair))
-    assert sets(firewall.host) == expected(*range(10, 18))
+    run_all(*(call for pair in zip(late, new, strict=True) for call in pair))
+    assert list_elements(firewall.host) == expected_elements(*range(10, 18))
     for number in range(10, 18):
         pod(firewall, number).check(f"new{number}")
-    done(*(("DEL", name, own) for _, name, own in new))
-    assert sets(firewall.host) == {}
+    run_all(*(("DEL", name, net) for _, name, net in new))
+    assert list_elements(firewall.host) == {}
 
 
-def test_others_who_change_nftables_all_the_time(firewall):
-    """Verbs succeed while somebody else changes other tables without end, and while all is flushed now and then."""
+def test_verbs_in_parallel_with_other_changes(firewall):
+    """Verbs succeed while another program changes other tables continuously, and after occasional flushes."""
     stop = threading.Event()
 
-    def meddle():
-        # One program that changes a table a thousand times as fast as it can, again and again.
+    def change_continuously():
         text = "\n".join(["add table inet other", "delete table inet other"])
         while not stop.is_set():
             firewall.host.run("nft", text)
 
-    thread = threading.Thread(target=meddle)
+    thread = threading.Thread(target=change_continuously)
     thread.start()
     try:
         for number in range(2, 2 + ROUNDS):
-            own = pod(firewall, number)
-            own.add("cid")
-            own.check("cid")
+            net = pod(firewall, number)
+            net.add("cid")
+            net.check("cid")
             if number % 3 == 0:
                 firewall.host.run("nft", "flush", "ruleset")
-                own.add("cid")
-            own.delete("cid")
-            assert sets(firewall.host) == {}
+                net.add("cid")
+            net.delete("cid")
+            assert list_elements(firewall.host) == {}
     finally:
         stop.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""Whom the firewall's policies let through: real packets between pods on two bridges, and a machine outside."""
+"""The effect of the firewall's policies on packets between pods on two bridges, and a client outside."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ NFTABLES = pytest.param("nftables", marks=[pytest.mark.needs("nft_inet"), pytest
 
 @pytest.fixture(params=[IPTABLES, NFTABLES])
 def foo(request, network, client):
-    """A network on bridge foo; the machine outside has a route to it and to the other one."""
+    """A network on bridge foo; the client has routes to it and to network bar."""
     for subnet in ("10.22.0.0/16", "10.33.0.0/16"):
         client.ip("route", "add", subnet, "via", NODE)
     return FirewallNetwork(network.having(name="foo", bridge="foo"), {"backend": request.param})
@@ -28,7 +28,7 @@ def bar(foo):
 
 @pytest.mark.parametrize("policy", [None, "open"])
 def test_open(foo, bar, new_sandbox, policy):
-    """With no policy everybody reaches everybody."""
+    """With policy open, or without a policy, all pods reach each other and the outside."""
     foo, bar = foo.having(ingressPolicy=policy), bar.having(ingressPolicy=policy)
     one, two, three = foo.add(new_sandbox()), foo.add(new_sandbox()), bar.add(new_sandbox())
     assert one.reaches(two)
@@ -38,7 +38,7 @@ def test_open(foo, bar, new_sandbox, policy):
 
 
 def test_same_bridge(foo, bar, client, new_sandbox):
-    """With same-bridge pods of one bridge reach each other, those of different ones do not, all reach the outside."""
+    """With same-bridge pods reach the pods on their bridge, and the outside, but no pods on other bridges."""
     foo, bar = foo.having(ingressPolicy="same-bridge"), bar.having(ingressPolicy="same-bridge")
     one, two, three = foo.add(new_sandbox()), foo.add(new_sandbox()), bar.add(new_sandbox())
     assert one.reaches(two)
@@ -49,25 +49,24 @@ def test_same_bridge(foo, bar, client, new_sandbox):
 
 
 @pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
-def test_a_policy_goes_with_its_last_pod(foo, bar, new_sandbox):
-    """When the last pod with a policy is gone its bridge has none, and pods there are open."""
+def test_policy_ends_with_its_last_pod(foo, bar, new_sandbox):
+    """When the last pod with a policy is deleted, its bridge has no policy."""
     foo = foo.having(ingressPolicy="same-bridge")
     one, other = foo.add(new_sandbox()), bar.having(ingressPolicy="isolated").add(new_sandbox())
     assert one.cannot_reach(other)
     bar.delete(other)
-    again, further = (bar.add(new_sandbox()) for _ in range(2))
-    assert one.reaches(again)
-    assert again.reaches(one)
-    assert again.reaches(further)
+    second, third = (bar.add(new_sandbox()) for _ in range(2))
+    assert one.reaches(second)
+    assert second.reaches(one)
+    assert second.reaches(third)
 
 
 @pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
 @pytest.mark.parametrize("frames_pass", ["0", pytest.param("1", marks=pytest.mark.needs("br_netfilter"))])
 def test_isolated(foo, bar, new_sandbox, frames_pass):
-    """With isolated no pod reaches another, on its bridge neither, but the gateway and the outside world.
+    """With isolated pods reach the gateway and the outside, but no other pod, also none on their bridge.
 
-    That is so where frames of one bridge do not pass the tables of IP, and where they do also without our table for
-    bridges.
+    If bridged frames bypass iptables, the plugin's table of family bridge drops them; otherwise the inet table does.
     """
     host = foo.bridge.host
     foo, bar = foo.having(ingressPolicy="isolated"), bar.having(ingressPolicy="same-bridge")
@@ -76,7 +75,7 @@ def test_isolated(foo, bar, new_sandbox, frames_pass):
         host.set_sysctl("net/bridge/bridge-nf-call-iptables", frames_pass)
         host.run("nft", "delete table bridge podwire_firewall", check=False)
     else:
-        _switch_off(host)
+        _disable_bridge_netfilter(host)
     assert one.cannot_reach(two)
     assert two.cannot_reach(three)
     assert three.cannot_reach(two)
@@ -87,8 +86,8 @@ def test_isolated(foo, bar, new_sandbox, frames_pass):
 
 
 @pytest.mark.needs("br_netfilter")
-def test_isolated_where_bridged_frames_pass(foo, bar, new_sandbox):
-    """Where frames of one bridge pass the tables of IP either backend keeps isolated pods apart."""
+def test_isolated_with_bridge_netfilter(foo, bar, new_sandbox):
+    """If bridged frames pass through iptables, isolated works with both backends."""
     foo.bridge.host.set_sysctl("net/bridge/bridge-nf-call-iptables", "1")
     foo, bar = foo.having(ingressPolicy="isolated"), bar.having(ingressPolicy="same-bridge")
     one, two, three, four = (each.add(new_sandbox()) for each in (foo, foo, bar, bar))
@@ -101,8 +100,8 @@ def test_isolated_where_bridged_frames_pass(foo, bar, new_sandbox):
 
 
 @pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
-def test_isolated_pods_do_not_even_see_each_other(foo, new_sandbox):
-    """Neither ARP nor a link-local address of an isolated pod is answered to its neighbour on the bridge."""
+def test_isolated_pods_do_not_answer_arp(foo, new_sandbox):
+    """An isolated pod answers neither ARP nor pings to its link-local address from other pods on its bridge."""
     foo = foo.having(ingressPolicy="isolated")
     one, two = foo.add(new_sandbox()), foo.having(ingressPolicy="open").add(new_sandbox())
     assert one.cannot_reach(two)
@@ -113,8 +112,8 @@ def test_isolated_pods_do_not_even_see_each_other(foo, new_sandbox):
     assert two.cannot_reach(f"{text.split()[3].partition('/')[0]}%eth0")
 
 
-def test_policies_for_ipv6(foo, bar, new_sandbox):
-    """Between bridges with a policy IPv6 does not pass either, and inside one it does."""
+def test_same_bridge_for_ipv6(foo, bar, new_sandbox):
+    """With same-bridge IPv6 passes within a bridge, but not between bridges."""
     foo, bar = (each.having(ingressPolicy="same-bridge") for each in (foo, bar))
     subnets = {"foo": "fd00:22::/64", "bar": "fd00:33::/64"}
     one, two, three = (_dual(each, subnets).add(new_sandbox()) for each in (foo, foo, bar))
@@ -124,7 +123,7 @@ def test_policies_for_ipv6(foo, bar, new_sandbox):
 
 
 def _dual(network, subnets):
-    """Returns a network with an IPv6 subnet beside its own."""
+    """Returns the network with an IPv6 subnet in addition."""
     disable_dad(network.bridge.host)
     ipam = network.bridge.config["ipam"]
     subnet = subnets[network.bridge.config["name"]]
@@ -133,15 +132,15 @@ def _dual(network, subnets):
     )
 
 
-def test_an_open_network_beside_one_with_a_policy(foo, bar, client, new_sandbox):
-    """A policy is between bridges that both have one: who has none reaches, and is reached by, everybody."""
+def test_policy_applies_between_bridges_with_a_policy(foo, bar, client, new_sandbox):
+    """A policy does not apply between a bridge with a policy and one without."""
     one, two = foo.having(ingressPolicy="same-bridge").add(new_sandbox()), bar.add(new_sandbox())
     assert one.reaches(two)
     assert two.reaches(one)
     assert one.reaches(CLIENT)
 
 
-def _switch_off(host):
+def _disable_bridge_netfilter(host):
     for name in ("iptables", "ip6tables", "arptables"):
         try:
             host.set_sysctl(f"net/bridge/bridge-nf-call-{name}", "0")
@@ -150,8 +149,8 @@ def _switch_off(host):
 
 
 @pytest.mark.parametrize("policy", ["open", "same-bridge", "isolated"])
-def test_a_gateway_in_a_vlan_is_told(foo, new_sandbox, policy):
-    """A policy is not about the gateway's interface in a VLAN of the bridge: ADD says so, unless it is open."""
+def test_add_warns_of_a_gateway_in_a_vlan(foo, new_sandbox, policy):
+    """ADD with a policy prints a warning if the gateway is an interface in a VLAN of the bridge."""
     pod = foo.add(new_sandbox())
     vlan = {**pod.result, "interfaces": [*pod.result["interfaces"], {"name": "foo.100", "mac": "02:00:00:00:00:01"}]}
     outcome = foo.having(ingressPolicy=policy).firewall(vlan).run("ADD", pod.namespace.name)

@@ -1,7 +1,7 @@
-"""A real firewalld on a throwaway host, on a bus of its own: Debian's package, unpacked (Makefile), never installed.
+"""A real firewalld on a temporary host, on a separate bus: Debian's package, unpacked by the Makefile, not installed.
 
-One rule: it sees the throwaway host's network namespace only, its files are in one directory, and both daemons end with
-the block that started them.
+One rule: it sees only the network namespace of the temporary host, its files are in one directory, and both daemons end
+with the block that started them.
 """
 
 from __future__ import annotations
@@ -35,37 +35,36 @@ _BUS = """\
 
 
 def missing() -> str:
-    """Returns what to tell when there is no firewalld to run, "" when there is."""
+    """Returns why firewalld cannot be run, "" if it can."""
     return "" if (UNPACKED / "usr/sbin/firewalld").is_file() else f"no firewalld in {UNPACKED}: run `make needs-test`"
 
 
 @contextlib.contextmanager
 def bus() -> Iterator[Bus]:
-    """Yields a bus that nobody is on."""
+    """Yields a bus without services."""
     with tempfile.TemporaryDirectory(prefix="pwt-") as directory:
         address = f"unix:path={directory}/bus"
         config = Path(directory, "bus.conf")
         config.write_text(_BUS.format(address=address))
         with _running("dbus-daemon", f"--config-file={config}", "--nofork", "--nopidfile"):
-            own = Bus(address)
             _await(lambda: Path(directory, "bus").exists())
-            yield own
+            yield Bus(address)
 
 
 @dataclass(frozen=True)
 class Bus:
-    """A message bus, which stands for the system's for who has `env`."""
+    """A message bus; a process with the variables `env` uses it as its system bus."""
 
     address: str
 
     @property
     def env(self) -> dict[str, str]:
-        """The variable that names it."""
+        """The environment variable that has its address."""
         return {"DBUS_SYSTEM_BUS_ADDRESS": self.address}
 
     @contextlib.contextmanager
     def firewalld(self, host: Namespace, default_zone: str = "public") -> Iterator[Firewalld]:
-        """Runs firewalld on `host`, its nftables backend with its default rules, whose default zone is as given."""
+        """Runs firewalld on `host` inside the block, with its nftables backend and default rules."""
         with tempfile.TemporaryDirectory(prefix="pwt-") as directory, host.entered():
             Path(directory, "firewalld.conf").write_text(
                 f"DefaultZone={default_zone}\nFirewallBackend=nftables\nLogDenied=off\n"
@@ -74,9 +73,9 @@ class Bus:
             files = [f"--system-config={directory}", f"--default-config={UNPACKED / 'usr/lib/firewalld'}"]
             private = 'mount -t tmpfs podwire /run; exec /usr/bin/python3 -s "$@"'  # it writes to /run/firewalld
             with _running("unshare", "--mount", "sh", "-ec", private, "sh", *program, *files, env=self.env) as process:
-                own = Firewalld(self, process)
-                _await(lambda: own.command("--state") == "running")
-                yield own
+                firewalld = Firewalld(self, process)
+                _await(lambda: firewalld.command("--state") == "running")
+                yield firewalld
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,19 @@ class Firewalld:
     process: subprocess.Popen[bytes]
 
     def command(self, *argv: str) -> str:
-        """Runs firewall-cmd and returns what it says; one that fails says nothing."""
+        """Runs firewall-cmd; returns its stdout, "" if it fails."""
         program = ["/usr/bin/python3", "-s", str(UNPACKED / "usr/bin/firewall-cmd"), *argv]
         environment = {**os.environ, **self.bus.env}
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        return done.stdout.strip()
+        completed = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return completed.stdout.strip()
 
     def sources(self, zone: str = "trusted") -> list[str]:
-        """Returns the addresses in a zone, sorted."""
+        """Returns the sources of a zone, sorted."""
         return sorted(self.command(f"--zone={zone}", "--list-sources").split())
 
     @contextlib.contextmanager
-    def hanging(self) -> Iterator[None]:
-        """Has it not answer inside the block."""
+    def stopped(self) -> Iterator[None]:
+        """Stops the process inside the block, so that it does not answer."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -109,7 +108,7 @@ class Firewalld:
 
 @contextlib.contextmanager
 def _running(*argv: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a program as long as the block; what it says is told when the block fails."""
+    """Runs a program inside the block; prints its output if the block fails."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             argv, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -130,7 +129,7 @@ def _running(*argv: str, env: dict[str, str] | None = None) -> Iterator[subproce
 
 
 def _await(ready: Callable[[], object]) -> None:
-    """Waits until it is so; fails the test when it takes too long."""
+    """Waits until `ready` returns a true value; fails the test after 30 s."""
     deadline = time.monotonic() + _START_S
     while not ready():
         assert time.monotonic() < deadline, "not ready in time"

@@ -1,6 +1,6 @@
-"""tuning on a throwaway host, ours or the reference's, and what it changes.
+"""Runs tuning's verbs on a temporary host, podwire's or the reference plugin's, and reads the state that they change.
 
-One rule: a pod's container ID is its namespace's name, so that nothing but the pod need be remembered.
+One rule: a pod's container ID is the name of its namespace.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ALL: Mapping[str, Any] = {
     "allmulti": True,
     "txQLen": 500,
 }
-# As `now` tells it.
+# The same in the format of get_attributes().
 TUNED = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
 
 _ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
-# A program that runs the plugin where the machine's list is hidden by one of the test's.
+# A program that runs the plugin in a mount namespace in which the test's allow list replaces the machine's.
 _WRAPPER = """#!/bin/sh
 exec unshare --mount --propagation private sh -ec '
     cp {source} {copy}
@@ -40,60 +40,60 @@ exec unshare --mount --propagation private sh -ec '
 
 @dataclass(frozen=True)
 class Tuning:
-    """A network's tuning on one host; `bin_dir` is the plugin's directory, ours unless given."""
+    """A network's tuning on one host; `bin_dir` is the plugin's directory, by default podwire's."""
 
     host: Namespace
     config: Mapping[str, Any]
     bin_dir: Path | None = None
 
     def having(self, **keys: Any) -> Tuning:
-        """Returns the same with other top-level keys; None leaves a key out."""
+        """Returns a copy with other top-level keys; None removes a key."""
         config = {**self.config, **keys}
         return replace(self, config={key: value for key, value in config.items() if value is not None})
 
-    def by(self, bin_dir: Path | None) -> Tuning:
-        """Returns the same with the tuning of another directory, None for ours."""
+    def with_plugin(self, bin_dir: Path | None) -> Tuning:
+        """Returns a copy with the plugin of another directory, None for podwire's."""
         return replace(self, bin_dir=bin_dir)
 
     def run(self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **how: Any) -> Outcome:
-        """Runs one verb; `how` as start_plugin takes it."""
+        """Runs one verb; `how` are arguments of start_plugin()."""
         config = self.config if prev_result is None else {**self.config, "prevResult": prev_result}
         container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
-        own = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
-        return run_plugin("tuning", command, config, **{**own, **how})
+        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
+        return run_plugin("tuning", command, config, **{**defaults, **how})
 
     def add(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD and returns the result; a failure fails the test."""
+        """Runs ADD, which must succeed; returns its result."""
         return self.run("ADD", pod, prev_result, **how).result()
 
-    def refused(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must fail and change neither pod nor host nor backup; returns its error."""
+    def add_error(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
+        """Runs ADD, which must fail without changing pod, host or backup; returns its error."""
         before = self.everything(pod)
         error = self.run("ADD", pod, prev_result, **how).error()
         assert self.everything(pod) == before
         return error
 
     def check(self, pod: Namespace, prev_result: object, **how: Any) -> None:
-        """Runs CHECK; a failure fails the test."""
+        """Runs CHECK, which must succeed."""
         self.run("CHECK", pod, prev_result, **how).assert_silent()
 
     def delete(self, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> str:
-        """Runs DEL and returns what it says on stderr; a failure fails the test."""
+        """Runs DEL, which must succeed; returns its stderr."""
         outcome = self.run("DEL", pod, prev_result, **how)
         outcome.assert_silent()
         return outcome.stderr
 
     def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
-        """Collects what is none of the `valid` (container ID, interface name); returns what is said on stderr."""
+        """Runs GC with the valid container IDs and interfaces, which must succeed; returns its stderr."""
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        asked = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
-        outcome = self.having(**asked).run("GC")
+        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
+        outcome = self.having(**keys).run("GC")
         outcome.assert_silent()
         return outcome.stderr
 
     @property
     def data_dir(self) -> Path:
-        """Where the backups are."""
+        """The directory of the backups."""
         return Path(self.config["dataDir"])
 
     def backups(self) -> dict[str, str]:
@@ -105,26 +105,26 @@ class Tuning:
         return {file.name: json.loads(file.read_text()) for file in _files(Path(f"{self.data_dir}.podwire"))}
 
     def backup(self, pod: Namespace) -> dict[str, Any]:
-        """Returns what the backup of a pod's eth0 says."""
-        found: dict[str, Any] = json.loads(self.backups()[f"{pod.name}_eth0.json"])
-        return found
+        """Returns the backup of a pod's eth0."""
+        backup: dict[str, Any] = json.loads(self.backups()[f"{pod.name}_eth0.json"])
+        return backup
 
     def everything(self, pod: Namespace) -> dict[str, Any]:
-        """Returns all that tuning can change, sysctls of IPv4 and of the core included."""
+        """Returns all state that tuning can change, with the sysctls of IPv4 and of the core."""
         notes = {name: {key: note[key] for key in note if key != "file"} for name, note in self.notes().items()}
         return {
             "host": netstate.state(self.host),
             "pod": netstate.state(pod),
-            "sysctls": sysctls(pod),
+            "sysctls": list_sysctls(pod),
             "backups": self.backups(),
             "notes": notes,
         }
 
 
-def allowing(directory: Path, text: str | None) -> Path:
-    """Returns a directory with a `tuning` that finds `text` as the machine's allow list, None for no list.
+def install_with_allow_list(directory: Path, text: str | None) -> Path:
+    """Installs a `tuning` whose allow list is `text`, None for no list, into a new directory; returns the directory.
 
-    The machine's own /etc is hidden from it, in a mount namespace of its own.
+    It runs in a mount namespace that hides the machine's list.
     """
     directory.mkdir()
     source, program = directory / "list", directory / "tuning"
@@ -146,8 +146,8 @@ def allowing(directory: Path, text: str | None) -> Path:
     return directory
 
 
-def now(namespace: Namespace, name: str = "eth0") -> dict[str, Any]:
-    """Returns of an interface what tuning sets, by its keys."""
+def get_attributes(namespace: Namespace, name: str = "eth0") -> dict[str, Any]:
+    """Returns the attributes of an interface that tuning can set, by tuning's keys."""
     shown = netstate.shown(namespace, name)
     return {
         "mac": shown["address"],
@@ -158,8 +158,8 @@ def now(namespace: Namespace, name: str = "eth0") -> dict[str, Any]:
     }
 
 
-def sysctls(namespace: Namespace) -> list[str]:
-    """Returns the settings of a namespace that tests change, and their like."""
+def list_sysctls(namespace: Namespace) -> list[str]:
+    """Returns the sysctls of the core and IPv4 in a namespace, except some that change by themselves."""
     lines = namespace.run("sysctl", "-a", "-r", r"^net\.(core|ipv4)\.").splitlines()
     return [line for line in lines if not line.startswith(("net.ipv4.tcp_fastopen_key", "net.core.netdev_rss"))]
 
