@@ -20,7 +20,7 @@ from tests.support.hostports import DUAL, PortmapNetwork
 from tests.support.namespaces import Namespace
 from tests.support.publishing import PublishingNetwork, connect, disable_dad
 from tests.support.tool import PORTMAP, Tool
-from tests.support.tuned import Tuning
+from tests.support.tuning_network import Tuning
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
 IPV6 = [{"subnet": "fd00:22::/64"}]

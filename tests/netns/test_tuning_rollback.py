@@ -1,81 +1,81 @@
-"""ADD of tuning that fails or is killed at any step leaves pod, host and backup as they were."""
+"""An ADD of tuning that fails or is killed at any step leaves pod, host and backup unchanged."""
 
 import pytest
 
 from tests.support.bandwidth_network import connect_veth
 from tests.support.injection import run_injected
-from tests.support.tuned import ALL
+from tests.support.tuning_network import ALL
 
-# Whatever else is there, this many settings were written before the last one is refused by the kernel.
+# Written before or after the invalid setting.
 SETTINGS = {"net.core.somaxconn": "77", "net.ipv4.ip_default_ttl": "11", "net.ipv4.conf.IFNAME.arp_filter": "1"}
-WRONG = {"net.ipv4.tcp_rmem": "x"}
+INVALID = {"net.ipv4.tcp_rmem": "x"}
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def prev_result(host, sandbox):
+    """The result of the interface plugin; veth0 is the host veth."""
     return connect_veth(host, sandbox)
 
 
 @pytest.fixture
-def whole(tuning):
-    """Tuning with everything that can be asked for."""
+def full_tuning(tuning):
+    """Tuning with all sysctls and attributes."""
     return tuning.having(sysctl=SETTINGS, mtuBothEnds=True, **ALL)
 
 
 @pytest.mark.parametrize("count", range(len(SETTINGS) + 1))
-def test_a_setting_that_is_refused(whole, sandbox, before, count):
-    """Whichever setting is refused, those before it are as they were, and there is no backup."""
-    settings = dict(list(SETTINGS.items())[:count]) | WRONG | dict(list(SETTINGS.items())[count:])
-    error = whole.having(sysctl=settings).refused(sandbox, before)
+def test_refused_setting(full_tuning, sandbox, prev_result, count):
+    """If the kernel refuses a sysctl, the ones written before it are restored, and no backup remains."""
+    settings = dict(list(SETTINGS.items())[:count]) | INVALID | dict(list(SETTINGS.items())[count:])
+    error = full_tuning.having(sysctl=settings).add_error(sandbox, prev_result)
     assert error["msg"] == "write /proc/sys/net/ipv4/tcp_rmem: invalid argument"
-    whole.check(sandbox, whole.add(sandbox, before))
+    full_tuning.check(sandbox, full_tuning.add(sandbox, prev_result))
 
 
 @pytest.mark.parametrize("first", [{"mtu": 1400}, {"mtu": 1400, "mac": "02:00:00:00:00:41", "mtuBothEnds": True}])
-def test_a_second_add_that_fails(tuning, whole, sandbox, before, first):
-    """The backup of an earlier ADD is the same after one that failed, and serves DEL."""
-    empty = tuning.everything(sandbox)
+def test_failed_repeated_add(tuning, full_tuning, sandbox, prev_result, first):
+    """A failed ADD keeps the backup of an earlier ADD, from which DEL restores the interface."""
+    state = tuning.everything(sandbox)
     net = tuning.having(**first)
-    net.add(sandbox, before)
-    whole.having(sysctl=WRONG).refused(sandbox, before)
+    net.add(sandbox, prev_result)
+    full_tuning.having(sysctl=INVALID).add_error(sandbox, prev_result)
     net.delete(sandbox)
-    assert tuning.everything(sandbox) == empty
+    assert tuning.everything(sandbox) == state
 
 
-def test_the_references_backup_after_a_failure(tuning, whole, sandbox, before, reference):
-    """A backup that the reference made is still its own after an ADD that failed: without a note."""
-    empty = tuning.everything(sandbox)
+def test_failed_add_after_the_reference_plugins(tuning, full_tuning, sandbox, prev_result, reference):
+    """A failed ADD leaves the reference plugin's backup without a note."""
+    state = tuning.everything(sandbox)
     net = tuning.having(mtu=1400)
-    net.by(reference).add(sandbox, before)
-    whole.having(sysctl=WRONG).refused(sandbox, before)
-    assert whole.notes() == {}
-    net.by(reference).delete(sandbox)
-    assert tuning.everything(sandbox) == empty
+    net.with_plugin(reference).add(sandbox, prev_result)
+    full_tuning.having(sysctl=INVALID).add_error(sandbox, prev_result)
+    assert full_tuning.notes() == {}
+    net.with_plugin(reference).delete(sandbox)
+    assert tuning.everything(sandbox) == state
 
 
-def test_a_directory_in_the_place_of_the_backup(whole, sandbox, before):
-    """ADD is refused and DEL tells of it, when all else is removed, the draft of that ADD, too."""
-    whole.add(sandbox, before)
-    backup = whole.data_dir / f"{sandbox.name}_eth0.json"
+def test_directory_with_the_name_of_the_backup(full_tuning, sandbox, prev_result):
+    """If a directory has the name of the backup ADD fails, and DEL removes the note and the draft, then fails."""
+    full_tuning.add(sandbox, prev_result)
+    backup = full_tuning.data_dir / f"{sandbox.name}_eth0.json"
     backup.unlink()
     backup.mkdir()
-    assert whole.run("ADD", sandbox, before).error()["code"] == 5
-    assert whole.run("DEL", sandbox).error()["code"] == 5
-    assert whole.notes() == {}
-    assert list(whole.data_dir.iterdir()) == [backup]
+    assert full_tuning.run("ADD", sandbox, prev_result).error()["code"] == 5
+    assert full_tuning.run("DEL", sandbox).error()["code"] == 5
+    assert full_tuning.notes() == {}
+    assert list(full_tuning.data_dir.iterdir()) == [backup]
     backup.rmdir()
-    assert whole.delete(sandbox) == ""
+    assert full_tuning.delete(sandbox) == ""
 
 
 @pytest.mark.parametrize("where", ["a file", "a file above"])
-def test_a_data_directory_that_takes_no_file(whole, sandbox, before, tmp_path, where):
-    """Where no backup can be made nothing is changed, and STATUS tells it beforehand; what is idle does not need it."""
+def test_unusable_data_dir(full_tuning, sandbox, prev_result, tmp_path, where):
+    """Without a usable dataDir ADD changes nothing and STATUS fails, but a configuration without attributes works."""
     path = tmp_path / "plain"
     path.touch()
     data_dir = {"a file": path, "a file above": path / "x"}[where]
-    net = whole.having(dataDir=str(data_dir))
-    error = net.run("ADD", sandbox, before).error()
+    net = full_tuning.having(dataDir=str(data_dir))
+    error = net.run("ADD", sandbox, prev_result).error()
     assert error["code"] == 5
     assert error["msg"].startswith("failed to save file eth0.json: ")
     error = net.having(cniVersion="1.1.0").run("STATUS").error()
@@ -83,7 +83,7 @@ def test_a_data_directory_that_takes_no_file(whole, sandbox, before, tmp_path, w
     assert error["msg"].startswith(f"tuning cannot be served: cannot create files in {data_dir}: ")
     assert net.delete(sandbox) == ""
     plain = net.having(mtu=None, mac=None, promisc=None, allmulti=None, txQLen=None)
-    plain.check(sandbox, plain.add(sandbox, before))
+    plain.check(sandbox, plain.add(sandbox, prev_result))
     plain.having(cniVersion="1.1.0").run("STATUS").assert_silent()
 
 
@@ -99,46 +99,48 @@ def test_a_data_directory_that_takes_no_file(whole, sandbox, before, tmp_path, w
         *(f"setns:error=EPERM:when={number}" for number in (1, 3)),
     ],
 )
-def test_a_call_that_fails(whole, sandbox, before, injection):
-    """Whichever system call fails, ADD fails and all is as it was."""
-    empty = whole.everything(sandbox)
-    config = {**whole.config, "prevResult": before}
-    run_injected(whole.host, "tuning", "ADD", config, sandbox, injection).error()
-    assert whole.everything(sandbox) == empty
+def test_failing_system_call(full_tuning, sandbox, prev_result, injection):
+    """If any system call fails, ADD fails and changes nothing."""
+    state = full_tuning.everything(sandbox)
+    config = {**full_tuning.config, "prevResult": prev_result}
+    run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, injection).error()
+    assert full_tuning.everything(sandbox) == state
 
 
 @pytest.mark.needs("syscall_injection")
 @pytest.mark.parametrize("call", ["pwrite64", "write", "rename", "sendto", "recvfrom", "setns"])
-def test_signals_at_any_call(whole, sandbox, before, call):
-    """Terminated, ADD has done all or nothing; killed, whatever it has done to the interface DEL undoes."""
-    empty = whole.everything(sandbox)
-    config = {**whole.config, "prevResult": before}
+def test_signals_at_any_call(full_tuning, sandbox, prev_result, call):
+    """A terminated ADD has succeeded or changed nothing, and DEL undoes the changes of a killed ADD."""
+    state = full_tuning.everything(sandbox)
+    config = {**full_tuning.config, "prevResult": prev_result}
     for occurrence in range(1, 5):
-        done = run_injected(whole.host, "tuning", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}")
-        if done.status == 0:
-            whole.check(sandbox, done.result())
-            whole.delete(sandbox)
+        outcome = run_injected(
+            full_tuning.host, "tuning", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}"
+        )
+        if outcome.status == 0:
+            full_tuning.check(sandbox, outcome.result())
+            full_tuning.delete(sandbox)
         else:
-            assert done.error()["code"] == 11
-        _put_back(sandbox)
-        assert whole.everything(sandbox) == empty
-        run_injected(whole.host, "tuning", "ADD", config, sandbox, f"{call}:signal=KILL:when={occurrence}")
-        whole.delete(sandbox)
-        _put_back(sandbox)
-        assert whole.everything(sandbox) == empty
+            assert outcome.error()["code"] == 11
+        _restore_sysctls(sandbox)
+        assert full_tuning.everything(sandbox) == state
+        run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, f"{call}:signal=KILL:when={occurrence}")
+        full_tuning.delete(sandbox)
+        _restore_sysctls(sandbox)
+        assert full_tuning.everything(sandbox) == state
 
 
-def _put_back(sandbox):
-    """Does what DEL leaves to the end of the pod: its settings."""
+def _restore_sysctls(sandbox):
+    """Restores the sysctls, which DEL does not restore."""
     for key, value in (("core/somaxconn", "4096"), ("ipv4/ip_default_ttl", "64"), ("ipv4/conf/eth0/arp_filter", "0")):
         sandbox.set_sysctl(f"net/{key}", value)
 
 
-def test_a_result_that_cannot_be_told(whole, sandbox, before):
-    """When the result cannot be written, the interface is taken back as after DEL."""
-    empty = whole.everything(sandbox)
-    config = {**whole.config, "prevResult": before}
+def test_result_cannot_be_written(full_tuning, sandbox, prev_result):
+    """If the result cannot be written, ADD restores the interface like DEL."""
+    state = full_tuning.everything(sandbox)
+    config = {**full_tuning.config, "prevResult": prev_result}
     with open("/dev/full", "wb") as full:
-        assert run_injected(whole.host, "tuning", "ADD", config, sandbox, stdout=full).status == 1
-    _put_back(sandbox)
-    assert whole.everything(sandbox) == empty
+        assert run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, stdout=full).status == 1
+    _restore_sysctls(sandbox)
+    assert full_tuning.everything(sandbox) == state

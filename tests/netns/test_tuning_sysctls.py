@@ -1,4 +1,4 @@
-"""What tuning writes below /proc/sys/net, in which order, what it refuses, and the administrator's allow list."""
+"""Sysctls of tuning: keys, order, values that are refused, and the administrator's allow list."""
 
 import json
 
@@ -6,17 +6,17 @@ import pytest
 
 from tests.support.bandwidth_network import connect_veth
 from tests.support.invocation import run_plugin
-from tests.support.tuned import allowing
+from tests.support.tuning_network import install_with_allow_list
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def prev_result(host, sandbox):
+    """The result of the interface plugin; veth0 is the host veth."""
     return connect_veth(host, sandbox)
 
 
 ARP_FILTER = "net/ipv4/conf/eth0/arp_filter"
-LIST = "net.core.somaxconn"
+SOMAXCONN = "net.core.somaxconn"
 
 
 @pytest.mark.parametrize(
@@ -32,24 +32,24 @@ LIST = "net.core.somaxconn"
     ],
 )
 @pytest.mark.parametrize("place", ["the file", "args"])
-def test_a_setting(tuning, sandbox, before, key, name, place):
-    """A setting is written in the pod only, by dots or slashes, from the file or from args; nothing is saved of it."""
-    asked = {"sysctl": {key: "1"}} if place == "the file" else {"args": {"cni": {"sysctl": {key: "1"}}}}
-    net, host = tuning.having(**asked), tuning.everything(tuning.host)
-    assert net.add(sandbox, before) == before
+def test_one_sysctl(tuning, sandbox, prev_result, key, name, place):
+    """A sysctl, with dots or slashes, from the file or from args, is written only in the pod and not saved."""
+    keys = {"sysctl": {key: "1"}} if place == "the file" else {"args": {"cni": {"sysctl": {key: "1"}}}}
+    net, host = tuning.having(**keys), tuning.everything(tuning.host)
+    assert net.add(sandbox, prev_result) == prev_result
     assert sandbox.sysctl(name) == "1"
     assert tuning.everything(tuning.host) == host
     assert not net.data_dir.exists()
-    net.check(sandbox, before)
+    net.check(sandbox, prev_result)
     sandbox.set_sysctl(name, "0")
-    error = net.run("CHECK", sandbox, before).error()
+    error = net.run("CHECK", sandbox, prev_result).error()
     path = f"/proc/sys/{name}"
     assert error["msg"] == f"Error: Tuning configured value of {path} is 1, current value is 0"
     net.delete(sandbox)
 
 
-def test_an_interface_with_a_dot(tuning, host, sandbox):
-    """IFNAME reaches an interface whose name has a dot."""
+def test_interface_with_a_dot(tuning, host, sandbox):
+    """IFNAME stands for the interface's name, also if that has a dot."""
     result = connect_veth(host, sandbox, ifname="eth0.5")
     net = tuning.having(sysctl={"net.ipv4.conf.IFNAME.arp_filter": "1"})
     net.add(sandbox, result, ifname="eth0.5")
@@ -57,21 +57,21 @@ def test_an_interface_with_a_dot(tuning, host, sandbox):
     net.check(sandbox, result, ifname="eth0.5")
 
 
-def test_args_are_merged_key_by_key(tuning, sandbox, before):
-    """A key of args replaces the file's, the others stay."""
+def test_args_are_merged_key_by_key(tuning, sandbox, prev_result):
+    """A sysctl of args replaces the same key of the file and keeps the others."""
     file = {"net.core.somaxconn": "77", "net.ipv4.ip_default_ttl": "11"}
     net = tuning.having(sysctl=file, args={"cni": {"sysctl": {"net.core.somaxconn": "78"}}})
-    net.check(sandbox, net.add(sandbox, before))
+    net.check(sandbox, net.add(sandbox, prev_result))
     assert (sandbox.sysctl("net/core/somaxconn"), sandbox.sysctl("net/ipv4/ip_default_ttl")) == ("78", "11")
 
 
-def test_the_order_of_the_text(tuning, sandbox, before):
-    """Settings are written in the order of the configuration: what stands last has the last word."""
+def test_order_of_sysctls(tuning, sandbox, prev_result):
+    """Sysctls are written in the order of the configuration."""
     keys = ("net.ipv4.conf.all.forwarding", "net.ipv4.conf.IFNAME.forwarding")
-    for order, wanted in ((keys, "0"), (keys[::-1], "1")):
+    for order, expected in ((keys, "0"), (keys[::-1], "1")):
         net = tuning.having(sysctl={key: "1" if key == keys[0] else "0" for key in order})
-        net.add(sandbox, before)
-        assert sandbox.sysctl("net/ipv4/conf/eth0/forwarding") == wanted
+        net.add(sandbox, prev_result)
+        assert sandbox.sysctl("net/ipv4/conf/eth0/forwarding") == expected
         sandbox.set_sysctl("net/ipv4/conf/all/forwarding", "0")
 
 
@@ -84,20 +84,20 @@ def test_the_order_of_the_text(tuning, sandbox, before):
         ("net.ipv4.ping_group_range", " 0  7\n", "0\t7"),
     ],
 )
-def test_values_of_several_words(tuning, sandbox, before, key, value, shown):
-    """CHECK compares words, of however long a value."""
+def test_values_of_several_words(tuning, sandbox, prev_result, key, value, shown):
+    """CHECK compares values word by word, also long ones."""
     net = tuning.having(sysctl={key: value})
-    net.check(sandbox, net.add(sandbox, before))
+    net.check(sandbox, net.add(sandbox, prev_result))
     assert sandbox.sysctl(key.replace(".", "/")) == (shown or value)
     sandbox.set_sysctl(key.replace(".", "/"), "2048 65000" if "range" in key else "7")
-    assert "current value is " in net.run("CHECK", sandbox, before).error()["msg"]
+    assert "current value is " in net.run("CHECK", sandbox, prev_result).error()["msg"]
 
 
-def test_an_empty_value_and_one_that_cannot_be_read(tuning, sandbox, before):
-    """An empty value empties a list; a setting that can only be written is, and is nothing to CHECK."""
+def test_empty_value_and_write_only_sysctl(tuning, sandbox, prev_result):
+    """An empty value is written, and CHECK ignores a write-only sysctl."""
     sandbox.set_sysctl("net/ipv4/ip_local_reserved_ports", "5")
     net = tuning.having(sysctl={"net.ipv4.ip_local_reserved_ports": "", "net.ipv4.route.flush": "1"})
-    net.check(sandbox, net.add(sandbox, before))
+    net.check(sandbox, net.add(sandbox, prev_result))
     assert sandbox.sysctl("net/ipv4/ip_local_reserved_ports") == ""
 
 
@@ -116,27 +116,27 @@ def test_an_empty_value_and_one_that_cannot_be_read(tuning, sandbox, before):
         (["net.core.somaxconn"], 7, '"sysctl" must be an object, not a list'),
     ],
 )
-def test_what_is_refused(tuning, sandbox, before, sysctl, code, msg):
-    """A key outside net, an unknown one or a value that the kernel refuses fails ADD, and nothing stays written."""
+def test_invalid_sysctls_are_refused(tuning, sandbox, prev_result, sysctl, code, msg):
+    """ADD fails and changes nothing for a key that is not below net, an unknown key, or a refused value."""
     first = {"net.core.somaxconn": "77", "net.ipv4.ip_local_port_range": "2000 3000"}
-    whole = first | sysctl if isinstance(sysctl, dict) else sysctl
-    error = tuning.having(sysctl=whole, mtu=1400).refused(sandbox, before)
+    sysctls = first | sysctl if isinstance(sysctl, dict) else sysctl
+    error = tuning.having(sysctl=sysctls, mtu=1400).add_error(sandbox, prev_result)
     assert error["code"] == code
     assert msg in error["msg"]
     assert 0 < len(error["details"]) < 200
 
 
-def test_a_key_that_stands_twice(tuning, sandbox, before):
-    """A key that the text has twice is refused on ADD and CHECK, and nothing is changed; DEL does not mind."""
-    config = json.dumps({**tuning.config, "prevResult": before, "mtu": 1400})
+def test_repeated_sysctl_key(tuning, sandbox, prev_result):
+    """ADD and CHECK refuse a literally repeated key and change nothing, and DEL succeeds."""
+    config = json.dumps({**tuning.config, "prevResult": prev_result, "mtu": 1400})
     text = config[:-1] + ', "sysctl": {"net.core.somaxconn": "1", "net.core.somaxconn": "2"}}'
-    whole = tuning.everything(sandbox)
-    how = {"netns": sandbox, "host": tuning.host, "container_id": sandbox.name}
+    state = tuning.everything(sandbox)
+    arguments = {"netns": sandbox, "host": tuning.host, "container_id": sandbox.name}
     for command in ("ADD", "CHECK"):
-        error = run_plugin("tuning", command, text.encode(), **how).error()
+        error = run_plugin("tuning", command, text.encode(), **arguments).error()
         assert error["msg"] == "duplicated sysctl keys are not allowed"
-    run_plugin("tuning", "DEL", text.encode(), **how).assert_silent()
-    assert tuning.everything(sandbox) == whole
+    run_plugin("tuning", "DEL", text.encode(), **arguments).assert_silent()
+    assert tuning.everything(sandbox) == state
 
 
 REFUSED = "Sysctl {} is not allowed. Only the following sysctls are allowed: [{}]"
@@ -156,35 +156,37 @@ REFUSED = "Sysctl {} is not allowed. Only the following sysctls are allowed: [{}
         ("^net/core/somaxconn$", False),
     ],
 )
-def test_the_allow_list(tuning, sandbox, before, tmp_path, text, allowed):
-    """Without a list everything is allowed; with one what an expression matches, unanchored; STATUS says the same."""
-    net = tuning.having(sysctl={LIST: "77"}, mtu=1400).by(allowing(tmp_path / "bin", text))
+def test_allow_list(tuning, sandbox, prev_result, tmp_path, text, allowed):
+    """Without a list all sysctls are allowed, with one those that an expression matches unanchored; STATUS agrees."""
+    net = tuning.having(sysctl={SOMAXCONN: "77"}, mtu=1400).with_plugin(install_with_allow_list(tmp_path / "bin", text))
     status = net.having(cniVersion="1.1.0").run("STATUS")
     if allowed:
-        net.check(sandbox, net.add(sandbox, before))
+        net.check(sandbox, net.add(sandbox, prev_result))
         status.assert_silent()
         return
     listed = " ".join(line.strip() for line in text.splitlines() if line.strip())
-    assert net.refused(sandbox, before)["msg"] == REFUSED.format(LIST, listed)
-    net.check(sandbox, tuning.having(sysctl={LIST: "77"}, mtu=1400).add(sandbox, before))
+    assert net.add_error(sandbox, prev_result)["msg"] == REFUSED.format(SOMAXCONN, listed)
+    net.check(sandbox, tuning.having(sysctl={SOMAXCONN: "77"}, mtu=1400).add(sandbox, prev_result))
     error = status.error()
-    assert (error["code"], error["msg"]) == (50, f"tuning cannot be served: {REFUSED.format(LIST, listed)}")
+    assert (error["code"], error["msg"]) == (50, f"tuning cannot be served: {REFUSED.format(SOMAXCONN, listed)}")
 
 
-def test_the_allow_list_takes_keys_as_they_are_written(tuning, sandbox, before, tmp_path):
-    """IFNAME is not replaced before the list is looked at, and keys of args are looked at, too."""
-    net = tuning.by(allowing(tmp_path / "bin", "^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$"))
-    net.having(sysctl={"net.ipv4.conf.IFNAME.arp_filter": "1"}).add(sandbox, before)
+def test_allow_list_matches_keys_as_written(tuning, sandbox, prev_result, tmp_path):
+    """Expressions are matched against keys with IFNAME unreplaced, also against keys of args."""
+    net = tuning.with_plugin(install_with_allow_list(tmp_path / "bin", "^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$"))
+    net.having(sysctl={"net.ipv4.conf.IFNAME.arp_filter": "1"}).add(sandbox, prev_result)
     for key in ("net.ipv4.conf.eth0.arp_filter", "net/ipv4/conf/IFNAME/arp_filter"):
-        error = net.having(args={"cni": {"sysctl": {key: "1"}}}).refused(sandbox, before)
+        error = net.having(args={"cni": {"sysctl": {key: "1"}}}).add_error(sandbox, prev_result)
         assert error["msg"].startswith(f"Sysctl {key} is not allowed.")
-    net.having(mtu=1400).add(sandbox, before)
+    net.having(mtu=1400).add(sandbox, prev_result)
 
 
 @pytest.mark.parametrize("line", ["net(", "[[:alpha:]]", "(?=net)", r"(n)\1", "n{,3}"])
-def test_an_allow_list_that_cannot_be_understood(tuning, sandbox, before, tmp_path, line):
-    """A line that is no expression, or means something else to Go, allows nothing; the error has its number."""
-    net = tuning.having(sysctl={LIST: "77"}).by(allowing(tmp_path / "bin", f"somaxconn\n\n{line}\n"))
-    msg = net.refused(sandbox, before)["msg"]
+def test_invalid_allow_list(tuning, sandbox, prev_result, tmp_path, line):
+    """A line that is not an expression, or has another meaning in Go, allows nothing, and the error has its number."""
+    net = tuning.having(sysctl={SOMAXCONN: "77"}).with_plugin(
+        install_with_allow_list(tmp_path / "bin", f"somaxconn\n\n{line}\n")
+    )
+    msg = net.add_error(sandbox, prev_result)["msg"]
     assert msg.startswith(f"error parsing regexp: /etc/cni/tuning/allowlist.conf, line 3: {line}")
     assert net.having(cniVersion="1.1.0").run("STATUS").error()["code"] == 50

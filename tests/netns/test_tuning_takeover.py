@@ -1,95 +1,97 @@
-"""Backups that change hands between the reference and us: each CHECK and DEL takes the other's work for its own."""
+"""Pods of both the reference plugin and podwire: CHECK, DEL and GC accept the other plugin's attributes and backups."""
 
 import json
 
 import pytest
 
 from tests.support.bandwidth_network import connect_veth
-from tests.support.tuned import ALL, TUNED, now
+from tests.support.tuning_network import ALL, TUNED, get_attributes
 
-# What the reference that is installed here (1.1.1) knows: the queue came with 1.4.0, and its CHECK has no IFNAME.
-KNOWN = {key: value for key, value in ALL.items() if key != "txQLen"}
+# The keys of the installed reference plugin (1.1.1): txQLen came with 1.4.0, and its CHECK does not replace IFNAME.
+REFERENCE_KEYS = {key: value for key, value in ALL.items() if key != "txQLen"}
 SYSCTL = {"net.core.somaxconn": "77", "net.ipv4.conf.eth0.arp_filter": "1"}
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def prev_result(host, sandbox):
+    """The result of the interface plugin; veth0 is the host veth."""
     return connect_veth(host, sandbox)
 
 
 @pytest.fixture
 def both(tuning, reference):
-    """Our tuning and the reference's."""
-    return tuning, tuning.by(reference)
+    """Podwire's tuning and the reference plugin's."""
+    return tuning, tuning.with_plugin(reference)
 
 
-@pytest.mark.parametrize("asked", [KNOWN, *({key: value} for key, value in KNOWN.items()), {"sysctl": SYSCTL}, {}])
-def test_made_by_one_taken_back_by_the_other(both, sandbox, before, asked):
-    """Both make the same result and the same backup to the byte; each checks and restores what the other made."""
-    whole, made = both[0].everything(sandbox), []
-    for maker, other in (both, both[::-1]):
-        result = maker.having(**asked).add(sandbox, before)
-        made.append((result["interfaces"], maker.backups(), now(sandbox)))
-        for each in (maker, other):
-            each.having(**asked).check(sandbox, result)
-        other.having(**asked).delete(sandbox, result)
-        assert now(sandbox) == whole_attributes(whole)
-        assert maker.backups() == {}
-    assert made[0] == made[1]
+@pytest.mark.parametrize(
+    "keys", [REFERENCE_KEYS, *({key: value} for key, value in REFERENCE_KEYS.items()), {"sysctl": SYSCTL}, {}]
+)
+def test_each_plugin_restores_the_others_changes(both, sandbox, prev_result, keys):
+    """Both plugins create the same result and the same backup, and each checks and restores the other's changes."""
+    state, created = both[0].everything(sandbox), []
+    for creator, other in (both, both[::-1]):
+        result = creator.having(**keys).add(sandbox, prev_result)
+        created.append((result["interfaces"], creator.backups(), get_attributes(sandbox)))
+        for each in (creator, other):
+            each.having(**keys).check(sandbox, result)
+        other.having(**keys).delete(sandbox, result)
+        assert get_attributes(sandbox) == attributes_of_state(state)
+        assert creator.backups() == {}
+    assert created[0] == created[1]
 
 
-def whole_attributes(whole):
-    """Returns what `now` tells, out of a whole state."""
-    link = whole["pod"]["links"]["eth0"]
+def attributes_of_state(state):
+    """Returns the attributes of eth0 in a state, in the format of get_attributes()."""
+    link = state["pod"]["links"]["eth0"]
     flags = link["flags"]
-    found = {"mac": link["address"], "promisc": "PROMISC" in flags, "mtu": link["mtu"]}
-    return found | {"allmulti": "ALLMULTI" in flags, "txQLen": link["txqlen"]}
+    attributes = {"mac": link["address"], "promisc": "PROMISC" in flags, "mtu": link["mtu"]}
+    return attributes | {"allmulti": "ALLMULTI" in flags, "txQLen": link["txqlen"]}
 
 
-def test_our_add_after_the_references(both, sandbox, before):
-    """Our ADD keeps the values that the reference saved and adds what it did not; DEL of either restores all."""
-    ours, theirs = both
-    first = now(sandbox)
+def test_add_after_the_reference_plugins(both, sandbox, prev_result):
+    """ADD keeps the values in the reference plugin's backup and adds missing ones, and either DEL restores all."""
+    podwire, reference = both
+    first = get_attributes(sandbox)
     for last in both:
-        theirs.having(mtu=1400, promisc=True).add(sandbox, before)
-        ours.having(**KNOWN).add(sandbox, before)
-        assert ours.backup(sandbox) | {"txQLen": 1000} == first
-        assert now(sandbox) == TUNED | {"txQLen": 1000}
+        reference.having(mtu=1400, promisc=True).add(sandbox, prev_result)
+        podwire.having(**REFERENCE_KEYS).add(sandbox, prev_result)
+        assert podwire.backup(sandbox) | {"txQLen": 1000} == first
+        assert get_attributes(sandbox) == TUNED | {"txQLen": 1000}
         last.delete(sandbox)
-        assert (now(sandbox), ours.backups()) == (first, {})
+        assert (get_attributes(sandbox), podwire.backups()) == (first, {})
 
 
-def test_the_references_backup_over_ours(both, sandbox, before):
-    """What the reference wrote over our backup is the reference's: our note of it counts no more."""
-    ours, theirs = both
-    ours.having(mtu=1400).add(sandbox, before)
-    theirs.having(promisc=True).add(sandbox, before)
-    assert ours.gc() == (
-        f"tuning: GC leaves 1 backup(s) in {ours.data_dir} alone that name no network: "
+def test_backup_that_the_reference_plugin_overwrote(both, sandbox, prev_result):
+    """The note of a backup is invalid once the reference plugin has overwritten the backup."""
+    podwire, reference = both
+    podwire.having(mtu=1400).add(sandbox, prev_result)
+    reference.having(promisc=True).add(sandbox, prev_result)
+    assert podwire.gc() == (
+        f"tuning: GC leaves 1 backup(s) in {podwire.data_dir} alone that name no network: "
         "the reference plugin made them, for this network or another\n"
     )
-    assert ours.backup(sandbox) == {"promisc": False}
-    ours.delete(sandbox)
-    assert (now(sandbox)["mtu"], now(sandbox)["promisc"]) == (1400, False)
+    assert podwire.backup(sandbox) == {"promisc": False}
+    podwire.delete(sandbox)
+    assert (get_attributes(sandbox)["mtu"], get_attributes(sandbox)["promisc"]) == (1400, False)
 
 
-def test_a_note_of_another_life_beside_the_references_backup(both, host, new_sandbox):
-    """The reference's backup of a new life is not taken for the old one by a note that was left."""
-    ours, theirs = (net.having(mtu=1400) for net in both)
-    lives, how = [new_sandbox(), new_sandbox()], {"container_id": "same"}
+def test_stale_note_of_a_reference_backup(both, host, new_sandbox):
+    """A stale note does not attribute the reference plugin's backup of a new life to the old one."""
+    podwire, reference = (net.having(mtu=1400) for net in both)
+    lives, arguments = [new_sandbox(), new_sandbox()], {"container_id": "same"}
     results = [connect_veth(host, pod, f"veth{number}") for number, pod in enumerate(lives)]
-    ours.add(lives[0], results[0], **how)
-    theirs.delete(lives[0], **how)
-    assert len(ours.notes()) == 1
-    theirs.add(lives[1], results[1], **how)
-    ours.delete(lives[1], **how)
-    assert (now(lives[1])["mtu"], ours.backups(), ours.notes()) == (1500, {}, {})
+    podwire.add(lives[0], results[0], **arguments)
+    reference.delete(lives[0], **arguments)
+    assert len(podwire.notes()) == 1
+    reference.add(lives[1], results[1], **arguments)
+    podwire.delete(lives[1], **arguments)
+    assert (get_attributes(lives[1])["mtu"], podwire.backups(), podwire.notes()) == (1500, {}, {})
 
 
 @pytest.fixture
-def alike(host, new_sandbox):
-    """Two pods (namespace, result, names) whose backups the reference calls both `a_b_c.json`."""
+def same_name_pods(host, new_sandbox):
+    """Two pods (namespace, result, arguments) whose backups the reference plugin names `a_b_c.json`."""
     attachments = (("a", "b_c"), ("a_b", "c"))
     pods = [new_sandbox() for _ in attachments]
     return [
@@ -99,64 +101,65 @@ def alike(host, new_sandbox):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_attachments_of_one_name_are_not_mixed(tuning, alike, order):
-    """Each DEL restores what that pod's interface was like, in whichever order they come, and nothing stays."""
+def test_backups_of_attachments_with_the_same_name(tuning, same_name_pods, order):
+    """Each DEL restores its pod's interface, in any order, and no backup remains."""
     mtus = [1800, 2000]
-    for (pod, result, how), mtu in zip(alike, mtus, strict=True):
-        pod.ip("link", "set", how["ifname"], "mtu", str(mtu))
-        tuning.having(mtu=1400).add(pod, result, **how)
-    for pod, _, how in alike[::order]:
+    for (pod, result, arguments), mtu in zip(same_name_pods, mtus, strict=True):
+        pod.ip("link", "set", arguments["ifname"], "mtu", str(mtu))
+        tuning.having(mtu=1400).add(pod, result, **arguments)
+    for pod, _, arguments in same_name_pods[::order]:
         for _ in range(2):
-            tuning.delete(pod, **how)
-    assert [now(pod, how["ifname"])["mtu"] for pod, _, how in alike] == mtus
+            tuning.delete(pod, **arguments)
+    assert [get_attributes(pod, arguments["ifname"])["mtu"] for pod, _, arguments in same_name_pods] == mtus
     assert (tuning.backups(), tuning.notes()) == ({}, {})
 
 
-def test_the_references_backup_of_a_name_that_two_have(both, alike):
-    """What the reference made is restored; DEL of an attachment that is gone leaves it to the other one."""
-    ours, theirs = (net.having(mtu=1400) for net in both)
-    (gone, gone_result, gone_how), (pod, result, how) = alike
-    ours.add(gone, gone_result, **gone_how)
-    theirs.add(pod, result, **how)
-    for netns in (gone, "", "/no/such/netns"):
-        ours.delete(netns, **gone_how)
-    assert ours.backups().keys() == {"a_b_c.json"}
-    ours.delete(pod, **how)
-    assert [now(each, names["ifname"])["mtu"] for each, _, names in alike] == [1500, 1500]
-    assert (ours.backups(), ours.notes()) == ({}, {})
+def test_reference_backup_of_a_shared_name(both, same_name_pods):
+    """DEL of a stale attachment keeps the reference plugin's backup, and DEL of the other one restores from it."""
+    podwire, reference = (net.having(mtu=1400) for net in both)
+    (stale, stale_result, stale_arguments), (pod, result, arguments) = same_name_pods
+    podwire.add(stale, stale_result, **stale_arguments)
+    reference.add(pod, result, **arguments)
+    for netns in (stale, "", "/no/such/netns"):
+        podwire.delete(netns, **stale_arguments)
+    assert podwire.backups().keys() == {"a_b_c.json"}
+    podwire.delete(pod, **arguments)
+    assert [get_attributes(each, names["ifname"])["mtu"] for each, _, names in same_name_pods] == [1500, 1500]
+    assert (podwire.backups(), podwire.notes()) == ({}, {})
 
 
-def test_gc(both, host, new_sandbox):
-    """GC removes the backups of this network's attachments that are not listed; all else stays, and is counted."""
-    ours, theirs = (net.having(mtu=1400) for net in both)
-    made = (("keep", ours), ("stale", ours), ("other", ours.having(name="net2")), ("theirs", theirs), ("gone", ours))
-    for number, (name, net) in enumerate(made):
+def test_gc_removes_stale_backups(both, host, new_sandbox):
+    """GC removes the backups of this network's unlisted attachments, and keeps and counts the others."""
+    podwire, reference = (net.having(mtu=1400) for net in both)
+    other = podwire.having(name="net2")
+    pods = (("keep", podwire), ("stale", podwire), ("other", other), ("reference", reference), ("deleted", podwire))
+    for number, (name, net) in enumerate(pods):
         pod = new_sandbox()
         net.add(pod, connect_veth(host, pod, f"veth{number}"), container_id=name)
-        if name == "gone":
-            theirs.delete(pod, container_id=name)
-    foreign = ours.data_dir / "README"
+        if name == "deleted":
+            reference.delete(pod, container_id=name)
+    foreign = podwire.data_dir / "README"
     foreign.write_text("mine")
-    assert ours.notes().keys() == {f"{name}_eth0.json" for name in ("keep", "stale", "other", "gone")}
-    assert ours.gc(("keep", "eth0"), ("theirs", "eth0")) == ""
-    kept = {f"{name}_eth0.json" for name in ("keep", "other", "theirs")}
-    assert ours.backups().keys() == kept | {"README"}
-    assert ours.notes().keys() == {"keep_eth0.json", "other_eth0.json"}
-    assert "leaves 1 backup(s)" in ours.gc()
-    assert ours.backups().keys() == {"other_eth0.json", "theirs_eth0.json", "README"}
-    assert json.loads(ours.backups()["theirs_eth0.json"]) == {"mtu": 1500}
+    assert podwire.notes().keys() == {f"{name}_eth0.json" for name in ("keep", "stale", "other", "deleted")}
+    assert podwire.gc(("keep", "eth0"), ("reference", "eth0")) == ""
+    kept = {f"{name}_eth0.json" for name in ("keep", "other", "reference")}
+    assert podwire.backups().keys() == kept | {"README"}
+    assert podwire.notes().keys() == {"keep_eth0.json", "other_eth0.json"}
+    assert "leaves 1 backup(s)" in podwire.gc()
+    assert podwire.backups().keys() == {"other_eth0.json", "reference_eth0.json", "README"}
+    assert json.loads(podwire.backups()["reference_eth0.json"]) == {"mtu": 1500}
 
 
-def test_gc_without_anything(tuning, tmp_path):
-    """GC and STATUS of a host where nothing was tuned yet succeed and make nothing."""
+def test_gc_without_backups(tuning, tmp_path):
+    """GC and STATUS on a host without backups succeed and create nothing."""
     assert tuning.gc() == ""
     tuning.having(cniVersion="1.1.0", mtu=1400).run("STATUS").assert_silent()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("keys", [{"mtu": "x"}, {"sysctl": {"kernel.hostname": "x"}}, {"mac": "zz"}])
-def test_status_of_a_broken_configuration(tuning, keys):
-    """STATUS has code 50 for a configuration that ADD would refuse."""
+def test_status_of_an_invalid_configuration(tuning, keys):
+    """STATUS fails with code 50 for a configuration that ADD would refuse."""
     error = tuning.having(cniVersion="1.1.0", **keys).run("STATUS").error()
     assert error["code"] == 50
     assert error["msg"].startswith("tuning cannot be served: ")
