@@ -1,4 +1,4 @@
-"""The results in the documents are what the plugins print, and names in the kernel are formed as the pages say."""
+"""The plugins print the results in the documents, and create the documented names in the kernel."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac
 SOLE = ("bridge", "ptp", "loopback", "host-local", "static")
 
 
-def shown(plugin: str) -> dict[str, Any]:
+def documented_result(plugin: str) -> dict[str, Any]:
     """Returns the result in a plugin's page."""
     (result,) = (value for value in map(json.loads, blocks(plugin)) if "interfaces" in value or "ips" in value)
     assert isinstance(result, dict)
     return result
 
 
-def example(plugin: str) -> dict[str, Any]:
+def documented_config(plugin: str) -> dict[str, Any]:
     """Returns the configuration in a plugin's page, of the version of its result."""
     config = json.loads(blocks(plugin)[0])
     conf = next(item for item in config.get("plugins", [config]) if plugin in (item["type"], "host-local", "static"))
@@ -42,7 +42,7 @@ def blocks(plugin: str) -> list[str]:
     return Document(DOCS / f"{plugin}.md").blocks("json")
 
 
-def plain(result: dict[str, Any]) -> Any:
+def with_placeholders(result: dict[str, Any]) -> Any:
     """Returns a result with placeholders for values that differ between attachments."""
     text = json.dumps(result)
     for pattern, word in CHANGING:
@@ -63,43 +63,43 @@ def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Call
 
 
 @pytest.mark.parametrize("name", SOLE)
-def test_the_result_in_a_page_is_the_one_that_is_printed(add, name):
-    """The example of the page of an interface or IPAM plugin gives the result below it."""
-    assert plain(add(name, example(name))) == plain(shown(name))
+def test_result_in_a_page_is_the_printed_one(add, name):
+    """The example configuration in the page of an interface or IPAM plugin has the result below it."""
+    assert with_placeholders(add(name, documented_config(name))) == with_placeholders(documented_result(name))
 
 
 @pytest.mark.needs("ifb", "tbf")
-def test_the_result_of_bandwidth_is_the_one_that_is_printed(add):
-    """A limit of what a pod sends adds the interface that the page shows, under the name on the page."""
+def test_result_of_bandwidth_is_the_printed_one(add):
+    """An egress limit adds the interface in the page to the result, with the documented name."""
     limits = {"ingressRate": 10**7, "ingressBurst": 10**6, "egressRate": 10**7, "egressBurst": 10**6}
     config = {"cniVersion": "1.1.0", "name": "podwire", "type": "bandwidth", "runtimeConfig": {"bandwidth": limits}}
-    result = add("bandwidth", {**config, "prevResult": add("bridge", example("bridge"))})
-    assert plain(result) == plain(shown("bandwidth"))
+    result = add("bandwidth", {**config, "prevResult": add("bridge", documented_config("bridge"))})
+    assert with_placeholders(result) == with_placeholders(documented_result("bandwidth"))
     assert result["interfaces"][-1]["name"] == "bwp" + hashlib.sha512(b"podwireweb-0-id").hexdigest()[:12]
 
 
-def test_the_result_of_tuning_is_the_one_that_is_printed(add, sandbox, tmp_path):
-    """An MTU and a MAC change the result as the page shows it, and the interface."""
+def test_result_of_tuning_is_the_printed_one(add, sandbox, tmp_path):
+    """MTU and MAC address change the result as in the page, and the interface."""
     config = {"cniVersion": "1.1.0", "name": "podwire", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
     options = {"mtu": 1400, "mac": "02:00:00:00:00:05"}
-    result = add("tuning", {**config, **options, "prevResult": add("bridge", example("bridge"))})
-    assert plain(result) == plain(shown("tuning"))
-    assert result["interfaces"][2] == {**shown("tuning")["interfaces"][2], "sandbox": sandbox.path}
+    result = add("tuning", {**config, **options, "prevResult": add("bridge", documented_config("bridge"))})
+    assert with_placeholders(result) == with_placeholders(documented_result("tuning"))
+    assert result["interfaces"][2] == {**documented_result("tuning")["interfaces"][2], "sandbox": sandbox.path}
     assert links(sandbox)["eth0"]["mtu"] == 1400
 
 
 @pytest.mark.needs("nft_nat")
-def test_names_in_nftables_are_formed_as_the_page_says(add, host):
+def test_names_in_nftables_are_as_documented(add, host):
     """The comment of a masquerade rule begins with hashes of network, and of interface and container."""
-    add("bridge", {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"})
+    add("bridge", {**documented_config("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"})
     start = "-".join(hashlib.sha512(text).hexdigest()[:16] for text in (b"podwire", b"eth0:web-0-id"))
     assert f'comment "{start}, net: podwire, if: eth0, id: web-0-id"' in host.run("nft", "list", "ruleset")
 
 
-def lanes(trace: str) -> list[str]:
-    """Returns the figure's lanes that a process talked to, from its system calls; repetitions in a row count once."""
+def list_lanes(trace: str) -> list[str]:
+    """Returns the figure's lanes that a process used, from its system calls; repetitions in a row count once."""
     sockets: dict[str, str] = {}
-    spoken, in_host_namespace = [], True
+    targets_in_order, in_host_namespace = [], True
     for line in trace.splitlines():
         if match := re.match(r"socket\(AF_NETLINK, .*?, (\w+)\) = (\d+)", line):
             route = "kernel: host" if in_host_namespace else "kernel: pod"
@@ -107,18 +107,18 @@ def lanes(trace: str) -> list[str]:
         elif line.startswith("setns("):
             in_host_namespace = not in_host_namespace
         elif match := re.match(r"sendto\((\d+),", line):
-            spoken.append(sockets[match[1]])
+            targets_in_order.append(sockets[match[1]])
         elif line.startswith("flock("):
-            spoken.append("files")
+            targets_in_order.append("files")
         elif line.startswith("write(1,"):
-            spoken.append("runtime")
-    return [lane for lane, _ in groupby(spoken)]
+            targets_in_order.append("runtime")
+    return [lane for lane, _ in groupby(targets_in_order)]
 
 
 @pytest.mark.needs("nft_nat")
-def test_an_add_talks_to_the_lanes_of_the_figure(bin_dir, host, new_sandbox, store, tmp_path):
-    """The second pod's ADD talks to kernel, files and packet filter in the figure's order, in one process."""
-    config = {**example("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"}
+def test_add_uses_the_lanes_of_the_figure(bin_dir, host, new_sandbox, store, tmp_path):
+    """The second pod's ADD uses kernel, files and packet filter in the figure's order, in one process."""
+    config = {**documented_config("bridge"), "ipMasq": True, "ipMasqBackend": "nftables"}
     config = {**config, "ipam": {**config["ipam"], "dataDir": str(store)}}
     run_plugin("bridge", "ADD", config, netns=new_sandbox(), container_id="first", host=host).result()
     calls, pod = tmp_path / "calls", new_sandbox()
@@ -131,4 +131,4 @@ def test_an_add_talks_to_the_lanes_of_the_figure(bin_dir, host, new_sandbox, sto
     drawn = runpy.run_path(str(DOCS / "figures.py"))
     # The host's socket creates the veth pair, although one end of it is created in the pod.
     targets = ["kernel: host" if "veth pair" in text else drawn["_LANES"][end] for _, end, text in drawn["_STEPS"][1:]]
-    assert lanes("\n".join(lines)) == [lane for lane, _ in groupby(targets)]
+    assert list_lanes("\n".join(lines)) == [lane for lane, _ in groupby(targets)]

@@ -1,4 +1,4 @@
-"""The log as the built plugins write it, of real attachments."""
+"""The log that the built plugins write for real attachments."""
 
 from __future__ import annotations
 
@@ -23,31 +23,39 @@ from tests.support.namespaces import Namespace
 
 MARK = "s3cr3t-mark"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-AT_ONCE = 24
+PARALLEL_VERBS = 24
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where the log is."""
+    """The path of the log."""
     return tmp_path / "podwire.log"
 
 
-def logging(network: Network, target: Path | str, level: str = "debug", **env: str) -> Network:
-    """Returns the network with its log switched on by the environment."""
+def enable_log(network: Network, target: Path | str, level: str = "debug", **env: str) -> Network:
+    """Returns the network with its log enabled by the environment."""
     return replace(network, env={"PODWIRE_LOG": str(target), "PODWIRE_LOG_LEVEL": level, **env})
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    """Returns the lines of the log, each of which must be one JSON object."""
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the lines of the log; fails if one is not a JSON object."""
     return [json.loads(text) for text in file.read_text().splitlines()]
 
 
-def calls(network: Network, sandbox: Namespace, directory: Path, **env: str) -> list[str]:
-    """Returns the system calls of an ADD that have to do with files and sockets, and its writes."""
+def trace_add(network: Network, sandbox: Namespace, directory: Path, **env: str) -> list[str]:
+    """Runs ADD and returns its system calls for files and sockets, and its writes."""
     trace = directory / "trace"
     variables = {"CONTAINERID": sandbox.name, "NETNS": sandbox.path, "IFNAME": "eth0", "PATH": binaries.directory()}
     cni = {f"CNI_{name}": str(value) for name, value in variables.items()}
-    program = ["strace", "-s500", "-o", str(trace), "-e", "trace=%file,%network,write", binaries.directory() / "bridge"]
+    program: list[str | Path] = [
+        "strace",
+        "-s500",
+        "-o",
+        str(trace),
+        "-e",
+        "trace=%file,%network,write",
+        binaries.directory() / "bridge",
+    ]
     with network.host.entered():
         done = subprocess.run(
             program,
@@ -61,87 +69,87 @@ def calls(network: Network, sandbox: Namespace, directory: Path, **env: str) -> 
     return trace.read_text().splitlines()
 
 
-def test_off_by_default(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
-    """Without being asked a verb opens no log, and asked it opens a log, looks where that is, and makes one write."""
-    assert not [call for call in calls(network, sandbox, tmp_path) if "O_APPEND" in call or "journal" in call]
+def test_log_is_off_by_default(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
+    """A verb opens no log by default, and if enabled it opens the file, reads its status and writes once."""
+    assert not [call for call in trace_add(network, sandbox, tmp_path) if "O_APPEND" in call or "journal" in call]
     network.delete(sandbox)
-    asked = calls(network, sandbox, tmp_path, PODWIRE_LOG=str(file))
-    (opened,) = (number for number, call in enumerate(asked) if "O_APPEND" in call)
-    assert str(file) in asked[opened]
-    names = [call.split("(")[0] for call in asked[opened:] if not call.startswith("+++")]
+    logged_calls = trace_add(network, sandbox, tmp_path, PODWIRE_LOG=str(file))
+    (opened,) = (number for number, call in enumerate(logged_calls) if "O_APPEND" in call)
+    assert str(file) in logged_calls[opened]
+    names = [call.split("(")[0] for call in logged_calls[opened:] if not call.startswith("+++")]
     assert [name for name in names if "stat" not in name] == ["openat", "write"]
-    assert len(lines(file)) == 1
+    assert len(read_lines(file)) == 1
 
 
 @pytest.mark.needs("nft_nat", "nft_inet")
 def test_levels(network: Network, sandbox: Namespace, file: Path):
-    """At debug ADD and DEL tell what they changed and how long it took, at info and error they do not."""
+    """At level debug ADD and DEL log changes and steps with durations, and at info and error they do not."""
     masquerading = network.having(ipMasq=True, ipMasqBackend="nftables")
-    result = logging(masquerading, file).add(sandbox)
-    logging(masquerading, file).delete(sandbox, result)
-    added, deleted = lines(file)
+    result = enable_log(masquerading, file).add(sandbox)
+    enable_log(masquerading, file).delete(sandbox, result)
+    added, deleted = read_lines(file)
     veth = result["interfaces"][1]["name"]
     assert f'make veth pair "{veth}" - "eth0"' in added["changes"]
     assert f'delete "{veth}", the other end of "eth0"' in deleted["changes"]
     assert added["result"] == {"ips": [result["ips"][0]["address"]]}
     assert {"create the veth pair", "host-local ADD", "rules by nftables"} <= {step["what"] for step in added["steps"]}
     assert sum(step["ms"] for step in added["steps"] if step["what"] == "host-local ADD") < added["ms"]
-    assert [line["version"] for line in (added, deleted)] == [version()] * 2
-    logging(network, file, "info").add(sandbox)
-    logging(network, file, "error").delete(sandbox)
-    assert not {"steps", "changes"} & lines(file)[-1].keys()
-    assert [line["command"] for line in lines(file)] == ["ADD", "DEL", "ADD"]
+    assert [line["version"] for line in (added, deleted)] == [built_version()] * 2
+    enable_log(network, file, "info").add(sandbox)
+    enable_log(network, file, "error").delete(sandbox)
+    assert not {"steps", "changes"} & read_lines(file)[-1].keys()
+    assert [line["command"] for line in read_lines(file)] == ["ADD", "DEL", "ADD"]
 
 
-def test_a_failed_add_tells_what_it_took_back(network: Network, new_sandbox: Callable[[], Namespace], file: Path):
-    """The line of an ADD without a free address has the error, and among the changes what was made and undone."""
+def test_failed_add_logs_its_rollback(network: Network, new_sandbox: Callable[[], Namespace], file: Path):
+    """The line of an ADD without a free address has the error, and the changes with their rollback."""
     small = network.having(ipam={**network.config["ipam"], "ranges": [[{"subnet": "10.22.0.0/30"}]]})
     small.add(new_sandbox())
-    error = logging(small, file).run("ADD", new_sandbox()).error()
-    (line,) = lines(file)
+    error = enable_log(small, file).run("ADD", new_sandbox()).error()
+    (line,) = read_lines(file)
     assert line["error"] == {key: error[key] for key in ("code", "msg", "details") if key in error}
-    (made,) = (match[1] for change in line["changes"] if (match := re.match(r'make veth pair "(\w+)"', change)))
-    assert line["changes"].index(f'delete "{made}"') > 0
+    (veth,) = (match[1] for change in line["changes"] if (match := re.match(r'make veth pair "(\w+)"', change)))
+    assert line["changes"].index(f'delete "{veth}"') > 0
     assert line["level"] == "error"
 
 
 def test_keys_and_environment(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
-    """A network's keys switch its log on, and the environment's file wins over theirs."""
-    keyed = network.having(logFile=str(file), logLevel="debug")
-    keyed.add(sandbox)
-    assert "changes" in lines(file)[0]
+    """A network's keys enable its log, and the file in the environment overrides the key."""
+    configured = network.having(logFile=str(file), logLevel="debug")
+    configured.add(sandbox)
+    assert "changes" in read_lines(file)[0]
     other = tmp_path / "other"
-    replace(keyed, env={"PODWIRE_LOG": str(other)}).delete(sandbox)
-    assert (len(lines(file)), [line["command"] for line in lines(other)]) == (1, ["DEL"])
+    replace(configured, env={"PODWIRE_LOG": str(other)}).delete(sandbox)
+    assert (len(read_lines(file)), [line["command"] for line in read_lines(other)]) == (1, ["DEL"])
 
 
-def test_stdout_is_the_results(network: Network, sandbox: Namespace, file: Path):
+def test_log_on_stderr_leaves_stdout_unchanged(network: Network, sandbox: Namespace, file: Path):
     """The result on stdout is the same with the log on stderr, which has one line."""
-    outcome = logging(network, "stderr").run("ADD", sandbox)
+    outcome = enable_log(network, "stderr").run("ADD", sandbox)
     assert outcome.result()["ips"]
     assert json.loads(outcome.stderr)["containerID"] == sandbox.name
 
 
 @pytest.mark.parametrize("kind", ["absent directory", "fifo", "device"])
-def test_an_unwritable_log_fails_no_verb(kind: str, network: Network, sandbox: Namespace, tmp_path: Path):
-    """A log that cannot be written is told in one line on stderr, and ADD and DEL succeed."""
+def test_unwritable_log_fails_no_verb(kind: str, network: Network, sandbox: Namespace, tmp_path: Path):
+    """A log that cannot be written is reported in one line on stderr, and ADD and DEL succeed."""
     target = {"absent directory": tmp_path / "absent" / "log", "fifo": tmp_path / "fifo", "device": Path("/dev/full")}
     if kind == "fifo":
         os.mkfifo(target[kind])
-    broken = logging(network, target[kind])
+    broken = enable_log(network, target[kind])
     for command in ("ADD", "DEL"):
         outcome = broken.run(command, sandbox)
         assert outcome.status == 0
         assert re.fullmatch(r"podwire: log: cannot write to \S+: .+\n", outcome.stderr)
 
 
-def test_a_full_disk_fails_no_verb(network: Network, sandbox: Namespace, tmp_path: Path):
-    """On a full disk ADD and DEL succeed, and the log keeps whole lines only."""
+def test_full_disk_fails_no_verb(network: Network, sandbox: Namespace, tmp_path: Path):
+    """On a full disk ADD succeeds, and the log keeps only whole lines."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = f"mount -t tmpfs -o size=8k podwire {disk}; head -c 8000 /dev/zero | tr '\\0' '\\n' > {disk}/log"
-    bin_dir = wrapped(tmp_path / "bin", mounted, after=f"tail -c 200 {disk}/log | tr -d '\\n' | wc -c >&2")
-    full = replace(logging(network, disk / "log"), bin_dir=bin_dir, path=str(binaries.directory()))
+    bin_dir = install_wrapper(tmp_path / "bin", mounted, after=f"tail -c 200 {disk}/log | tr -d '\\n' | wc -c >&2")
+    full = replace(enable_log(network, disk / "log"), bin_dir=bin_dir, path=str(binaries.directory()))
     outcome = full.run("ADD", sandbox)
     assert outcome.result()["ips"]
     assert outcome.stderr.splitlines()[0].endswith("there is no room for the line")
@@ -149,37 +157,39 @@ def test_a_full_disk_fails_no_verb(network: Network, sandbox: Namespace, tmp_pat
 
 
 def test_no_secrets(network: Network, sandbox: Namespace, file: Path):
-    """What is put into CNI_ARGS, args, unknown keys and the environment never appears, whether a verb fails or not."""
-    told = network.having(token=MARK, args={"token": MARK}, runtimeConfig={"token": MARK})
-    telling = logging(told, file, TOKEN=MARK, TRACESTATE=MARK)
-    telling.run("ADD", sandbox, args=f"IgnoreUnknown=1;TOKEN={MARK};K8S_POD_NAMESPACE=a;K8S_POD_NAME=b").result()
-    telling.run("ADD", sandbox, args=f"TOKEN={MARK}").error()
-    telling.delete(sandbox)
+    """Values of CNI_ARGS, args, unknown keys and the environment are never logged, whether or not a verb fails."""
+    with_secrets = network.having(token=MARK, args={"token": MARK}, runtimeConfig={"token": MARK})
+    logging_network = enable_log(with_secrets, file, TOKEN=MARK, TRACESTATE=MARK)
+    logging_network.run(
+        "ADD", sandbox, args=f"IgnoreUnknown=1;TOKEN={MARK};K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"
+    ).result()
+    logging_network.run("ADD", sandbox, args=f"TOKEN={MARK}").error()
+    logging_network.delete(sandbox)
     assert MARK not in file.read_text()
-    assert [line.get("pod") for line in lines(file)] == ["a/b", None, None]
+    assert [line.get("pod") for line in read_lines(file)] == ["a/b", None, None]
 
 
-def test_verbs_at_once_write_whole_lines(network: Network, sandbox: Namespace, file: Path):
-    """Many verbs at once, with long lines, leave one whole line each."""
+def test_parallel_verbs_write_whole_lines(network: Network, sandbox: Namespace, file: Path):
+    """Each of many parallel verbs with long lines writes one whole line."""
     config = {"cniVersion": "1.0.0", "name": "n" * 200, "type": "loopback"}
     env = {"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug"}
     started = [
         start_plugin("loopback", "ADD", netns=sandbox, container_id=f"c{number}" * 40, host=network.host, env=env)
-        for number in range(AT_ONCE)
+        for number in range(PARALLEL_VERBS)
     ]
     for process in started:
         finish(process, config).result()
-    assert {line["containerID"] for line in lines(file)} == {f"c{number}" * 40 for number in range(AT_ONCE)}
-    assert len(lines(file)) == AT_ONCE
+    assert {line["containerID"] for line in read_lines(file)} == {f"c{number}" * 40 for number in range(PARALLEL_VERBS)}
+    assert len(read_lines(file)) == PARALLEL_VERBS
 
 
 def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
-    """What listens under the name of journald gets a datagram for each verb."""
+    """The socket of journald receives one datagram for each verb."""
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(path))
         journal.settimeout(10)
-        outcome = with_run(network, tmp_path, f"touch journal/socket; mount --bind {path} journal/socket").run(
+        outcome = with_journald(network, tmp_path, f"touch journal/socket; mount --bind {path} journal/socket").run(
             "ADD", sandbox
         )
         assert outcome.result()["ips"], outcome.stderr
@@ -190,54 +200,54 @@ def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
     assert b"bridge ADD of eth0 (10.22.0.2/16) took " in datagram
 
 
-def test_without_journald_no_verb_fails(network: Network, sandbox: Namespace, tmp_path: Path):
-    """Where nobody listens under journald's name that is told, and the verb succeeds."""
-    outcome = with_run(network, tmp_path, "true").run("ADD", sandbox)
+def test_missing_journald_fails_no_verb(network: Network, sandbox: Namespace, tmp_path: Path):
+    """Without journald's socket the verb prints a message on stderr and succeeds."""
+    outcome = with_journald(network, tmp_path, "true").run("ADD", sandbox)
     assert outcome.result()["ips"]
     assert outcome.stderr == "podwire: log: cannot write to journald: No such file or directory\n"
 
 
-def with_run(network: Network, directory: Path, fill: str) -> Network:
-    """Returns the network with its log in journald, and with a /run of its own; `fill` runs in its systemd."""
+def with_journald(network: Network, directory: Path, fill: str) -> Network:
+    """Returns the network with its log in journald and a separate /run; `fill` runs in its /run/systemd."""
     run = directory / "run"
-    made = f"""
+    script = f"""
         mkdir {run}
         mount -t tmpfs podwire {run}
         mkdir -p {run}/netns {run}/systemd/journal
         mount --rbind /run/netns {run}/netns
         (cd {run}/systemd; {fill})
         mount --rbind {run} /run"""
-    bin_dir = wrapped(directory / "bin", made)
-    return replace(logging(network, "journald"), bin_dir=bin_dir, path=str(binaries.directory()))
+    bin_dir = install_wrapper(directory / "bin", script)
+    return replace(enable_log(network, "journald"), bin_dir=bin_dir, path=str(binaries.directory()))
 
 
 def test_trace_context_reaches_delegates(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
-    """TRACEPARENT and TRACESTATE are passed on to a delegate in a process of its own, and the former is in the line."""
+    """TRACEPARENT and TRACESTATE are passed on to a delegate in a separate process, and the former is logged."""
     result = {"cniVersion": "1.0.0", "ips": [{"address": "10.22.0.9/16"}]}
     body = f'echo "$TRACEPARENT $TRACESTATE" > {tmp_path}/seen'
     ipam = scripted_ipam.install(tmp_path / "ipam", result, body)
-    traced = logging(network, file, TRACEPARENT=TRACE, TRACESTATE="a=b")
+    traced = enable_log(network, file, TRACEPARENT=TRACE, TRACESTATE="a=b")
     replace(traced, path=str(ipam.directory)).having(ipam={"type": scripted_ipam.NAME}).add(sandbox)
     assert (tmp_path / "seen").read_text() == f"{TRACE} a=b\n"
-    (line,) = lines(file)
+    (line,) = read_lines(file)
     assert (line["traceID"], line["parentID"]) == tuple(TRACE.split("-")[1:3])
     assert f"run ADD of scripted ({ipam.directory / 'scripted'})" in line["changes"]
 
 
-def test_delegates_lines(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
-    """A delegate inside the process is a step of its caller's line; one in a process of its own writes its own."""
-    logging(network, file).add(sandbox)
-    assert [line["plugin"] for line in lines(file)] == ["bridge"]
+def test_delegates_log(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
+    """A delegate inside the process is a step of its caller's line, and one in a separate process writes a line."""
+    enable_log(network, file).add(sandbox)
+    assert [line["plugin"] for line in read_lines(file)] == ["bridge"]
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(binaries.directory() / "host-local", other)
-    replace(logging(network, file), path=str(other)).delete(sandbox)
-    assert [line["plugin"] for line in lines(file)] == ["bridge", "host-local", "bridge"]
-    assert [change.split()[0] for change in lines(file)[1]["changes"]] == ["release"]
+    replace(enable_log(network, file), path=str(other)).delete(sandbox)
+    assert [line["plugin"] for line in read_lines(file)] == ["bridge", "host-local", "bridge"]
+    assert [change.split()[0] for change in read_lines(file)[1]["changes"]] == ["release"]
 
 
-def wrapped(directory: Path, before: str, after: str = "") -> Path:
-    """Returns a directory with a `bridge` that runs in a mount namespace, `before` and `after` it shell commands."""
+def install_wrapper(directory: Path, before: str, after: str = "") -> Path:
+    """Returns a directory with a `bridge` in a mount namespace, between the shell commands `before` and `after`."""
     directory.mkdir()
     program = directory / "bridge"
     script = f"{before}\n{binaries.directory()}/bridge\nstatus=$?\n{after}\nexit $status"
@@ -246,10 +256,10 @@ def wrapped(directory: Path, before: str, after: str = "") -> Path:
     return directory
 
 
-def version() -> str:
-    """Returns the release that the built file names."""
+def built_version() -> str:
+    """Returns the release in the output of the built file."""
     done = subprocess.run([binaries.directory() / "bridge"], env={}, capture_output=True, text=True, check=True)
-    return re.findall(r"podwire\.(\S+)", done.stderr)[0]
+    return str(re.findall(r"podwire\.(\S+)", done.stderr)[0])
 
 
 @pytest.mark.parametrize(
@@ -262,8 +272,8 @@ def version() -> str:
         ("-osize=0 -ttmpfs", "log", True),
     ],
 )
-def test_a_log_on_a_file_system_of_the_kernels(host: Namespace, tmp_path: Path, kind: str, name: str, is_kept: bool):
-    """Wherever proc or sysfs is mounted no line is written there; file systems in memory take one."""
+def test_log_on_a_pseudo_file_system(host: Namespace, tmp_path: Path, kind: str, name: str, is_kept: bool):
+    """No line is written to a proc or sysfs at any mount point, but file systems in memory are supported."""
     file, program = tmp_path / "m" / name, binaries.directory() / "loopback"
     (tmp_path / "m").mkdir()
     options = kind if kind.startswith("-") else f"-t {kind}"

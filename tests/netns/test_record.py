@@ -1,4 +1,4 @@
-"""What verbs say that they change, and that what is only planned changes nothing."""
+"""Verbs record their changes, and planned verbs change nothing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
     pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet", "ifb", "tbf")),
 ]
-GONE: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
+NO_VALID_ATTACHMENTS: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
 
-# What a record must name of each plugin's part, in the words of either backend.
+# Changes that each plugin's record must have, as patterns for both backends.
 ADDED = {
     "bridge": [
         r'^create bridge "cni0"',
@@ -71,23 +71,23 @@ COLLECTED = {
 
 @pytest.fixture(params=BACKENDS)
 def chain(bin_dir: Path, host: Namespace, store: Path, request: pytest.FixtureRequest) -> Chain:
-    """The whole chain, with the rules of either backend."""
+    """A list of all plugins, for each backend."""
     return Chain(host, store, request.param)
 
 
-def test_add_tells_what_it_makes(chain: Chain, sandbox: Namespace):
-    """A recorded ADD of each plugin names the link, the address, the rules and all else that it made."""
+def test_add_records_its_changes(chain: Chain, sandbox: Namespace):
+    """A recorded ADD of each plugin has the links, addresses, rules and settings that it created."""
     result = None
     for plugin in CHAIN:
-        noted = run_recorded(chain, EXECUTED, plugin, "ADD", sandbox, result)
-        result = noted["result"]
-        missing(ADDED[plugin], noted["changes"])
-    assert "open the network namespace" in noted["steps"]
+        recorded = run_recorded(chain, EXECUTED, plugin, "ADD", sandbox, result)
+        result = recorded["result"]
+        assert_recorded(ADDED[plugin], recorded["changes"])
+    assert "open the network namespace" in recorded["steps"]
     chain.run("bridge", "CHECK", sandbox, result).assert_silent()
 
 
-def test_steps_tell_where_the_time_goes(chain: Chain, sandbox: Namespace):
-    """A recorded ADD tells how long namespace, pair, IPAM, addresses and rules took, in the order of their ends."""
+def test_add_records_its_steps(chain: Chain, sandbox: Namespace):
+    """A recorded ADD has the steps for namespace, veth, IPAM, addresses and rules, in the order of their ends."""
     steps = run_recorded(chain, EXECUTED, "bridge", "ADD", sandbox)["steps"]
     expected = ["open the network namespace", "find or create the bridge", "create the veth pair", "host-local ADD"]
     expected += ["add addresses and routes", f"rules by {chain.backend}"]
@@ -95,18 +95,18 @@ def test_steps_tell_where_the_time_goes(chain: Chain, sandbox: Namespace):
 
 
 def test_planned_del_changes_nothing(chain: Chain, sandbox: Namespace):
-    """A planned DEL of each plugin names what goes and leaves kernel, stores and backups as they are, to the byte."""
+    """A planned DEL of each plugin records the deletions, and leaves kernel, stores and backups unchanged."""
     result = chain.add(sandbox, *CHAIN)
-    before = everything(chain, sandbox)
+    before = read_state(chain, sandbox)
     for plugin in reversed(CHAIN):
-        noted = run_recorded(chain, PLANNED, plugin, "DEL", sandbox, result)
-        missing(DELETED[plugin], noted["changes"])
-        assert not [step for step in noted["steps"] if step.startswith(("delete", "run"))]  # nothing is waited for
-        assert differences(before, everything(chain, sandbox)) == []
+        recorded = run_recorded(chain, PLANNED, plugin, "DEL", sandbox, result)
+        assert_recorded(DELETED[plugin], recorded["changes"])
+        assert not [step for step in recorded["steps"] if step.startswith(("delete", "run"))]  # it waits for nothing
+        assert differences(before, read_state(chain, sandbox)) == []
 
 
-def test_del_tells_what_it_takes_away(chain: Chain, sandbox: Namespace):
-    """A recorded DEL says the same that the planned one has said, and nothing when there is nothing left."""
+def test_del_records_the_planned_changes(chain: Chain, sandbox: Namespace):
+    """A recorded DEL has the changes of the planned one, and a second DEL has none."""
     result = chain.add(sandbox, *CHAIN)
     for plugin in reversed(CHAIN):
         planned = run_recorded(chain, PLANNED, plugin, "DEL", sandbox, result)["changes"]
@@ -116,17 +116,17 @@ def test_del_tells_what_it_takes_away(chain: Chain, sandbox: Namespace):
 
 
 def test_planned_gc_changes_nothing(chain: Chain, sandbox: Namespace):
-    """A planned GC of each plugin names what a dead attachment has left and leaves all as it is, to the byte."""
+    """A planned GC of each plugin records the removal of an invalid attachment's objects, and changes nothing."""
     chain.add(sandbox, *CHAIN)
-    before = everything(chain, sandbox)
+    before = read_state(chain, sandbox)
     for plugin in CHAIN:
-        noted = run_recorded(chain, PLANNED, plugin, "GC", sandbox, **GONE)
-        missing(COLLECTED[plugin], noted["changes"])
-        assert differences(before, everything(chain, sandbox)) == []
+        recorded = run_recorded(chain, PLANNED, plugin, "GC", sandbox, **NO_VALID_ATTACHMENTS)
+        assert_recorded(COLLECTED[plugin], recorded["changes"])
+        assert differences(before, read_state(chain, sandbox)) == []
 
 
-def test_what_is_so_already_is_no_change(chain: Chain, new_sandbox: Callable[[], Namespace]):
-    """A second ADD does not tell of the bridge, its address and forwarding, as they are there, nor STATUS of a try."""
+def test_existing_objects_are_no_change(chain: Chain, new_sandbox: Callable[[], Namespace]):
+    """A second ADD does not record existing bridge, address and forwarding, and STATUS records nothing."""
     chain.add(new_sandbox(), "bridge")
     second = new_sandbox()
     changes = run_recorded(chain, EXECUTED, "bridge", "ADD", second)["changes"]
@@ -137,27 +137,27 @@ def test_what_is_so_already_is_no_change(chain: Chain, new_sandbox: Callable[[],
         assert run_recorded(chain, EXECUTED, plugin, "STATUS", second, cniVersion="1.1.0")["changes"] == []
 
 
-def test_what_is_refused_is_no_change(host: Namespace):
-    """Of requests in one send those that are refused are not noted, be that an error or not; nor is a transaction."""
+def test_refused_requests_are_no_change(host: Namespace):
+    """Refused requests of a batch and a refused transaction are not recorded, whether or not they raise."""
     table = nft.Table(nft.INET, "t")
-    with host.entered(), record.recording() as noted, Socket() as socket, nft.open_socket() as netfilter:
+    with host.entered(), record.recording() as recorded, Socket() as socket, nft.open_socket() as netfilter:
         (lo,) = link.get(socket, link.by_name_request("lo"))
         assert lo is not None
-        gone = lo._replace(index=1 << 20, name="gone")
-        socket.change(link.delete_request(gone), link.set_request(lo, mtu=65000))
+        missing_link = lo._replace(index=1 << 20, name="gone")
+        socket.change(link.delete_request(missing_link), link.set_request(lo, mtu=65000))
         with pytest.raises(KernelError):
             nft.change(netfilter, nft.table_request(table), nft.delete_chain_request(nft.Chain(table, "absent")))
-    assert noted.changes == ['set "lo" to MTU 65000']
+    assert recorded.changes == ['set "lo" to MTU 65000']
 
 
 @pytest.mark.parametrize("other", ["ptp", "loopback", "host-local", "static"])
 def test_other_plugins(chain: Chain, sandbox: Namespace, other: str):
-    """A planned DEL and GC of the plugins that are in no chain change nothing, and a real DEL does what was planned."""
+    """For the other plugins planned DEL and GC change nothing, and a real DEL makes the planned changes."""
     result = chain.add(sandbox, other)
-    before = everything(chain, sandbox)
+    before = read_state(chain, sandbox)
     planned = run_recorded(chain, PLANNED, other, "DEL", sandbox, result)["changes"]
-    run_recorded(chain, PLANNED, other, "GC", sandbox, **GONE)
-    assert differences(before, everything(chain, sandbox)) == []
+    run_recorded(chain, PLANNED, other, "GC", sandbox, **NO_VALID_ATTACHMENTS)
+    assert differences(before, read_state(chain, sandbox)) == []
     assert run_recorded(chain, EXECUTED, other, "DEL", sandbox, result)["changes"] == planned
     assert bool(planned) == (other != "static")
 
@@ -166,7 +166,7 @@ def test_other_plugins(chain: Chain, sandbox: Namespace, other: str):
 def test_planned_deletion_with_iptables_legacy(
     bin_dir: Path, host: Namespace, store: Path, sandbox: Namespace, tmp_path: Path
 ):
-    """What iptables-legacy made stays where its deletion is only planned, and that is told as commands."""
+    """A planned deletion of iptables-legacy rules is recorded as commands, and keeps the rules."""
     chain = Chain(host, store, "iptables")
     env = xtables.path(xtables.variant(tmp_path / "legacy", "legacy"))
     added = run_recorded(chain, EXECUTED, "bridge", "ADD", sandbox, env=env)
@@ -177,46 +177,48 @@ def test_planned_deletion_with_iptables_legacy(
     assert run_recorded(chain, EXECUTED, "bridge", "DEL", sandbox, added["result"], env=env)["changes"] == planned
 
 
-def test_planned_verbs_make_no_store(chain: Chain, sandbox: Namespace):
-    """A planned DEL and GC on a host without a store make none, and no lock in it."""
-    for verb, keys in (("DEL", {}), ("GC", GONE)):
+def test_planned_verbs_create_no_store(chain: Chain, sandbox: Namespace):
+    """A planned DEL and GC on a host without a store create neither store nor lock."""
+    for verb, keys in (("DEL", {}), ("GC", NO_VALID_ATTACHMENTS)):
         for plugin in CHAIN:
             run_recorded(chain, PLANNED, plugin, verb, sandbox, **keys)
     assert not chain.store.exists() or list(chain.store.iterdir()) == []
 
 
 def test_planned_del_of_a_foreign_delegate(chain: Chain, sandbox: Namespace, tmp_path: Path):
-    """A planned DEL does not run another's IPAM plugin, and says so."""
+    """A planned DEL does not run another vendor's IPAM plugin, and records the omitted call."""
     ran = tmp_path / "ran"
     program = tmp_path / "foreign"
     program.write_text(f"#!/bin/sh\necho $CNI_COMMAND >> {ran}\n")
     program.chmod(0o755)
-    noted = run_recorded(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
-    assert (noted["changes"], ran.exists()) == ([f"run DEL of foreign ({program})"], False)
+    recorded = run_recorded(chain, PLANNED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
+    assert (recorded["changes"], ran.exists()) == ([f"run DEL of foreign ({program})"], False)
     run_recorded(chain, EXECUTED, "bridge", "DEL", sandbox, ipam={"type": "foreign"}, path=str(tmp_path))
     assert ran.read_text() == "DEL\n"
 
 
-def missing(patterns: list[str], changes: list[str]) -> None:
+def assert_recorded(patterns: list[str], changes: list[str]) -> None:
     """Fails with the patterns that no change matches."""
-    lost = [pattern for pattern in patterns if not any(re.search(pattern, change) for change in changes)]
-    assert not lost, "\n".join(["missing:", *lost, "in:", *changes])
+    unmatched = [pattern for pattern in patterns if not any(re.search(pattern, change) for change in changes)]
+    assert not unmatched, "\n".join(["missing:", *unmatched, "in:", *changes])
 
 
-def everything(chain: Chain, sandbox: Namespace) -> dict[str, Any]:
-    """Returns the whole state, with the handles of rules and with contents and times of all files."""
+def read_state(chain: Chain, sandbox: Namespace) -> dict[str, Any]:
+    """Returns the state of the node, with handles of rules, and contents and times of all files."""
     directory = chain.store.parent
-    files = {str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino, content(path)) for path in walk(directory)}
+    files = {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino, read_content(path)) for path in list_paths(directory)
+    }
     rules = chain.host.run("nft", "-a", "-s", "list", "ruleset").splitlines()
     return {"whole": chain.everything(sandbox), "files": files, "rules": rules}
 
 
-def walk(directory: Path) -> Iterator[Path]:
-    """Yields everything below a directory."""
+def list_paths(directory: Path) -> Iterator[Path]:
+    """Yields all paths below a directory."""
     for where, directories, names in os.walk(directory):
         yield from (Path(where, name) for name in (*directories, *names))
 
 
-def content(path: Path) -> bytes:
-    """Returns what a file holds, nothing for what is none."""
+def read_content(path: Path) -> bytes:
+    """Returns the content of a file, b"" for other paths."""
     return path.read_bytes() if path.is_file() else b""

@@ -24,7 +24,7 @@ def node(host, tmp_path) -> DoctorNode:
     return DoctorNode(host, tmp_path, bin_dir)
 
 
-def configure(node, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: object) -> Path:
+def configure(node: DoctorNode, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: object) -> Path:
     """Writes a network to net.d and returns its file."""
     ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(node.directory / "leases")}
     plugin = {**BRIDGE, "ipam": ipam, **keys}

@@ -22,7 +22,7 @@ def node(host, tmp_path) -> DoctorNode:
 
 
 @pytest.fixture
-def network(node) -> NetworkList:
+def network(node: DoctorNode) -> NetworkList:
     return node.add_sample("60-podman.conflist").asking(portMappings=[MAPPING])
 
 

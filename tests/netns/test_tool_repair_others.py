@@ -63,7 +63,7 @@ def test_firewalld_sources_are_restored(host, bin_dir, store, tmp_path, new_sand
     """Zone sources that firewalld lost in a reload or restart are added again, and flushed rules are restored."""
     if problem := firewalld.missing():
         binaries.skip_or_fail(problem)
-    ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
+    ipam: dict[str, object] = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
     ipam["routes"] = [{"dst": "0.0.0.0/0"}]
     bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
     chain = NetworkList("net", "1.0.0", (bridge, {"type": "firewall", "backend": "firewalld"}))
