@@ -1,4 +1,4 @@
-"""DEL of bandwidth: whatever has become of the configuration, of prevResult or of the pod, the limits go."""
+"""DEL of bandwidth removes the limits whatever the configuration, prevResult and the state of the pod are."""
 
 import pytest
 
@@ -8,53 +8,60 @@ pytestmark = pytest.mark.needs("ifb", "tbf")
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def veth_result(host, sandbox):
+    """The result of the previous plugin; veth0 is the pod's host veth."""
     return connect_veth(host, sandbox)
 
 
-@pytest.mark.parametrize("given", ["x", [1], {"interfaces": 5}, {"cniVersion": "7.0.0"}, {"cniVersion": "1.0.0"}, None])
-def test_del_whatever_prev_result_is(shaped, sandbox, before, given):
-    """DEL removes the limits whatever has become of prevResult."""
+@pytest.mark.parametrize(
+    "prev_result", ["x", [1], {"interfaces": 5}, {"cniVersion": "7.0.0"}, {"cniVersion": "1.0.0"}, None]
+)
+def test_del_works_with_any_prev_result(shaped, sandbox, veth_result, prev_result):
+    """DEL removes the limits whatever prevResult is."""
     empty = state(shaped.host)
-    shaped.limit(sandbox, before)
-    shaped.release(sandbox, given)
+    shaped.limit(sandbox, veth_result)
+    shaped.release(sandbox, prev_result)
     assert state(shaped.host) == empty
 
 
-GONE = {
+def remove_ifb(host, pod):
+    """Removes the pod's ifb."""
+    host.ip("link", "delete", ifb_name(pod.name))
+
+
+REMOVE = {
     "the pod's interface": lambda host, pod: pod.ip("link", "delete", "eth0"),
-    "the ifb": lambda host, pod: host.ip("link", "delete", ifb_name(pod.name)),
+    "the ifb": remove_ifb,
     "the ingress qdisc": lambda host, pod: host.run("tc", "qdisc", "delete", "dev", "veth0", "ingress"),
     "the root qdisc": lambda host, pod: host.run("tc", "qdisc", "delete", "dev", "veth0", "root"),
     "the filter": lambda host, pod: host.run("tc", "filter", "delete", "dev", "veth0", "ingress"),
-    "all": lambda host, pod: (host.ip("link", "delete", "veth0"), GONE["the ifb"](host, pod), pod.delete()),
+    "all": lambda host, pod: (host.ip("link", "delete", "veth0"), remove_ifb(host, pod), pod.delete()),
 }
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_del_of_what_is_gone(shaped, sandbox, before, gone):
-    """DEL removes what is left, twice, when something has gone before: an interface, a qdisc, the namespace."""
-    shaped.limit(sandbox, before)
-    GONE[gone](shaped.host, sandbox)
+@pytest.mark.parametrize("part", REMOVE)
+def test_del_succeeds_if_a_part_is_missing(shaped, sandbox, veth_result, part):
+    """DEL, run twice, removes the rest if an interface, a qdisc or the namespace is missing."""
+    shaped.limit(sandbox, veth_result)
+    REMOVE[part](shaped.host, sandbox)
     for _ in range(2):
-        shaped.release(sandbox, before)
+        shaped.release(sandbox, veth_result)
         assert (qdiscs(shaped.host), ifbs(shaped.host)) == ([], {})
 
 
-def test_del_with_a_namespace_that_cannot_be_entered(shaped, sandbox, before):
-    """DEL with the namespace of something else than a network removes the ifb all the same, and reports it."""
-    shaped.limit(sandbox, before)
+def test_del_with_a_namespace_that_cannot_be_entered(shaped, sandbox, veth_result):
+    """DEL with a namespace of another kind removes the ifb and reports the failure."""
+    shaped.limit(sandbox, veth_result)
     error = shaped.bandwidth("DEL", sandbox, netns="/proc/self/ns/uts").error()
     assert (error["code"], error["msg"]) == (8, 'cannot enter netns "/proc/self/ns/uts": invalid argument')
     assert ifbs(shaped.host) == {}
 
 
 @pytest.mark.parametrize("netns", ["", "/no/such/netns", "file"])
-def test_del_without_a_namespace(shaped, sandbox, before, netns, tmp_path):
-    """DEL without a namespace, or with what is none, removes the ifb; the rest goes with the pod."""
+def test_del_without_a_namespace(shaped, sandbox, veth_result, netns, tmp_path):
+    """DEL without a namespace, or with another file, removes the ifb; the rest is deleted with the pod."""
     (tmp_path / "file").touch()
-    shaped.limit(sandbox, before)
+    shaped.limit(sandbox, veth_result)
     for _ in range(2):
         shaped.release(sandbox, netns=str(tmp_path / "file") if netns == "file" else netns)
         assert ifbs(shaped.host) == {}

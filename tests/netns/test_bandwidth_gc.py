@@ -1,4 +1,4 @@
-"""GC and STATUS of bandwidth: what is nobody's goes, what may be somebody's stays; whether the kernel can limit."""
+"""GC of bandwidth removes the ifbs of attachments that are not valid, and STATUS reports missing kernel features."""
 
 import pytest
 
@@ -12,12 +12,12 @@ pytestmark = pytest.mark.needs("ifb", "tbf")
 
 @pytest.fixture
 def populated(shaped, new_sandbox, reference):
-    """A host with limits of two containers, of which one is on another network, too, and of one of the reference's."""
+    """A host with the ifbs of three attachments on two networks, and one of the reference plugin."""
     nets = (
         ("keep", shaped),
         ("stale", shaped),
         ("stale", shaped.having(name="net2")),
-        ("theirs", shaped.with_bin_dir(reference)),
+        ("reference", shaped.with_bin_dir(reference)),
     )
     for number, (name, net) in enumerate(nets):
         pod = new_sandbox()
@@ -26,56 +26,56 @@ def populated(shaped, new_sandbox, reference):
 
 
 def owners(net):
-    """Returns whose the ifbs are, "" for the reference's."""
+    """Returns the owners of the ifbs, "" for the reference plugin's."""
     return sorted(ifbs(net.host).values())
 
 
 KEPT = ["", "podwire net keep eth0", "podwire net2 stale eth0"]
 
 
-def test_what_is_nobodys_goes(populated):
-    """The ifb of an attachment that is not listed goes; another network's and one without a text stay."""
+def test_gc_removes_ifbs_of_invalid_attachments(populated):
+    """GC removes the ifb of an attachment that is not valid; another network's and one without an alias stay."""
     assert owners(populated) == sorted([*KEPT, "podwire net stale eth0"])
-    assert populated.gc(("keep", "eth0"), ("theirs", "eth0")) == ""
+    assert populated.gc(("keep", "eth0"), ("reference", "eth0")) == ""
     assert owners(populated) == KEPT
     assert populated.gc(("keep", "eth0")) == ""
     assert owners(populated) == KEPT
 
 
-def test_another_interface_of_a_living_container(populated):
-    """The list is of interfaces, too: that of a container that lives is nobody's when another one is listed."""
+def test_gc_removes_the_ifb_of_an_invalid_interface(populated):
+    """GC compares interfaces, too: another interface of a valid container does not protect an ifb."""
     populated.gc(("keep", "net1"), ("stale", "eth0"))
     assert owners(populated) == sorted(["", "podwire net stale eth0", "podwire net2 stale eth0"])
 
 
-@pytest.mark.parametrize("nothing", [None, []])
-def test_an_empty_list_is_authoritative(populated, nothing):
-    """With null, as CRI-O sends it, or [] all of this network goes; without the key nothing, and GC says so."""
+@pytest.mark.parametrize("empty", [None, []])
+def test_gc_with_an_empty_list_removes_all(populated, empty):
+    """With null (CRI-O) or [] GC removes all ifbs of the network; without the key none, and says so."""
     net = populated.having(cniVersion="1.1.0")
     outcome = net.bandwidth("GC")
     outcome.assert_silent()
     assert outcome.stderr == "bandwidth: GC without cni.dev/valid-attachments removes nothing\n"
     assert len(owners(net)) == 4
-    run_plugin("bandwidth", "GC", {**net.config, "cni.dev/valid-attachments": nothing}, host=net.host).assert_silent()
+    run_plugin("bandwidth", "GC", {**net.config, "cni.dev/valid-attachments": empty}, host=net.host).assert_silent()
     assert owners(net) == ["", "podwire net2 stale eth0"]
 
 
 @pytest.mark.parametrize("valid", [[{"ifname": "eth0"}], [5], "x", [{"containerID": 5}]])
-def test_a_list_that_cannot_be_read(populated, valid):
-    """What is no list of attachments is code 7, and nothing goes."""
+def test_gc_with_an_invalid_list_removes_nothing(populated, valid):
+    """An invalid list of attachments has code 7, and GC removes nothing."""
     config = {**populated.config, "cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
     assert run_plugin("bandwidth", "GC", config, host=populated.host).error()["code"] == 7
     assert len(owners(populated)) == 4
 
 
-def test_gc_with_wrong_limits(populated):
-    """GC does not ask what is configured."""
+def test_gc_ignores_invalid_limits(populated):
+    """GC does not read the configured limits."""
     populated.having(ingressRate="x").gc(("keep", "eth0"))
     assert owners(populated) == KEPT
 
 
-def test_what_others_made_stays(shaped):
-    """An interface that only looks like an ifb of ours is nobody's business: of another kind, name or text."""
+def test_gc_keeps_links_that_are_not_podwires(shaped):
+    """A link of another kind, with another name or another alias stays."""
     for name, kind, text in (
         ("bwp0123456789ab", "bridge", "podwire net cid eth0"),
         ("mine", "ifb", "podwire net cid eth0"),
@@ -91,8 +91,8 @@ def test_what_others_made_stays(shaped):
 
 
 @pytest.mark.parametrize("root", ["", "pfifo limit 9", "handle 1: tbf rate 1mbit burst 10kb latency 10ms"])
-def test_ready(shaped, root):
-    """STATUS has nothing to say where limits can be served, and makes nothing, whatever lo has."""
+def test_status_succeeds_with_any_qdisc_on_lo(shaped, root):
+    """STATUS succeeds if limits are possible, whatever qdisc lo has, and changes nothing."""
     if root:
         shaped.host.run("tc", *f"qdisc add dev lo root {root}".split())
     before = state(shaped.host)
@@ -102,8 +102,8 @@ def test_ready(shaped, root):
 
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "GC", "STATUS"])
-def test_without_privilege(shaped, sandbox, tmp_path, verb):
-    """Who lacks CAP_NET_ADMIN is told so at once, by every verb that would change something."""
+def test_missing_capability_is_reported(shaped, sandbox, tmp_path, verb):
+    """Without CAP_NET_ADMIN every verb that would change something fails with a message that says so."""
     wrapper = tmp_path / "bandwidth"
     program = binaries.directory() / "bandwidth"
     wrapper.write_text(f"#!/bin/sh\nexec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}\n")
@@ -111,16 +111,17 @@ def test_without_privilege(shaped, sandbox, tmp_path, verb):
     before = connect_veth(shaped.host, sandbox)
     if verb != "ADD":
         shaped.limit(sandbox, before)
-    made = state(shaped.host)
-    own = shaped.having(cniVersion="1.1.0").with_bin_dir(tmp_path)
-    config = {**own.config, "prevResult": before, "cni.dev/valid-attachments": []}
-    how = {"host": own.host, "bin_dir": tmp_path, "netns": sandbox, "container_id": sandbox.name}
-    error = run_plugin("bandwidth", verb, config, **how).error()
+    limited = state(shaped.host)
+    net = shaped.having(cniVersion="1.1.0").with_bin_dir(tmp_path)
+    config = {**net.config, "prevResult": before, "cni.dev/valid-attachments": []}
+    error = run_plugin(
+        "bandwidth", verb, config, host=net.host, bin_dir=tmp_path, netns=sandbox, container_id=sandbox.name
+    ).error()
     assert "not permitted" in error["msg"]
-    assert state(shaped.host) == made
+    assert state(shaped.host) == limited
 
 
-LACKING = {
+MISSING = {
     ("ifb",): "the kernel has no ifb",
     ("sch_tbf",): "the kernel has no tbf",
     ("ifb", "sch_tbf"): "the kernel has no ifb and no tbf",
@@ -129,22 +130,22 @@ LACKING = {
 
 @pytest.mark.needs("in_user_mode_linux")
 @pytest.mark.parametrize("occupied", [False, True])
-@pytest.mark.parametrize("modules", LACKING)
-def test_a_kernel_without(shaped, sandbox, modules, occupied):
-    """STATUS is code 50 where the kernel lacks a part, ADD fails and leaves nothing, and both name what to load.
+@pytest.mark.parametrize("modules", MISSING)
+def test_missing_kernel_module_is_reported(shaped, sandbox, modules, occupied):
+    """Without a module STATUS has code 50, ADD fails and is rolled back, and both name the module.
 
-    It is so whatever an administrator has on the host's lo.
+    The qdisc on the host's lo makes no difference.
     """
     if occupied:
         shaped.host.run("tc", "qdisc", "add", "dev", "lo", "root", "pfifo", "limit", "9")
     before = connect_veth(shaped.host, sandbox)
     empty = state(shaped.host)
     with withheld(modules):
-        told = shaped.having(cniVersion="1.1.0").bandwidth("STATUS").error()
+        status = shaped.having(cniVersion="1.1.0").bandwidth("STATUS").error()
         failed = shaped.bandwidth("ADD", sandbox, before).error()
         assert state(shaped.host) == empty
-    assert (told["code"], told["msg"]) == (50, f"limits cannot be served: {LACKING[modules]}")
+    assert (status["code"], status["msg"]) == (50, f"limits cannot be served: {MISSING[modules]}")
     assert failed["code"] == 999
-    assert all(module in told["details"] for module in modules)
+    assert all(module in status["details"] for module in modules)
     assert any(module in failed["details"] for module in modules)
     shaped.limit(sandbox, before)

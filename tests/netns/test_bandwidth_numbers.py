@@ -1,4 +1,4 @@
-"""The numbers of limits in the kernel, ours and those that the reference sets (Debian's Go plugin)."""
+"""The kernel accepts podwire's numbers, and `reference_buckets` computes those of the reference plugin (Debian's)."""
 
 import platform
 
@@ -12,7 +12,7 @@ from tests.support.invocation import run_plugin
 
 pytestmark = pytest.mark.needs("tbf")
 
-GO = 0 if platform.machine() == "x86_64" else 1  # which of `references`: what its compiler does with too large a float
+GO = 0 if platform.machine() == "x86_64" else 1  # the index of `reference_buckets` for this machine
 
 BIGGEST = 8 * ((1 << 32) - 1) - 8
 ORDINARY = [
@@ -29,7 +29,7 @@ ORDINARY = [
     (99_999_999_999, 2_000_000_000),
     (1_000_000_000_000, 3_141_592_653),
 ]
-# What overflows or is invented, and what does not hold a frame.
+# Limits whose numbers overflow, placeholder bursts, and bursts below a frame.
 PECULIAR = [
     (8, BIGGEST),
     (2824, 12_112),
@@ -41,22 +41,22 @@ PECULIAR = [
     (1_000_000_000, BIGGEST),
     (1_000_000_000_000, BIGGEST),
 ]
-# Where the reference comes to an empty bucket, which the kernel refuses.
+# Limits for which the reference plugin computes an empty bucket, which the kernel refuses.
 REFUSED = [(8_000_000, 8), (10_000_000_000, 9_992), (1_000_000_000_000, 999_992)]
 
 
 @pytest.fixture
 def veth0(host, sandbox):
-    """The host's end of the sandbox's interface."""
+    """The host veth of the sandbox."""
     host.ip("link", "add", "veth0", "mtu", "1500", "type", "veth", "peer", "name", "eth0", "netns", sandbox.name)
     return "veth0"
 
 
 @pytest.fixture
 def go(host, sandbox, veth0, reference):
-    """Runs a verb of the reference for a limit to what the sandbox receives."""
+    """A function that runs a verb of the reference plugin for a limit of the packets that the sandbox receives."""
     interfaces = [{"name": veth0}, {"name": "eth0", "sandbox": sandbox.path}]
-    common = {"cniVersion": "1.0.0", "name": "net", "type": "bandwidth"}
+    common: dict[str, object] = {"cniVersion": "1.0.0", "name": "net", "type": "bandwidth"}
     common["prevResult"] = {"cniVersion": "1.0.0", "interfaces": interfaces}
 
     def run(command, rate, burst):
@@ -67,61 +67,64 @@ def go(host, sandbox, veth0, reference):
 
 
 class TokenBucket:
-    """The one token bucket that an interface can have."""
+    """The token bucket of an interface."""
 
     def __init__(self, socket, name):
-        (found,) = link.get(socket, link.by_name_request(name))
-        self.socket, self.index = socket, found.index
+        (device,) = link.get(socket, link.by_name_request(name))
+        assert device is not None
+        self.socket, self.index = socket, device.index
 
     def set(self, bucket):
         self.socket.change(traffic.create_tbf_request(self.index, bucket))
 
-    def take(self):
-        """Removes it and returns what it was."""
+    def remove(self):
+        """Removes the bucket and returns it."""
         (root,) = self.socket.get(traffic.get_root_request(self.index))
         self.socket.change(traffic.delete_root_request(self.index, Qdisc("tbf", 0x10000)))
-        return traffic.qdisc_from_answer(root).bucket
+        qdisc = traffic.qdisc_from_answer(root)
+        assert qdisc is not None
+        return qdisc.bucket
 
 
 @pytest.fixture
 def bucket(host, veth0):
-    """The token bucket on the host's end."""
+    """The token bucket on the host veth."""
     with host.entered():
         socket = Socket()
     with socket:
         yield TokenBucket(socket, veth0)
 
 
-def test_we_know_the_references_numbers(go, bucket):
-    """What the reference sets is what `references` says, for ordinary limits and where its numbers overflow."""
+def test_reference_buckets_equal_the_reference_plugins(go, bucket):
+    """`reference_buckets` returns what the reference plugin sets, even if its numbers overflow."""
     for pair in ORDINARY + PECULIAR:
         go("ADD", *pair).result()
-        assert bucket.take() == reference_buckets(Limit(*pair))[GO], pair
+        assert bucket.remove() == reference_buckets(Limit(*pair))[GO], pair
 
 
-def test_the_kernel_takes_our_numbers(go, bucket):
-    """The kernel holds what `shape` says; for ordinary limits, and for those only, the reference's CHECK agrees."""
+def test_kernel_accepts_the_computed_buckets(go, bucket):
+    """The kernel holds the computed bucket; only for ordinary limits the reference's CHECK accepts it."""
     for pair in ORDINARY + PECULIAR + REFUSED:
-        ours = compute_shape(Limit(*pair), 1500, 0).bucket
-        bucket.set(ours)
+        shape = compute_shape(Limit(*pair), 1500, 0)
+        bucket.set(shape.bucket)
         if pair in ORDINARY:
             go("CHECK", *pair).assert_silent()
         else:
             assert "doesn't match" in go("CHECK", *pair).error()["msg"], pair
-        assert bucket.take() == ours, pair
+        assert bucket.remove() == shape.bucket, pair
 
 
 @pytest.mark.parametrize("mtu", ["68", "1500", "65535"])
-def test_the_kernel_takes_any_rate(host, bucket, mtu):
-    """However fast and whatever the MTU: the kernel holds what `shape` says, and does not refuse an empty bucket."""
+def test_kernel_accepts_any_rate(host, bucket, mtu):
+    """For every rate and MTU the kernel holds the computed bucket, and does not refuse it as empty."""
     host.ip("link", "set", "veth0", "mtu", mtu)
     for rate in (8, 10**10, 1 << 59, 1 << 60, 1 << 61, (1 << 61) + 8 * 10**9, 1 << 62, 1 << 63, (1 << 64) - 1):
-        ours = compute_shape(Limit(rate, 8), int(mtu), 0).bucket
-        bucket.set(ours)
-        assert bucket.take() == ours, rate
+        shape = compute_shape(Limit(rate, 8), int(mtu), 0)
+        bucket.set(shape.bucket)
+        assert bucket.remove() == shape.bucket, rate
 
 
-def test_what_the_reference_cannot_set(go):
-    """The reference fails where its rounding leaves nothing of a burst."""
+def test_reference_fails_with_tiny_bursts(go):
+    """The reference plugin fails if its rounding reduces a burst to nothing."""
     for pair in REFUSED:
         assert go("ADD", *pair).error()["msg"] == "create qdisc: invalid argument"

@@ -1,4 +1,4 @@
-"""ADD of bandwidth that fails or is killed leaves no part of the limits, and what others made is never touched."""
+"""An ADD of bandwidth that fails or is killed leaves no partial limits, and never changes objects of other programs."""
 
 import errno
 import os
@@ -11,25 +11,25 @@ from tests.support.injection import run_injected
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
-ALL = "protocol all prio 1 u32 match u32 0 0 flowid 1:1"
+MATCH_ALL = "protocol all prio 1 u32 match u32 0 0 flowid 1:1"
 SMTP = "protocol all prio 1 u32 match ip dport 25 0xffff flowid 1:1"
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def veth_result(host, sandbox):
+    """The result of the previous plugin; veth0 is the pod's host veth."""
     return connect_veth(host, sandbox)
 
 
 @pytest.fixture
-def fails(shaped, sandbox, before):
-    """A function that runs an ADD which must fail and returns its error; afterwards all is as it was."""
+def failing_add(shaped, sandbox, veth_result):
+    """A function that runs an ADD which must fail, checks that it is rolled back, and returns its error."""
 
     def run(net=shaped):
-        seen = state(net.host)
-        outcome = net.bandwidth("ADD", sandbox, before)
+        before = state(net.host)
+        outcome = net.bandwidth("ADD", sandbox, veth_result)
         error = outcome.error()
-        assert state(net.host) == seen
+        assert state(net.host) == before
         assert outcome.stderr == ""
         return error
 
@@ -42,9 +42,9 @@ def tc(net, *lines):
         net.host.run("tc", *line.split())
 
 
-def compute_shape(net, sandbox, before):
-    """Limits the pod, demands that it is limited, takes the limits away."""
-    result = net.limit(sandbox, before)
+def add_and_remove_limits(net, sandbox, veth_result):
+    """Limits the pod, checks the limits, removes them."""
+    result = net.limit(sandbox, veth_result)
     assert any(line.startswith("qdisc tbf 1: dev veth0 root") for line in qdiscs(net.host))
     net.check(sandbox, result)
     net.release(sandbox)
@@ -54,109 +54,113 @@ ROOTS = ["root pfifo limit 9", "root handle 9: pfifo", "root handle 7: tbf rate 
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_a_root_qdisc_of_others(shaped, sandbox, before, fails, root):
-    """Where others limit the veth already ADD is refused, after all else was made, and takes it back; DEL spares it."""
+def test_root_qdisc_of_another_program_is_kept(shaped, sandbox, veth_result, failing_add, root):
+    """If another program limits the veth, ADD fails and is rolled back; DEL keeps that qdisc."""
     tc(shaped, f"qdisc add dev veth0 {root}")
     for net in (shaped, shaped.with_runtime_limits(**INGRESS)):
-        error = fails(net)
+        error = failing_add(net)
         assert (error["code"], error["msg"]) == (999, "failed to create qdisc: file exists")
         assert 'another program limits "veth0" or has the ifb' in error["details"]
-    seen = state(shaped.host)
+    before = state(shaped.host)
     shaped.release(sandbox)
-    assert state(shaped.host) == seen
+    assert state(shaped.host) == before
     sends = shaped.with_runtime_limits(**EGRESS)
-    sends.check(sandbox, sends.limit(sandbox, before))
+    sends.check(sandbox, sends.limit(sandbox, veth_result))
     sends.release(sandbox)
-    assert state(shaped.host) == seen
+    assert state(shaped.host) == before
     tc(shaped, "qdisc delete dev veth0 root")
-    compute_shape(shaped, sandbox, before)
+    add_and_remove_limits(shaped, sandbox, veth_result)
 
 
 @pytest.mark.parametrize("limits", [BOTH, INGRESS])
 @pytest.mark.parametrize(
-    "theirs",
+    "other_filters",
     [
         ["qdisc add dev veth0 clsact"],
-        ["qdisc add dev veth0 clsact", f"filter add dev veth0 ingress {SMTP}", f"filter add dev veth0 egress {ALL}"],
-        ["qdisc add dev veth0 clsact", f"filter add dev veth0 ingress {ALL.replace('prio 1', 'prio 9')}"],
+        [
+            "qdisc add dev veth0 clsact",
+            f"filter add dev veth0 ingress {SMTP}",
+            f"filter add dev veth0 egress {MATCH_ALL}",
+        ],
+        ["qdisc add dev veth0 clsact", f"filter add dev veth0 ingress {MATCH_ALL.replace('prio 1', 'prio 9')}"],
         ["qdisc add dev veth0 ingress", f"filter add dev veth0 ingress {SMTP}"],
-        ["qdisc add dev veth0 ingress", f"filter add dev veth0 ingress {ALL.replace('prio 1', 'prio 9')}"],
+        ["qdisc add dev veth0 ingress", f"filter add dev veth0 ingress {MATCH_ALL.replace('prio 1', 'prio 9')}"],
     ],
 )
-def test_filters_of_others(shaped, sandbox, before, limits, theirs):
-    """Beside a clsact or ingress qdisc with filters of others limits work; DEL takes away nothing but ours."""
-    tc(shaped, *theirs)
-    seen = state(shaped.host)
-    compute_shape(shaped.with_runtime_limits(**limits), sandbox, before)
-    assert state(shaped.host) == seen
+def test_filters_of_other_programs_are_kept(shaped, sandbox, veth_result, limits, other_filters):
+    """Limits work with a clsact or ingress qdisc and filters of other programs; DEL removes only podwire's."""
+    tc(shaped, *other_filters)
+    before = state(shaped.host)
+    add_and_remove_limits(shaped.with_runtime_limits(**limits), sandbox, veth_result)
+    assert state(shaped.host) == before
 
 
-def test_a_place_that_others_have_just_made(shaped, sandbox, before, fails):
-    """An ingress qdisc without any filter yet stays where no limit of ours needed one, and where ADD failed."""
+def test_empty_ingress_qdisc_of_another_program_is_kept(shaped, sandbox, veth_result, failing_add):
+    """An ingress qdisc without filters stays if podwire needs no filter there, and if ADD fails."""
     tc(shaped, "qdisc add dev veth0 ingress")
-    seen = state(shaped.host)
-    compute_shape(shaped.with_runtime_limits(**INGRESS), sandbox, before)
-    assert state(shaped.host) == seen
+    before = state(shaped.host)
+    add_and_remove_limits(shaped.with_runtime_limits(**INGRESS), sandbox, veth_result)
+    assert state(shaped.host) == before
     tc(shaped, "qdisc add dev veth0 root pfifo limit 9")
-    fails()
+    failing_add()
 
 
 @pytest.mark.needs("matchall")
-def test_another_kind_of_filter_in_our_place(shaped, fails):
-    """Where a filter of another kind has the first priority ADD is refused, and says why."""
+def test_first_filter_of_another_kind_fails_add(shaped, failing_add):
+    """ADD fails if a filter of another kind has the first priority, and the details say so."""
     tc(shaped, "qdisc add dev veth0 clsact", "filter add dev veth0 ingress protocol all prio 1 matchall action pass")
-    error = fails()
+    error = failing_add()
     assert error["msg"] == "failed to add filter: invalid argument"
     assert 'another program filters "veth0": tc filter show dev "veth0" ingress' in error["details"]
 
 
 @pytest.mark.parametrize(("kind", "text"), [("ifb", "mine"), ("bridge", "")])
-def test_a_stranger_with_the_ifbs_name(shaped, sandbox, before, kind, text):
-    """What others gave the ifb's name stays: ours has another name; where that is taken, too, ADD fails."""
+def test_link_with_the_ifbs_name_is_kept(shaped, sandbox, veth_result, kind, text):
+    """Another program's link with the ifb's name stays and the ifb gets the second name; if both exist, ADD fails."""
     name = ifb_name(sandbox.name)
-    _stranger(shaped.host, name, kind, text)
-    seen = state(shaped.host)
-    result = shaped.limit(sandbox, before)
+    add_link(shaped.host, name, kind, text)
+    before = state(shaped.host)
+    result = shaped.limit(sandbox, veth_result)
     other = result["interfaces"][-1]["name"]
     assert other != name
     shaped.check(sandbox, result)
     shaped.release(sandbox)
-    assert state(shaped.host) == seen
-    _stranger(shaped.host, other, kind, text or "mine")
-    seen = state(shaped.host)
-    error = shaped.bandwidth("ADD", sandbox, before).error()
+    assert state(shaped.host) == before
+    add_link(shaped.host, other, kind, text or "mine")
+    before = state(shaped.host)
+    error = shaped.bandwidth("ADD", sandbox, veth_result).error()
     assert (error["code"], error["msg"]) == (999, f'failed to create ifb "{other}": file exists')
     assert f'ip link show dev "{other}"' in error["details"]
-    assert state(shaped.host) == seen
+    assert state(shaped.host) == before
 
 
-def _stranger(host, name, kind, text):
+def add_link(host, name, kind, text):
     host.ip("link", "add", name, "type", kind)
     host.ip("link", "set", name, "alias", text)
 
 
-def test_an_ifb_of_the_reference_left_over(shaped, sandbox, before):
-    """An ifb of the right name without a text is what the reference left of this container: ADD replaces it."""
+def test_stale_ifb_of_the_reference_is_replaced(shaped, sandbox, veth_result):
+    """An ifb with the container's name and no alias is stale from the reference plugin, and ADD replaces it."""
     shaped.host.ip("link", "add", ifb_name(sandbox.name), "type", "ifb")
-    compute_shape(shaped, sandbox, before)
+    add_and_remove_limits(shaped, sandbox, veth_result)
     assert ifbs(shaped.host) == {}
 
 
-def test_indexes_that_are_taken(shaped, sandbox, before):
-    """Whatever has the indexes that an ifb of this veth would have, it gets one, and nothing else is touched."""
+def test_used_ifindexes_are_avoided(shaped, sandbox, veth_result):
+    """If other interfaces have the ifb's ifindexes, it gets another one, and these interfaces stay."""
     index = int(shaped.host.ip("-o", "link", "show", "veth0").split(":")[0])
     for number, base in enumerate((1_000_000_000, 1_500_000_000)):
         shaped.host.ip("link", "add", f"other{number}", "index", str(base + index), "type", "ifb")
-        seen = state(shaped.host)
-        compute_shape(shaped, sandbox, before)
-        assert state(shaped.host) == seen
+        before = state(shaped.host)
+        add_and_remove_limits(shaped, sandbox, veth_result)
+        assert state(shaped.host) == before
 
 
 @pytest.mark.needs("syscall_injection")
 @pytest.mark.parametrize("call", ["read", "sendto", "recvfrom", "write"])
-def test_sigterm_at_any_call_of_add(shaped, sandbox, before, call):
-    """Whenever SIGTERM comes, ADD either succeeds and all is there, or fails with code 11 and nothing is."""
-    config, empty = {**shaped.config, "prevResult": before}, state(shaped.host)
+def test_sigterm_at_any_system_call_of_add(shaped, sandbox, veth_result, call):
+    """After SIGTERM ADD either succeeds completely, or fails with code 11 and is rolled back."""
+    config, empty = {**shaped.config, "prevResult": veth_result}, state(shaped.host)
     for occurrence in (1, 2, 4, 6):
         outcome = run_injected(
             shaped.host, "bandwidth", "ADD", config, sandbox, f"{call}:signal=TERM:when={occurrence}"
@@ -170,9 +174,9 @@ def test_sigterm_at_any_call_of_add(shaped, sandbox, before, call):
 
 
 @pytest.mark.needs("syscall_injection")
-def test_sigkill_at_any_call_of_add(shaped, sandbox, before):
-    """Whenever SIGKILL comes, either all of the limits is there or nothing, and DEL takes it away."""
-    config, empty = {**shaped.config, "prevResult": before}, state(shaped.host)
+def test_sigkill_at_any_system_call_of_add(shaped, sandbox, veth_result):
+    """After SIGKILL either all limits exist or none, and DEL removes them."""
+    config, empty = {**shaped.config, "prevResult": veth_result}, state(shaped.host)
     whole = 0
     for call, occurrences in (("sendto", range(2, 7)), ("close", (3, 4)), ("write", (1,))):
         for occurrence in occurrences:
@@ -180,19 +184,19 @@ def test_sigkill_at_any_call_of_add(shaped, sandbox, before):
             killed = run_injected(shaped.host, "bandwidth", "ADD", config, sandbox, injection)
             if state(shaped.host) != empty:
                 whole += killed.status != 0
-                shaped.check(sandbox, before)
+                shaped.check(sandbox, veth_result)
                 shaped.release(sandbox)
             assert state(shaped.host) == empty
     assert whole > 1
 
 
 @pytest.mark.needs("syscall_injection")
-def test_sigterm_and_sigkill_during_del(shaped, sandbox, before):
-    """A DEL that is killed at any send leaves what the next DEL removes."""
+def test_sigterm_and_sigkill_during_del(shaped, sandbox, veth_result):
+    """DEL removes what a DEL that was killed at any send has left."""
     empty = state(shaped.host)
     for name in ("TERM", "KILL"):
         for occurrence in range(3, 7):
-            shaped.limit(sandbox, before)
+            shaped.limit(sandbox, veth_result)
             injection = f"sendto:signal={name}:when={occurrence}"
             run_injected(shaped.host, "bandwidth", "DEL", shaped.config, sandbox, injection, follow=True)
             shaped.release(sandbox)
@@ -201,17 +205,17 @@ def test_sigterm_and_sigkill_during_del(shaped, sandbox, before):
 
 @pytest.mark.needs("syscall_injection")
 @pytest.mark.parametrize("injection", ["close_range:signal=KILL", "clone:error=EAGAIN"])
-def test_del_without_its_child(shaped, sandbox, before, injection):
-    """Where the child that waits for the kernel dies, or cannot be made, DEL removes the ifb itself."""
+def test_del_without_a_background_process_removes_the_ifb(shaped, sandbox, veth_result, injection):
+    """If the background process dies, or cannot be started, DEL removes the ifb itself."""
     empty = state(shaped.host)
-    shaped.limit(sandbox, before)
+    shaped.limit(sandbox, veth_result)
     run_injected(shaped.host, "bandwidth", "DEL", shaped.config, sandbox, injection, follow=True).assert_silent()
     assert state(shaped.host) == empty
 
 
-def test_a_result_that_cannot_be_told(shaped, sandbox, before):
-    """When the result cannot be written, the runtime takes ADD as failed: nothing of it stays."""
-    config, empty = {**shaped.config, "prevResult": before}, state(shaped.host)
+def test_add_is_rolled_back_if_its_result_cannot_be_written(shaped, sandbox, veth_result):
+    """If the result cannot be written, the runtime regards ADD as failed, so it is rolled back."""
+    config, empty = {**shaped.config, "prevResult": veth_result}, state(shaped.host)
     with open("/dev/full", "wb") as full:
         outcome = run_injected(shaped.host, "bandwidth", "ADD", config, sandbox, stdout=full)
     assert outcome.status == 1

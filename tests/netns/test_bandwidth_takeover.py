@@ -1,4 +1,4 @@
-"""Limits that change hands between the reference and us: each CHECK and DEL takes the other's work for its own."""
+"""The CHECK and DEL of podwire and of the reference plugin accept each other's limits."""
 
 from dataclasses import replace
 
@@ -21,97 +21,97 @@ ORDINARY = [
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def veth_result(host, sandbox):
+    """The result of the previous plugin; veth0 is the pod's host veth."""
     return connect_veth(host, sandbox)
 
 
 @pytest.fixture
 def both(shaped, reference):
-    """The network with our bandwidth and with the reference's."""
+    """The network with podwire's bandwidth, and with the reference plugin."""
     return shaped, shaped.with_bin_dir(reference)
 
 
 @pytest.mark.parametrize("limits", ORDINARY)
-def test_ordinary_limits(both, sandbox, before, limits):
-    """For ordinary bursts both make the same qdiscs and results, and accept and remove each other's."""
+def test_ordinary_limits_are_exchangeable(both, sandbox, veth_result, limits):
+    """For ordinary bursts both plugins create the same qdiscs and results, and accept and remove each other's."""
     empty = state(both[0].host)
-    made = []
-    for maker, other in (both, both[::-1]):
-        result = maker.with_runtime_limits(**limits).limit(sandbox, before)
-        made.append((sorted(qdiscs(maker.host)), [item["name"] for item in result["interfaces"]]))
-        for each in (maker, other):
+    states = []
+    for creator, other in (both, both[::-1]):
+        result = creator.with_runtime_limits(**limits).limit(sandbox, veth_result)
+        states.append((sorted(qdiscs(creator.host)), [item["name"] for item in result["interfaces"]]))
+        for each in (creator, other):
             each.with_runtime_limits(**limits).check(sandbox, result)
         other.with_runtime_limits(**limits).release(sandbox, result)
-        assert ifbs(maker.host) == {}
+        assert ifbs(creator.host) == {}
         both[0].release(sandbox)  # the reference leaves the veth's qdiscs to the plugin that removes it
-        assert state(maker.host) == empty
-    assert made[0] == made[1]
+        assert state(creator.host) == empty
+    assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("burst", [*PLACEHOLDER_BURSTS.values(), 8000], ids=[*PLACEHOLDER_BURSTS, "below the MTU"])
 @pytest.mark.parametrize("rate", [10_000_000, 1_000_000_000])
-def test_bursts_that_no_one_means(both, sandbox, before, rate, burst):
-    """What the reference makes of a runtime's invented bursts, or of one below the MTU, is accepted and removed."""
-    ours, theirs = (
+def test_placeholder_bursts_of_the_reference_are_accepted(both, sandbox, veth_result, rate, burst):
+    """The reference's buckets for placeholder bursts, or for one below the MTU, are accepted and removed."""
+    podwire, reference_net = (
         net.with_runtime_limits(ingressRate=rate, ingressBurst=burst, egressRate=rate, egressBurst=burst)
         for net in both
     )
-    empty = state(ours.host)
-    result = theirs.limit(sandbox, before)
-    ours.check(sandbox, result)
-    ours.having(maxBurst=1_000_000).check(sandbox, result)
-    ours.release(sandbox)
-    assert state(ours.host) == empty
-    ours.check(sandbox, ours.limit(sandbox, before))
+    empty = state(podwire.host)
+    result = reference_net.limit(sandbox, veth_result)
+    podwire.check(sandbox, result)
+    podwire.having(maxBurst=1_000_000).check(sandbox, result)
+    podwire.release(sandbox)
+    assert state(podwire.host) == empty
+    podwire.check(sandbox, podwire.limit(sandbox, veth_result))
 
 
-def test_add_replaces_what_the_reference_made(both, sandbox, before):
-    """Where the reference's limits are there already, ADD makes ours in their place, under the same name."""
-    ours, theirs = both
-    theirs.limit(sandbox, before)
-    made = sorted(qdiscs(ours.host))
-    (name,) = ifbs(ours.host)
-    ours.check(sandbox, ours.limit(sandbox, before))
-    theirs.check(sandbox, before)
-    assert sorted(qdiscs(ours.host)) == made
-    assert ifbs(ours.host) == {name: f"podwire net {sandbox.name} eth0"}
+def test_add_replaces_limits_of_the_reference(both, sandbox, veth_result):
+    """ADD replaces existing limits of the reference plugin, and uses the same names."""
+    podwire, reference_net = both
+    reference_net.limit(sandbox, veth_result)
+    states = sorted(qdiscs(podwire.host))
+    (name,) = ifbs(podwire.host)
+    podwire.check(sandbox, podwire.limit(sandbox, veth_result))
+    reference_net.check(sandbox, veth_result)
+    assert sorted(qdiscs(podwire.host)) == states
+    assert ifbs(podwire.host) == {name: f"podwire net {sandbox.name} eth0"}
 
 
-def test_del_without_a_namespace(both, sandbox, before):
-    """Each removes the other's ifb by the container's name alone."""
-    for maker, other in (both, both[::-1]):
-        maker.limit(sandbox, before)
+def test_del_without_a_namespace_removes_the_others_ifb(both, sandbox, veth_result):
+    """Each plugin removes the other's ifb by the container ID alone."""
+    for creator, other in (both, both[::-1]):
+        creator.limit(sandbox, veth_result)
         other.release(sandbox, netns=None)
-        assert ifbs(maker.host) == {}
+        assert ifbs(creator.host) == {}
         both[0].release(sandbox)
 
 
-def test_the_references_ifb_belongs_to_the_other_interface(both, sandbox, before):
-    """An ifb of the reference for one interface survives DEL of the container's other one, limited by us or not."""
-    ours, theirs = both
-    other = connect_veth(ours.host, sandbox, "veth1", "net1")
-    result = theirs.limit(sandbox, before)
-    ours.release(sandbox, ifname="net1")
-    ours.check(sandbox, result)
-    second = ours.limit(sandbox, other, ifname="net1")
-    ours.check(sandbox, second, ifname="net1")
-    ours.check(sandbox, result)
-    ours.release(sandbox, ifname="net1")
-    ours.check(sandbox, result)
-    ours.release(sandbox)
-    assert (qdiscs(ours.host), ifbs(ours.host)) == ([], {})
+def test_ifb_of_the_references_interface_is_kept(both, sandbox, veth_result):
+    """DEL of one interface keeps the reference plugin's ifb of the container's other interface."""
+    podwire, reference_net = both
+    other = connect_veth(podwire.host, sandbox, "veth1", "net1")
+    result = reference_net.limit(sandbox, veth_result)
+    podwire.release(sandbox, ifname="net1")
+    podwire.check(sandbox, result)
+    second = podwire.limit(sandbox, other, ifname="net1")
+    podwire.check(sandbox, second, ifname="net1")
+    podwire.check(sandbox, result)
+    podwire.release(sandbox, ifname="net1")
+    podwire.check(sandbox, result)
+    podwire.release(sandbox)
+    assert (qdiscs(podwire.host), ifbs(podwire.host)) == ([], {})
 
 
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_a_pod_of_a_whole_chain(both, sandbox, ours_first):
-    """A pod that one implementation attached with bridge, portmap and bandwidth changes over to the other."""
-    ours, theirs = (replace(net, bridge=replace(net.bridge, bin_dir=net.bin_dir)) for net in both)
-    maker, other = (ours, theirs) if ours_first else (theirs, ours)
-    ports = [PublishingNetwork(net.bridge, {"snat": True}, net.bin_dir) for net in (maker, other)]
-    result = maker.limit(sandbox, ports[0].add(sandbox, "8080:80"))
+@pytest.mark.parametrize("podwire_first", [True, False])
+def test_pod_of_a_whole_list_is_handed_over(both, sandbox, podwire_first):
+    """A pod that one set of bridge, portmap and bandwidth attached is checked and detached by the other."""
+    podwire, reference_net = (replace(net, bridge=replace(net.bridge, bin_dir=net.bin_dir)) for net in both)
+    creator, other = (podwire, reference_net) if podwire_first else (reference_net, podwire)
+    ports = [PublishingNetwork(net.bridge, {"snat": True}, net.bin_dir) for net in (creator, other)]
+    result = creator.limit(sandbox, ports[0].add(sandbox, "8080:80"))
     other.check(sandbox, result)
     other.bridge.check(sandbox, result)
     other.release(sandbox, result)
     ports[1].delete(sandbox, "8080:80", result=result)
-    assert (qdiscs(ours.host), set(netstate.links(ours.host))) == ([], {"lo", "cni0"})
+    assert (qdiscs(podwire.host), set(netstate.links(podwire.host))) == ([], {"lo", "cni0"})

@@ -1,6 +1,7 @@
-"""bandwidth as a chained plugin: what it takes from prevResult, hands on, refuses, and leaves alone."""
+"""bandwidth as a chained plugin: what it reads from prevResult, returns, refuses, and does not change."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -12,71 +13,71 @@ from tests.support.results import prev_result
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
 CONTEXT = "failed to parse network configuration: "
-RECEIVED = "qdisc tbf 1: dev veth0 root rate 8Mbit burst 100000b lat 25ms"
-PLACE = "qdisc ingress ffff: dev veth0 parent ffff:fff1 ----------------"
+INGRESS_QDISC = "qdisc tbf 1: dev veth0 root rate 8Mbit burst 100000b lat 25ms"
+REDIRECT_QDISC = "qdisc ingress ffff: dev veth0 parent ffff:fff1 ----------------"
 BURST_MAX = 8 * ((1 << 32) - 1)
 
 
 @pytest.fixture
-def before(host, sandbox):
-    """The result of the plugin before; veth0 leads to the pod."""
+def veth_result(host, sandbox):
+    """The result of the previous plugin; veth0 is the pod's host veth."""
     return connect_veth(host, sandbox)
 
 
-def sent(name):
-    """Returns the qdisc that limits what a pod sends."""
+def egress_qdisc(name):
+    """Returns the qdisc that limits the packets from a pod."""
     return f"qdisc tbf 1: dev {name} root rate 16Mbit burst 200000b lat 25ms"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_versions(shaped, sandbox, before, version):
-    """The result is prevResult with the ifb, in the configuration's version; before 0.3.0 all verbs are code 1."""
+def test_result_has_the_version_of_the_configuration(shaped, sandbox, veth_result, version):
+    """The result is prevResult with the ifb, in the configuration's version; before 0.3.0 all verbs have code 1."""
     net = shaped.having(cniVersion=version)
     if version < "0.3.0":
         for command in ("ADD", "DEL"):
             assert net.bandwidth(command, sandbox, prev_result(version)).error()["code"] == 1
         return
     old = version < "1.0.0"
-    given = {**before, "cniVersion": version, **({"dns": {}} if old else {})}
-    result = net.limit(sandbox, given)
+    previous = {**veth_result, "cniVersion": version, **({"dns": {}} if old else {})}
+    result = net.limit(sandbox, previous)
     link = netstate.shown(shaped.host, ifb_name(sandbox.name))
     assert result["interfaces"].pop() == {"name": link["ifname"], "mac": link["address"]}
-    assert result == given
+    assert result == previous
     net.release(sandbox)
 
 
-def test_both_directions(shaped, sandbox, before):
-    """ADD makes two token buckets, an ifb that is up with the veth's MTU, and one filter; DEL leaves nothing of it."""
+def test_add_creates_and_del_removes_both_limits(shaped, sandbox, veth_result):
+    """ADD creates two token buckets, an ifb that is up with the veth's MTU, and one filter; DEL removes all."""
     shaped.host.ip("link", "set", "veth0", "mtu", "1400")
     empty = state(shaped.host)
-    inside = netstate.state(sandbox)
-    shaped.limit(sandbox, before)
-    made, name = state(shaped.host), ifb_name(sandbox.name)
-    assert made["qdiscs"] == sorted([RECEIVED, PLACE, sent(name)])
-    ifb = made["links"][name]
+    pod_state = netstate.state(sandbox)
+    shaped.limit(sandbox, veth_result)
+    created, name = state(shaped.host), ifb_name(sandbox.name)
+    assert created["qdiscs"] == sorted([INGRESS_QDISC, REDIRECT_QDISC, egress_qdisc(name)])
+    ifb = created["links"][name]
     assert (ifb["mtu"], "UP" in ifb["flags"], ifb["linkinfo"]) == (1400, True, {"info_kind": "ifb"})
-    assert made["filters"]["veth0"][-2:] == [
+    assert created["filters"]["veth0"][-2:] == [
         "match 00000000/00000000 at 0",
         f"action order 1: mirred (Egress Redirect to device {name}) stolen",
     ]
-    assert {**made["links"], "veth0": 0} == {**empty["links"], "veth0": 0, name: ifb}
-    assert netstate.state(sandbox) == inside
+    assert {**created["links"], "veth0": 0} == {**empty["links"], "veth0": 0, name: ifb}
+    assert netstate.state(sandbox) == pod_state
     for _ in range(2):
         shaped.release(sandbox)
         assert state(shaped.host) == empty
 
 
-def test_one_direction(shaped, sandbox, before):
-    """A limit of one direction leaves the other alone, and only what the pod sends takes an ifb."""
+def test_limit_of_one_direction_leaves_the_other(shaped, sandbox, veth_result):
+    """A limit of one direction does not change the other; only traffic from the pod needs an ifb."""
     net, name = shaped.having(runtimeConfig=None), ifb_name(sandbox.name)
-    assert net.having(**INGRESS).limit(sandbox, before) == before
-    assert (qdiscs(net.host), ifbs(net.host)) == ([RECEIVED], {})
-    net.having(**INGRESS).check(sandbox, before)
+    assert net.having(**INGRESS).limit(sandbox, veth_result) == veth_result
+    assert (qdiscs(net.host), ifbs(net.host)) == ([INGRESS_QDISC], {})
+    net.having(**INGRESS).check(sandbox, veth_result)
     net.release(sandbox)
     assert qdiscs(net.host) == []
-    assert net.having(**EGRESS).limit(sandbox, before)["interfaces"][:-1] == before["interfaces"]
-    assert sorted(qdiscs(net.host)) == sorted([PLACE, sent(name)])
-    net.having(**EGRESS).check(sandbox, before)
+    assert net.having(**EGRESS).limit(sandbox, veth_result)["interfaces"][:-1] == veth_result["interfaces"]
+    assert sorted(qdiscs(net.host)) == sorted([REDIRECT_QDISC, egress_qdisc(name)])
+    net.having(**EGRESS).check(sandbox, veth_result)
 
 
 NO_LIMITS = [
@@ -91,19 +92,19 @@ NO_LIMITS = [
 
 
 @pytest.mark.parametrize("keys", NO_LIMITS)
-def test_no_limits(shaped, sandbox, before, keys):
-    """Without limits ADD hands on prevResult and changes nothing, for any interface; a static 0 beats the runtime's."""
+def test_add_without_limits_returns_prev_result(shaped, sandbox, veth_result, keys):
+    """Without limits ADD returns prevResult and changes nothing; a configured 0 overrides the runtime's limits."""
     net, empty = shaped.having(**keys), state(shaped.host)
-    assert net.limit(sandbox, before) == before
-    net.check(sandbox, before)
+    assert net.limit(sandbox, veth_result) == veth_result
+    net.check(sandbox, veth_result)
     assert net.limit(sandbox, {"cniVersion": "1.0.0"}) == {"cniVersion": "1.0.0"}
     net.release(sandbox)
     assert state(net.host) == empty
 
 
 @pytest.mark.parametrize("keys", [{}, {"runtimeConfig": None}])
-def test_what_it_works_on_must_be_there(shaped, sandbox, keys):
-    """Without prevResult ADD and CHECK are refused with code 7 and the reference's texts, with or without limits."""
+def test_missing_prev_result_is_refused(shaped, sandbox, keys):
+    """Without prevResult ADD and CHECK have code 7 and the reference's texts, with or without limits."""
     empty = state(shaped.host)
     for command, msg in (("ADD", "must be called as chained plugin"), ("CHECK", "must be called as a chained plugin")):
         error = shaped.having(**keys).bandwidth(command, sandbox).error()
@@ -111,23 +112,23 @@ def test_what_it_works_on_must_be_there(shaped, sandbox, keys):
     assert state(shaped.host) == empty
 
 
-def test_static_keys_beat_the_runtimes(shaped, sandbox, before):
-    """One static key is enough for the runtime's limits to count for nothing, all four."""
+def test_configured_limits_override_the_runtimes(shaped, sandbox, veth_result):
+    """One key in the configuration disables all four of the runtime's limits."""
     net = shaped.having(**INGRESS).with_runtime_limits(**{**INGRESS, "ingressRate": 9_000_000}, **EGRESS)
-    assert net.limit(sandbox, before) == before
-    assert qdiscs(net.host) == [RECEIVED]
+    assert net.limit(sandbox, veth_result) == veth_result
+    assert qdiscs(net.host) == [INGRESS_QDISC]
 
 
-def test_keys_as_containerd_writes_them(shaped, sandbox, before):
-    """Capitalised keys mean the same, the runtime's and those of the configuration, which win all the same."""
+def test_capitalised_keys_are_accepted(shaped, sandbox, veth_result):
+    """Capitalised keys have the same meaning, in runtimeConfig and in the configuration, which still overrides."""
     capitals = {key[0].upper() + key[1:]: value for key, value in BOTH.items()}
-    shaped.with_runtime_limits(**capitals).limit(sandbox, before)
-    shaped.check(sandbox, before)
-    shaped.having(**capitals).with_runtime_limits(ingressRate=9, ingressBurst=9).limit(sandbox, before)
-    shaped.check(sandbox, before)
+    shaped.with_runtime_limits(**capitals).limit(sandbox, veth_result)
+    shaped.check(sandbox, veth_result)
+    shaped.having(**capitals).with_runtime_limits(ingressRate=9, ingressBurst=9).limit(sandbox, veth_result)
+    shaped.check(sandbox, veth_result)
 
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a rate alone": ({"ingressRate": 8}, "if rate is set, burst must also be set"),
     "a burst alone": ({"egressBurst": 8}, "if burst is set, rate must also be set"),
     "a burst of 4 GB": ({"ingressRate": 8, "ingressBurst": BURST_MAX}, "burst cannot be more than 4GB"),
@@ -137,109 +138,110 @@ WRONG = {
     "a fraction": (EGRESS | {"egressBurst": 8.5}, f'{CONTEXT}"egressBurst" must be an integer, not 8.5'),
     "a text": ({"egressRate": "1M"}, f'{CONTEXT}"egressRate" must be an integer, not a string'),
     "a runtime's fraction": ({"runtimeConfig": {"bandwidth": {"egressRate": 0.5}}}, f'{CONTEXT}"runtimeConfig.band'),
-    "no object": ({"runtimeConfig": {"bandwidth": [1]}}, f'{CONTEXT}"runtimeConfig.bandwidth" must be an object'),
-    "no runtimeConfig": ({"runtimeConfig": "x"}, f'{CONTEXT}"runtimeConfig" must be an object'),
-    "no maxBurst": ({"maxBurst": "1k"}, f'{CONTEXT}"maxBurst" must be an integer, not a string'),
+    "a list": ({"runtimeConfig": {"bandwidth": [1]}}, f'{CONTEXT}"runtimeConfig.bandwidth" must be an object'),
+    "runtimeConfig as a string": ({"runtimeConfig": "x"}, f'{CONTEXT}"runtimeConfig" must be an object'),
+    "maxBurst as a string": ({"maxBurst": "1k"}, f'{CONTEXT}"maxBurst" must be an integer, not a string'),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_limits(shaped, sandbox, before, case):
-    """Wrong limits are code 7 for ADD, CHECK and STATUS, in the reference's words; DEL removes what is there."""
+def test_invalid_limits_are_refused(shaped, sandbox, veth_result, case):
+    """Invalid limits have code 7 and the reference's texts in ADD, CHECK and STATUS; DEL removes existing limits."""
     keys, msg = WRONG[case]
     empty = state(shaped.host)
-    result = shaped.limit(sandbox, before)
-    made, wrong = state(shaped.host), shaped.having(cniVersion="1.1.0", **keys)
+    result = shaped.limit(sandbox, veth_result)
+    created, wrong = state(shaped.host), shaped.having(cniVersion="1.1.0", **keys)
     for command in ("ADD", "CHECK", "STATUS"):
         error = wrong.bandwidth(command, sandbox, result).error()
         assert (error["code"], error["msg"].startswith(msg)) == (7, True), error
-        assert state(shaped.host) == made
+        assert state(shaped.host) == created
     wrong.release(sandbox, result)
     assert state(shaped.host) == empty
 
 
-def test_the_largest_burst(shaped, sandbox, before):
-    """A burst of one bit below 4 GB is taken; it is what CRI-O sends."""
+def test_largest_burst_is_accepted(shaped, sandbox, veth_result):
+    """A burst of one bit below 4 GB, which CRI-O sends, is accepted."""
     assert (
-        shaped.with_runtime_limits(ingressRate=8_000_000, ingressBurst=BURST_MAX - 1).limit(sandbox, before) == before
+        shaped.with_runtime_limits(ingressRate=8_000_000, ingressBurst=BURST_MAX - 1).limit(sandbox, veth_result)
+        == veth_result
     )
 
 
-def test_a_repeated_add(shaped, sandbox, before):
-    """ADD with other limits replaces those of an earlier one, direction by direction; ADD follows DEL."""
+def test_repeated_add_replaces_limits(shaped, sandbox, veth_result):
+    """ADD with other limits replaces the earlier ones, direction by direction; an ADD after DEL has the same effect."""
     empty = state(shaped.host)
-    shaped.limit(sandbox, before)
-    made = state(shaped.host)
+    shaped.limit(sandbox, veth_result)
+    created = state(shaped.host)
     other = shaped.with_runtime_limits(
         ingressRate=80_000_000, ingressBurst=800_000, egressRate=4_000_000, egressBurst=400_000
     )
-    other.limit(sandbox, before)
-    other.check(sandbox, before)
+    other.limit(sandbox, veth_result)
+    other.check(sandbox, veth_result)
     name = ifb_name(sandbox.name)
     assert list(ifbs(shaped.host)) == [name]
-    changed = sent(name).replace("16Mbit burst 200000", "4Mbit burst 50000")
-    assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED.replace("8Mbit", "80Mbit"), PLACE, changed])
-    assert shaped.with_runtime_limits(**INGRESS).limit(sandbox, before) == before
-    assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, changed])
+    changed = egress_qdisc(name).replace("16Mbit burst 200000", "4Mbit burst 50000")
+    assert sorted(qdiscs(shaped.host)) == sorted([INGRESS_QDISC.replace("8Mbit", "80Mbit"), REDIRECT_QDISC, changed])
+    assert shaped.with_runtime_limits(**INGRESS).limit(sandbox, veth_result) == veth_result
+    assert sorted(qdiscs(shaped.host)) == sorted([INGRESS_QDISC, REDIRECT_QDISC, changed])
     shaped.release(sandbox)
     assert state(shaped.host) == empty
-    shaped.limit(sandbox, before)
+    shaped.limit(sandbox, veth_result)
     again = state(shaped.host)
-    for whole in (made, again):
+    for whole in (created, again):
         del whole["links"][name]["address"]
-    assert again == made
+    assert again == created
 
 
 @pytest.mark.parametrize(("first", "second"), [(INGRESS, EGRESS), (EGRESS, INGRESS)])
-def test_a_direction_of_each_of_two_in_a_list(shaped, sandbox, before, first, second):
-    """Listed twice with a direction each, the second leaves the first's limit as it is, also when it fails."""
+def test_two_bandwidth_plugins_in_a_list_limit_one_direction_each(shaped, sandbox, veth_result, first, second):
+    """If the list has two with a direction each, the second keeps the first's limit, even if it fails."""
     empty = state(shaped.host)
-    result = shaped.with_runtime_limits(**first).limit(sandbox, before)
-    made = state(shaped.host)
+    result = shaped.with_runtime_limits(**first).limit(sandbox, veth_result)
+    created = state(shaped.host)
     foreign = ("tc", "qdisc", "replace", "dev", "veth0", "root", "handle", "5:", "pfifo")
-    if second is INGRESS:  # a root of others is what the second fails at
+    if second is INGRESS:  # the second fails because of another program's root qdisc
         shaped.host.run(*foreign)
-        beside = state(shaped.host)
+        with_foreign_root = state(shaped.host)
         assert shaped.with_runtime_limits(**second).bandwidth("ADD", sandbox, result).error()["code"] == 999
-        assert state(shaped.host) == beside
+        assert state(shaped.host) == with_foreign_root
         shaped.host.run("tc", "qdisc", "delete", "dev", "veth0", "root")
-        assert state(shaped.host) == made
+        assert state(shaped.host) == created
     result = shaped.with_runtime_limits(**second).limit(sandbox, result)
-    assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, sent(ifb_name(sandbox.name))])
+    assert sorted(qdiscs(shaped.host)) == sorted([INGRESS_QDISC, REDIRECT_QDISC, egress_qdisc(ifb_name(sandbox.name))])
     for limits in (first, second):
         shaped.with_runtime_limits(**limits).check(sandbox, result)
     shaped.release(sandbox, result)
     assert state(shaped.host) == empty
 
 
-def test_the_hosts_end_is_one_of_several(shaped, sandbox, before, new_sandbox):
-    """The host's end is the pod's peer, wherever it stands in prevResult and whatever has its name elsewhere."""
+def test_host_veth_is_one_of_several_interfaces(shaped, sandbox, veth_result, new_sandbox):
+    """The host veth is the pod's peer, whatever its place in prevResult is and whatever else has its name."""
     other = connect_veth(shaped.host, new_sandbox(), "veth9")
-    interfaces = [*other["interfaces"], {"name": "veth0", "sandbox": "/run/netns/x"}, *before["interfaces"]]
-    shaped.limit(sandbox, {**before, "interfaces": interfaces[::-1]})
-    assert sorted(qdiscs(shaped.host)) == sorted([RECEIVED, PLACE, sent(ifb_name(sandbox.name))])
+    interfaces = [*other["interfaces"], {"name": "veth0", "sandbox": "/run/netns/x"}, *veth_result["interfaces"]]
+    shaped.limit(sandbox, {**veth_result, "interfaces": interfaces[::-1]})
+    assert sorted(qdiscs(shaped.host)) == sorted([INGRESS_QDISC, REDIRECT_QDISC, egress_qdisc(ifb_name(sandbox.name))])
 
 
-def _third(net, pod, other):
+def connect_third_namespace(net, pod, other):
     other.ip("link", "add", "far0", "type", "veth", "peer", "name", "eth1", "netns", pod.name)
     return int(netstate.shown(pod, "eth1")["link_index"])
 
 
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])
-def test_no_end_on_the_host(shaped, sandbox, before, new_sandbox, command):
-    """Where the pod's interface leads nowhere on this host, ADD and CHECK say so in the reference's words."""
-    index, empty = _third(shaped, sandbox, new_sandbox()), state(shaped.host)
-    listed = before["interfaces"]
+def test_pod_without_a_host_veth_is_refused(shaped, sandbox, veth_result, new_sandbox, command):
+    """If the pod's interface has no peer on this host, ADD and CHECK fail with the reference's texts."""
+    index, empty = connect_third_namespace(shaped, sandbox, new_sandbox()), state(shaped.host)
+    listed = veth_result["interfaces"]
 
-    def error(interfaces, **how):
-        answer = shaped.bandwidth(command, sandbox, {**before, "interfaces": interfaces}, **how).error()
-        assert answer["details"]
-        return answer["code"], answer["msg"]
+    def error(interfaces, **options):
+        error = shaped.bandwidth(command, sandbox, {**veth_result, "interfaces": interfaces}, **options).error()
+        assert error["details"]
+        return error["code"], error["msg"]
 
     assert error([]) == (7, "no interfaces provided")
     assert error(listed[:1]) == (999, "no veth peer of container interface found in host ns")
-    inside = [{**item, "sandbox": sandbox.path} for item in listed]
-    assert error(inside) == (999, "no veth peer of container interface found in host ns")
+    in_sandbox = [{**item, "sandbox": sandbox.path} for item in listed]
+    assert error(in_sandbox) == (999, "no veth peer of container interface found in host ns")
     assert error(listed, ifname="eth1") == (999, f"veth peer with index {index} is not in host ns")
     code, msg = error(listed, ifname="lo")
     assert (code, msg.startswith("container interface lo has no veth peer: ")) == (999, True)
@@ -251,59 +253,61 @@ def test_no_end_on_the_host(shaped, sandbox, before, new_sandbox, command):
 
 
 @pytest.mark.parametrize("order", [("eth0", "net1", "net2"), ("net1", "net2", "eth0"), ("net2", "eth0", "net1")])
-def test_interfaces_of_one_container(shaped, sandbox, before, order):
-    """All interfaces of a container on one network have limits of their own; DEL of one leaves the others'."""
+def test_interfaces_of_one_container_have_separate_limits(shaped, sandbox, veth_result, order):
+    """All interfaces of a container on one network have separate limits; DEL of one keeps the others'."""
     net = shaped
-    given = {"eth0": before} | {f"net{n}": connect_veth(net.host, sandbox, f"veth{n}", f"net{n}") for n in (1, 2)}
+    veth_results = {"eth0": veth_result} | {
+        f"net{n}": connect_veth(net.host, sandbox, f"veth{n}", f"net{n}") for n in (1, 2)
+    }
     empty = state(net.host)
-    results = {ifname: net.limit(sandbox, given[ifname], ifname=ifname) for ifname in given}
+    results = {ifname: net.limit(sandbox, veth_results[ifname], ifname=ifname) for ifname in veth_results}
     names = {ifname: result["interfaces"][-1]["name"] for ifname, result in results.items()}
     assert names["eth0"] == ifb_name(sandbox.name)
     assert len(set(names.values())) == 3
-    for number, gone in enumerate(order, 1):
-        net.release(sandbox, ifname=gone)
-        assert net.bandwidth("CHECK", sandbox, results[gone], ifname=gone).error()
-        for stays in order[number:]:
-            net.check(sandbox, results[stays], ifname=stays)
-        net.limit(sandbox, given[gone], ifname=gone)
-        net.check(sandbox, results[gone], ifname=gone)
-        net.release(sandbox, ifname=gone)
-        assert set(ifbs(net.host)) == {names[stays] for stays in order[number:]}
+    for number, removed in enumerate(order, 1):
+        net.release(sandbox, ifname=removed)
+        assert net.bandwidth("CHECK", sandbox, results[removed], ifname=removed).error()
+        for remaining in order[number:]:
+            net.check(sandbox, results[remaining], ifname=remaining)
+        net.limit(sandbox, veth_results[removed], ifname=removed)
+        net.check(sandbox, results[removed], ifname=removed)
+        net.release(sandbox, ifname=removed)
+        assert set(ifbs(net.host)) == {names[remaining] for remaining in order[number:]}
     assert state(net.host) == empty
 
 
 @pytest.mark.parametrize("length", [100, 101, 300])
-def test_long_names(shaped, sandbox, before, length):
-    """Names of any length have limits that CHECK, DEL and GC find; two that differ at their end only are told apart."""
+def test_long_names_are_distinguished(shaped, sandbox, veth_result, length):
+    """CHECK, DEL and GC find limits of names of any length, and distinguish two that differ only at their end."""
     names = ["n" * length + "1", "n" * length + "2"]
-    nets, how = [shaped.having(name=name) for name in names], {"container_id": "c" * length}
+    nets, options = [shaped.having(name=name) for name in names], {"container_id": "c" * length}
     other = connect_veth(shaped.host, sandbox, "veth1", "interface-fifty")
     empty = state(shaped.host)
-    nets[0].limit(sandbox, before, **how)
-    nets[1].limit(sandbox, other, ifname="interface-fifty", **how)
-    nets[0].check(sandbox, before, **how)
+    nets[0].limit(sandbox, veth_result, **options)
+    nets[1].limit(sandbox, other, ifname="interface-fifty", **options)
+    nets[0].check(sandbox, veth_result, **options)
     assert all(len(alias) < 256 for alias in ifbs(shaped.host).values())
     nets[0].gc(("c" * length, "eth0"))
     nets[1].gc(("c" * length, "interface-fifty"))
     assert len(ifbs(shaped.host)) == 2
     nets[0].gc()
-    nets[0].release(sandbox, **how)
-    nets[1].check(sandbox, other, ifname="interface-fifty", **how)
-    nets[1].release(sandbox, ifname="interface-fifty", **how)
+    nets[0].release(sandbox, **options)
+    nets[1].check(sandbox, other, ifname="interface-fifty", **options)
+    nets[1].release(sandbox, ifname="interface-fifty", **options)
     assert state(shaped.host) == empty
 
 
-def test_limits_of_any_size(shaped, sandbox, before):
-    """From a bit/s to the largest number, the kernel takes what ADD makes of a limit, and CHECK finds it again."""
+def test_limits_of_any_size_are_accepted(shaped, sandbox, veth_result):
+    """From 8 bit/s to the largest number the kernel accepts the limits of ADD, and CHECK accepts them."""
     for rate in (8, 100, *(10**exponent + 1 for exponent in range(4, 20, 5)), 8 << 32, (8 << 32) - 8, 2**64 - 1):
         for burst in (8, rate // 10 + 8, BURST_MAX - 2):
             net = shaped.with_runtime_limits(ingressRate=rate, ingressBurst=min(burst, BURST_MAX - 2))
-            net.limit(sandbox, before)
-            net.check(sandbox, before)
+            net.limit(sandbox, veth_result)
+            net.check(sandbox, veth_result)
 
 
-def test_behind_bridge(shaped, sandbox):
-    """What a runtime does with bridge before it: attach, check, detach; nothing is left but the bridge."""
+def test_bandwidth_after_bridge(shaped, sandbox):
+    """A runtime attaches, checks and detaches a pod with bridge and bandwidth, and only the bridge remains."""
     result = shaped.add(sandbox)
     shaped.check(sandbox, result)
     shaped.bridge.check(sandbox, result)
@@ -311,14 +315,14 @@ def test_behind_bridge(shaped, sandbox):
     assert set(netstate.links(shaped.host)) == {"lo", "cni0"}
 
 
-def test_many_pods_at_once(shaped, new_sandbox):
-    """Pods that come and go at the same time do not get in each other's way."""
+def test_pods_are_limited_in_parallel(shaped, new_sandbox):
+    """Pods that are limited and released in parallel do not affect each other."""
     pods = [new_sandbox() for _ in range(8)]
-    given = [connect_veth(shaped.host, pod, f"veth{number}") for number, pod in enumerate(pods)]
+    veth_results = [connect_veth(shaped.host, pod, f"veth{number}") for number, pod in enumerate(pods)]
     empty = state(shaped.host)
     with ThreadPoolExecutor() as pool:
         for _ in range(2):
-            list(pool.map(shaped.check, pods, pool.map(shaped.limit, pods, given)))
+            list(pool.map(shaped.check, pods, pool.map(shaped.limit, pods, veth_results)))
             assert set(ifbs(shaped.host)) == {ifb_name(pod.name) for pod in pods}
             list(pool.map(shaped.release, pods))
             assert state(shaped.host) == empty
