@@ -1,1 +1,1 @@
-"""Hostile input by the thousand: what is told to the plugins is changed at random, and they must never be at a loss."""
+"""Fuzzing: random changes of the plugins' input, after which each verb must return a result or an error object."""

@@ -1,6 +1,6 @@
-"""Cases: the whole input of an invocation, as values that can be stored.
+"""Cases: the whole input of an invocation, as a value that can be stored.
 
-One rule: a case is a line of JSON in corpus/<target>.jsonl, bytes written as Latin-1, so that a failure can be read.
+One rule: a case is a line of JSON in corpus/<target>.jsonl, with bytes as Latin-1, so that people can read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 @dataclass
 class Case:
-    """One invocation: `files` are made before it, by path; `replies` are what the kernel and programs answer."""
+    """One invocation; `files`, by path, are created first; `replies` are those of the kernel and of programs."""
 
     plugin: str
     env: dict[str, str]
@@ -37,7 +37,7 @@ def corpus(target: str) -> list[tuple[str, Case]]:
 
 
 def add_to_corpus(target: str, name: str, case: Case) -> None:
-    """Stores a case unless the target has one of this name."""
+    """Stores a case unless the target has a case of this name."""
     cases = dict(corpus(target))
     if name not in cases:
         cases[name] = case
@@ -50,17 +50,17 @@ def _path(target: str) -> Path:
 
 
 class Source:
-    """Cases of one target without end; the same numbers give the same cases."""
+    """An endless sequence of cases of one target; the same seed and number give the same case."""
 
     def __init__(self, target: str, seed: int) -> None:
-        kept = _KEPT.get(target, (target,))
-        self._seeds = [case for name in kept for _, case in corpus(name)]
+        names = _CORPORA.get(target, (target,))
+        self._seeds = [case for name in names for _, case in corpus(name)]
         self._change = _CHANGES[target]
         self._seed = seed
         self._values = [case.stdin for case in self._seeds]
 
     def case(self, number: int) -> Case:
-        """Returns one of the kept cases, changed; each as it stands comes first."""
+        """Returns a stored case with changes; the first numbers are the unchanged stored cases."""
         if number < len(self._seeds):
             return copy.deepcopy(self._seeds[number])
         random = Random(self._seed << 40 | number)
@@ -71,39 +71,39 @@ class Source:
 
 def _change_stdin(random: Random, case: Case, others: list[str]) -> None:
     if random.random() < 0.25:
-        case.stdin = mutation.bytes_of(random, case.stdin.encode("latin-1")).decode("latin-1")
+        case.stdin = mutation.mutate_bytes(random, case.stdin.encode("latin-1")).decode("latin-1")
         return
     try:
-        value, other = _decoded(case.stdin), _decoded(random.choice(others))
+        value, other = _decode(case.stdin), _decode(random.choice(others))
     except (ValueError, RecursionError):
         _change_bytes(random, case)
         return
-    text = mutation.written(mutation.json_of(random, value, [other])).encode("utf-8", "surrogatepass")
+    text = mutation.serialize(mutation.mutate_json(random, value, [other])).encode("utf-8", "surrogatepass")
     if random.random() < 0.05:
-        text = mutation.bytes_of(random, text)
+        text = mutation.mutate_bytes(random, text)
     case.stdin = text.decode("latin-1")
 
 
 def _change_bytes(random: Random, case: Case) -> None:
-    case.stdin = mutation.bytes_of(random, case.stdin.encode("latin-1")).decode("latin-1")
+    case.stdin = mutation.mutate_bytes(random, case.stdin.encode("latin-1")).decode("latin-1")
 
 
-def _decoded(stdin: str) -> Any:
-    return mutation.parsed(stdin.encode("latin-1").decode())
+def _decode(stdin: str) -> Any:
+    return mutation.parse(stdin.encode("latin-1").decode())
 
 
 def _change_previous(random: Random, case: Case, others: list[str]) -> None:
-    """Changes prevResult alone, its version and the configuration's now and then."""
+    """Changes prevResult alone."""
     try:
-        kind, pairs = _decoded(case.stdin)
+        kind, pairs = _decode(case.stdin)
         index = next(index for index, (key, _) in enumerate(pairs) if key == "prevResult")
-        donors = [dict(_decoded(other)[1]).get("prevResult", ()) for other in random.sample(others, 1)]
+        donors = [dict(_decode(other)[1]).get("prevResult", ()) for other in random.sample(others, 1)]
     except (ValueError, StopIteration, TypeError, RecursionError):
         _change_stdin(random, case, others)
         return
     donors = [donor for donor in donors if donor] or [pairs[index][1]]
-    pairs[index] = ("prevResult", mutation.json_of(random, pairs[index][1], donors))
-    case.stdin = mutation.written((kind, pairs)).encode("utf-8", "surrogatepass").decode("latin-1")
+    pairs[index] = ("prevResult", mutation.mutate_json(random, pairs[index][1], donors))
+    case.stdin = mutation.serialize((kind, pairs)).encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 _ODD = ["", "x" * 300, "x" * 5000, "a b", "a\nb", "'", '"', "..", "../../x", "/", "-", "é", "\udcff", "%d", "eth0:1"]
@@ -123,11 +123,11 @@ def _change_environment(random: Random, case: Case, others: list[str]) -> None:
                 case.env[name] = random.choice(_ODD)
             case _:
                 old = case.env.get(name, "").encode("utf-8", "surrogateescape")
-                case.env[name] = mutation.bytes_of(random, old).decode("utf-8", "surrogateescape")
+                case.env[name] = mutation.mutate_bytes(random, old).decode("utf-8", "surrogateescape")
 
 
 def _change_files(random: Random, case: Case, others: list[str]) -> None:
-    """Changes what the files hold, which there are, and what they are."""
+    """Changes contents, names, number and types of the files."""
     for _ in range(random.choice((1, 1, 2, 4))):
         path = random.choice(list(case.files))
         content = case.files[path]
@@ -137,17 +137,17 @@ def _change_files(random: Random, case: Case, others: list[str]) -> None:
             case 1:
                 case.files[path] = random.choice(("", "\r\n", "cid", "cid\r\neth0", "x" * 5000, "\0" * 64, " "))
             case 2:
-                beside = path.rpartition("/")[0]
+                directory = path.rpartition("/")[0]
                 name = random.choice(_FILES)
-                case.files[f"{beside}/{name}"] = content
+                case.files[f"{directory}/{name}"] = content
             case 3 if len(case.files) > 1:
                 del case.files[path]
             case _:
-                case.files[path] = mutation.bytes_of(random, (content or "").encode("latin-1")).decode("latin-1")
+                case.files[path] = mutation.mutate_bytes(random, (content or "").encode("latin-1")).decode("latin-1")
 
 
 def _change_replies(random: Random, case: Case, others: list[str]) -> None:
-    """Changes what the kernel answers, or a program prints: bytes, attributes, order, number."""
+    """Changes replies of the kernel or of programs: bytes, attributes, order, number."""
     replies = case.replies
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         index = random.randrange(len(replies)) if replies else 0
@@ -162,21 +162,21 @@ def _change_replies(random: Random, case: Case, others: list[str]) -> None:
                 other = random.randrange(len(replies))
                 replies[index], replies[other] = replies[other], replies[index]
             case _:
-                replies[index] = _changed_reply(random, replies[index])
+                replies[index] = _change_reply(random, replies[index])
 
 
-def _changed_reply(random: Random, reply: Any) -> Any:
+def _change_reply(random: Random, reply: Any) -> Any:
     if isinstance(reply, list):  # a program's exit status and output
         status, output = reply
         status = random.choice((status, status, 0, 1, 2, 3, 4, -9))
-        return [status, mutation.bytes_of(random, output.encode("latin-1")).decode("latin-1")]
+        return [status, mutation.mutate_bytes(random, output.encode("latin-1")).decode("latin-1")]
     data = reply.encode("latin-1")
-    changed = _without(random, data) if random.random() < 0.5 else mutation.bytes_of(random, data)
+    changed = _change_attribute(random, data) if random.random() < 0.5 else mutation.mutate_bytes(random, data)
     return changed.decode("latin-1")
 
 
-def _without(random: Random, data: bytes) -> bytes:
-    """Takes an attribute, or a part of its content, away or changes it, and sets all lengths right."""
+def _change_attribute(random: Random, data: bytes) -> bytes:
+    """Removes or changes an attribute of a netlink message, and corrects all lengths."""
     at = 0
     messages = []
     while at + 16 <= len(data):
@@ -186,41 +186,41 @@ def _without(random: Random, data: bytes) -> bytes:
     if not messages:
         return data
     index = random.randrange(len(messages))
-    own = messages[index]
+    chosen = messages[index]
     head = random.choice((16 + 16, 16 + 8, 16 + 12, 16 + 4, 16 + 20))
-    content = _attributes_changed(random, own[head:], 0)
-    messages[index] = (len(own[:head]) + len(content)).to_bytes(4, "little") + own[4:head] + content
+    content = _change_attributes(random, chosen[head:], 0)
+    messages[index] = (len(chosen[:head]) + len(content)).to_bytes(4, "little") + chosen[4:head] + content
     return b"".join(message + bytes(-len(message) % 4) for message in messages)
 
 
-def _attributes_changed(random: Random, data: bytes, depth: int) -> bytes:
+def _change_attributes(random: Random, data: bytes, depth: int) -> bytes:
     at, parts = 0, []
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 2], "little")
         if size < 4 or at + size > len(data):
-            return mutation.bytes_of(random, data)
+            return mutation.mutate_bytes(random, data)
         parts.append((data[at + 2 : at + 4], data[at + 4 : at + size]))
         at += (size + 3) & ~3
     if not parts:
-        return mutation.bytes_of(random, data) if data else data
+        return mutation.mutate_bytes(random, data) if data else data
     index = random.randrange(len(parts))
     kind, content = parts[index]
     match random.randrange(6):
         case 0:
             del parts[index]
         case 1:
-            parts[index] = (kind, mutation.bytes_of(random, content))
+            parts[index] = (kind, mutation.mutate_bytes(random, content))
         case 2:
             parts[index] = (kind, content[: random.randrange(len(content) + 1)])
         case 3:
             parts[index] = (random.choice(parts)[0], content)
         case _ if depth < 4 and len(content) >= 4:
-            parts[index] = (kind, _attributes_changed(random, content, depth + 1))
-    pieces = [(len(own) + 4).to_bytes(2, "little") + kind + own + bytes(-len(own) % 4) for kind, own in parts]
+            parts[index] = (kind, _change_attributes(random, content, depth + 1))
+    pieces = [(len(data) + 4).to_bytes(2, "little") + kind + data + bytes(-len(data) % 4) for kind, data in parts]
     return b"".join(pieces)
 
 
-def _change_told(random: Random, case: Case, others: list[str]) -> None:
+def _change_input(random: Random, case: Case, others: list[str]) -> None:
     if random.random() < 0.3:
         _change_environment(random, case, others)
     else:
@@ -234,7 +234,7 @@ _CHANGES: dict[str, Callable[[Random, Case, list[str]], None]] = {
     "store": _change_files,
     "cache": _change_files,
     "replies": _change_replies,
-    "programs": _change_told,
+    "programs": _change_input,
 }
-_KEPT = {"programs": ("stdin", "environment")}
+_CORPORA = {"programs": ("stdin", "environment")}
 TARGETS = tuple(_CHANGES)

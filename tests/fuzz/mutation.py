@@ -1,6 +1,6 @@
-"""Changing bytes and JSON at random.
+"""Random changes of bytes and JSON.
 
-One rule: what comes out depends on the generator alone, so that a case is known by its number.
+One rule: the result depends on the random generator alone, so that a number identifies a case.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _TEXTS += ['"\\ud800"', '"\\u0000"']
 
 
 class Text(str):
-    """A piece of JSON, or of what is none, that is written as it stands."""
+    """A text, valid JSON or not, that is written without encoding."""
 
     __slots__ = ()
 
 
-def bytes_of(random: Random, data: bytes) -> bytes:
-    """Returns other bytes than `data`, a few changes away."""
+def mutate_bytes(random: Random, data: bytes) -> bytes:
+    """Returns `data` with a few changes."""
     for _ in range(random.choice((1, 1, 1, 2, 3, 5))):
-        data = _changed(random, data)
+        data = _mutate_once(random, data)
     return data
 
 
-def _changed(random: Random, data: bytes) -> bytes:
+def _mutate_once(random: Random, data: bytes) -> bytes:
     size = len(data)
     at = random.randrange(size + 1)
     end = min(size, at + random.choice((1, 1, 2, 4, 8, 64)))
@@ -71,36 +71,36 @@ def _changed(random: Random, data: bytes) -> bytes:
     return data[:at] + random.choice(_WORDS) + data[at + random.choice((0, 0, 1, 4)) :]
 
 
-def parsed(text: str) -> Any:
-    """Returns JSON as a value whose objects are lists of pairs, which may hold a key twice."""
+def parse(text: str) -> Any:
+    """Parses JSON; an object becomes a list of pairs, which may contain a key twice."""
     return json.loads(text, object_pairs_hook=lambda pairs: ("object", pairs))
 
 
-def written(value: Any) -> str:
-    """Returns the text of such a value."""
+def serialize(value: Any) -> str:
+    """Returns the JSON text of a value of `parse`."""
     if isinstance(value, Text):
         return str(value)
     if isinstance(value, tuple):
-        return "{" + ",".join(f"{written(key)}:{written(item)}" for key, item in value[1]) + "}"
+        return "{" + ",".join(f"{serialize(key)}:{serialize(item)}" for key, item in value[1]) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(written, value)) + "]"
+        return "[" + ",".join(map(serialize, value)) + "]"
     if isinstance(value, dict):
-        return written(("object", list(value.items())))
+        return serialize(("object", list(value.items())))
     return json.dumps(value, ensure_ascii=False)
 
 
-def json_of(random: Random, value: Any, others: list[Any]) -> Any:
-    """Changes a value in a few places and returns it; `others` are values that pieces are taken from."""
+def mutate_json(random: Random, value: Any, others: list[Any]) -> Any:
+    """Returns a value with a few changes; `others` are values from which parts are copied."""
     for _ in range(random.choice((1, 1, 1, 2, 2, 3, 6))):
-        value = _reshaped(random, value, others)
+        value = _change_json_once(random, value, others)
     return value
 
 
-def _reshaped(random: Random, value: Any, others: list[Any]) -> Any:
+def _change_json_once(random: Random, value: Any, others: list[Any]) -> Any:
     holder: list[Any] = [value]
     place, index = random.choice(_places(holder))
-    own = place[index]
-    key, inner = own if isinstance(own, tuple) and own[0] != "object" else (None, own)
+    entry = place[index]
+    key, inner = entry if isinstance(entry, tuple) and entry[0] != "object" else (None, entry)
 
     def put(new: Any) -> None:
         place[index] = new if key is None else (key, new)
@@ -111,10 +111,10 @@ def _reshaped(random: Random, value: Any, others: list[Any]) -> Any:
         case 3 if place is not holder:
             del place[index]
         case 4 | 5 if key is not None:
-            place[index] = (_respelt(random, key), inner)
+            place[index] = (_change_key(random, key), inner)
         case 6 if place is not holder:
             place.insert(
-                index, own if random.random() < 0.5 or key is None else (key, copy.deepcopy(random.choice(_VALUES)))
+                index, entry if random.random() < 0.5 or key is None else (key, copy.deepcopy(random.choice(_VALUES)))
             )
         case 7:
             put([inner] * random.choice((1, 1, 2, 40)))
@@ -123,7 +123,7 @@ def _reshaped(random: Random, value: Any, others: list[Any]) -> Any:
         case 9:
             put(Text(random.choice(_TEXTS)))
         case 10 if isinstance(inner, str) and not isinstance(inner, Text):
-            put(bytes_of(random, inner.encode("utf-8", "replace")).decode("utf-8", "replace"))
+            put(mutate_bytes(random, inner.encode("utf-8", "replace")).decode("utf-8", "replace"))
         case 11:
             source, at = random.choice(_places([random.choice(others)]))
             other = copy.deepcopy(source[at])
@@ -136,20 +136,20 @@ def _reshaped(random: Random, value: Any, others: list[Any]) -> Any:
 
 
 def _places(holder: list[Any]) -> list[tuple[list[Any], int]]:
-    """Returns where anything stands: a list and an index; what stands in an object's pairs is (key, value)."""
-    found = []
+    """Returns the place of each value: a list and an index; entries of an object are (key, value)."""
+    places = []
     todo: list[list[Any]] = [holder]
     while todo:
-        own = todo.pop()
-        for index, item in enumerate(own):
-            found.append((own, index))
+        container = todo.pop()
+        for index, item in enumerate(container):
+            places.append((container, index))
             inner = item[1] if isinstance(item, tuple) and item[0] != "object" else item
             if isinstance(inner, tuple):
                 todo.append(inner[1])
             elif isinstance(inner, list):
                 todo.append(inner)
-    return found
+    return places
 
 
-def _respelt(random: Random, key: str) -> str:
+def _change_key(random: Random, key: str) -> str:
     return random.choice((key.upper(), key.lower(), key.title(), key + "s", key[:-1], "", "cniVersion", "name", "ipam"))

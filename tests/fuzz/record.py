@@ -1,8 +1,9 @@
-"""Makes the first cases of every target: real configurations, and what a real kernel answered to them.
+"""Records the initial cases of every target: real configurations, and a real kernel's replies to them.
 
-    python -m tests.fuzz.record     # as root; only what is not there yet is written
+    python -m tests.fuzz.record     # as root; it writes missing cases only
 
-One rule: what is kept is what a runtime would send; the changes come later. What fails here is told, and kept too.
+One rule: a recorded case is an invocation that a runtime would make; fuzzing changes it later. A failing case is
+printed, and recorded all the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import process.child
@@ -47,166 +49,187 @@ _PORTS = [
     {"hostPort": 99, "containerPort": 9, "protocol": "sctp", "hostIP": "127.0.0.1"},
 ]
 _LIMITS = {"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000}
+_RANGES = {"ipRanges": [[{"subnet": "10.9.0.0/24"}]]}
 _ARGS = {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.1.2.7/24;GATEWAY=10.1.2.1"}
 _VALID = {"cni.dev/valid-attachments": [{"containerID": "other", "ifname": "eth0"}]}
 
 
+# Every option of each plugin is in one of these configurations.
+_FULL_BRIDGE = {
+    "bridge": "cni0", "isDefaultGateway": True, "forceAddress": False, "ipMasq": True, "ipMasqBackend": "nftables",
+    "nonMasqueradeCIDRs": ["10.0.0.0/8"], "mtu": 1400, "hairpinMode": True, "portIsolation": False,
+    "macspoofchk": True, "enabledad": False, "dns": {"nameservers": ["10.1.2.1"]},
+    "args": {"cni": {"ips": ["10.1.2.9"], "mac": "02:00:00:00:00:09"}}, "ipam": _IPAM,
+    "runtimeConfig": {"mac": "02:00:00:00:00:08", "ips": ["10.1.2.9/24"]},
+}  # fmt: skip
+_INTERFACE_AND_IPAM: dict[str, tuple[str, dict[str, Any]]] = {
+    "bridge-full": ("bridge", _FULL_BRIDGE),
+    "bridge-iptables": ("bridge", {"ipMasq": True, "ipMasqBackend": "iptables", "ipam": _IPAM}),
+    "bridge-layer2": ("bridge", {"bridge": "cni1", "promiscMode": True, "disableContainerInterface": True}),
+    "bridge-vlans": ("bridge", {
+        "bridge": "cni2", "vlan": 5, "vlanTrunk": [{"id": 7}, {"minID": 8, "maxID": 9}], "ipam": _IPAM,
+    }),
+    "bridge-auto": ("bridge", {
+        "mtu": "auto", "bridgeNetfilter": False, "ipam": {**_IPAM, "ranges": [], "subnet": "10.1.2.0/24"},
+    }),
+    "host-local": ("host-local", {"ipam": {**_IPAM, "resolvConf": "/etc/resolv.conf"}, "runtimeConfig": _RANGES}),
+    "static": ("static", {
+        "ipam": _STATIC, "args": {"cni": {"ips": []}}, "capabilities": {"ips": True}, "runtimeConfig": {"ips": []},
+    }),
+    "static-runtime": ("static", {
+        "ipam": _STATIC, "args": {"cni": {"ips": ["10.1.2.6/24"]}}, "runtimeConfig": {"ips": ["10.1.2.7/24"]},
+    }),
+    "bridge-static": ("bridge", {"bridge": "cni3", "isGateway": True, "ipam": _STATIC}),
+    "ptp-full": ("ptp", {
+        "ipMasq": True, "ipMasqBackend": "nftables", "mtu": 1400, "dns": {"search": ["y"]}, "ipam": _IPAM,
+    }),
+    "ptp-iptables": ("ptp", {"ipMasq": True, "ipMasqBackend": "iptables", "ipam": _IPAM}),
+    "ptp-layer2": ("ptp", {"mtu": 1400}),
+}  # fmt: skip
+_PREV_RESULT = prev_result("1.1.0", "10.1.2.5/24", "fd00:1:2::5/64", host_interfaces=["h0"]) | {
+    "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1400}],
+    "dns": {"nameservers": ["10.1.2.1"], "domain": "x", "search": ["y"], "options": ["z"]},
+}
+_BRIDGE_RESULT = {
+    **_PREV_RESULT,
+    "interfaces": [{"name": "br0"}, *_PREV_RESULT["interfaces"]],
+    "ips": [{**item, "interface": 1} for item in _PREV_RESULT["ips"]],
+}
+_CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "tuning": ("tuning", {
+        "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/core/somaxconn": "500"}, "mac": "02:00:00:00:00:09",
+        "promisc": True, "mtu": 1400, "allmulti": True, "txQLen": 500, "dataDir": str(world.TUNING),
+    }),
+    "tuning-runtime": ("tuning", {
+        "args": {"cni": {"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "0"}, "promisc": False, "allmulti": False}},
+        "mtu": 1300, "mtuBothEnds": True, "runtimeConfig": {"mac": "02-00-00-00-00-08"},
+        "dataDir": str(world.TUNING),
+    }),
+    "firewall-nftables": ("firewall", {"backend": "nftables", "ingressPolicy": "open"}),
+    "firewall-iptables": ("firewall", {"backend": "iptables", "iptablesAdminChainName": "CNI-ADMIN"}),
+    "firewall-policy": ("firewall", {
+        "backend": "nftables", "ingressPolicy": "same-bridge", "prevResult": _BRIDGE_RESULT,
+    }),
+    "firewall-isolated": ("firewall", {
+        "backend": "iptables", "ingressPolicy": "isolated", "prevResult": _BRIDGE_RESULT,
+    }),
+    "loopback": ("loopback", {}),
+    "portmap-nftables": ("portmap", {
+        "backend": "nftables", "snat": True, "masqAll": True, "markMasqBit": 12, "onConflict": "fail",
+        "conditionsV4": ["ip", "saddr", "10.0.0.0/8"], "conditionsV6": [],
+        "runtimeConfig": {"portMappings": _PORTS},
+    }),
+    "portmap-iptables": ("portmap", {
+        "backend": "iptables", "conditionsV4": ["!", "-s", "10.9.0.0/16"],
+        "runtimeConfig": {"portMappings": _PORTS[:2]},
+    }),
+    "bandwidth": ("bandwidth", {**_LIMITS, "maxBurst": 1_000_000, "unshapedSubnets": ["10.0.0.0/8", "fd00::/8"]}),
+    "bandwidth-runtime": ("bandwidth", {
+        "runtimeConfig": {"bandwidth": {**_LIMITS, "shapedSubnets": ["10.3.0.0/16"]}},
+    }),
+}  # fmt: skip
+
+
 def networks() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Returns plugin and configuration by name: every option somewhere, every version."""
-    previous = prev_result("1.1.0", "10.1.2.5/24", "fd00:1:2::5/64", host_interfaces=["h0"])
-    previous["routes"] = [{"dst": "0.0.0.0/0", "gw": "10.1.2.1", "mtu": 1400}]
-    previous["dns"] = {"nameservers": ["10.1.2.1"], "domain": "x", "search": ["y"], "options": ["z"]}
-    behind = {**previous, "interfaces": [{"name": "br0"}, *previous["interfaces"]]}
-    behind["ips"] = [{**item, "interface": 1} for item in previous["ips"]]
-    full = {
-        "bridge": "cni0", "isDefaultGateway": True, "forceAddress": False, "ipMasq": True, "ipMasqBackend": "nftables",
-        "nonMasqueradeCIDRs": ["10.0.0.0/8"], "mtu": 1400, "hairpinMode": True, "portIsolation": False,
-        "macspoofchk": True, "enabledad": False, "dns": {"nameservers": ["10.1.2.1"]},
-        "args": {"cni": {"ips": ["10.1.2.9"], "mac": "02:00:00:00:00:09"}}, "ipam": _IPAM,
-        "runtimeConfig": {"mac": "02:00:00:00:00:08", "ips": ["10.1.2.9/24"]},
-    }  # fmt: skip
-    ranges = {"ipRanges": [[{"subnet": "10.9.0.0/24"}]]}
-    own = {
-        "bridge-full": ("bridge", full),
-        "bridge-iptables": ("bridge", {"ipMasq": True, "ipMasqBackend": "iptables", "ipam": _IPAM}),
-        "bridge-layer2": ("bridge", {"bridge": "cni1", "promiscMode": True, "disableContainerInterface": True}),
-        "bridge-vlans": ("bridge", {
-            "bridge": "cni2", "vlan": 5, "vlanTrunk": [{"id": 7}, {"minID": 8, "maxID": 9}], "ipam": _IPAM,
-        }),
-        "bridge-auto": ("bridge", {
-            "mtu": "auto", "bridgeNetfilter": False, "ipam": {**_IPAM, "ranges": [], "subnet": "10.1.2.0/24"},
-        }),
-        "host-local": ("host-local", {"ipam": {**_IPAM, "resolvConf": "/etc/resolv.conf"}, "runtimeConfig": ranges}),
-        "static": ("static", {
-            "ipam": _STATIC, "args": {"cni": {"ips": []}}, "capabilities": {"ips": True}, "runtimeConfig": {"ips": []},
-        }),
-        "static-runtime": ("static", {
-            "ipam": _STATIC, "args": {"cni": {"ips": ["10.1.2.6/24"]}}, "runtimeConfig": {"ips": ["10.1.2.7/24"]},
-        }),
-        "bridge-static": ("bridge", {"bridge": "cni3", "isGateway": True, "ipam": _STATIC}),
-        "ptp-full": ("ptp", {
-            "ipMasq": True, "ipMasqBackend": "nftables", "mtu": 1400, "dns": {"search": ["y"]}, "ipam": _IPAM,
-        }),
-        "ptp-iptables": ("ptp", {"ipMasq": True, "ipMasqBackend": "iptables", "ipam": _IPAM}),
-        "ptp-layer2": ("ptp", {"mtu": 1400}),
-        "tuning": ("tuning", {
-            "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/core/somaxconn": "500"}, "mac": "02:00:00:00:00:09",
-            "promisc": True, "mtu": 1400, "allmulti": True, "txQLen": 500, "dataDir": str(world.TUNING),
-        }),
-        "tuning-runtime": ("tuning", {
-            "args": {"cni": {"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "0"}, "promisc": False, "allmulti": False}},
-            "mtu": 1300, "mtuBothEnds": True, "runtimeConfig": {"mac": "02-00-00-00-00-08"},
-            "dataDir": str(world.TUNING),
-        }),
-        "firewall-nftables": ("firewall", {"backend": "nftables", "ingressPolicy": "open"}),
-        "firewall-iptables": ("firewall", {"backend": "iptables", "iptablesAdminChainName": "CNI-ADMIN"}),
-        "firewall-policy": ("firewall", {"backend": "nftables", "ingressPolicy": "same-bridge", "prevResult": behind}),
-        "firewall-isolated": ("firewall", {"backend": "iptables", "ingressPolicy": "isolated", "prevResult": behind}),
-        "loopback": ("loopback", {}),
-        "portmap-nftables": ("portmap", {
-            "backend": "nftables", "snat": True, "masqAll": True, "markMasqBit": 12, "onConflict": "fail",
-            "conditionsV4": ["ip", "saddr", "10.0.0.0/8"], "conditionsV6": [],
-            "runtimeConfig": {"portMappings": _PORTS},
-        }),
-        "portmap-iptables": ("portmap", {
-            "backend": "iptables", "conditionsV4": ["!", "-s", "10.9.0.0/16"],
-            "runtimeConfig": {"portMappings": _PORTS[:2]},
-        }),
-        "bandwidth": ("bandwidth", {**_LIMITS, "maxBurst": 1_000_000, "unshapedSubnets": ["10.0.0.0/8", "fd00::/8"]}),
-        "bandwidth-runtime": ("bandwidth", {
-            "runtimeConfig": {"bandwidth": {**_LIMITS, "shapedSubnets": ["10.3.0.0/16"]}},
-        }),
-    }  # fmt: skip
-    whole = {}
-    for name, (plugin, keys) in own.items():
-        chained = {"prevResult": previous} if plugin in (*configs.CHAINED, "loopback") else {}
-        whole[name] = plugin, {"cniVersion": "1.1.0", "name": "net", "type": plugin, **chained, **keys}
+    """Returns plugin and configuration by name: together they have every option and every version."""
+    configs_by_name = {}
+    for name, (plugin, keys) in (_INTERFACE_AND_IPAM | _CHAINED).items():
+        chained = {"prevResult": _PREV_RESULT} if plugin in (*configs.CHAINED, "loopback") else {}
+        configs_by_name[name] = plugin, {"cniVersion": "1.1.0", "name": "net", "type": plugin, **chained, **keys}
     for version in configs.VERSIONS:
         for plugin in PLUGINS:
             if version in configs.versions(plugin):
-                small = configs.config(plugin, version, world.LEASES, "h0")
-                small |= {"backend": "nftables"} if plugin in ("portmap", "firewall") else {}
-                if plugin == "static":  # beside the one in CNI_ARGS old versions have room for one of the other family
-                    small["ipam"] = configs.static("fd00:1:2::7/64")
-                whole[f"{plugin}-{version}"] = plugin, small
-    return whole
+                configs_by_name[f"{plugin}-{version}"] = plugin, _minimal_config(plugin, version)
+    return configs_by_name
+
+
+def _minimal_config(plugin: str, version: str) -> dict[str, Any]:
+    config = configs.config(plugin, version, world.LEASES, "h0")
+    config |= {"backend": "nftables"} if plugin in ("portmap", "firewall") else {}
+    if plugin == "static":  # besides CNI_ARGS, old versions allow one address, of the other family
+        config["ipam"] = configs.static("fd00:1:2::7/64")
+    return config
 
 
 def environment(plugin: str, command: str) -> dict[str, str]:
-    """Returns the variables of an invocation: a chained plugin works on the pod that has an interface."""
+    """Returns the variables of an invocation; a chained plugin gets the pod that has an interface."""
     pod = "/run/netns/chained" if plugin in configs.CHAINED else "/run/netns/pod"
     args = _ARGS if plugin in configs.READS_CNI_ARGS else {}
     return {**ENV, "CNI_COMMAND": command, "CNI_NETNS": pod, **args}
 
 
 class Recorder:
-    """Notes what the kernel and programs answer to this process."""
+    """Records the replies of the kernel and of programs to this process."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
         recorder = self
         run = process.child.run
 
-        class Noting(socket.socket):
-            """A socket that notes what it receives."""
+        class RecordingSocket(socket.socket):
+            """A socket that records the data that it receives."""
 
-            def recv(self, size: int, flags: int = 0) -> bytes:  # type: ignore[override]
-                """Returns what the kernel says."""
+            def recv(self, size: int, flags: int = 0) -> bytes:
+                """Receives data and records them."""
                 data = super().recv(size, flags)
                 recorder.replies.append(data.decode("latin-1"))
                 return data
 
-        def noting(*commands: Any, **how: Any) -> Any:
-            outcomes = run(*commands, **how)
+        def run_and_record(*commands: Any, **options: Any) -> Any:
+            outcomes = run(*commands, **options)
             recorder.replies += [[outcome.status, outcome.stdout.decode("latin-1")] for outcome in outcomes]
             return outcomes
 
-        socket.socket = Noting  # type: ignore[misc]
-        process.child.run = noting
+        socket.socket = RecordingSocket  # type: ignore[misc]
+        process.child.run = run_and_record
+
+
+Entry = tuple[str, str, Case]  # target, name, case
 
 
 def main() -> None:
-    """Records what is not there yet; prints a line for each case that could not succeed here."""
-    found: list[tuple[str, str, Case]] = []
+    """Records the missing cases; prints a line for each case that fails here."""
     world.enter()
     recorder = Recorder()
-    for name, (plugin, config) in networks().items():
-        previous = config.get("prevResult")
-        for command in ("ADD", "CHECK", "STATUS", "DEL", "GC"):
-            if (command in ("STATUS", "GC") and config["cniVersion"] != "1.1.0") or (
-                command == "CHECK" and config["cniVersion"] < "0.4.0"
-            ):
-                continue
-            own = {**config, **({"prevResult": previous} if previous else {}), **(_VALID if command == "GC" else {})}
-            case = Case(plugin, environment(plugin, command), gojson.dumps(own).encode().decode("latin-1"))
-            recorder.replies = []
-            verdict, stdout = world.invoke(case)
-            if verdict != "done":
-                print(f"{name} {command}: {stdout.decode()}", file=sys.stderr)
-            elif command == "ADD":
-                previous = json.loads(stdout)
-            small = name.endswith(tuple(configs.VERSIONS))
-            found.append(("stdin", f"{name}-{command}", case))
-            if not small:
-                found.append(("environment", f"{name}-{command}", case))
-            if "prevResult" in own:
-                found.append(("previous", f"{name}-{command}", case))
-            if recorder.replies and not small:
-                told = Case(
-                    plugin, {**case.env, "CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": "1"}, case.stdin
-                )
-                told.replies = recorder.replies
-                found.append(("replies", f"{name}-{command}", told))
-    found += files()
-    for target, name, case in found:
+    entries = [entry for name in networks() for entry in _record(recorder, name)]
+    for target, name, case in entries + files():
         if len(sys.argv) > 1:  # the repository is read-only here
             print(json.dumps([target, name, case.__dict__]))
         else:
             add_to_corpus(target, name, case)
 
 
-def files() -> list[tuple[str, str, Case]]:
-    """Returns cases of host-local's store and of libcni's cache."""
+def _record(recorder: Recorder, name: str) -> Iterator[Entry]:
+    """Runs the verbs of a configuration, and yields the cases for each target."""
+    plugin, config = networks()[name]
+    is_minimal = name.endswith(tuple(configs.VERSIONS))
+    previous = config.get("prevResult")
+    for command in _verbs(config["cniVersion"]):
+        request = {**config, **({"prevResult": previous} if previous else {}), **(_VALID if command == "GC" else {})}
+        case = Case(plugin, environment(plugin, command), gojson.dumps(request).encode().decode("latin-1"))
+        recorder.replies = []
+        verdict, stdout = world.invoke(case)
+        if verdict != "done":
+            print(f"{name} {command}: {stdout.decode()}", file=sys.stderr)
+        elif command == "ADD":
+            previous = json.loads(stdout)
+        yield "stdin", f"{name}-{command}", case
+        if not is_minimal:
+            yield "environment", f"{name}-{command}", case
+        if "prevResult" in request:
+            yield "previous", f"{name}-{command}", case
+        if recorder.replies and not is_minimal:
+            env = {**case.env, "CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": "1"}
+            yield "replies", f"{name}-{command}", Case(plugin, env, case.stdin, replies=recorder.replies)
+
+
+def _verbs(version: str) -> list[str]:
+    added = {"CHECK": "0.4.0", "STATUS": "1.1.0", "GC": "1.1.0"}
+    return [verb for verb in ("ADD", "CHECK", "STATUS", "DEL", "GC") if version >= added.get(verb, "")]
+
+
+def files() -> list[Entry]:
+    """Returns the cases of host-local's store and of libcni's cache."""
     names = {
         "10.1.2.3": "cid\r\neth0", "10.1.2.4": "other\r\neth0", "fd00:1:2::2": "cid\r\neth0", "10.1.2.5": "old",
         "last_reserved_ip.0": "10.1.2.4", "last_reserved_ip.1": "fd00:1:2::2", "lock": "",
@@ -214,29 +237,29 @@ def files() -> list[tuple[str, str, Case]]:
     store = {f"{world.LEASES}/net/{name}": content for name, content in names.items()}
     store[f"{world.LEASES}.podwire/net"] = "\0" * 1024 + ("\x08" + "10.1.2.3" + "\0" * 55) * 16
     entry = {"kind": "cniCacheV1", "containerId": "cid", "config": "e30=", "ifName": "eth0", "networkName": "net"}
-    results = {}
+    results: dict[str, str | None] = {}
     for container in ("cid", "other", "third"):
         body = {**entry, "containerID": container, "netns": "/run/netns/gone", "result": prev_result("1.0.0")}
         results[f"{world.RESULTS}/net-{container}-eth0"] = json.dumps(body)
     ipam = {
         "ipam": {**_IPAM, "ranges": [[{"subnet": "10.1.2.0/29", "rangeStart": "10.1.2.3", "rangeEnd": "10.1.2.5"}]]}
     }
-    found = []
+    entries: list[Entry] = []
     for command in ("ADD", "CHECK", "DEL", "GC", "STATUS"):
         config = {"cniVersion": "1.1.0", "name": "net", "type": "host-local", **ipam, **_VALID}
         config["prevResult"] = prev_result("1.1.0")
-        own = dict(store)
+        files: dict[str, str | None] = dict(store)
         if command == "ADD":
-            own = {path: "third\r\neth0" if content.startswith("cid") else content for path, content in store.items()}
-        case = Case("host-local", {**ENV, "CNI_COMMAND": command}, json.dumps(config), own)
-        found.append(("store", f"host-local-{command}", case))
+            files = {path: "third\r\neth0" if content.startswith("cid") else content for path, content in store.items()}
+        case = Case("host-local", {**ENV, "CNI_COMMAND": command}, json.dumps(config), files)
+        entries.append(("store", f"host-local-{command}", case))
         if command in ("ADD", "STATUS"):
-            found.append(("cache", f"host-local-{command}", Case(case.plugin, case.env, case.stdin, own | results)))
+            entries.append(("cache", f"host-local-{command}", Case(case.plugin, case.env, case.stdin, files | results)))
     for plugin in ("portmap", "bridge"):
         config = networks()[f"{plugin}-1.1.0"][1] | {"ipMasq": True, "ipMasqBackend": "nftables"}
         case = Case(plugin, environment(plugin, "DEL"), json.dumps(config), dict(results))
-        found.append(("cache", f"{plugin}-DEL", case))
-    return found
+        entries.append(("cache", f"{plugin}-DEL", case))
+    return entries
 
 
 if __name__ == "__main__":

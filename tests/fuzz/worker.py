@@ -1,9 +1,9 @@
-"""One process of a campaign: cases of one target, one after another, until time or number is up.
+"""One process of a campaign: it runs cases of one target sequentially, up to a number or a time limit.
 
     python -m tests.fuzz.worker TARGET SEED FIRST STEP COUNT SECONDS PROGRESS
 
-One rule: a case is known by target, seed and number, so that one on which a plugin hangs can be told by its number.
-The last line on stdout is what was found, as JSON.
+One rule: target, seed and number identify a case, so the number of a case that hangs is enough to repeat it.
+The last line on stdout is the report as JSON.
 """
 
 from __future__ import annotations
@@ -17,75 +17,90 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.fuzz import world
-from tests.fuzz.cases import Source, corpus
-from tests.fuzz.world import FaultError, Prompter, World
+from tests.fuzz import replay, world
+from tests.fuzz.cases import Case, Source, corpus
+from tests.fuzz.replay import Replay
+from tests.fuzz.world import FaultError, World
 
-FOUND_MAX = 20
+FAULTS_MAX = 20
+
+
+@dataclass
+class Report:
+    """What a worker found: `faults` by kind, each with number, text and case."""
+
+    inputs: int = 0
+    seconds: float = 0.0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, tuple[int, str, str]] = field(default_factory=dict)
+    slowest: tuple[float, int] = (0.0, 0)
+    grown_kib: int = 0
+    peak_kib: int = 0
 
 
 def main(target: str, seed: int, first: int, step: int, count: int, seconds: float, progress: str) -> None:
-    """Runs the campaign's share of this process."""
+    """Runs this process's share of a campaign and prints the report."""
     faulthandler.enable()
     with open(progress, "r+b") as file:
         shared = mmap.mmap(file.fileno(), 0)
-    place = world.enter()
-    settle(place)
-    judge = place.judge
-    if target == "replies":
-        prompter = Prompter()
-        world.pretend(prompter)
-        judge = prompter.judge
-    elif target == "programs":
-        judge = partial(place.judge, invoke=world.execute)
+    judge = _judge_of(target)
     source = Source(target, seed)
-    faults: dict[str, tuple[int, str, str]] = {}
-    verdicts: Counter[str] = Counter()
+    report = Report()
     start = time.monotonic()
-    settled_kib, number, done, slowest = 0, first, 0, (0.0, 0)
-    while done < count and time.monotonic() - start < seconds and len(faults) < FOUND_MAX:
+    initial_kib, number = 0, first
+    while report.inputs < count and time.monotonic() - start < seconds and len(report.faults) < FAULTS_MAX:
         struct.pack_into("=Q", shared, 16 * first, number + 1)
-        case = source.case(number)
-        begun = time.monotonic()
-        try:
-            verdicts[judge(case)] += 1
-        except FaultError as fault:
-            faults.setdefault(_kind(fault), (number, str(fault)[:500], json.dumps(case.__dict__)))
-        slowest = max(slowest, (time.monotonic() - begun, number))
-        done += 1
+        _run_case(judge, source.case(number), number, report)
         number += step
-        if done == 2000:
-            settled_kib = _resident_kib()
-    told = {
-        "inputs": done,
-        "seconds": time.monotonic() - start,
-        "verdicts": verdicts,
-        "faults": faults,
-        "slowest": slowest,
-        "grown_kib": _resident_kib() - settled_kib if settled_kib else 0,
-        "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
-    print(json.dumps(told), flush=True)
+        if report.inputs == 2000:  # caches are full by now
+            initial_kib = _resident_kib()
+    report.seconds = time.monotonic() - start
+    report.grown_kib = _resident_kib() - initial_kib if initial_kib else 0
+    report.peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps(vars(report)), flush=True)
 
 
-def settle(place: World) -> None:
-    """Has what pods share, and a failed ADD leaves for that reason, made: the chains of iptables' backends."""
+def _run_case(judge: Callable[[Case], str], case: Case, number: int, report: Report) -> None:
+    start = time.monotonic()
+    try:
+        report.verdicts[judge(case)] += 1
+    except FaultError as fault:
+        report.faults.setdefault(_kind(fault), (number, str(fault)[:500], json.dumps(case.__dict__)))
+    report.slowest = max(report.slowest, (time.monotonic() - start, number))
+    report.inputs += 1
+
+
+def _judge_of(target: str) -> Callable[[Case], str]:
+    """Enters the host of the campaign; returns the function that runs a case of `target` and returns its verdict."""
+    host = world.enter()
+    create_shared_chains(host)
+    if target == "replies":
+        answers = Replay()
+        replay.install(answers)
+        return answers.judge
+    return partial(host.judge, invoke=world.execute) if target == "programs" else host.judge
+
+
+def create_shared_chains(host: World) -> None:
+    """Creates the chains that all pods share with iptables: a failed ADD keeps them."""
     for _, case in corpus("stdin"):
         if case.env["CNI_COMMAND"] == "ADD" and '"iptables"' in case.stdin:
-            place.judge(case)
+            host.judge(case)
 
 
 def _kind(fault: FaultError) -> str:
-    """Returns what tells faults apart: where the exception was raised, or the text."""
+    """Returns the kind of a fault: the place where the exception was raised, or the text."""
     cause = fault.__cause__
     if cause is None:
         return str(fault)[:400]
     frames = traceback.extract_tb(cause.__traceback__)
-    own = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-4:]]
-    return f"{type(cause).__name__} at {' '.join(own)}"
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-4:]]
+    return f"{type(cause).__name__} at {' '.join(places)}"
 
 
 def _resident_kib() -> int:
@@ -94,4 +109,5 @@ def _resident_kib() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:6]), float(sys.argv[6]), sys.argv[7])
+    campaign_seed, first_number, number_step, case_count = map(int, sys.argv[2:6])
+    main(sys.argv[1], campaign_seed, first_number, number_step, case_count, float(sys.argv[6]), sys.argv[7])

@@ -1,7 +1,7 @@
-"""A host for hostile input: private namespaces with real pods, where plugins run inside this process.
+"""A host for hostile input: new namespaces with real pods, in which plugins run inside this process.
 
-One rule: whatever a case makes a plugin do, nothing outside is touched: every file system but a few private ones is
-read-only here, and the network is the kernel's own but nobody else's.
+One rule: no case can affect the machine: all file systems but a few private ones are read-only, and the network is a
+new namespace of the real kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import io
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +22,6 @@ import kernel.link_deletion
 import kernel.netfilter.nft
 import kernel.netns
 import kernel.sysctl
-import process.child
 from cni import conf as cni_conf
 from cni import skel
 from cni.errors import CniError
@@ -32,7 +30,6 @@ from kernel import link, rtnl
 from kernel.codec import LinkMessage
 from kernel.codec_netfilter import RuleMessage
 from podwire.main import PLUGINS
-from process.child import Command, Outcome
 from tests.fuzz.cases import Case
 from tests.support import binaries, private_host
 from tests.support.invocation import strict_json
@@ -41,7 +38,7 @@ from tests.support.processes import output
 
 HOME = Path("/run/fuzz")
 LEASES, RESULTS, TUNING = HOME / "leases", Path("/var/lib/cni/results"), HOME / "tuning"
-_PROGRAMS = binaries.directory()  # before we are elsewhere
+_PROGRAMS = binaries.directory()  # before this process changes its directory
 _HANG_S = 20.0
 _PEAK_KIB = 100 << 10
 _SETTABLE = 0x100 | 0x200  # IFF_PROMISC, IFF_ALLMULTI
@@ -49,11 +46,11 @@ _GETRULE = 10 << 8 | 7  # NFT_MSG_GETRULE
 
 
 class FaultError(AssertionError):
-    """What a plugin must never do."""
+    """A plugin did something that it must never do."""
 
 
 def enter() -> World:
-    """Moves this process into a world of its own."""
+    """Moves this process into new namespaces and returns the host there."""
     host = private_host.enter("/var/lib/cni")
     for mounted in ("/", "/dev", "/sys"):
         output("mount", "-o", "remount,bind,ro", mounted)
@@ -63,8 +60,8 @@ def enter() -> World:
     os.chdir(HOME)
     for pod in ("pod", "chained"):
         output("ip", "netns", "add", pod)
-    for inside in (host, Namespace("pod"), Namespace("chained")):
-        inside.set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    for namespace in (host, Namespace("pod"), Namespace("chained")):
+        namespace.set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     chained = Namespace("chained")
     chained.ip("link", "add", "eth0", "type", "veth", "peer", "name", "h0", "netns", "host")
     chained.ip("link", "set", "eth0", "up")
@@ -75,7 +72,7 @@ def enter() -> World:
 
 
 def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Tells whether nothing was left; what a crash left (an empty reservation) may be taken away by anybody."""
+    """Returns whether nothing was leaked; any verb may remove the empty reservation of an earlier crash."""
     return {**before, "leases": None} == {**after, "leases": None} and not set(after["leases"]) - set(before["leases"])
 
 
@@ -85,12 +82,12 @@ def _deletion(index: int) -> rtnl.Request:
 
 def leases(directory: Path) -> list[str]:
     """Returns the names of all reservations below a directory."""
-    found = []
+    addresses = []
     for _, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(ValueError):
-                found.append(str(ip_address(name)))
-    return sorted(found)
+                addresses.append(str(ip_address(name)))
+    return sorted(addresses)
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -101,19 +98,19 @@ _failures: list[BaseException] = []
 _as_cni_error = skel.as_cni_error
 
 
-def _noted(error: BaseException) -> CniError:
-    """Returns what skel makes of an exception, which is kept to tell where it came from."""
+def _record_failure(error: BaseException) -> CniError:
+    """Converts an exception as skel does, and stores it for its traceback."""
     _failures.append(error)
     return _as_cni_error(error)
 
 
-skel.as_cni_error = _noted
+skel.as_cni_error = _record_failure
 
 
 def invoke(case: Case) -> tuple[str, bytes]:
-    """Runs one invocation; returns "done" or the error's code, and stdout; raises FaultError for a wrong answer."""
-    stdout, said, stderr = io.BytesIO(), io.StringIO(), sys.stderr
-    sys.stderr = said
+    """Runs one invocation; returns "done" or the error's code, and stdout; raises FaultError for an invalid answer."""
+    stdout, captured, stderr = io.BytesIO(), io.StringIO(), sys.stderr
+    sys.stderr = captured
     _failures.clear()
     try:
         status = skel.run(
@@ -129,11 +126,11 @@ def invoke(case: Case) -> tuple[str, bytes]:
     finally:
         sys.stderr = stderr
         reap()
-    return verdict(status, stdout.getvalue(), said.getvalue(), case), stdout.getvalue()
+    return verdict(status, stdout.getvalue(), captured.getvalue(), case), stdout.getvalue()
 
 
 def verdict(status: int, stdout: bytes, stderr: str, case: Case) -> str:
-    """Returns "done", or the code of the error object; raises FaultError for what is neither."""
+    """Returns "done", or the code of the error object; raises FaultError for any other answer."""
     if "Traceback" in stderr:
         raise FaultError(f"a traceback: {stderr}")
     if status == 0:
@@ -149,7 +146,7 @@ def verdict(status: int, stdout: bytes, stderr: str, case: Case) -> str:
         raise FaultError(f"exit status {status}, stdout {stdout!r}")
     code, msg = body.get("code"), body.get("msg")
     if type(code) is not int or code <= 0 or not isinstance(msg, str) or not msg or body.get("details", "x") == "":
-        raise FaultError(f"a wrong error object: {body}")
+        raise FaultError(f"an invalid error object: {body}")
     if "defect of podwire" in body.get("details", ""):
         raise FaultError(f"a defect: {msg}") from (_failures[-1] if _failures else None)
     return f"code {code}"
@@ -163,19 +160,19 @@ def _document(stdout: bytes) -> Any:
 
 
 def _check_result(stdout: bytes, case: Case) -> None:
-    """Reads the result as the next plugin would."""
+    """Parses the result as the next plugin does; raises FaultError."""
     body = _document(stdout)
-    own = cni_conf.parse(case.stdin.encode("latin-1"))
+    conf = cni_conf.parse(case.stdin.encode("latin-1"))
     try:
-        from_json(body, own.version)
+        from_json(body, conf.version)
     except CniError as error:
         raise FaultError(f"the result cannot be read: {error}: {stdout!r}") from error
-    if body.get("cniVersion") != own.version:
-        raise FaultError(f"the result of a configuration of {own.version} says {body.get('cniVersion')}")
+    if body.get("cniVersion") != conf.version:
+        raise FaultError(f"the result of a configuration of {conf.version} says {body.get('cniVersion')}")
 
 
 def execute(case: Case) -> tuple[str, bytes]:
-    """As `invoke`, with the built file of the plugin as a process of its own."""
+    """As `invoke`, but runs the built plugin in another process."""
     env = {name: value.replace("\0", "?") for name, value in case.env.items()}
     with (HOME / "stdin").open("w+b") as stdin:
         stdin.write(case.stdin.encode("latin-1"))
@@ -184,22 +181,22 @@ def execute(case: Case) -> tuple[str, bytes]:
             [_PROGRAMS / case.plugin], env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     stdout, stderr = process.communicate(timeout=_HANG_S)
-    told = verdict(process.returncode, stdout, stderr.decode("utf-8", "replace"), case), stdout
+    answer = verdict(process.returncode, stdout, stderr.decode("utf-8", "replace"), case), stdout
     peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     if peak_kib > _PEAK_KIB:
         raise FaultError(f"{peak_kib} KiB of memory were resident")
-    return told
+    return answer
 
 
 def reap() -> None:
-    """Waits for the children that a plugin leaves to end by themselves, and have ended."""
+    """Reaps the ended children among those that a plugin has left in the background."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 class World:
-    """The host and its pods, with sockets to look at them."""
+    """The host and its pods, with sockets to read their state."""
 
     def __init__(self, *namespaces: Namespace) -> None:
         self._links = []
@@ -209,40 +206,45 @@ class World:
         self._rules = kernel.netfilter.nft.open_socket()
 
     def judge(self, case: Case, invoke: Callable[[Case], tuple[str, bytes]] = invoke) -> str:
-        """Runs a case and returns what came of it in a word or two; raises FaultError.
+        """Runs a case and returns its verdict, "done" or "code N"; raises FaultError.
 
-        What has been added is deleted again; what could not be added must have left nothing.
+        It deletes a successful attachment again; a failed ADD must have left nothing.
         """
-        self._make(case.files)
-        adding = case.env.get("CNI_COMMAND") == "ADD"
-        before = self._state() if adding else None
-        verdict, stdout = invoke(case)
-        if adding:
-            if verdict == "done":
-                _check_result(stdout, case)
-                deletion = Case(case.plugin, {**case.env, "CNI_COMMAND": "DEL"}, case.stdin)
-                undone, told = invoke(deletion)
-                if undone != "done":
-                    raise FaultError(f"DEL after ADD: {told.decode()}")
-                self._tidy(before)
-                if (own := self._attributes()) != before["attributes"]:
-                    raise FaultError(f"DEL after ADD left {own}, not {before['attributes']}")
-            elif not _same(before, after := self._state()):
-                self._tidy(before)
-                raise FaultError(f"a failed ADD ({stdout.decode()}) left {_difference(before, after)}")
-        self._clear(case.files)
+        self._create_files(case.files)
+        if case.env.get("CNI_COMMAND") == "ADD":
+            verdict = self._judge_add(case, invoke)
+        else:
+            verdict, _ = invoke(case)
+        self._remove_files(case.files)
         return verdict
 
-    def _make(self, files: dict[str, str | None]) -> None:
+    def _judge_add(self, case: Case, invoke: Callable[[Case], tuple[str, bytes]]) -> str:
+        before = self._state()
+        verdict, stdout = invoke(case)
+        if verdict == "done":
+            _check_result(stdout, case)
+            deletion = Case(case.plugin, {**case.env, "CNI_COMMAND": "DEL"}, case.stdin)
+            deletion_verdict, error = invoke(deletion)
+            if deletion_verdict != "done":
+                raise FaultError(f"DEL after ADD: {error.decode()}")
+            self._delete_bridges(before)
+            if (attributes := self._attributes()) != before["attributes"]:
+                raise FaultError(f"DEL after ADD left {attributes}, not {before['attributes']}")
+        elif not _same(before, after := self._state()):
+            self._delete_bridges(before)
+            raise FaultError(f"a failed ADD ({stdout.decode()}) left {_difference(before, after)}")
+        return verdict
+
+    def _create_files(self, files: dict[str, str | None]) -> None:
         for path, content in files.items():
-            with contextlib.suppress(OSError, ValueError):  # a name that cannot be
+            with contextlib.suppress(OSError, ValueError):  # an impossible name
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 if content is None:
                     os.makedirs(path)
                 else:
                     Path(path).write_bytes(content.encode("latin-1"))
 
-    def _clear(self, files: dict[str, str | None]) -> None:
+    def _remove_files(self, files: dict[str, str | None]) -> None:
         if files or LEASES.exists():
             for directory in (LEASES, Path(f"{LEASES}.podwire"), RESULTS):
                 shutil.rmtree(directory, ignore_errors=True)
@@ -251,12 +253,12 @@ class World:
         links = [
             sorted(
                 message.get_attr("IFLA_IFNAME")
-                for message in own.dump(rtnl.Request("", LinkMessage, link.RTM_GETLINK, rtnl.NLM_F_DUMP))
+                for message in namespace_socket.dump(rtnl.Request("", LinkMessage, link.RTM_GETLINK, rtnl.NLM_F_DUMP))
             )
-            for own in self._links
+            for namespace_socket in self._links
         ]
-        found = self._rules.dump(rtnl.Request("", RuleMessage, _GETRULE, rtnl.NLM_F_DUMP))
-        rules = sorted(message.get_attr("NFTA_RULE_CHAIN") for message in found)
+        messages = self._rules.dump(rtnl.Request("", RuleMessage, _GETRULE, rtnl.NLM_F_DUMP))
+        rules = sorted(message.get_attr("NFTA_RULE_CHAIN") for message in messages)
         return {
             "links": links,
             "rules": rules,
@@ -266,101 +268,17 @@ class World:
         }
 
     def _attributes(self) -> list[Any]:
-        """Returns what tuning sets, and puts back: of both ends of the chained pod's pair."""
+        """Returns the attributes that tuning sets and restores, of both ends of the chained pod's veth."""
         host, *_, chained = self._links
         ends = [*link.get(host, link.by_name_request("h0")), *link.get(chained, link.by_name_request("eth0"))]
         return [end and (end.mac, end.mtu, end.flags & _SETTABLE) for end in ends]
 
-    def _tidy(self, before: dict[str, Any]) -> None:
-        """Takes away what outlives an attachment: bridges of odd names."""
-        own = self._links[0]
+    def _delete_bridges(self, before: dict[str, Any]) -> None:
+        """Deletes the bridges that a case created: they outlive attachments."""
+        host = self._links[0]
         known = set(before["links"][0])
-        listing = own.dump(rtnl.Request("", LinkMessage, link.RTM_GETLINK, rtnl.NLM_F_DUMP))
-        made = [message["index"] for message in listing if message.get_attr("IFLA_IFNAME") not in known | {"cni0"}]
-        for index in made:
+        links = host.dump(rtnl.Request("", LinkMessage, link.RTM_GETLINK, rtnl.NLM_F_DUMP))
+        created = [message["index"] for message in links if message.get_attr("IFLA_IFNAME") not in known | {"cni0"}]
+        for index in created:
             with contextlib.suppress(CniError):
-                own.change(_deletion(index))
-
-
-class Prompter:
-    """Answers for the kernel and for programs: what was recorded, as the case has it, each answer once."""
-
-    def __init__(self) -> None:
-        self.replies: list[Any] = []
-
-    def judge(self, case: Case) -> str:
-        """Runs a case on its replies."""
-        self.replies = list(reversed(case.replies))
-        return invoke(case)[0]
-
-    def next(self, kind: type) -> Any:
-        """Returns the next answer; when there is none of that kind, what the kernel says when answers were lost."""
-        if self.replies and isinstance(self.replies[-1], kind):
-            return self.replies.pop()
-        raise OSError(105, "No buffer space available")
-
-
-def pretend(prompter: Prompter) -> Callable[[], None]:
-    """Puts the prompter in the kernel's place in this process."""
-
-    class Answering(socket.socket):
-        """Takes any request and returns what is next."""
-
-        def __init__(self, *unused: int) -> None:
-            super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
-
-        def setsockopt(self, *unused: int) -> None:  # type: ignore[override]
-            """Takes any option."""
-
-        def bind(self, address: object) -> None:
-            """Takes any address."""
-
-        def send(self, data: bytes) -> int:  # type: ignore[override]
-            """Takes any request."""
-            return len(data)
-
-        def recv(self, size: int, flags: int = 0) -> bytes:  # type: ignore[override]
-            """Returns the next answer."""
-            if flags:
-                raise BlockingIOError(11, "Resource temporarily unavailable")
-            data: bytes = prompter.next(str).encode("latin-1")
-            return data
-
-    def restore(*commands: Command, **unused: object) -> list[Outcome]:
-        answers = [prompter.next(list) for _ in commands]
-        return [Outcome(status, text.encode("latin-1"), b"") for status, text in answers]
-
-    def readable(descriptors: list[int], timeout_s: float) -> list[int]:
-        return descriptors[-1:] if prompter.replies else []
-
-    parameters = HOME / "parameter"
-    parameters.write_text("1")
-    props: list[tuple[Any, str, Any]] = [
-        (socket, "socket", Answering),
-        (process.child, "run", restore),
-        (kernel.netns, "setns", lambda descriptor, kind: None),
-        (rtnl, "wait_readable", readable),
-        (kernel.link_deletion, "wait_readable", readable),
-        (kernel.sysctl, "_ROOT", _Parameter(parameters)),
-        (kernel.link_deletion, "send_in_background", lambda socket, request, report: 1 << 22),
-        (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 1 << 22),
-        (os, "urandom", bytes),
-    ]
-    real = [(place, name, getattr(place, name)) for place, name, _ in props]
-    for place, name, prop in props:
-        setattr(place, name, prop)
-
-    def end() -> None:
-        for place, name, thing in real:
-            setattr(place, name, thing)
-
-    return end
-
-
-class _Parameter(str):
-    """A directory in which every name is the same file: one stands for all kernel parameters."""
-
-    __slots__ = ()
-
-    def __add__(self, name: str) -> str:
-        return str(self)
+                host.change(_deletion(index))

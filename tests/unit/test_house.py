@@ -17,9 +17,6 @@ MAX_LINES = 400
 LONG_FILES: dict[str, str] = {}  # path: the reason
 MAX_FUNCTION_LINES = 40
 LONG_FUNCTIONS: dict[str, str] = {  # path:name: the reason
-    "tests/fuzz/record.py:networks": "not yet split",
-    "tests/fuzz/worker.py:main": "not yet split",
-    "tests/fuzz/world.py:pretend": "not yet split",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

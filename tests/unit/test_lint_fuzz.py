@@ -52,15 +52,15 @@ def place(factory, name):
 def test_no_change_of_a_sample_stops_the_check(sample, tmp_path):
     """Samples changed at random, as bytes and as JSON, are checked to the end, by fixed seeds."""
     text = sample.read_bytes()
-    value = mutation.parsed(text.decode())
+    value = mutation.parse(text.decode())
     for number in range(CASES):
         random = Random(f"{sample.name} {number}")
         if number % 2:
-            data = mutation.bytes_of(random, text)
+            data = mutation.mutate_bytes(random, text)
         else:
-            data = mutation.written(mutation.json_of(random, value, [value])).encode("utf-8", "surrogatepass")
+            data = mutation.serialize(mutation.mutate_json(random, value, [value])).encode("utf-8", "surrogatepass")
         check(tmp_path / f"10-x{sample.suffix}", data)
-        value = mutation.parsed(text.decode())  # which a change may have spoilt
+        value = mutation.parse(text.decode())  # a change may make it invalid
 
 
 @given(st.binary(max_size=200))
