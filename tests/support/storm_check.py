@@ -23,7 +23,8 @@ from tests.support import bandwidth_network, namespaces, netstate, private_host,
 from tests.support.attaching import reaches
 from tests.support.namespaces import Namespace
 from tests.support.publishing import CLIENT, NODE
-from tests.support.storm import RESULTS, Container, Plan, Storm, containers
+from tests.support.storm import Storm
+from tests.support.storm_plan import RESULTS, Container, Plan, containers
 
 _CLEANUP_TIMEOUT_S = 10.0  # the kernel deletes namespaces and their interfaces in the background
 _LINES_MAX = 30
