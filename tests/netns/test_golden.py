@@ -1,6 +1,6 @@
-"""The state that bridge and ptp, with their IPAM, leave behind, compared with what the reference plugins left behind.
+"""The state that bridge and ptp create, with their IPAM plugin, compared with that of the reference plugins.
 
-tests/data/golden/README.md tells where the files come from.
+tests/data/golden/README.md describes the source of the files.
 """
 
 import stat
@@ -14,8 +14,8 @@ from tests.support.attaching import Network
 
 SCENARIOS = [name for name in golden.scenarios() if golden.scenario(name)["config"]["type"] in ("bridge", "ptp")]
 
-# Attributes that must be in both, whatever the kernel and the version of ip: a comparison of nothing proves nothing.
-SEEN = {
+# Attributes that each kernel and version of ip reports, so that the comparison is never empty.
+REQUIRED_ATTRIBUTES = {
     "lo": {"mtu"},
     "cni0": {
         "flags",
@@ -36,47 +36,49 @@ SEEN = {
 
 
 def needing(name):
-    """Returns a scenario as a parameter, with what it needs of the kernel."""
+    """Returns a scenario as a parameter, with the kernel features that it needs."""
     return pytest.param(name, marks=pytest.mark.needs("nft_nat") if "nftables" in name else ())
 
 
 @pytest.fixture(params=map(needing, SCENARIOS))
 def expected(request):
-    """One scenario: configuration and what the reference made of it."""
+    """One scenario: a configuration and the golden state for it."""
     return golden.scenario(request.param)
 
 
 @pytest.fixture
 def network(bin_dir, host, store, expected):
-    """The scenario's network on our host, served by our plugins."""
+    """The scenario's network on a host, with podwire's plugins."""
     config = dict(expected["config"])
     if "ipam" in config:
         config["ipam"] = {**config["ipam"], "dataDir": str(store)}
     return Network(host, config)
 
 
-def assert_links_equal(found, wanted):
-    """Compares links attribute by attribute, as far as both kernels and both versions of ip know an attribute."""
-    assert found.keys() == wanted.keys()
-    for name, attributes in wanted.items():
-        common = attributes.keys() & found[name].keys()
-        seen = SEEN[name] | (SEEN["port of a bridge"] if "bridge_slave" in attributes else set())
-        assert seen <= common, f"{name}: {sorted(seen - common)} missing"
-        assert {key: found[name][key] for key in common} == {key: attributes[key] for key in common}, name
-        assert ("qlen" in found[name]) == ("qlen" in attributes), name  # a queue length of 0 is not shown
+def assert_links_equal(actual, golden_state):
+    """Compares the attributes of links that both kernels and both versions of ip report."""
+    assert actual.keys() == golden_state.keys()
+    for name, attributes in golden_state.items():
+        common = attributes.keys() & actual[name].keys()
+        required = REQUIRED_ATTRIBUTES[name] | (
+            REQUIRED_ATTRIBUTES["port of a bridge"] if "bridge_slave" in attributes else set()
+        )
+        assert required <= common, f"{name}: {sorted(required - common)} missing"
+        assert {key: actual[name][key] for key in common} == {key: attributes[key] for key in common}, name
+        assert ("qlen" in actual[name]) == ("qlen" in attributes), name  # a queue length of 0 is not shown
 
 
-def usable_at_once(addresses):
-    """Returns the reference's addresses of the host as ours are: no duplicate address detection of an IPv6 gateway.
+def with_nodad(addresses):
+    """Returns the reference plugins' addresses of the host with podwire's flag `nodad` on IPv6 gateways.
 
-    That is a difference of ours (docs/bridge.md); every other flag of every address counts.
+    docs/bridge.md describes that difference; all other flags are compared.
     """
     on_bridge = [f"{line} nodad" if line.startswith("inet6 fd") else line for line in addresses.get("cni0", [])]
     return addresses | ({"cni0": on_bridge} if on_bridge else {})
 
 
 def await_operstate(pod):
-    """Waits until the pod's end says that it is up: before Linux 6.8 the kernel gets to that in its own time."""
+    """Waits until the pod's interface is up; before Linux 6.8 the kernel updates the state in the background."""
     deadline = time.monotonic() + 5
     while "state UNKNOWN" in pod.ip("link", "show", "eth0") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -92,23 +94,23 @@ def files(directory: Path):
     }
 
 
-def test_add_leaves_what_the_reference_left(network, sandbox, expected, store):
-    """Result, links with all their attributes, addresses, routes, sysctls and lease files equal the reference's."""
+def test_add_creates_the_golden_state(network, sandbox, expected, store):
+    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'."""
     result = network.add(sandbox, container_id=golden.CONTAINER_ID)
     await_operstate(sandbox)
     assert golden.result(result) == expected["result"]
-    for namespace, wanted in ((network.host, expected["host"]), (sandbox, expected["pod"])):
-        found = golden.of(namespace)
-        assert_links_equal(found["links"], wanted["links"])
+    for namespace, golden_state in ((network.host, expected["host"]), (sandbox, expected["pod"])):
+        actual = golden.of(namespace)
+        assert_links_equal(actual["links"], golden_state["links"])
         is_host = namespace is network.host
-        assert found["addresses"] == (usable_at_once(wanted["addresses"]) if is_host else wanted["addresses"])
-        assert found["routes"] == wanted["routes"]
+        assert actual["addresses"] == (with_nodad(golden_state["addresses"]) if is_host else golden_state["addresses"])
+        assert actual["routes"] == golden_state["routes"]
     assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
     assert files(store / "goldnet") == expected["store"]
 
 
-def test_del_leaves_what_the_reference_left(network, sandbox, expected, store):
-    """After DEL host-local's directory holds what the reference's held, and the sandbox only lo."""
+def test_del_leaves_the_golden_state(network, sandbox, expected, store):
+    """After DEL host-local's directory equals that of the reference plugin, and the sandbox has only lo."""
     network.add(sandbox, container_id=golden.CONTAINER_ID)
     network.delete(sandbox, container_id=golden.CONTAINER_ID)
     assert files(store / "goldnet") == expected["store after DEL"]

@@ -1,6 +1,6 @@
-"""The limits that bandwidth sets, compared with those that the reference set.
+"""The limits that bandwidth sets, compared with those of the reference plugin.
 
-tests/data/golden/README.md tells where the files come from.
+tests/data/golden/README.md describes the source of the files.
 """
 
 import pytest
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.needs("ifb", "tbf")
 
 ORDINARY = [name for name in golden.scenarios("bandwidth-") if "-burst-" not in name]
 
-# The second of its two actions on each packet, which never comes into effect as the first one takes it away.
+# The second of the reference plugin's two actions, which has no effect, since the first one redirects each packet.
 SECOND = "\taction order 2: mirred (Egress Redirect to device bwpf42161b9e0c3) pass", "\tindex 2 ref 1 bind 1"
 
-# What runtimes send as a burst wraps around in the reference; ours is 50 ms at the rate, and the queue 75 ms.
-SANE = "qdisc tbf 1: dev PORT root rate 10Mbit burst 62500b/1 mpu 0b lat 25ms linklayer unspec"
-WRAPPED = {
+# The bursts of these runtimes overflow in the reference plugin; podwire's are 50 ms at the rate, the queue 75 ms.
+VALID = "qdisc tbf 1: dev PORT root rate 10Mbit burst 62500b/1 mpu 0b lat 25ms linklayer unspec"
+OVERFLOWED = {
     "bandwidth-burst-containerd": Bucket(1_250_000, 2_415_919_079, 536_902_161),
     "bandwidth-burst-crio": Bucket(1_250_000, 2_147_483_619, 31_248),
 }
@@ -50,54 +50,55 @@ class Limited:
 
 @pytest.fixture
 def limited(bin_dir, host, sandbox):
-    """A function that makes the pod of a scenario."""
+    """A function that creates the pod of a scenario."""
     return lambda expected: Limited(host, sandbox, expected)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_add_sets_what_the_reference_set(limited, name):
-    """Result, ifb, qdiscs and filters equal the reference's, but for an action too many; CHECK accepts, DEL removes."""
+def test_add_sets_the_golden_limits(limited, name):
+    """Result, ifb, qdiscs and filters equal the reference plugin's but for its second action; CHECK and DEL succeed."""
     expected = golden.scenario(name)
     pod = limited(expected)
     before = pod.shaping()
     result = pod.run("ADD").result()
     assert golden.result(result) == expected["result"]
-    found = pod.ifbs()
-    assert found.keys() == expected["ifbs"].keys()
+    ifbs = pod.ifbs()
+    assert ifbs.keys() == expected["ifbs"].keys()
     for ifb, attributes in expected["ifbs"].items():
-        assert attributes.keys() <= found[ifb].keys()
-        assert {key: found[ifb][key] for key in attributes} == attributes
-        assert "qlen" not in found[ifb]
+        assert attributes.keys() <= ifbs[ifb].keys()
+        assert {key: ifbs[ifb][key] for key in attributes} == attributes
+        assert "qlen" not in ifbs[ifb]
     assert pod.shaping() == [line for line in expected["tc"] if line not in SECOND]
-    assert [line for line in expected["tc"] if line in SECOND] == list(SECOND if found else ())
+    assert [line for line in expected["tc"] if line in SECOND] == list(SECOND if ifbs else ())
     pod.run("CHECK", prevResult=result).assert_silent()
     pod.run("DEL", prevResult=result).assert_silent()
     assert pod.shaping() == before
     assert not pod.ifbs()
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-def test_an_invented_burst_is_a_sane_one(limited, name):
-    """Where the reference wraps around, ours limits; CHECK accepts both, but no mixture."""
+@pytest.mark.parametrize("name", OVERFLOWED)
+def test_a_runtimes_overflowing_burst_is_replaced(limited, name):
+    """A burst that overflows in the reference plugin becomes a valid one; CHECK accepts both, but no mixture."""
     expected = golden.scenario(name)
     pod = limited(expected)
     added = pod.run("ADD")
     assert golden.result(added.result()) == expected["result"]
     assert added.stderr == ""
-    assert pod.shaping() == [SANE]
+    assert pod.shaping() == [VALID]
     pod.run("CHECK").assert_silent()
     with pod.host.entered():
         socket = Socket()
     with socket:
         (port,) = link.get(socket, link.by_name_request(pod.port))
-        theirs = WRAPPED[name]
+        assert port
+        overflowed = OVERFLOWED[name]
         socket.change(
             traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
-            traffic.create_tbf_request(port.index, theirs),
+            traffic.create_tbf_request(port.index, overflowed),
         )
         assert pod.shaping() == expected["tc"]
         pod.run("CHECK").assert_silent()
-        mixed = Bucket(theirs.rate, theirs.size, 93_750)
+        mixed = Bucket(overflowed.rate, overflowed.size, 93_750)
         socket.change(
             traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
             traffic.create_tbf_request(port.index, mixed),

@@ -1,4 +1,4 @@
-"""Rules of iptables written over netlink (netfilter.iptables_direct): the same, to the byte, as the program writes."""
+"""Rules of iptables written over netlink (netfilter.iptables_direct) equal the program's, to the byte."""
 
 import re
 
@@ -62,7 +62,7 @@ NEW_FIRST = {key: sorted(lines, key=lambda line: not line.startswith("-N")) for 
 
 @pytest.fixture
 def prepared(host, monkeypatch):
-    """The host, with the tables that the program makes; this process is on it."""
+    """The host, with the tables that the program creates; this process is in its namespace."""
     with host.entered():
         for tool in iptables.TOOLS.values():
             for table, chain in (("nat", "POSTROUTING"), ("nat", "PREROUTING"), ("filter", "FORWARD")):
@@ -71,21 +71,19 @@ def prepared(host, monkeypatch):
         yield host
 
 
-def found(host):
-    """Returns every rule's bytes, and what iptables-save prints without counters."""
+def existing_rules(host):
+    """Returns the bytes of all rules, and the output of iptables-save without counters."""
     with nft.open_socket() as socket:
-        chains = [(family, table, chain) for family, table, chain in places()]
+        chains = [(family, table, chain) for family, table, chain in chain_keys()]
         rules = {
-            place: [
-                (rule.expressions, rule.userdata) for rule in nft.list_rules(socket, Chain(Table(*place[:2]), place[2]))
-            ]
-            for place in chains
+            key: [(rule.expressions, rule.userdata) for rule in nft.list_rules(socket, Chain(Table(*key[:2]), key[2]))]
+            for key in chains
         }
     saved = [host.run(f"{tool}-save") for tool in iptables.TOOLS.values()]
     return rules, [re.sub(r"(?m)^#.*$|\[\d+:\d+\]", "", text) for text in saved]
 
 
-def places():
+def chain_keys():
     for (version, table), lines in LINES.items():
         names = {line.split()[1] for line in lines}
         yield from ((iptables.NFPROTO[version], table, name) for name in sorted(names))
@@ -93,7 +91,7 @@ def places():
 
 def write(by):
     for table in ("nat", "filter"):
-        by({version: lines for (version, own), lines in NEW_FIRST.items() if own == table}, table)
+        by({version: lines for (version, name), lines in NEW_FIRST.items() if name == table}, table)
 
 
 def directly(changes, table):
@@ -102,21 +100,21 @@ def directly(changes, table):
 
 
 def test_the_rules_are_the_programs(prepared, monkeypatch):
-    """Every word that is translated gives the expressions that iptables-restore gives, in every chain."""
+    """Each known option gives the same expressions as iptables-restore, in every chain."""
     with monkeypatch.context() as patch:
         patch.setattr(iptables_direct, "is_nft", lambda program: False)
         write(lambda changes, table: iptables.apply(changes, table, "write"))
-    wanted = found(prepared)
-    assert all(rules for place, rules in wanted[0].items() if place[2] != "CNI-a-b")
+    program_rules = existing_rules(prepared)
+    assert all(rules for key, rules in program_rules[0].items() if key[2] != "CNI-a-b")
     for (version, table), lines in NEW_FIRST.items():
-        undone = [line for line in lines if line.startswith(("-A", "-I"))]
-        text = "\n".join([f"*{table}", *("-D" + line[2:] for line in undone)])
+        deleted = [line for line in lines if line.startswith(("-A", "-I"))]
+        text = "\n".join([f"*{table}", *("-D" + line[2:] for line in deleted)])
         text += "".join(f"\n-X {line[3:]}" for line in lines if line.startswith("-N")) + "\nCOMMIT\n"
         file = f"{iptables.TOOLS[version]}-restore"
         prepared.run("sh", "-c", 'printf %s "$1" | "$0" --noflush', file, text)
-    assert found(prepared) != wanted
+    assert existing_rules(prepared) != program_rules
     write(directly)
-    assert found(prepared) == wanted
+    assert existing_rules(prepared) == program_rules
 
 
 @pytest.mark.parametrize(
@@ -157,49 +155,49 @@ def test_the_rules_are_the_programs(prepared, monkeypatch):
         "",
     ],
 )
-def test_what_is_not_known_is_left_to_the_program(prepared, line):
-    """Other words, chains that are not there, and names that are taken change nothing here."""
-    before = found(prepared)
+def test_unknown_options_are_left_to_the_program(prepared, line):
+    """Lines with unknown options, missing chains or used names are not written over netlink."""
+    before = existing_rules(prepared)
     lines = ["-A POSTROUTING -j ACCEPT", line]
     assert iptables_direct.apply_by_netlink({4: lines}, "nat", {4: iptables._find(4)}) == set()
-    assert found(prepared) == before
+    assert existing_rules(prepared) == before
 
 
-def test_a_chain_that_is_not_called_where_it_should_be_is_left_to_the_program(host):
-    """A table of the same name that somebody made otherwise is not written to."""
+def test_a_chain_with_another_hook_is_left_to_the_program(host):
+    """A table of the same name with another hook is not written to over netlink."""
     host.run("nft", "add table ip nat; add chain ip nat POSTROUTING { type nat hook postrouting priority 99; }")
     with host.entered():
         programs = {4: iptables._find(4)}
         assert iptables_direct.apply_by_netlink({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", programs) == set()
 
 
-def test_legacys_tables_are_not_written_to(prepared, tmp_path):
-    """Where the programs are iptables-legacy's, or wrapped in a script, they are run."""
-    legacy = xtables.variant(tmp_path / "legacy", LEGACY.values[0]) / "iptables-restore"
+def test_other_programs_are_run(prepared, tmp_path):
+    """If the program is iptables-legacy's, a script or missing, no rules are written over netlink."""
+    legacy = xtables.variant(tmp_path / "legacy", str(LEGACY.values[0])) / "iptables-restore"
     script = tmp_path / "iptables-restore"
     script.write_text("#!/bin/sh\n")
     for program in (str(legacy), str(script), ""):
         assert iptables_direct.apply_by_netlink({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", {4: program}) == set()
 
 
-def test_one_family_may_be_written_without_the_other(prepared):
-    """What is translated for one family is written, whatever becomes of the other."""
+def test_one_family_is_written_without_the_other(prepared):
+    """The lines of one family are written over netlink even if those of the other are unknown."""
     changes = {4: ["-A POSTROUTING -j ACCEPT"], 6: ["-A POSTROUTING -j LOG"]}
     assert iptables_direct.apply_by_netlink(changes, "nat", {v: iptables._find(v) for v in changes}) == {4}
 
 
-def test_what_the_program_writes_is_found(prepared):
-    """Each rule that the program writes is the line that it was, whatever it has counted, and it is no other line."""
+def test_rules_of_the_program_are_recognised(prepared):
+    """Each rule of the program is recognised as its line, with any counters, and as no other line."""
     for (version, table), lines in NEW_FIRST.items():
         counted = [line if line.startswith("-N") else f"[5:300] {line}" for line in lines]
-        iptables.apply({version: counted}, table, "write")  # by the program: the brackets are not translated
+        iptables.apply({version: counted}, table, "write")  # counters are unknown to the module, so the program runs
         with nft.open_socket() as socket:
             for chain in dict.fromkeys(line.split()[1] for line in lines):
-                own = [line for line in lines if line.startswith((f"-A {chain} ", f"-I {chain} "))]
+                chain_lines = [line for line in lines if line.startswith((f"-A {chain} ", f"-I {chain} "))]
                 rules = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
-                placed = [line for line in own[::-1] if line.startswith("-I")]
-                placed += [line for line in own if line.startswith("-A")]
-                assert iptables_direct.match_lines(version, own, rules) == placed
-                for line in own:
+                ordered = [line for line in chain_lines[::-1] if line.startswith("-I")]
+                ordered += [line for line in chain_lines if line.startswith("-A")]
+                assert iptables_direct.match_lines(version, chain_lines, rules) == ordered
+                for line in chain_lines:
                     others = [other for other in lines if other != line]
                     assert iptables_direct.match_lines(version, others, rules) is None

@@ -1,4 +1,4 @@
-"""iptables' programs that wait, hang or shout, and what ADD and DEL make of them: an end, in time, and no leftovers."""
+"""ADD and DEL with programs of iptables that wait, hang or print too much end in time and leave nothing."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ NEEDS_LEGACY = pytest.mark.needs("iptables_legacy_nat")
 
 @pytest.fixture
 def tools(tmp_path):
-    """A directory for programs that are found before the host's."""
+    """A directory of programs that precedes the host's on PATH."""
     directory = tmp_path / "tools"
     directory.mkdir()
     return directory
@@ -28,14 +28,14 @@ def tools(tmp_path):
 
 @pytest.fixture
 def net(network, tools):
-    """A masqueraded IPv4 network whose plugins find those programs."""
-    own = network.having(ipMasq=True, ipMasqBackend="iptables")
-    return replace(own, env=xtables.path(tools))
+    """A masqueraded IPv4 network whose plugins use those programs."""
+    network_with_masquerading = network.having(ipMasq=True, ipMasqBackend="iptables")
+    return replace(network_with_masquerading, env=xtables.path(tools))
 
 
 @pytest.fixture
 def legacy(tools):
-    """iptables-legacy by the name of iptables, each start of which is noted: the file of the notes."""
+    """iptables-legacy under the name of iptables, with a file that records each start; returns that file."""
     restore = tools / "iptables-restore"
     restore.write_text(f'#!/bin/sh\necho $$ >> {tools}/notes\nexec {tools}/legacy/iptables-restore "$@"\n')
     restore.chmod(0o755)
@@ -47,14 +47,14 @@ def legacy(tools):
 
 @pytest.fixture
 def program(tools):
-    """A function that makes a shell script the program iptables-restore; `$PID_FILE` gets a process to be ended."""
+    """A function that installs a shell script as iptables-restore; kills the processes in `$PID_FILE` afterwards."""
     restore, pids = tools / "iptables-restore", tools / "pids"
 
-    def make(script):
+    def install(script):
         restore.write_text(f"#!/bin/sh\nPID_FILE={pids}\n{script}\n")
         restore.chmod(0o755)
 
-    yield make
+    yield install
     for pid in pids.read_text().split() if pids.exists() else ():
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
@@ -62,7 +62,7 @@ def program(tools):
 
 @contextmanager
 def held(path):
-    """Holds a lock file as iptables-legacy would."""
+    """Locks a file as iptables-legacy does."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -73,7 +73,7 @@ def rules(net, tools):
     return [line for line in lines if line.startswith("-A") or " - [" in line]
 
 
-def await_(condition, within_s=10):
+def wait_for(condition, within_s=10):
     deadline = time.monotonic() + within_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -81,7 +81,7 @@ def await_(condition, within_s=10):
 
 
 def has_ended(pid):
-    """Tells whether a process has ended; its parent, which may be init, need not have noticed."""
+    """Returns whether a process has ended, even if its parent has not waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -95,28 +95,28 @@ def nothing_is_left(net, sandbox):
 @NEEDS_LEGACY
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_killed_add_commits_nothing_later(net, tools, legacy, sandbox, tmp_path, writes):
-    """SIGKILL of an ADD that waits for the lock ends the program too, so that it commits nothing after DEL."""
+    """SIGKILL of an ADD that waits for the lock also ends the program, so that it commits nothing after DEL."""
     lock = tmp_path / "xtables.lock"
     env = {**net.env, "XTABLES_LOCKFILE": str(lock)}
-    if not writes:  # table nat is there, so that ADD reads first; otherwise it writes at once
+    if not writes:  # table nat exists, so that ADD reads first
         net.host.run(f"{tools}/legacy/iptables-save", "-t", "nat")
     with held(lock):
         process = net.start("ADD", sandbox, env=env)
-        assert await_(legacy.exists)
-        assert await_(lambda: legacy.read_text().endswith("\n"))
+        assert wait_for(legacy.exists)
+        assert wait_for(lambda: legacy.read_text().endswith("\n"))
         (pid,) = legacy.read_text().split()
-        assert await_(lambda: os.readlink(f"/proc/{pid}/exe").endswith("xtables-legacy-multi"))
+        assert wait_for(lambda: os.readlink(f"/proc/{pid}/exe").endswith("xtables-legacy-multi"))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        ended = await_(lambda: has_ended(pid), within_s=3)
+        ended = wait_for(lambda: has_ended(pid), within_s=3)
     net.delete(sandbox)
     assert ended
-    assert await_(lambda: has_ended(pid))
+    assert wait_for(lambda: has_ended(pid))
     assert rules(net, tools) == []
 
 
-def test_a_program_that_hangs_is_try_again_later(net, program, sandbox):
-    """A program that does not end is killed, as is the one that the undo starts; ADD fails with code 11."""
+def test_a_hanging_program_gives_code_11(net, program, sandbox):
+    """A program that does not end is killed, also during the rollback; ADD fails with code 11."""
     program('echo $$ >> "$PID_FILE"\nexec sleep 100')
     start = time.monotonic()
     error = net.run("ADD", sandbox).error()
@@ -127,8 +127,8 @@ def test_a_program_that_hangs_is_try_again_later(net, program, sandbox):
 
 
 @NEEDS_LEGACY
-def test_what_a_program_commits_before_it_hangs_goes_with_the_next_del(net, legacy, tools, sandbox):
-    """A program that hangs behind a script is ended with it; the next DEL removes what it committed."""
+def test_rules_of_a_hanging_program_are_removed_by_the_next_del(net, legacy, tools, sandbox):
+    """A program that a script started is killed with it; the next DEL removes the rules that it committed."""
     restore = tools / "iptables-restore"
     working = restore.read_text()
     restore.write_text(working.replace("exec ", "") + f"sleep 100 &\necho $! >> {tools}/started\nwait\n")
@@ -137,7 +137,7 @@ def test_what_a_program_commits_before_it_hangs_goes_with_the_next_del(net, lega
     assert rules(net, tools) != []
     started = (tools / "started").read_text().split()
     assert started
-    assert all(await_(lambda pid=pid: has_ended(pid), within_s=3) for pid in started)
+    assert all(wait_for(lambda pid=pid: has_ended(pid), within_s=3) for pid in started)
     restore.write_text(working)
     net.delete(sandbox)
     assert rules(net, tools) == []
@@ -145,8 +145,8 @@ def test_what_a_program_commits_before_it_hangs_goes_with_the_next_del(net, lega
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no FUSE here")
-def test_a_program_that_no_signal_ends_is_left_behind(net, program, sandbox):
-    """ADD fails in time though its program waits for a file server and cannot be killed, as with a dead disk."""
+def test_add_does_not_wait_for_a_program_that_cannot_be_killed(net, program, sandbox):
+    """ADD fails in time even if its program waits for a file server and cannot be killed, as with a broken disk."""
     program(f'exec {sys.executable} {uninterruptible.__file__} "$PID_FILE"')
     start = time.monotonic()
     error = net.run("ADD", sandbox).error()
@@ -156,10 +156,10 @@ def test_a_program_that_no_signal_ends_is_left_behind(net, program, sandbox):
 
 
 def test_a_signal_ends_a_program_that_ignores_it(net, program, tools, sandbox):
-    """SIGTERM ends an ADD within seconds although its program ignores it."""
+    """SIGTERM ends an ADD within seconds even if its program ignores the signal."""
     program("[ -e $0.again ] && exit 3\n: > $0.again\ntrap '' TERM INT\nwhile :; do sleep 0.2; done")
     process = net.start("ADD", sandbox)
-    assert await_((tools / "iptables-restore.again").exists)
+    assert wait_for((tools / "iptables-restore.again").exists)
     time.sleep(0.2)  # until the signal is ignored
     start = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
@@ -168,8 +168,8 @@ def test_a_signal_ends_a_program_that_ignores_it(net, program, tools, sandbox):
     assert nothing_is_left(net, sandbox)
 
 
-def test_a_process_left_in_the_background_is_not_waited_for(net, program, sandbox):
-    """What holds the program's pipes open after its end delays neither ADD nor its error."""
+def test_add_does_not_wait_for_background_processes(net, program, sandbox):
+    """A process that keeps the program's pipes open after its end delays neither ADD nor its error."""
     program('sleep 60 &\necho $! >> "$PID_FILE"\necho no luck >&2\nexit 3')
     start = time.monotonic()
     error = net.run("ADD", sandbox).error()
@@ -178,8 +178,8 @@ def test_a_process_left_in_the_background_is_not_waited_for(net, program, sandbo
     assert nothing_is_left(net, sandbox)
 
 
-def test_a_program_that_says_too_much_is_quoted_briefly(net, program, sandbox):
-    """Of thirty megabytes on stderr the error has the beginning."""
+def test_long_output_is_truncated_in_the_error(net, program, sandbox):
+    """The error has the beginning of thirty megabytes on stderr."""
     program("echo no luck >&2\nhead -c 30000000 /dev/zero | tr '\\0' x >&2\nexit 3")
     outcome = net.run("ADD", sandbox)
     error = outcome.error()
@@ -189,8 +189,8 @@ def test_a_program_that_says_too_much_is_quoted_briefly(net, program, sandbox):
     assert nothing_is_left(net, sandbox)
 
 
-def test_a_program_that_lists_without_end_is_ended(net, program, sandbox):
-    """Output without end is an error before it fills the memory."""
+def test_endless_output_is_an_error(net, program, sandbox):
+    """Endless output of a program is an error before it fills the memory."""
     program("exec cat /dev/zero")
     error = net.run("ADD", sandbox).error()
     assert "64 MiB" in error["msg"]

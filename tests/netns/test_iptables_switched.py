@@ -1,4 +1,4 @@
-"""The host's iptables becomes another variant while pods run: what the first variant made is removed all the same."""
+"""The host switches to another variant of iptables while pods run: DEL and GC remove the first variant's rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import chained, namespaces, xtables
 
-PLUGINS = ("bridge", "portmap", "firewall")  # all that make rules of iptables
+PLUGINS = ("bridge", "portmap", "firewall")  # all that create rules with iptables
 TABLES = ("nat", "filter")
 pytestmark = pytest.mark.needs("iptables_legacy_nat", "iptables_nft_nat")
 
@@ -19,7 +19,7 @@ def legacy(tmp_path):
 
 @pytest.fixture
 def nft(tmp_path):
-    """Programs of iptables-nft by the usual names; those with "legacy" in their names are installed beside them."""
+    """Programs of iptables-nft under the usual names; those with "legacy" in their names are installed, too."""
     return xtables.variant(tmp_path / "nft", "nft")
 
 
@@ -41,42 +41,42 @@ def add(chain, pod, tools):
 
 
 def of_containers(host, tools):
-    """Returns the rules and chains that are one container's."""
-    found = [line for table in TABLES for lines in xtables.saved(host, tools, table).values() for line in lines]
-    return [line for line in found if "10.22.0." in line or "CNI-DN-" in line or "id: " in line]
+    """Returns the rules and chains of containers."""
+    lines = [line for table in TABLES for lines in xtables.saved(host, tools, table).values() for line in lines]
+    return [line for line in lines if "10.22.0." in line or "CNI-DN-" in line or "id: " in line]
 
 
 @pytest.mark.parametrize("collected", [False, True], ids=["DEL", "GC"])
-def test_what_legacy_made_is_removed_with_nft(chain, sandbox, legacy, nft, collected):
-    """DEL, or GC alone, removes what iptables-legacy made of a container before the host took iptables-nft."""
+def test_legacy_rules_are_removed_with_nft(chain, sandbox, legacy, nft, collected):
+    """DEL, or GC alone, removes a container's rules of iptables-legacy after the host switched to iptables-nft."""
     with namespaces.temporary() as other:
         add(chain, sandbox, legacy)
         result = add(chain, other, legacy)
         kept = {line for line in of_containers(chain.host, legacy) if "10.22.0.3" in line}
         valid = [{"containerID": other.name, "ifname": "eth0"}]
         for plugin in reversed(PLUGINS):
-            keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid, "runtimeConfig": None}
-            verb, own = ("GC", keys) if collected else ("DEL", {})
-            run(chain, verb, plugin, sandbox, nft, **own).assert_silent()
-        found = of_containers(chain.host, legacy)
-        assert kept <= set(found)
-        assert not [line for line in found if "10.22.0.2" in line or sandbox.name in line]
+            gc_keys: dict[str, object] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
+            verb, keys = ("GC", {**gc_keys, "runtimeConfig": None}) if collected else ("DEL", {})
+            run(chain, verb, plugin, sandbox, nft, **keys).assert_silent()
+        remaining = of_containers(chain.host, legacy)
+        assert kept <= set(remaining)
+        assert not [line for line in remaining if "10.22.0.2" in line or sandbox.name in line]
         for plugin in reversed(PLUGINS):
             run(chain, "DEL", plugin, other, nft, result).assert_silent()
     assert of_containers(chain.host, legacy) == []
     assert of_containers(chain.host, nft) == []
 
 
-def test_what_nft_made_is_removed_with_legacy(chain, sandbox, legacy, nft):
-    """DEL removes what iptables-nft made before the host took iptables-legacy."""
+def test_nft_rules_are_removed_with_legacy(chain, sandbox, legacy, nft):
+    """DEL removes the rules of iptables-nft after the host switched to iptables-legacy."""
     result = add(chain, sandbox, nft)
     for plugin in reversed(PLUGINS):
         run(chain, "DEL", plugin, sandbox, legacy, result).assert_silent()
     assert of_containers(chain.host, nft) == []
 
 
-def test_where_legacy_made_nothing_no_program_is_run(chain, sandbox, nft, tmp_path):
-    """DEL and GC with iptables-nft start no program, though iptables-legacy is installed, too."""
+def test_without_legacy_tables_no_program_is_run(chain, sandbox, nft, tmp_path):
+    """DEL and GC with iptables-nft start no program, even if iptables-legacy is installed, too."""
     tools = xtables.counted(nft, tmp_path / "counted")
     for name in ("iptables", "ip6tables"):
         (tools / f"{name}-legacy-restore").write_text((tools / f"{name}-restore").read_text())
@@ -84,6 +84,6 @@ def test_where_legacy_made_nothing_no_program_is_run(chain, sandbox, nft, tmp_pa
     result = add(chain, sandbox, nft)
     for plugin in reversed(PLUGINS):
         run(chain, "DEL", plugin, sandbox, tools, result).assert_silent()
-        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [], "runtimeConfig": None}
+        keys: dict[str, object] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [], "runtimeConfig": None}
         run(chain, "GC", plugin, sandbox, tools, **keys).assert_silent()
     assert xtables.calls(tools) == []

@@ -1,4 +1,4 @@
-"""tests/runner/isolated.sh: what a part of `make test` sees of the machine, and what it leaves."""
+"""tests/runner/isolated.sh: isolation of a part of `make test` from the machine."""
 
 import os
 import subprocess
@@ -9,13 +9,13 @@ from tests.support import binaries
 from tests.support.binaries import ROOT
 
 TEST_ROOT = ROOT / "build" / "root"
-STANDARD_SIGNALS = (1 << 31) - 1  # 32 and 33 are the C library's own
+STANDARD_SIGNALS = (1 << 31) - 1  # 32 and 33 belong to the C library
 ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
 
 
 @pytest.fixture
 def isolated(root, tmp_path):
-    """A function that runs a line of shell as a part is run, and returns what it printed."""
+    """A function that runs a line of shell like a part, and returns its output."""
     if not (TEST_ROOT / "usr").is_dir():
         binaries.skip_or_fail("no test root file system: make test-root")
     (tmp_path / "scratch").mkdir()
@@ -28,21 +28,21 @@ def isolated(root, tmp_path):
 
 
 def test_a_part_sees_no_process_link_or_file_of_the_machine(isolated, tmp_path):
-    """Its PID 1 and its loopback are its own, /run is empty, and a file of the machine is not there."""
+    """A part has its PID 1 and loopback, an empty /run, and no access to a file of the machine."""
     (tmp_path / "secret").touch()
     assert isolated(
         "cat /proc/1/comm; ls /sys/class/net; ls /run/netns; test -e " + str(tmp_path / "secret") + " || echo no"
     ) == ("bash\nlo\nno\n")
 
 
-def test_a_part_writes_to_no_place_outside_the_project(isolated):
-    """Its root file system is read-only but for /run, /tmp, /var/tmp, /root and /dev/shm."""
+def test_a_part_cannot_write_to_the_root_file_system(isolated):
+    """The root file system of a part is read-only but for /run, /tmp, /var/tmp, /root and /dev/shm."""
     assert "Read-only" in isolated("touch /etc/x /usr/x /var/lib/x 2>&1 || true")
     isolated("touch /run/x /tmp/x /root/x /dev/shm/x; mkdir /var/tmp/y")
 
 
 def test_a_part_leaves_no_process(isolated, tmp_path):
-    """A daemon that a part has started ends with it."""
+    """A daemon that a part started ends with the part."""
     stays = tmp_path / "scratch" / "stays"
     isolated(
         "setsid sh -c 'while sleep 0.05; do date >/tmp/stays; done' >/dev/null 2>&1 & sleep 0.5; test -e /tmp/stays"
@@ -52,14 +52,14 @@ def test_a_part_leaves_no_process(isolated, tmp_path):
     assert not os.path.exists(stays)
 
 
-def test_the_exit_status_of_a_part_is_its_command_s(isolated):
+def test_the_exit_status_of_a_part_is_that_of_its_command(isolated):
     """A failing command fails the part."""
     with pytest.raises(subprocess.CalledProcessError) as failed:
         isolated("exit 7")
     assert failed.value.returncode == 7
 
 
-def test_a_part_starts_with_signals_as_they_are_by_default(isolated):
-    """It ignores and blocks no signal, so that programs that tests start do not either."""
+def test_a_part_starts_with_default_signals(isolated):
+    """A part ignores and blocks no signal, and so do the programs that its tests start."""
     masks = dict(line.split(":\t") for line in isolated("grep -E 'SigBlk|SigIgn' /proc/self/status").splitlines())
     assert {int(mask, 16) & STANDARD_SIGNALS for mask in masks.values()} == {0}

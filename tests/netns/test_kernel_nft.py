@@ -1,10 +1,11 @@
-"""nftables over netlink on the real kernel: transactions, listings, the same rules as the `nft` tool."""
+"""nftables over netlink on the real kernel: transactions, listings, rules equal to those of the `nft` tool."""
 
 import errno
 import os
 from ipaddress import ip_address, ip_network
 
 import pytest
+from _podwire import close_in_background
 
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
@@ -21,7 +22,7 @@ OTHER = Chain(TABLE, "other")
 BASE = Chain(TABLE, "base", Hook("nat", 4, 100))
 
 IPV4, IPV6 = nft_rule.of_version(4), nft_rule.of_version(6)
-MADE = {
+RULES = {
     "ip saddr 10.22.0.2 return": IPV4 + nft_rule.source(ip_address("10.22.0.2")) + nft_rule.RETURN,
     "ip6 saddr fd00::2 accept": IPV6 + nft_rule.source(ip_address("fd00::2")) + nft_rule.ACCEPT,
     'iifname "eth0" drop': nft_rule.from_interface("eth0") + nft_rule.DROP,
@@ -42,46 +43,48 @@ MADE = {
 
 
 @pytest.fixture
-def made(netfilter):
-    """The same socket, with the table and its chains there."""
+def prepared(netfilter):
+    """A netfilter socket in a namespace with the table and its chains."""
     nft.change(
         netfilter, nft.table_request(TABLE), nft.chain_request(CHAIN), nft.chain_request(OTHER), nft.chain_request(BASE)
     )
     return netfilter
 
 
-@pytest.mark.parametrize("text", MADE)
-def test_rules_are_those_of_the_tool(made, host, text):
-    """A rule made here and one that `nft` made from its text are the same bytes in the kernel and in the listing."""
+@pytest.mark.parametrize("text", RULES)
+def test_rules_are_those_of_the_tool(prepared, host, text):
+    """A rule of this module and the one that `nft` creates from its text have the same bytes in kernel and listing."""
     host.run("nft", "add", "rule", "inet", "t", "c", text)
-    nft.change(made, nft.rule_request(CHAIN, MADE[text]))
-    theirs, ours = nft.list_rules(made, CHAIN)
-    assert ours.expressions == theirs.expressions
-    assert nft_rule.is_same_rule(MADE[text], theirs.expressions)
-    assert nft_rule.is_same_rule(ours.expressions, theirs.expressions)
+    nft.change(prepared, nft.rule_request(CHAIN, RULES[text]))
+    rule_of_tool, created = nft.list_rules(prepared, CHAIN)
+    assert created.expressions == rule_of_tool.expressions
+    assert nft_rule.is_same_rule(RULES[text], rule_of_tool.expressions)
+    assert nft_rule.is_same_rule(created.expressions, rule_of_tool.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
-def test_masquerade_is_that_of_the_tool(made, host):
-    """The masquerade statement is the tool's."""
+def test_masquerade_is_that_of_the_tool(prepared, host):
+    """The masquerade statement equals the tool's."""
     host.run("nft", "add", "rule", "inet", "t", "base", "masquerade")
-    nft.change(made, nft.rule_request(BASE, nft_rule.masquerade()))
-    theirs, ours = nft.list_rules(made, BASE)
-    assert ours.expressions == theirs.expressions
+    nft.change(prepared, nft.rule_request(BASE, nft_rule.masquerade()))
+    rule_of_tool, created = nft.list_rules(prepared, BASE)
+    assert created.expressions == rule_of_tool.expressions
 
 
 def test_ether_source_is_that_of_the_tool(netfilter, host):
-    """Matching a MAC in a bridge table is the tool's."""
-    own = Chain(Table(nft.BRIDGE, "t"), "c")
-    nft.change(netfilter, nft.table_request(own.table), nft.chain_request(own))
+    """The match for a MAC in a bridge table equals the tool's."""
+    chain = Chain(Table(nft.BRIDGE, "t"), "c")
+    nft.change(netfilter, nft.table_request(chain.table), nft.chain_request(chain))
     host.run("nft", "add", "rule", "bridge", "t", "c", "ether saddr 02:00:00:00:00:01 accept")
-    nft.change(netfilter, nft.rule_request(own, nft_rule.ether_source(bytes.fromhex("020000000001")) + nft_rule.ACCEPT))
-    theirs, ours = nft.list_rules(netfilter, own)
-    assert ours.expressions == theirs.expressions
+    nft.change(
+        netfilter, nft.rule_request(chain, nft_rule.ether_source(bytes.fromhex("020000000001")) + nft_rule.ACCEPT)
+    )
+    rule_of_tool, created = nft.list_rules(netfilter, chain)
+    assert created.expressions == rule_of_tool.expressions
 
 
-def test_tables_and_chains_are_listed_by_the_tool(made, host):
-    """The tool shows comments, type, hook and priority; making them again changes nothing, comments neither."""
+def test_tables_and_chains_are_listed_by_the_tool(prepared, host):
+    """The tool lists comments, type, hook and priority; creating the objects again does not change them."""
     before = nft_rules(host)
     assert [line.strip() for line in before if line.strip(" \t}")] == [
         "table inet t {",
@@ -93,7 +96,7 @@ def test_tables_and_chains_are_listed_by_the_tool(made, host):
         "type nat hook postrouting priority srcnat; policy accept;",
     ]
     nft.change(
-        made,
+        prepared,
         nft.table_request(Table(nft.INET, "t", "else")),
         nft.chain_request(Chain(TABLE, "c")),
         nft.chain_request(BASE),
@@ -101,62 +104,62 @@ def test_tables_and_chains_are_listed_by_the_tool(made, host):
     assert nft_rules(host) == before
 
 
-def test_what_an_operator_set_stays(made, host):
-    """Making a table and a chain that are there changes neither a policy nor a flag."""
+def test_an_operators_settings_stay(prepared, host):
+    """Creating an existing table and chain changes neither a policy nor a flag."""
     host.run("nft", "chain inet t base { policy drop; }")
     host.run("nft", "add table inet t { flags dormant; }")
     before = nft_rules(host)
     assert "flags dormant" in "".join(before)
     assert "policy drop" in "".join(before)
-    nft.change(made, nft.table_request(TABLE), nft.chain_request(BASE))
+    nft.change(prepared, nft.table_request(TABLE), nft.chain_request(BASE))
     assert nft_rules(host) == before
 
 
-def test_a_transaction_is_all_or_nothing(made, host):
-    """When one request is refused none is done, and the refused one is named, also in the midst of many."""
+def test_a_transaction_is_all_or_nothing(prepared, host):
+    """If the kernel refuses one request, no change is made, and the error names that request, at any position."""
     before = nft_rules(host)
     good = nft.rule_request(CHAIN, nft_rule.DROP)
     jump = nft.rule_request(OTHER, nft_rule.jump("base"))  # into a base chain
     for bad, number in ((nft.delete_rule_request(CHAIN, 999), errno.ENOENT), (jump, errno.EOPNOTSUPP)):
         for requests in ((bad, good), (good, bad), (good, bad, good)):
             with pytest.raises(KernelError) as caught:
-                nft.change(made, *requests)
+                nft.change(prepared, *requests)
             assert (caught.value.description, caught.value.errno) == (bad.description, number)
             assert nft_rules(host) == before
-    nft.change(made, good)
-    assert len(nft.list_rules(made, CHAIN)) == 1
+    nft.change(prepared, good)
+    assert len(nft.list_rules(prepared, CHAIN)) == 1
 
 
-def test_a_transaction_refused_as_a_whole(made, monkeypatch):
-    """A refusal of the whole transaction is told, and the socket can be used again."""
+def test_a_transaction_refused_as_a_whole(prepared, monkeypatch):
+    """A refusal of the whole transaction is an error, and the socket can be used again."""
     before = nft._SUBSYSTEM
     monkeypatch.setattr(nft, "_SUBSYSTEM", 99)
     with pytest.raises(KernelError) as caught:
-        nft.change(made, nft.table_request(TABLE), nft.rule_request(CHAIN, nft_rule.DROP))
+        nft.change(prepared, nft.table_request(TABLE), nft.rule_request(CHAIN, nft_rule.DROP))
     assert (caught.value.description, caught.value.errno) == ("change nftables", errno.EINVAL)
     monkeypatch.setattr(nft, "_SUBSYSTEM", before)
-    nft.change(made, nft.rule_request(CHAIN, nft_rule.DROP))
-    assert len(nft.list_rules(made, CHAIN)) == 1
+    nft.change(prepared, nft.rule_request(CHAIN, nft_rule.DROP))
+    assert len(nft.list_rules(prepared, CHAIN)) == 1
 
 
-def test_more_requests_than_answers_fit(made):
-    """A transaction of a thousand rules is answered once, and the socket goes on working."""
+def test_a_large_transaction(prepared):
+    """A transaction of a thousand rules has one answer, and the socket can be used again."""
     nft.change(
-        made,
+        prepared,
         *[
             nft.rule_request(CHAIN, nft_rule.DROP, nft_rule.comment_userdata(f"number {count}"))
             for count in range(1000)
         ],
     )
-    found = nft.list_rules(made, CHAIN)
-    assert [rule.comment for rule in found] == [f"number {count}" for count in range(1000)]
-    assert [rule.comment for rule in nft.list_rules(made, CHAIN, "number 55")][:2] == ["number 55", "number 550"]
-    nft.change(made, *(nft.delete_rule_request(CHAIN, rule.handle) for rule in found))
-    assert nft.list_rules(made, CHAIN) == []
+    existing = nft.list_rules(prepared, CHAIN)
+    assert [rule.comment for rule in existing] == [f"number {count}" for count in range(1000)]
+    assert [rule.comment for rule in nft.list_rules(prepared, CHAIN, "number 55")][:2] == ["number 55", "number 550"]
+    nft.change(prepared, *(nft.delete_rule_request(CHAIN, rule.handle) for rule in existing))
+    assert nft.list_rules(prepared, CHAIN) == []
 
 
-def test_a_rehearsal_leaves_nothing(netfilter, host):
-    """What is rehearsed is tried, refused if it must be, and taken back."""
+def test_a_dry_run_changes_nothing(netfilter, host):
+    """The kernel validates the requests of a dry run, refuses invalid ones, and changes nothing."""
     nft.dry_run(
         netfilter, nft.table_request(TABLE), nft.chain_request(BASE), nft.rule_request(BASE, nft_rule.masquerade())
     )
@@ -168,40 +171,40 @@ def test_a_rehearsal_leaves_nothing(netfilter, host):
     assert nft_rules(host) == []
 
 
-def test_nothing_to_change_is_no_transaction(netfilter, host):
-    """A change of nothing sends nothing."""
+def test_an_empty_change_sends_nothing(netfilter, host):
+    """A change without requests sends no message."""
     nft.change(netfilter)
     assert nft_rules(host) == []
 
 
 @pytest.mark.parametrize("filtering", [True, False])
-def test_only_a_chains_own_rules_are_listed(made, monkeypatch, filtering):
-    """Rules of other chains, even with the same comment, are not listed, also where the kernel does not filter."""
+def test_only_rules_of_the_chain_are_listed(prepared, monkeypatch, filtering):
+    """Rules of other chains, even with the same comment, are not listed, even if the kernel does not filter."""
     userdata = nft_rule.comment_userdata("mine")
     nft.change(
-        made, nft.rule_request(OTHER, nft_rule.DROP, userdata), nft.rule_request(CHAIN, nft_rule.ACCEPT, userdata)
+        prepared, nft.rule_request(OTHER, nft_rule.DROP, userdata), nft.rule_request(CHAIN, nft_rule.ACCEPT, userdata)
     )
     if not filtering:
-        monkeypatch.setattr(nft, "_of", lambda own: [("NFTA_RULE_TABLE", own.table.name)])
-    (rule,) = nft.list_rules(made, CHAIN, "mine")
+        monkeypatch.setattr(nft, "_of", lambda chain: [("NFTA_RULE_TABLE", chain.table.name)])
+    (rule,) = nft.list_rules(prepared, CHAIN, "mine")
     assert nft_rule.is_same_rule(nft_rule.ACCEPT, rule.expressions)
-    assert nft.list_rules(made, CHAIN, "other") == []
+    assert nft.list_rules(prepared, CHAIN, "other") == []
     assert (
-        nft.list_rules(made, Chain(TABLE, "absent"))
-        == nft.list_rules(made, Chain(Table(nft.INET, "absent"), "c"))
+        nft.list_rules(prepared, Chain(TABLE, "absent"))
+        == nft.list_rules(prepared, Chain(Table(nft.INET, "absent"), "c"))
         == []
     )
 
 
-def test_chains_are_looked_up(made):
-    """A chain is found with its hook, an absent one is None."""
+def test_get_chains(prepared):
+    """get_chains returns a chain with its hook, and None for an absent one."""
     absent = Chain(Table(nft.INET, "absent"), "c")
-    found = nft.get_chains(made, BASE, Chain(TABLE, "absent"), Chain(TABLE, "other"), absent)
-    assert found == [BASE, None, OTHER, None]
+    existing = nft.get_chains(prepared, BASE, Chain(TABLE, "absent"), Chain(TABLE, "other"), absent)
+    assert existing == [BASE, None, OTHER, None]
 
 
-def test_what_vanishes_meanwhile_is_looked_for_again():
-    """An attempt that fails because another took a rule away is made again, a few times; other failures are final."""
+def test_retry_when_objects_disappear():
+    """An attempt that fails because an object disappeared is repeated a few times; other failures are final."""
     calls = []
 
     def attempt(number):
@@ -219,76 +222,81 @@ def test_what_vanishes_meanwhile_is_looked_for_again():
     assert len(calls) == 9
 
 
-class Meddling:
-    """A socket during whose reading something else happens."""
+class Interrupted:
+    """A socket that calls a function after each read."""
 
-    def __init__(self, inner, meanwhile):
-        self.inner = inner
-        self.meanwhile = meanwhile
+    def __init__(self, wrapped, interrupt):
+        self.wrapped = wrapped
+        self.interrupt = interrupt
 
     def __getattr__(self, name):
-        return getattr(self.inner, name)
+        return getattr(self.wrapped, name)
 
     def recv(self, size):
-        data = self.inner.recv(size)
-        self.meanwhile()
+        data = self.wrapped.recv(size)
+        self.interrupt()
         return data
 
 
 @pytest.mark.parametrize("times", [3, 100_000])
-def test_a_listing_spoilt_by_a_change_is_read_again(made, host, monkeypatch, times):
-    """A listing in the midst of which rules changed is repeated, and united from all attempts if that never ends."""
+def test_an_inconsistent_listing_is_read_again(prepared, host, monkeypatch, times):
+    """A listing during which rules change is repeated; if rules keep changing, the results are merged."""
     nft.change(
-        made, *[nft.rule_request(CHAIN, nft_rule.DROP, nft_rule.comment_userdata("x" * 100)) for _ in range(1000)]
+        prepared, *[nft.rule_request(CHAIN, nft_rule.DROP, nft_rule.comment_userdata("x" * 100)) for _ in range(1000)]
     )
     with Netns(host.path) as namespace, entered(namespace):
         other = nft.open_socket()
     changes = [nft.rule_request(OTHER, nft_rule.DROP)] * times
-    monkeypatch.setattr(made, "_socket", Meddling(made._socket, lambda: changes and nft.change(other, changes.pop())))
+
+    def change_other():
+        if changes:
+            nft.change(other, changes.pop())
+
+    monkeypatch.setattr(prepared, "_socket", Interrupted(prepared._socket, change_other))
     with other:
-        assert len(nft.list_rules(made, CHAIN)) == 1000
+        assert len(nft.list_rules(prepared, CHAIN)) == 1000
         assert (changes == []) == (times < 10)
 
 
 def netfilter_sockets(host):
-    """Returns the port numbers of the netfilter sockets in a namespace, the kernel's own left out."""
+    """Returns the port numbers of the netfilter sockets of processes in a namespace."""
     lines = [line.split() for line in host.run("cat", "/proc/net/netlink").splitlines()]
     return [line[2] for line in lines if line[1] == "12" and line[2] != "0"]
 
 
-@pytest.mark.parametrize("lacking", ["nothing", "process", "pipe"])
-def test_closing_is_left_to_a_child(made, host, monkeypatch, lacking):
-    """After a deletion a child closes the socket, and we do it ourselves when there can be no child."""
+@pytest.mark.parametrize("missing", ["nothing", "process", "pipe"])
+def test_a_child_closes_the_socket(prepared, host, monkeypatch, missing):
+    """After a deletion a child process closes the socket, and this process does if no child can be started."""
     children = []
-    close_in_background = nft.close_in_background
+    start_child = close_in_background
 
-    def started(*errand):
-        pid = close_in_background(*errand)
+    def started(*arguments):
+        pid = start_child(*arguments)
         children.append(pid)
         with open(os.pidfd_open(pid)) as ended:
             assert not wait_readable([ended.fileno()], 0.2), "the child must be the last to close"
         return pid
 
-    def refused(*_errand):
+    def refused(*_arguments):
         raise OSError(errno.EAGAIN, "no more")
 
-    nft.change(made, nft.rule_request(CHAIN, nft_rule.DROP))
-    (rule,) = nft.list_rules(made, CHAIN)
-    nft.change(made, nft.delete_rule_request(CHAIN, rule.handle))
+    nft.change(prepared, nft.rule_request(CHAIN, nft_rule.DROP))
+    (rule,) = nft.list_rules(prepared, CHAIN)
+    nft.change(prepared, nft.delete_rule_request(CHAIN, rule.handle))
     assert len(netfilter_sockets(host)) == 1
-    monkeypatch.setattr(nft, "close_in_background", refused if lacking == "process" else started)
-    if lacking == "pipe":
+    monkeypatch.setattr(nft, "close_in_background", refused if missing == "process" else started)
+    if missing == "pipe":
         monkeypatch.setattr(os, "pipe", refused)
-    made.close()
+    prepared.close()
     monkeypatch.undo()
-    assert len(children) == (1 if lacking == "nothing" else 0)
+    assert len(children) == (1 if missing == "nothing" else 0)
     for pid in children:
         assert os.waitpid(pid, 0)[1] == 0
     assert netfilter_sockets(host) == []
 
 
-def test_closing_is_our_own_when_nothing_was_deleted(netfilter, host, monkeypatch):
-    """A socket by which rules were only added or listed is closed without a child."""
+def test_without_deletions_no_child_is_started(netfilter, host, monkeypatch):
+    """A socket that was used only to add or list rules is closed without a child process."""
     nft.change(netfilter, nft.table_request(TABLE))
     assert nft.list_rules(netfilter, CHAIN) == []
     with monkeypatch.context() as patched:

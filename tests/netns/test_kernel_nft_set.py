@@ -1,4 +1,4 @@
-"""Sets of nftables over netlink on the real kernel (kernel.netfilter.nft_set): the same as the `nft` tool's."""
+"""Sets of nftables over netlink on the real kernel (kernel.netfilter.nft_set): equal to the `nft` tool's."""
 
 import errno
 from ipaddress import ip_address
@@ -37,7 +37,7 @@ SETS = {
         '"cni0" . fd00::1',
     ),
 }
-OWN = SETS["ipv4_addr"][0]
+ADDRESSES = SETS["ipv4_addr"][0]
 RULES = {
     "ip saddr @pods4 accept": nft_rule.source_in(4, "pods4") + nft_rule.ACCEPT,
     "ip daddr @pods4 accept": nft_rule.destination_in(4, "pods4") + nft_rule.ACCEPT,
@@ -53,37 +53,40 @@ RULES = {
 
 @pytest.mark.parametrize("kind", SETS)
 def test_sets_are_those_of_the_tool(netfilter, host, kind):
-    """A set and an element made here are listed exactly as those that `nft` made from text, comments included."""
-    own, key, text = SETS[kind]
+    """A set and an element of this module are listed like those that `nft` creates from text, with comments."""
+    set_of_kind, key, text = SETS[kind]
     element = f'{text} comment "an element"'
     host.run(
         "nft", f'add table inet t; add set inet t s {{ type {kind}; comment "a set"; elements = {{ {element} }}; }}'
     )
-    theirs, (found,) = nft_rules(host), nft_set.list_elements(netfilter, own)
-    assert found == Element(key, nft_rule.comment_userdata("an element"))
-    assert nft_set.get_key_matches(netfilter, own) == [True]
+    listing_of_tool, (existing,) = nft_rules(host), nft_set.list_elements(netfilter, set_of_kind)
+    assert existing == Element(key, nft_rule.comment_userdata("an element"))
+    assert nft_set.get_key_matches(netfilter, set_of_kind) == [True]
     host.run("nft", "flush", "ruleset")
-    commented = Set(own.table, own.name, own.key, "a set")
+    commented = Set(set_of_kind.table, set_of_kind.name, set_of_kind.key, "a set")
     nft.change(
-        netfilter, nft.table_request(TABLE), nft_set.set_request(commented), *nft_set.add_element_requests(own, [found])
+        netfilter,
+        nft.table_request(TABLE),
+        nft_set.set_request(commented),
+        *nft_set.add_element_requests(set_of_kind, [existing]),
     )
-    assert nft_rules(host) == theirs
-    assert f"type {kind}" in "".join(theirs)
-    assert nft_set.list_elements(netfilter, own) == [found]
-    nft.change(netfilter, *nft_set.delete_element_requests(own, [key]))
-    assert nft_set.list_elements(netfilter, own) == []
+    assert nft_rules(host) == listing_of_tool
+    assert f"type {kind}" in "".join(listing_of_tool)
+    assert nft_set.list_elements(netfilter, set_of_kind) == [existing]
+    nft.change(netfilter, *nft_set.delete_element_requests(set_of_kind, [key]))
+    assert nft_set.list_elements(netfilter, set_of_kind) == []
 
 
-def test_a_set_of_another_key_has_no_elements_of_ours(netfilter, host):
-    """What somebody keeps in a set of our name, but with a key of another size, is passed over."""
+def test_elements_of_another_key_size_are_ignored(netfilter, host):
+    """Elements of a set with the same name but a key of another size are ignored."""
     host.run("nft", "add table inet t; add set inet t s { type inet_service; elements = { 80 }; }")
-    assert nft_set.list_elements(netfilter, OWN) == []
-    assert nft_set.get_key_matches(netfilter, OWN) == [False]
+    assert nft_set.list_elements(netfilter, ADDRESSES) == []
+    assert nft_set.get_key_matches(netfilter, ADDRESSES) == [False]
 
 
 @pytest.mark.parametrize("text", RULES)
 def test_rules_with_sets_are_those_of_the_tool(netfilter, host, text):
-    """A rule that refers to a set is the same bytes in the kernel and in the listing as the tool's."""
+    """A rule that refers to a set has the same bytes in kernel and listing as the tool's."""
     sets = (
         Set(TABLE, "pods4", (IPV4_ADDRESS,)),
         Set(TABLE, "pods6", (IPV6_ADDRESS,)),
@@ -93,74 +96,84 @@ def test_rules_with_sets_are_those_of_the_tool(netfilter, host, text):
     nft.change(netfilter, nft.table_request(TABLE), *map(nft_set.set_request, sets), nft.chain_request(CHAIN))
     host.run("nft", "add", "rule", "inet", "t", "c", text)
     nft.change(netfilter, nft.rule_request(CHAIN, RULES[text]))
-    theirs, ours = nft.list_rules(netfilter, CHAIN)
-    assert ours.expressions == theirs.expressions
-    assert nft_rule.is_same_rule(RULES[text], theirs.expressions)
+    listing_of_tool, ours = nft.list_rules(netfilter, CHAIN)
+    assert ours.expressions == listing_of_tool.expressions
+    assert nft_rule.is_same_rule(RULES[text], listing_of_tool.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
 def test_many_elements(netfilter):
-    """Two thousand elements are added, listed, found by what stands in them, and deleted, in one transaction each."""
+    """Two thousand elements are added, listed, filtered by their bytes and deleted, in one transaction each."""
     elements = [
         Element((10 << 24 | number).to_bytes(4, "big"), nft_rule.comment_userdata(f"number {number} " + "x" * 100))
         for number in range(2000)
     ]
     nft.change(
-        netfilter, nft.table_request(TABLE), nft_set.set_request(OWN), *nft_set.add_element_requests(OWN, elements)
+        netfilter,
+        nft.table_request(TABLE),
+        nft_set.set_request(ADDRESSES),
+        *nft_set.add_element_requests(ADDRESSES, elements),
     )
-    assert sorted(nft_set.list_elements(netfilter, OWN)) == elements
-    assert nft_set.list_elements(netfilter, OWN, nft_set.byte_filter([b"number 77 "])) == [elements[77]]
-    nft.change(netfilter, *nft_set.delete_element_requests(OWN, (element.key for element in elements)))
-    assert nft_set.list_elements(netfilter, OWN) == []
+    assert sorted(nft_set.list_elements(netfilter, ADDRESSES)) == elements
+    assert nft_set.list_elements(netfilter, ADDRESSES, nft_set.byte_filter([b"number 77 "])) == [elements[77]]
+    nft.change(netfilter, *nft_set.delete_element_requests(ADDRESSES, (element.key for element in elements)))
+    assert nft_set.list_elements(netfilter, ADDRESSES) == []
 
 
 def test_an_element_is_replaced_in_one_transaction(netfilter):
-    """An element that is added again stays as it is; deleted and added at once it has the new comment."""
+    """Adding an existing element does not change it; deleting and adding it in one transaction replaces its comment."""
     old, new = Element(ONE, nft_rule.comment_userdata("old")), Element(ONE, nft_rule.comment_userdata("new"))
-    nft.change(netfilter, nft.table_request(TABLE), nft_set.set_request(OWN), *nft_set.add_element_requests(OWN, [old]))
-    nft.change(netfilter, *nft_set.add_element_requests(OWN, [new]))
-    assert nft_set.list_elements(netfilter, OWN) == [old]
-    nft.change(netfilter, *nft_set.delete_element_requests(OWN, [ONE]), *nft_set.add_element_requests(OWN, [new]))
-    assert nft_set.list_elements(netfilter, OWN) == [new]
+    nft.change(
+        netfilter,
+        nft.table_request(TABLE),
+        nft_set.set_request(ADDRESSES),
+        *nft_set.add_element_requests(ADDRESSES, [old]),
+    )
+    nft.change(netfilter, *nft_set.add_element_requests(ADDRESSES, [new]))
+    assert nft_set.list_elements(netfilter, ADDRESSES) == [old]
+    nft.change(
+        netfilter, *nft_set.delete_element_requests(ADDRESSES, [ONE]), *nft_set.add_element_requests(ADDRESSES, [new])
+    )
+    assert nft_set.list_elements(netfilter, ADDRESSES) == [new]
 
 
-def test_what_is_not_there(netfilter):
-    """A set that is not there has no elements and is None; deleting an absent element is an error (ENOENT)."""
-    assert nft_set.list_elements(netfilter, OWN) == []
-    assert nft_set.get_key_matches(netfilter, OWN) == [None]
-    nft.change(netfilter, nft.table_request(TABLE), nft_set.set_request(OWN))
+def test_missing_sets_and_elements(netfilter):
+    """A missing set has no elements and is None; deleting a missing element is an error (ENOENT)."""
+    assert nft_set.list_elements(netfilter, ADDRESSES) == []
+    assert nft_set.get_key_matches(netfilter, ADDRESSES) == [None]
+    nft.change(netfilter, nft.table_request(TABLE), nft_set.set_request(ADDRESSES))
     with pytest.raises(KernelError) as caught:
-        nft.change(netfilter, *nft_set.delete_element_requests(OWN, [ONE]))
+        nft.change(netfilter, *nft_set.delete_element_requests(ADDRESSES, [ONE]))
     assert (caught.value.description, caught.value.errno) == ("delete from set t s", errno.ENOENT)
     assert nft_set.get_key_matches(netfilter, Set(TABLE, "s", (IPV6_ADDRESS,))) == [False]
 
 
-def test_a_change_is_made_for_what_was_seen(netfilter, host):
-    """When something else was changed since the look nothing is changed, and it is looked again, until it may be."""
+def test_a_change_is_refused_after_another_change(netfilter, host):
+    """If the ruleset has changed since it was read, the change is refused and repeated, finally without that check."""
     with Netns(host.path) as namespace, entered(namespace):
         other = nft.open_socket()
-    seen = []
+    generations = []
 
-    def attempt(others):
-        def tried(generation):
-            seen.append(generation)
-            if len(seen) <= others:
-                nft.change(other, nft.table_request(Table(nft.INET, f"other{others}-{len(seen)}")))
-            nft.change(netfilter, nft.table_request(Table(nft.INET, f"ours{len(seen)}")), generation=generation)
+    def attempt(interruptions):
+        def try_change(generation):
+            generations.append(generation)
+            if len(generations) <= interruptions:
+                nft.change(other, nft.table_request(Table(nft.INET, f"other{interruptions}-{len(generations)}")))
+            nft.change(netfilter, nft.table_request(Table(nft.INET, f"ours{len(generations)}")), generation=generation)
 
-        return tried
+        return try_change
 
     with other:
         nft.retry_with_generation(netfilter, attempt(3))
-        assert len(set(seen)) == 4
+        assert len(set(generations)) == 4
         assert host.run("nft", "list", "tables").count("ours") == 1
-        seen.clear()
+        generations.clear()
         nft.retry_with_generation(netfilter, attempt(1000))
-        assert (seen[-1], 0 in seen[:-1], len(set(seen)) == len(seen)) == (0, False, True)
+        assert (generations[-1], 0 in generations[:-1], len(set(generations)) == len(generations)) == (0, False, True)
         with pytest.raises(KernelError, match="list of tables"):
             nft.retry_with_generation(netfilter, lambda generation: refused())
 
 
 def refused():
-    """Fails as the kernel does for good."""
+    """Raises an error that is not temporary."""
     raise KernelError("list of tables", errno.EPERM)

@@ -18,7 +18,7 @@ WRITERS, ROUNDS = 16, 60  # without a lock about every eighth round ends without
 
 @pytest.fixture
 def busy_host(host: Namespace) -> Iterator[Namespace]:
-    """A host, current, in which links come and go all the time, so that the kernel's RTNL lock is often held."""
+    """A host in which links are created and deleted in a loop, so that the kernel's RTNL lock is often held."""
     churn = "while :; do ip link add v0 type veth peer name v1; ip link del v0; done"
     with host.entered(), subprocess.Popen(["sh", "-c", churn]) as process:
         yield host
@@ -26,7 +26,7 @@ def busy_host(host: Namespace) -> Iterator[Namespace]:
 
 
 def test_forwarding_is_on_after_parallel_writes(busy_host: Namespace):
-    """First pods that start in parallel all enable forwarding; it is on for every interface then, not by name only."""
+    """If pods enable forwarding in parallel, it is enabled for every interface, not only in the global setting."""
     forks = multiprocessing.get_context("fork")
     for _ in range(ROUNDS):
         sysctl.write(FORWARD, "0")
@@ -40,6 +40,6 @@ def test_forwarding_is_on_after_parallel_writes(busy_host: Namespace):
 
 
 def enable(barrier: Barrier) -> None:
-    """Writes the setting at the same moment as the other processes of the barrier."""
+    """Writes the setting at the same time as the other processes of the barrier."""
     barrier.wait()
     sysctl.ensure(FORWARD, "1")

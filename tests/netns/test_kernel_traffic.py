@@ -1,10 +1,14 @@
 """Reading traffic control (kernel.traffic): qdiscs and filters of `tc` and other programs."""
 
+from typing import NamedTuple
+
 import pytest
 
 from kernel import link, traffic
+from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.traffic import Bucket, Filter, Qdisc
+from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 
 FIRST = 0x80000800  # the handle of a u32 table's first filter
@@ -12,27 +16,39 @@ ALL, IPV4 = 0x0300, 0x0008  # protocols, in network byte order
 ANYTHING = "u32 match u32 0 0"
 
 
+class Veth(NamedTuple):
+    """One end of a veth pair; calling it runs a line of `tc`."""
+
+    host: Namespace
+    socket: Socket
+    link: Link
+
+    @property
+    def ifindex(self) -> int:
+        return self.link.index
+
+    def __call__(self, line: str) -> None:
+        self.host.run("tc", *line.split())
+
+
 @pytest.fixture
 def veth(host):
-    """A function that asks the kernel for what is on the end of a pair, after each line for `tc`."""
+    """One end of a veth pair on a host."""
     host.ip("link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
-
-    def tc(line=""):
-        if line:
-            host.run("tc", *line.split())
-
     with host.entered():
         socket = Socket()
     with socket:
         (veth0,) = link.get(socket, link.by_name_request("veth0"))
-        tc.socket, tc.index = socket, veth0.index
-        yield tc
+        assert veth0
+        yield Veth(host, socket, veth0)
 
 
 def qdiscs(veth):
     return [
         traffic.qdisc_from_answer(message)
-        for message in veth.socket.get(traffic.get_root_request(veth.index), traffic.get_ingress_request(veth.index))
+        for message in veth.socket.get(
+            traffic.get_root_request(veth.ifindex), traffic.get_ingress_request(veth.ifindex)
+        )
     ]
 
 
@@ -55,39 +71,42 @@ def qdiscs(veth):
     ],
 )
 def test_a_root_qdisc_of_any_kind(veth, line, expected):
-    """A root qdisc that `tc` made is read, with the bucket of a token bucket filter; without one it is noqueue."""
+    """A root qdisc that `tc` created is read, with the bucket of a token bucket filter; the default is noqueue."""
     assert qdiscs(veth) == [Qdisc("noqueue", 0), None]
     veth(f"qdisc add dev veth0 root {line}")
     assert qdiscs(veth) == [expected, None]
 
 
 @pytest.mark.parametrize("kind", ["ingress", "clsact"])
-def test_a_place_for_filters(veth, kind):
-    """Both kinds of qdiscs for received packets are read, and have no filters."""
+def test_qdiscs_for_ingress_filters(veth, kind):
+    """Both kinds of ingress qdiscs are read, and have no filters."""
     veth(f"qdisc add dev veth0 {kind}")
     assert qdiscs(veth) == [Qdisc("noqueue", 0), Qdisc(kind, 0xFFFF0000)]
-    assert traffic.list_filters(veth.socket, veth.index) == []
+    assert traffic.list_filters(veth.socket, veth.ifindex) == []
 
 
-def test_no_interface_and_no_place(veth):
-    """An interface that is gone has no qdiscs and no filters, and one without a place for them has none."""
-    assert traffic.list_filters(veth.socket, veth.index) == []
-    veth.socket.change(link.delete_request(link.get(veth.socket, link.by_name_request("veth0"))[0]))
+def test_a_missing_interface_and_a_missing_qdisc(veth):
+    """A deleted interface has no qdiscs and no filters, and one without an ingress qdisc has no filters."""
+    assert traffic.list_filters(veth.socket, veth.ifindex) == []
+    veth.socket.change(link.delete_request(veth.link))
     assert qdiscs(veth) == [None, None]
-    assert traffic.list_filters(veth.socket, veth.index) == []
+    assert traffic.list_filters(veth.socket, veth.ifindex) == []
 
 
-def test_deleting_what_is_gone(veth):
-    """To delete what is gone, with its place or with the interface, is success; what others have in its place stays."""
+def test_deleting_missing_objects(veth):
+    """Deleting missing qdiscs and filters is success, also without the interface; other programs' qdiscs stay."""
     ours = Filter(FIRST, 1 << 16 | ALL)
 
     def delete():
         roots = [
-            traffic.delete_root_request(veth.index, Qdisc(*root)) for root in (("tbf", 0x10000), ("htb", 0x70770000))
+            traffic.delete_root_request(veth.ifindex, Qdisc(*root)) for root in (("tbf", 0x10000), ("htb", 0x70770000))
         ]
-        qdisc_deletions = [*roots, traffic.delete_ingress_request(veth.index)]
-        way = traffic.delete_filter_request(veth.index, ours), traffic.delete_priority_request(veth.index, ours.info)
-        for request in (*way, *qdisc_deletions):
+        qdisc_deletions = [*roots, traffic.delete_ingress_request(veth.ifindex)]
+        filter_deletions = (
+            traffic.delete_filter_request(veth.ifindex, ours),
+            traffic.delete_priority_request(veth.ifindex, ours.info),
+        )
+        for request in (*filter_deletions, *qdisc_deletions):
             veth.socket.change(request)
 
     delete()
@@ -100,13 +119,13 @@ def test_deleting_what_is_gone(veth):
     veth("qdisc add dev veth0 clsact")
     delete()
     assert qdiscs(veth)[1].kind == "clsact"
-    veth.socket.change(link.delete_request(link.get(veth.socket, link.by_name_request("veth0"))[0]))
+    veth.socket.change(link.delete_request(veth.link))
     delete()
 
 
 @pytest.mark.needs("ifb")
 def test_filters_of_others(veth, host):
-    """Filters are listed in their order with their targets, also a deleted interface."""
+    """Filters are listed in order with their targets, also if the target is a deleted interface."""
     for number, name in ((100, "ifb0"), (101, "ifb1")):
         host.ip("link", "add", name, "index", str(number), "type", "ifb")
     veth("qdisc add dev veth0 clsact")
@@ -129,26 +148,26 @@ def test_filters_of_others(veth, host):
         (5, ALL, 100, True),
         (6, ALL, 0, True),
     ]
-    filters = traffic.list_filters(veth.socket, veth.index)
+    filters = traffic.list_filters(veth.socket, veth.ifindex)
     assert [(item.info >> 16, item.info & 0xFFFF, item.target, item.matches_all) for item in filters] == expected
-    veth.socket.change(*(traffic.delete_filter_request(veth.index, item) for item in filters if item.target != 100))
-    assert [item.target for item in traffic.list_filters(veth.socket, veth.index)] == [100, 100]
+    veth.socket.change(*(traffic.delete_filter_request(veth.ifindex, item) for item in filters if item.target != 100))
+    assert [item.target for item in traffic.list_filters(veth.socket, veth.ifindex)] == [100, 100]
 
 
 @pytest.mark.needs("matchall")
 def test_filters_of_other_kinds(veth):
-    """A filter of another kind is listed without its action: it may match everything."""
+    """A filter of another kind is listed without its action, as matching everything."""
     veth("qdisc add dev veth0 clsact")
     veth("filter add dev veth0 ingress prio 7 protocol all matchall action pass")
-    assert traffic.list_filters(veth.socket, veth.index) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
+    assert traffic.list_filters(veth.socket, veth.ifindex) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
 
 
 @pytest.mark.needs("ifb")
 def test_a_redirect_is_read_as_requested(veth, host):
-    """What `redirect` makes takes everything and leads to its target."""
+    """The filter of add_redirect_request matches everything and redirects to its target."""
     host.ip("link", "add", "ifb0", "index", "100", "type", "ifb")
-    veth.socket.change(traffic.create_ingress_request(veth.index), traffic.add_redirect_request(veth.index, 100))
-    assert traffic.list_filters(veth.socket, veth.index) == [Filter(FIRST, 1 << 16 | ALL, 100, True)]
+    veth.socket.change(traffic.create_ingress_request(veth.ifindex), traffic.add_redirect_request(veth.ifindex, 100))
+    assert traffic.list_filters(veth.socket, veth.ifindex) == [Filter(FIRST, 1 << 16 | ALL, 100, True)]
     shown = host.run("tc", "filter", "show", "dev", "veth0", "ingress")
     assert "match 00000000/00000000 at 0" in shown
     assert shown.count("mirred (Egress Redirect to device ifb0) stolen") == 1

@@ -1,4 +1,4 @@
-"""What a verb writes while another process holds a lock that it needs."""
+"""The message of a verb that waits for a lock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ HELD_S = 5  # longer than a plugin waits before it reports
 
 
 def test_a_long_wait_for_the_store_names_the_holder(tmp_path):
-    """A verb that waits for seconds writes one line to stderr with the lock and the process that holds it, and goes on.
-
-    A verb that does not wait writes nothing.
-    """
+    """A verb that waits for seconds prints the lock and the process that holds it to stderr, and then succeeds."""
     ipam = {"type": "host-local", "subnet": "10.1.0.0/24", "dataDir": str(tmp_path)}
     config = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": ipam}
     assert run_plugin("host-local", "ADD", config, netns="/run/netns/none").stderr == ""
     lock = tmp_path / "net" / "lock"
-    line = ["flock", str(lock), "sh", "-c", f"echo; exec sleep {HELD_S}"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE) as holder:
+    command = ["flock", str(lock), "sh", "-c", f"echo; exec sleep {HELD_S}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout
         holder.stdout.readline()
         done = run_plugin("host-local", "DEL", config, netns="/run/netns/none")

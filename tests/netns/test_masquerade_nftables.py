@@ -1,4 +1,4 @@
-"""Masquerade by nftables (attachment.masquerade.nftables): its rules, other writers of them, and real packets."""
+"""Masquerading with nftables (attachment.masquerade.nftables): its rules, and concurrent changes of them."""
 
 from dataclasses import replace
 from ipaddress import ip_interface, ip_network
@@ -24,69 +24,69 @@ EXEMPT = (ip_network("10.0.0.0/8"), ip_network("192.168.7.0/30"), ip_network("fd
 
 
 @pytest.fixture
-def inside(host):
-    """The host, with this process in it."""
+def entered_host(host):
+    """The host; this process is in its namespace."""
     with Netns(host.path) as namespace, entered(namespace):
         yield host
 
 
-def own_rules(host):
+def attachment_rules(host):
     """Returns the attachments' rules without their comments."""
     lines = host.run("nft", "list", "chain", "inet", "cni_plugins_masquerade", "masq_checks").splitlines()
     return [line.strip().partition(" comment ")[0] for line in lines if line.strip().startswith(("ip ", "ip6 "))]
 
 
 @pytest.mark.parametrize(("name", "addresses"), [("masq-nftables", (IPV4,)), ("masq-nftables-dual", (IPV4, IPV6))])
-def test_rules_are_the_references(inside, name, addresses):
-    """The rule set is the reference's, byte for byte as `nft` prints it, after ADD and after DEL."""
-    wanted = replace(ONE, addresses=addresses)
-    nftables.add(wanted)
-    assert golden.ruleset(inside) == golden.scenario(name)["nft"]
-    nftables.check(wanted)
-    delete(replace(wanted, addresses=()))
-    assert golden.ruleset(inside) == golden.scenario(name)["nft after DEL"]
+def test_rules_are_the_references(entered_host, name, addresses):
+    """The ruleset after ADD and after DEL equals the reference plugin's, byte for byte as `nft` prints it."""
+    spec = replace(ONE, addresses=addresses)
+    nftables.add(spec)
+    assert golden.ruleset(entered_host) == golden.scenario(name)["nft"]
+    nftables.check(spec)
+    delete(replace(spec, addresses=()))
+    assert golden.ruleset(entered_host) == golden.scenario(name)["nft after DEL"]
 
 
 @pytest.mark.parametrize("name", ["masq-nftables", "masq-nftables-dual"])
-def test_the_references_rules_are_ours(inside, tmp_path, name):
-    """What the reference made is checked, added to without refilling anything, and deleted."""
+def test_rules_of_the_reference_are_reused(entered_host, tmp_path, name):
+    """CHECK accepts the reference plugin's rules, ADD adds to them without recreating them, and DEL deletes them."""
     file = tmp_path / "rules"
     file.write_text("\n".join(golden.scenario(name)["nft"]) + "\n")
-    inside.run("nft", "-f", str(file))
-    wanted = ONE if "dual" in name else replace(ONE, addresses=(IPV4,))
-    nftables.check(wanted)
-    before = inside.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting")
+    entered_host.run("nft", "-f", str(file))
+    spec = ONE if "dual" in name else replace(ONE, addresses=(IPV4,))
+    nftables.check(spec)
+    before = entered_host.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting")
     nftables.add(OTHER)
     delete(OTHER)
-    assert inside.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting") == before
-    delete(wanted)
-    assert golden.ruleset(inside) == golden.scenario(name)["nft after DEL"]
+    assert entered_host.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting") == before
+    delete(spec)
+    assert golden.ruleset(entered_host) == golden.scenario(name)["nft after DEL"]
 
 
-def test_a_repeated_add_leaves_the_same_rules(inside):
-    """ADD again, with the same addresses or others, leaves one rule for each address, and other attachments' alone."""
+def test_a_repeated_add_leaves_the_same_rules(entered_host):
+    """A repeated ADD, with the same or other addresses, leaves one rule for each; other attachments' rules stay."""
     nftables.add(ONE)
-    once = golden.ruleset(inside)
+    once = golden.ruleset(entered_host)
     nftables.add(ONE)
-    assert golden.ruleset(inside) == once
+    assert golden.ruleset(entered_host) == once
     nftables.add(OTHER)
     nftables.add(replace(ONE, addresses=(ip_interface("10.22.0.9/16"),)))
-    assert [rule.split()[2] for rule in own_rules(inside)] == ["10.22.0.3", "10.22.0.9"]
+    assert [rule.split()[2] for rule in attachment_rules(entered_host)] == ["10.22.0.3", "10.22.0.9"]
 
 
-def test_a_second_pod_asks_for_its_own_only(inside, monkeypatch):
-    """ADD asks for nothing that is there already, since the kernel would have something to free after it."""
+def test_add_creates_only_missing_objects(entered_host, monkeypatch):
+    """ADD of a second pod requests only its rules: other requests would leave the kernel memory to free."""
     nftables.add(ONE)
-    asked = []
-    monkeypatch.setattr(nft, "change", lambda own, *requests: asked.extend(requests))
+    sent = []
+    monkeypatch.setattr(nft, "change", lambda socket, *requests: sent.extend(requests))
     nftables.add(OTHER)
-    assert [request.description for request in asked] == ["add a rule to chain cni_plugins_masquerade masq_checks"]
+    assert [request.description for request in sent] == ["add a rule to chain cni_plugins_masquerade masq_checks"]
 
 
-def test_exempt_networks_come_before_the_masquerade(inside):
-    """For each exempt network of an address's family there is a rule that returns, before the address's own."""
+def test_exempt_networks_precede_the_masquerading(entered_host):
+    """Each exempt network of an address's family has a rule that returns, before the rule that masquerades."""
     nftables.add(replace(ONE, exempt=EXEMPT))
-    assert own_rules(inside) == [
+    assert attachment_rules(entered_host) == [
         "ip saddr 10.22.0.2 ip daddr 10.0.0.0/8 return",
         "ip saddr 10.22.0.2 ip daddr 192.168.7.0/30 return",
         "ip saddr 10.22.0.2 ip daddr != 10.22.0.0/16 masquerade",
@@ -97,30 +97,30 @@ def test_exempt_networks_come_before_the_masquerade(inside):
     nftables.check(ONE)
 
 
-def test_comments_are_cut_and_lose_their_quotes(inside):
-    """A comment that would be too long is cut at 128 bytes, quotes are left out, and DEL still finds the rules."""
-    wanted = replace(ONE, container_id="c" * 256, ifname='a"b')
-    nftables.add(wanted)
-    (line, _) = [line for line in nft_rules(inside) if " masquerade " in line]
+def test_comments_are_truncated_and_have_no_quotes(entered_host):
+    """Comments are truncated to 128 bytes and have no quotes; DEL still recognises the rules."""
+    spec = replace(ONE, container_id="c" * 256, ifname='a"b')
+    nftables.add(spec)
+    (line, _) = [line for line in nft_rules(entered_host) if " masquerade " in line]
     comment = line.partition(' comment "')[2].rstrip('"')
     assert len(comment) == 128
     assert ", net: goldnet, if: ab, id: ccc" in comment
-    delete(wanted)
-    assert own_rules(inside) == []
+    delete(spec)
+    assert attachment_rules(entered_host) == []
 
 
-def test_deleting_what_is_not_there_succeeds(inside):
-    """DEL and GC succeed without a table and leave none; DEL succeeds a second time."""
+def test_deleting_missing_rules_succeeds(entered_host):
+    """DEL and GC succeed without a table and create none; a repeated DEL succeeds."""
     delete(ONE)
     gc("goldnet", frozenset())
-    assert nft_rules(inside) == []
+    assert nft_rules(entered_host) == []
     nftables.add(ONE)
     delete(ONE)
     delete(ONE)
 
 
-def test_a_reused_address_keeps_its_new_owners_rules(inside):
-    """DEL of a pod whose address has been given to another leaves the other's rules."""
+def test_a_reused_address_keeps_its_new_owners_rules(entered_host):
+    """DEL of a pod keeps the rules of the pod that has its address now."""
     new = replace(OTHER, addresses=ONE.addresses)
     nftables.add(ONE)
     nftables.add(new)
@@ -130,35 +130,35 @@ def test_a_reused_address_keeps_its_new_owners_rules(inside):
         nftables.check(ONE)
 
 
-def test_gc_keeps_other_networks(inside):
-    """GC deletes a network's rules of what is not valid; the same container on another network stays."""
-    elsewhere = replace(ONE, network="elsewhere")
+def test_gc_keeps_other_networks(entered_host):
+    """GC deletes its network's rules of attachments that are not valid, but not those of other networks."""
+    other_network = replace(ONE, network="elsewhere")
     second = replace(ONE, ifname="eth1")
-    for wanted in (ONE, elsewhere, second, OTHER):
-        nftables.add(wanted)
+    for spec in (ONE, other_network, second, OTHER):
+        nftables.add(spec)
     gc("goldnet", frozenset({Attachment("0123abcdef", "eth1"), Attachment("unknown", "eth0")}))
-    for wanted in (elsewhere, second):
-        nftables.check(wanted)
-    assert len(own_rules(inside)) == 4
+    for spec in (other_network, second):
+        nftables.check(spec)
+    assert len(attachment_rules(entered_host)) == 4
     gc("goldnet", frozenset())
-    nftables.check(elsewhere)
-    assert len(own_rules(inside)) == 2
+    nftables.check(other_network)
+    assert len(attachment_rules(entered_host)) == 2
 
 
-def test_gc_of_thousands(inside, tmp_path):
+def test_gc_of_thousands(entered_host, tmp_path):
     """GC of more rules than fit into one send deletes them all."""
     nftables.add(ONE)
     (comment,) = {rule.comment.partition("-")[0] for rule in rules_of(nftables._CHECKS)}
     line = 'add rule inet cni_plugins_masquerade masq_checks ip saddr 10.22.0.9 masquerade comment "{}-{:016x}, x"\n'
     (tmp_path / "rules").write_text("".join(line.format(comment, number) for number in range(3500)))
-    inside.run("nft", "-f", str(tmp_path / "rules"))
+    entered_host.run("nft", "-f", str(tmp_path / "rules"))
     gc("goldnet", frozenset({Attachment("0123abcdef", "eth0")}))
     nftables.check(ONE)
     assert len(rules_of(nftables._CHECKS)) == 2
 
 
-def delete(wanted):
-    nft.run_steps([lambda socket: nftables.delete(socket, wanted)])
+def delete(spec):
+    nft.run_steps([lambda socket: nftables.delete(socket, spec)])
 
 
 def gc(network, valid):
@@ -166,17 +166,20 @@ def gc(network, valid):
 
 
 def rules_of(chain):
-    with nft.open_socket() as own:
-        return nft.list_rules(own, chain)
+    with nft.open_socket() as socket:
+        return nft.list_rules(socket, chain)
 
 
-SPOILT = {
+DAMAGE = {
     "a rule": (
         "delete rule inet cni_plugins_masquerade masq_checks handle {}",
         "10.22.0.2 ip daddr != 10.22.0.0/16 masq",
     ),
-    "the way in": ("flush chain inet cni_plugins_masquerade postrouting", "exactly the rules that jump to masq_checks"),
-    "one rule more": (
+    "the entry rules": (
+        "flush chain inet cni_plugins_masquerade postrouting",
+        "exactly the rules that jump to masq_checks",
+    ),
+    "a further rule": (
         "insert rule inet cni_plugins_masquerade postrouting accept",
         "exactly the rules that jump to masq_checks",
     ),
@@ -188,12 +191,12 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
-def test_check_tells_what_is_missing(inside, what):
-    """CHECK fails with code 999 and says what is missing; ADD puts it right again."""
-    command, text = SPOILT[what]
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_check_names_the_missing_object(entered_host, damage):
+    """CHECK fails with code 999 and names the missing object; ADD repairs it."""
+    command, text = DAMAGE[damage]
     nftables.add(ONE)
-    inside.run("nft", command.format(rules_of(nftables._CHECKS)[0].handle))
+    entered_host.run("nft", command.format(rules_of(nftables._CHECKS)[0].handle))
     with pytest.raises(CniError) as caught:
         nftables.check(ONE)
     assert caught.value.code == 999
@@ -202,9 +205,9 @@ def test_check_tells_what_is_missing(inside, what):
     nftables.check(ONE)
 
 
-def test_check_demands_the_hook(inside):
-    """A chain of the right name that is not called for NAT is no masquerade, and ADD says what is in the way."""
-    inside.run("nft", "add table inet cni_plugins_masquerade; add chain inet cni_plugins_masquerade postrouting")
+def test_check_requires_the_hook(entered_host):
+    """CHECK and ADD fail for a chain with the right name but without the hook, and STATUS names the problem."""
+    entered_host.run("nft", "add table inet cni_plugins_masquerade; add chain inet cni_plugins_masquerade postrouting")
     with pytest.raises(CniError, match="is not called for NAT"):
         nftables.check(ONE)
     with pytest.raises(CniError, match="add chain cni_plugins_masquerade postrouting: file exists"):
@@ -215,15 +218,15 @@ def test_check_demands_the_hook(inside):
     )
 
 
-def test_check_demands_the_order(inside):
-    """An exemption that comes after the masquerade is none."""
+def test_check_requires_the_order(entered_host):
+    """CHECK fails for an exemption after the rule that masquerades."""
     nftables.add(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
     first = rules_of(nftables._CHECKS)[0]
     nftables.check(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
-    with nft.open_socket() as own:
+    with nft.open_socket() as socket:
         chain = nftables._CHECKS
         nft.change(
-            own,
+            socket,
             nft.delete_rule_request(chain, first.handle),
             nft.rule_request(chain, first.expressions, first.userdata),
         )
@@ -232,45 +235,45 @@ def test_check_demands_the_order(inside):
 
 
 @pytest.fixture
-def meanwhile(monkeypatch):
-    """A function that has something done once, between the look and the change of the next verb."""
+def before_change(monkeypatch):
+    """A function that has an action run once, between the read and the change of the next verb."""
 
-    def once(what):
+    def once(action):
         change = nft.change
 
-        def changed(*args):
+        def act_and_change(*args):
             monkeypatch.setattr(nft, "change", change)
-            what()
+            action()
             change(*args)
 
-        monkeypatch.setattr(nft, "change", changed)
+        monkeypatch.setattr(nft, "change", act_and_change)
 
     return once
 
 
-def test_two_first_pods_at_once(inside, meanwhile):
-    """When another first pod makes everything between our look and our change, nothing is there twice."""
-    meanwhile(lambda: nftables.add(OTHER))
+def test_parallel_first_pods(entered_host, before_change):
+    """If another pod creates the shared rules between read and change, they are not duplicated."""
+    before_change(lambda: nftables.add(OTHER))
     nftables.add(ONE)
     nftables.check(ONE)
     nftables.check(OTHER)
     assert len(rules_of(nftables._POSTROUTING)) == 3
-    assert len(own_rules(inside)) == 3
+    assert len(attachment_rules(entered_host)) == 3
 
 
-@pytest.mark.parametrize("verb", [nftables.add, delete, lambda wanted: gc(wanted.network, frozenset())])
-def test_rules_that_vanish_meanwhile(inside, meanwhile, verb):
-    """A verb whose rules another verb deletes meanwhile looks again and succeeds."""
+@pytest.mark.parametrize("verb", [nftables.add, delete, lambda spec: gc(spec.network, frozenset())])
+def test_rules_that_another_verb_deletes(entered_host, before_change, verb):
+    """A verb whose rules another verb deletes between read and change reads again and succeeds."""
     nftables.add(ONE)
-    meanwhile(lambda: delete(ONE))
+    before_change(lambda: delete(ONE))
     verb(ONE)
-    assert len(own_rules(inside)) == (2 if verb is nftables.add else 0)
+    assert len(attachment_rules(entered_host)) == (2 if verb is nftables.add else 0)
 
 
-def test_a_kernel_that_cannot(inside, monkeypatch):
-    """Where NAT in tables of family inet does not exist, ADD says so, STATUS too, and DEL and GC have nothing to do."""
+def test_a_kernel_without_nat_in_family_inet(entered_host, monkeypatch):
+    """If the kernel has no NAT in tables of family inet, ADD and STATUS report it, and DEL and GC succeed."""
     assert nftables.get_problem() == ""
-    assert nft_rules(inside) == []
+    assert nft_rules(entered_host) == []
     hook = nft.Hook("nat", 4, -301)  # the kernel refuses NAT before connection tracking
     monkeypatch.setattr(nftables, "_POSTROUTING", replace(nftables._POSTROUTING, hook=hook))
     assert "Linux 5.2 or later (add chain cni_plugins_masquerade postrouting: " in nftables.get_problem()
@@ -280,12 +283,12 @@ def test_a_kernel_that_cannot(inside, monkeypatch):
     assert "Linux 5.2 or later" in caught.value.details
     delete(ONE)
     gc("goldnet", frozenset())
-    assert nft_rules(inside) == []
+    assert nft_rules(entered_host) == []
 
 
 @pytest.mark.parametrize("number", [93, 97])
-def test_a_kernel_without_netfilter(inside, monkeypatch, number):
-    """Where there is no netfilter socket, ADD and STATUS say so, and DEL and GC have nothing to do."""
+def test_a_kernel_without_netfilter(entered_host, monkeypatch, number):
+    """If the kernel has no netfilter sockets, ADD and STATUS report it, and DEL and GC succeed."""
 
     def refused():
         raise KernelError("open a netlink socket", number)
@@ -298,8 +301,8 @@ def test_a_kernel_without_netfilter(inside, monkeypatch, number):
     gc("goldnet", frozenset())
 
 
-def test_a_kernel_without_nftables(inside, monkeypatch):
-    """Where nfnetlink knows no nftables it answers EINVAL; DEL and GC have nothing to do then."""
+def test_a_kernel_without_nftables(entered_host, monkeypatch):
+    """If nfnetlink does not support nftables (EINVAL), DEL and GC succeed."""
     monkeypatch.setattr(nft, "_GETRULE", 99 << 8)
     monkeypatch.setattr(nft, "_GETCHAIN", 99 << 8)
     delete(ONE)
@@ -308,8 +311,8 @@ def test_a_kernel_without_nftables(inside, monkeypatch):
         nftables.check(ONE)
 
 
-def test_del_tells_of_other_failures(inside, monkeypatch):
-    """A failure that does not mean absence is told by DEL."""
+def test_del_reports_other_failures(entered_host, monkeypatch):
+    """DEL reports a failure that does not mean absence."""
 
     def refuse(*args):
         raise KernelError("change nftables", 1)

@@ -1,4 +1,4 @@
-"""The second kernel itself: what it runs, what it gives back, and what it cannot touch."""
+"""The second kernel: its commands, its results, and its isolation from the machine."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,8 @@ from tests.support.second_kernel import NoAnswerError, boot
 pytestmark = [pytest.mark.needs("user_mode_linux"), pytest.mark.usefixtures("root")]
 
 
-def told(tmp_path, script):
-    """Boots, runs a shell script inside; returns its exit status and what it printed."""
+def run(tmp_path, script):
+    """Boots, runs a shell script; returns its exit status and its output."""
     with (tmp_path / "output").open("wb+") as output:
         status = boot(["sh", "-c", script], tmp_path, stdout=output, timeout_s=60)
         output.seek(0)
@@ -21,51 +21,51 @@ def told(tmp_path, script):
 
 
 def content(file):
-    """Returns what a file holds; nothing when it has just gone."""
+    """Returns a file's content, b"" if it no longer exists."""
     try:
         return file.read_bytes()
     except OSError:
         return b""
 
 
-def test_a_command_runs_on_another_kernel_and_tells_how_it_ended(tmp_path):
-    """The command runs in the project's directory, and its exit status, output and files come back."""
-    status, output = told(tmp_path, "uname -r; pwd; echo hello > /run/shared/file; exit 7")
+def test_a_command_runs_on_another_kernel(tmp_path):
+    """The command runs in the project's directory, and its exit status, output and files are returned."""
+    status, output = run(tmp_path, "uname -r; pwd; echo hello > /run/shared/file; exit 7")
     release, directory = output.splitlines()
     assert (status, directory, (tmp_path / "file").read_text()) == (7, str(ROOT), "hello\n")
     assert release != os.uname().release
 
 
 def test_nothing_but_the_shared_directory_can_be_written(tmp_path):
-    """Inside, the machine's files are read-only and its leases and namespaces are not to be seen."""
+    """In the second kernel the machine's files are read-only, and its leases and namespaces are invisible."""
     script = f"touch {ROOT}/written /etc/written /usr/written; ls /run/netns; echo secret > /var/tmp/written"
-    told(tmp_path, script)
+    run(tmp_path, script)
     written = [directory for directory in (ROOT, "/etc", "/usr", "/var/tmp") if os.path.exists(f"{directory}/written")]
     assert written == []
 
 
 def test_each_boot_is_a_new_one(tmp_path):
-    """Two boots have two boot ids, so that a reboot of a node can be tested."""
-    _, first = told(tmp_path, "cat /proc/sys/kernel/random/boot_id")
-    _, second = told(tmp_path, "cat /proc/sys/kernel/random/boot_id")
+    """Two boots have different boot IDs, so that a reboot of a node can be tested."""
+    _, first = run(tmp_path, "cat /proc/sys/kernel/random/boot_id")
+    _, second = run(tmp_path, "cat /proc/sys/kernel/random/boot_id")
     assert len({first, second, ""}) == 3
 
 
-def test_a_kernel_that_dies_is_told_with_what_it_said(tmp_path):
-    """A kernel that gives no exit status is a failure that shows its last words."""
+def test_a_crash_is_reported_with_the_kernels_messages(tmp_path):
+    """A kernel without an exit status is a failure whose message has the kernel's output."""
     with pytest.raises(NoAnswerError, match="sysrq"):
-        told(tmp_path, "echo c > /proc/sysrq-trigger")
+        run(tmp_path, "echo c > /proc/sysrq-trigger")
 
 
 def test_a_command_that_does_not_end_is_ended(tmp_path):
-    """A command that takes too long ends with its kernel, and no process of it stays."""
+    """A command that takes too long is killed with its kernel, and leaves no process."""
     with pytest.raises(NoAnswerError, match="within 4 s"):
         boot(["sleep", "600"], tmp_path, timeout_s=4)
     assert [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in content(file)] == []
 
 
-def test_what_is_missing_is_found_by_trying(monkeypatch):
-    """A test is left out for the first feature whose probe fails, with the kernel and the feature named."""
+def test_missing_features_are_probed(monkeypatch):
+    """A test is skipped for the first feature whose probe fails; the message names the kernel and the feature."""
     monkeypatch.setattr(kernels, "FEATURES", {"links": "ip link show lo", "luck": "true; false; true"})
     assert kernels.lacking(["links"]) == ""
     assert kernels.lacking(["links", "luck"]) == f"this kernel ({os.uname().release}) has no luck"

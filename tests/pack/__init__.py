@@ -1,1 +1,1 @@
-"""Tests of the executable itself, whatever plugin it runs as."""
+"""Tests of the executable, independent of the plugin that it runs as."""

@@ -1,6 +1,6 @@
-/* heap.c: a program with the executable's own malloc, as it is built and then started; says what is wrong.
+/* heap.c: a program with the executable's malloc, first as at build time, then as at run time; prints failures.
  *
- * One rule: it takes the place of layout.c, and packs whatever is allocated while it is `packing`.
+ * One rule: it replaces layout.c, and packs all blocks that are allocated while `packing` is set.
  */
 #include "alloc.h"
 #include "layout.h"
@@ -30,14 +30,14 @@ void layout_allocated(const void *block, unsigned class)
 {
 }
 
-static void expect(int right, const char *what, size_t size)
+static void expect(int passed, const char *message, size_t size)
 {
-    failures += !right;
-    if (!right)
-        printf("%s: %zu bytes\n", what, size);
+    failures += !passed;
+    if (!passed)
+        printf("%s: %zu bytes\n", message, size);
 }
 
-/* Whether all bytes of the block are this one. */
+/* Returns whether all bytes of the block equal `byte`. */
 static int is_filled(const char *block, size_t size, char byte)
 {
     while (size && block[size - 1] == byte)
@@ -47,30 +47,30 @@ static int is_filled(const char *block, size_t size, char byte)
 
 static void use_packed(char *block, size_t size)
 {
-    char *more;
+    char *resized;
 
-    expect(block >= room && block < next && malloc_usable_size(block) >= size, "packed", size);
-    expect(is_filled(block, size, 'p'), "the next block lies in it", size);
-    more = realloc(block, size + 5000);
-    expect(is_filled(more, size, 'p'), "made larger", size);
-    more = realloc(more, size);
-    expect(is_filled(more, size, 'p'), "made smaller", size);
-    free(more);
+    expect(block >= room && block < next && malloc_usable_size(block) >= size, "is packed", size);
+    expect(is_filled(block, size, 'p'), "is not overwritten by the next block", size);
+    resized = realloc(block, size + 5000);
+    expect(is_filled(resized, size, 'p'), "keeps its bytes when it grows", size);
+    resized = realloc(resized, size);
+    expect(is_filled(resized, size, 'p'), "keeps its bytes when it shrinks", size);
+    free(resized);
 }
 
-/* What was freed is packed and does not begin where more than 16 bytes' alignment demands it. */
+/* Freed packed blocks do not have an alignment of more than 16 bytes, so malloc must not reuse them here. */
 static void align(size_t alignment, size_t size)
 {
     char *blocks[40], *block;
 
     for (int i = 0; i < 40; i++) {
         blocks[i] = block = aligned_alloc(alignment, size);
-        expect(block && (uintptr_t)block % alignment == 0, "aligned", size);
-        expect(malloc_usable_size(block) >= size, "as large as asked for", size);
+        expect(block && (uintptr_t)block % alignment == 0, "is aligned", size);
+        expect(malloc_usable_size(block) >= size, "is large enough", size);
         memset(block, 'a', size);
     }
     for (int i = 0; i < 40; i++) {
-        expect(is_filled(blocks[i], size, 'a'), "another block lies in it", size);
+        expect(is_filled(blocks[i], size, 'a'), "is not overwritten by another block", size);
         free(blocks[i]);
     }
 }
@@ -92,7 +92,7 @@ int main(void)
     for (int i = 0; i < SIZES; i++) {
         char *again = calloc(1, sizes[i]);
 
-        expect(is_filled(again, sizes[i], 0), "cleared", sizes[i]);
+        expect(is_filled(again, sizes[i], 0), "is cleared", sizes[i]);
         free(again);
     }
     for (size_t alignment = 32; alignment <= 4096; alignment *= 2)

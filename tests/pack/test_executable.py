@@ -1,6 +1,6 @@
-"""The static executable as a file and as a process: what must hold whichever plugin runs and wherever the file lies.
+"""The static executable as a file and as a process, independent of the plugin and of the file's directory.
 
-One rule: the executable is only ever run, never looked into; VERSION and the operator's tool suffice.
+One rule: the tests run the executable with VERSION or as the operator's tool; they do not use its internals.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ PEAK_KIB = 10 << 10
 
 @pytest.fixture(scope="module")
 def bin_dir(bin_dir: Path) -> Path:
-    """The directory of the executables with a start-up image; PyInstaller's are another kind of file."""
+    """The directory of the executables with a start-up image; skips for PyInstaller's."""
     if b"pyi-" in (bin_dir / "podwire").read_bytes():
         pytest.skip("the portable variant is not a static executable")
     return bin_dir
@@ -44,22 +45,23 @@ def program(bin_dir: Path) -> Path:
     return bin_dir / "loopback"
 
 
-def run(*command: object, env: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess:
+def run(*command: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[Any]:
+    words = [str(word) for word in command]
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 30} | options
-    return subprocess.run([str(word) for word in command], env=env or {}, check=False, **options)
+    return subprocess.run(words, env=env or {}, check=False, **options)
 
 
-def assert_version(done: subprocess.CompletedProcess) -> None:
+def assert_version(done: subprocess.CompletedProcess[bytes]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     assert "1.0.0" in json.loads(done.stdout)["supportedVersions"]
 
 
-def in_shell(script: str, program: Path) -> subprocess.CompletedProcess:
+def in_shell(script: str, program: Path) -> subprocess.CompletedProcess[bytes]:
     return run("/bin/sh", "-c", script, "sh", program, env=VERSION | {"PATH": "/usr/bin:/bin"})
 
 
 def exec_raw(program: Path, argv: list[bytes], environ: list[bytes]) -> bytes:
-    """Runs the program with exactly these argument and environment strings, which no mapping could hold."""
+    """Runs the program with these argument and environment strings, such as duplicates, which no dict could contain."""
     readable, writable = os.pipe()
     arrays = [(ctypes.c_char_p * (len(strings) + 1))(*strings, None) for strings in (argv, environ)]
     pid = os.fork()
@@ -83,17 +85,17 @@ def test_every_name_is_the_same_file(bin_dir):
 
 
 def test_it_is_static(program):
-    """The executable asks for no loader and no shared library."""
+    """The executable needs no loader and no shared library."""
     assert "INTERP" not in run("/usr/bin/readelf", "-lW", program).stdout.decode()
 
 
 def test_version_with_an_otherwise_empty_environment(program):
-    """VERSION is answered with nothing in the environment but CNI_COMMAND."""
+    """VERSION succeeds with CNI_COMMAND as the only environment variable."""
     assert_version(run(program, env=VERSION))
 
 
 def test_it_runs_in_an_empty_root_directory(program, root, tmp_path):
-    """VERSION is answered where no other file exists, with and without standard streams."""
+    """VERSION succeeds in a root directory without other files, with and without stdin."""
     shutil.copy(program, tmp_path)
     assert_version(run("/usr/sbin/chroot", tmp_path, "/loopback", env=VERSION))
     script = f"exec /usr/sbin/chroot {tmp_path} /loopback <&-"
@@ -101,15 +103,15 @@ def test_it_runs_in_an_empty_root_directory(program, root, tmp_path):
 
 
 def test_a_copy_and_a_symlink_work(program, tmp_path):
-    """The name alone decides which plugin runs, be it a copy's or a symbolic link's."""
+    """The name alone decides which plugin runs, for a copy and for a symbolic link."""
     shutil.copy(program, tmp_path / "podwire")
     (tmp_path / "loopback").symlink_to("podwire")
     assert_version(run(tmp_path / "loopback", env=VERSION))
     assert run(tmp_path / "podwire", "--version").stdout.startswith(b"podwire ")
 
 
-def test_the_file_may_vanish_while_it_runs(program, tmp_path):
-    """A process whose file has been deleted finishes as any other."""
+def test_the_file_may_be_deleted_while_it_runs(program, tmp_path):
+    """A process whose file is deleted runs to its end."""
     copy = tmp_path / "loopback"
     shutil.copy(program, copy)
     with subprocess.Popen([copy], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -119,7 +121,7 @@ def test_the_file_may_vanish_while_it_runs(program, tmp_path):
 
 
 def test_it_runs_from_a_readonly_file_and_leaves_no_trace(program, tmp_path):
-    """VERSION opens no file for writing, creates none, and leaves its own bytes as they were."""
+    """VERSION opens no file for writing, creates no file, and does not change the executable."""
     before = program.read_bytes()
     trace = tmp_path / "trace"
     assert_version(run("/usr/bin/strace", "-f", "-o", trace, program, env=VERSION))
@@ -130,7 +132,7 @@ def test_it_runs_from_a_readonly_file_and_leaves_no_trace(program, tmp_path):
 
 
 def test_closed_standard_streams_are_occupied(program, tmp_path):
-    """With descriptors 0 to 2 closed, /dev/null takes their places before any other file can, 1 not for writing."""
+    """With descriptors 0 to 2 closed, the executable opens /dev/null for them first, for descriptor 1 read-only."""
     trace = tmp_path / "trace"
     done = in_shell(f'/usr/bin/strace -o {trace} -e trace=openat sh -c \'exec "$0" <&- >&- 2>&-\' "$1"', program)
     assert done.returncode == 1
@@ -146,12 +148,12 @@ def test_streams_that_carry_no_answer_may_be_closed(program, closed):
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_a_closed_stdout_is_an_exit_status(program, closed):
-    """With stdout closed nobody gets the answer: exit status 1."""
+    """With stdout closed the exit status is 1, since the answer is lost."""
     assert in_shell(f'exec "$1" {closed}', program).returncode == 1
 
 
 def test_a_failed_write_is_an_exit_status(program):
-    """A full device and a closed pipe on stdout give exit status 1, not silence and not a signal."""
+    """A full device and a closed pipe as stdout give exit status 1, not 0 and not a signal."""
     assert in_shell('exec "$1" >/dev/full', program).returncode == 1
     readable, writable = os.pipe()
     os.close(readable)
@@ -160,19 +162,19 @@ def test_a_failed_write_is_an_exit_status(program):
 
 
 def test_duplicate_and_malformed_variables(program):
-    """Of a variable given twice the first counts, and an entry without "=" is no variable."""
+    """The first of two equal variables counts, and an entry without "=" is ignored."""
     output = exec_raw(program, [b"loopback"], [b"malformed", b"=x", b"CNI_COMMAND=VERSION", b"CNI_COMMAND=ADD"])
     assert "supportedVersions" in json.loads(output)
 
 
-def test_no_library_in_it_listens_to_the_environment(program):
-    """What makes Python or its allocators talk changes nothing."""
-    loud = dict.fromkeys(("PYTHONVERBOSE", "PYTHONMALLOCSTATS", "PYTHONDEVMODE", "mimalloc_verbose"), "1")
-    assert_version(run(program, env=VERSION | loud))
+def test_variables_of_python_and_allocators_are_ignored(program):
+    """Variables that make Python or its allocators print debugging output have no effect."""
+    debugging = dict.fromkeys(("PYTHONVERBOSE", "PYTHONMALLOCSTATS", "PYTHONDEVMODE", "mimalloc_verbose"), "1")
+    assert_version(run(program, env=VERSION | debugging))
 
 
 def test_arguments_are_passed_on(bin_dir):
-    """Arguments arrive in order and to the byte, also those that are no UTF-8."""
+    """Arguments arrive in order and to the byte, even if they are not UTF-8."""
     assert exec_raw(bin_dir / "podwire", [b"podwire", b"--version"], []).startswith(b"podwire ")
     done = run(bin_dir / "podwire", "no-such-command")
     assert (done.returncode, done.stdout) == (2, b"")
@@ -183,7 +185,7 @@ def test_arguments_are_passed_on(bin_dir):
 
 
 def test_a_large_environment(program):
-    """An environment of some 100 KB is read."""
+    """VERSION succeeds with an environment of some 100 KB."""
     assert_version(run(program, env=VERSION | {f"V{number}": "x" * 100 for number in range(1000)}))
 
 
@@ -194,7 +196,7 @@ def test_small_limits(program):
 
 
 def test_peak_memory(program):
-    """Up to the reading of stdin no more than 10 MiB have been resident."""
+    """Until it reads stdin, a plugin uses at most 10 MiB of resident memory."""
     with subprocess.Popen([program], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         status = Path(f"/proc/{process.pid}/status")
         deadline = time.monotonic() + 10
@@ -206,17 +208,17 @@ def test_peak_memory(program):
     assert int(peak[1]) <= PEAK_KIB
 
 
-def test_what_protects_a_process_is_in_force(program):
-    """No memory is writable and executable, the stack is not executable, and what start-up settles is read-only."""
+def test_memory_protection(program):
+    """No memory is writable and executable, the stack is not executable, and relocated data are read-only."""
     lines = run("/usr/bin/readelf", "-lW", program).stdout.decode().splitlines()
     assert not [line for line in lines if " RWE " in line]
     assert [line for line in lines if "GNU_STACK" in line and " RW " in line]
-    places = [memory(program) for _ in range(3)]
-    for maps in places:
+    processes = [memory(program) for _ in range(3)]
+    for maps in processes:
         assert not [line for line in maps if re.search(r" rwx. | -wx. ", line)]
         assert [line for line in maps if " r--p " in line and int(line.split("-")[0], 16) > 0xA00000]  # relro
-    for what in ("[stack]", "[heap]", "[vdso]"):
-        assert len({line.split()[0] for maps in places for line in maps if line.endswith(what)}) > 1, what
+    for area in ("[stack]", "[heap]", "[vdso]"):
+        assert len({line.split()[0] for maps in processes for line in maps if line.endswith(area)}) > 1, area
 
 
 def memory(program: Path) -> list[str]:
@@ -230,18 +232,18 @@ def memory(program: Path) -> list[str]:
     return maps
 
 
-def test_nothing_of_the_building_machine_is_in_it(program):
-    """Neither the directory of the sources nor a home directory is in the file."""
+def test_no_path_of_the_building_machine_is_in_the_file(program):
+    """The executable contains neither the directory of the sources nor a home directory."""
     data = program.read_bytes()
     for text in (str(ROOT), f"{Path.home()}/", "/home/"):
         assert text.encode() not in data, text
 
 
 def test_setuid_is_refused(program, root):
-    """A setuid or setgid copy, run by somebody else, does nothing: its caller would choose what it runs."""
+    """A setuid or setgid copy fails for another user, who could choose the programs that it runs."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="podwire-") as directory:
         if os.statvfs(directory).f_flag & os.ST_NOSUID:
-            pytest.skip("setuid means nothing on this file system")
+            pytest.skip("this file system ignores setuid")
         os.chmod(directory, 0o755)
         copy = shutil.copy(program, directory)
         user = ("/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

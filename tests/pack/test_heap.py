@@ -1,6 +1,6 @@
-"""The executable's own malloc, in a program of its own.
+"""The executable's malloc, in a separate program.
 
-One rule: what it promises is tried where blocks of the image were packed and freed.
+One rule: the program uses blocks that were packed in the image and then freed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 PACK = Path(__file__).resolve().parent.parent.parent / "pack"
 
 
-def test_packed_blocks_are_as_good_as_others(tmp_path: Path):
-    """Packed blocks are grown, shrunk, freed and used again, and never given to who asked for a larger alignment."""
+def test_packed_blocks_behave_like_others(tmp_path: Path):
+    """Packed blocks can be resized, freed and reused, but are not reused for a larger alignment."""
     if not shutil.which("gcc"):
         pytest.skip("no compiler")
     program = tmp_path / "heap"

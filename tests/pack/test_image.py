@@ -1,6 +1,6 @@
-"""The start-up image: what differs between two processes of one image, and what works in it as in any Python.
+"""The start-up image: the state that differs between two processes of an image, and Python's functions in it.
 
-One rule: a probe of our own is the application, packed by the same steps as the plugins.
+One rule: the application is a probe, packed by the same steps as the plugins.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.binaries import ROOT
 
-# Sizes about a block's, input in two pieces, and a look in between.
+# Sizes around that of a block, input in two parts, and a digest computed between them.
 DIGESTS = """
 import hashlib
 
 def digests():
-    found = []
+    results = []
     for name in ("sha224", "sha256", "sha384", "sha512"):
         for size in (0, 55, 56, 64, 111, 112, 128, 1000):
-            made = hashlib.new(name, b"a" * (size // 2))
-            copy = made.copy()
-            made.hexdigest()
-            made.update(b"b" * (size - size // 2))
-            found += [copy.hexdigest(), made.hexdigest()]
-    return found
+            digest = hashlib.new(name, b"a" * (size // 2))
+            copy = digest.copy()
+            digest.hexdigest()
+            digest.update(b"b" * (size - size // 2))
+            results += [copy.hexdigest(), digest.hexdigest()]
+    return results
 """
 PROBE = """
 import json, os, random, signal, sys, tempfile, threading, uuid
@@ -37,14 +38,14 @@ def entry():
     child = os.fork()
     if not child:
         main = threading.main_thread()
-        own = threading.current_thread() is main and main.is_alive()
-        os._exit(0 if own and main.ident == threading.get_ident() else 1)
+        is_main = threading.current_thread() is main and main.is_alive()
+        os._exit(0 if is_main and main.ident == threading.get_ident() else 1)
     threads = []
     thread = threading.Thread(target=lambda: threads.append(threading.current_thread().name))
     thread.start()
     thread.join()
     if "fail" in sys.argv:
-        raise ValueError("as told")
+        raise ValueError("as requested")
     if "exit" in sys.argv:
         sys.exit("stopped")
     json.dump({
@@ -78,55 +79,56 @@ build(native(), work, modules, "-DMORE_MODULES")
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory) -> Path:
-    """An image of which the application is PROBE."""
-    work = tmp_path_factory.mktemp("probe")
+    """An image whose application is PROBE."""
+    work: Path = tmp_path_factory.mktemp("probe")
     (work / "probe.py").write_text(DIGESTS + PROBE)
-    command = [sys.executable, "-c", BUILD, work, work / "probe.py"]
+    command: list[str | Path] = [sys.executable, "-c", BUILD, work, work / "probe.py"]
     env = os.environ | {"PYTHONHASHSEED": "0"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return work / "program"
 
 
-def answer(probe: Path, *arguments: str, env: dict[str, str] | None = None) -> dict:
+def answer(probe: Path, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     done = subprocess.run([probe, *arguments], env=env or {}, input=b"text", capture_output=True, check=True)
-    return json.loads(done.stdout)
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
 
 
-def test_no_two_processes_share_what_is_random(probe):
+def test_random_values_differ_between_processes(probe):
     """Random numbers, temporary names and identifiers differ between two starts."""
     first, second = answer(probe), answer(probe)
-    for what in ("random", "name", "uuid"):
-        assert first[what] != second[what]
+    for key in ("random", "name", "uuid"):
+        assert first[key] != second[key]
 
 
-def test_arguments_and_environment_are_the_process_s_own(probe):
-    """Arguments and environment are the caller's, to the last, and the building machine's are gone."""
-    found = answer(probe, "a", "", "ü", env={"X": "1", "EMPTY": ""})
-    assert found["argv"] == [str(probe), "a", "", "ü"]
-    assert found["environ"] == {"X": "1", "EMPTY": ""}
+def test_arguments_and_environment_are_the_callers(probe):
+    """Arguments and environment are exactly the caller's, without those of the build."""
+    values = answer(probe, "a", "", "ü", env={"X": "1", "EMPTY": ""})
+    assert values["argv"] == [str(probe), "a", "", "ü"]
+    assert values["environ"] == {"X": "1", "EMPTY": ""}
 
 
 def test_python_works_as_in_any_process(probe):
-    """Threads, fork with its hooks, ignored SIGPIPE, standard input and more memory than the heap work."""
-    found = answer(probe)
-    assert (found["main"], found["forked"], found["threads"]) == (True, 0, 1)
-    assert (found["sigpipe"], found["large"], found["stdin"]) == ("SIG_IGN", 100 << 20, "text")
+    """Threads, fork with its hooks, the ignored SIGPIPE, stdin and more memory than the heap work."""
+    values = answer(probe)
+    assert (values["main"], values["forked"], values["threads"]) == (True, 0, 1)
+    assert (values["sigpipe"], values["large"], values["stdin"]) == ("SIG_IGN", 100 << 20, "text")
 
 
-def test_digests_are_what_others_compute(probe):
-    """SHA-2 in all its sizes is OpenSSL's, also of a copy and after a look in between."""
-    here: dict = {}
+def test_digests_equal_those_of_openssl(probe):
+    """SHA-2 digests of all sizes equal OpenSSL's, also those of a copy and after an intermediate digest."""
+    here: dict[str, Any] = {}
     exec(DIGESTS, here)
     assert answer(probe)["digests"] == here["digests"]()
 
 
 def test_an_exception_is_a_traceback_and_status_1(probe):
-    """An exception the application lets through is told on stderr."""
+    """An exception that the application does not catch is printed to stderr."""
     done = subprocess.run([probe, "fail"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("ValueError: as told\n")
+    assert done.stderr.endswith("ValueError: as requested\n")
 
 
 def test_sys_exit_is_a_status(probe):
@@ -135,7 +137,7 @@ def test_sys_exit_is_a_status(probe):
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "stopped\n")
 
 
-def test_what_was_not_imported_is_not_there(tmp_path):
+def test_a_failed_import_fails_the_build(tmp_path):
     """A module that cannot be imported fails the build."""
     (tmp_path / "probe.py").write_text("import no_such_module\n")
     command = [sys.executable, "-c", BUILD, tmp_path, tmp_path / "probe.py"]
@@ -147,7 +149,7 @@ def test_what_was_not_imported_is_not_there(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_builds_are_reproducible():
-    """Builds in two directories, of different length and under other variables, give the same bytes."""
+    """Builds in two directories, with paths of different length and other variables, give the same bytes."""
     done = subprocess.run(
         [sys.executable, "-m", "pack.reproducible"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The executable's C code for JSON (pack/json.c): it answers as json's Python code, or leaves the answer to that."""
+"""The executable's C code for JSON (pack/json.c): its results equal those of json's Python code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sysconfig
 from importlib.util import module_from_spec, spec_from_file_location
 from json.encoder import py_encode_basestring
-from json.scanner import py_make_scanner
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ PIECES = [*'{}[],:"\\-0.e \n\0\ufeff', "null", "NaN", "\\u00e9", "\\ud83d", "\\u
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The module, built for this Python."""
+    """The module `_json`, compiled for this Python."""
     library = tmp_path_factory.mktemp("json") / "_json.so"
     include = sysconfig.get_path("include")
     subprocess.run(["gcc", "-shared", "-fPIC", f"-I{include}", ROOT / "pack/json.c", "-o", library], check=True)
@@ -44,7 +44,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def read(scan: Any, text: str) -> object:
-    """Returns what a scanner answers, or how it fails."""
+    """Returns a scanner's result, or its error."""
     try:
         return repr(scan(text, 0))
     except RecursionError:
@@ -54,10 +54,10 @@ def read(scan: Any, text: str) -> object:
 
 
 def edited(text: str, edits: list[tuple[float, str, bool]]) -> str:
-    """Returns a text with pieces put in at places of it, or put over what was there."""
-    for place, piece, over in edits:
-        at = int(place * len(text))
-        text = text[:at] + piece + text[at + over :]
+    """Returns a text into which pieces are inserted, or where they replace a character."""
+    for position, piece, replaces in edits:
+        at = int(position * len(text))
+        text = text[:at] + piece + text[at + replaces :]
     return text
 
 
@@ -81,27 +81,27 @@ TEXTS = st.builds(
 @example(text='["\\')
 @example(text='["\\u12')
 def test_reads_as_the_python_code(fast: Any, options: dict[str, Any], text: str) -> None:
-    """Any text gives the same value, at the same place, or the same error, whatever hooks the decoder has."""
+    """Any text gives the same value and position, or the same error, with any hooks of the decoder."""
     decoder = json.JSONDecoder(**options)
     assert read(fast.make_scanner(decoder), text) == read(py_make_scanner(decoder), text)
 
 
 def test_escapes_are_read_without_python(fast: Any) -> None:
-    """A text of escapes alone is read without a call of the decoder's parse_string, which is slow."""
+    """A text of escapes only is read without the decoder's parse_string, which is slow."""
     decoder = json.JSONDecoder()
-    decoder.parse_string = None
+    vars(decoder)["parse_string"] = None
     text = json.dumps(['\x07\n"\\\u00e9\U0001f600' * 1000])
     assert fast.make_scanner(decoder)(text, 0) == (json.loads(text), len(text))
 
 
 @given(text=st.text() | st.text('a"\\\n\x1f\x7f\ud800'))
 def test_prints_as_the_python_code(fast: Any, text: str) -> None:
-    """Any text is printed the same."""
+    """Any text is encoded like by json's Python code."""
     assert fast.encode_basestring(text) == py_encode_basestring(text)
 
 
 def test_a_key_is_one_object(fast: Any) -> None:
-    """A key that a text has many times takes the memory of one."""
+    """Equal keys of a text are one object."""
     pairs = json.JSONDecoder(object_pairs_hook=list)
     value, _ = fast.make_scanner(pairs)('[{"containerID": 1}, {"containerID": 2}]', 0)
     assert value[0][0][0] is value[1][0][0]

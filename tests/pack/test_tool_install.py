@@ -1,4 +1,4 @@
-"""podwire install and uninstall: whatever happens meanwhile, each name is a file that works, and nothing is lost."""
+"""podwire install and uninstall: at any time each name is a working file, and no file of other programs is lost."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from tests.support.binaries import ROOT
 ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 INSTALLS = 10
 LOOPS = 4
-# What changes something, by the calls' names in strace.
+# The system calls that change files, as strace names them.
 CALLS = ("mkdir", "openat", "fchmod", "fsync", "link", "linkat", "rename", "unlink", "rmdir", "write")
 
 
 def run(program, *words, before=(), status=0):
-    """Runs the tool and returns what it says; another exit status fails the test."""
+    """Runs the tool and returns its output; another exit status fails the test."""
     line = [*before, str(program), *map(str, words)]
     done = subprocess.run(line, env=ENV, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, f"{line}: {done.returncode} {done.stdout} {done.stderr}"
@@ -30,21 +30,21 @@ def run(program, *words, before=(), status=0):
 
 
 def works(path):
-    """Tells whether a file answers VERSION."""
+    """Returns whether a file answers VERSION."""
     done = subprocess.run([path], env={**ENV, "CNI_COMMAND": "VERSION"}, capture_output=True, timeout=60, check=False)
     return done.returncode == 0 and "supportedVersions" in json.loads(done.stdout)
 
 
 def listing(directory):
     """Returns type, permissions and content of everything in a directory."""
-    found = {}
+    files = {}
     for path in sorted(directory.iterdir()):
         mode = path.lstat().st_mode
-        found[path.name] = (
+        files[path.name] = (
             mode,
             os.readlink(path) if stat.S_ISLNK(mode) else path.read_bytes() if path.is_file() else "",
         )
-    return found
+    return files
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def names(podwire):
 
 @pytest.fixture
 def older(podwire, tmp_path):
-    """Another build: the same program in other bytes."""
+    """Another build: the same program with other bytes."""
     program = tmp_path / "older"
     program.write_bytes(podwire.read_bytes() + b"older")
     program.chmod(0o755)
@@ -64,7 +64,7 @@ def older(podwire, tmp_path):
 
 @pytest.fixture
 def others(tmp_path, names):
-    """A directory with somebody else's plugins: a file, one of other permissions, a link, and one that we have not."""
+    """A directory with other plugins: a file, one with other permissions, a link, and one that podwire lacks."""
     directory = tmp_path / "bin"
     directory.mkdir()
     for name, mode in (("bridge", 0o755), ("portmap", 0o700), ("flannel", 0o755)):
@@ -75,8 +75,8 @@ def others(tmp_path, names):
     return directory
 
 
-def test_fresh(podwire, names, tmp_path):
-    """A directory that is not there is made; all names are one file; a second time nothing is done."""
+def test_install_creates_a_directory(podwire, names, tmp_path):
+    """`install` creates a missing directory, in which all names are one file; a second installation changes nothing."""
     directory = tmp_path / "opt" / "cni" / "bin"
     would = run(podwire, "install", "--bin-dir", directory, "--dry-run")
     assert f"dry run: create {directory}/bridge" in would
@@ -95,8 +95,8 @@ def test_fresh(podwire, names, tmp_path):
     assert "nothing to do" in run(podwire, "uninstall", "--bin-dir", tmp_path / "absent")
 
 
-def test_and_back(podwire, older, names, others):
-    """What was replaced comes back as it was, after an upgrade, too; what is not ours stays."""
+def test_uninstall_restores_replaced_files(podwire, older, names, others):
+    """`uninstall` restores the replaced files unchanged, also after an upgrade, and keeps the other files."""
     before = listing(others)
     run(older, "install", "--bin-dir", others)
     run(podwire, "install", "--bin-dir", others)
@@ -106,8 +106,8 @@ def test_and_back(podwire, older, names, others):
     assert listing(others) == before
 
 
-def test_somebody_installs_over_it(podwire, names, others):
-    """A plugin that somebody put there since is left, and kept by the next installation, beside the first one."""
+def test_a_plugin_that_replaced_podwires_stays(podwire, names, others):
+    """`uninstall` keeps a plugin that has replaced podwire's, and the next installation restores it later."""
     before = listing(others)
     run(podwire, "install", "--bin-dir", others)
     (others / "new").write_text("#!/bin/sh\nexit 3\n")
@@ -121,8 +121,8 @@ def test_somebody_installs_over_it(podwire, names, others):
     assert (others / "portmap").read_text() == "#!/bin/sh\nexit 3\n"
 
 
-def test_while_verbs_run(podwire, older, names, tmp_path):
-    """Verbs that are started all the time never meet a file that is not whole, nor one that cannot be executed."""
+def test_install_while_verbs_run(podwire, older, names, tmp_path):
+    """Verbs that start during installations never fail because of an incomplete file or one that cannot be executed."""
     directory = tmp_path / "bin"
     run(older, "install", "--bin-dir", directory)
     end = threading.Event()
@@ -144,15 +144,15 @@ def test_while_verbs_run(podwire, older, names, tmp_path):
         assert sum(loop.result() for loop in loops) > INSTALLS
 
 
-def some(count, *, nightly):
+def sample(count, *, nightly):
     """Returns numbers of calls from 1 to `count`: all, or the first two, one in the middle and the last."""
-    every = range(1, count + 1)
-    return every if nightly else sorted({*every[:2], *every[count // 2 : count // 2 + 1], *every[-1:]})
+    numbers = range(1, count + 1)
+    return numbers if nightly else sorted({*numbers[:2], *numbers[count // 2 : count // 2 + 1], *numbers[-1:]})
 
 
 @pytest.mark.parametrize("command", ["install", "uninstall"])
-def test_killed(request, podwire, names, others, tmp_path, command):
-    """Killed before any system call, it leaves each name working; the next time all is done, and nothing was lost."""
+def test_a_killed_command_can_be_repeated(request, podwire, names, others, tmp_path, command):
+    """A kill at any system call leaves every plugin working, and repeating the command completes it without losses."""
     nightly = request.config.getoption("--nightly")
     before = listing(others)
     words = (command, "--bin-dir", str(others))
@@ -160,9 +160,9 @@ def test_killed(request, podwire, names, others, tmp_path, command):
     if command == "uninstall":
         run(podwire, "install", "--bin-dir", others)
     run(podwire, *words, before=("strace", "-f", "-o", log, "-e", f"trace={','.join(CALLS)}"))
-    found = re.findall(r"^\d+ +(\w+)\(", log.read_text(), re.MULTILINE)
-    assert {"rename", "unlink"} <= {*found}
-    points = [(call, number) for call in {*found} for number in some(found.count(call), nightly=nightly)]
+    calls = re.findall(r"^\d+ +(\w+)\(", log.read_text(), re.MULTILINE)
+    assert {"rename", "unlink"} <= {*calls}
+    points = [(call, number) for call in {*calls} for number in sample(calls.count(call), nightly=nightly)]
     run(podwire, "uninstall", "--bin-dir", others)
     assert listing(others) == before
     for call, number in points:
@@ -182,7 +182,7 @@ def test_killed(request, podwire, names, others, tmp_path, command):
 
 @pytest.mark.parametrize("number", ["EPERM", "EMLINK"])
 def test_without_hard_links(podwire, names, others, number):
-    """Where hard links cannot be made, or no more of them, files are copied."""
+    """Files are copied if hard links are refused or too many."""
     before = listing(others)
     inject = ("strace", "-f", "-o", "/dev/null", "-e", f"inject=link,linkat:error={number}")
     run(podwire, "install", "--bin-dir", others, before=inject)
@@ -200,8 +200,8 @@ DISKS = {
 
 
 @pytest.mark.parametrize("options", DISKS)
-def test_disks(podwire, root, tmp_path, options):
-    """A disk that is full, read-only or noexec is told in words, and nothing is there then."""
+def test_unusable_disks(podwire, root, tmp_path, options):
+    """On a disk that is full, read-only or noexec, the message names the cause, and no file remains."""
     directory = tmp_path / "bin"
     directory.mkdir()
     script = 'mount -t tmpfs -o "$1" podwire "$2"; s=0; "$3" install --bin-dir "$2" || s=$?; ls -A "$2"; exit $s'
@@ -212,15 +212,15 @@ def test_disks(podwire, root, tmp_path, options):
 
 
 def test_refusals(podwire, others, tmp_path, root):
-    """Without rights, for a directory that is a file, or has one under a plugin's name, the reason is told."""
+    """The message names the cause: missing rights, a file instead of the directory, a directory instead of a plugin."""
     tmp_path.chmod(0o755)
     copy = tmp_path / "podwire"
     copy.write_bytes(podwire.read_bytes())
     copy.chmod(0o755)
     parents = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     script = 'mount --bind "$1" /mnt; shift; exec "$@"'
-    inside = ("unshare", "--mount", "sh", "-ec", script, "sh", str(tmp_path), *parents)
-    text = run("/mnt/podwire", "install", "--bin-dir", "/mnt/bin", before=inside, status=3)
+    unprivileged = ("unshare", "--mount", "sh", "-ec", script, "sh", str(tmp_path), *parents)
+    text = run("/mnt/podwire", "install", "--bin-dir", "/mnt/bin", before=unprivileged, status=3)
     assert "Permission denied" in text
     assert "needs root" in text
     file = tmp_path / "file"
@@ -232,8 +232,8 @@ def test_refusals(podwire, others, tmp_path, root):
     assert listing(others) == before
 
 
-def test_a_linked_directory(podwire, names, others, tmp_path):
-    """A symbolic link to the directory of plugins is followed, and stays."""
+def test_a_symbolic_link_to_the_directory(podwire, names, others, tmp_path):
+    """A symbolic link to the directory of plugins is followed and not replaced."""
     link = tmp_path / "link"
     link.symlink_to(others)
     run(podwire, "install", "--bin-dir", link)
@@ -241,24 +241,25 @@ def test_a_linked_directory(podwire, names, others, tmp_path):
     assert works(others / names[0])
 
 
-def test_conf(podwire, tmp_path):
-    """The standard network is written, read by ours as any other, never over another file, and removed if unchanged."""
+def test_install_conf(podwire, tmp_path):
+    """`--conf` writes a valid network and needs --force to replace another; `uninstall` removes it if unchanged."""
     words = ("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d")
     assert "--subnet 10.22.0.0/16" in run(podwire, *words, "--conf", status=2)
     assert "is not a network" in run(podwire, *words, "--conf", "--subnet", "10.22.0.1/16", status=2)
     assert not (tmp_path / "bin").exists()
     run(podwire, *words, "--conf", "--subnet", "10.23.0.0/16", "--subnet", "fd00:23::/64")
     path = tmp_path / "net.d" / "10-podwire.conflist"
-    ranges = parse(path.read_bytes(), str(path)).plugins[0]["ipam"]["ranges"]
-    assert ranges == [[{"subnet": "10.23.0.0/16"}], [{"subnet": "fd00:23::/64"}]]
+    ipam = parse(path.read_bytes(), str(path)).plugins[0]["ipam"]
+    assert isinstance(ipam, dict)
+    assert ipam["ranges"] == [[{"subnet": "10.23.0.0/16"}], [{"subnet": "fd00:23::/64"}]]
     other = ("--conf", "--subnet", "10.24.0.0/16")
     run(podwire, *words, *other)
     assert ("10.24.0.0" in path.read_text(), len(list(path.parent.iterdir()))) == (True, 1)
-    path.write_text("somebody else's")
+    path.write_text("of another program")
     assert "exists and is different" in run(podwire, *words, *other, status=3)
     run(podwire, *words, *other, "--force")
     backup = path.with_name(path.name + ".podwire-backup")
-    assert ("10.24.0.0" in path.read_text(), backup.read_text()) == (True, "somebody else's")
+    assert ("10.24.0.0" in path.read_text(), backup.read_text()) == (True, "of another program")
     assert "nothing to do" in run(podwire, *words, *other)
     run(podwire, *words, "--conf", ROOT / "conf" / "99-loopback.conflist")
     (path.parent / "99-loopback.conflist").write_text("{}")
@@ -268,8 +269,8 @@ def test_conf(podwire, tmp_path):
     assert sorted(file.name for file in path.parent.iterdir()) == [backup.name, "99-loopback.conflist"]
 
 
-def test_force_keeps_every_version_of_somebody_elses(podwire, tmp_path):
-    """What an administrator wrote survives any number of --force, and what podwire wrote itself is not kept."""
+def test_force_keeps_every_version_of_other_files(podwire, tmp_path):
+    """--force keeps a backup of each file that an administrator wrote, and none of podwire's files."""
     words = (
         "install",
         "--bin-dir",
@@ -292,8 +293,8 @@ def test_force_keeps_every_version_of_somebody_elses(podwire, tmp_path):
     assert [(path.parent / name).read_text() for name in kept] == ["first", "second"]
 
 
-def test_what_was_kept_by_an_earlier_installation_is_not_mistaken(podwire, others):
-    """After plugins were kept twice and the first is back by hand, the next uninstall puts back the last one."""
+def test_uninstall_restores_the_last_replaced_plugin(podwire, others):
+    """After two replaced plugins, of which the first was restored by hand, `uninstall` restores the last one."""
     first = (others / "portmap").read_bytes()
     run(podwire, "install", "--bin-dir", others)
     put(others / "portmap", b"#!/bin/sh\nexit 3\n")
@@ -306,7 +307,7 @@ def test_what_was_kept_by_an_earlier_installation_is_not_mistaken(podwire, other
 
 
 def put(path, content):
-    """Puts a file in place as an administrator does."""
+    """Replaces a file atomically, as an administrator does."""
     draft = path.with_name("draft")
     draft.write_bytes(content)
     draft.chmod(0o700)
@@ -315,8 +316,8 @@ def put(path, content):
 
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 @pytest.mark.parametrize("option", [(), ("--dry-run",)])
-def test_a_fifo_is_not_waited_for(podwire, others, command, option):
-    """What is neither a file nor a link is named, and nothing is done."""
+def test_a_fifo_is_refused(podwire, others, command, option):
+    """A name that is neither a file nor a link is reported, and nothing is changed."""
     os.mkfifo(others / "tuning")
     before = sorted(others.iterdir())
     text = run(podwire, command, "--bin-dir", others, *option, status=3)
@@ -324,8 +325,8 @@ def test_a_fifo_is_not_waited_for(podwire, others, command, option):
     assert sorted(others.iterdir()) == before
 
 
-def test_a_copy_that_was_cut_off_is_no_file_of_others(podwire, others):
-    """Killed while it copies what it keeps, since links cannot be made, nothing of that is left in the end."""
+def test_an_interrupted_copy_is_removed(podwire, others):
+    """A copy of a replaced file that a kill interrupted is not restored, and `uninstall` removes it."""
     before = listing(others)
     inject = ("strace", "-f", "-o", "/dev/null", "-e", "inject=link,linkat:error=EPERM")
     kill = (*inject, "-e", "inject=utimensat:signal=SIGKILL:when=1")
@@ -336,20 +337,20 @@ def test_a_copy_that_was_cut_off_is_no_file_of_others(podwire, others):
     assert listing(others) == before
 
 
-def test_two_at_once_write_one_network(podwire, tmp_path):
-    """Of many installations at once each does all or says that another is at work; the network is whole and noted."""
+def test_parallel_installations_write_one_network(podwire, tmp_path):
+    """Each of several parallel installations succeeds or reports another one; the network is complete and recorded."""
     words = ("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d", "--conf", "--subnet")
     line = [str(podwire), *map(str, words), "10.22.0.0/16"]
     for _ in range(3):
         with ThreadPoolExecutor(LOOPS) as pool:
-            every = [
+            installations = [
                 pool.submit(subprocess.run, line, env=ENV, capture_output=True, timeout=60, check=False)
                 for _ in range(2 * LOOPS)
             ]
-        for one in every:
+        for one in installations:
             done = one.result()
             assert done.returncode == 0 or b"another podwire is installing" in done.stderr, done
-        assert {one.result().returncode for one in every} >= {0}
+        assert {one.result().returncode for one in installations} >= {0}
         assert [file.name for file in (tmp_path / "net.d").iterdir()] == ["10-podwire.conflist"]
         run(podwire, "uninstall", "--bin-dir", tmp_path / "bin")
         assert list((tmp_path / "net.d").iterdir()) == []

@@ -1,4 +1,4 @@
-"""podwire install and uninstall where podwire's files are damaged, and the link on PATH."""
+"""podwire install and uninstall with damaged files of podwire, and the link on PATH."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.pack.test_tool_install import names, others, run, works  # noqa: F401
 
 DAMAGES = {
     "empty": lambda content: b"",
-    "its beginning": lambda content: content[:1000],
+    "truncated": lambda content: content[:1000],
     "half": lambda content: content[: len(content) // 2],
     "zeros in the middle": lambda content: content[: 1 << 20] + bytes(12 << 20) + content[13 << 20 :],
 }
@@ -14,7 +14,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_podwire_is_replaced_and_not_kept(podwire, names, others, damage):  # noqa: F811
-    """A podwire that was cut off or overwritten is no plugin of somebody else's: nothing puts it back."""
+    """A truncated or overwritten podwire is not treated as another plugin: `uninstall` does not restore it."""
     before = (others / "portmap").read_bytes()
     run(podwire, "install", "--bin-dir", others)
     (others / "bandwidth").unlink()
@@ -31,12 +31,12 @@ def test_a_damaged_podwire_is_replaced_and_not_kept(podwire, names, others, dama
     assert (others / "portmap").read_bytes() == before
 
 
-def test_the_link_on_path_goes_with_the_tool(podwire, root, tmp_path):
-    """`uninstall` removes links on PATH that lead to the tool, and no other file or link of that name."""
+def test_uninstall_removes_links_on_path(podwire, root, tmp_path):
+    """`uninstall` removes links on PATH to the tool, and no other file or link of that name."""
     directory, links = tmp_path / "bin", [tmp_path / name for name in ("one", "two", "three")]
     run(podwire, "install", "--bin-dir", directory)
-    for place in links:
-        place.mkdir()
+    for link_dir in links:
+        link_dir.mkdir()
     (links[0] / "podwire").symlink_to(directory / "podwire")
     (links[1] / "podwire").symlink_to("../bin/podwire")
     (links[2] / "podwire").symlink_to(podwire)
@@ -46,4 +46,4 @@ def test_the_link_on_path_goes_with_the_tool(podwire, root, tmp_path):
     assert (links[0] / "podwire").is_symlink()
     text = run(podwire, "uninstall", "--bin-dir", directory, before=path)
     assert f"removed the link {links[1]}/podwire\n" in text
-    assert [(place / "podwire").is_symlink() for place in links] == [False, False, True]
+    assert [(link_dir / "podwire").is_symlink() for link_dir in links] == [False, False, True]

@@ -1,4 +1,4 @@
-"""podwire install --conf: whose addresses the network gets, and which file is replaced."""
+"""podwire install --conf: the subnets of the network, and the file that is replaced."""
 
 import json
 import re
@@ -10,32 +10,29 @@ from tests.pack.test_tool_install import run
 from tests.support.api_server import NODE
 from tests.support.binaries import ROOT
 
-TEMPLATE = {
-    "cniVersion": "1.0.0",
-    "name": "mine",
-    "plugins": [
-        {"type": "ptp", "ipam": {"type": "host-local"}},
-        {"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}},
-    ],
-}
+PLUGINS: list[dict[str, object]] = [
+    {"type": "ptp", "ipam": {"type": "host-local"}},
+    {"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}},
+]
+TEMPLATE = {"cniVersion": "1.0.0", "name": "mine", "plugins": PLUGINS}
 
 
 @pytest.fixture
 def install(podwire, tmp_path):
-    """A function that runs `podwire install` on directories of the test's own, with a Node object."""
+    """A function that runs `podwire install` with temporary directories and a Node object."""
 
     def run_it(*words, node=NODE, status=0):
         text = node if isinstance(node, str) else json.dumps(node)
         (tmp_path / "node.json").write_text(text)
-        places = ("--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d")
-        return run(podwire, "install", *places, "--node", tmp_path / "node.json", *words, status=status)
+        directories = ("--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d")
+        return run(podwire, "install", *directories, "--node", tmp_path / "node.json", *words, status=status)
 
     return run_it
 
 
 @pytest.fixture
 def net_d(tmp_path):
-    """The directory of networks, which is not there yet."""
+    """The directory of networks, which does not exist yet."""
     return tmp_path / "net.d"
 
 
@@ -49,38 +46,38 @@ def node_with(**spec):
 
 
 def test_the_standard_network():
-    """What install writes is the first sample."""
+    """`install` writes the first sample."""
     sample = json.loads((ROOT / "conf" / default_network.FILE).read_text())
     assert json.loads(default_network.render(default_network.STANDARD, ["10.22.0.0/16"])) == sample
 
 
 @pytest.mark.parametrize(
-    ("spec", "found"),
+    ("spec", "subnets"),
     [
         (NODE["spec"], ["10.244.3.0/24", "fd00:10:244:3::/64"]),
         ({"podCIDR": "10.244.3.0/24"}, ["10.244.3.0/24"]),
         ({"podCIDR": "fd00:1::/64", "podCIDRs": ["fd00:1::/64"], "providerID": "x://y"}, ["fd00:1::/64"]),
     ],
 )
-def test_the_nodes_subnets(install, net_d, spec, found):
-    """A range set for each podCIDR of the node, of an old Node object for its only one."""
+def test_the_nodes_subnets(install, net_d, spec, subnets):
+    """The network has a range set for each podCIDR of the node; old Node objects have only one."""
     install("--conf", node=node_with(**spec))
-    assert ranges(net_d / "10-podwire.conflist") == [[{"subnet": subnet}] for subnet in found]
+    assert ranges(net_d / "10-podwire.conflist") == [[{"subnet": subnet}] for subnet in subnets]
 
 
-def test_into_a_file(install, net_d, tmp_path):
-    """A network of one's own gets the node's subnets where its host-local has no range, and stays as it is besides."""
+def test_subnets_are_written_to_a_configured_network(install, net_d, tmp_path):
+    """The node's subnets are added to a network whose host-local has no ranges; its other keys do not change."""
     mine = tmp_path / "05-mine.conflist"
     mine.write_text(json.dumps(TEMPLATE))
     install("--conf", mine)
     ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in NODE["spec"]["podCIDRs"]]}
-    first, second = TEMPLATE["plugins"]
+    first, second = PLUGINS
     assert json.loads((net_d / mine.name).read_text()) == {**TEMPLATE, "plugins": [{**first, "ipam": ipam}, second]}
 
 
 @pytest.mark.parametrize("ipam", [{"type": "host-local", "subnet": "10.1.0.0/24"}, {"type": "static"}, {}])
-def test_a_file_that_has_no_place_for_them(install, net_d, tmp_path, ipam):
-    """A network whose addresses are said already, or not by host-local, is refused before anything is done."""
+def test_a_network_with_other_addresses_is_refused(install, net_d, tmp_path, ipam):
+    """A network that already has ranges, or whose IPAM is not host-local, is refused before any change."""
     mine = tmp_path / "05-mine.conflist"
     mine.write_text(json.dumps({**TEMPLATE, "plugins": [{"type": "ptp", "ipam": ipam}]}))
     assert "no place for the node's subnets" in install("--conf", mine, status=3)
@@ -112,8 +109,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("node", "message"), REFUSED)
 @pytest.mark.parametrize("option", [(), ("--dry-run",)])
-def test_what_is_no_node_with_subnets(install, tmp_path, node, message, option):
-    """Another object, no object, or a node without subnets is told, with what to do, before anything is done."""
+def test_a_file_without_subnets_of_a_node_is_refused(install, tmp_path, node, message, option):
+    """Another object, invalid JSON and a node without subnets are reported with a fix, before any change."""
     text = install("--conf", *option, node=node, status=3)
     assert re.search(message, text), text
     assert "defect" not in text
@@ -121,7 +118,7 @@ def test_what_is_no_node_with_subnets(install, tmp_path, node, message, option):
 
 
 def test_options_that_exclude_each_other(podwire, install, tmp_path):
-    """Subnets are said once, for a network; a Node object that cannot be read is named."""
+    """--subnet excludes --node, --node needs --conf, and a missing Node object is reported."""
     assert "not allowed with" in install("--conf", "--subnet", "10.0.0.0/8", status=2)
     assert "--node has no effect without --conf" in install(status=2)
     absent = tmp_path / "absent.json"
@@ -129,8 +126,8 @@ def test_options_that_exclude_each_other(podwire, install, tmp_path):
     assert f"cannot read {absent}: No such file or directory" in text
 
 
-def test_a_file_that_is_no_json(podwire, tmp_path):
-    """A network that is not JSON is refused in words, before anything is done."""
+def test_a_network_that_is_not_json_is_refused(podwire, tmp_path):
+    """A network that is not JSON is refused before any change, with a message that names it."""
     mine = tmp_path / "05-mine.conflist"
     mine.write_text('{"x\n')
     text = run(podwire, "install", "--bin-dir", tmp_path / "bin", "--conf", mine, status=3)
@@ -139,8 +136,8 @@ def test_a_file_that_is_no_json(podwire, tmp_path):
     assert not (tmp_path / "bin").exists()
 
 
-def test_again_and_again(install, net_d, tmp_path):
-    """The same is done once; of another network or range the file is replaced while nobody has changed it."""
+def test_repeated_installations(install, net_d, tmp_path):
+    """A second installation changes nothing; one with other subnets replaces the file only if it is unchanged."""
     path = net_d / "10-podwire.conflist"
     assert f"dry run: write {path}" in install("--conf", "--dry-run")
     assert not net_d.exists()
@@ -163,8 +160,8 @@ def test_again_and_again(install, net_d, tmp_path):
     assert sorted(file.name for file in net_d.iterdir()) == [path.name, f"{path.name}.podwire-backup"]
 
 
-def test_a_dry_run_tells_what_becomes_of_the_network(podwire, install, net_d, tmp_path):
-    """`uninstall --dry-run` names the network that would be removed, and the one that would be left, and keeps both."""
+def test_a_dry_run_of_uninstall_reports_the_network(podwire, install, net_d, tmp_path):
+    """`uninstall --dry-run` reports whether the network would be removed or left, and keeps it."""
     path = net_d / "10-podwire.conflist"
     uninstall = ("uninstall", "--bin-dir", tmp_path / "bin", "--dry-run")
     install("--conf")
@@ -174,8 +171,8 @@ def test_a_dry_run_tells_what_becomes_of_the_network(podwire, install, net_d, tm
     assert path.read_text() == "{}"
 
 
-def test_killed_before_it_was_noted(podwire, install, net_d, tmp_path):
-    """A file that was written and not noted, its installation killed, is ours again after the next one."""
+def test_a_network_that_was_not_recorded_is_adopted(podwire, install, net_d, tmp_path):
+    """A network that a killed installation wrote but did not record is recorded by the next installation."""
     path = net_d / "10-podwire.conflist"
     install("--conf")
     manifest = tmp_path / "bin" / ".podwire-replaced" / "manifest.json"

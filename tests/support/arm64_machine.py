@@ -38,7 +38,8 @@ def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
         contents[str(path.relative_to(_DEBIAN))] = path.read_bytes()
     archive = directory / "initrd"
     archive.write_bytes(b"".join(_archive({**contents, **files, "script": script.encode()})))
-    command = [*_DIES_WITH_PARENT, PROGRAM, *_OPTIONS, "-kernel", kernel, "-initrd", archive, "-append", _APPEND]
+    image = ["-kernel", str(kernel), "-initrd", str(archive)]
+    command = [*_DIES_WITH_PARENT, PROGRAM, *_OPTIONS, *image, "-append", _APPEND]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
     return done.stdout.decode(errors="replace").replace("\r\n", "\n")
 

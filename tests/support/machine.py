@@ -94,8 +94,10 @@ class Machine:
         self, *argv: str, stdin: str | None = None, timeout_s: float = _TIMEOUT_S
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program on the machine and returns its outcome."""
-        line, pipes = self._nsenter(argv), {"input": stdin or "", "capture_output": True, "text": True}
-        return subprocess.run(line, env=_ENV, timeout=timeout_s, check=False, **pipes)
+        line = self._nsenter(argv)
+        return subprocess.run(
+            line, env=_ENV, timeout=timeout_s, check=False, input=stdin or "", capture_output=True, text=True
+        )
 
     def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs a program on the machine and returns its error message, "" if it succeeded."""

@@ -32,10 +32,10 @@ def main(interface: str) -> None:
 
 
 def _frame(source: str, tag: int, text: str) -> Packet:
-    ends = {"src": source, "dst": "ff:ff:ff:ff:ff:ff"}
+    ends: dict[str, Any] = {"src": source, "dst": "ff:ff:ff:ff:ff:ff"}
     if not tag:
-        return Ether(**ends, type=_EXPERIMENTAL) / Raw(text)
-    return Ether(**ends) / Dot1Q(vlan=tag, type=_EXPERIMENTAL) / Raw(text)
+        return Ether(**ends, type=_EXPERIMENTAL) / Raw(text.encode())
+    return Ether(**ends) / Dot1Q(vlan=tag, type=_EXPERIMENTAL) / Raw(text.encode())
 
 
 def _receive(wire: Any) -> list[tuple[int, str]]:
