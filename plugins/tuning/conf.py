@@ -108,7 +108,7 @@ def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
     written = key.replace(".", "/").replace("IFNAME", ifname or "IFNAME", 1)
     path = os.path.normpath(_SYS + written)
     if not path.startswith(_NET) or "\0" in path:
-        hint = 'write it like "net.ipv4.conf.IFNAME.arp_filter"; a pod has its own sysctls only below net'
+        hint = 'write it like "net.ipv4.conf.IFNAME.arp_filter"; only sysctls below net can be set'
         raise _error(f'invalid net sysctl key: "{written}"', hint)
     return Sysctl(key, path.removeprefix(_NET), value)
 
