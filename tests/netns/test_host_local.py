@@ -1,4 +1,4 @@
-"""host-local as built, on real files: together with the reference plugin, in parallel, and killed."""
+"""The built host-local on real files: beside the reference plugin, in parallel, and killed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.support.invocation import Outcome, environment, finish, run_plugin, s
 
 @dataclass(frozen=True)
 class Leases:
-    """One network's leases in `store`, and the plugin that serves them: ours, unless `bin_dir` says otherwise."""
+    """One network's reservations in `store`, and its plugin: podwire's, unless `bin_dir` has another."""
 
     store: Path
     ranges: list[list[dict[str, str]]]
-    version: str = "1.0.0"  # the newest that Debian's reference plugins speak
+    version: str = "1.0.0"  # the newest version of Debian's reference plugins
     bin_dir: Path | None = None
 
     @property
@@ -34,30 +34,30 @@ class Leases:
         return self.store / "net"
 
     def config(self, **ipam: Any) -> dict[str, Any]:
-        own = {"type": "host-local", "dataDir": str(self.store), "ranges": self.ranges}
-        return {"cniVersion": self.version, "name": "net", "type": "bridge", "ipam": {**own, **ipam}}
+        defaults = {"type": "host-local", "dataDir": str(self.store), "ranges": self.ranges}
+        return {"cniVersion": self.version, "name": "net", "type": "bridge", "ipam": {**defaults, **ipam}}
 
-    def run(self, command: str, container_id: str = "cid", **how: Any) -> Outcome:
-        config = {**self.config(), **how.pop("keys", {})}
-        return run_plugin("host-local", command, config, **self.how(container_id), **how)
+    def run(self, command: str, container_id: str = "cid", **options: Any) -> Outcome:
+        config = {**self.config(), **options.pop("keys", {})}
+        return run_plugin("host-local", command, config, **self.arguments(container_id), **options)
 
     def start(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
-        return start_plugin("host-local", command, **self.how(container_id))
+        return start_plugin("host-local", command, **self.arguments(container_id))
 
-    def fed(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
-        """Starts a verb that has its whole input."""
+    def start_with_input(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
+        """Starts a verb and sends its whole input."""
         process = self.start(command, container_id)
         assert process.stdin is not None
         process.stdin.write(json.dumps(self.config()).encode())
         process.stdin.close()
-        process.stdin = None  # nothing more to send
+        process.stdin = None  # communicate() must not use it
         return process
 
-    def how(self, container_id: str) -> Mapping[str, Any]:
+    def arguments(self, container_id: str) -> Mapping[str, Any]:
         return {"netns": "/dev/null", "container_id": container_id, "bin_dir": self.bin_dir}
 
-    def add(self, container_id: str = "cid", **how: Any) -> list[str]:
-        return [ip["address"].partition("/")[0] for ip in self.run("ADD", container_id, **how).result()["ips"]]
+    def add(self, container_id: str = "cid", **options: Any) -> list[str]:
+        return [ip["address"].partition("/")[0] for ip in self.run("ADD", container_id, **options).result()["ips"]]
 
     def files(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
@@ -80,13 +80,13 @@ def leases(bin_dir: Path, store: Path) -> Leases:
 
 @pytest.fixture
 def reference(leases: Leases) -> Leases:
-    """The same network, served by the reference plugin."""
+    """The same network with the reference plugin."""
     assert (binaries.REFERENCE / "host-local").exists(), f"no reference plugins in {binaries.REFERENCE}"
     return replace(leases, bin_dir=binaries.REFERENCE)
 
 
-def test_files_are_those_of_the_reference(leases, reference, tmp_path):
-    """The same calls leave the same names and bytes as the reference plugin's."""
+def test_files_equal_the_references(leases, reference, tmp_path):
+    """The same calls leave the same names and bytes as with the reference plugin."""
     other = replace(reference, store=tmp_path / "other")
     for network in (leases, other):
         for name in ("a", "b", "c"):
@@ -95,13 +95,13 @@ def test_files_are_those_of_the_reference(leases, reference, tmp_path):
         network.add("d", args="IP=10.1.2.77")
     assert leases.files() == other.files()
     modes = leases.modes()
-    # Debian's reference plugin is of before 1.4.0, when files became private.
+    # Debian's reference plugin is older than 1.4.0, which made files private.
     assert {name: 0o600 if mode == 0o644 else mode for name, mode in other.modes().items()} == modes
     assert {modes["10.1.2.2"], modes["last_reserved_ip.1"], modes["lock"], modes["net"]} == {0o600, 0o750, 0o755}
 
 
-def test_a_live_directory_changes_hands(leases, reference):
-    """Both plugins go on where the other stopped: turn, duplicates, CHECK and DEL."""
+def test_each_plugin_continues_the_others_store(leases, reference):
+    """Round robin, duplicates, CHECK and DEL work with the other plugin's reservations."""
     assert reference.add("a") == ["10.1.2.2", "fd00:1::2"]
     assert leases.add("b") == ["10.1.2.3", "fd00:1::3"]
     assert reference.add("c") == ["10.1.2.4", "fd00:1::4"]
@@ -120,8 +120,8 @@ def test_a_live_directory_changes_hands(leases, reference):
     assert leases.reserved() == {}
 
 
-def test_texts_of_refusals_begin_as_the_references(leases, reference):
-    """What the reference refuses is refused with its words."""
+def test_texts_of_refusals_equal_the_references(leases, reference):
+    """A configuration that the reference refuses is refused with the same text."""
     leases = replace(leases, ranges=[[{"subnet": "10.1.2.0/30"}]])
     reference = replace(reference, ranges=leases.ranges)
     cases: list[tuple[str, dict[str, Any]]] = [
@@ -136,25 +136,25 @@ def test_texts_of_refusals_begin_as_the_references(leases, reference):
         ("a", {}),
     ]
     leases.add("first")
-    for container_id, how in cases:
-        ours, theirs = (network.run("ADD", container_id, **how).error()["msg"] for network in (leases, reference))
-        assert ours == theirs
+    for container_id, options in cases:
+        texts = [network.run("ADD", container_id, **options).error()["msg"] for network in (leases, reference)]
+        assert texts[0] == texts[1]
 
 
-def test_each_waits_for_the_other(leases, reference):
-    """The lock is the same flock: who holds it keeps both plugins waiting."""
+def test_both_plugins_use_the_same_lock(leases, reference):
+    """A process that holds the flock makes both plugins wait."""
     leases.add("a")
     for network in (leases, reference):
         with open(leases.directory / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            process = network.fed("DEL", "a")
+            process = network.start_with_input("DEL", "a")
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
         finish(process).assert_silent()
 
 
 @pytest.mark.crowd
-def test_two_hundred_at_once(leases):
+def test_200_parallel_adds_get_different_addresses(leases):
     """200 parallel ADDs in a /24 get 200 addresses, and 200 parallel DELs leave none."""
     names = [f"c{number}" for number in range(200)]
     for command in ("ADD", "DEL"):
@@ -163,8 +163,8 @@ def test_two_hundred_at_once(leases):
             started = [leases.start(command, name) for name in names[start : start + 50]]
             outcomes += [finish(process, leases.config()) for process in started]
         if command == "ADD":
-            given = [tuple(ip["address"] for ip in outcome.result()["ips"]) for outcome in outcomes]
-            assert len(set(given)) == 200
+            addresses = [tuple(ip["address"] for ip in outcome.result()["ips"]) for outcome in outcomes]
+            assert len(set(addresses)) == 200
             assert len(leases.reserved()) == 400
         else:
             for outcome in outcomes:
@@ -172,8 +172,8 @@ def test_two_hundred_at_once(leases):
     assert leases.reserved() == {}
 
 
-def test_both_plugins_at_once(leases, reference):
-    """Our plugin and the reference, run in parallel on one directory, never give an address twice."""
+def test_both_plugins_allocate_in_parallel(leases, reference):
+    """Parallel ADDs of podwire's plugin and the reference plugin in one store never get the same address."""
     names = [f"c{number}" for number in range(60)]
     for command in ("ADD", "DEL"):
         networks = [(leases, reference)[number % 2] for number in range(len(names))]
@@ -185,51 +185,51 @@ def test_both_plugins_at_once(leases, reference):
     assert leases.reserved() == {}
 
 
-def killed(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, bool]]:
-    """Sends each of `rounds` ADDs a signal, a little later each time; yields its id and whether it told a result."""
-    began = time.monotonic()
+def interrupt(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, bool]]:
+    """Sends a signal to `rounds` ADDs, each time a little later; yields the ID and whether it printed a result."""
+    started = time.monotonic()
     leases.add("measured")
-    longest = time.monotonic() - began
+    longest = time.monotonic() - started
     leases.run("DEL", "measured").assert_silent()
     for number in range(rounds):
-        process = leases.fed("ADD", f"k{number}")
+        process = leases.start_with_input("ADD", f"k{number}")
         time.sleep(longest * number / rounds)
         process.send_signal(sign)
         yield f"k{number}", b'"ips"' in finish(process).stdout
 
 
 @pytest.mark.crowd
-def test_killed_at_any_moment(leases):
-    """After kill -9 each file is whole or absent, and a DEL cleans what there is."""
-    for name, _ in killed(leases, signal.SIGKILL, 100):
+def test_add_is_killed_at_any_time(leases):
+    """After kill -9 each file is complete or missing, and DEL removes all."""
+    for name, _ in interrupt(leases, signal.SIGKILL, 100):
         assert all(content == f"{name}\r\neth0".encode() for content in leases.reserved().values())
         leases.run("DEL", name).assert_silent()
         assert leases.reserved() == {}
 
 
 @pytest.mark.crowd
-def test_terminated_at_any_moment(leases):
-    """After SIGTERM each file is whole or absent, a result told is true, and a DEL cleans what there is."""
-    for name, told in killed(leases, signal.SIGTERM, 60):
-        assert len(leases.reserved()) == 2 if told else len(leases.reserved()) in (0, 2)
+def test_add_is_terminated_at_any_time(leases):
+    """After SIGTERM each file is complete or missing, a printed result is true, and DEL removes all."""
+    for name, has_result in interrupt(leases, signal.SIGTERM, 60):
+        assert len(leases.reserved()) == 2 if has_result else len(leases.reserved()) in (0, 2)
         leases.run("DEL", name).assert_silent()
         assert leases.reserved() == {}
 
 
-def test_the_lock_is_not_waited_for_without_end(leases):
-    """Who does not get the lock within ten seconds is told to try again, and who holds it."""
+def test_wait_for_the_lock_has_a_limit(leases):
+    """After ten seconds the error advises to try again and names the process that holds the lock."""
     leases.add("a")
     with open(leases.directory / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        began = time.monotonic()
+        started = time.monotonic()
         error = leases.run("ADD", "b").error()
-        assert 9 < time.monotonic() - began < 20
+        assert 9 < time.monotonic() - started < 20
     assert error["code"] == 11
     assert f"process {os.getpid()} (" in error["details"]
 
 
-def test_work_does_not_grow_with_the_store(leases, tmp_path):
-    """ADD, CHECK and DEL make as many system calls with 10,000 reservations as with 10; the bench tells the time."""
+def test_system_calls_do_not_depend_on_the_size_of_the_store(leases, tmp_path):
+    """ADD, CHECK and DEL make as many system calls with 10,000 reservations as with 10."""
     leases = replace(leases, ranges=[[{"subnet": "10.1.0.0/16"}]])
     small, large = replace(leases, store=leases.store / "s"), replace(leases, store=leases.store / "l")
     for network, count in ((small, 10), (large, 10_000)):
@@ -253,8 +253,8 @@ def _system_calls(leases: Leases, command: str, log: Path) -> int:
     return len(log.read_text().splitlines())
 
 
-def test_gc_and_status_of_the_built_plugin(leases):
-    """GC frees what is not listed, and STATUS tells when nothing is left."""
+def test_gc_releases_and_status_reports_a_full_range(leases):
+    """GC releases the addresses of attachments that are not valid, and STATUS reports a full range."""
     leases = replace(leases, version="1.1.0", ranges=[[{"subnet": "10.1.2.0/29"}]])
     for name in "abcde":
         leases.add(name)
@@ -267,36 +267,36 @@ def test_gc_and_status_of_the_built_plugin(leases):
 
 
 @pytest.fixture
-def remembered(leases, tmp_path, sandbox):
-    """Four leases' network whose plugin sees a result cache; a function that writes an entry."""
+def leases_with_cache(leases, tmp_path, sandbox):
+    """A network with four addresses whose plugin reads a result cache, and a function that writes an entry."""
     small = [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.5"}]]
     bin_dir = libcni.install_with_cache(tmp_path / "bin", "host-local")
     leases = replace(leases, version="1.1.0", ranges=small, bin_dir=bin_dir)
-    return leases, lambda name, **how: libcni.write_entry(bin_dir, "net", name, **how)
+    return leases, lambda name, **options: libcni.write_entry(bin_dir, "net", name, **options)
 
 
-def test_exhaustion_is_told_with_numbers(remembered):
-    """A full range tells, in ADD and in STATUS, how many addresses are in use and how many of containers gone."""
-    leases, remember = remembered
+def test_exhausted_range_is_reported_with_numbers(leases_with_cache):
+    """ADD and STATUS report the addresses in use and those of containers that are no longer running."""
+    leases, write_entry = leases_with_cache
     for name in "abcd":
         leases.run("STATUS").assert_silent()
         leases.add(name)
-    remember("a")
+    write_entry("a")
     for name in "bc":
-        remember(name, netns=libcni.MISSING_NETNS)
-    told = "4 of 4 in use, 3 of them by containers that are no longer running"
+        write_entry(name, netns=libcni.MISSING_NETNS)
+    numbers = "4 of 4 in use, 3 of them by containers that are no longer running"
     failed, status = leases.run("ADD", "e").error(), leases.run("STATUS").error()
-    assert (told in failed["details"], status["code"], told in status["msg"]) == (True, 50, True)
+    assert (numbers in failed["details"], status["code"], numbers in status["msg"]) == (True, 50, True)
     assert len(leases.reserved()) == 4
 
 
-def test_a_restart_after_an_unclean_end_gets_an_address(remembered):
-    """A container whose old namespace is gone may start again with its id; one that lives has no second address."""
-    leases, remember = remembered
+def test_container_with_a_deleted_namespace_gets_a_new_address(leases_with_cache):
+    """It may start again with the same ID; a running container gets no second address."""
+    leases, write_entry = leases_with_cache
     first = leases.add("db")
-    remember("db")
+    write_entry("db")
     assert "duplicate allocation is not allowed" in leases.run("ADD", "db").error()["msg"]
-    remember("db", netns=libcni.MISSING_NETNS)
+    write_entry("db", netns=libcni.MISSING_NETNS)
     second = leases.add("db")
     assert first != second
     assert list(leases.reserved()) == second

@@ -1,6 +1,6 @@
-"""host-local as built, in containers that show another boot ID, another uptime or no /proc/sys, on the host's store.
+"""The built host-local in containers that read another boot ID, another uptime or no /proc/sys, on the host's store.
 
-The range is full of leases that were made in this boot, so no view of the machine may reclaim one of them.
+The range is full of reservations of this boot, so no container may reclaim one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.invocation import run_plugin
 pytestmark = pytest.mark.usefixtures("root")
 
 FULL = {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
-# systemd-nspawn and LXC mount a random ID over the kernel's; an uptime needs an offset that the machine's exceeds.
+# systemd-nspawn and LXC mount a random ID over the kernel's; the uptime's offset must be smaller than the uptime.
 FAKED_ID = "mount --bind {0}/boot_id /proc/sys/kernel/random/boot_id; exec {1}"
 SHIFTED = "another boot ID and uptime"
 VIEWS = {
@@ -29,7 +29,7 @@ PLAIN_VIEWS = [name for name in VIEWS if name != SHIFTED]
 
 
 class Node:
-    """A network with three addresses, on which `view` runs host-local as a container on the machine sees it."""
+    """A network with three addresses; `view` runs host-local with a container's view of the machine."""
 
     def __init__(self, tmp_path: Path, bin_dir: Path) -> None:
         self._store = tmp_path / "leases"
@@ -53,8 +53,8 @@ class Node:
         ranges = [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.4"}]]
         ipam = {"type": "host-local", "dataDir": str(self._store), "ranges": ranges}
         config = {"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam}
-        where = bin_dir or self._host
-        return run_plugin("host-local", command, config, netns="/dev/null", container_id=container_id, bin_dir=where)
+        plugins = bin_dir or self._host
+        return run_plugin("host-local", command, config, netns="/dev/null", container_id=container_id, bin_dir=plugins)
 
     def write_entry(self, container_id: str, netns: str) -> None:
         libcni.write_entry(self._host, "net", container_id, netns=netns)
@@ -66,7 +66,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, bin_dir: Path) -> Node:
-    """A node whose range is full."""
+    """A node with a full range."""
     node = Node(tmp_path, bin_dir)
     for name in FULL.values():
         node.run("ADD", name).result()
@@ -78,8 +78,8 @@ def node(tmp_path: Path, bin_dir: Path) -> Node:
     "name",
     [pytest.param(name, marks=pytest.mark.needs("time_namespace")) if "uptime" in name else name for name in VIEWS],
 )
-def test_a_lease_of_this_boot_stays_in_every_view_of_the_machine(node, name, cached):
-    """A container's ADD, and the host's after it, fail on a full range, and all leases keep their owners."""
+def test_reservations_of_this_boot_are_never_reclaimed(node, name, cached):
+    """On a full range a container's ADD, and then the host's, fail, and all reservations keep their owners."""
     view = node.view(name)
     if cached != "nothing":
         for owner in FULL.values():

@@ -1,6 +1,6 @@
-"""host-local as built, with many addresses in use: what a verb does is counted, since times depend on the machine.
+"""The built host-local with many addresses in use: the tests count operations, since times depend on the machine.
 
-The store is as the reference plugin leaves it, without an index; a first ADD takes it over.
+The store is the reference plugin's, without an index; the first ADD builds the index.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _READING = ("read", "pread64", "getdents64")
 
 
 @dataclass(frozen=True)
-class Counted:
-    """The system calls of one verb by name, and how many bytes it read."""
+class Counts:
+    """The system calls of one verb by name, and the number of bytes it read."""
 
     calls: Counter[str]
     bytes_read: int
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A network in `store` of whose addresses the first `number` are taken."""
+class FilledNetwork:
+    """A network in `store` with its first `number` addresses in use."""
 
     store: Path
     number: int
@@ -48,14 +48,14 @@ class Taken:
         self.directory.mkdir(parents=True)
         for at in range(self.number):
             (self.directory / str(ip_address(FIRST + at))).write_bytes(b"c%d\r\neth0" % at)
-        self.turn_at(self.number)
+        self.set_next(self.number)
 
-    def turn_at(self, number: int) -> None:
-        """Has the next search begin at the address of that number."""
+    def set_next(self, number: int) -> None:
+        """Makes the next search begin at the address of that number."""
         (self.directory / "last_reserved_ip.0").write_text(str(ip_address(FIRST + number - 1)))
 
-    def count(self, command: str, container_id: str = "cid", **keys: Any) -> Counted:
-        """Runs a verb, which must succeed, and counts what it does."""
+    def count(self, command: str, container_id: str = "cid", **keys: Any) -> Counts:
+        """Runs a verb, which must succeed, and counts its system calls."""
         ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": "10.16.0.0/12"}]]}
         config = {"cniVersion": "1.1.0", "name": self.directory.name, "type": "bridge", "ipam": ipam, **keys}
         names = {"CNI_CONTAINERID": container_id, "CNI_IFNAME": "eth0", "CNI_NETNS": "/dev/null", "CNI_PATH": "/"}
@@ -69,36 +69,37 @@ class Taken:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        made = [found.groups() for line in trace.read_text().splitlines() if (found := _CALL.match(line))]
-        return Counted(
-            Counter(name for name, _ in made),
-            sum(max(0, int(answer)) for name, answer in made if name in _READING),
+        calls = [match.groups() for line in trace.read_text().splitlines() if (match := _CALL.match(line))]
+        return Counts(
+            Counter(name for name, _ in calls),
+            sum(max(0, int(result)) for name, result in calls if name in _READING),
         )
 
-    def collect(self, living: int) -> Counted:
-        """Runs GC, with so many of the containers alive."""
-        valid = [{"containerID": f"c{at}", "ifname": "eth0"} for at in range(living)]
-        return self.count("GC", **{"cni.dev/valid-attachments": valid})
+    def collect(self, running: int) -> Counts:
+        """Runs GC with this many running containers."""
+        valid = [{"containerID": f"c{at}", "ifname": "eth0"} for at in range(running)]
+        keys: dict[str, Any] = {"cni.dev/valid-attachments": valid}
+        return self.count("GC", **keys)
 
     def reserved(self) -> int:
         return sum(1 for path in self.directory.iterdir() if path.name[0].isdigit())
 
 
 @pytest.fixture(scope="module")
-def crowds(bin_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Taken]:
-    """Networks with few and with many addresses in use, both taken over from the reference."""
-    found = {number: Taken(tmp_path_factory.mktemp("crowds"), number) for number in (FEW, MANY)}
-    for taken in found.values():
-        taken.fill()
-        taken.count("ADD", "first")
-    return found
+def networks(bin_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, FilledNetwork]:
+    """Networks with few and with many addresses in use, both created by the reference plugin."""
+    filled = {number: FilledNetwork(tmp_path_factory.mktemp("networks"), number) for number in (FEW, MANY)}
+    for network in filled.values():
+        network.fill()
+        network.count("ADD", "first")
+    return filled
 
 
-def test_a_verb_does_the_same_with_few_and_with_many(crowds):
-    """ADD, CHECK, STATUS and DEL make the same system calls and read as much, however many addresses are in use."""
+def test_verbs_do_the_same_with_few_and_with_many_addresses(networks):
+    """ADD, CHECK, STATUS and DEL make the same system calls and read as much, whatever the number of addresses is."""
     counted = {
-        number: [taken.count(command) for command in ("ADD", "CHECK", "STATUS", "DEL")]
-        for number, taken in crowds.items()
+        number: [network.count(command) for command in ("ADD", "CHECK", "STATUS", "DEL")]
+        for number, network in networks.items()
     }
     for few, many in zip(counted[FEW], counted[MANY], strict=True):
         assert many.calls == few.calls
@@ -106,48 +107,48 @@ def test_a_verb_does_the_same_with_few_and_with_many(crowds):
         assert many.calls["getdents64"] == 0
 
 
-def test_taken_addresses_in_the_way_are_passed_by_without_reading_them(crowds):
-    """When the turn comes to many taken addresses in a row, ADD lists their names once, and STATUS not even that."""
-    taken = crowds[MANY]
-    taken.turn_at(MANY - 500)
-    few = taken.count("ADD", "b")
+def test_addresses_in_use_are_skipped_without_reading_them(networks):
+    """If many addresses in a row are in use, ADD lists their names once, and STATUS does not even do that."""
+    network = networks[MANY]
+    network.set_next(MANY - 500)
+    few = network.count("ADD", "b")
     assert few.calls["getdents64"] == 0
-    taken.turn_at(0)
-    status, add = taken.count("STATUS"), taken.count("ADD", "c")
+    network.set_next(0)
+    status, add = network.count("STATUS"), network.count("ADD", "c")
     assert (status.calls["getdents64"], add.calls["openat"] - few.calls["openat"]) == (0, 1)
     assert sum(status.calls.values()) < 300
     assert sum(add.calls.values()) < 2000
     for container_id in "bc":
-        taken.count("DEL", container_id)
+        network.count("DEL", container_id)
 
 
-def test_a_store_that_grows_is_read_once(bin_dir, tmp_path):
-    """Hundreds of ADDs after the take-over read no reservation but their own."""
-    taken = Taken(tmp_path, FEW)
-    taken.fill()
-    counts = [taken.count("ADD", f"d{number}").calls["openat"] for number in range(300)]
+def test_growing_store_is_read_once(bin_dir, tmp_path):
+    """Hundreds of ADDs after the first one read no reservations but those of their attachments."""
+    network = FilledNetwork(tmp_path, FEW)
+    network.fill()
+    counts = [network.count("ADD", f"d{number}").calls["openat"] for number in range(300)]
     assert counts[0] > counts[1] + FEW - 3
     assert max(counts[1:]) <= counts[1] + 1  # a larger index is another file
 
 
-def test_gc_takes_as_long_for_each(bin_dir, tmp_path):
+def test_gc_cost_is_linear(bin_dir, tmp_path):
     """GC opens, reads, closes and removes each reservation once, and writes its index once for all."""
     counted = {}
     for number in (1000, 3000):
-        taken = Taken(tmp_path, number)
-        taken.fill()
-        counted[number] = taken.collect(living=10)
-        assert taken.reserved() == 10
+        network = FilledNetwork(tmp_path, number)
+        network.fill()
+        counted[number] = network.collect(running=10)
+        assert network.reserved() == 10
     more = counted[3000].calls - counted[1000].calls
     assert {name for name, times in more.items() if times >= 100} == {"openat", "read", "close", "unlink"}
     assert all(more[name] <= 2000 + 40 for name in more)
 
 
-def test_gc_of_the_living_changes_nothing(crowds):
-    """GC with all alive reads each reservation once, and removes and writes none."""
-    taken = crowds[MANY]
-    counted = taken.collect(living=MANY).calls
-    assert (counted["unlink"], counted["linkat"]) == (1, 0)  # the one of the fixture
+def test_gc_of_running_containers_changes_nothing(networks):
+    """GC with all containers running reads each reservation once, and removes and writes none."""
+    network = networks[MANY]
+    counted = network.collect(running=MANY).calls
+    assert (counted["unlink"], counted["linkat"]) == (1, 0)  # the fixture's reservation
     assert counted["read"] < MANY + 200
     assert counted["pwrite64"] <= 2
-    assert taken.reserved() == MANY
+    assert network.reserved() == MANY

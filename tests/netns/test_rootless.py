@@ -1,4 +1,4 @@
-"""Rootless: in the user namespace of an unprivileged user everything works, or says what the kernel does not allow."""
+"""In the user namespace of an unprivileged user everything works, or the error names what the kernel forbids."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PORTS = ("8080:80", "8080:80/udp")
 
 
 def network(host, home, **keys):
-    """Returns the README's network with leases in the user's home, and without limits."""
+    """Returns the README's network, without limits, with its reservations in the user's home."""
     ipam = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}
     config = {
         "cniVersion": "1.1.0",
@@ -39,7 +39,7 @@ def network(host, home, **keys):
 
 
 class Chain:
-    """bridge, portmap and bandwidth as conf/10 has them, firewall and tuning, with one backend for all rules."""
+    """The plugins of conf/10, firewall and tuning, with one backend for all rules."""
 
     def __init__(self, host, home, backend):
         disable_dad(host)
@@ -56,7 +56,7 @@ class Chain:
         result = self.bridge.run("ADD", pod)
         assert result.stderr == ""
         ports = self.ports.portmap("ADD", pod, PORTS, result.result())
-        assert ports.stderr == ""  # flows are forgotten without complaint
+        assert ports.stderr == ""  # conntrack entries were deleted
         result = self.limits.limit(pod, ports.result())
         for plugin in self.others:
             result = self.other(plugin, "ADD", pod, result).result()
@@ -85,8 +85,8 @@ class Chain:
         attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
         keys = {"cniVersion": "1.1.0", "name": "net", "cni.dev/valid-attachments": attachments}
         for plugin in ("bandwidth", "portmap", *self.others):
-            own = {"type": plugin, **self.others.get(plugin, {})}
-            run_plugin(plugin, "GC", {**own, **keys}, host=self.bridge.host).assert_silent()
+            config = {"type": plugin, **self.others.get(plugin, {}), **keys}
+            run_plugin(plugin, "GC", config, host=self.bridge.host).assert_silent()
         self.bridge.having(**keys).run("GC").assert_silent()
 
     def other(self, plugin, command, pod, result):
@@ -97,48 +97,48 @@ class Chain:
 @pytest.mark.needs("tbf", "ifb")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mapped", [rootless.ONE_ID, rootless.MANY_IDS], ids=["one-user", "many-users"])
-def test_a_whole_chain(root, bin_dir, backend, mapped):
-    """A pod is attached, reached, masqueraded, limited, checked, collected and detached; nothing is left."""
+def test_all_plugins_work_rootless(root, bin_dir, backend, mapped):
+    """A pod is attached, reached, masqueraded, limited, checked, collected and detached, and leaves nothing."""
 
-    def scene(host, home):
+    def scenario(host, home):
         with ExitStack() as stack:
-            pods = {name: stack.enter_context(temporary()) for name in ("pod", "gone")}
-            outside = stack.enter_context(temporary())
-            disable_dad(outside)
-            connect(host, outside)
+            pods = {name: stack.enter_context(temporary()) for name in ("pod", "stale")}
+            client = stack.enter_context(temporary())
+            disable_dad(client)
+            connect(host, client)
             chain = Chain(host, home, backend)
             chain.status()
-            chain.add(pods["gone"])
-            chain.gc()  # takes even the lease of one whose interface is there
+            chain.add(pods["stale"])
+            chain.gc()  # releases the addresses of an existing pod, too
             assert chain.bridge.leases() == {}
-            chain.bridge.delete(pods["gone"])
+            chain.bridge.delete(pods["stale"])
             before = netstate.state(host, netfilter=True)
             result = chain.add(pods["pod"])
-            services = open_services(stack, {**pods, "outside": outside}, ("tcp", "udp"), *EVERYWHERE)
+            services = open_services(stack, {**pods, "client": client}, ("tcp", "udp"), *EVERYWHERE)
             for protocol in ("tcp", "udp"):
-                assert call(services, outside, protocol, NODE, 8080) == Reached("pod", CLIENT)
+                assert call(services, client, protocol, NODE, 8080) == Reached("pod", CLIENT)
                 assert call(services, host, protocol, "127.0.0.1", 8080) == Reached("pod", GATEWAY)
-                assert call(services, pods["pod"], protocol, CLIENT, 80) == Reached("outside", NODE)
+                assert call(services, pods["pod"], protocol, CLIENT, 80) == Reached("client", NODE)
             assert bandwidth_network.ifbs(host)
             chain.check(pods["pod"], result)
             chain.gc(pods["pod"])
             chain.check(pods["pod"], result)
             assert chain.bridge.leases() == {address(result, n): pods["pod"].name for n in (0, 1)}
-            own_files(home / "networks" / "net", outside_user=rootless.USER)
+            assert_owned_by_user(home / "networks" / "net", host_user=rootless.USER)
             chain.delete(pods["pod"], result)
             assert netstate.state(host, netfilter=True) == before
             assert chain.bridge.leases() == {}
             assert not list(home.rglob("*tuning*/*"))
 
-    rootless.run_rootless(scene, mapped)
+    rootless.run_rootless(scenario, mapped)
 
 
-@pytest.mark.needs("tbf", "ifb", "iptables_nft_nat")  # who is rootless has no module loaded
+@pytest.mark.needs("tbf", "ifb", "iptables_nft_nat")  # a rootless process cannot load modules
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_network_as_old_as_its_user(root, bin_dir, backend):
-    """In `unshare -Urn`, whose iptables-legacy tables only the host's root may list, the chain works as well."""
+def test_all_plugins_work_in_a_network_of_unshare(root, bin_dir, backend):
+    """In `unshare -Urn`, where only the host's root may list the tables of iptables-legacy, all plugins work."""
 
-    def scene(host, home):
+    def scenario(host, home):
         with (
             host.entered(),
             pytest.raises((PermissionError, FileNotFoundError)),
@@ -147,7 +147,7 @@ def test_a_network_as_old_as_its_user(root, bin_dir, backend):
         with temporary() as pod:
             chain = Chain(host, home, backend)
             chain.status()
-            chain.delete(pod, chain.add(pod))  # makes what is shared
+            chain.delete(pod, chain.add(pod))  # creates the shared objects
             before = netstate.state(host, netfilter=True)
             result = chain.add(pod)
             chain.check(pod, result)
@@ -155,16 +155,16 @@ def test_a_network_as_old_as_its_user(root, bin_dir, backend):
             assert netstate.state(host, netfilter=True) == before
             chain.gc()
 
-    rootless.run_rootless(scene, at_once=True)
+    rootless.run_rootless(scenario, at_once=True)
 
 
 @pytest.mark.needs("iptables_nft_nat")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("at_once", [False, True], ids=["own-network", "as-old-as-its-user"])
-def test_a_routed_pod(root, bin_dir, backend, at_once):
-    """A pod is attached by ptp, masqueraded, tuned at both ends, checked and detached; nothing is left."""
+@pytest.mark.parametrize("at_once", [False, True], ids=["later-network", "network-of-unshare"])
+def test_ptp_works_rootless(root, bin_dir, backend, at_once):
+    """A pod is attached by ptp, masqueraded, tuned at both ends, checked and detached, and leaves nothing."""
 
-    def scene(host, home):
+    def scenario(host, home):
         with temporary() as pod:
             chain = Chain(host, home, backend)
             chain.bridge = network(host, home, type="ptp", ipMasqBackend=backend)
@@ -186,23 +186,23 @@ def test_a_routed_pod(root, bin_dir, backend, at_once):
             assert netstate.state(host, netfilter=True) == before
             assert chain.bridge.leases() == {}
 
-    rootless.run_rootless(scene, at_once=at_once)
+    rootless.run_rootless(scenario, at_once=at_once)
 
 
-def own_files(directory, outside_user):
-    """Demands that files are the user's, with the modes that they have everywhere."""
+def assert_owned_by_user(directory, host_user):
+    """Asserts that the user owns the files, and that they have the usual modes."""
     assert os.geteuid() == 0
-    assert f" {outside_user} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
+    assert f" {host_user} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
     for file in directory.iterdir():
-        found = file.stat()
-        assert (found.st_uid, found.st_gid) == (0, 0)
-        assert stat.S_IMODE(found.st_mode) == (0o750 if file.name == "lock" else 0o600)
+        status = file.stat()
+        assert (status.st_uid, status.st_gid) == (0, 0)
+        assert stat.S_IMODE(status.st_mode) == (0o750 if file.name == "lock" else 0o600)
 
 
-def test_what_a_read_only_proc_keeps_from_being_set_is_said(root, bin_dir):
-    """Where /proc/sys is read-only and forwarding off, ADD says what to set on the node, and takes all back."""
+def test_read_only_proc_without_forwarding_fails_add(root, bin_dir):
+    """If /proc/sys is read-only and forwarding disabled, ADD names the sysctl to set, and is rolled back."""
 
-    def scene(host, home):
+    def scenario(host, home):
         with temporary() as pod:
             host.set_sysctl("net/ipv4/ip_forward", "0")
             output("mount", "--bind", "/proc/sys", "/proc/sys")
@@ -214,56 +214,56 @@ def test_what_a_read_only_proc_keeps_from_being_set_is_said(root, bin_dir):
             assert (netstate.state(host), netstate.state(pod)) == before
             assert network(host, home).leases() == {}
 
-    rootless.run_rootless(scene)
+    rootless.run_rootless(scenario)
 
 
-def test_a_read_only_proc_is_no_obstacle_where_all_is_set(root, bin_dir):
-    """Where /proc/sys is read-only but right, a masqueraded pod is attached, checked and detached."""
+def test_read_only_proc_with_forwarding_works(root, bin_dir):
+    """If /proc/sys is read-only but forwarding enabled, a masqueraded pod is attached, checked and detached."""
 
-    def scene(host, home):
-        for family, what in (("ipv4", "ip_forward"), ("ipv6", "conf/all/forwarding")):
-            host.set_sysctl(f"net/{family}/{what}", "1")
+    def scenario(host, home):
+        for key in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
+            host.set_sysctl(key, "1")
         output("mount", "--bind", "/proc/sys", "/proc/sys")
         output("mount", "-o", "remount,bind,ro", "/proc/sys")
         with temporary() as pod:
-            own = network(host, home)
-            result = own.add(pod)
-            own.check(pod, result)
-            own.delete(pod, result)
-            assert own.leases() == {}
+            net = network(host, home)
+            result = net.add(pod)
+            net.check(pod, result)
+            net.delete(pod, result)
+            assert net.leases() == {}
 
-    rootless.run_rootless(scene)
+    rootless.run_rootless(scenario)
 
 
 @pytest.mark.needs("tbf", "ifb", "htb")
-def test_hundreds_of_subnets_without_limits(root, bin_dir):
-    """More filters than the kernel takes at once from who is not root of the host are made, checked and taken away."""
+def test_batch_larger_than_an_unprivileged_buffer_is_sent(root, bin_dir):
+    """More filters than fit into the socket buffer of an unprivileged process are created, checked and removed."""
 
-    def scene(host, home):
+    def scenario(host, home):
         with temporary() as pod:
-            own = network(host, home, ipMasq=False)
-            attached = own.add(pod)
+            net = network(host, home, ipMasq=False)
+            attached = net.add(pod)
             before = bandwidth_network.state(host)
             subnets = [f"10.{number // 256}.{number % 256}.0/24" for number in range(2000)]
-            limits = BandwidthNetwork(own).with_runtime_limits(**BOTH).having(unshapedSubnets=subnets)
+            limits = BandwidthNetwork(net).with_runtime_limits(**BOTH).having(unshapedSubnets=subnets)
             result = limits.limit(pod, attached)
             limits.check(pod, result)
             limits.release(pod, result)
             assert bandwidth_network.state(host) == before
 
-    rootless.run_rootless(scene)
+    rootless.run_rootless(scenario)
 
 
-def test_a_foreign_lease_directory_is_named(root, bin_dir):
-    """A lease directory that belongs to the host's root is an error that names it."""
+def test_unwritable_lease_directory_is_named(root, bin_dir):
+    """A lease directory of the host's root causes an error that names it."""
 
-    def scene(host, home):
+    def scenario(host, home):
         with temporary() as pod:
-            own = network(host, home)
-            own = own.having(ipam={**own.config["ipam"], "dataDir": str(rootless.FOREIGN / "networks")})
-            error = own.run("ADD", pod).error()
+            net = network(host, home)
+            net = net.having(ipam={**net.config["ipam"], "dataDir": str(rootless.FOREIGN / "networks")})
+            error = net.run("ADD", pod).error()
             assert error["code"] == 5
             assert f"{rootless.FOREIGN}/networks" in json.dumps(error)
             assert "Permission denied" in error["msg"]
 
-    rootless.run_rootless(scene)
+    rootless.run_rootless(scenario)

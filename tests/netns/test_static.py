@@ -1,8 +1,9 @@
-"""static as built: alone beside the reference, and through bridge on real namespaces."""
+"""The built static: alone, compared with the reference plugin, and with bridge in real namespaces."""
 
 import json
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,33 +19,33 @@ ROUTES = [
     {"dst": "::/0"},
 ]
 DNS = {"nameservers": ["10.24.0.1"], "domain": "d", "search": ["pods.example"], "options": ["ndots:2"]}
-KINDS = ("ours", "reference")
-OLD = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"]  # what Debian's reference plugins speak
+KINDS = ("podwire", "reference")
+OLD = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"]  # the versions of Debian's reference plugins
 
 
 def config(version="1.0.0", ipam=None, **keys):
-    """Returns a network of static; `ipam` goes over its section."""
+    """Returns a network with static; `ipam` overrides keys of its section."""
     section = {"type": "static", "addresses": ADDRESSES, "routes": ROUTES, "dns": DNS} | (ipam or {})
     return {"cniVersion": version, "name": "net", "type": "bridge", "ipam": section, **keys}
 
 
-def alone(command, request, bin_dir=None, **how):
-    """Runs static itself."""
-    return run_plugin("static", command, request, netns="/dev/null", bin_dir=bin_dir, **how)
+def run_static(command, request, bin_dir=None, **options):
+    """Runs static alone."""
+    return run_plugin("static", command, request, netns="/dev/null", bin_dir=bin_dir, **options)
 
 
-def settled(result):
+def without_empty_dns(result):
     """Returns a result without the empty dns that older libraries print in every version."""
     return {key: value for key, value in result.items() if key != "dns" or value or result["cniVersion"] < "1.0.0"}
 
 
 @pytest.fixture
 def pods(bin_dir, host):
-    """A bridge network whose addresses are static's."""
+    """A bridge network with addresses of static."""
     return Network(host, config(bridge="cni0", isGateway=True))
 
 
-GIVEN = {
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "all": {},
     "addresses only": {"ipam": {"routes": [], "dns": {}}},
     "other spelling": {"ipam": {"addresses": None, "ADDRESSES": [{"ADDRESS": "10.24.0.7/24", "Gateway": "10.24.0.9"}]}},
@@ -56,12 +57,12 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("version", OLD)
-@pytest.mark.parametrize("keys", GIVEN)
-def test_the_result_is_the_references(bin_dir, reference, version, keys):
-    """Addresses, gateways, routes and dns are printed as by the reference in each version."""
-    request = config(version, **GIVEN[keys])
-    ours, theirs = alone("ADD", request).result(), alone("ADD", request, reference).result()
-    assert settled(ours) == settled(theirs)
+@pytest.mark.parametrize("keys", CONFIGURATIONS)
+def test_result_equals_the_references(bin_dir, reference, version, keys):
+    """Addresses, gateways, routes and dns equal the reference plugin's in each version."""
+    request = config(version, **CONFIGURATIONS[keys])
+    results = [run_static("ADD", request, bin_dir).result() for bin_dir in (None, reference)]
+    assert without_empty_dns(results[0]) == without_empty_dns(results[1])
 
 
 @pytest.mark.parametrize(
@@ -74,18 +75,18 @@ def test_the_result_is_the_references(bin_dir, reference, version, keys):
         "IP=;GATEWAY=",
     ],
 )
-def test_arguments_add_what_the_reference_adds(bin_dir, reference, args):
-    """CNI_ARGS gives the addresses and gateways that it gives with the reference."""
-    ours, theirs = (alone("ADD", config(), of, args=args).result() for of in (None, reference))
-    assert settled(ours) == settled(theirs)
+def test_cni_args_add_the_references_addresses(bin_dir, reference, args):
+    """CNI_ARGS add the same addresses and gateways as with the reference plugin."""
+    results = [run_static("ADD", config(), bin_dir, args=args).result() for bin_dir in (None, reference)]
+    assert without_empty_dns(results[0]) == without_empty_dns(results[1])
 
 
-def test_routes_of_1_1_0_are_given_as_written(bin_dir):
-    """A route's attributes of CNI 1.1.0, zeros too, duplicates and host bits come out as they went in."""
+def test_routes_of_1_1_0_are_returned_unchanged(bin_dir):
+    """A route's attributes of CNI 1.1.0, zeros, duplicates and host bits are returned unchanged."""
     full = {"dst": "192.0.2.7/24", "gw": "10.24.0.1", "mtu": 1400, "advmss": 1300, "priority": 5}
     routes = [{**full, "table": 0, "scope": 0}, {"dst": "10.0.0.0/8", "table": 100, "scope": 253}, full, full]
-    given = alone("ADD", config("1.1.0", {"routes": routes, "dns": {}})).result()
-    assert (given["routes"], given["ips"], given.keys()) == (routes, ADDRESSES, {"cniVersion", "ips", "routes"})
+    result = run_static("ADD", config("1.1.0", {"routes": routes, "dns": {}})).result()
+    assert (result["routes"], result["ips"], result.keys()) == (routes, ADDRESSES, {"cniVersion", "ips", "routes"})
 
 
 REFUSED = {
@@ -106,36 +107,36 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals_are_the_references(bin_dir, reference, case):
-    """What the reference refuses is refused with its words, and a code that tells whose fault it is."""
-    keys, how, code = REFUSED[case]
+def test_refusals_equal_the_references(bin_dir, reference, case):
+    """The texts equal the reference plugin's, and the code distinguishes configuration from environment."""
+    keys, options, code = REFUSED[case]
     request = {key: value for key, value in {**config(), **keys}.items() if value is not None}
-    ours, theirs = alone("ADD", request, **how).error(), alone("ADD", request, reference, **how).error()
-    assert (ours["msg"], ours["code"]) == (theirs["msg"], code)
+    error = run_static("ADD", request, **options).error()
+    assert (error["msg"], error["code"]) == (run_static("ADD", request, reference, **options).error()["msg"], code)
 
 
-def test_no_address_is_for_the_caller_to_judge(pods, sandbox):
-    """Without any address static gives an empty result, with which bridge cannot do anything."""
+def test_bridge_refuses_a_result_without_addresses(pods, sandbox):
+    """Without addresses static returns an empty result, which bridge refuses."""
     nothing = config(ipam={"addresses": [], "routes": [], "dns": {}})
-    assert alone("ADD", nothing).result() == {"cniVersion": "1.0.0"}
+    assert run_static("ADD", nothing).result() == {"cniVersion": "1.0.0"}
     error = pods.having(ipam=nothing["ipam"]).run("ADD", sandbox).error()
     assert error["msg"] == "IPAM plugin returned missing IP config"
     assert set(netstate.links(sandbox)) == {"lo"}
 
 
-def test_a_route_without_destination_is_refused(bin_dir):
-    """The reference prints "<nil>", which bridge cannot read; we say which route it is."""
-    error = alone("ADD", config(ipam={"routes": [{"gw": "10.24.0.1"}]})).error()
+def test_route_without_destination_is_refused(bin_dir):
+    """The reference plugin prints "<nil>", which bridge cannot read; podwire's error names the route."""
+    error = run_static("ADD", config(ipam={"routes": [{"gw": "10.24.0.1"}]})).error()
     assert (error["code"], '"ipam.routes[0].dst" is missing' in error["msg"]) == (7, True)
     assert '"0.0.0.0/0"' in error["details"]
 
 
-def test_del_reads_nothing_and_no_verb_makes_a_file(bin_dir, tmp_path):
-    """DEL succeeds with any section, any arguments, any number of times; nothing is opened for writing by any verb."""
+def test_del_reads_nothing_and_no_verb_creates_a_file(bin_dir, tmp_path):
+    """DEL succeeds repeatedly with any section and any arguments; no verb opens a file for writing."""
     for ipam in ("x", {"addresses": "x"}, {"addresses": [{"address": "x"}]}):
         for _ in range(2):
-            alone("DEL", config("1.1.0") | {"ipam": ipam}, args="FOO", container_id="unknown").assert_silent()
-    alone("DEL", {"cniVersion": "1.1.0", "name": "net"}).assert_silent()
+            run_static("DEL", config("1.1.0") | {"ipam": ipam}, args="FOO", container_id="unknown").assert_silent()
+    run_static("DEL", {"cniVersion": "1.1.0", "name": "net"}).assert_silent()
     for command in ("ADD", "CHECK", "DEL", "STATUS", "GC"):
         calls = _system_calls(command, tmp_path / "calls")
         assert "O_CREAT" not in calls
@@ -155,8 +156,8 @@ def _system_calls(command, log):
     return log.read_text()
 
 
-def test_a_pod_has_what_is_written(pods, sandbox):
-    """Through bridge the pod has addresses, gateway and routes as written, and reaches its gateways."""
+def test_pod_has_the_configured_addresses(pods, sandbox):
+    """With bridge the pod has the configured addresses, gateway and routes, and reaches its gateways."""
     result = pods.add(sandbox)
     assert [(ip["address"], ip["gateway"]) for ip in result["ips"]] == [
         ("10.24.0.7/24", "10.24.0.1"),
@@ -174,10 +175,10 @@ def test_a_pod_has_what_is_written(pods, sandbox):
     assert set(netstate.links(sandbox)) == {"lo"}
 
 
-def test_a_pod_has_what_it_asks_for(pods, sandbox):
-    """The runtime's addresses replace the network's; a gateway in a route serves them, as its page says."""
-    asked = {"runtimeConfig": {"ips": ["10.24.0.9/24"]}, "capabilities": {"ips": True}}
-    pods = pods.having(isGateway=None, **asked)
+def test_pod_has_the_requested_address(pods, sandbox):
+    """The runtime's addresses replace the network's; they use a gateway in a route, as documented."""
+    capability = {"runtimeConfig": {"ips": ["10.24.0.9/24"]}, "capabilities": {"ips": True}}
+    pods = pods.having(isGateway=None, **capability)
     pods.host.ip("link", "add", "cni0", "type", "bridge")
     pods.host.ip("addr", "add", "10.24.0.1/24", "dev", "cni0")
     pods = pods.having(ipam={"type": "static", "routes": [{"dst": "0.0.0.0/0", "gw": "10.24.0.1"}]})
@@ -190,8 +191,8 @@ def test_a_pod_has_what_it_asks_for(pods, sandbox):
     pods.delete(sandbox, result)
 
 
-def test_check_through_bridge(pods, sandbox):
-    """CHECK tells of a network whose addresses have been edited since, and leaves the pod as it is."""
+def test_check_reports_edited_addresses(pods, sandbox):
+    """CHECK fails if the network's addresses were edited, and does not change the pod."""
     result = pods.add(sandbox)
     before = netstate.state(sandbox)
     edits = {
@@ -207,51 +208,51 @@ def test_check_through_bridge(pods, sandbox):
     assert netstate.state(sandbox) == before
 
 
-def test_check_without_result(bin_dir, reference):
-    """CHECK without prevResult is refused in the reference's words."""
-    errors = [alone("CHECK", config(), of).error() for of in (None, reference)]
+def test_check_without_prev_result_is_refused(bin_dir, reference):
+    """CHECK without prevResult fails with the reference's text."""
+    errors = [run_static("CHECK", config(), bin_dir).error() for bin_dir in (None, reference)]
     assert {error["msg"] for error in errors} == {"Required prevResult missing"}
 
 
-def test_a_failing_add_leaves_nothing(pods, sandbox):
-    """What static refuses keeps bridge from leaving an interface, a bridge, or anything else."""
+def test_failed_add_leaves_nothing(pods, sandbox):
+    """If static fails, bridge leaves no interface and no bridge."""
     before = netstate.state(pods.host), netstate.state(sandbox)
     broken = pods.having(ipam={**pods.config["ipam"], "addresses": [{"address": "10.24.0.7"}]})
     error = broken.run("ADD", sandbox).error()
-    assert "write 10.24.0.7/24, if that is a /24" in error["details"]
+    assert "write 10.24.0.7/24 if the subnet is a /24" in error["details"]
     assert (netstate.state(pods.host), netstate.state(sandbox)) == before
 
 
-def test_status_and_gc_through_bridge(pods):
-    """STATUS tells of a broken section with code 50, and is ready otherwise; GC has nothing to do."""
+def test_status_reports_an_invalid_section(pods):
+    """STATUS of bridge and static has code 50 for an invalid section, and succeeds otherwise; GC does nothing."""
     pods = pods.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []})
     broken = pods.having(ipam={**pods.config["ipam"], "addresses": [{"address": "10.24.0.7"}]})
     for net in (pods, broken):
         net.run("GC").assert_silent()
     pods.run("STATUS").assert_silent()
     assert broken.run("STATUS").error()["code"] == 50
-    alone("STATUS", pods.config).assert_silent()
-    alone("GC", pods.config).assert_silent()
-    assert alone("STATUS", broken.config).error()["code"] == 50
+    run_static("STATUS", pods.config).assert_silent()
+    run_static("GC", pods.config).assert_silent()
+    assert run_static("STATUS", broken.config).error()["code"] == 50
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
-@pytest.mark.parametrize(("maker", "taker"), [KINDS, KINDS[::-1]])
+@pytest.mark.parametrize(("first", "second"), [KINDS, KINDS[::-1]])
 @pytest.mark.parametrize("ipam", ["static stays", "static changes"])
-def test_a_pod_is_taken_over(pods, sandbox, reference, version, ipam, maker, taker):
-    """A pod made by one bridge and static is CHECKed and DELeted by the other bridge, with either static."""
-    directories = {"ours": binaries.directory(), "reference": reference}
+def test_pod_is_handed_over(pods, sandbox, reference, version, ipam, first, second):
+    """CHECK and DEL of the other bridge, with either static, accept a pod of one bridge and static."""
+    directories = {"podwire": binaries.directory(), "reference": reference}
     routes = [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24", "gw": "10.24.0.9"}, {"dst": "::/0"}]
     net = pods.having(cniVersion=version, ipam={**pods.config["ipam"], "routes": routes})
 
-    def by(bridge, static):
+    def network_of(bridge, static):
         return replace(net, bin_dir=directories[bridge], path=str(directories[static]))
 
-    made, taken = by(maker, maker), by(taker, maker if ipam == "static stays" else taker)
-    result = made.add(sandbox)
+    before, after = network_of(first, first), network_of(second, first if ipam == "static stays" else second)
+    result = before.add(sandbox)
     assert [ip["address"] for ip in result["ips"]] == ["10.24.0.7/24", "fd00:24::7/64"]
-    taken.check(sandbox, result)
-    made.check(sandbox, result)
-    taken.delete(sandbox, result)
+    after.check(sandbox, result)
+    before.check(sandbox, result)
+    after.delete(sandbox, result)
     assert (set(netstate.links(net.host)), set(netstate.links(sandbox))) == ({"lo", "cni0"}, {"lo"})
-    made.delete(sandbox, result)
+    before.delete(sandbox, result)
