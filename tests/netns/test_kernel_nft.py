@@ -197,7 +197,7 @@ def test_only_rules_of_the_chain_are_listed(prepared, monkeypatch, filtering):
 
 
 def test_get_chains(prepared):
-    """get_chains returns a chain with its hook, and None for an absent one."""
+    """Reading chains returns a chain with its hook, and None for an absent one."""
     absent = Chain(Table(nft.INET, "absent"), "c")
     existing = nft.get_chains(prepared, BASE, Chain(TABLE, "absent"), Chain(TABLE, "other"), absent)
     assert existing == [BASE, None, OTHER, None]
