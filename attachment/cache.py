@@ -1,8 +1,7 @@
 """Reads libcni's result cache: the attachments that a runtime knows, and whether their containers may be running.
 
-One rule: the cache is only read, and a container counts as no longer running only with proof (presence.py).
-
-libcni before 1.2 (containerd 1.6, podman 4) does not store "netns": there the namespace is read from the result.
+podwire never writes to the cache. A container counts as no longer running only with proof (presence.py). libcni before
+1.2 (containerd 1.6, podman 4) does not store "netns": there the namespace is read from the result.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class ResultCache:
         sandboxes = {}
         results = {}
         for entry in read_entries(directory, network):
-            # On several networks (`network` "") one running attachment is enough, in any order of the files.
+            # Of attachments with the same name in several networks (`network` ""), one that may be running wins.
             if entry.attachment not in sandboxes or entry.may_be_running:
                 sandboxes[entry.attachment] = entry.netns
                 results[entry.attachment] = entry.result

@@ -1,6 +1,6 @@
 """IP forwarding, without which a host forwards no packets of pods.
 
-One rule: it is enabled for the address families in use, and never disabled, since other programs may rely on it.
+It is enabled for the address families in use, and never disabled, since other programs may rely on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def check(version: int) -> None:
 
 
 def refuse_unavailable() -> None:
-    """Raises CniError(999) when forwarding is off, and cannot be enabled for IPv4 nor IPv6 (IPAM decides which)."""
+    """Raises CniError(999) when forwarding is off, and can be enabled neither for IPv4 nor for IPv6.
+
+    STATUS does not know which families IPAM will allocate, so one of them is enough.
+    """
     for name in _NAMES.values():
         with suppress(FileNotFoundError):
             if sysctl.get(name) == "1" or sysctl.is_writable(name):

@@ -1,8 +1,8 @@
 """The host veth of an attachment, as a result lists it.
 
-One rule: pure; a result does not say which interface on the host belongs to the container, so the order decides:
-podwire, the reference plugins and most others list a bridge, if there is one, then the host veth, then the container's
-interface.
+A result does not say which interface on the host belongs to the container, so the order decides: podwire, the reference
+plugins and most others list a bridge, if there is one, then the host veth, then the container's interface. All
+functions are pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cni.result import Interface
 
 
 class HostVeth(NamedTuple):
-    """The name of the host veth, and name and MAC address of the bridge listed before it; "" for what is not listed."""
+    """The name of the host veth, and name and MAC address of the bridge listed before it; "" if not listed."""
 
     name: str = ""
     bridge: str = ""
@@ -24,7 +24,7 @@ class HostVeth(NamedTuple):
 def host_veth(interfaces: Iterable[Interface], ifname: str, netns: str = "") -> HostVeth:
     """Returns the host veth of the container's interface `ifname`: the interface on the host listed right before it.
 
-    If `netns` is not empty, `ifname` counts only if its "sandbox" is that path: not the result of another container.
+    If `netns` is not empty, the interface's "sandbox" must be that path; otherwise the result is another container's.
     """
     on_host = [Interface(""), Interface("")]
     for item in interfaces:

@@ -1,8 +1,8 @@
 """Detects whether the network namespace of an attachment still exists, for plugins and tool.
 
-One rule: GONE needs proof. A missing path may be missing only in this process's view of the file system: in a
-container, or after `unshare --mount`, /run/netns is another directory while the pods run. So the path is also looked up
-in the root directory of process 1, and an existing interface of the attachment proves that it is running.
+GONE needs proof. A path may be missing only in this process's view of the file system: in a container, or after
+`unshare --mount`, /run/netns is another directory while the pods run. So the path is also looked up in the root
+directory of process 1, and an existing interface of the attachment proves that it is running.
 
 Cost: two stat(2) for a namespace at its path, otherwise some ten more system calls.
 """

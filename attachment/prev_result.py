@@ -1,7 +1,4 @@
-"""Hints for a prevResult that does not describe the attachment, as CHECK and DEL report it.
-
-One rule: pure. Each hint is a sentence that an operator can act on.
-"""
+"""Hints for the details of an error about an attachment that differs from prevResult."""
 
 from __future__ import annotations
 

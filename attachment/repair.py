@@ -1,6 +1,6 @@
 """Repair of one part of an attachment: recreates it when its check fails.
 
-One rule: a part that passes its check is not touched, so that repairing an intact attachment changes nothing.
+A part that passes its check does not change, so repairing an intact attachment changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A container's network namespace: configures and checks addresses and routes of the attachment's interface.
 
-One rule: all changes go out in one send, in the order of the reference plugins (addresses, up, routes), because the
-kernel announces the addresses that an interface has when it comes up.
+All changes are sent at once, in the order of the reference plugins (addresses, up, routes): the kernel announces the
+addresses that an interface has when it comes up.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Sandbox:
     def delete_link(self, doomed: Link, host: Socket) -> bool:
         """Deletes an interface, and a veth's peer with it; returns whether the peer was on the host.
 
-        A veth with its peer on the host is deleted there (kernel.link_deletion). Other links are deleted from inside,
-        which takes the whole wait for the kernel; so is a veth whose deletion in the background failed. Raises
-        KernelError, and CniError(11) when the deletion is not announced in time.
+        A veth with its peer on the host is deleted from the host, in the background (kernel.link_deletion). Other
+        links are deleted from inside, and so is a veth if that failed; that waits until the kernel has freed the link.
+        Raises KernelError, and CniError(11) when the kernel does not announce the deletion in time.
         """
         peer = link.get_local_peer(host, doomed, self.namespace)
         if peer is None or not delete_in_background(peer, doomed, lambda: self.open_listener(link.RTNLGRP_LINK)):
@@ -116,9 +116,10 @@ class Sandbox:
     def announce(self, container_link: Link) -> None:
         """Makes the kernel announce the interface's addresses again, by gratuitous ARP and unsolicited advertisement.
 
-        Otherwise neighbours of an address's previous owner (a deleted pod) keep its stale MAC for up to a minute: the
-        announcement when the interface came up is lost if the host veth did not forward yet, as with the reference
-        plugins. Setting the interface's current MAC again triggers it. Raises KernelError.
+        The kernel announces them when the interface comes up, but that is lost if the host veth does not forward yet,
+        as with the reference plugins. Neighbours of the address's previous owner, a deleted pod, would then keep its
+        MAC address for up to a minute. Setting the interface's current MAC address again triggers an announcement.
+        Raises KernelError.
         """
         self.socket.change(link.set_request(container_link, mac=container_link.mac_bytes))
 
@@ -195,7 +196,11 @@ def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
 
 
 def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
-    """Returns the interface's addresses in a result; `strict` raises for another index, as the reference plugins do."""
+    """Returns the interface's addresses in a result, without those of other interfaces.
+
+    An address without an interface index counts only without `strict`. With `strict`, the index of another interface
+    raises CniError(999), as with the reference plugins.
+    """
     ips = []
     for ip in result.ips:
         if ip.interface is None:

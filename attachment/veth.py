@@ -1,6 +1,6 @@
 """The veth pair of an attachment, from the host to the container: creating, checking and deleting it.
 
-One rule: one request creates both ends in their namespaces; no link is moved or renamed.
+One request creates both ends in their namespaces, so that no link has to be moved or renamed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _CARRIER_TIMEOUT_S = 5.0  # the reference plugins poll for 2.55 s
 class CreatedVeth(NamedTuple):
     """A new veth pair: the requested host end, and the links that the kernel reports, None for missing ones.
 
-    `container_veth` has the requested attributes and the index that the host veth reports; None without that index.
-    `master` is the bridge of the host veth, as reported after the creation; None without one.
+    `container_veth` is built from the requested attributes and the peer index of the host veth; None without that
+    index. `master` is the bridge of the host veth after the creation; None without one.
     """
 
     host_end: VethEnd
@@ -53,7 +53,7 @@ class CreatedVeth(NamedTuple):
 def create(
     host: Socket, sandbox: Netns, ifname: str, undo: Undo, *, mac: bytes = b"", mtu: int = 0, master: Link | None = None
 ) -> CreatedVeth:
-    """Creates the veth pair and reads it back, in one send; the host veth is up, and a port of `master` if given.
+    """Creates the veth pair and reads it back, in one send; the host veth is up, and a port of `master` unless None.
 
     `mac` is the container veth's, b"" for a random one; `mtu` in bytes, 0 for the kernel's default. Raises
     CniError(999) when the container already has an interface called `ifname`, KernelError.
@@ -61,7 +61,7 @@ def create(
     container_end = VethEnd(ifname, mac or link.random_mac())
     for attempt in range(_NAME_TRIES):
         host_end = VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
-        # Before the request, whose answer may be lost; by the address, undo recognises this veth among others.
+        # Pushed before the request, whose answer may be lost; delete() recognizes the veth by its MAC address.
         undo.push(f'delete "{host_end.name}"', partial(delete, host, host_end))
         try:
             with record.timed_step("create the veth pair"):
@@ -108,7 +108,7 @@ def full_bridge_error(bridge: Link) -> CniError:
 
 
 def _container_veth(host_veth: Link | None, end: VethEnd) -> Link | None:
-    """Returns the container veth of a new pair; before Linux 5.10, None when both ends have the same index."""
+    """Returns the container veth of a new veth pair; before Linux 5.10, None when both ends have the same index."""
     if host_veth is None or not host_veth.iflink:
         return None
     kind, index = host_veth.kind, host_veth.index
@@ -116,7 +116,7 @@ def _container_veth(host_veth: Link | None, end: VethEnd) -> Link | None:
 
 
 def delete(host: Socket, host_end: VethEnd) -> None:
-    """Deletes a pair that create() created, by its host end; a missing one is success. Raises KernelError."""
+    """Deletes a veth that create() created, by its host end; a missing one is success. Raises KernelError."""
     (host_veth,) = link.get(host, link.by_name_request(host_end.name))
     if host_veth is not None and host_veth.mac == format_mac(host_end.mac):
         host.change(link.delete_request(host_veth))
@@ -131,10 +131,10 @@ def get_host_veth(host: Socket, name: str) -> Link:
 
 
 def wait_carrier(socket: Socket, end: Link, name: str) -> None:
-    """Waits until `end`, in the socket's namespace, of a veth pair with both ends up has a carrier.
+    """Waits until a veth whose ends are both up has a carrier; `end` is its end in the socket's namespace.
 
-    The kernel updates the carrier in the background. Since Linux 6.8 reading the link updates it, too, so that there is
-    mostly no wait; earlier kernels announce it. Raises CniError(999), "<name> in error state: ...", after 5 s.
+    The kernel updates the carrier in the background and announces it. Since Linux 6.8 reading the link updates it, too,
+    so that there is mostly no wait. Raises CniError(999), "<name> in error state: ...", after 5 s.
     """
     if get_host_veth(socket, end.name).operstate == link.OPERSTATE_UP:
         return
@@ -152,9 +152,9 @@ def delete_attachment_veth(
 ) -> tuple[Cidr, ...]:
     """Deletes the attachment's veth pair; returns the addresses of the container's other interfaces.
 
-    The rules of those addresses belong to other attachments. () without a namespace. Root in the container may have
-    renamed the interface, used its name for another one, even `lo`, which cannot be deleted, or moved its address.
-    `bridge` is the bridge of the host veth, None for a plugin without bridges.
+    The rules for those addresses belong to other attachments. Without a namespace the result is (). Root in the
+    container may have renamed the interface, given its name to another interface (even to `lo`, which cannot be
+    deleted), or moved its address. `bridge` is the bridge of the host veth, None for a plugin without bridges.
     """
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:

@@ -1,6 +1,6 @@
 """The verbs of loopback: set `lo` up in the container, and down again.
 
-One rule: CNI_IFNAME and CNI_ARGS are ignored, and there are no configuration keys; the interface is always `lo`.
+CNI_IFNAME and CNI_ARGS are ignored, and there are no configuration keys: the interface is always `lo`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parses and validates the configuration of ptp into a frozen PtpConf.
 
-One rule: pure; the other modules of the plugin do not validate the configuration again.
+All functions are pure. The other modules of the plugin do not validate the configuration again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The verbs of ptp.
 
-One rule: each change is followed by its undo, and DEL deletes everything that still exists.
+ADD registers the undo of each change next to the change. DEL deletes every object of the attachment that still exists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         ipam_result = Result()
         if conf.ipam_type:
-            ipam_result = routed.bind_addresses(delegate.add_ipam(args, net_conf, undo), conf.mtu, _CONTAINER)
+            ipam_result = routed.assign_addresses(delegate.add_ipam(args, net_conf, undo), conf.mtu, _CONTAINER)
         created = veth.create(host, namespace, args.ifname, undo, mtu=conf.mtu)
         sysctl.try_write(f"ipv6/conf/{created.host_end.name}/accept_ra", "0")
         host_veth = created.host_veth or veth.get_host_veth(host, created.host_end.name)
@@ -72,8 +72,8 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     reports failures.
     """
     with Socket() as host:
-        others = veth.delete_attachment_veth(args, net_conf, host)
-    run_all(*options.removal_steps(args, net_conf, others), partial(delegate.run_ipam, args, net_conf))
+        other_addresses = veth.delete_attachment_veth(args, net_conf, host)
+    run_all(*options.removal_steps(args, net_conf, other_addresses), partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
@@ -99,7 +99,8 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the rules of attachments that are not in `valid`, and has IPAM release their addresses.
 
-    Their links were deleted with their namespaces. Rules that are not provably this network's stay.
+    Links need no removal: the kernel deletes them with their network namespaces. Rules without proof that they belong
+    to this network stay.
     """
     rules = partial(nft.run_steps, backend.gc_steps(net_conf.name, valid))
     run_all(partial(backend.gc_legacy, net_conf.name, valid), rules, partial(delegate.run_ipam, args, net_conf))
@@ -165,9 +166,8 @@ def _check_container_veth(listed: Interface, sandbox: Sandbox) -> Link:
     if not container_veth.is_up:
         details = f'in the container: ip link set "{sandbox.ifname}" up'
         raise internal(f"Container interface {sandbox.ifname} is down", details)
-    if (
-        listed.mtu and container_veth.mtu != listed.mtu
-    ):  # since CNI 1.1.0; a later plugin may have changed the configured MTU
+    # prevResult has the MTU since CNI 1.1.0; a later plugin may have changed the configured one.
+    if listed.mtu and container_veth.mtu != listed.mtu:
         details = f"it is {container_veth.mtu}; set it back, or remove the container and create it again"
         raise internal(f"Interface {sandbox.ifname} MTU doesn't match: {listed.mtu}", details)
     return container_veth

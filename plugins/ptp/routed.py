@@ -1,7 +1,7 @@
 """Addresses and routes of both ends of a routed veth pair.
 
-One rule: each end has a host route to the other, and the pod's subnet is routed via its gateway, the host; so two pods
-of one subnet reach each other through the host. Every host veth has the same gateway address.
+Each end has a host route to the other, and the pod's subnet is routed via its gateway, the host, so that two pods of
+one subnet reach each other through the host. Every host veth has the same gateway address.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from kernel.rtnl import Request, Socket
 from process.values import replace
 
 
-def bind_addresses(ipam_result: Result, mtu: int, interface: int) -> Result:
-    """Returns the IPAM result with its addresses bound to `interface`; raises CniError(7) for unusable addresses."""
+def assign_addresses(ipam_result: Result, mtu: int, interface: int) -> Result:
+    """Returns the IPAM result with its addresses assigned to `interface`; raises CniError(7) for unusable addresses.
+
+    `interface` is an index into the result's interfaces.
+    """
     refuse_small_mtu(mtu, ipam_result.ips)
     for ip in ipam_result.ips:
         _gateway(ip)
