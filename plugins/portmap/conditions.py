@@ -1,6 +1,6 @@
 """Compiles conditions in the language of nft ("ip daddr != 192.0.2.9") without running `nft`.
 
-Invariant: an unsupported match raises an error that quotes it; a supported match is compiled to the expressions that
+An unsupported match raises an error that quotes it; a supported match is compiled to the expressions that
 nft creates. There are two exceptions: a set of values becomes several rules, so that no set remains when they are
 deleted; and interfaces are compared by name, since the ifindex changes when an interface is created again.
 """

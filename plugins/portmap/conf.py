@@ -1,6 +1,6 @@
 """The configuration of portmap: keys, validation, and one frozen value.
 
-Invariant: this module does no I/O, and no other module validates configuration values.
+This module is pure, and no other module validates values of the configuration.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ conntrack keeps the NAT decision of a flow's first packet. Without the deletion,
 port (a resolver, a phone, a syslog daemon) would reach a deleted pod, or bypass a new one. TCP connections end with the
 pod.
 
-Invariant: only flows to a published port of the host's own addresses are deleted. Forwarded flows are kept: for host
+Only flows to a published port of the host's own addresses are deleted. Forwarded flows are kept: for host
 port 53, the pods' queries to DNS servers elsewhere.
 """
 
@@ -39,7 +39,7 @@ def delete_flows(host_ports: HostPorts) -> None:
 def delete_stray_flows(host_ports: HostPorts) -> None:
     """Deletes the flows that do not reach the pod, since they began while rules were missing.
 
-    Flows to the pod are kept: without conntrack, the pod's next reply would have another source port, or collide.
+    Flows to the pod are kept: after a deletion the pod's next reply would have another source port.
     """
     if not _udp_mappings(host_ports):
         return

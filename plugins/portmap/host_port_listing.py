@@ -1,6 +1,6 @@
 """Lists the host ports of this node and their owners, from the existing rules of both backends.
 
-Invariant: nothing is changed.
+It changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The iptables backend: for each container and network a chain in table nat, and jump rules to that chain.
 
-Invariant: names, rules, comments and their order equal those of the reference plugin (plugins.portmap.iptables_rules),
-so that each plugin can remove the rules of the other.
+Names, rules, comments and their order equal those of the reference plugin (plugins.portmap.iptables_rules), so that
+each plugin can remove the rules of the other.
 
 Cost in processes (iptables-restore, ip6tables-restore), whatever the number of ports:
 - ADD: none if netlink shows that no existing rule conflicts (kernel.netfilter.iptables_direct). Otherwise one or two
@@ -35,7 +35,7 @@ from plugins.portmap.iptables_state import TableState, delete_duplicate_rules, g
 from plugins.portmap.spec import HostPorts
 from process.values import replace
 
-_ROUNDS = 10  # a round fails if another process changes the table between our read and our write
+_ROUNDS = 10  # a round fails if another process changes the table between the read and the write
 _CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 
 
@@ -74,7 +74,10 @@ def add(host_ports: HostPorts) -> None:
 
 
 def check(host_ports: HostPorts) -> None:
-    """Checks the rules and the shared chains; raises CniError(999) for the first missing one, and as `add`."""
+    """Checks the rules and the shared chains; raises CniError(999) for the first missing one.
+
+    Raises ShadowedError if a rule of another container comes first, and the errors of `add`.
+    """
     probes = {version: iptables_check.probe_lines(host_ports, version) for version in host_ports.ip_versions}
     previous: dict[int, TableState] = {}
     for _ in range(_ROUNDS):

@@ -1,6 +1,6 @@
 """CHECK of the iptables backend: compares the existing rules with the desired ones.
 
-Invariant: the error names the first missing chain or rule, in the format of `iptables -S`.
+The error names the first missing chain or rule, in the format of `iptables -S`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""The iptables rules of host ports: builds the desired rules, and parses existing rules.
 
-Invariant: pure; a rule is a line in the format of `iptables -S`, which iptables-restore accepts as well.
+This module is pure. A rule is a line in the format of `iptables -S`, which iptables-restore accepts as well.
 
     -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT                     (and OUTPUT)
     -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net\" id: \"cid\"" -m multiport --dports 8080,8081

@@ -1,6 +1,6 @@
 """Recognises the shared rules as iptables-nft stores them in the kernel, without running iptables-restore.
 
-Invariant: only the exact rule is recognised. A rule with an additional or inverted match or another option is a
+Only the exact rule is recognised. A rule with an additional or inverted match or another option is a
 different rule. A rule in an unknown form is not recognised; the caller then has iptables-restore list it.
 """
 

@@ -1,7 +1,6 @@
 """Reads the existing rules of iptables-nft over netlink, without running iptables-restore.
 
-Invariant: a rule that is not recognised with certainty makes the state incomplete; then iptables-restore lists the
-table.
+A rule that is not recognised with certainty makes the state incomplete; then iptables-restore lists the table.
 """
 
 from __future__ import annotations

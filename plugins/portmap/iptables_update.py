@@ -1,6 +1,6 @@
 """Computes the lines of iptables-restore that change the existing rules for ADD and DEL.
 
-Invariant: pure, and no line changes a rule of another container.
+This module is pure. No line changes a rule of another container.
 """
 
 from __future__ import annotations

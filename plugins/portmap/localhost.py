@@ -5,7 +5,7 @@ accepts packets for 127.0.0.0/8 from that interface: a pod, or a machine on the 
 node's loopback (CVE-2020-8558). The guard drops such packets before NAT. It does not drop replies to connections from
 127.0.0.1: they arrive with the node's address as destination, which NAT changes to 127.0.0.1 only afterwards.
 
-Invariant: the guard is created before route_localnet is enabled, and deleted after it is disabled. ADD enables it on
+The guard is created before route_localnet is enabled, and deleted after it is disabled. ADD enables it on
 the interface over which the host reaches the pod (plugins.portmap.pod_route). DEL disables it only on the pod's own
 host veth: on a bridge it stays enabled, since other pods use the bridge.
 """
@@ -115,7 +115,7 @@ def _check_route_localnet(host_ports: HostPorts) -> str:
         raise CniError(Code.INTERNAL, msg, "run CHECK in a mount namespace where /proc/sys is mounted") from error
     if not is_enabled:
         msg = f"127.0.0.1 is not forwarded to the pod: net/{name} is off"
-        raise CniError(Code.INTERNAL, msg, "podwire repair creates the guard of 127.0.0.0/8 and enables it")
+        raise CniError(Code.INTERNAL, msg, "podwire repair creates the guard of 127.0.0.0/8, then enables the sysctl")
     return interface
 
 

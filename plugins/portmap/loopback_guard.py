@@ -2,7 +2,7 @@
 
 The guard is in nftables, or in table mangle of iptables if the kernel has no nftables.
 
-Invariant: a guard is deleted only if rtnetlink reports that its interface does not exist, or if route_localnet of the
+A guard is deleted only if rtnetlink reports that its interface does not exist, or if route_localnet of the
 interface is disabled. A missing path in /proc/sys proves neither: /proc may be mounted with subset=pid.
 """
 
@@ -42,7 +42,7 @@ def ensure_in_nftables(interface: str) -> bool:
     """
     try:
         with nft.open_socket() as socket:
-            nft.retry(lambda: _create_in_nftables(socket, interface))
+            nft.retry(lambda: _ensure_with_socket(socket, interface))
     except KernelError:
         return False  # the caller tries iptables, and reports the error of iptables
     return True
@@ -85,13 +85,13 @@ def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collect
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.list_rules(socket, _CHAIN) if (name := _interface_of_rule(rule))}
         missing, disabled = _disable_and_list(rules.values(), host_veth, unchanged_interfaces)
-        _delete_rules(socket, (rule for rule, name in rules.items() if name in missing or name in disabled))
+        _delete_guards(socket, (rule for rule, name in rules.items() if name in missing or name in disabled))
         return missing
 
     # If an interface exists again by now, a parallel ADD may have relied on the deleted guard: create it again.
     for name, existing_link in _get_links(nft.retry(attempt)).items():
         if existing_link:
-            nft.retry(partial(_create_in_nftables, socket, name))
+            nft.retry(partial(_ensure_with_socket, socket, name))
 
 
 def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = ()) -> None:
@@ -142,7 +142,7 @@ def _disable_route_localnet(host_veth: Link) -> bool:
         return False
 
 
-def _create_in_nftables(socket: NftSocket, interface: str) -> None:
+def _ensure_with_socket(socket: NftSocket, interface: str) -> None:
     if nft.get_chains(socket, _CHAIN) == [_CHAIN] and _select_guards(nft.list_rules(socket, _CHAIN), interface):
         return
     nft.change(
@@ -159,7 +159,7 @@ def _delete_duplicates(socket: NftSocket, interface: str) -> None:
     nft.change(socket, *map(_delete_request, _select_guards(nft.list_rules(socket, _CHAIN), interface)[1:]))
 
 
-def _delete_rules(socket: NftSocket, rules: Iterable[Rule]) -> None:
+def _delete_guards(socket: NftSocket, rules: Iterable[Rule]) -> None:
     """Deletes rules, each in its own transaction; a rule that another DEL has deleted is success.
 
     In a common transaction one missing rule would make all deletions fail, so parallel DELs would block each other.

@@ -1,6 +1,6 @@
 """The verbs of portmap.
 
-Invariant: ADD registers the undo of each change; DEL removes the rules of both backends, whichever is configured.
+ADD registers the undo of each change. DEL removes the rules of both backends, whichever is configured.
 """
 
 from __future__ import annotations
@@ -103,13 +103,11 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
     if ports.mappings:
         check, create = partial(_check_rules, ports, conf.backend), partial(_BACKENDS.add, ports, conf.backend)
         was_missing = repair_if_missing("the host ports", check, create)
-        if (
-            was_missing and not is_dry_run() and check()
-        ):  # if check() is False, the flows reach the container whose rule comes first
+        # If check() is False, the flows belong to the container whose rule comes first.
+        if was_missing and not is_dry_run() and check():
             conntrack.delete_stray_flows(ports)
-        pod_route.get_interface_to_pod(
-            ports
-        )  # raises if another program routes the pod elsewhere; portmap keeps that route
+        # Raises WrongRouteError: a repair must not change the route of another program.
+        pod_route.get_interface_to_pod(ports)
         create_guard = partial(localhost.ensure, ports, guard_is_missing=True)
         repair_if_missing("127.0.0.1:hostPort", partial(localhost.check_with_guard, ports), create_guard)
 
@@ -124,7 +122,7 @@ PLUGIN = Plugin(
     parse=portmap_conf.parse,
     keys=portmap_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_remove_rules=cmd_del,  # DEL removes nothing but rules
+    cmd_remove_rules=cmd_del,  # portmap creates nothing but rules
 )
 
 
@@ -187,7 +185,9 @@ def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
         lambda socket: localhost.delete(socket, ports),
     ]
     steps: list[Callable[[], object]] = [partial(nft.run_steps, rules)]
-    if legacy:  # the guard last: deleting it from nftables has disabled route_localnet, and then no process is needed
+    # The guard in iptables-legacy comes last: if the guard was in nftables, route_localnet is disabled by then, and no
+    # process is needed.
+    if legacy:
         before = partial(iptables.delete_legacy, ports)
         steps = [before, *steps, partial(localhost.delete_legacy, ports)]
     run_all(*steps)

@@ -1,6 +1,6 @@
 """The nftables backend: the verbs, over netlink, without child processes. plugins.portmap.nftables_rules has the rules.
 
-Invariant: a verb changes both IP versions in one transaction, and ADD keeps correct rules, since deleting is slow.
+A verb changes both IP versions in one transaction. ADD keeps correct rules, since deleting is slow.
 """
 
 from __future__ import annotations
@@ -119,14 +119,12 @@ def _add(socket: NftSocket, host_ports: HostPorts) -> None:
     for version in CHAINS:
         if version in host_ports.ip_versions:
             conditions = _shared_chain_requests(reader, host_ports, version, requests)
-            requests += _port_rule_requests(reader, host_ports, version) + _masquerading_requests(
-                reader, host_ports, version
-            )
+            requests += _port_rule_requests(reader, host_ports, version)
+            requests += _masquerading_requests(reader, host_ports, version)
             copies += _condition_copy_requests(reader, host_ports, version, conditions) if conditions else []
         else:
-            requests += map(
-                _delete_rule_request, reader.list_attachment_rules(host_ports, rules.attachment_chains(version))
-            )
+            existing = reader.list_attachment_rules(host_ports, rules.attachment_chains(version))
+            requests += map(_delete_rule_request, existing)
     # The copies come last: they delete rules that the other requests use as positions.
     nft.change(socket, *requests, *copies)
 
@@ -172,14 +170,15 @@ def _condition_copy_requests(
         for located in candidates
         if not (rules.owner(located.rule) or rules.belongs_to(located.rule, host_ports))
     ]
-    before, *others = conditions
-    if foreign and (others or rules.cannot_be_copied(before)):
+    condition, *others = conditions
+    if foreign and (others or rules.cannot_be_copied(condition)):
         print("portmap: rules of the reference plugin lose their conditions, as after its own ADD", file=sys.stderr)
         return []
     requests = []
     for located in foreign:
         rule = located.rule
-        requests.append(nft.rule_request(located.chain, before + rule.expressions, rule.userdata, before=rule.handle))
+        expressions = condition + rule.expressions
+        requests.append(nft.rule_request(located.chain, expressions, rule.userdata, before=rule.handle))
         requests.append(_delete_rule_request(located))
     return requests
 

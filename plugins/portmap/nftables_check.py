@@ -1,6 +1,6 @@
 """CHECK of the nftables backend: compares the existing rules with the desired ones.
 
-Invariant: the rules of the reference plugin pass, too; the error names the first problem.
+The rules of the reference plugin pass, too. The error names the first problem.
 """
 
 from __future__ import annotations

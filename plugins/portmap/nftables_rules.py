@@ -1,6 +1,6 @@
 """The nftables rules of host ports: tables, chains, the rules of an attachment, and the owner of a rule.
 
-Invariant: pure values. Tables, chains and comments equal those of the reference plugin 1.9, so that each plugin can
+This module is pure. Tables, chains and comments equal those of the reference plugin 1.9, so that each plugin can
 remove the rules of the other. A comment contains only the container ID, so podwire stores network and attachment in
 the rule's userdata, where `nft` ignores them.
 

@@ -1,6 +1,6 @@
 """Reads the existing nftables rules of host ports, and their owners.
 
-Invariant: nothing is changed, and irrelevant rules are not decoded, since a host may have a thousand host ports.
+It changes nothing, and does not decode irrelevant rules, since a host may have a thousand host ports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The node's route to a pod, which must use an interface of the pod's network.
 
-Invariant: the interfaces of the pod's network are those that prevResult lists on the host. Neither portmap nor a
+The interfaces of the pod's network are those that prevResult lists on the host. Neither portmap nor a
 command that it prints changes a setting of another interface.
 """
 

@@ -1,6 +1,6 @@
 """Port conflicts: the rules of running containers come first, those of containers that are no longer running last.
 
-Invariant: no rule of another container is deleted. libcni's cache shows which containers are running, but it lists a
+No rule of another container is deleted. libcni's cache shows which containers are running, but it lists a
 container only after its last plugin has finished; so a wrong conclusion must affect nothing but the order of rules.
 """
 

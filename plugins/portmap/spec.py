@@ -1,6 +1,6 @@
 """The host ports of an attachment, independent of the backend.
 
-Invariant: pure values; the backends turn them into packet-filter rules.
+These are pure values; the backends turn them into packet-filter rules.
 """
 
 from __future__ import annotations

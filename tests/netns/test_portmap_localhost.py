@@ -227,7 +227,7 @@ def test_check(bridge, capsys):
     with pytest.raises(CniError) as caught:
         localhost.check(host_ports())
     assert caught.value.msg == "127.0.0.1 is not forwarded to the pod: net/ipv4/conf/cni0/route_localnet is off"
-    assert caught.value.details == "podwire repair creates the guard of 127.0.0.0/8 and enables it"
+    assert caught.value.details == "podwire repair creates the guard of 127.0.0.0/8, then enables the sysctl"
     for interface in ("cni0", "all"):
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "1")
         localhost.check(host_ports())

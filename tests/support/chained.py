@@ -1,6 +1,6 @@
 """A whole chain on a temporary host, from bridge with host-local to tuning; and ptp, loopback, static. One verb a call.
 
-Invariant: `everything()` returns all state that any of these plugins changes, so that tests compare all of it.
+`everything()` returns all state that any of these plugins changes, so that tests compare all of it.
 """
 
 from __future__ import annotations
