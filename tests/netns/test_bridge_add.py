@@ -79,7 +79,10 @@ def test_existing_bridge_is_reused(network, sandbox):
     result = network.having(mtu=1400).add(sandbox)
     after = links(network.host)["cni0"]
     assert shown(network.host, "cni0")["ifindex"] == index
-    assert (after["address"], after["mtu"]) == ("02:00:00:00:00:77", 1400)  # a bridge's MTU follows its ports'
+    assert (after["address"], after["mtu"]) == (
+        "02:00:00:00:00:77",
+        1400,
+    )  # the kernel sets a bridge's MTU to the lowest of its ports'
     assert after["linkinfo"] == before["linkinfo"]
     assert after["flags"] == sorted([*before["flags"], "UP"])
     assert reaches(sandbox, result["ips"][0]["gateway"])

@@ -16,7 +16,7 @@ from tests.support.netstate import iptables_rules, links, nft_rules
 pytestmark = pytest.mark.needs("nft_nat", "iptables_nft_nat")
 
 BACKENDS = ("iptables", "nftables")
-# In a mount namespace of its own the plugin finds a file in the program's place that it cannot execute.
+# In a new mount namespace, a file that is not executable replaces the program.
 WITHOUT_IPTABLES = 'mount --bind /dev/null /usr/sbin/xtables-nft-multi && exec "$0"'
 
 

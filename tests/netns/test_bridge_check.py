@@ -61,13 +61,13 @@ def test_check_reports_a_missing_lease(network, sandbox, store):
     check_error(network, sandbox, result)
 
 
-DAMAGE = {
+CHANGES = {
     "an address removed": ("pod", "addr del {address} dev eth0", "address 10.22.0.2/16"),
     "another prefix": ("pod", "addr del {address} dev eth0; addr add 10.22.0.2/24 dev eth0", "address 10.22.0.2/16"),
     "the default route removed": ("pod", "route del default", "route 0.0.0.0/0"),
     "the container's link down": ("pod", "link set eth0 down", "eth0 is down"),
     "another MAC": ("pod", "link set eth0 address 02:00:00:00:00:99", "Interface eth0 Mac doesn't match"),
-    "the interface gone": ("pod", "link del eth0", "eth0 not found"),
+    "the interface missing": ("pod", "link del eth0", "eth0 not found"),
     "the interface renamed": ("pod", "link set eth0 down; link set eth0 name eth1", "eth0 not found"),
     "another kind of interface": (
         "pod",
@@ -77,7 +77,7 @@ DAMAGE = {
     "the port detached": ("host", "link set {port} nomaster", "CNI veth created for bridge cni0 was not found"),
     "the port's MAC": ("host", "link set {port} address 02:00:00:00:00:99", "Mac doesn't match"),
     "the port down": ("host", "link set {port} down", " is down"),
-    "the bridge gone": ("host", "link del cni0", "Interface name cni0 not found"),
+    "the bridge missing": ("host", "link del cni0", "Interface name cni0 not found"),
     "the bridge down": ("host", "link set cni0 down", "Bridge interface cni0 is down"),
     "the bridge's MAC": ("host", "link set cni0 address 02:00:00:00:00:99", "Bridge interface cni0 Mac doesn't match"),
     "the bridge promiscuous": ("host", "link set cni0 promisc on", "Bridge interface cni0 configured Promisc Mode"),
@@ -85,10 +85,10 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("change", DAMAGE)
+@pytest.mark.parametrize("change", CHANGES)
 def test_check_reports_changes(network, sandbox, change):
     """CHECK fails and names the difference if a part of the attachment was changed."""
-    side, commands, text = DAMAGE[change]
+    side, commands, text = CHANGES[change]
     result = network.add(sandbox)
     network.check(sandbox, result)
     for command in commands.split(";"):

@@ -31,7 +31,7 @@ def attached(network, sandbox):
 @pytest.mark.parametrize("call", CALLS)
 def test_sigterm_at_any_call_of_add(network, sandbox, new_sandbox, call):
     """Whenever SIGTERM arrives, ADD either succeeds and is complete, or fails and leaves nothing."""
-    network.add(new_sandbox())  # the bridge stays
+    network.add(new_sandbox())  # creates the bridge, which stays
     before = state(network.host), state(sandbox), network.leases()
     for occurrence in range(1, 12, 2):
         outcome = injected(network, "ADD", sandbox, f"{call}:signal=SIGTERM:when={occurrence}")

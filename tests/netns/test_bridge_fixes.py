@@ -144,7 +144,7 @@ def test_full_bridge(network, refused, host):
     """STATUS and ADD report a full bridge with a fix; with one free port STATUS succeeds again."""
     host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
     lines = []
-    for number in range(512):  # the last end finds no port any more
+    for number in range(512):  # the bridge has no port for the last veth end
         lines.append(f"link add name a{number} type veth peer name b{number}")
         lines += [f"link set {end}{number} master cni0" for end in "ab"]
     output("ip", "-n", host.name, "-force", "-batch", "-", stdin="\n".join(lines), check=False)
@@ -166,8 +166,8 @@ def test_missing_namespace(network):
     assert "is the container still there?" in error["details"]
 
 
-# What is changed on the host (PORT: the pod's host end) and what CHECK makes of it.
-BROKEN = {
+# A command that changes the host (PORT is the pod's host veth), and a part of CHECK's message.
+CHANGES = {
     "bridge down": ("ip link set cni0 down", "is down"),
     "bridge's MAC": ("ip link set cni0 address 02:00:00:00:00:01", "Mac doesn't match"),
     "bridge promiscuous": ("ip link set cni0 promisc on", "Promisc Mode"),
@@ -181,18 +181,18 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("case", CHANGES)
 def test_fixes_of_check_work(network, sandbox, case):
     """The command in CHECK's error fixes what CHECK reports."""
     network = network.having(hairpinMode=True, portIsolation=True, mtu=1400)
     result = network.add(sandbox)
-    command, text = BROKEN[case]
+    command, text = CHANGES[case]
     network.host.run("sh", "-c", command.replace("PORT", host_end(result)))
     error = network.run("CHECK", sandbox, prev_result=result).error()
     assert text in error["msg"]
     fix = error["details"].rpartition(": ")[2]
     network.host.run("sh", "-c", fix)
-    if case == "no port any more":  # what a port was set to is gone with it
+    if case == "no port any more":  # a new port has default flags
         network.host.run("bridge", "link", "set", "dev", host_end(result), "hairpin", "on", "isolated", "on")
     network.check(sandbox, result)
 

@@ -37,7 +37,7 @@ def test_without_is_gateway_the_host_is_not_configured(network, sandbox):
     assert network.host.sysctl("net/ipv4/ip_forward") == "0"
     assert network.host.sysctl("net/ipv6/conf/all/forwarding") == "0"
     assert default_routes(sandbox) == []
-    assert result["ips"][0]["gateway"] == "10.22.0.1"  # what IPAM says is passed on
+    assert result["ips"][0]["gateway"] == "10.22.0.1"  # IPAM's gateway stays in the result
 
 
 def test_each_family_has_its_gateway(dual_network, sandbox):

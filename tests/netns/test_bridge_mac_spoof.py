@@ -165,7 +165,7 @@ def test_long_names(on_host, length, tmp_path):
 
 def test_gc_removes_rules_of_its_network_only(on_host, tmp_path, capsys):
     """GC removes the network's stale rules; rules that name no network are counted and stay."""
-    attachments = {"valid": "goldnet", "lost": "goldnet", "elsewhere": "other"}
+    attachments = {"valid": "goldnet", "stale": "goldnet", "elsewhere": "other"}
     for container_id, name in attachments.items():
         mac_spoof.add_rules(name, container_id, "eth0", PORT, MAC)
     mac_spoof.add_rules("goldnet", "c" * 256, "eth0", PORT, MAC)
@@ -174,13 +174,13 @@ def test_gc_removes_rules_of_its_network_only(on_host, tmp_path, capsys):
     comment = 'comment "macspoofchk-reference-eth0"'
     load(on_host, tmp_path, f"add chain bridge nat {chain}; add rule bridge nat PREROUTING jump {chain} {comment}")
     on_host.run("nft", 'add rule bridge nat PREROUTING iifname "foreign" drop comment "not macspoofchk-x"')
-    valid = frozenset({Attachment("valid", "eth0"), Attachment("c" * 256, "eth0"), Attachment("lost", "eth1")})
+    valid = frozenset({Attachment("valid", "eth0"), Attachment("c" * 256, "eth0"), Attachment("stale", "eth1")})
     gc("goldnet", valid)
     assert "GC leaves 1 rule(s) in chain nat PREROUTING" in capsys.readouterr().err
     text = "".join(nft_rules(on_host))
     for name, container_id in (("goldnet", "valid"), ("other", "elsewhere"), ("goldnet", "c" * 256)):
         mac_spoof.check(name, container_id, "eth0", PORT, MAC)
-    assert ("lost" in text, "reference" in text, "foreign" in text) == (False, True, True)
+    assert ("stale" in text, "reference" in text, "foreign" in text) == (False, True, True)
     assert text.count("chain cni-br-iface-") == 7
     gc("goldnet", valid | {Attachment("reference", "eth0")})
     assert capsys.readouterr().err == ""
@@ -384,16 +384,16 @@ def test_check_reports_missing_rules(protected, host, sandbox):
     assert host_end(result) in body["details"]
 
 
-@pytest.mark.parametrize(("created_by", "deleted_by"), [("ours", "reference"), ("reference", "ours")])
+@pytest.mark.parametrize(("created_by", "deleted_by"), [("podwire", "reference"), ("reference", "podwire")])
 def test_rules_are_deleted_by_the_other(protected, host, sandbox, bin_dir, reference, created_by, deleted_by):
     """Both implementations create the same rules and delete each other's."""
-    directories = {"ours": bin_dir, "reference": reference}
+    directories = {"podwire": bin_dir, "reference": reference}
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # the reference runs `nft`
     creator = replace(protected, bin_dir=directories[created_by])
     deleter = replace(protected, bin_dir=directories[deleted_by])
     result = creator.add(sandbox, env=env)
     assert "".join(nft_rules(host)).count("macspoofchk-") == 4
-    if deleted_by == "ours":
+    if deleted_by == "podwire":
         deleter.check(sandbox, result)
     deleter.delete(sandbox, result, env=env)
     assert "macspoofchk" not in "".join(nft_rules(host))

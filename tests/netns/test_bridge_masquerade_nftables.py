@@ -133,7 +133,7 @@ def test_multicast_is_not_masqueraded(host, external):
     )
     for kind, sender, source, group, unicast, node in kinds:
         with sender:
-            assert reaches(host, unicast)  # the neighbour is known then, so that datagrams go out at once
+            assert reaches(host, unicast)  # resolves the neighbour, so that the datagrams are sent without delay
             seen_sources(external, kind)
             sender.bind((source, 0))
             sender.sendto(b"group", (group, 4242))

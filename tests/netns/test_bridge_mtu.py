@@ -10,7 +10,7 @@ from tests.support.attaching import address, host_end, reaches
 from tests.support.invocation import environment
 from tests.support.netstate import links, shown, state
 
-# The uplinks' MTU, what else there is on the host, and the MTU that follows.
+# The MTUs of the uplinks, commands that create other links on the host, and the expected MTU.
 AUTO = {
     "no interface but lo": ((), [], 1460),
     "one uplink": ((1450,), [], 1450),
@@ -89,7 +89,7 @@ def test_fixed_bridge_mtu_is_lowered_to_the_pods(dual_network, sandbox, family):
     network = with_explicit_mtu(dual_network, 1500)
     result = network.having(mtu=1400).add(sandbox)
     number = 0 if family == 4 else 1
-    # IPv6 takes its time until the new gateway may be used, on a loaded machine more.
+    # The IPv6 gateway is usable only after a while, later on a loaded machine.
     assert reaches(network.host, address(result, number), within_s=20, options=("-s", "1440"))
     assert shown(network.host, "cni0")["mtu"] == 1400
 
@@ -225,7 +225,7 @@ def test_check_accepts_other_pods_mtu(network, new_sandbox):
 def with_explicit_mtu(network, mtu):
     """Returns the network on a bridge with an explicit MTU, which the kernel no longer adapts."""
     network.host.ip("link", "add", "name", "cni0", "up", "type", "bridge")
-    for value in (mtu - 1, mtu):  # writing the value it has does not count as setting it
+    for value in (mtu - 1, mtu):  # setting the current value does not count as setting it explicitly
         network.host.ip("link", "set", "cni0", "mtu", str(value))
     return network
 

@@ -1,4 +1,4 @@
-"""A reused address: neighbours must learn the MAC address of its new owner at once."""
+"""A reused address: neighbours must learn the MAC address of its new owner without delay."""
 
 import json
 

@@ -29,7 +29,7 @@ def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_san
     rule = ("-d", SERVICES[family], "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination")
     endpoint = f"[{target}]:{PORT}" if family else f"{target}:{PORT}"
     network.host.run(tool, "-w", "-t", "nat", "-A", "PREROUTING", *rule, endpoint)
-    assert reaches(network.host, target)  # neighbours are looked for now, not while a connection waits
+    assert reaches(network.host, target)  # resolves the neighbour now, not while a connection waits
     assert reaches(caller, target)
     with serving(server, target):
         assert source_address(caller, SERVICES[family], 80) == (address(caller_result, family) if enabled else "")
@@ -111,7 +111,7 @@ def test_false_needs_no_module(network, sandbox, value):
 def test_read_only_sys_with_the_configured_value(network, sandbox, new_sandbox):
     """On a read-only /proc/sys ADD and STATUS succeed if the value is set, else name the command."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
-    network.add(new_sandbox())  # switches on what else there is to switch on
+    network.add(new_sandbox())  # sets the other settings that ADD needs
     run_after(READ_ONLY, network, "STATUS", sandbox).assert_silent()
     run_after(READ_ONLY, network, "ADD", sandbox).result()
     network.host.set_sysctl(IPV4, "0")

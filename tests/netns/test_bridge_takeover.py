@@ -8,13 +8,13 @@ from tests.support import binaries
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links
 
-KINDS = ("ours", "reference")
+KINDS = ("podwire", "reference")
 
 
 @pytest.fixture
 def network_of(bin_dir):
     """A function that returns a network with the bridge of one implementation and the host-local of one."""
-    directories = {"ours": bin_dir, "reference": binaries.REFERENCE}
+    directories = {"podwire": bin_dir, "reference": binaries.REFERENCE}
 
     def change(net, bridge, ipam):
         return replace(net, bin_dir=directories[bridge], path=str(directories[ipam]))
@@ -73,8 +73,8 @@ def test_layer_2_pod_of_the_reference(network, sandbox, network_of):
     """A pod of the reference without IPAM passes podwire's CHECK and DEL."""
     net = network.having(ipam=None, isDefaultGateway=None)
     result = network_of(net, "reference", "reference").add(sandbox)
-    network_of(net, "ours", "ours").check(sandbox, result)
-    network_of(net, "ours", "ours").delete(sandbox, result)
+    network_of(net, "podwire", "podwire").check(sandbox, result)
+    network_of(net, "podwire", "podwire").delete(sandbox, result)
     assert set(links(sandbox)) == {"lo"}
 
 

@@ -140,7 +140,7 @@ def test_existing_bridge_starts_to_filter(network, new_sandbox, bridged):
 
 @needs_filtering
 def test_filtering_is_not_enabled_without_a_default_vlan(layer2, sandbox, bridged):
-    """A bridge whose ports have no VLAN is not made to filter: ADD fails with code 7 and changes nothing."""
+    """A bridge whose ports have no VLAN gets no filtering: ADD fails with code 7 and changes nothing."""
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_default_pvid", "0")
     before = state(bridged), state(sandbox)
     error = layer2.having(vlan=100).run("ADD", sandbox).error()

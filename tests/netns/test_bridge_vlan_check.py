@@ -16,17 +16,17 @@ def check_error(net, pod, result):
     return net.run("CHECK", pod, prev_result=result).error()["msg"]
 
 
-DAMAGE = {
+CHANGES = {
     "another VLAN on the port": ("bridge vlan add dev {port} vid 300", "in VLAN 300, which is not configured"),
     "VLAN 1 on the port": ("bridge vlan add dev {port} vid 1 untagged", "in VLAN 1, which is not configured"),
     "no VLAN on the port": ("bridge vlan del dev {port} vid 100", "has lost VLAN 100"),
-    "a VLAN of the trunk gone": ("bridge vlan del dev {port} vid 205", "has lost VLAN 205"),
+    "a missing VLAN of the trunk": ("bridge vlan del dev {port} vid 205", "has lost VLAN 205"),
     "untagged on a trunk": ("bridge vlan add dev {port} vid 205 untagged", "has VLAN 205 untagged, not tagged"),
     "not the PVID": ("bridge vlan add dev {port} vid 100 untagged", "has VLAN 100 untagged, not pvid untagged"),
     "no filtering": ("ip link set cni0 type bridge vlan_filtering 0", "cni0 does not filter by VLAN"),
     "the gateway's address": ("ip addr del 10.22.0.1/16 dev cni0.100", "lost the gateway address 10.22.0.1"),
-    "the gateway's interface gone": ("ip link del cni0.100", "Interface name cni0.100 not found"),
-    "the gateway's interface down": ("ip link set cni0.100 down", "Interface cni0.100 is down"),
+    "the gateway interface missing": ("ip link del cni0.100", "Interface name cni0.100 not found"),
+    "the gateway interface down": ("ip link set cni0.100 down", "Interface cni0.100 is down"),
     "the gateway's MAC": ("ip link set cni0.100 address 02:00:00:00:00:99", "Interface cni0.100 Mac doesn't match"),
     "the gateway in no VLAN": ("bridge vlan del dev {gateway} vid 100", "has lost VLAN 100"),
     "the gateway's port down": ("ip link set {gateway} down", "the other end of cni0.100, is down"),
@@ -36,10 +36,10 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("change", DAMAGE)
+@pytest.mark.parametrize("change", CHANGES)
 def test_check_reports_changes(network, sandbox, change):
     """CHECK fails and names the difference in the VLANs of an attachment."""
-    command, text = DAMAGE[change]
+    command, text = CHANGES[change]
     net = network.having(vlan=100, vlanTrunk=RANGE)
     result = net.add(sandbox)
     net.check(sandbox, result)
@@ -58,7 +58,9 @@ def test_check_of_a_result_without_the_gateway_interface(network, sandbox):
 
 def test_state_equals_the_references(network, new_sandbox, reference):
     """Both implementations create the same VLANs, links and addresses, and reuse each other's."""
-    net = network.having(vlan=100, preserveDefaultVlan=True)  # Debian's 1.1.1 keeps VLAN 1 and has no key for it
+    net = network.having(
+        vlan=100, preserveDefaultVlan=True
+    )  # Debian's 1.1.1 always keeps VLAN 1, and has no key for it
     reference_net = Network(net.host, net.config, path=str(binaries.REFERENCE), bin_dir=binaries.REFERENCE)
     states = []
     for creator, user in ((reference_net, net), (net, reference_net)):

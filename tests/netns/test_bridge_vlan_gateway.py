@@ -87,7 +87,7 @@ def test_each_vlan_has_its_gateway(dual_network, new_sandbox):
 def test_bridge_keeps_its_mac(network, sandbox, bridged, monkeypatch):
     """A bridge with the MAC of a port keeps it when a gateway interface with a lower MAC is attached."""
     bridged.ip("link", "add", "p0", "address", "52:00:00:00:00:01", "master", "cni0", "type", "veth", "peer", "p1")
-    macs = iter(range(8))  # the pod's pair, then the gateway's
+    macs = iter(range(8))  # the two ends of the pod's veth, then those of the gateway's
     monkeypatch.setattr(link, "random_mac", lambda: bytes([0x62 - 0x10 * next(macs), 0, 0, 0, 0, 9]))
     net = network.having(vlan=100)
     result = add_in_process(net, sandbox)
@@ -140,7 +140,7 @@ def test_conflicting_gateway_address(network, sandbox, new_sandbox):
 def test_failing_add_deletes_its_gateway_interface(network, failing_network, sandbox, new_sandbox, neighbour):
     """A failing ADD deletes the gateway interface that it created, unless another pod is in the VLAN."""
     net = network.having(vlan=100)
-    if neighbour:  # in the VLAN, though without a gateway yet
+    if neighbour:  # a pod in the VLAN, before the VLAN has a gateway
         other = new_sandbox()
         layer2 = network.having(vlan=100, ipam=None, isDefaultGateway=None)
         layer2.add(other)

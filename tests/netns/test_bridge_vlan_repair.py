@@ -7,7 +7,7 @@ from tests.support.netstate import links, shown, state
 from tests.support.vlans import PVID_FLAGS, gateway_port, vlans
 
 pytestmark = pytest.mark.needs("vlan_filtering")
-DAMAGE = {
+CHANGES = {
     "down": ["ip link set {port} down"],
     "not a port": ["ip link set {port} nomaster"],
     "tagged": ["bridge vlan add dev {port} vid 100 pvid"],
@@ -24,7 +24,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("change", DAMAGE)
+@pytest.mark.parametrize("change", CHANGES)
 def test_disconnected_gateway_is_repaired(network, new_sandbox, change):
     """CHECK reports a gateway interface that is not connected, and the next ADD in the VLAN repairs it."""
     net = network.having(vlan=100)
@@ -32,7 +32,7 @@ def test_disconnected_gateway_is_repaired(network, new_sandbox, change):
     result = net.add(first)
     port = gateway_port(net.host)
     mac = shown(net.host, "cni0")["address"]
-    for line in DAMAGE[change]:
+    for line in CHANGES[change]:
         net.host.run(*line.format(port=port).split())
     assert f'"{port}"' in net.run("CHECK", first, prev_result=result).error()["details"]
     net.add(second)

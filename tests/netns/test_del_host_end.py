@@ -43,7 +43,7 @@ def with_host_veth(result: dict[str, Any], name: str, mac: str) -> dict[str, Any
     }
 
 
-@pytest.mark.parametrize("netns", ["", "gone", "there"])
+@pytest.mark.parametrize("netns", ["", "missing", "there"])
 def test_an_uplink_that_is_a_veth_stays(net: Network, new_sandbox: Pods, netns: str) -> None:
     """A veth uplink in prevResult, with its real MAC address, keeps its addresses and routes; DEL succeeds."""
     pod, lan = new_sandbox(), new_sandbox()
@@ -52,7 +52,7 @@ def test_an_uplink_that_is_a_veth_stays(net: Network, new_sandbox: Pods, netns: 
     net.host.ip("address", "add", "192.0.2.1/24", "dev", UPLINK)
     net.host.ip("route", "add", "default", "via", "192.0.2.2")
     before = state(net.host)
-    if netns == "gone":
+    if netns == "missing":
         pod.delete()
     net.delete(pod.path if netns else "", result, container_id=pod.name)
     assert state(net.host) == before
@@ -72,13 +72,13 @@ def test_an_uplink_that_is_a_port_of_the_bridge_stays(network: Network, new_sand
     assert state(network.host) == before
 
 
-@pytest.mark.parametrize("netns", ["", "gone", "there"])
+@pytest.mark.parametrize("netns", ["", "missing", "there"])
 def test_the_host_veth_of_a_running_pod_stays(net: Network, new_sandbox: Pods, netns: str) -> None:
     """DEL of a pod whose prevResult lists the host veth of another pod does not affect the other pod."""
     one, two = new_sandbox(), new_sandbox()
     first, second = net.add(one), net.add(two)
     net.delete(one)
-    if netns == "gone":
+    if netns == "missing":
         one.delete()
     mac = shown(net.host, host_veth(second))["address"]
     net.delete(one.path if netns else "", with_host_veth(first, host_veth(second), mac), container_id=one.name)

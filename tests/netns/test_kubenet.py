@@ -155,7 +155,7 @@ def test_pod_reaches_itself_through_a_service(node, sandbox, hairpin):
     """A pod that calls a service whose only pod it is gets an answer only in hairpin mode."""
     node = node.having(hairpinMode=hairpin)
     pod_ip = attach(node, sandbox)
-    # As kube-proxy does: first of all, to the pod, and with the node's address where the pod is the caller itself.
+    # As kube-proxy does: the first rules, with the node's address as source if the pod calls itself.
     nat = ("iptables", "-w", "-t", "nat", "-I")
     service = ("-d", SERVICE, "-p", "tcp", "--dport", "80")
     node.host.run(*nat, "PREROUTING", *service, "-j", "DNAT", "--to-destination", f"{pod_ip}:{PORT}")

@@ -74,9 +74,9 @@ def test_result_has_the_format_of_its_version(loopback, sandbox, version, shape)
 
 def test_result_equals_the_references(loopback, reference):
     """The 1.0.0 result equals the Go plugin's, except for the empty dns that its old releases print."""
-    theirs = loopback("ADD", bin_dir=reference).result()
+    reference_result = loopback("ADD", bin_dir=reference).result()
     loopback("DEL").assert_silent()
-    assert {"dns": {}} | loopback("ADD").result() == {"dns": {}} | theirs
+    assert {"dns": {}} | loopback("ADD").result() == {"dns": {}} | reference_result
 
 
 @pytest.mark.parametrize("ifname", ["eth0", "lo", "anything-else"])
@@ -165,7 +165,7 @@ def test_loopback_runs_beside_bridge(loopback, host, new_sandbox, store):
         invocation.finish(pod, config).result()
 
     sandboxes = [new_sandbox() for _ in range(6)]
-    for first in sandboxes:  # fed late: bridge starts while loopback works
+    for first in sandboxes:  # bridge gets its input late, so it is already running while loopback works
         attach(first)
     with ThreadPoolExecutor() as pool:
         list(

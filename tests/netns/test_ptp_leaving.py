@@ -11,13 +11,13 @@ from tests.support import binaries, xtables
 from tests.support.attaching import reaches
 from tests.support.netstate import links, nft_rules, state
 
-KINDS = ("ours", "reference")
+KINDS = ("podwire", "reference")
 
 
 @pytest.fixture
 def network_of(routed, bin_dir, reference):
     """A function that returns the network with the ptp and the IPAM plugin of one implementation."""
-    directories = {"ours": bin_dir, "reference": reference}
+    directories = {"podwire": bin_dir, "reference": reference}
     return lambda kind, net=routed: replace(net, bin_dir=directories[kind], path=str(directories[kind]))
 
 
@@ -159,7 +159,7 @@ def test_del_deletes_everything_that_still_exists(masqueraded, sandbox, missing)
     for trace in ("10.23.0.2", "fd00:23::2", "CNI-"):
         assert trace not in rules(net)
     assert net.leases() == {}
-    if missing != "the namespace":  # which the kernel destroys asynchronously
+    if missing != "the namespace":  # the kernel destroys a namespace asynchronously
         assert (state(net.host), links(sandbox)) == before
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from tests.support.invocation import Outcome, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 
-BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # host-local's files that are no lease
+BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # files of host-local that are not leases
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network configuration on one host; `path` is CNI_PATH, `bin_dir` the plugin's directory, ours unless given.
+    """A network configuration on one host; `path` is CNI_PATH, `bin_dir` the plugin's directory, by default podwire's.
 
     `env` are further variables for each verb.
     """

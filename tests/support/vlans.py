@@ -10,7 +10,7 @@ import json
 from tests.support.namespaces import Namespace
 from tests.support.netstate import shown
 
-PVID_FLAGS: list[str] = ["PVID", "Egress Untagged"]  # the flags of a port's own VLAN
+PVID_FLAGS: list[str] = ["PVID", "Egress Untagged"]  # flags of a port's untagged VLAN
 TAGGED: list[str] = []
 
 

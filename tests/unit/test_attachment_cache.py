@@ -107,7 +107,7 @@ def test_any_file_can_be_read(tmp_path_factory, content):
 def test_without_a_network_all_networks_are_read(tmp_path, write):
     """Without a network, a container is gone only if it runs in no network."""
     write("net", "a", HERE)
-    for number in range(20):  # in whatever order the directory has them
+    for number in range(20):  # in any order of the directory
         write(f"other{number}", "a", "/no/such")
     write("other", "b", "/no/such")
     assert not is_gone(tmp_path, "a", network="")

@@ -96,7 +96,7 @@ def test_process_1_of_a_container_proves_less(init, monkeypatch):
     assert presence_of("/no/such/x", "/no/such/x", "/no/such/y", "/not/such/other") is Presence.UNKNOWN
     assert presence_of("/no/such/x", "/no/such/y", "/no/such/other") is Presence.GONE
     assert presence_of("/no/such/other", "/no/such/other") is Presence.ELSEWHERE
-    # a mount that did not come into this mount namespace
+    # a mount that was not propagated to this mount namespace
     assert presence_of("/no/such/plain", "/no/such/other") is Presence.UNKNOWN
 
 
