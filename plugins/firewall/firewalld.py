@@ -53,8 +53,8 @@ def is_running() -> bool:
 def add(spec: FirewallSpec) -> None:
     """Adds the addresses to the zone, if they are not there yet. Raises CniError(999), CniError(11).
 
-    After an error the zone is as before. The error is an UnchangedError unless this ADD created rules for a policy,
-    which the caller removes.
+    After an error the zone is as before. The error is an UnchangedError unless this ADD may have created rules for
+    a policy, which the caller removes.
     """
     before: list[Record] = []
     try:

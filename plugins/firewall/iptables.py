@@ -60,7 +60,7 @@ def add(spec: FirewallSpec) -> None:
         for tries_left in reversed(range(_ROUNDS)):
             try:
                 changes, listings = _compute_changes(spec)
-                repeated |= not written and _has_some(spec, listings)
+                repeated |= not written and _has_any_rule(spec, listings)
                 if not any(changes.values()):
                     break
                 written = True
@@ -163,7 +163,7 @@ def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[str]], dict[int
     }, listings
 
 
-def _has_some(spec: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
+def _has_any_rule(spec: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
     """Returns whether some of the attachment's rules exist."""
     rules = {rule for address in spec.addresses for rule in address_rules(address)}
     return any(not rules.isdisjoint(listing) for listing in listings.values())

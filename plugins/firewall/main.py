@@ -98,7 +98,7 @@ PLUGIN = Plugin(
 
 
 def _remove(spec: FirewallSpec) -> None:
-    """Removes the attachment's rules from all backends: firewalld, netlink, iptables-legacy."""
+    """Removes the attachment's rules from all backends, including iptables-legacy."""
     rules = [
         lambda socket: firewalld.delete(socket, spec),
         lambda socket: iptables.delete(socket, spec),

@@ -32,7 +32,7 @@ _NEEDS = "the firewall with nftables needs a kernel with sets and connection tra
 def add(spec: FirewallSpec) -> None:
     """Creates the missing tables and elements; takes over elements of other attachments with the same key.
 
-    Raises CniError(999), with a hint if the kernel lacks a feature; an UnchangedError if the kernel has answered.
+    Raises CniError(999), with a hint if the kernel lacks a feature; an UnchangedError if it refused.
     """
     with nft.open_socket() as socket:
         try:
@@ -147,7 +147,7 @@ def _changes(socket: NftSocket, owner_filter: ElementFilter, spec: FirewallSpec 
 
 
 def _policy_requests(socket: NftSocket, spec: FirewallSpec | None, deleted_members: Collection[bytes]) -> list[Request]:
-    """Returns the requests that set the policy of the attachment's bridge, and delete those of memberless bridges."""
+    """Returns the requests that set the policy of the attachment's bridge and delete policies of bridges without members."""
     bridge = interface_key(spec.bridge) if spec and spec.bridge else b""
     unused = {rules.bridge_of(key) for key in deleted_members} - {bridge}
     if unused:

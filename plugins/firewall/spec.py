@@ -17,8 +17,8 @@ class FirewallSpec:
     """An attachment: packets from its `addresses` are accepted, and replies to them.
 
     `policy` limits which pods may reach it through `bridge`, "" for policy open; `ports` are the attachment's other
-    host interfaces, such as the bridge port. `admin_chain` has the administrator's rules, before ours; `zone` is
-    firewalld's. If `accepts` is False only the policy is applied, since firewalld accepts the addresses.
+    host interfaces, such as the bridge port. `admin_chain` has the administrator's rules, before the
+    plugin's; `zone` is firewalld's. `accepts` is False if firewalld accepts the addresses; then only the policy applies.
     """
 
     network: str

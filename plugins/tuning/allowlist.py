@@ -22,7 +22,7 @@ _INCOMPATIBLE = re.compile(r"\(\?[=!#>(]|\(\?<[=!]|\(\?P[=>]|\\[1-9Z]|\[\[:|\[:\
 def require(sysctls: tuple[Sysctl, ...]) -> None:
     """Raises CniError(999) for a sysctl that the list does not allow; without a list all are allowed.
 
-    An expression only needs to match a part of the key, as it is written in the configuration (reference).
+    An expression needs to match only a part of the key as written in the configuration, as in the reference plugin.
     """
     if not sysctls:
         return
