@@ -147,7 +147,7 @@ def _changes(socket: NftSocket, owner_filter: ElementFilter, spec: FirewallSpec 
 
 
 def _policy_requests(socket: NftSocket, spec: FirewallSpec | None, deleted_members: Collection[bytes]) -> list[Request]:
-    """Returns the requests that set the policy of the attachment's bridge and delete policies of bridges without members."""
+    """Returns the requests that set the policy of the attachment's bridge, and delete those of bridges without pods."""
     bridge = interface_key(spec.bridge) if spec and spec.bridge else b""
     unused = {rules.bridge_of(key) for key in deleted_members} - {bridge}
     if unused:

@@ -18,7 +18,7 @@ class FirewallSpec:
 
     `policy` limits which pods may reach it through `bridge`, "" for policy open; `ports` are the attachment's other
     host interfaces, such as the bridge port. `admin_chain` has the administrator's rules, before the
-    plugin's; `zone` is firewalld's. `accepts` is False if firewalld accepts the addresses; then only the policy applies.
+    plugin's; `zone` is firewalld's. With `accepts` False only the policy applies, and firewalld accepts the addresses.
     """
 
     network: str
