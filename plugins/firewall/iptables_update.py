@@ -83,7 +83,7 @@ def del_rules(
 def gc_rules(
     network: str, valid: Iterable[Attachment], listing: Sequence[str], stale_interfaces: Collection[str]
 ) -> list[str]:
-    """Returns the rules that GC deletes: records of attachments not in `valid`, and rules of addresses without others."""
+    """Returns the rules that GC deletes: records of attachments not in `valid`, rules of addresses without others."""
     valid_comments = {owner_comment(network, item) for item in valid}
     records = parse_records(listing)
     stale = {item for item in records if is_of_network(item, network) and item.match not in valid_comments}
