@@ -145,8 +145,11 @@ def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapp
         "CNI_PATH": path,
     }
     stdout = io.BytesIO()
-    stdin = io.BytesIO(gojson.dumps(network).encode())
-    failed = skel.run(plugins[name], env, stdin, stdout, about="", delegates=plugins)
+    reading_end, writing_end = os.pipe()
+    with open(writing_end, "wb") as runtime:
+        runtime.write(gojson.dumps(network).encode())
+    with open(reading_end, "rb", buffering=0) as stdin:
+        failed = skel.run(plugins[name], env, stdin, stdout, about="", delegates=plugins)
     with suppress(ChildProcessError):  # a verb's background process ends before the next verb begins
         while os.waitpid(-1, 0):
             pass

@@ -68,9 +68,8 @@ def _binary(stream: TextIO | None) -> skel.Stream:
     """Returns the unbuffered binary stream of a standard stream; for a closed one, a stream that always fails."""
     if stream is not None:
         return cast("skel.Stream", getattr(stream.buffer, "raw", stream.buffer))
-    closed = io.BytesIO()
-    closed.close()
-    return closed
+    with open(os.devnull, "r+b", buffering=0) as closed:
+        return closed
 
 
 def _name() -> str:

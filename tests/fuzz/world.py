@@ -35,6 +35,7 @@ from tests.support import binaries, private_host
 from tests.support.invocation import strict_json
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
+from tests.support.streams import MemoryStdin
 
 HOME = Path("/run/fuzz")
 LEASES, RESULTS, TUNING = HOME / "leases", Path("/var/lib/cni/results"), HOME / "tuning"
@@ -116,7 +117,7 @@ def invoke(case: Case) -> tuple[str, bytes]:
         status = skel.run(
             PLUGINS[case.plugin],
             case.env,
-            io.BytesIO(case.stdin.encode("latin-1")),
+            MemoryStdin(case.stdin.encode("latin-1")),
             stdout,
             about="",
             delegates=PLUGINS,

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from process.signals import TERMINATION
 from tests.runner import parts, totals
 from tests.runner.schedule import Part, Result, Schedule
 from tests.support import kernels
@@ -76,7 +77,13 @@ def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_unblock_signals,  # noqa: PLW1509 - the runner has one thread
         )
+
+
+def _unblock_signals() -> None:
+    """Lets a part receive the signals that the runner blocks while it starts the part."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
 
 
 def _run(chosen: Sequence[Part], at_once: int) -> int:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from process.signals import blocked
+
 _STOP_S = 10  # after SIGTERM; then SIGKILL
 _TICK_S = 1.0
 
@@ -93,8 +95,9 @@ class Schedule:
         for part in [part for part in self._waiting if self._is_ready(part)][: self._at_once - len(self._running)]:
             self._waiting.remove(part)
             log = logs / f"{part.name}.log"
-            process = self._start(part, log)
-            self._running[process.pid] = _Running(part, process, time.monotonic(), os.pidfd_open(process.pid), log)
+            with blocked():  # after a signal, _stop() must know the process
+                process = self._start(part, log)
+                self._running[process.pid] = _Running(part, process, time.monotonic(), os.pidfd_open(process.pid), log)
 
     def _wait(self) -> Iterator[Result | None]:
         ready = select.select([one.pidfd for one in self._running.values()], [], [], _TICK_S)[0]

@@ -26,6 +26,7 @@ from tests.support import binaries
 from tests.support.chained import Chain
 from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
+from tests.support.streams import MemoryStdin
 
 _HEADER = struct.Struct("=IHHII")
 _NETLINK_NETFILTER = 12  # linux/netlink.h
@@ -123,7 +124,7 @@ class Sources(Chain):
             "CNI_IFNAME": "lo" if plugin == "loopback" else "eth0",
         }
         env = environment(command, CNI_PATH=str(binaries.directory()), **names)
-        stdin = io.BytesIO(json.dumps(self.config(plugin, prev_result, **keys)).encode())
+        stdin = MemoryStdin(json.dumps(self.config(plugin, prev_result, **keys)).encode())
         stdout, stderr = io.BytesIO(), io.StringIO()
         with self.host.entered(), _disturbed(*before), contextlib.redirect_stderr(stderr):
             status = skel.run(PLUGINS[plugin], env, stdin, stdout, about="", delegates=PLUGINS)

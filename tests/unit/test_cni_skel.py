@@ -12,6 +12,7 @@ from cni.errors import CniError, Code, combined
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
 from tests.support.invocation import strict_json
+from tests.support.streams import MemoryStdin
 
 ENV = {
     "CNI_CONTAINERID": "cid",
@@ -25,7 +26,7 @@ CONFIG = {"cniVersion": "1.1.0", "name": "net", "type": "fake", **KEPT}
 RESULT = Result(interfaces=(Interface("eth0"),), ips=(IPConfig(ip_interface("10.1.2.5/24")),))
 
 
-class Broken(io.BytesIO):
+class Broken(MemoryStdin):
     """A stream whose other end is gone."""
 
     def read(self, size=-1):
@@ -61,7 +62,7 @@ def fake(calls, *, raises=None, only=None, own_versions=skel.versions.SUPPORTED)
 def run(command, config=CONFIG, *, env=ENV, **kwargs):
     """Runs one invocation; returns exit status, what stdout holds, and the calls the plugin got."""
     calls, stdout = [], io.BytesIO()
-    stdin = io.BytesIO(config if isinstance(config, bytes) else json.dumps(config).encode())
+    stdin = MemoryStdin(config if isinstance(config, bytes) else json.dumps(config).encode())
     status = skel.run(fake(calls, **kwargs), {**env, "CNI_COMMAND": command}, stdin, stdout, about=ABOUT)
     return status, stdout.getvalue(), calls
 
@@ -188,7 +189,7 @@ NO_MEMORY = "the process may be limited too narrowly (ulimit -v, cgroup)"
 
 def test_unwritable_stdout_is_a_failure_and_no_traceback():
     """When nobody reads the result the exit status tells."""
-    stdin = io.BytesIO(json.dumps(CONFIG).encode())
+    stdin = MemoryStdin(json.dumps(CONFIG).encode())
     assert skel.run(fake([]), {**ENV, "CNI_COMMAND": "ADD"}, stdin, Broken(), about=ABOUT) == 1
 
 
@@ -251,7 +252,7 @@ def test_a_result_the_version_cannot_hold_is_a_failure():
     """An ADD without addresses under 0.2.0 is told in the reference's words."""
     plugin = Plugin("fake", lambda *_: Result(), lambda *_: None, lambda *_: None)
     stdout = io.BytesIO()
-    config = io.BytesIO(b'{"name": "net", "cniVersion": "0.2.0"}')
+    config = MemoryStdin(b'{"name": "net", "cniVersion": "0.2.0"}')
     assert skel.run(plugin, {**ENV, "CNI_COMMAND": "ADD"}, config, stdout, about=ABOUT) == 1
     assert "cannot convert: no valid IP addresses" in strict_json(stdout.getvalue())["msg"]
 

@@ -15,6 +15,7 @@ from cni.skel import Terminated
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
 from process import signals
+from tests.support.streams import MemoryStdin
 from tests.unit.test_host_local_index import CALLS, interrupt
 
 
@@ -37,7 +38,7 @@ class Runtime:
         config = {"name": "net", "cniVersion": version, "ipam": {**self.ipam, **(ipam or {})}, **keys}
         stdin = json.dumps({key: value for key, value in config.items() if value is not None}).encode()
         stdout = io.BytesIO()
-        status = skel.run(PLUGIN, env, io.BytesIO(stdin), stdout, about="")
+        status = skel.run(PLUGIN, env, MemoryStdin(stdin), stdout, about="")
         answer = json.loads(stdout.getvalue()) if stdout.getvalue() else None
         assert (status == 0) is (answer is None or "code" not in answer)
         return answer
@@ -174,7 +175,7 @@ def test_gc_with_an_empty_list_frees_all(run, empty, capsys):
     run("ADD")
     env = {"CNI_COMMAND": "GC", "CNI_PATH": "/bin"}
     config = {"name": "net", "cniVersion": "1.1.0", "ipam": run.ipam, "cni.dev/valid-attachments": empty}
-    assert skel.run(PLUGIN, env, io.BytesIO(json.dumps(config).encode()), io.BytesIO(), about="") == 0
+    assert skel.run(PLUGIN, env, MemoryStdin(json.dumps(config).encode()), io.BytesIO(), about="") == 0
     assert run.files() == []
 
 

@@ -18,6 +18,7 @@ from cni.result import IPConfig, Result
 from cni.skel import Plugin
 from podwire.verbs.log_text import format_line
 from process import log, record
+from tests.support.streams import MemoryStdin
 
 MARK = "s3cr3t-mark"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -46,7 +47,7 @@ def run(env=None, config=None, *, fails=None, stdin=None):
     plugin = Plugin("fake", verb, verb, verb, cmd_status=verb)
     stdout = io.BytesIO()
     data = json.dumps({**CONFIG, **(config or {})}).encode() if stdin is None else stdin
-    status = skel.run(plugin, {**ENV, **(env or {})}, io.BytesIO(data), stdout, about="fake", release="1.2.3")
+    status = skel.run(plugin, {**ENV, **(env or {})}, MemoryStdin(data), stdout, about="fake", release="1.2.3")
     return status, stdout.getvalue()
 
 
