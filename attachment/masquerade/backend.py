@@ -75,9 +75,9 @@ def list_legacy_owned_rules() -> list[OwnedRule]:
     return [owned for owned, _ in iptables_chains.list_legacy_owned_rules([CHAINS], MASQUERADE)]
 
 
-def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
-    """Returns the marks that an attachment's rules may have, one for each backend."""
-    return chain_name(network, attachment.container_id).encode(), nftables.mark_of(network, *attachment)
+def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
+    """Returns the owner keys that an attachment's rules may have, one for each backend."""
+    return chain_name(network, attachment.container_id).encode(), nftables.owner_key(network, *attachment)
 
 
 def _chains(network: str, valid: frozenset[Attachment]) -> set[str]:

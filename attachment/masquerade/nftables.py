@@ -87,7 +87,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
 
 def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
-    """Lists the owners of the rules, each with the mark that `mark_of` returns; raises KernelError."""
+    """Lists the owners of the rules, each with its `owner_key`; raises KernelError."""
     existing = []
     for rule in nft.list_rules(socket, _CHECKS):
         comment = rule.comment
@@ -97,7 +97,7 @@ def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
     return existing
 
 
-def mark_of(network: str, container_id: str, ifname: str) -> bytes:
+def owner_key(network: str, container_id: str, ifname: str) -> bytes:
     """Returns the start of the comments of an attachment's rules."""
     return _prefix(network, container_id, ifname).encode()
 

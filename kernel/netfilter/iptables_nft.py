@@ -60,9 +60,9 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
 
 
 def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[OwnedRule, Rule]]:
-    """Lists the owners of the jumps to such chains, in both families, marked with the chain's name; raises KernelError.
+    """Lists the owners of the jumps to such chains, in both families; raises KernelError.
 
-    An owner's names are set only if the chain's name proves them, see `gc`.
+    The owner key is the name of the chain. An owner's names are set only if the chain's name proves them, see `gc`.
     """
     existing = []
     pattern = chain_name_pattern(kind)

@@ -1,7 +1,7 @@
 """The owner of a packet filter rule, as far as the rule names it, for podwire's listings.
 
-This module is pure. A `mark` depends on network, container and interface only (a chain's name, a hash, a comment), so a
-rule with truncated names can still be matched to its attachment.
+This module is pure. An `owner_key` (a chain's name, a hash, a comment) depends on network, container and interface
+only, so a rule with truncated names can still be matched to its attachment.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ REPAIR_HINT = (
 class OwnedRule(NamedTuple):
     """A rule, or element of a set: its purpose (`what`), its table or chain (`where`), its owner.
 
-    `network`, `container_id` and `ifname` are "" if the rule does not name them in full; `mark` is b"" for none.
+    `network`, `container_id` and `ifname` are "" if the rule does not name them in full; `owner_key` is b"" for none.
     `about` is the rule's host port ("8080/tcp") or address, "" if unknown.
     """
 
     what: str
     backend: str
     where: str
-    mark: bytes = b""
+    owner_key: bytes = b""
     network: str = ""
     container_id: str = ""
     ifname: str = ""

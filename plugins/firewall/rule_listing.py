@@ -39,9 +39,9 @@ def list_legacy_owned_rules() -> list[OwnedRule]:
     return [item for listing in listings.values() for item in _parse_listing(listing, f"chain {OWNERS} (legacy)")]
 
 
-def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
-    """Returns the marks that an attachment's rules may have."""
-    return _mark(iptables_rules.owner_comment(network, attachment)), nft_owner.owner_id(network, *attachment)
+def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
+    """Returns the owner keys that an attachment's rules may have."""
+    return _comment_key(iptables_rules.owner_comment(network, attachment)), nft_owner.owner_id(network, *attachment)
 
 
 def _parse_listing(listing: Iterable[str], where: str) -> list[OwnedRule]:
@@ -49,10 +49,10 @@ def _parse_listing(listing: Iterable[str], where: str) -> list[OwnedRule]:
     for record in iptables_rules.parse_records(listing):
         network, attachment = record.owner or ("", Attachment("", ""))
         owned.append(
-            OwnedRule(FIREWALL, IPTABLES, where, _mark(record.match), network, *attachment, str(record.address))
+            OwnedRule(FIREWALL, IPTABLES, where, _comment_key(record.match), network, *attachment, str(record.address))
         )
     return owned
 
 
-def _mark(comment: str) -> bytes:
+def _comment_key(comment: str) -> bytes:
     return comment.encode(errors="surrogateescape")

@@ -49,8 +49,8 @@ def list_host_ports_legacy() -> list[OwnedRule]:
     return listed
 
 
-def marks_of(network: str, attachment: Attachment) -> tuple[bytes, ...]:
-    """Returns the names and hashes by which rules refer to an attachment."""
+def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
+    """Returns the owner keys that an attachment's rules may have: names of chains and a hash."""
     chains = (kind.name(network, attachment.container_id).encode() for kind in _KINDS)
     return *chains, nft_owner.owner_id(network, *attachment)
 

@@ -107,8 +107,8 @@ class _Finder:
         """Yields the rules of attachments that no longer run, one leak for each owner, purpose and backend."""
         by_owner: dict[tuple[str, ...], list[OwnedRule]] = {}
         for item in self.snapshot.rules.owned:
-            if self._is_gone(item.mark, item.network, item.container_id):
-                owner = item.mark.hex(), item.network, item.container_id, item.ifname
+            if self._is_gone(item.owner_key, item.network, item.container_id):
+                owner = item.owner_key.hex(), item.network, item.container_id, item.ifname
                 by_owner.setdefault((item.what, item.backend, *owner), []).append(item)
         for items in by_owner.values():
             first = items[0]
@@ -116,7 +116,7 @@ class _Finder:
             where = ", ".join(dict.fromkeys(item.where for item in items))
             description = f"{_NAMES[first.what]}{f' {about}' if about else ''} ({first.backend}: {where})"
             network, attachment = first.network, Attachment(first.container_id, first.ifname)
-            if pods := self._by_mark.get(first.mark, []):  # rules may name less than the records
+            if pods := self._by_owner_key.get(first.owner_key, []):  # rules may name less than the records
                 network, attachment = pods[0].network, pods[0].attachment
             fix = self._rule_fix(first.backend, network, attachment)
             yield Leak(first.what, description, fix, network, attachment)
@@ -142,14 +142,14 @@ class _Finder:
                 yield Leak("backup", description, fix_for(self.snapshot, network, attachment), network, attachment)
 
     @cached_property
-    def _by_mark(self) -> Mapping[bytes, list[Pod]]:
-        by_mark: dict[bytes, list[Pod]] = {}
+    def _by_owner_key(self) -> Mapping[bytes, list[Pod]]:
+        by_owner_key: dict[bytes, list[Pod]] = {}
         for pod in self.snapshot.pods:
             owner = Owner(pod.network, *pod.attachment)
             ifbs = (owner.alias.encode(), *(name.encode() for name in owner.names))
-            for mark in (*rules.marks_of(pod.network, pod.attachment), *ifbs):
-                by_mark.setdefault(mark, []).append(pod)
-        return by_mark
+            for owner_key in (*rules.owner_keys(pod.network, pod.attachment), *ifbs):
+                by_owner_key.setdefault(owner_key, []).append(pod)
+        return by_owner_key
 
     @cached_property
     def _recorded(self) -> set[str]:
@@ -163,12 +163,12 @@ class _Finder:
             network in self._recorded if network else bool(self._recorded)
         )
 
-    def _is_gone(self, mark: bytes, network: str, container_id: str) -> bool:
-        """Returns whether an owner provably does not run; it is identified by its mark, else by its container."""
-        if not mark and not container_id:
+    def _is_gone(self, owner_key: bytes, network: str, container_id: str) -> bool:
+        """Returns whether an owner provably does not run; it is identified by its key, else by its container."""
+        if not owner_key and not container_id:
             return False
-        pods = self._by_mark.get(mark, [])
-        if not mark or not pods:
+        pods = self._by_owner_key.get(owner_key, [])
+        if not owner_key or not pods:
             same = (pod for pod in self.snapshot.pods if pod.attachment.container_id == container_id)
             pods = [pod for pod in same if network in ("", pod.network)] if container_id else []
         return all(pod.leaked for pod in pods) and (bool(pods) or self._has_records(network))

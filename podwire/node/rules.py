@@ -42,12 +42,12 @@ class Rules:
         by_owner: dict[object, set[str]] = {}
         for item in self.owned:
             if item.what == HOST_PORT and item.about:
-                by_owner.setdefault(item.mark or item.container_id, set()).add(item.about)
+                by_owner.setdefault(item.owner_key or item.container_id, set()).add(item.about)
         return by_owner
 
     def published_ports(self, network: str, attachment: Attachment) -> set[str]:
-        """Returns the host ports ("8080/tcp") that are published for an attachment, by its marks or container ID."""
-        names = (*marks_of(network, attachment), attachment.container_id)
+        """Returns the host ports ("8080/tcp") of an attachment, found by its owner keys or container ID."""
+        names = (*owner_keys(network, attachment), attachment.container_id)
         return {port for name in names for port in self._ports.get(name, ())}
 
 
@@ -74,7 +74,7 @@ def read_rules() -> Rules:
     return Rules(tuple(dict.fromkeys(owned)), tuple(unseen))
 
 
-def marks_of(network: str, attachment: Attachment) -> Iterable[bytes]:
-    """Returns all marks that an attachment's rules may have."""
+def owner_keys(network: str, attachment: Attachment) -> Iterable[bytes]:
+    """Returns all owner keys that an attachment's rules may have."""
     for module in (masquerade, portmap, firewall):
-        yield from module.marks_of(network, attachment)
+        yield from module.owner_keys(network, attachment)

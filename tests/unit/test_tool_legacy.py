@@ -42,19 +42,19 @@ def test_masquerade_rules_are_the_container_s():
     """A jump names its container; of one whose comment was cut only the chain is told."""
     named, cut = masquerade.list_legacy_owned_rules()
     assert (named.network, named.container_id) == ("net", "cid")
-    assert named.mark in masquerade.marks_of("net", ATTACHMENT)
-    assert (cut.container_id, cut.mark) == ("", b"CNI-0123456789abcdef01234567")
+    assert named.owner_key in masquerade.owner_keys("net", ATTACHMENT)
+    assert (cut.container_id, cut.owner_key) == ("", b"CNI-0123456789abcdef01234567")
 
 
 def test_host_ports_are_told_one_by_one():
     """Each port of an entry is told with its protocol and its container."""
     found = portmap.list_host_ports_legacy()
     assert [(item.about, item.container_id) for item in found] == [("8080/tcp", "cid"), ("8081/tcp", "cid")]
-    assert {item.mark for item in found} <= set(portmap.marks_of("net", ATTACHMENT))
+    assert {item.owner_key for item in found} <= set(portmap.owner_keys("net", ATTACHMENT))
 
 
 def test_firewall_records_name_the_attachment():
     """A record of the firewall's tells network, container, interface and address."""
     (found,) = firewall.list_legacy_owned_rules()
     assert (found.network, found.container_id, found.ifname, found.about) == ("net", "cid", "eth0", "10.22.0.2")
-    assert found.mark in firewall.marks_of("net", ATTACHMENT)
+    assert found.owner_key in firewall.owner_keys("net", ATTACHMENT)
