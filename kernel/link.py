@@ -121,17 +121,17 @@ def get(socket: Socket, *requests: Request) -> list[Link | None]:
 
 
 def get_local_peer(socket: Socket, veth: Link, namespace: Netns) -> Link | None:
-    """Returns the peer, in the socket's namespace, of `veth`, which is in `namespace`; None when it is not there.
+    """Returns the peer of `veth` if it is in the socket's namespace, else None; `veth` is in `namespace`.
 
-    Equal indexes prove nothing, since each namespace numbers its links: the peer's namespace ID must be that of
-    `namespace`, or both ends must be in the socket's namespace. Raises KernelError.
+    Each namespace numbers its links, so equal ifindexes are no proof. The namespace ID that the peer reports must be
+    that of `namespace`, or both ends must be in the socket's namespace. Raises KernelError.
     """
     requests = local_peer_requests(veth, namespace)
     return local_peer_from_answers(veth, namespace, socket.get(*requests)) if requests else None
 
 
 def local_peer_requests(veth: Link, namespace: Netns) -> list[Request]:
-    """Returns the requests of get_local_peer(), [] for a link without a peer; see local_peer_from_answers()."""
+    """Returns the requests of get_local_peer(), [] for a link without a peer, to send them together with others."""
     if veth.kind != "veth" or not veth.iflink:
         return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
@@ -140,7 +140,7 @@ def local_peer_requests(veth: Link, namespace: Netns) -> list[Request]:
 
 
 def local_peer_from_answers(veth: Link, namespace: Netns, answers: Sequence[DecodedMessage | None]) -> Link | None:
-    """Returns the peer from the answers to local_peer_requests(), None when it is not there."""
+    """Returns the peer from the answers to local_peer_requests(), None if it is not in the socket's namespace."""
     message, number = answers
     peer = message and from_message(message)
     if not peer or peer.kind != "veth" or peer.iflink != veth.index:
@@ -168,9 +168,9 @@ def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
 
 
 def get_namespace_ids(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
-    """Returns the IDs (`Link.iflink_nsid`) of other namespaces in the socket's namespace, None for those without one.
+    """Returns the IDs by which the socket's namespace knows other namespaces (`Link.iflink_nsid`); raises KernelError.
 
-    Raises KernelError.
+    None for a namespace without an ID.
     """
     requests = [
         Request("identify a namespace", NamespaceMessage, RTM_GETNSID, 0, {}, [("NETNSA_FD", item.fileno())])

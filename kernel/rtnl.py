@@ -288,7 +288,7 @@ class Socket:
         return False
 
     def _enlarge(self, which: tuple[int, int], size: int) -> int:
-        """Enlarges a buffer to `size` bytes, unprivileged to net.core.[wr]mem_max at most; returns its new size."""
+        """Enlarges a buffer to `size` bytes, without privilege at most to net.core.[wr]mem_max; returns its size."""
         forced, limited = which
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, forced, size)

@@ -150,9 +150,9 @@ def selector(keys: Sequence[bytes]) -> bytes:
 
 
 def add_redirect_request(index: int, target: int) -> Request:
-    """Returns a request that adds a filter: all packets that `index` receives are redirected to `target`, to transmit.
+    """Returns a request for a filter that redirects all packets received by interface `index` to interface `target`.
 
-    `index` and `target` are ifindexes.
+    `target` transmits them.
     """
     return _u32(index, RECEIVED, 0, Rule(selector([_ANY]), _CLASS, target))
 

@@ -42,7 +42,7 @@ def refuse_long_name(conf: BridgeConf) -> None:
     name = gateway_name(conf)
     if conf.is_gateway and conf.vlans.access and not is_interface_name(name):
         raise invalid_conf(
-            f'"bridge" "{conf.bridge}" with "vlan" {conf.vlans.access} makes the gateway\'s interface "{name}", '
+            f'"bridge" "{conf.bridge}" with "vlan" {conf.vlans.access} needs the gateway interface "{name}", '
             "a name longer than 15 bytes",
             f'set "bridge" to a name of at most {15 - len(name) + len(conf.bridge)} bytes',
         )

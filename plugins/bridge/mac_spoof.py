@@ -26,8 +26,8 @@ from process.values import dataclass
 _TABLE = Table(nft.BRIDGE, "nat")
 _PREROUTING = Chain(_TABLE, "PREROUTING", Hook("filter", 0, -300))  # NF_BR_PRE_ROUTING, dstnat
 _COMMENT, _CHAIN = "macspoofchk-", "cni-br-iface-"
-_CHAIN_NAME_MAX = 127  # what nft can read
-_NETWORK = 0x70  # type of our item in a rule's userdata; nft's own are small numbers
+_CHAIN_NAME_MAX = 127  # the longest name that nft can read
+_NETWORK = 0x70  # type of podwire's item in a rule's userdata; the types of nft are small numbers
 
 
 @dataclass(frozen=True)
