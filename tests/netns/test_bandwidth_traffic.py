@@ -38,16 +38,19 @@ def measure(transfer, limit, protocol="tcp", **options):
     return rate / limit
 
 
-def is_at_limit(fraction):
-    """Returns whether a rate equals its limit within 10 %."""
-    return fraction == pytest.approx(1, abs=0.1)
+def assert_at_limit(transfer, limit, protocol="tcp", **options):
+    """Asserts that a rate is never 10 % above its limit, and in one of three measurements at most 10 % below it."""
+    fractions = []
+    while len(fractions) < 3 and (not fractions or fractions[-1] < 0.9):  # less on a machine that is busy
+        fractions.append(measure(transfer, limit, protocol, **options))
+    assert 0.9 < max(fractions) < 1.1, fractions
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_each_direction_has_its_limit(shaped, sandbox, protocol):
     """Packets to a pod are limited within 10 % of one limit, packets from it of another."""
     for direction, transfer in transfers(shaped.host, sandbox, shaped.add(sandbox)).items():
-        assert is_at_limit(measure(transfer, BOTH[f"{direction}Rate"], protocol))
+        assert_at_limit(transfer, BOTH[f"{direction}Rate"], protocol)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -58,7 +61,7 @@ def test_limit_of_one_direction_leaves_the_other_unlimited(shaped, sandbox, limi
     (limit, _), unlimited = limits.values(), flows.pop(free)
     (limited,) = flows.values()
     assert measure(unlimited, limit, protocol, seconds=0.2) > UNLIMITED[protocol]
-    assert is_at_limit(measure(limited, limit, protocol))
+    assert_at_limit(limited, limit, protocol)
 
 
 def test_neighbour_of_a_limited_pod_is_not_limited(shaped, new_sandbox):
@@ -69,7 +72,7 @@ def test_neighbour_of_a_limited_pod_is_not_limited(shaped, new_sandbox):
     limit = BOTH["egressRate"]
     for transfer in transfers(shaped.host, other, result).values():
         assert measure(transfer, limit, seconds=0.2) > UNLIMITED["tcp"]
-    assert is_at_limit(measure(Transfer(pod, other, address(result)), limit))
+    assert_at_limit(Transfer(pod, other, address(result)), limit)
 
 
 @pytest.mark.parametrize("runtime", ["containerd", "cri-o"])
@@ -85,7 +88,7 @@ def test_limits_of_annotations_hold_from_the_first_second(shaped, sandbox, runti
     ).result()
     assert [item["name"][:3] for item in result["interfaces"][3:]] == ["bwp"]
     for transfer in transfers(shaped.host, sandbox, result).values():
-        assert is_at_limit(measure(transfer, 10_000_000, after=0, seconds=1))
+        assert_at_limit(transfer, 10_000_000, after=0, seconds=1)
 
 
 def test_calls_to_a_host_port_are_limited(bin_dir, host, sandbox, client, store):
@@ -100,8 +103,8 @@ def test_calls_to_a_host_port_are_limited(bin_dir, host, sandbox, client, store)
     result = network.add(run)
     network.check(run, result)
     ip, destination = address(result), (NODE, 8080)
-    assert is_at_limit(measure(Transfer(client, sandbox, ip, destination), BOTH["ingressRate"]))
-    assert is_at_limit(measure(Transfer(sandbox, client, ip, destination, server_sends=True), BOTH["egressRate"]))
+    assert_at_limit(Transfer(client, sandbox, ip, destination), BOTH["ingressRate"])
+    assert_at_limit(Transfer(sandbox, client, ip, destination, server_sends=True), BOTH["egressRate"])
 
 
 def test_two_interfaces_of_a_container_have_separate_limits(shaped, sandbox):
@@ -115,5 +118,5 @@ def test_two_interfaces_of_a_container_have_separate_limits(shaped, sandbox):
     sandbox.set_sysctl("net/ipv4/conf/all/arp_ignore", "1")
     other = transfers(shaped.host, sandbox, second, OTHER_GATEWAY)
     for transfer in (transfers(shaped.host, sandbox, first)["egress"], other["egress"]):
-        assert is_at_limit(measure(transfer, BOTH["egressRate"]))
-    assert is_at_limit(measure(other["ingress"], BOTH["ingressRate"]))
+        assert_at_limit(transfer, BOTH["egressRate"])
+    assert_at_limit(other["ingress"], BOTH["ingressRate"])
