@@ -1,6 +1,6 @@
 """The choice between the firewall's backends.
 
-One rule: ADD does not store which backend it used, so DEL and GC remove rules from all of them.
+ADD does not store which backend it used, so DEL and GC remove rules from all of them.
 """
 
 from __future__ import annotations

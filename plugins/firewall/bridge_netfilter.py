@@ -1,6 +1,6 @@
 """Whether frames between two ports of a bridge pass through iptables, which "isolated" needs.
 
-One rule: read-only; the settings are the host's, and the plugin `bridge` changes them if `bridgeNetfilter` is set.
+This module only reads. The settings are the host's; the plugin `bridge` changes them if `bridgeNetfilter` is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parses the configuration of firewall into one frozen value.
 
-One rule: nothing here touches the kernel, and other modules do not validate the value again.
+Nothing here touches the kernel, and no other module validates values of the configuration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The backend firewalld: adds the pod's addresses to a zone as sources, over D-Bus, like the reference plugin.
 
-One rule: only firewalld's runtime configuration is changed, never the permanent one. The owner of each source is
-recorded in nftables (nftables_records), so that DEL and GC need no prevResult.
+Only firewalld's runtime configuration is changed, never the permanent one. The owner of each source is recorded in
+nftables (nftables_records), so that DEL and GC need no prevResult.
 
 Cost: a connection to the bus and one send for all addresses; one system call if there is no bus.
 """

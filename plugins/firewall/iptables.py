@@ -1,6 +1,6 @@
 """The backend iptables: names, rules, comments and their order are the reference plugin's.
 
-One rule: either plugin removes the other's rules. In addition this one records the owner of each address
+podwire and the reference plugin can remove each other's rules. In addition podwire records the owner of each address
 (iptables_rules).
 
 Cost: ADD runs no program if it only adds rules (kernel.netfilter.iptables_direct), otherwise one for each family, or

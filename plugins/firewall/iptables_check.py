@@ -1,6 +1,6 @@
 """CHECK of the backend iptables, on a listing of the existing rules.
 
-One rule: pure; raises for the first missing rule, with the reference plugin's text.
+This module is pure. It raises for the first missing rule, with the reference plugin's text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""The firewall's rules as iptables lines: builds the desired rules, parses the existing ones.
 
-One rule: pure; a rule is the line that `iptables -S` prints, which iptables-restore accepts, too.
+This module is pure. A rule is the line that `iptables -S` prints, which iptables-restore accepts, too.
 
     -A FORWARD ... -j CNI-ISOLATION-STAGE-1                      first, if any network has a policy
     -A FORWARD ... -j CNI-FORWARD

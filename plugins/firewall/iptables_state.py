@@ -1,7 +1,7 @@
 """The existing rules of the firewall in iptables, as `iptables -S` lists them.
 
-One rule: read-only, and runs no program if netlink can list all rules that matter: iptables-nft's rules in a form that
-is recognised for certain. Other rules are not decoded, since a host may have a thousand pods.
+This module only reads. It runs no program if netlink can list all rules that matter in a form that is recognised for
+certain. It does not decode rules that do not matter, since a host may have a thousand pods.
 """
 
 from __future__ import annotations

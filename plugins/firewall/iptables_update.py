@@ -1,6 +1,6 @@
 """The lines that ADD applies, and the rules that DEL and GC delete, from the existing rules.
 
-One rule: pure; lines in, lines out. Addresses of other attachments and the policies of existing bridges stay.
+This module is pure. It keeps the addresses of other attachments, and the policies of existing bridges.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The verbs of firewall.
 
-One rule: each change has its undo, and DEL looks for rules in every backend, whatever is configured.
+ADD registers the undo of its changes. DEL removes the rules of every backend, whichever is configured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The backend nftables: a table of this plugin, whose rules never change; a pod is represented by elements of its sets.
 
-One rule: a verb changes everything in one transaction, which the kernel refuses if the ruleset has changed since it was
-read, and runs no program. nftables_rules has the desired objects; nftables_records keeps its records in the same table.
+A verb changes everything in one transaction, which the kernel refuses if the ruleset has changed since it was read. It
+runs no program. nftables_rules has the desired objects; nftables_records stores its records in the same table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CHECK of the backend nftables.
 
-One rule: read-only; raises for the first difference.
+This module only reads. It raises for the first difference.
 """
 
 from __future__ import annotations

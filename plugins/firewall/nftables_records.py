@@ -1,6 +1,6 @@
 """Records of the sources added to firewalld: zone, address and owner, in nftables sets that no rule refers to.
 
-One rule: records are optional. They serve GC, and DEL without prevResult; a kernel without nftables has none.
+Records are optional. They serve GC, and DEL without prevResult; a kernel without nftables has none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The firewall's nftables objects: table, chains and their rules, sets, and the elements of an attachment.
 
-One rule: pure values. Rules never change: a pod is represented by elements of sets. An element names its owner in its
+This module is pure. Rules never change: a pod is represented by elements of sets. An element names its owner in its
 comment, and in an item of its userdata that `nft` ignores.
 
     table inet podwire_firewall {

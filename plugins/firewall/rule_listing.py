@@ -1,6 +1,6 @@
 """Lists the owners of this node's firewall rules: the records of iptables, and the elements of nftables' sets.
 
-One rule: read-only; rules without an owner, such as the reference plugin's, are left out.
+This module only reads. It omits rules without an owner, such as the reference plugin's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The specification of an attachment's firewall rules, independent of the backend.
 
-One rule: nothing here touches the kernel.
+Nothing here touches the kernel.
 """
 
 from __future__ import annotations

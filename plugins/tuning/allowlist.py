@@ -1,7 +1,7 @@
 """The administrator's list of the sysctls that networks may set.
 
-One rule: a list that cannot be read or parsed allows nothing. Expressions use Go's syntax; an expression that Python
-would interpret differently is refused.
+A list that cannot be read or parsed allows nothing. Expressions use Go's syntax; an expression that Python would
+interpret differently is refused.
 """
 
 from __future__ import annotations

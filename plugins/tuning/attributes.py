@@ -1,6 +1,6 @@
 """The attributes of an interface that tuning sets: MAC, promiscuous and all-multicast mode, MTU, queue length.
 
-One rule: an attribute that is None is not configured, and is neither saved, changed nor checked.
+An attribute that is None is not configured, and is neither saved, changed nor checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""The previous attributes of an interface: a file per attachment, shared with the reference plugin.
 
-One rule: name, content and mode equal the reference plugin's byte for byte; other data is in a note beside the file.
+Name, content and mode equal the reference plugin's byte for byte; other data is in a note beside the file.
 
     <dataDir>/<container ID>_<ifname>.json           the previous values of changed attributes (mode 0600)
     <dataDir>.podwire/<container ID>_<ifname>.json   the note: attachment, life of the container, file

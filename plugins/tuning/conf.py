@@ -1,6 +1,6 @@
 """Parses the configuration of tuning, from four sources, into one frozen value.
 
-One rule: nothing here touches the kernel or a file, and other modules do not validate the value again.
+Nothing here touches the kernel or a file, and no other module validates values of the configuration.
 """
 
 from __future__ import annotations

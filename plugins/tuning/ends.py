@@ -1,6 +1,6 @@
 """The container's interface and, with "mtuBothEnds", the host end of its veth pair.
 
-One rule: the host end is identified by the peer index that the kernel reports, never by a name.
+The host end is identified by the peer index that the kernel reports, never by a name.
 """
 
 from __future__ import annotations

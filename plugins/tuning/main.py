@@ -1,7 +1,6 @@
 """The verbs of tuning.
 
-One rule: everything that can be validated is validated before the first change, and DEL restores the backup, whatever
-is configured by then.
+ADD validates everything that it can before the first change. DEL restores the backup, whatever is configured by then.
 """
 
 from __future__ import annotations

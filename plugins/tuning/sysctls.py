@@ -1,7 +1,7 @@
 """Sysctls of the container's network namespace.
 
-One rule: all are opened, in the order of the configuration, before the first one is written, and the previous values
-are written back if a later step fails.
+All sysctls are opened, in the order of the configuration, before the first one is written. If a later step fails, the
+previous values are restored.
 """
 
 from __future__ import annotations

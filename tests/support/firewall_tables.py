@@ -1,6 +1,6 @@
 """Runs firewall's verbs on a temporary host, and reads the rules that they create in iptables.
 
-One rule: pods have no interfaces: the plugin reads bridge and addresses from prevResult.
+Pods have no interfaces: the plugin reads bridge and addresses from prevResult.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real firewalld on a temporary host, on a separate bus: Debian's package, unpacked by the Makefile, not installed.
 
-One rule: it sees only the network namespace of the temporary host, its files are in one directory, and both daemons end
-with the block that started them.
+It sees only the network namespace of the temporary host, its files are in one directory, and both daemons end with the
+block that started them.
 """
 
 from __future__ import annotations

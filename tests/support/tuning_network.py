@@ -1,6 +1,6 @@
 """Runs tuning's verbs on a temporary host, podwire's or the reference plugin's, and reads the state that they change.
 
-One rule: a pod's container ID is the name of its namespace.
+A pod's container ID is the name of its namespace.
 """
 
 from __future__ import annotations
