@@ -48,7 +48,7 @@ def test_add_sets_the_configured_value(network, sandbox, enabled):
 
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_setting_does_not_change_without_the_key(network, sandbox, value):
-    """Without the key, ADD, CHECK and STATUS do not care about the setting."""
+    """Without the key, ADD does not change the setting, and CHECK and STATUS accept any value."""
     for key in (IPV4, IPV6):
         network.host.set_sysctl(key, value)
     result = network.add(sandbox)
