@@ -88,7 +88,7 @@ def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
     """Fixes the bridge's MAC address after a port was added; returns the bridge with that MAC address.
 
     `before` and `after` are the bridge before and after the port was added. Until its MAC address is set explicitly, a
-    bridge uses the lowest one of its ports: an added port could change it, and neighbours would send to the old one.
+    bridge uses the lowest one of its ports: an added port could change it, and neighbours would send to the former one.
     Setting the MAC address of `before` again prevents that. A bridge that never had a port may have no MAC address
     yet; then that of `after` is set. Raises KernelError.
     """

@@ -128,7 +128,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
-    """Repairs rules that a flush of the packet filter deleted, and changed settings of the host."""
+    """Restores rules that a flush of the packet filter deleted, and settings of the host that were changed."""
     repair(args, net_conf, bridge_conf.parse(args, net_conf), net_conf.required_prev_result())
 
 
@@ -186,7 +186,7 @@ def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo:
             bridge = bridge_device.ensure(host, conf, undo)
         try:
             attached = port.create(host, namespace, ifname, bridge, conf, undo)
-        except port.BridgeVanishedError:
+        except port.BridgeDeletedError:
             if not tries_left:
                 raise
         else:

@@ -33,9 +33,10 @@ def get_bridge_mtu(host: Socket, bridge: Link, conf: BridgeConf) -> int:
     If the bridge's MTU is higher, packets from the host that are too large for a port are dropped without notice. If it
     is lower, it limits all ports.
 
-    The kernel sets the lowest MTU by itself, until someone sets the bridge's MTU (at creation does not count). So the
-    ports are listed only if the bridge's MTU differs from the configured one. The bridge's MTU does not change if no
-    MTU is configured, nor in a VLAN, where the host sends through the gateway interface. Raises KernelError.
+    The kernel sets the lowest MTU by itself, until someone sets the bridge's MTU explicitly (at its creation does not
+    count). So the ports are listed only if the bridge's MTU differs from the configured one. The bridge's MTU does not
+    change if no MTU is configured, nor in a VLAN, where the host sends through the gateway interface. Raises
+    KernelError.
     """
     if not conf.mtu or conf.vlans.access or bridge.mtu == conf.mtu:
         return bridge.mtu

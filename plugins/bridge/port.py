@@ -18,7 +18,7 @@ from process.undo import Undo
 from process.values import dataclass
 
 
-class BridgeVanishedError(CniError):
+class BridgeDeletedError(CniError):
     """The bridge was deleted before the veth was attached to it, perhaps by the rollback of the ADD that created it."""
 
     def __init__(self, bridge: Link) -> None:
@@ -45,20 +45,20 @@ class AttachedVeth:
 def create(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> AttachedVeth:
     """Creates the veth, attaches its host end to the bridge and configures the port.
 
-    Raises CniError(999) when the container already has an interface `ifname`, BridgeVanishedError, KernelError.
+    Raises CniError(999) when the container already has an interface `ifname`, BridgeDeletedError, KernelError.
     """
     try:
         filtering = vlan.get_filtering(host, bridge, conf.vlans)
         created = veth.create(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
         if link.get(host, link.by_index_request(bridge.index)) == [None]:
-            raise BridgeVanishedError(bridge) from error
+            raise BridgeDeletedError(bridge) from error
         raise
     sysctl.try_write(f"ipv6/conf/{created.host_end.name}/accept_ra", "0")
     host_veth, current_bridge = created.host_veth, created.master
     if host_veth is None or current_bridge is None or host_veth.master != current_bridge.index:
         veth.delete(host, created.host_end)
-        raise BridgeVanishedError(bridge)
+        raise BridgeDeletedError(bridge)
     requests = vlan.port_requests(host_veth, conf.vlans, filtering)
     if conf.hairpin or conf.isolated:
         requests.append(link.set_port_request(host_veth, hairpin=conf.hairpin, isolated=conf.isolated))
