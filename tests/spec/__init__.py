@@ -1,1 +1,1 @@
-"""Every built plugin against the CNI specification; a new plugin is picked up by its file's name."""
+"""Tests of every built plugin against the CNI specification; the plugins are the files of the directory."""

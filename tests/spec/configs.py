@@ -1,6 +1,6 @@
-"""What the specification's tests must know of single plugins: a small valid configuration, and who does what.
+"""A minimal valid configuration of each plugin, and the properties in which plugins differ.
 
-One rule: everything here is an exception to a default; a plugin without an entry is tested with its bare type.
+One rule: an entry is an exception to a default; a plugin without an entry is tested with its type only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tests.support.results import prev_result
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
-# Who reads CNI_ARGS, or whose IPAM does, and therefore refuses rubbish in it.
+# Plugins that read CNI_ARGS, or whose IPAM plugin reads it, and therefore reject invalid values.
 READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "ptp", "tuning", "tap"}
-# A chained plugin needs the result of the plugin before it.
+# A chained plugin needs prevResult.
 KINDS = {
     "bandwidth": "chained",
     "bridge": "interface",
@@ -28,9 +28,9 @@ KINDS = {
     "tuning": "chained",
 }
 CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
-# Who hands on an earlier plugin's result unchanged when there is nothing to do.
-PASSES_ON = CHAINED | {"loopback"}
-# Who enters the sandbox on ADD, and therefore refuses one that is none.
+# Plugins that return prevResult unchanged when there is nothing to do.
+RETURNS_PREV_RESULT = CHAINED | {"loopback"}
+# Plugins that enter the sandbox at ADD, and therefore reject an invalid path.
 ENTERS_SANDBOX = {"bridge", "loopback", "macvlan", "ipvlan", "ptp", "tap", "vlan", "dummy", "host-device", "tuning"}
 
 SUBNET = "10.1.2.0/24"
@@ -40,7 +40,7 @@ _TUNING = {"mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}
 
 
 def host_local(store: Path, *subnets: str) -> dict[str, Any]:
-    """Returns an `ipam` object that gives an address of each of `subnets`."""
+    """Returns an `ipam` object that allocates an address in each of `subnets`."""
     return {
         "type": "host-local",
         "ranges": [[{"subnet": subnet}] for subnet in subnets or (SUBNET,)],
@@ -50,22 +50,22 @@ def host_local(store: Path, *subnets: str) -> dict[str, Any]:
 
 
 def static(*addresses: str) -> dict[str, Any]:
-    """Returns an `ipam` object that gives `addresses`."""
-    own = [{"address": address} for address in addresses]
-    return {"type": "static", "addresses": own, "routes": [{"dst": "0.0.0.0/0"}]}
+    """Returns an `ipam` object that allocates `addresses`."""
+    objects = [{"address": address} for address in addresses]
+    return {"type": "static", "addresses": objects, "routes": [{"dst": "0.0.0.0/0"}]}
 
 
 def versions(plugin: str) -> tuple[str, ...]:
-    """Returns the versions that `plugin` speaks."""
+    """Returns the CNI versions that `plugin` supports."""
     return VERSIONS[VERSIONS.index(_FIRST_VERSION.get(plugin, VERSIONS[0])) :]
 
 
 def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dict[str, Any]:
-    """Returns a small valid configuration of `plugin` that keeps its leases in `store`.
+    """Returns a minimal valid configuration of `plugin`, with its leases in `store`.
 
-    A chained one is told of `host_interfaces`, interfaces of the host that lead to sandboxes.
+    The prevResult of a chained plugin contains `host_interfaces`, the host's ends of veths.
     """
-    own: dict[str, dict[str, Any]] = {
+    plugin_keys: dict[str, dict[str, Any]] = {
         "bridge": {"bridge": "cni0", "isGateway": True, "ipam": host_local(store)},
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
@@ -73,13 +73,13 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
         "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
         "ptp": {"ipam": host_local(store)},
         "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},
-        "firewall": {"backend": "iptables"},  # not firewalld, which is the tester's own
+        "firewall": {"backend": "iptables"},  # not firewalld, which is the machine's
     }
     chained = {"prevResult": prev_result(version, host_interfaces=host_interfaces)} if plugin in CHAINED else {}
-    return {"cniVersion": version, "name": "net", "type": plugin, **chained, **own.get(plugin, {})}
+    return {"cniVersion": version, "name": "net", "type": plugin, **chained, **plugin_keys.get(plugin, {})}
 
 
 def idle(plugin: str, version: str, store: Path) -> dict[str, Any]:
-    """Returns a configuration under which `plugin`, one of PASSES_ON, changes nothing of a pod that has an eth0."""
-    wanted = ("runtimeConfig", *_BANDWIDTH, *_TUNING)
-    return {key: value for key, value in config(plugin, version, store).items() if key not in wanted}
+    """Returns a configuration with which `plugin`, one of RETURNS_PREV_RESULT, changes nothing of an attached pod."""
+    changes = ("runtimeConfig", *_BANDWIDTH, *_TUNING)
+    return {key: value for key, value in config(plugin, version, store).items() if key not in changes}

@@ -1,4 +1,4 @@
-"""The variables of an invocation: which verb needs which, and what they may hold."""
+"""The CNI_* variables: those that each verb needs, and their valid values."""
 
 import pytest
 
@@ -16,7 +16,7 @@ ALL = ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH")
 
 @pytest.mark.parametrize("command", NEEDED)
 def test_missing_variables_are_named(refused, command):
-    """A missing or empty variable is code 4 with its name; several are named together in the documented order."""
+    """A missing or empty variable causes code 4 with its name; several are listed in the documented order."""
     for name in NEEDED[command]:
         for value in (None, ""):
             error = refused(command, env={name: value}).error()
@@ -27,15 +27,15 @@ def test_missing_variables_are_named(refused, command):
 
 @pytest.mark.parametrize("command", ["GC", "STATUS"])
 def test_verbs_without_attachment_need_none(invoke, command):
-    """GC and STATUS want neither container, namespace nor interface, and do not look at what these variables hold."""
-    for rubbish in (None, "-/: "):
-        invoke(command, env=dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), rubbish)).assert_silent()
+    """GC and STATUS need no container, namespace or interface, and ignore the values of these variables."""
+    for value in (None, "-/: "):
+        invoke(command, env=dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), value)).assert_silent()
 
 
 @pytest.mark.parametrize("value", ["-cid", "c d", "c/d", "cïd", "cid\n", b"c\xffd".decode(errors="surrogateescape")])
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
 def test_bad_container_ids(refused, command, value):
-    """A container id with other characters is code 4, even when variables are missing besides."""
+    """A container ID with invalid characters causes code 4, even when other variables are missing."""
     for others in ({}, {"CNI_IFNAME": None, "CNI_PATH": None}):
         error = refused(command, container_id=value, env=others).error()
         assert (error["code"], error["msg"]) == (4, "invalid characters in containerID")
@@ -54,14 +54,14 @@ def test_bad_container_ids(refused, command, value):
 )
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
 def test_bad_interface_names(refused, command, value, msg):
-    """An interface name that the kernel cannot have is code 4."""
+    """An interface name that the kernel rejects causes code 4."""
     error = refused(command, ifname=value).error()
     assert (error["code"], error["msg"]) == (4, msg)
 
 
 @pytest.mark.parametrize("command", ["NOPE", "GET", "add", "ADD "])
 def test_unknown_commands(refused, command):
-    """An unknown command is code 4, but only after stdin was found to hold a configuration."""
+    """An unknown command causes code 4, but only when stdin contains a valid configuration."""
     error = refused(command).error()
     assert (error["code"], error["msg"]) == (4, f"unknown CNI_COMMAND: {command}")
     assert refused(command, b"{").error()["code"] == 6
@@ -81,8 +81,8 @@ def test_unknown_commands(refused, command):
         ("IgnoreUnknown=maybe", 'ARGS: error parsing value of pair ["IgnoreUnknown" "maybe"]'),
     ],
 )
-def test_cni_args_are_refused_by_those_who_read_them(invoke, args, msg):
-    """Rubbish in CNI_ARGS fails the plugins that read it and does not matter to the others."""
+def test_invalid_cni_args_fail_the_plugins_that_read_them(invoke, args, msg):
+    """An invalid CNI_ARGS fails the plugins that read it; the others ignore it."""
     outcome = invoke("ADD", args=args)
     if invoke.plugin in configs.READS_CNI_ARGS:
         error = outcome.error()
@@ -94,7 +94,7 @@ def test_cni_args_are_refused_by_those_who_read_them(invoke, args, msg):
 
 @pytest.mark.parametrize("ignore", ["1", "true", "TRUE"])
 def test_kubernetes_args_are_accepted(invoke, ignore):
-    """What a Kubernetes runtime puts into CNI_ARGS fails no plugin, neither on ADD nor on DEL."""
+    """The CNI_ARGS of a Kubernetes runtime fail no plugin, neither at ADD nor at DEL."""
     args = f"IgnoreUnknown={ignore};K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_UID=1-2"
     invoke("ADD", args=args).result()
     invoke("DEL", args=args).assert_silent()

@@ -1,6 +1,7 @@
-"""The request configuration on stdin: JSON as the runtimes write it, names and versions."""
+"""The configuration on stdin: JSON as runtimes write it, names, versions."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ BAD_JSON = {
     "blank": b" \n\t",
     "open object": b'{"name": "net"',
     "open string": b'{"name": "net',
-    "bytes behind": b'{"name": "net"} x',
+    "bytes after the object": b'{"name": "net"} x',
     "two objects": b'{"name": "net"}{"name": "net"}',
     "list": b'[{"name": "net"}]',
     "string": b'"net"',
@@ -37,16 +38,16 @@ BAD_JSON = {
 
 
 @pytest.mark.parametrize("kind", BAD_JSON)
-def test_what_is_no_json_object_is_refused(refused, kind):
-    """Anything but one JSON object with usable name and version is code 6."""
+def test_invalid_json_is_rejected(refused, kind):
+    """Input other than one JSON object with a text as name and version causes code 6."""
     error = refused("ADD", BAD_JSON[kind]).error()
     assert error["code"] == 6
     assert error["msg"].startswith("error unmarshall network config:")
 
 
 @pytest.mark.parametrize("command", VERBS)
-def test_every_verb_reads_its_configuration(refused, command):
-    """Each verb refuses input that is no JSON, and a configuration without name or with a bad one."""
+def test_every_verb_validates_its_configuration(refused, command):
+    """Each verb rejects invalid JSON, and a configuration whose name is missing or invalid."""
     error = refused(command, b"{").error()
     assert error["code"] == 6
     for nameless in ({"name": None}, {"name": ""}):
@@ -62,8 +63,8 @@ def test_every_verb_reads_its_configuration(refused, command):
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 @pytest.mark.parametrize("version", ["1.0", "2.0.0", "abc", "0.3", "1.1.0 ", "1.1.0.0"])
-def test_versions_are_compared_by_text(refused, command, version):
-    """A version that is not literally one of the plugin's is code 1, both sides in the details."""
+def test_versions_are_compared_as_text(refused, command, version):
+    """A version that is not literally one of the plugin's causes code 1, with both in the details."""
     error = refused(command, refused.config(cniVersion=version)).error()
     assert (error["code"], error["msg"]) == (1, "incompatible CNI versions")
     supported = " ".join(f'"{known}"' for known in configs.versions(refused.plugin))
@@ -80,15 +81,15 @@ def test_versions_are_compared_by_text(refused, command, version):
         *((verb, "abc", 6, "") for verb in ("CHECK", "GC", "STATUS")),
     ],
 )
-def test_verbs_came_with_versions(refused, command, version, code, msg):
-    """CHECK needs a configuration of 0.4.0, GC and STATUS one of 1.1.0; what is no version cannot be compared."""
+def test_verbs_need_a_minimum_version(refused, command, version, code, msg):
+    """CHECK needs a configuration of 0.4.0, GC and STATUS need 1.1.0; an invalid version is an error."""
     error = refused(command, refused.config(cniVersion=version)).error()
     assert error["code"] == code
     assert error["msg"].startswith(msg)
 
 
-def test_without_version_the_configuration_is_of_the_first(refused):
-    """An absent cniVersion means 0.1.0, for those who speak it."""
+def test_missing_version_means_the_first_one(refused):
+    """A missing cniVersion means 0.1.0, for plugins that support it."""
     outcome = refused("ADD", refused.config("0.1.0", cniVersion=None, name="net"))
     if "0.1.0" in configs.versions(refused.plugin):
         assert outcome.status == 0 or outcome.error()["code"] != 1
@@ -97,13 +98,13 @@ def test_without_version_the_configuration_is_of_the_first(refused):
 
 
 def test_errors_carry_the_version(refused):
-    """The error object is labelled with the configuration's version."""
+    """The error object contains the configuration's version."""
     for version in configs.versions(refused.plugin):
         assert refused("NOPE", refused.config(version)).error()["cniVersion"] == version
 
 
 def test_errors_are_indented_like_results(refused):
-    """An error is printed with four blanks of indentation, markup escaped, and not a byte besides."""
+    """An error object is indented by four spaces, with escaped markup, and nothing follows it."""
     stdout = refused("<&>").stdout.decode()
     assert (
         stdout
@@ -111,17 +112,28 @@ def test_errors_are_indented_like_results(refused):
     )
 
 
-def respelt(value):
-    """Returns `value` with all keys of objects in capitals; those of sysctls are files' names, in which case counts."""
+def with_upper_case_keys(value):
+    """Returns `value` with all keys in upper case, except sysctls, whose names are case-sensitive."""
     if isinstance(value, dict):
-        return {key.upper(): item if key == "sysctl" else respelt(item) for key, item in value.items()}
-    return [respelt(item) for item in value] if isinstance(value, list) else value
+        return {key.upper(): item if key == "sysctl" else with_upper_case_keys(item) for key, item in value.items()}
+    return [with_upper_case_keys(item) for item in value] if isinstance(value, list) else value
 
 
-def test_runtimes_may_write_as_go_does(invoke):
-    """Keys in other case, null and unknown keys, leftovers of the list and broken UTF-8 do not matter anywhere."""
-    unknown = {"capabilities": {"portMappings": True}, "x": [{}], "runtimeConfig": None, "mtu": None, "dns": None}
-    given = invoke.config(**unknown) | {"runtimeConfig": invoke.config().get("runtimeConfig")}
-    text = json.dumps(respelt(given)).encode()[:-1] + b', "y": "\xff\\ud800", "big": 1' + b"0" * 5000 + b', "z": null}'
+def test_json_is_parsed_as_go_parses_it(invoke):
+    """Keys in another case, null, unknown keys, keys of the list and invalid UTF-8 fail no plugin."""
+    unknown: dict[str, Any] = {
+        "capabilities": {"portMappings": True},
+        "x": [{}],
+        "runtimeConfig": None,
+        "mtu": None,
+        "dns": None,
+    }
+    config = invoke.config(**unknown) | {"runtimeConfig": invoke.config().get("runtimeConfig")}
+    text = (
+        json.dumps(with_upper_case_keys(config)).encode()[:-1]
+        + b', "y": "\xff\\ud800", "big": 1'
+        + b"0" * 5000
+        + b', "z": null}'
+    )
     invoke("ADD", text).result()
     invoke("DEL", text).assert_silent()

@@ -1,4 +1,4 @@
-"""ADD, CHECK, DEL, GC and STATUS as a runtime runs them: again and again, late, and without a namespace."""
+"""ADD, CHECK, DEL, GC and STATUS as a runtime runs them: repeatedly, late, in parallel and without a namespace."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,8 +8,8 @@ from tests.spec import configs
 from tests.support import netstate
 
 
-def later(invoke, version="1.1.0"):
-    """Attaches, and returns the configuration that the later verbs get: with ADD's result as prevResult."""
+def add_and_build_config(invoke, version="1.1.0"):
+    """Runs ADD, and returns the configuration of later verbs, with ADD's result as prevResult."""
     result = invoke("ADD", invoke.config(version)).result()
     return invoke.config(version, **({"prevResult": result} if version >= "0.4.0" else {}))
 
@@ -19,7 +19,7 @@ def states(invoke):
 
 
 def test_all_verbs_in_order(invoke):
-    """ADD prints a result, the others nothing; none has anything to say on stderr, in every version that knows them."""
+    """In every version, ADD prints a result, the other verbs print nothing, and stderr is empty."""
     for version in configs.versions(invoke.plugin):
         added = invoke("ADD", invoke.config(version))
         assert (added.result()["cniVersion"], added.stderr) == (version, "")
@@ -33,45 +33,45 @@ def test_all_verbs_in_order(invoke):
                 assert outcome.stderr == ""
 
 
-def test_nothing_is_left_behind(invoke):
-    """After DEL host and sandbox are as they were after the first ADD and DEL: what stays by design does not grow."""
-    seen = []
+def test_del_restores_the_state(invoke):
+    """After each DEL host and sandbox have the same state as after the first: what stays by design does not grow."""
+    after_del = []
     for _ in range(3):
-        invoke("DEL", later(invoke)).assert_silent()
-        seen.append(states(invoke))
-    assert seen[0] == seen[1] == seen[2]
+        invoke("DEL", add_and_build_config(invoke)).assert_silent()
+        after_del.append(states(invoke))
+    assert after_del[0] == after_del[1] == after_del[2]
 
 
 def test_del_again(invoke):
-    """DEL succeeds as often as it is called, with and without prevResult."""
-    config = later(invoke)
-    for given in (config, config, invoke.config()):
-        invoke("DEL", given).assert_silent()
+    """DEL succeeds however often it is called, with and without prevResult."""
+    config = add_and_build_config(invoke)
+    for variant in (config, config, invoke.config()):
+        invoke("DEL", variant).assert_silent()
 
 
 def test_del_without_add(invoke):
-    """DEL of what was never there succeeds and changes nothing on the host."""
+    """DEL of an unknown attachment succeeds and changes nothing on the host."""
     before = states(invoke)[0]
     for container_id in ("cid", "never-seen"):
         invoke("DEL", container_id=container_id).assert_silent()
     assert states(invoke)[0] == before
 
 
-@pytest.mark.parametrize("left", ["unset", "empty", "missing", "file", "deleted"])
-def test_del_without_namespace(invoke, left, tmp_path):
-    """DEL succeeds without a namespace, and when its path is gone or a plain file was left there; twice."""
-    config = later(invoke)
+@pytest.mark.parametrize("path", ["unset", "empty", "missing", "file", "deleted"])
+def test_del_without_namespace(invoke, path, tmp_path):
+    """DEL succeeds, also twice, without CNI_NETNS, with a missing path, and with a plain file as the path."""
+    config = add_and_build_config(invoke)
     netns = {"unset": None, "empty": "", "missing": "/no/such/netns", "file": str(tmp_path / "file")}
     (tmp_path / "file").touch()
-    if left == "deleted":
+    if path == "deleted":
         invoke.sandbox.delete()
-    for given in (config, invoke.config()):
-        invoke("DEL", given, netns=netns.get(left, invoke.sandbox.path)).assert_silent()
+    for variant in (config, invoke.config()):
+        invoke("DEL", variant, netns=netns.get(path, invoke.sandbox.path)).assert_silent()
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
-def test_own_namespace_is_refused(invoke, command):
-    """CNI_NETNS that is the plugin's own namespace is code 8, and nothing has changed."""
+def test_the_hosts_namespace_is_rejected(invoke, command):
+    """The plugin's own namespace as CNI_NETNS causes code 8, and nothing changes."""
     before = states(invoke)[0]
     error = invoke(command, netns=invoke.host).error()
     assert (error["code"], error["msg"]) == (8, "plugin's netns and netns from CNI_NETNS should not be the same")
@@ -80,17 +80,17 @@ def test_own_namespace_is_refused(invoke, command):
 
 
 @pytest.mark.parametrize("override", ["1", "true", "TRUE"])
-def test_the_refusal_can_be_lifted(invoke, override):
+def test_cni_netns_override_allows_the_hosts_namespace(invoke, override):
     """CNI_NETNS_OVERRIDE lets ADD and DEL work in the plugin's own namespace."""
     env = {"CNI_NETNS_OVERRIDE": override}
-    own = invoke.into(invoke.host)
-    own("ADD", env=env).result()
-    own("DEL", env=env).assert_silent()
-    assert own("ADD", env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
+    in_host = invoke.into(invoke.host)
+    in_host("ADD", env=env).result()
+    in_host("DEL", env=env).assert_silent()
+    assert in_host("ADD", env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
 
 
-def test_a_sandbox_that_is_none_is_refused(invoke, tmp_path):
-    """ADD into a missing namespace or a plain file fails in the reference's words and changes nothing."""
+def test_invalid_sandbox_is_rejected(invoke, tmp_path):
+    """ADD with a missing namespace or a plain file fails with the reference plugins' message and changes nothing."""
     if invoke.plugin not in configs.ENTERS_SANDBOX:
         return
     plain = tmp_path / "file"
@@ -102,11 +102,11 @@ def test_a_sandbox_that_is_none_is_refused(invoke, tmp_path):
     assert not [file for file in invoke.store.glob("*/*") if file.name.startswith("10.")]
 
 
-def test_many_at_once(invoke, new_sandbox):
-    """ADD and DEL for different containers may run at the same time."""
+def test_parallel_verbs(invoke, new_sandbox):
+    """ADDs and DELs of different containers may run in parallel."""
     count = 8
     pods = [invoke.into(new_sandbox()) for _ in range(count)]
-    invoke("DEL", later(invoke)).assert_silent()
+    invoke("DEL", add_and_build_config(invoke)).assert_silent()
     before = states(invoke)[0]
 
     def attach(number):
@@ -127,8 +127,8 @@ def test_many_at_once(invoke, new_sandbox):
     assert states(invoke)[0] == before
 
 
-def test_a_long_container_id(invoke):
-    """Container ids may have 256 characters."""
+def test_long_container_id(invoke):
+    """Container IDs may have 256 characters."""
     long = "c" * 256
     invoke("ADD", container_id=long).result()
     invoke("DEL", container_id=long).assert_silent()

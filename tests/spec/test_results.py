@@ -1,4 +1,6 @@
-"""What ADD prints: the shape of each version, and what is handed on from an earlier plugin."""
+"""Results of ADD: the form in each version, and the parts that come from prevResult."""
+
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ TOP = {
 INTERFACE = {"0.3": {"name", "mac", "sandbox"}, "1": {"name", "mac", "mtu", "sandbox", "socketPath", "pciID"}}
 IP = {"0.3": {"version", "interface", "address", "gateway"}, "1": {"interface", "address", "gateway"}}
 
-EXTRAS = {
+PREV_RESULT: dict[str, Any] = {
     "interfaces": [
         {"name": "eth0", "mac": "02:00:00:00:00:01", "mtu": 1400, "pciID": "0000:00:1f.6", "socketPath": "/run/sock"}
     ],
@@ -25,26 +27,26 @@ EXTRAS = {
 }
 
 
-def shape(version):
+def form_of(version):
     return "0.1" if version < "0.3" else "0.3" if version < "1" else "1"
 
 
-def keys_everywhere(value):
-    """Yields the keys of every object inside `value`, in order."""
+def list_keys(value):
+    """Yields the keys of every object in `value`, in order."""
     if isinstance(value, dict):
         yield list(value)
         for item in value.values():
-            yield from keys_everywhere(item)
+            yield from list_keys(item)
     elif isinstance(value, list):
         for item in value:
-            yield from keys_everywhere(item)
+            yield from list_keys(item)
 
 
-def test_each_version_has_its_shape(invoke):
-    """A result has the members of the configuration's version, none of them empty, and is indented by four blanks."""
+def test_form_of_each_version(invoke):
+    """A result has the keys of the configuration's version, none of them empty, and is indented by four spaces."""
     for version in configs.versions(invoke.plugin):
         outcome = invoke("ADD", invoke.config(version))
-        result, form = outcome.result(), shape(version)
+        result, form = outcome.result(), form_of(version)
         assert result["cniVersion"] == version
         assert result.keys() <= TOP[form]
         assert outcome.stdout.startswith(b'{\n    "cniVersion": "')
@@ -58,41 +60,41 @@ def test_each_version_has_its_shape(invoke):
             assert all({"address"} <= item.keys() <= IP[form] for item in result.get("ips", []))
             assert all(item.get("version") in ("4", "6") for item in result.get("ips", []) if form == "0.3")
         if form == "1":
-            assert all(keys == sorted(keys) for keys in keys_everywhere(result))
+            assert all(keys == sorted(keys) for keys in list_keys(result))
         assert (result.get("dns") == {}) if form < "1" else ("dns" not in result)
         invoke("DEL", invoke.config(version)).assert_silent()
 
 
-def test_without_version_the_result_is_the_first(invoke):
-    """A configuration without cniVersion gets a result labelled 0.1.0."""
+def test_missing_version_gives_the_first_one(invoke):
+    """The result for a configuration without cniVersion has version 0.1.0."""
     if configs.versions(invoke.plugin)[0] == "0.1.0":
         assert invoke("ADD", invoke.config("0.1.0", cniVersion="")).result()["cniVersion"] == "0.1.0"
 
 
-def handed_on(invoke, version, prev_result):
+def add_with_prev_result(invoke, version, prev_result):
     config = configs.idle(invoke.plugin, version, invoke.store) | {"prevResult": prev_result}
     return invoke("ADD", config)
 
 
-def test_an_earlier_result_is_handed_on(invoke):
-    """A plugin that changes nothing prints the prevResult it was given, extras of interfaces and routes included."""
-    if invoke.plugin not in configs.PASSES_ON:
+def test_prev_result_is_returned(invoke):
+    """A plugin that changes nothing prints prevResult, with all attributes of interfaces and routes."""
+    if invoke.plugin not in configs.RETURNS_PREV_RESULT:
         return
-    wanted = EXTRAS | {
-        "ips": [EXTRAS["ips"][0], {"address": "fd00::5/64"}],
-        "routes": [EXTRAS["routes"][0], {"dst": "10.0.0.0/8"}],
+    expected = PREV_RESULT | {
+        "ips": [PREV_RESULT["ips"][0], {"address": "fd00::5/64"}],
+        "routes": [PREV_RESULT["routes"][0], {"dst": "10.0.0.0/8"}],
     }
-    assert handed_on(invoke, "1.1.0", EXTRAS).result() == {"cniVersion": "1.1.0", **wanted}
-    old = handed_on(invoke, "0.4.0", EXTRAS).result()
+    assert add_with_prev_result(invoke, "1.1.0", PREV_RESULT).result() == {"cniVersion": "1.1.0", **expected}
+    old = add_with_prev_result(invoke, "0.4.0", PREV_RESULT).result()
     assert old["interfaces"] == [{"name": "eth0", "mac": "02:00:00:00:00:01"}]
-    assert (old["routes"], old["dns"]) == (wanted["routes"], wanted["dns"])
+    assert (old["routes"], old["dns"]) == (expected["routes"], expected["dns"])
     assert [ip["version"] for ip in old["ips"]] == ["4", "6"]
 
 
 @pytest.mark.parametrize(("version", "other"), [("1.0.0", "0.4.0"), ("0.4.0", "1.0.0"), ("0.3.1", "0.2.0")])
-def test_an_earlier_result_of_another_family_is_refused(invoke, version, other):
-    """A prevResult whose version has another shape than the configuration's cannot be used."""
-    if invoke.plugin in configs.PASSES_ON and version in configs.versions(invoke.plugin):
-        error = handed_on(invoke, version, {"cniVersion": other}).error()
+def test_prev_result_of_another_form_is_rejected(invoke, version, other):
+    """A prevResult whose version has another form than the configuration's is an error."""
+    if invoke.plugin in configs.RETURNS_PREV_RESULT and version in configs.versions(invoke.plugin):
+        error = add_with_prev_result(invoke, version, {"cniVersion": other}).error()
         assert error["code"] == 7
         assert "could not parse prevResult" in error["msg"]

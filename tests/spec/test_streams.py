@@ -1,4 +1,4 @@
-"""Standard streams as runtimes and shells leave them: non-blocking, full, closed."""
+"""Standard streams that are non-blocking, full or closed."""
 
 import contextlib
 import json
@@ -18,17 +18,17 @@ ENDS = {"pipe": os.pipe, "socket": lambda: tuple(end.detach() for end in socket.
 
 
 def start(plugin, command, **streams):
-    """Starts a plugin with the test's streams; those that it does not name are pipes."""
+    """Starts a plugin with the test's streams; the others are pipes."""
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
     names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/no/such/netns", "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
     return subprocess.Popen([str(binaries.directory() / plugin)], env=environment(command, **names), **streams)
 
 
 def wait_until_asleep(process):
-    """Waits until a process sleeps or has ended."""
+    """Waits until a process sleeps or ends."""
     end = time.monotonic() + DEADLINE_S
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "SZ":
-        assert time.monotonic() < end, "it neither sleeps nor ends"
+        assert time.monotonic() < end, "the process neither sleeps nor ends"
         time.sleep(0.005)
 
 
@@ -50,7 +50,7 @@ def test_late_input_on_a_nonblocking_stream(refused, kind):
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_a_late_reader_of_a_nonblocking_stream(refused, kind):
+def test_late_reader_of_a_nonblocking_stream(refused, kind):
     """A plugin waits until a full, non-blocking stdout has room, and then writes its whole answer."""
     reader, writer = ENDS[kind]()
     os.set_blocking(writer, False)
@@ -67,8 +67,8 @@ def test_a_late_reader_of_a_nonblocking_stream(refused, kind):
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
-def test_an_answer_without_a_reader(refused, redirection):
-    """When stdout is closed or full, exit status and stderr say that nobody got the answer."""
+def test_unreadable_stdout(refused, redirection):
+    """When stdout is closed or full, exit status and stderr report that the result could not be written."""
     program = str(binaries.directory() / refused.plugin)
     shell = ["/bin/sh", "-c", f'exec "$0" {redirection}', program]
     done = subprocess.run(shell, env=environment("VERSION"), capture_output=True, text=True, check=False)
@@ -77,8 +77,8 @@ def test_an_answer_without_a_reader(refused, redirection):
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
-def test_a_warning_without_a_reader_fails_no_verb(refused, redirection):
-    """When stderr is closed or full, a verb that has a warning to write succeeds all the same."""
+def test_unreadable_stderr_fails_no_verb(refused, redirection):
+    """When stderr is closed or full, a verb that cannot write a warning succeeds."""
     names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
     shell = ["/bin/sh", "-c", f'exec "$0" {redirection}', str(binaries.directory() / refused.plugin)]
     config = json.dumps(refused.config(**{"cni.dev/valid-attachments": None})).encode()  # GC then removes nothing

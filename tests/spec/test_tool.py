@@ -1,4 +1,4 @@
-"""The operator's tool as a program: its command line, its exit status, its manual page, completion, colour."""
+"""The operator's tool as a program: command line, exit status, manual page, completion, colour."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from tests.support import binaries
 USAGE, FAILED = 2, 3
 
 
-def tool(*words, **how):
-    """Runs the tool in an environment of its own; returns what it wrote, and its exit status."""
+def tool(*words, **overrides):
+    """Runs the tool with PATH as its only variable; returns its output and exit status."""
     options = {"capture_output": True, "text": True, "timeout": 60, "env": {"PATH": os.environ["PATH"]}}
-    return subprocess.run([binaries.directory() / "podwire", *words], check=False, **{**options, **how})
+    return subprocess.run([binaries.directory() / "podwire", *words], check=False, **{**options, **overrides})
 
 
 def commands():
-    """Returns the names of the commands, as the tool completes them."""
+    """Returns the names of the commands from the tool's completion."""
     return tool("completion", "words", "--", "").stdout.split()
 
 
@@ -33,21 +33,21 @@ def test_each_command_has_help():
 
 
 @pytest.mark.parametrize("words", [["no-such-command"], ["list", "--no-such-option"], ["list", "too much"]])
-def test_wrong_usage_is_told_on_stderr(words):
-    """Wrong usage has exit status 2 and says what is wrong."""
+def test_wrong_usage_is_reported_on_stderr(words):
+    """Wrong usage causes exit status 2 and a message that names the wrong word."""
     done = tool(*words)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert "usage: podwire" in done.stderr
     assert words[-1] in done.stderr
 
 
-def test_lists_are_documents_too():
-    """With --json a command prints one document."""
+def test_json_option_prints_a_document():
+    """With --json a command prints one JSON document."""
     assert json.loads(tool("list", "--json").stdout) == binaries.names()
 
 
-def test_a_bash_completes(tmp_path):
-    """The script for bash completes commands, options and the networks of net.d."""
+def test_bash_completion(tmp_path):
+    """The script for bash completes commands, options and networks of net.d."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "podwire").symlink_to(binaries.directory() / "podwire")
     (tmp_path / "10.conf").write_text('{"name": "pods", "type": "bridge"}')
@@ -63,8 +63,8 @@ def test_a_bash_completes(tmp_path):
     assert done.stdout.splitlines() == ["complete -o default -F _podwire podwire", "completion", "--json"], done.stderr
 
 
-def test_the_manual_page_is_a_manual_page():
-    """The manual page begins as one does, and has a section for each command."""
+def test_form_of_the_manual_page():
+    """The manual page has the header of a manual page and a section for each command."""
     page = tool("man").stdout
     assert page.startswith(".TH PODWIRE 1 ")
     assert all(f'\n.SS "podwire {name}' in page.replace("\\-", "-") for name in commands())
@@ -72,7 +72,7 @@ def test_the_manual_page_is_a_manual_page():
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colour_is_for_terminals(env, coloured, tmp_path):
-    """Text is coloured on a terminal that wants it, in a pipe only when asked for."""
+    """Output is coloured on a terminal that supports it, and in a pipe only with --color."""
     (tmp_path / "10.conf").write_text("nonsense")
     words = ["lint", str(tmp_path / "10.conf")]
     primary, secondary = pty.openpty()
@@ -86,8 +86,8 @@ def test_colour_is_for_terminals(env, coloured, tmp_path):
     assert "\033[" in tool(*words, "--color", "always").stdout
 
 
-def test_a_closed_stdout_is_no_traceback():
-    """Whoever closes the pipe early gets no traceback."""
+def test_closed_stdout_causes_no_traceback():
+    """A reader that closes the pipe early causes no traceback."""
     readable, writable = os.pipe()
     os.close(readable)
     try:

@@ -1,4 +1,4 @@
-"""`podwire lint` as a program: its exit status for scripts, its lines for a person, its document for a program."""
+"""`podwire lint` as a program: exit status, lines for people, a JSON document for programs."""
 
 import json
 import os
@@ -9,13 +9,13 @@ import pytest
 from tests.support import binaries
 from tests.support.binaries import ROOT
 
-FINE, WRONG, USAGE, FAILED = 0, 1, 2, 3
+OK, FINDINGS, USAGE, FAILED = 0, 1, 2, 3
 BROKEN = "tests/data/netd/broken/10-misspelt.conflist"
 PLAIN = {"cniVersion": "1.0.0", "name": "plain", "plugins": [{"type": "bridge"}]}
 
 
 def lint(*words, **env):
-    """Runs the command where the project is; the plugins are those that were built."""
+    """Runs the command in the project's directory, with the built plugins."""
     return subprocess.run(
         [binaries.directory() / "podwire", "lint", *words],
         cwd=ROOT,
@@ -31,18 +31,18 @@ def write(path, value):
     path.write_text(json.dumps(value))
 
 
-def test_our_samples_are_fine_and_all_their_plugins_are_there():
-    """The sample networks have nothing to say about, and the file under test has all plugins that they name."""
+def test_samples_have_no_findings():
+    """The sample networks have no findings, and the executable contains all their plugins."""
     done = lint("conf")
-    assert (done.returncode, done.stderr) == (FINE, "")
+    assert (done.returncode, done.stderr) == (OK, "")
     assert done.stdout.splitlines()[-1] == "9 files: no findings"
     assert '"podwire" of 10-podwire.conflist' in done.stdout
 
 
-def test_findings_are_lines_that_an_editor_understands():
-    """A finding is FILE:LINE:COLUMN, how bad it is, what it is, and a hint on the next line."""
+def test_findings_are_lines_that_editors_parse():
+    """A finding is FILE:LINE:COLUMN, severity and text, with a hint on the next line."""
     done = lint(BROKEN)
-    assert (done.returncode, done.stderr) == (WRONG, "")
+    assert (done.returncode, done.stderr) == (FINDINGS, "")
     assert (
         f'{BROKEN}:10:7: warning: unknown key "isGatway": bridge does not read it\n    did you mean "isGateway"?'
         in done.stdout
@@ -50,12 +50,12 @@ def test_findings_are_lines_that_an_editor_understands():
     assert done.stdout.splitlines()[-1] == "1 file: 7 errors, 11 warnings, 1 note"
 
 
-def test_a_document_has_every_finding(tmp_path):
-    """With --json there is one document with every file, who wins, and every finding with its place."""
+def test_document_contains_every_finding(tmp_path):
+    """With --json the document has every file, which network the runtime uses, and every finding with its place."""
     write(tmp_path / "10-a.conflist", PLAIN | {"cniVersion": "1.0"})
     write(tmp_path / "20-b.conflist", PLAIN | {"name": "b"})
     done = lint("--json", str(tmp_path))
-    assert done.returncode == WRONG
+    assert done.returncode == FINDINGS
     assert json.loads(done.stdout) == {
         "files": [
             {
@@ -81,39 +81,39 @@ def test_a_document_has_every_finding(tmp_path):
     }
 
 
-def test_the_exit_status_tells_scripts_what_was_found(tmp_path):
-    """Notes are fine unless --strict is said, a directory without a network is not, and no such file is a failure."""
+def test_exit_status(tmp_path):
+    """Notes cause exit status 0, with --strict 1; a directory without networks causes 1, a missing file 3."""
     directory = str(tmp_path)
-    assert lint(directory).returncode == WRONG
+    assert lint(directory).returncode == FINDINGS
     write(tmp_path / "10-a.conflist", PLAIN | {"cniVersion": "1.1.0"})
-    assert [lint(directory).returncode, lint("--strict", directory).returncode] == [FINE, WRONG]
-    assert lint(NETCONFPATH=directory).returncode == lint("--conf-dir", directory).returncode == FINE
+    assert [lint(directory).returncode, lint("--strict", directory).returncode] == [OK, FINDINGS]
+    assert lint(NETCONFPATH=directory).returncode == lint("--conf-dir", directory).returncode == OK
     write(tmp_path / "20-b.conflist", PLAIN | {"plugins": [{"type": "bridge"}, {"type": "missing"}]})
-    assert lint(directory).returncode == WRONG
+    assert lint(directory).returncode == FINDINGS
     (tmp_path / "20-b.conflist").unlink()
-    assert lint("--bin-dir", directory, directory).returncode == WRONG
-    assert lint("--no-bin-dir", directory).returncode == lint("--bin-dir", "/nonexistent", directory).returncode == FINE
+    assert lint("--bin-dir", directory, directory).returncode == FINDINGS
+    assert lint("--no-bin-dir", directory).returncode == lint("--bin-dir", "/nonexistent", directory).returncode == OK
     missing = lint(directory + "/missing.conflist")
     assert (missing.returncode, missing.stdout) == (FAILED, "")
     assert "No such file or directory" in missing.stderr
 
 
 @pytest.mark.parametrize("json_", [(), ("--json",)], ids=["lines", "document"])
-def test_names_and_texts_of_others_do_no_harm(json_, tmp_path):
-    """Control characters and names that are no UTF-8 reach the terminal escaped, and a FIFO is not waited for."""
+def test_hostile_names_and_texts_are_escaped(json_, tmp_path):
+    """Control characters and names in invalid UTF-8 are printed with escapes, and a FIFO does not block the tool."""
     os.mkfifo(tmp_path / "10-fifo.conf")
     for name in (b"20-\xff.conf", b"30-\x1b[31m.conf"):
         with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:
             file.write(b'{"name": "\\u001b[2J", "type": "\\ud800", "\\u001b": 1}')
     done = lint(*json_, str(tmp_path))
-    assert (done.returncode, done.stderr) == (WRONG, "")
+    assert (done.returncode, done.stderr) == (FINDINGS, "")
     assert "\x1b" not in done.stdout
     if json_:
         assert len(json.loads(done.stdout)["files"]) == 3
 
 
-def test_a_file_that_may_not_be_read_is_told_of(tmp_path):
-    """A file without rights for its reader is an error of that file, and the others are checked."""
+def test_unreadable_file_is_reported(tmp_path):
+    """A file that may not be read is an error of that file, and the other files are checked."""
     write(tmp_path / "10-a.conflist", PLAIN)
     write(tmp_path / "20-b.conflist", PLAIN | {"name": "b"})
     (tmp_path / "10-a.conflist").chmod(0)
@@ -134,6 +134,6 @@ def test_a_file_that_may_not_be_read_is_told_of(tmp_path):
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (WRONG, "")
+    assert (done.returncode, done.stderr) == (FINDINGS, "")
     assert "10-a.conflist:1:1: error: it cannot be read: Permission denied" in done.stdout
     assert '"b" of 20-b.conflist' in done.stdout

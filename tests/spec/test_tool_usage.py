@@ -1,4 +1,4 @@
-"""The operator's tool and a wrong command line: misspelt words, values that cannot be used, missing rights."""
+"""The operator's tool with a wrong command line: misspelt words, invalid values, missing rights."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ NETWORK = '{"cniVersion": "1.0.0", "name": "podwire", "plugins": [{"type": "brid
 
 @pytest.fixture
 def net_d(tmp_path):
-    """A directory with one network; $NETCONFPATH names it."""
+    """Variables with $NETCONFPATH, a directory with one network."""
     (tmp_path / "10.conflist").write_text(NETWORK)
     return {"NETCONFPATH": str(tmp_path), "PATH": os.environ["PATH"]}
 
@@ -29,21 +29,21 @@ def net_d(tmp_path):
         (("list", "--nothing-like-it"), "unrecognized: --nothing-like-it; see podwire list --help"),
     ],
 )
-def test_a_misspelt_word_is_not_taken_and_the_right_one_is_named(words, text):
-    """Commands and options are taken whole only; a word near to the one given is offered."""
+def test_misspelt_word_is_rejected_with_a_suggestion(words, text):
+    """Commands and options cannot be abbreviated; the message for a misspelt word suggests a similar one."""
     done = tool(*words)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert text in done.stderr
 
 
-def test_a_misspelt_network_is_guessed(root, net_d):
-    """For a network that is not there the nearest name is offered."""
+def test_misspelt_network_is_rejected_with_a_suggestion(root, net_d):
+    """The message for an unknown network suggests the most similar name."""
     done = tool("status", "podwrie", env=net_d)
     assert (done.returncode, 'did you mean "podwire"? networks there: podwire' in done.stderr) == (3, True), done.stderr
 
 
 def test_help_is_a_command_too():
-    """`podwire help ...` prints what `podwire ... --help` prints, and each command is completed behind it."""
+    """`podwire help ...` prints the same as `podwire ... --help`, and completes commands."""
     for words in ((), ("doctor",), ("ipam", "free")):
         done = tool("help", *words)
         assert (done.returncode, done.stdout) == (0, tool(*words, "--help").stdout)
@@ -69,15 +69,15 @@ def test_help_is_a_command_too():
         ("install", "--conf", "x.txt", "--dry-run"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_wrong_usage(root, net_d, words):
-    """A wrong value on the command line has the exit status of a wrong option, whatever else is wrong on the node."""
+def test_invalid_value_is_wrong_usage(root, net_d, words):
+    """An invalid value has the exit status of an unknown option, whatever else is wrong on the node."""
     done = tool(*words, env=net_d)
     assert (done.returncode, done.stdout) == (USAGE, ""), done
     assert "Traceback" not in done.stderr
 
 
-def test_the_command_for_root_is_the_whole_command(root, net_d):
-    """Without root the line to repeat has every argument, quoted, and the variables that sudo takes away."""
+def test_printed_sudo_command_is_complete(root, net_d):
+    """Without root, the printed command has every argument, quoted, and the variables that sudo removes."""
     line = ["unshare", "--mount", "sh", "-ec", 'mount --bind "$1" /mnt; shift; exec "$@"', "sh"]
     line += [str(binaries.directory()), "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/mnt/podwire"]
     words = ["gc", "podwire", "--cache-dir", "a b"]
@@ -88,12 +88,12 @@ def test_the_command_for_root_is_the_whole_command(root, net_d):
 
 
 @pytest.mark.parametrize("text", ['{"name": "x",}', "{'name': 'x'}", '{"name": "x"\n "type": "bridge"}', ""])
-def test_a_file_that_is_no_json_is_told_with_line_and_column(root, net_d, tmp_path, text):
-    """`status`, `add` and `doctor` name line, column and repair of a broken file, as `lint` does."""
+def test_invalid_json_is_reported_with_line_and_column(root, net_d, tmp_path, text):
+    """`status` and `doctor` report line, column and fix of a file with invalid JSON, as `lint` does."""
     (tmp_path / "20.conflist").write_text(text)
     lint = tool("lint", "--no-bin-dir", str(tmp_path / "20.conflist")).stdout.splitlines()
     line, column, problem = lint[0].partition("20.conflist:")[2].replace(" error:", "").split(":", 2)
-    said = f"line {line}, column {column}: {problem.strip()}"
+    expected = f"line {line}, column {column}: {problem.strip()}"
     for words in (("status",), ("doctor",), ("status", "absent")):
         done = tool(*words, env=net_d)
-        assert said in done.stdout + done.stderr, (words, said, done)
+        assert expected in done.stdout + done.stderr, (words, expected, done)
