@@ -1,6 +1,7 @@
-"""What CHECK says of limits that are not as they were set (plugins.bandwidth.check)."""
+"""CHECK of bandwidth on limits that differ from the configuration (plugins.bandwidth.check)."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,16 @@ from tests.support.errors import failure_of
 
 PORT = Link(7, "veth0", "02:00:00:00:00:01", 1500, 1, "veth", 3, 2, 0, 6)
 IFB = Link(9, "bwp012345678901", "02:00:00:00:00:02", 1500, 1, "ifb", 0, 0, None, 0)
-LIMIT = Limit(10_000_000, 34359738359)  # of which the reference makes other numbers
-OURS = compute_shape(LIMIT, 1500, 0).bucket
+LIMIT = Limit(10_000_000, 34359738359)  # the reference plugin's numbers for it overflow
+EXPECTED = compute_shape(LIMIT, 1500, 0).bucket
 WRAPPED, SATURATED = reference_buckets(LIMIT)
-ACCEPTED = (OURS, WRAPPED, SATURATED)
+ACCEPTED = (EXPECTED, WRAPPED, SATURATED)
 REDIRECT = Filter(0x80000800, 0x10300, IFB.index, True)
 AGAIN = "remove the container and create it again"
 
 
 class Host:
-    """The kernel, as far as it tells of the ifb's root qdisc."""
+    """A stand-in for the kernel that returns the ifb's root qdisc."""
 
     def __init__(self, request):
         self.message = request and decode(QdiscMessage, request.encode(1))
@@ -41,23 +42,23 @@ def limits(**keys):
 
 
 def ingress(root):
-    """Returns what CHECK of the host's end says of a root qdisc: message and details, None for nothing."""
+    """Returns message and details of CHECK for a root qdisc of the host veth, None if CHECK succeeds."""
     error = failure_of(lambda: check_ingress(limits(root=root), PORT, ACCEPTED), CniError)
     assert error is None or error.code == 999
     return error and (error.msg, error.details)
 
 
-def egress(found, bucket=OURS):
-    """Returns the same of the way to the ifb, which has a token bucket unless that is None."""
-    host = Host(bucket and traffic.create_tbf_request(IFB.index, bucket))
-    error = failure_of(lambda: check_egress(host, found, PORT, ACCEPTED), CniError)
+def egress(existing, bucket=EXPECTED):
+    """Returns message and details of CHECK for the redirect to the ifb and its token bucket, None without one."""
+    host: Any = Host(bucket and traffic.create_tbf_request(IFB.index, bucket))
+    error = failure_of(lambda: check_egress(host, existing, PORT, ACCEPTED), CniError)
     assert error is None or error.code == 999
     return error and (error.msg, error.details)
 
 
 @pytest.mark.parametrize("bucket", ACCEPTED)
-def test_the_references_limits_are_as_good_as_ours(bucket):
-    """Our numbers, the reference's where its 32 bits wrap around, and where they saturate, are all right."""
+def test_limits_of_the_reference_are_accepted(bucket):
+    """Numbers of podwire, and those of the reference that wrap or saturate at 32 bits, are accepted."""
     assert ingress(Qdisc("tbf", 0x10000, bucket)) is None
     assert egress(limits(), bucket) is None
 
@@ -72,9 +73,9 @@ def test_the_references_limits_are_as_good_as_ours(bucket):
         ({"size": WRAPPED.size}, "Buffer doesn't match", "limit and buffer belong to different bursts"),
     ],
 )
-def test_changed_numbers(changes, msg, details):
-    """What differs is named in the reference's words, with what it is and should be; a mixture is not right."""
-    bucket = replace(OURS, **changes)
+def test_changed_numbers_are_reported(changes, msg, details):
+    """The reference's text names what differs, with existing and expected values; a mixture is refused."""
+    bucket = replace(EXPECTED, **changes)
     expected = (msg, f"{details}; {AGAIN}")
     assert ingress(Qdisc("tbf", 0x10000, bucket)) == expected
     assert egress(limits(), bucket) == expected
@@ -84,27 +85,27 @@ def test_changed_numbers(changes, msg, details):
     ("root", "what"),
     [(None, "none"), (Qdisc("noqueue", 0), "noqueue"), (Qdisc("fq", 0x10000), "fq"), (Qdisc("tbf", 0x10000), "tbf")],
 )
-def test_a_bucket_that_is_gone(root, what):
-    """Another root qdisc, or a token bucket filter that tells no numbers, is no limit."""
+def test_missing_bucket_is_reported(root, what):
+    """Another root qdisc, or a token bucket filter without numbers, is reported as missing."""
     details = f'packets that the pod receives are not limited on "veth0": its root qdisc is {what}; {AGAIN}'
     assert ingress(root) == ("Failed to find qdisc", details)
 
 
-def test_an_ifbs_bucket_that_is_gone():
-    """What the pod sends is not limited when the ifb has no token bucket."""
+def test_missing_bucket_of_the_ifb_is_reported():
+    """Packets that the pod sends are not limited if the ifb has no token bucket."""
     details = f'packets that the pod sends are not limited on "bwp012345678901": its root qdisc is none; {AGAIN}'
     assert egress(limits(), None) == ("Failed to find qdisc", details)
 
 
-def test_an_ifb_that_is_gone_or_down():
-    """Without an ifb the words are the reference's; one that is down lets nothing pass."""
+def test_ifb_that_is_missing_or_down_is_reported():
+    """Without an ifb the text is the reference's; an ifb that is down passes no packets."""
     missing = "get ifb device: Link not found", f"packets that the pod sends are not limited; {AGAIN}"
     assert egress(limits(ifbs=())) == missing
     down = "Interface bwp012345678901 is down", 'set it up: ip link set "bwp012345678901" up'
     assert egress(limits(ifbs=(IFB._replace(flags=0),))) == down
 
 
-SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets elsewhere
+SOME = replace(REDIRECT, target=8, matches_all=False)  # redirects some packets elsewhere
 
 
 @pytest.mark.parametrize(
@@ -121,18 +122,21 @@ SOME = replace(REDIRECT, target=8, matches_all=False)  # leads some packets else
         ((Filter(1, 0x10800, matches_all=True), REDIRECT), "an earlier ingress filter matches every packet"),
     ],
 )
-def test_filters_that_lead_elsewhere(filters, hint):
-    """All that the pod sends must be led to the ifb, by the first filter that takes everything."""
-    found = egress(limits(filters=filters))
+def test_missing_redirect_is_reported(filters, hint):
+    """The first filter that matches every packet must redirect to the ifb."""
+    failure = egress(limits(filters=filters))
     msg = 'packets that "veth0" receives are not redirected to "bwp012345678901"'
-    assert found == (hint and (msg, f"{hint}; {AGAIN}"))
+    assert failure == (hint and (msg, f"{hint}; {AGAIN}"))
 
 
-def test_only_the_numbers_of_this_limit():
-    """Another limit's numbers are not right, even where each of them is that of something accepted."""
+def test_numbers_of_another_limit_are_refused():
+    """Another limit's numbers are refused, even if each of them is one of an accepted bucket."""
     other = compute_shape(Limit(20_000_000, 2_000_000), 1500, 0).bucket
     assert ingress(Qdisc("tbf", 0x10000, other)) == (
         "Rate doesn't match",
         f"it is 2500000 bytes/s, not 1250000; {AGAIN}",
     )
-    assert ingress(Qdisc("tbf", 0x10000, Bucket(OURS.rate, SATURATED.size, OURS.limit)))[0] == "Buffer doesn't match"
+    assert (
+        ingress(Qdisc("tbf", 0x10000, Bucket(EXPECTED.rate, SATURATED.size, EXPECTED.limit)))[0]
+        == "Buffer doesn't match"
+    )

@@ -40,7 +40,7 @@ def error(keys):
     return caught.value
 
 
-def asked(keys):
+def runtime(keys):
     return {"runtimeConfig": {"bandwidth": keys}}
 
 
@@ -52,18 +52,18 @@ def asked(keys):
         dict.fromkeys((*IN, *OUT, "maxBurst"), 0),
         {"runtimeConfig": {}, "capabilities": {"bandwidth": True}, "x": [1]},
         {"runtimeConfig": {"bandwidth": None, "portMappings": []}},
-        asked({}),
-        asked(dict.fromkeys((*IN, *OUT))),
-        asked(dict.fromkeys((*IN, *OUT), 0)),
+        runtime({}),
+        runtime(dict.fromkeys((*IN, *OUT))),
+        runtime(dict.fromkeys((*IN, *OUT), 0)),
     ],
 )
-def test_nothing_is_limited_unless_asked(keys):
-    """Keys that are absent, null or 0 limit nothing, neither in the configuration nor in what the runtime asks."""
+def test_nothing_is_limited_without_limits(keys):
+    """Keys that are absent, null or 0 limit nothing, in the configuration and in runtimeConfig."""
     assert parsed(keys) == NOTHING
     assert not parsed(keys).has_limits
 
 
-@pytest.mark.parametrize("given", [lambda keys: keys, asked])
+@pytest.mark.parametrize("place", [lambda keys: keys, runtime])
 @pytest.mark.parametrize(
     ("keys", "ingress", "egress"),
     [
@@ -71,16 +71,16 @@ def test_nothing_is_limited_unless_asked(keys):
         (OUT, None, LIMIT_OUT),
         (IN | OUT, LIMIT_IN, LIMIT_OUT),
         (IN | {"egressRate": 0, "egressBurst": 0}, LIMIT_IN, None),
-        ({key.capitalize(): value for key, value in IN.items()}, LIMIT_IN, None),  # as containerd spells them
+        ({key.capitalize(): value for key, value in IN.items()}, LIMIT_IN, None),  # containerd's spelling
         ({"ingressRate": 8, "ingressBurst": 1}, Limit(8, 1), None),
         ({"egressRate": (1 << 64) - 1, "egressBurst": LARGEST - 1}, None, Limit((1 << 64) - 1, LARGEST - 1)),
     ],
 )
-def test_limits(given, keys, ingress, egress):
+def test_each_direction_has_its_limit(place, keys, ingress, egress):
     """Each direction has its rate and burst, from the configuration or from the runtime."""
-    found = parsed(given(keys))
-    assert found == BandwidthConf(ingress, egress, 0)
-    assert found.has_limits
+    conf = parsed(place(keys))
+    assert conf == BandwidthConf(ingress, egress, 0)
+    assert conf.has_limits
 
 
 @pytest.mark.parametrize(
@@ -93,18 +93,18 @@ def test_limits(given, keys, ingress, egress):
         ({"maxBurst": 5}, BandwidthConf(LIMIT_IN, None, 5)),
     ],
 )
-def test_the_configuration_beats_the_runtime(static, expected):
-    """Any of the four keys in the configuration, be it 0, makes all that the runtime asks count for nothing."""
-    assert parsed(static | asked(IN)) == expected
+def test_configuration_overrides_the_runtime(static, expected):
+    """Any of the four keys in the configuration, even 0, disables the runtime's limits."""
+    assert parsed(static | runtime(IN)) == expected
 
 
-def test_the_largest_burst_is_the_operators():
-    """What the runtime says of "maxBurst" does not count."""
+def test_max_burst_of_the_runtime_is_ignored():
+    """The runtime's "maxBurst" is ignored."""
     assert parsed({**IN, "maxBurst": 12_000}).max_burst == 12_000
-    assert parsed(asked({**IN, "maxBurst": 12_000})).max_burst == 0
+    assert parsed(runtime({**IN, "maxBurst": 12_000})).max_burst == 0
 
 
-@pytest.mark.parametrize("given", [lambda keys: keys, asked])
+@pytest.mark.parametrize("place", [lambda keys: keys, runtime])
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 @pytest.mark.parametrize(
     ("rate", "burst", "msg", "details"),
@@ -118,33 +118,33 @@ def test_the_largest_burst_is_the_operators():
         (7, 8000, PARSING + '"{at}Rate" must be 0 or at least 8, not 7', "it is in bits per second"),
     ],
 )
-def test_limits_that_make_no_sense(given, direction, rate, burst, msg, details):
-    """A rate without burst, a burst without rate or beyond 4 GB, less than a byte per second: all in exact words."""
+def test_invalid_limits_are_refused(place, direction, rate, burst, msg, details):
+    """A rate without burst, a burst without rate or beyond 4 GB, and less than a byte per second are refused."""
     keys = {f"{direction}Rate": rate, f"{direction}Burst": burst}
-    found = error(given({key: value for key, value in keys.items() if value is not None}))
-    at = f"runtimeConfig.bandwidth.{direction}" if given is asked else direction
-    assert found.msg == msg.format(at=at)
-    assert found.details == details.format(at=at, key=direction)
+    failure = error(place({key: value for key, value in keys.items() if value is not None}))
+    at = f"runtimeConfig.bandwidth.{direction}" if place is runtime else direction
+    assert failure.msg == msg.format(at=at)
+    assert failure.details == details.format(at=at, key=direction)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "8", True, [], {}, 1 << 64])
 @pytest.mark.parametrize("key", [*IN, *OUT, "maxBurst"])
-def test_what_is_no_number_of_bits(key, value):
-    """Anything but a whole number of 64 bits is refused, with the key."""
-    found = failure_of(lambda: parsed({key: value}), CniError)
-    assert found
-    assert found.code == 7
-    assert found.msg.startswith(f'{PARSING}"{key}" must be ')
+def test_numbers_must_be_integers_of_64_bits(key, value):
+    """Anything but an integer of 64 bits is refused, and the message names the key."""
+    failure = failure_of(lambda: parsed({key: value}), CniError)
+    assert failure
+    assert failure.code == 7
+    assert failure.msg.startswith(f'{PARSING}"{key}" must be ')
 
 
 @given(
     st.dictionaries(st.sampled_from([*IN, *OUT, "maxBurst", "unshapedSubnets", "runtimeConfig"]), st.integers(0) | JSON)
 )
 def test_any_configuration_is_a_value_or_an_error(keys):
-    """Whatever the keys hold, it is a configuration with sound limits or CniError."""
-    conf = netconf(keys)
-    if failure_of(lambda: parse(conf), CniError) is None:
-        found = parse(conf)
-        for limit in filter(None, (found.ingress, found.egress)):
+    """Any configuration is parsed into valid limits or refused with CniError."""
+    net_conf = netconf(keys)
+    if failure_of(lambda: parse(net_conf), CniError) is None:
+        conf = parse(net_conf)
+        for limit in filter(None, (conf.ingress, conf.egress)):
             assert limit.rate >= 8
             assert 0 < limit.burst < LARGEST

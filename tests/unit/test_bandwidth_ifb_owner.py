@@ -1,4 +1,4 @@
-"""Whose an ifb is (plugins.bandwidth.ifb_owner)."""
+"""The owner of an ifb (plugins.bandwidth.ifb_owner)."""
 
 import pytest
 from hypothesis import given
@@ -11,34 +11,34 @@ from plugins.bandwidth.ifb_owner import Owner, select_ifbs, stale_ifbs
 OWNER = Owner("net", "cid", "eth0")
 FIRST, SECOND = OWNER.names
 IFB = Link(46, FIRST, "02:00:00:00:00:01", 1500, 1, "ifb", 0, 0, None, 0, OWNER.alias)
-NAMELESS = IFB._replace(alias="")  # as the reference makes one
-OTHERS = IFB._replace(alias=Owner("net", "cid", "net1").alias)
+NAMELESS = IFB._replace(alias="")  # the reference plugin sets no alias
+OTHER = IFB._replace(alias=Owner("net", "cid", "net1").alias)
 LONG = "c" * 101
 words = st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]{0,150}", fullmatch=True)
 
 
-def test_the_references_name():
-    """The first name is the reference's: twelve digits of the hash of network and container."""
+def test_first_name_is_the_references():
+    """The first name is the reference's: twelve digits of the hash of network and container ID."""
     assert Owner("cni-plugin-bandwidth-test", "dummy", "eth0").names[0] == "bwpa8eda89404b7"
     assert Owner("goldnet", "0123abcdef", "eth0").names[0] == "bwpf42161b9e0c3"
 
 
-def test_the_second_name():
-    """The second name is of this interface alone, and both are as long as an interface's name may be."""
+def test_second_name_belongs_to_the_interface():
+    """The second name is that of one interface, and both have the maximal length of a name."""
     names = [Owner("net", "cid", ifname).names for ifname in ("eth0", "net1")]
     assert names[0][0] == names[1][0]
     assert len({name for pair in names for name in pair}) == 3
     assert all(len(name) == 15 for pair in names for name in pair)
 
 
-def test_the_text():
-    """An ifb says whose it is, in words that an administrator can read."""
+def test_alias_names_the_owner():
+    """The alias of an ifb names its owner in plain text."""
     assert OWNER.alias == "podwire net cid eth0"
 
 
 @given(words, words, words, words)
-def test_texts_tell_owners_apart(network, container_id, other_network, other_id):
-    """The text fits the kernel's 255 bytes, and different networks and containers have different ones."""
+def test_aliases_of_different_owners_differ(network, container_id, other_network, other_id):
+    """The alias has at most 255 bytes, and differs between networks and containers."""
     first, second = Owner(network, container_id, "e" * 15), Owner(other_network, other_id, "e" * 15)
     assert len(first.alias.encode()) <= 255
     assert len(first.alias.split(" ")) == 4
@@ -46,8 +46,8 @@ def test_texts_tell_owners_apart(network, container_id, other_network, other_id)
 
 
 @pytest.mark.parametrize("length", [1, 100, 101, 115, 256])
-def test_long_names_are_told_as_hashes(length):
-    """A name of up to 100 characters is told as it is, a longer one as what no name can be; the text always fits."""
+def test_long_names_are_hashed_in_the_alias(length):
+    """A name of more than 100 characters is a hash, which is no valid name, and the alias always fits."""
     alias = Owner("n" * length, "c" * length, "e" * 15).alias
     assert len(alias) <= 255
     assert (alias == f"podwire {'n' * length} {'c' * length} {'e' * 15}") == (length <= 100)
@@ -56,23 +56,23 @@ def test_long_names_are_told_as_hashes(length):
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("links", "expected"),
     [
         ([None, None], []),
         ([IFB, None], [IFB]),
         ([None, IFB], [IFB]),
         ([NAMELESS, None], [NAMELESS]),
-        ([NAMELESS, IFB], [IFB]),  # the first is that of the container's other interface
+        ([NAMELESS, IFB], [IFB]),  # the first belongs to the container's other interface
         ([NAMELESS, NAMELESS], [NAMELESS]),
-        ([OTHERS, None], []),
-        ([OTHERS, IFB], [IFB]),
+        ([OTHER, None], []),
+        ([OTHER, IFB], [IFB]),
         ([IFB._replace(kind="dummy"), None], []),
         ([NAMELESS._replace(kind=""), IFB], [IFB]),
     ],
 )
-def test_the_owners_own(found, expected):
-    """Of the links with an owner's names, those that say so are the owner's, or else one that says nothing."""
-    assert select_ifbs(OWNER, found) == expected
+def test_select_ifbs_prefers_the_owners_alias(links, expected):
+    """Of the links with the owner's names those with its alias are selected, otherwise one without an alias."""
+    assert select_ifbs(OWNER, links) == expected
 
 
 def ifb(network, container_id, ifname="eth0", **keys):
@@ -80,9 +80,9 @@ def ifb(network, container_id, ifname="eth0", **keys):
     return IFB._replace(**{"name": owner.names[0], "alias": owner.alias, **keys})
 
 
-def test_stale_ifbs():
-    """Ifbs of the network's other attachments are stale; valid ones, other networks' and anybody's are not."""
-    gone = [ifb("net", "gone"), ifb("net", "cid", "net1"), ifb("net", LONG), ifb("net", "again", "net1")]
+def test_stale_ifbs_belong_to_invalid_attachments():
+    """Ifbs of the network's invalid attachments are stale; those of valid ones and of other owners are not."""
+    stale = [ifb("net", "gone"), ifb("net", "cid", "net1"), ifb("net", LONG), ifb("net", "again", "net1")]
     kept = [
         ifb("net", "cid"),
         ifb("net", LONG + "c"),
@@ -90,9 +90,9 @@ def test_stale_ifbs():
         ifb("net", "gone", alias=""),
         ifb("net", "gone", alias="podwire net gone"),
         ifb("net", "gone", alias="podwire net gone eth0 eth1"),
-        ifb("net", "gone", alias="somebody net gone eth0"),
+        ifb("net", "gone", alias="other net gone eth0"),
         ifb("net", "gone", name="ifb0"),
     ]
     valid = [Attachment("cid", "eth0"), Attachment(LONG + "c", "eth0"), Attachment("again", "eth0")]
-    assert stale_ifbs("net", valid, kept + gone) == gone
-    assert stale_ifbs("net", [], [*kept, *gone]) == [*kept[:2], *gone]
+    assert stale_ifbs("net", valid, kept + stale) == stale
+    assert stale_ifbs("net", [], [*kept, *stale]) == [*kept[:2], *stale]

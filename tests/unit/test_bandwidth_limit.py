@@ -1,4 +1,4 @@
-"""Limits as the numbers that the kernel takes (plugins.bandwidth.limit)."""
+"""Limits as the kernel's numbers (plugins.bandwidth.limit)."""
 
 import pytest
 from hypothesis import example, given
@@ -8,9 +8,9 @@ from kernel.traffic import TICK_NS, UINT32_MAX, Bucket
 from plugins.bandwidth.limit import PLACEHOLDER_BURSTS, Limit, compute_shape, reference_buckets
 
 CONTAINERD, CRIO = 4294967295, 34359738359
-BIGGEST = 8 * UINT32_MAX - 8  # the largest burst that is not refused and not invented
+BIGGEST = 8 * UINT32_MAX - 8  # the largest valid burst that is no placeholder
 
-# What the reference sets on amd64, as the kernel shows it: measured with Debian's plugin 1.1.1.
+# The numbers of the reference plugin on amd64 in the kernel, measured with Debian's plugin 1.1.1.
 REFERENCE = [
     (Limit(8_000_000, 800_000), Bucket(1_000_000, 1_562_500, 125_000)),
     (Limit(16_000_000, 1_600_000), Bucket(2_000_000, 1_562_500, 250_000)),
@@ -30,7 +30,7 @@ REFERENCE = [
 ]
 
 FRAME, JUMBO = (f"a frame of {size} bytes would never pass" for size in (1514, 9014))
-IT_IS_FULL = "the kernel cannot hold more at this rate"
+BUCKET_IS_FULL = "the kernel cannot hold more at this rate"
 TEN_MBIT = 10_000_000
 MTU = 1500
 
@@ -40,13 +40,13 @@ mtus = st.integers(68, 65535)
 
 
 def held(bucket):
-    """Returns how many bytes a bucket holds, rounded down as the kernel does, in 64 bits as it does."""
+    """Returns how many bytes a bucket holds, with the kernel's rounding and its 64 bits."""
     return (bucket.size * TICK_NS * bucket.rate & (1 << 64) - 1) // 10**9
 
 
 @pytest.mark.parametrize(("limit", "expected"), REFERENCE)
-def test_the_references_numbers(limit, expected):
-    """What the reference's arithmetic of floats and 32 bits comes to, wrapped where it overflows."""
+def test_reference_buckets_wrap_on_amd64(limit, expected):
+    """The numbers equal those of the reference's arithmetic with floats and 32 bits, which wraps."""
     assert reference_buckets(limit)[0] == expected
 
 
@@ -60,8 +60,8 @@ def test_the_references_numbers(limit, expected):
         (Limit(8_000_000, 800_000), Bucket(1_000_000, 1_562_500, 125_000)),
     ],
 )
-def test_the_references_numbers_on_other_machines(limit, expected):
-    """Where a conversion from float saturates instead (arm64) the bucket is full, and the sum of the queue wraps."""
+def test_reference_buckets_saturate_on_arm64(limit, expected):
+    """If a conversion from float saturates (arm64), the bucket is full, and the sum of the queue wraps."""
     assert reference_buckets(limit)[1] == expected
 
 
@@ -72,39 +72,39 @@ def test_the_references_numbers_on_other_machines(limit, expected):
         (16_000_000, 1_600_000, MTU, 0, 1_562_500, 250_000),
         (TEN_MBIT, 800_000, MTU, 800_000, 1_250_000, 131_250),
         (TEN_MBIT, 800_000, MTU, 8_000_000, 1_250_000, 131_250),
-        # Where whole microseconds are too coarse for a frame: a tick or a few more than the reference's.
+        # Whole microseconds are too coarse for a frame: some ticks more than the reference's.
         (TEN_MBIT, 12_112, MTU, 0, 18_925, 32_764),
         (10**9, 12_120, MTU, 0, 190, 3_126_515),
         (10**11, 99_992, MTU, 0, 15, 312_512_499),
         (10**11, 100_000, MTU, 0, 15, 312_512_500),
-        # As small as can pass: it takes a frame 4.29 s; and as long as a bucket can be, 274.9 s.
+        # The lowest rate at which a frame passes, in 4.29 s; and the longest bucket, 274.9 s.
         (2824, 12_112, MTU, 0, 67_014_873, 1522),
         (8_000_000, 2_199_023_000, MTU, 0, 4_294_966_796, 274_902_875),
-        # An invented burst that is less than 50 ms at its rate does no harm; the queue ends where its number does.
+        # A placeholder burst below 50 ms of the rate is not replaced; the queue is the largest number.
         (10**12, CONTAINERD, MTU, 0, 67_093, 3_661_870_911),
         (10**12, BIGGEST, MTU, 0, 536_859, UINT32_MAX),
     ],
 )
-def test_a_limit_as_asked_for(rate, burst, mtu, max_burst, size, queue):
-    """A burst that the kernel can hold, of a frame at least, is taken as it is, and there is nothing to tell."""
-    found = compute_shape(Limit(rate, burst), mtu, max_burst)
-    assert (found.bucket, found.note) == (Bucket(rate // 8, size, queue), "")
+def test_valid_burst_is_unchanged(rate, burst, mtu, max_burst, size, queue):
+    """A burst that the kernel can hold, and that holds a frame, is unchanged, without a note."""
+    shape = compute_shape(Limit(rate, burst), mtu, max_burst)
+    assert (shape.bucket, shape.note) == (Bucket(rate // 8, size, queue), "")
 
 
 @pytest.mark.parametrize(
-    ("rate", "burst", "mtu", "max_burst", "taken", "why"),
+    ("rate", "burst", "mtu", "max_burst", "expected", "why"),
     [
-        # 50 ms at the rate, or ten frames where that is more.
+        # 50 ms of the rate, or ten frames if that is more.
         (TEN_MBIT, 2_147_483_647, MTU, 0, 62_500, ""),
         (TEN_MBIT, CONTAINERD, MTU, 0, 62_500, ""),
         (TEN_MBIT, CRIO, MTU, 0, 62_500, ""),
         (1_000_000, CRIO, MTU, 0, 15_140, ""),
         (1_000_000, CRIO, 9000, 0, 90_140, ""),
-        # An operator's maximum holds for every burst, and in place of the automatic one.
+        # maxBurst limits every burst, and replaces the automatic one.
         (TEN_MBIT, CRIO, MTU, 8_000_000, 1_000_000, ""),
         (TEN_MBIT, 800_001, MTU, 800_000, 100_000, ""),
         (TEN_MBIT, 800_008, MTU, 800_000, 100_000, ""),
-        # But a frame must fit.
+        # A frame must fit.
         (TEN_MBIT, 800_000, MTU, 8, 1514, ""),
         (TEN_MBIT, 12_104, MTU, 0, 1514, FRAME),
         (TEN_MBIT, 7, MTU, 0, 1514, FRAME),
@@ -112,38 +112,38 @@ def test_a_limit_as_asked_for(rate, burst, mtu, max_burst, size, queue):
         (TEN_MBIT, 12_112, MTU, 8, 1514, ""),
     ],
 )
-def test_another_burst_is_taken(rate, burst, mtu, max_burst, taken, why):
-    """One that would not limit is less, and nobody is told; one that lets nothing pass is raised, and told."""
-    found = compute_shape(Limit(rate, burst), mtu, max_burst)
-    assert found.bucket == compute_shape(Limit(rate, 8 * taken), mtu, 0).bucket
-    assert found.bucket.limit == rate // 8 // 40 + taken
-    assert found.note == (f"its burst is {taken} bytes, not {burst // 8}: {why}" if why else "")
+def test_invalid_burst_is_replaced(rate, burst, mtu, max_burst, expected, why):
+    """A placeholder burst is reduced without a note; a burst below a frame is raised, with a note."""
+    shape = compute_shape(Limit(rate, burst), mtu, max_burst)
+    assert shape.bucket == compute_shape(Limit(rate, 8 * expected), mtu, 0).bucket
+    assert shape.bucket.limit == rate // 8 // 40 + expected
+    assert shape.note == (f"its burst is {expected} bytes, not {burst // 8}: {why}" if why else "")
 
 
-def test_more_than_the_kernel_can_hold():
-    """A bucket is 274.9 s at its rate at most, and that it is less than asked for is told."""
-    found = compute_shape(Limit(8_000_000, 2_300_000_000), MTU, 0)
-    assert found.bucket == Bucket(1_000_000, UINT32_MAX, 287_525_000)
-    assert found.note == f"its burst is 274877906 bytes, not 287500000: {IT_IS_FULL}"
+def test_burst_above_the_kernels_maximum_is_noted():
+    """A bucket holds at most 274.9 s of its rate, and the note says if that is less than configured."""
+    shape = compute_shape(Limit(8_000_000, 2_300_000_000), MTU, 0)
+    assert shape.bucket == Bucket(1_000_000, UINT32_MAX, 287_525_000)
+    assert shape.note == f"its burst is 274877906 bytes, not 287500000: {BUCKET_IS_FULL}"
 
 
 @pytest.mark.parametrize(
     ("rate", "mtu", "size", "passing"),
     [(2816, 1500, 67_205_256, 1511), (16_784, 9000, 67_132_388, 9010), (8, 68, 1_281_250_000, 4)],
 )
-def test_frames_that_never_pass(rate, mtu, size, passing):
-    """The largest frame of a very slow limit, for which the kernel has 4.29 s, is told."""
-    found = compute_shape(Limit(rate, 8 * (mtu + 14)), mtu, 0)
-    assert found.bucket.size == size
-    assert found.note == f"no frame of more than {passing} bytes passes: none may take more than 4.3 s"
+def test_frames_that_never_pass_are_noted(rate, mtu, size, passing):
+    """The note states the largest frame of a very low rate, for which the kernel has 4.29 s."""
+    shape = compute_shape(Limit(rate, 8 * (mtu + 14)), mtu, 0)
+    assert shape.bucket.size == size
+    assert shape.note == f"no frame of more than {passing} bytes passes: none may take more than 4.3 s"
 
 
-def test_everything_at_once():
-    """A burst too small for a frame that is too large for the kernel's bucket: both are told."""
-    found = compute_shape(Limit(8, 8000), MTU, 0)
-    assert found.bucket == Bucket(1, UINT32_MAX, 1514)
-    first, second = found.note.split("; ")
-    assert first == f"its burst is 274 bytes, not 1000: {IT_IS_FULL}"
+def test_notes_are_combined():
+    """If the burst is too small for a frame that is too large for the kernel, the note says both."""
+    shape = compute_shape(Limit(8, 8000), MTU, 0)
+    assert shape.bucket == Bucket(1, UINT32_MAX, 1514)
+    first, second = shape.note.split("; ")
+    assert first == f"its burst is 274 bytes, not 1000: {BUCKET_IS_FULL}"
     assert second.startswith("no frame of more than 4 bytes passes")
 
 
@@ -152,30 +152,30 @@ def test_everything_at_once():
 @example((1 << 64) - 1, 1, 68, 0)
 @example((1 << 64) - 1, BIGGEST, 68, 0)
 @example(1 << 61, 800_000, 1500, 0)
-def test_a_bucket_holds_a_frame(rate, burst, mtu, max_burst):
-    """Any limit fits the kernel's numbers and holds a frame; where it cannot, it is full or what passes is told."""
-    found = compute_shape(Limit(rate, burst), mtu, max_burst)
-    bucket, frame = found.bucket, mtu + 14
+def test_bucket_holds_a_frame(rate, burst, mtu, max_burst):
+    """Any limit fits the kernel's numbers and holds a frame; otherwise the bucket is full or the note says so."""
+    shape = compute_shape(Limit(rate, burst), mtu, max_burst)
+    bucket, frame = shape.bucket, mtu + 14
     assert bucket.rate == min(rate // 8, 1 << 57)
     assert 0 < bucket.size <= UINT32_MAX
     assert frame <= bucket.limit <= UINT32_MAX
     assert held(bucket) >= frame or bucket.size == UINT32_MAX
-    assert ("no frame of more than" in found.note) == (bucket.rate * UINT32_MAX // 10**9 < frame)
+    assert ("no frame of more than" in shape.note) == (bucket.rate * UINT32_MAX // 10**9 < frame)
 
 
 @given(rates, bursts, mtus)
-def test_the_references_numbers_are_ours(rate, burst, mtu):
-    """Where the reference does not overflow and its bucket holds a frame, ours has its numbers, unless invented."""
+def test_numbers_equal_the_references(rate, burst, mtu):
+    """They are equal unless the reference overflows, its bucket is below a frame, or the burst is a placeholder."""
     limit = Limit(rate, burst)
-    theirs, saturated = reference_buckets(limit)
-    exact = theirs == saturated and theirs.limit >= burst // 8 and saturated.size < UINT32_MAX
-    if exact and burst not in PLACEHOLDER_BURSTS and burst // 8 >= mtu + 14 <= held(theirs):
-        assert compute_shape(limit, mtu, 0).bucket == theirs
+    wrapped, saturated = reference_buckets(limit)
+    exact = wrapped == saturated and wrapped.limit >= burst // 8 and saturated.size < UINT32_MAX
+    if exact and burst not in PLACEHOLDER_BURSTS and burst // 8 >= mtu + 14 <= held(wrapped):
+        assert compute_shape(limit, mtu, 0).bucket == wrapped
 
 
 @given(rates, bursts, bursts, mtus)
-def test_a_larger_burst_is_no_smaller_bucket(rate, burst, other, mtu):
-    """Bucket and queue grow with the burst; what stands for an invented one is no larger than that."""
+def test_bucket_grows_with_the_burst(rate, burst, other, mtu):
+    """Bucket and queue grow with the burst, unless the larger one is a placeholder."""
     small, large = sorted((burst, other))
     first, second = (compute_shape(Limit(rate, item), mtu, 0).bucket for item in (small, large))
     if large not in PLACEHOLDER_BURSTS:
@@ -184,11 +184,11 @@ def test_a_larger_burst_is_no_smaller_bucket(rate, burst, other, mtu):
 
 
 @given(rates, bursts, mtus, bursts)
-def test_the_largest_burst_is_respected(rate, burst, mtu, max_burst):
-    """With "maxBurst" a bucket is never larger than one of that burst, nor than one of the burst asked for."""
-    found = compute_shape(Limit(rate, burst), mtu, max_burst).bucket
+def test_max_burst_limits_every_burst(rate, burst, mtu, max_burst):
+    """With "maxBurst" a bucket is never larger than one of that burst, or than one of the configured burst."""
+    shape = compute_shape(Limit(rate, burst), mtu, max_burst).bucket
     for bound in (burst, max_burst):
         most = compute_shape(Limit(rate, bound), mtu, bound).bucket
-        assert found.size <= most.size
-        assert found.limit <= most.limit
-    assert found == compute_shape(Limit(rate, min(burst, max_burst)), mtu, max_burst).bucket
+        assert shape.size <= most.size
+        assert shape.limit <= most.limit
+    assert shape == compute_shape(Limit(rate, min(burst, max_burst)), mtu, max_burst).bucket

@@ -1,4 +1,4 @@
-"""Subnets of bandwidth: how they are configured (plugins.bandwidth.conf) and what matches them (kernel.htb)."""
+"""Subnets of bandwidth: their configuration (plugins.bandwidth.conf) and their filters (kernel.htb)."""
 
 import json
 import struct
@@ -31,8 +31,8 @@ NETWORKS = st.sampled_from([4, 6]).flatmap(
 
 def parsed(keys, runtime=None):
     runtime_config = {} if runtime is None else {"runtimeConfig": {"bandwidth": runtime}}
-    whole = {"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", **keys, **runtime_config}
-    return parse(cni_conf.parse(json.dumps(whole).encode()))
+    config = {"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", **keys, **runtime_config}
+    return parse(cni_conf.parse(json.dumps(config).encode()))
 
 
 def error(keys, runtime=None):
@@ -60,13 +60,13 @@ def error(keys, runtime=None):
         (UNSHAPED, None, Subnets((TEN,))),
     ],
 )
-def test_which_subnets(keys, runtime, subnets):
-    """The runtime's subnets are before the configuration's own when its rates count; an empty list is none."""
+def test_runtime_subnets_override_the_configured_ones(keys, runtime, subnets):
+    """The runtime's subnets override the configuration's if its rates apply; an empty list counts as none."""
     assert parsed(keys, runtime).subnets == subnets
 
 
-def test_subnets_are_no_rate():
-    """Subnets alone limit nothing, and in the configuration itself leave the runtime its say about rates."""
+def test_subnets_do_not_disable_the_runtimes_rates():
+    """Subnets alone limit nothing, and those of the configuration do not disable the runtime's rates."""
     assert not parsed({**UNSHAPED}).has_limits
     assert parsed(UNSHAPED, RATE).ingress == parsed(RATE).ingress is not None
 
@@ -88,13 +88,13 @@ def test_subnets_are_no_rate():
         ),
     ],
 )
-def test_wrong_subnets(keys, runtime, msg):
-    """What is wrong is told with the path of the key."""
+def test_invalid_subnets_are_refused(keys, runtime, msg):
+    """The message has the path of the invalid key."""
     assert error(keys, runtime).msg.removeprefix("failed to parse network configuration: ") == msg
 
 
 def matches(rule, packet):
-    """Tells what the kernel would (cls_u32): each key's word of the packet, masked, is the key's value."""
+    """Returns whether the kernel (cls_u32) matches: each key's word of the packet, masked, equals the key's value."""
     _, _, count = rule[:3]
     keys = [struct.unpack("=4s4sii", rule[at : at + 16]) for at in range(16, len(rule), 16)]
     assert len(keys) == count
@@ -106,29 +106,29 @@ def matches(rule, packet):
 
 
 def header(source, destination):
-    """Returns an IP header's first byte and addresses; what else is in it is all ones."""
-    own, other = source.packed, destination.packed
+    """Returns an IP header with these addresses; its other bits are ones."""
+    addresses = source.packed + destination.packed
     if source.version == 4:
-        return b"\x4f" + b"\xff" * 11 + own + other
-    return b"\x6f" + b"\xff" * 7 + own + other
+        return b"\x4f" + b"\xff" * 11 + addresses
+    return b"\x6f" + b"\xff" * 7 + addresses
 
 
 @given(NETWORKS, st.data())
-def test_a_selector_matches_its_network(network, data):
-    """Packets from, or to, any address are matched when it is in the network, whatever the other end's is."""
-    inside = st.integers(0, network.num_addresses - 1).map(lambda number: network[number])
-    addresses = [data.draw(inside | ADDRESSES[4] | ADDRESSES[6])]
+def test_selector_matches_its_network(network, data):
+    """A packet matches if its source, or destination, is in the network, whatever the other address is."""
+    in_network = st.integers(0, network.num_addresses - 1).map(lambda number: network[number])
+    addresses = [data.draw(in_network | ADDRESSES[4] | ADDRESSES[6])]
     addresses.append(
         data.draw(
-            ADDRESSES[addresses[0].version] | (inside if addresses[0].version == network.version else st.nothing())
+            ADDRESSES[addresses[0].version] | (in_network if addresses[0].version == network.version else st.nothing())
         )
     )
     packet = header(*addresses)
-    for source, own in ((True, addresses[0]), (False, addresses[1])):
-        assert matches(selector(network, source=source), packet) == (own in network)
+    for source, address in ((True, addresses[0]), (False, addresses[1])):
+        assert matches(selector(network, source=source), packet) == (address in network)
 
 
-def test_other_protocols_are_no_subnets():
+def test_arp_matches_no_subnet():
     """ARP is in no subnet, not even in that of all addresses."""
     arp = bytes.fromhex("0001080006040001") + b"\xff" * 32
     for text in ("0.0.0.0/0", "::/0"):

@@ -1,4 +1,4 @@
-"""host-local after a reboot: whose reservations are taken back, when, and whose never."""
+"""host-local after a reboot: which reservations are reclaimed, when, and which never."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from tests.support.host_local import Net, pool
 
 
 class Node:
-    """One network with three addresses on a node that can be rebooted."""
+    """A network with three addresses on a node that can reboot."""
 
     def __init__(self, tmp_path, monkeypatch):
         self.net = Net(tmp_path, pool("10.1.2.0/24", last=4))
@@ -21,8 +21,8 @@ class Node:
         self._boots = 0
 
     def reboot(self):
-        """Starts a new boot a moment later, with the clocks where they are."""
-        time.sleep(0.02)  # two ticks of the clock that stamps files
+        """Starts a new boot a moment later, with the same clocks."""
+        time.sleep(0.02)  # two ticks of the clock for file times
         self._boots += 1
         name, began_ns = b"boot %d" % self._boots, time.time_ns()
         self._monkeypatch.setattr(boot, "get_boot_id", lambda: name)
@@ -30,21 +30,21 @@ class Node:
         time.sleep(0.02)
 
     def set_clock_back(self, seconds):
-        """Sets the machine's clock, and with it the time of the boot."""
+        """Sets the machine's clock back, and with it the time of the boot."""
         began_ns, time_ns = boot.get_boot_time_ns(), time.time_ns
         self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns - seconds * 10**9)
-        self._monkeypatch.setattr(boots.time, "time_ns", lambda: time_ns() - seconds * 10**9)
+        self._monkeypatch.setattr(time, "time_ns", lambda: time_ns() - seconds * 10**9)
 
-    def show(self, boot_id):
-        """Shows another boot ID, as a container does, or none."""
+    def set_boot_id(self, boot_id):
+        """Sets another boot ID, as a container may read, or none."""
         self._monkeypatch.setattr(boot, "get_boot_id", lambda: boot_id)
 
-    def written(self, name, owner):
-        """Writes a reservation as the reference does."""
+    def write(self, name, owner):
+        """Writes a reservation as the reference plugin does."""
         self.net.file(name, owner.decode())
 
     def holders(self):
-        """Returns who has which address."""
+        """Returns the container ID of each reserved address."""
         return {
             name: owner.split(b"\r")[0].decode() for owner, names in self.net.list_owners().items() for name in names
         }
@@ -55,8 +55,8 @@ def node(tmp_path, monkeypatch):
     return Node(tmp_path, monkeypatch)
 
 
-def test_what_an_earlier_boot_left_is_taken_back_when_nothing_else_is_free(node, capsys):
-    """Addresses of before the reboot stay reserved while there are others, and are all free when there is none."""
+def test_orphaned_addresses_are_reclaimed_if_no_other_is_free(node, capsys):
+    """Addresses of an earlier boot stay reserved while others are free; then all are reclaimed."""
     node.net.add("a")
     node.net.add("b")
     node.reboot()
@@ -74,7 +74,7 @@ def test_what_an_earlier_boot_left_is_taken_back_when_nothing_else_is_free(node,
     assert status.code == 50
 
 
-def test_the_present_boot_is_never_touched(node):
+def test_addresses_of_this_boot_are_never_reclaimed(node):
     """A full range of this boot stays full, whatever the runtime's cache says of its containers."""
     node.reboot()
     for name in "abc":
@@ -84,8 +84,8 @@ def test_the_present_boot_is_never_touched(node):
     assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
 
 
-def test_two_reboots_are_as_one(node):
-    """What is left of the boot before the last is taken back, too, although the index was written in between."""
+def test_addresses_are_reclaimed_after_two_reboots(node):
+    """Addresses of the boot before the last are reclaimed, although the index was written in between."""
     node.net.add("a")
     node.reboot()
     node.net.add("b")
@@ -95,36 +95,36 @@ def test_two_reboots_are_as_one(node):
     assert node.holders() == {"10.1.2.2": "d", "10.1.2.4": "c"}
 
 
-def test_what_was_known_outlives_the_changes_of_others(node):
-    """The reference's changes make the index anew; it goes on knowing what is of an earlier boot and what is not."""
+def test_rebuilt_index_keeps_origins(node):
+    """The reference plugin's changes cause a new index, which still distinguishes earlier boots."""
     node.net.add("a")
     node.reboot()
     node.net.add("b")
-    node.written("10.1.2.4", owner_of("c", "eth0"))
+    node.write("10.1.2.4", owner_of("c", "eth0"))
     node.net.cached("z", "/run/netns/gone")
     assert node.net.add("d") == ["10.1.2.2/24"]
     node.net.refusal("e")
     assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "b", "10.1.2.4": "c"}
 
 
-def test_an_address_made_again_by_others_is_theirs(node):
-    """A reservation of before the reboot that the reference released and made again is not taken for the old one."""
+def test_address_reserved_again_by_the_reference_is_kept(node):
+    """A reservation that the reference plugin released and created again is not treated as the old one."""
     node.net.add("a")
     node.reboot()
     os.unlink(f"{node.net.store.directory}/10.1.2.2")
-    node.written("10.1.2.2", owner_of("a", "eth0"))
+    node.write("10.1.2.2", owner_of("a", "eth0"))
     node.net.add("b")
     node.net.add("c")
     node.net.refusal("d")
     os.unlink(f"{node.net.store.directory}/10.1.2.2")
-    node.written("10.1.2.2", owner_of("a", "eth0"))
+    node.write("10.1.2.2", owner_of("a", "eth0"))
     node.net.refusal("d")
 
 
-def test_the_references_own_of_an_earlier_boot_need_the_runtimes_word(node):
-    """Reservations that no index knows are taken back if older than the boot, and gone for the runtime's cache."""
+def test_unindexed_reservations_need_the_cache(node):
+    """Reservations in no index are reclaimed if they are older than the boot and gone in the runtime's cache."""
     for number, name in enumerate("abc"):
-        node.written(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
+        node.write(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
     node.reboot()
     node.net.refusal("d")
     node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
@@ -133,17 +133,17 @@ def test_the_references_own_of_an_earlier_boot_need_the_runtimes_word(node):
     assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "d"}
 
 
-def test_the_references_own_of_this_boot_stay(node):
-    """Reservations that no index knows, and that are younger than the boot, stay although the cache says gone."""
+def test_unindexed_reservations_of_this_boot_stay(node):
+    """Reservations in no index that are younger than the boot stay, whatever the cache says."""
     node.reboot()
     for number, name in enumerate("abc"):
-        node.written(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
+        node.write(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
     node.net.cached("b", "/run/netns/gone")
     node.net.refusal("d")
 
 
-def test_a_requested_address_is_taken_back(node):
-    """An address asked for is given when a reboot has ended its container, and refused otherwise."""
+def test_requested_orphaned_address_is_reclaimed(node):
+    """A requested address is allocated if a reboot ended its container, and refused otherwise."""
     node.net.add("a", "10.1.2.3")
     node.net.refusal("b", "10.1.2.3")
     node.reboot()
@@ -152,8 +152,8 @@ def test_a_requested_address_is_taken_back(node):
     assert node.holders() == {"10.1.2.3": "b"}
 
 
-def test_the_same_container_after_a_reboot_gets_one_address(node):
-    """A restart with the same id is no duplicate: the old address is released, one is given."""
+def test_same_container_after_a_reboot_gets_one_address(node):
+    """A restart with the same ID is no duplicate: the old address is released, one is allocated."""
     node.net.add("a")
     node.net.refusal("a")
     node.reboot()
@@ -162,8 +162,8 @@ def test_the_same_container_after_a_reboot_gets_one_address(node):
     node.net.refusal("a")
 
 
-def test_the_same_container_without_its_old_namespace_gets_one_address(node):
-    """A restart in the same boot is no duplicate when the namespace that the runtime noted is gone."""
+def test_same_container_in_a_new_namespace_gets_one_address(node):
+    """A restart in the same boot is no duplicate if the namespace in the cache was deleted."""
     node.net.add("a")
     node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
     node.net.refusal("a")
@@ -173,9 +173,9 @@ def test_the_same_container_without_its_old_namespace_gets_one_address(node):
 
 
 @pytest.mark.parametrize("content", ["a\r\neth0", "a"])
-def test_the_same_container_without_its_old_namespace_gets_the_address_it_asks_for(node, content):
-    """What it had is not in its way when it comes back and asks for just that; another's stays another's."""
-    node.written("10.1.2.3", content.encode())
+def test_same_container_in_a_new_namespace_gets_its_requested_address(node, content):
+    """Its earlier reservation does not prevent a request for the same address; another container's does."""
+    node.write("10.1.2.3", content.encode())
     node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
     node.net.refusal("a", "10.1.2.3")
     node.net.cached("a", "/run/netns/gone")
@@ -184,10 +184,10 @@ def test_the_same_container_without_its_old_namespace_gets_the_address_it_asks_f
     assert node.net.list_owners() == {owner_of("a", "eth0"): ["10.1.2.3"]}
 
 
-def test_a_note_of_the_administrator_stays(node):
-    """An address that is kept by a remark in its file is nobody's, in every boot."""
+def test_remark_of_the_administrator_stays(node):
+    """An address with a remark in its file is never reclaimed, in any boot."""
     node.net.add("a")
-    node.written("10.1.2.3", b"kept for the printer")
+    node.write("10.1.2.3", b"kept for the printer")
     node.net.add("b")
     node.reboot()
     node.net.add("c")
@@ -196,8 +196,8 @@ def test_a_note_of_the_administrator_stays(node):
     assert node.holders()["10.1.2.3"] == "kept for the printer"
 
 
-def test_without_an_index_nothing_is_guessed(node):
-    """When the index is gone nothing is known of the boot: only the clock and the cache together free an address."""
+def test_without_an_index_nothing_is_reclaimed_without_the_cache(node):
+    """Without an index only the clock and the cache together permit to reclaim an address."""
     for name in "abc":
         node.net.add(name)
     os.unlink(f"{os.path.dirname(node.net.store.directory)}.podwire/net")
@@ -205,8 +205,8 @@ def test_without_an_index_nothing_is_guessed(node):
     node.net.refusal("d")
 
 
-def test_an_index_out_of_a_backup_knows_nothing_later(node, tmp_path):
-    """An index of an earlier boot that is put back does not take what was made since for what it knew."""
+def test_restored_index_does_not_apply_to_later_reservations(node, tmp_path):
+    """An index from a backup of an earlier boot does not apply to reservations created since."""
     node.net.add("a", "10.1.2.3")
     shutil.copytree(tmp_path / "leases.podwire", tmp_path / "backup")
     node.reboot()
@@ -217,8 +217,8 @@ def test_an_index_out_of_a_backup_knows_nothing_later(node, tmp_path):
     assert node.holders() == {"10.1.2.3": "a"}
 
 
-def test_an_index_without_seals_knows_what_is_of_an_earlier_boot(node):
-    """After an update of podwire and a reboot, reservations that the former one's index lists are reclaimed."""
+def test_index_without_checksums_is_used_for_origins(node):
+    """After an update of podwire and a reboot, reservations in the earlier podwire's index are reclaimed."""
     for name in "abc":
         node.net.add(name)
     path = f"{os.path.dirname(node.net.store.directory)}.podwire/net"
@@ -231,11 +231,11 @@ def test_an_index_without_seals_knows_what_is_of_an_earlier_boot(node):
     assert list(node.holders().values()) == ["d"]
 
 
-def test_an_index_that_cannot_be_written_keeps_what_it_knew(node, monkeypatch):
-    """A full disk after a reboot costs the knowledge of nothing, and no reservation of this boot is taken for older."""
+def test_index_that_cannot_be_written_keeps_origins(node, monkeypatch):
+    """With a full disk after a reboot no origin is lost, and no reservation of this boot looks older."""
     node.net.add("a")
     node.reboot()
-    monkeypatch.setattr("ipam.host_local.index.Index._create", _full)
+    monkeypatch.setattr("ipam.host_local.index.Index._create", raise_no_space)
     node.net.add("b")
     node.net.add("c")
     assert node.net.add("d") == ["10.1.2.2/24"]
@@ -243,19 +243,19 @@ def test_an_index_that_cannot_be_written_keeps_what_it_knew(node, monkeypatch):
     assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "b", "10.1.2.4": "c"}
 
 
-def _full(index, path):
+def raise_no_space(index, path):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("maker", ["ours", "the reference's"])
-def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, maker):
-    """What another boot made on a file system of several machines may be of a container that lives on one of them."""
+@pytest.mark.parametrize("creator", ["podwire", "reference"])
+def test_nothing_is_reclaimed_on_a_shared_file_system(node, monkeypatch, creator):
+    """A reservation of another boot on a shared file system may belong to a running container of another machine."""
     monkeypatch.setattr(boots, "get_file_system", lambda directory: "nfs4")
     for number, name in enumerate("abc"):
-        if maker == "ours":
+        if creator == "podwire":
             node.net.add(name)
         else:
-            node.written(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
+            node.write(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
     node.reboot()
     node.net.cached("z", "/run/netns/gone")
     node.net.refusal("d")
@@ -263,12 +263,12 @@ def test_nothing_is_taken_back_where_machines_share_a_store(node, monkeypatch, m
 
 
 @pytest.mark.parametrize("boot_id", [b"another", b""])
-def test_a_boot_id_alone_reclaims_nothing(node, boot_id):
-    """Another boot ID, or one that cannot be read, is no reboot: reservations younger than the boot stay."""
+def test_boot_id_alone_reclaims_nothing(node, boot_id):
+    """Another or unreadable boot ID is no reboot: reservations younger than the boot stay."""
     node.reboot()
     for name in "abc":
         node.net.add(name)
-    node.show(boot_id)
+    node.set_boot_id(boot_id)
     for name in "de":
         node.net.refusal(name)
     node.net.cached("a", "/run/netns/gone")
@@ -276,8 +276,8 @@ def test_a_boot_id_alone_reclaims_nothing(node, boot_id):
     assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
 
 
-def test_a_namespace_that_exists_keeps_its_address(node):
-    """A reservation of before the boot stays while the cache names a namespace of its attachment that exists."""
+def test_existing_namespace_keeps_its_address(node):
+    """A reservation from before the boot stays while the cache names an existing namespace of its attachment."""
     for name in "abc":
         node.net.add(name)
     node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
@@ -287,8 +287,8 @@ def test_a_namespace_that_exists_keeps_its_address(node):
     assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "d"}
 
 
-def test_while_the_clock_is_behind_the_cache_has_to_agree(node):
-    """On a machine that booted with its clock behind, earlier reservations are reclaimed if their container is gone."""
+def test_cache_decides_while_the_clock_is_behind(node):
+    """If the machine booted with its clock behind, earlier reservations need the cache to be reclaimed."""
     for name in "abc":
         node.net.add(name)
     node.reboot()
@@ -305,16 +305,16 @@ def test_while_the_clock_is_behind_the_cache_has_to_agree(node):
     assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "f", "10.1.2.4": "e"}
 
 
-def test_the_kind_of_afile_system(tmp_path):
-    """It is told of directories, also through links; of what is not there it is unknown."""
+def test_get_file_system_follows_links(tmp_path):
+    """The type is that of a link's target, and "" for a missing directory."""
     (tmp_path / "link").symlink_to("/proc/self")
     assert boots.get_file_system(str(tmp_path / "link")) == "proc"
     assert boots.get_file_system("/sys/kernel") == "sysfs"
     assert boots.get_file_system(str(tmp_path / "absent")) == ""
 
 
-def test_the_boot_began_when_the_kernel_says():
-    """The time of the boot is the kernel's btime (proc_stat(5)), which has full seconds."""
+def test_boot_time_equals_the_kernels():
+    """The time of the boot equals the kernel's btime (proc_stat(5)), which has full seconds."""
     with open("/proc/stat") as table:
         btime_s = next(int(line.split()[1]) for line in table if line.startswith("btime "))
     assert abs(boot.get_boot_time_ns() / 10**9 - btime_s) < 2

@@ -1,6 +1,7 @@
-"""host-local's configuration: defaults, the reference's refusals, and what survives a broken one."""
+"""host-local's configuration: defaults, the reference's errors, and the parts that survive an invalid one."""
 
 import json
+from functools import partial
 from ipaddress import ip_address
 
 import pytest
@@ -53,7 +54,7 @@ def of_range(**keys):
         ("2001:db8::/126", "2001:db8::1-2001:db8::3", "2001:db8::1"),
     ],
 )
-def test_a_subnet_gives_the_defaults_of_a_range(subnet, text, gateway):
+def test_range_has_the_defaults_of_its_subnet(subnet, text, gateway):
     """A range begins after the network address, ends before an IPv4 broadcast, and its gateway is the first address."""
     parsed = parse({"ranges": [[{"subnet": subnet}]]})
     assert shown(parsed) == [text]
@@ -61,15 +62,15 @@ def test_a_subnet_gives_the_defaults_of_a_range(subnet, text, gateway):
 
 
 @pytest.mark.parametrize("key", ["ranges", "Ranges", "RANGES"])
-def test_ranges_keep_what_they_are_given(key):
-    """Start, end and gateway of a range are taken as given, and keys match in any case."""
-    given_range = {"Subnet": "10.1.2.0/24", "rangestart": "10.1.2.0", "RangeEnd": "10.1.2.255", "GATEWAY": "10.9.9.9"}
-    only = parse({key: [[given_range]]}).range_sets[0].ranges[0]
+def test_ranges_keep_configured_values(key):
+    """Start, end and gateway of a range are the configured ones, and keys match in any case."""
+    configured = {"Subnet": "10.1.2.0/24", "rangestart": "10.1.2.0", "RangeEnd": "10.1.2.255", "GATEWAY": "10.9.9.9"}
+    only = parse({key: [[configured]]}).range_sets[0].ranges[0]
     assert (str(only), str(only.gateway)) == ("10.1.2.0-10.1.2.255", "10.9.9.9")
 
 
-def test_sets_are_numbered_runtime_first_then_old_form_then_ranges():
-    """The runtime's ranges come first, then the old single range, then `ranges`."""
+def test_sets_are_numbered_in_the_documented_order():
+    """The runtime's ranges come first, then the older single range, then `ranges`."""
     parsed = parse({**B, "ranges": [[V6]]}, runtimeConfig={"ipRanges": [[A]]})
     assert shown(parsed) == ["10.1.2.1-10.1.2.254", "10.1.3.1-10.1.3.254", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff"]
 
@@ -119,8 +120,8 @@ def test_sets_are_numbered_runtime_first_then_old_form_then_ranges():
         ({**A, "routes": [{"dst": "x"}]}, 'failed to load netconf: "ipam.routes[0].dst" is not an address with prefix'),
     ],
 )
-def test_a_bad_configuration_is_refused_as_by_the_reference(ipam, msg):
-    """A bad configuration has code 7 and the reference's text."""
+def test_invalid_configuration_has_the_references_text(ipam, msg):
+    """An invalid configuration has code 7 and the reference's text."""
     with pytest.raises(CniError) as caught:
         parse(ipam)
     assert caught.value.code == 7
@@ -129,7 +130,7 @@ def test_a_bad_configuration_is_refused_as_by_the_reference(ipam, msg):
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_old_versions_have_one_address_per_family(version):
-    """Before 0.3.0 a second address of a family is refused; one of each is allowed."""
+    """Before 0.3.0 a second address of a family is refused; one of each is permitted."""
     with pytest.raises(CniError, match=f"CNI version {version} does not support more than 1 address per family"):
         parse({"ranges": [[A], [B]]}, version=version)
     assert len(parse({"ranges": [[A], [V6]]}, version=version).range_sets) == 2
@@ -137,16 +138,16 @@ def test_old_versions_have_one_address_per_family(version):
 
 
 @pytest.mark.parametrize("suffix", ["", "/24"])
-def test_an_address_can_be_requested_in_three_ways(suffix):
+def test_addresses_are_requested_in_three_ways(suffix):
     """CNI_ARGS, args and the capability request addresses, with or without a prefix, each counted once."""
-    wanted = f"10.1.2.50{suffix}"
-    assert parse(A, env=f"IP={wanted}").requested == (ip_address("10.1.2.50"),)
-    keys = {"args": {"cni": {"ips": [wanted]}}, "runtimeConfig": {"ips": ["2001:DB8::5", wanted]}}
+    requested = f"10.1.2.50{suffix}"
+    assert parse(A, env=f"IP={requested}").requested == (ip_address("10.1.2.50"),)
+    keys = {"args": {"cni": {"ips": [requested]}}, "runtimeConfig": {"ips": ["2001:DB8::5", requested]}}
     assert parse(A, **keys).requested == (ip_address("10.1.2.50"), ip_address("2001:db8::5"))
 
 
-def test_args_take_precedence_over_the_environment():
-    """The address in CNI_ARGS does not count when args.cni.ips is there, and counts beside the capability."""
+def test_args_override_cni_args():
+    """The address in CNI_ARGS is ignored if args.cni.ips has addresses, and added to those of the capability."""
     assert parse(A, env="IP=10.1.2.3", args={"cni": {"ips": ["10.1.2.4"]}}).requested == (ip_address("10.1.2.4"),)
     both = parse(A, env="IP=10.1.2.3", runtimeConfig={"ips": ["10.1.2.4"]}).requested
     assert both == (ip_address("10.1.2.3"), ip_address("10.1.2.4"))
@@ -162,16 +163,16 @@ def test_args_take_precedence_over_the_environment():
         ("", {"runtimeConfig": {"ips": "10.1.2.3"}}, 7, 'failed to load netconf: "runtimeConfig.ips" must be a list'),
     ],
 )
-def test_a_bad_request_names_its_place(env, keys, code, msg):
-    """A requested address that is none is refused with the place where it stands."""
+def test_invalid_request_names_its_key(env, keys, code, msg):
+    """The message for an invalid requested address names its key."""
     with pytest.raises(CniError) as caught:
         parse(A, env=env, **keys)
     assert (caught.value.code, caught.value.msg[: len(msg)]) == (code, msg)
 
 
 @pytest.mark.parametrize("ipam", [None, {}, {"ranges": 5}, {"ranges": [[{"subnet": "x"}]], "dataDir": ""}])
-def test_the_store_is_found_although_ranges_are_broken(ipam):
-    """The directory of the stores is known whatever else is wrong."""
+def test_data_dir_is_read_from_an_invalid_configuration(ipam):
+    """The directory of the stores is known, whatever else is invalid."""
     assert conf.data_dir(netconf(ipam)) == "/var/lib/cni/networks"
     assert conf.data_dir(netconf({**(ipam or {}), "dataDir": "/x"})) == "/x"
 
@@ -192,8 +193,8 @@ IPAM = st.fixed_dictionaries(
 
 
 @given(ipam=IPAM | JSON_VALUES, runtime=JSON_VALUES, ips=st.lists(ADDRESSES | JSON_VALUES) | JSON_VALUES)
-def test_any_configuration_gives_a_value_or_an_error(ipam, runtime, ips):
-    """Whatever is in the configuration, it is read or refused with a CNI error."""
+def test_any_configuration_is_a_value_or_an_error(ipam, runtime, ips):
+    """Any configuration is parsed or refused with CniError."""
     for keys in ({"runtimeConfig": runtime}, {"args": {"cni": {"ips": ips}}}):
-        error = failure_of(lambda keys=keys: parse(ipam, **keys), CniError)
+        error = failure_of(partial(parse, ipam, **keys), CniError)
         assert error is None or error.code == 7

@@ -1,4 +1,4 @@
-"""host-local's index: it never knows better than the files, whatever happens to them or to it."""
+"""host-local's index: its answers equal the files, whatever happens to the files or to the index."""
 
 import os
 import random
@@ -26,11 +26,16 @@ def net(tmp_path):
 
 @pytest.fixture
 def scans(monkeypatch):
-    """Counts the scans of a store."""
-    counted = []
+    """A list with one item for each scan of a store."""
+    calls: list[Reservations] = []
     real = Reservations.scan
-    monkeypatch.setattr(Reservations, "scan", lambda self: counted.append(1) or real(self))
-    return counted
+
+    def scan(reservations):
+        calls.append(reservations)
+        return real(reservations)
+
+    monkeypatch.setattr(Reservations, "scan", scan)
+    return calls
 
 
 def find(net, owner):
@@ -49,14 +54,14 @@ def release(net, owner):
             held.release(name, owner)
 
 
-def written_by_reference(net, name, owner):
-    """Writes a reservation as the reference does: create, then write."""
+def write_as_reference(net, name, owner):
+    """Writes a reservation as the reference plugin does: creates the file, then writes it."""
     with open(f"{net.directory}/{name}", "xb") as file:
         file.write(owner)
 
 
-def test_our_own_changes_need_no_scan(net, scans):
-    """A store that only we change is scanned once, however many reservations come and go."""
+def test_podwires_changes_need_no_scan(net, scans):
+    """A store that only podwire changes is scanned once, whatever the number of changes is."""
     for number, name in enumerate(NAMES):
         assert find(net, b"c%d\r\neth0" % number) == []
         reserve(net, name, b"c%d\r\neth0" % number)
@@ -66,29 +71,29 @@ def test_our_own_changes_need_no_scan(net, scans):
     assert len(scans) == 1
 
 
-@pytest.mark.parametrize("harm", ["create", "remove", "rename", "touch", "replace", "recreate"])
-def test_a_change_of_others_is_noticed(net, harm):
-    """Whatever another program does to the directory, answers are those of the files."""
+@pytest.mark.parametrize("damage", ["create", "remove", "rename", "touch", "replace", "recreate"])
+def test_changes_of_other_programs_are_detected(net, damage):
+    """Whatever another program changes in the directory, the answers equal the files."""
     owner, other = b"a\r\neth0", b"b\r\neth0"
     for n in range(2, 6):
         reserve(net, f"10.1.0.{n}", b"x%d\r\neth0" % n)
     reserve(net, "10.1.0.9", owner)
     path = f"{net.directory}/10.1.0.9"
     expected = {owner: ["10.1.0.9"], other: []}
-    if harm == "create":
-        written_by_reference(net, "10.1.0.10", other)
+    if damage == "create":
+        write_as_reference(net, "10.1.0.10", other)
         expected[other] = ["10.1.0.10"]
-    elif harm == "remove":
+    elif damage == "remove":
         os.unlink(path)
         expected[owner] = []
-    elif harm == "rename":
+    elif damage == "rename":
         os.rename(path, f"{net.directory}/10.1.0.11")
         expected[owner] = ["10.1.0.11"]
-    elif harm == "touch":
+    elif damage == "touch":
         os.utime(net.directory)
-    elif harm == "replace":
+    elif damage == "replace":
         os.unlink(path)
-        written_by_reference(net, "10.1.0.9", other)
+        write_as_reference(net, "10.1.0.9", other)
         expected = {owner: [], other: ["10.1.0.9"]}
     else:
         shutil.rmtree(net.directory)
@@ -97,8 +102,8 @@ def test_a_change_of_others_is_noticed(net, harm):
     assert {key: find(net, key) for key in expected} == expected
 
 
-def test_an_answer_is_checked_against_the_file(net):
-    """An owner written over another in place is not taken for the old one, and is found from then on."""
+def test_answers_are_verified_with_the_file(net):
+    """An owner that is overwritten in place is not returned, and its replacement is found from then on."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
     with open(f"{net.directory}/10.1.0.9", "r+b") as file:
@@ -107,8 +112,8 @@ def test_an_answer_is_checked_against_the_file(net):
     assert find(net, b"b\r\neth0") == ["10.1.0.9"]
 
 
-def test_an_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
-    """After a reboot the store is scanned, since the index may have been lost on the way to the disk."""
+def test_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
+    """After a reboot the store is scanned, since the index may not have reached the disk."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
     before = len(scans)
@@ -117,23 +122,23 @@ def test_an_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
     assert len(scans) == before + 1
 
 
-@pytest.mark.parametrize("harm", ["gone", "empty", "garbage", "directory", "file in the way"])
-def test_a_broken_index_costs_nothing_but_time(net, harm):
-    """An index that is removed or spoiled, or cannot be made, changes no answer."""
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "directory", "a file as the directory"])
+def test_damaged_index_changes_no_answer(net, damage):
+    """An index that is removed or damaged, or cannot be created, changes no answer."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
     side = f"{os.path.dirname(net.directory)}.podwire"
     path = f"{side}/net"
-    if harm == "empty":
+    if damage == "empty":
         os.truncate(path, 0)
-    elif harm == "garbage":
+    elif damage == "garbage":
         with open(path, "wb") as file:
             file.write(os.urandom(5000))
     else:
         shutil.rmtree(side)
-        if harm == "directory":
+        if damage == "directory":
             os.makedirs(path)
-        elif harm == "file in the way":
+        elif damage == "a file as the directory":
             with open(side, "w"):
                 pass
     for name, owner in (("10.1.0.10", b"b\r\neth0"), ("10.1.0.11", b"c\r\neth0")):
@@ -145,11 +150,11 @@ def test_a_broken_index_costs_nothing_but_time(net, harm):
     assert find(net, b"b\r\neth0") == []
 
 
-def test_times_alone_do_not_make_an_index_true(net):
-    """Two equal times that the kernel set itself, as a kill may leave them, are no proof."""
+def test_equal_recent_times_do_not_validate_an_index(net):
+    """Two equal times that the kernel set, as after a kill, do not validate the index."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
-    written_by_reference(net, "10.1.0.10", b"b\r\neth0")
+    write_as_reference(net, "10.1.0.10", b"b\r\neth0")
     now = os.stat(net.directory).st_mtime_ns
     os.utime(f"{os.path.dirname(net.directory)}.podwire/net", ns=(now, now))
     assert find(net, b"b\r\neth0") == ["10.1.0.10"]
@@ -160,7 +165,7 @@ def index_of(net):
 
 
 def rewrite(path, change):
-    """Changes a file's content, and keeps its modification time as a disk's defect or a restoring tool does."""
+    """Changes a file's content and keeps its modification time, as a defective disk or a tool that restores files."""
     before = os.stat(path)
     content = bytearray(Path(path).read_bytes())
     change(content)
@@ -181,25 +186,25 @@ def lose_page(content):
 
 def misplace(content):
     at = content.index(b"10.1.0.9") // 1024 * 1024
-    other = next(place for place in range(1024, len(content), 1024) if not any(content[place : place + 960]))
+    other = next(start for start in range(1024, len(content), 1024) if not any(content[start : start + 960]))
     content[at : at + 1024] = content[other : other + 1024]
 
 
-def without_seals(content):
-    """Makes it an index of a podwire without checksums."""
+def remove_checksums(content):
+    """Changes the content to that of a podwire without checksums."""
     for at in range(2048, len(content) + 1, 1024):
         content[at - 64 : at] = bytes(64)
 
 
-@pytest.mark.parametrize("harm", [flip, lose_page, misplace, without_seals])
+@pytest.mark.parametrize("damage", [flip, lose_page, misplace, remove_checksums])
 @pytest.mark.parametrize("verb", ["find", "reserve", "release"])
-def test_a_damaged_index_with_its_old_times_is_not_believed(net, harm, verb):
-    """An index whose content was damaged, and whose times were put back, is written anew out of the files."""
+def test_damaged_index_with_restored_times_is_rebuilt(net, damage, verb):
+    """An index with damaged content and its earlier times is rebuilt from the files."""
     owner, expected = b"a\r\neth0", ["10.1.0.9"]
     reserve(net, "10.1.0.9", owner)
     reserve(net, "10.1.0.8", b"b\r\neth0")
     find(net, owner)
-    rewrite(index_of(net), harm)
+    rewrite(index_of(net), damage)
     if verb == "reserve":
         reserve(net, "10.1.0.10", owner)
         expected = ["10.1.0.10", "10.1.0.9"]
@@ -212,8 +217,8 @@ def test_a_damaged_index_with_its_old_times_is_not_believed(net, harm, verb):
         assert held._index.complete
 
 
-def test_a_damaged_index_does_not_grow_into_a_believed_one(net, monkeypatch):
-    """A table that has to be made larger is not made of damaged records."""
+def test_damaged_records_are_not_copied_to_a_larger_table(net, monkeypatch):
+    """A larger table is not built from damaged records."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
     rewrite(index_of(net), lose_page)
@@ -223,8 +228,8 @@ def test_a_damaged_index_does_not_grow_into_a_believed_one(net, monkeypatch):
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
 
 
-def test_an_old_copy_of_an_index_is_not_used(net):
-    """An index that was restored from a copy does not hide what was reserved since."""
+def test_restored_copy_of_an_index_is_not_used(net):
+    """An index that was restored from a copy does not hide later reservations."""
     path = index_of(net)
     assert find(net, b"a\r\neth0") == []
     shutil.copy2(path, f"{path}.copy")
@@ -233,8 +238,8 @@ def test_an_old_copy_of_an_index_is_not_used(net):
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
 
 
-def test_a_change_that_fails_half_way_is_looked_up(net, monkeypatch):
-    """After an error in the middle of a change the files are asked, not the index."""
+def test_failed_change_invalidates_the_index(net, monkeypatch):
+    """After an error in the middle of a change the answers come from the files, not from the index."""
     assert find(net, b"a\r\neth0") == []
 
     real = store_module._create
@@ -256,32 +261,32 @@ def test_a_change_that_fails_half_way_is_looked_up(net, monkeypatch):
 
 
 @pytest.mark.parametrize("load", [4, 1000])
-def test_a_growing_store_gets_a_larger_index(net, scans, monkeypatch, load):
-    """Thousands of reservations are found, after a handful of scans on the way, however full the table is at first."""
+def test_growing_store_gets_a_larger_index(net, scans, monkeypatch, load):
+    """Thousands of reservations are found after one scan, however full the first table is."""
     monkeypatch.setattr(table_module, "_LOAD", load)
     for number in range(3000):
         reserve(net, f"10.1.{number >> 8}.{number & 255}", b"c%d\r\neth0" % number)
         if number % 20 == 0:
             assert find(net, b"c%d\r\neth0" % number) == [f"10.1.{number >> 8}.{number & 255}"]
     assert all(find(net, b"c%d\r\neth0" % n) == [f"10.1.{n >> 8}.{n & 255}"] for n in range(0, 3000, 37))
-    assert find(net, b"nobody\r\neth0") == []
-    assert len(scans) == 1  # a table that is full is made larger of its own records
+    assert find(net, b"unknown\r\neth0") == []
+    assert len(scans) == 1  # a full table is enlarged from its records
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_answers_are_those_of_the_files(net, seed):
-    """After any mixture of our changes and the reference's, each owner has what the files say."""
-    chance = random.Random(seed)
+def test_answers_equal_the_files(net, seed):
+    """After any mixture of podwire's and the reference's changes each owner has the reservations of the files."""
+    rng = random.Random(seed)
     find(net, b"x")
     for _ in range(150):
-        name, owner = chance.choice(NAMES), chance.choice(OWNERS)
-        action = chance.choices(("reserve", "release", "find", "foreign add", "foreign remove"), (8, 4, 4, 1, 1))[0]
+        name, owner = rng.choice(NAMES), rng.choice(OWNERS)
+        action = rng.choices(("reserve", "release", "find", "foreign add", "foreign remove"), (8, 4, 4, 1, 1))[0]
         if action == "reserve":
             reserve(net, name, owner)
         elif action == "release":
             release(net, owner)
         elif action == "foreign add" and not os.path.exists(f"{net.directory}/{name}"):
-            written_by_reference(net, name, owner)
+            write_as_reference(net, name, owner)
         elif action == "foreign remove" and os.path.exists(f"{net.directory}/{name}"):
             os.unlink(f"{net.directory}/{name}")
         assert find(net, owner) == sorted(net.list_owners().get(owner, []))
@@ -292,7 +297,7 @@ CALLS = ("open", "close", "stat", "fstat", "read", "pread", "pwrite", "write", "
 
 
 def interrupt(step, action, calls=CALLS):
-    """Makes `action` happen before the `step`-th of the system calls a store makes, counted from 0."""
+    """Returns functions that run `action` before the `step`-th system call of a store, counted from 0."""
     count = 0
 
     def wrap(real):
@@ -308,8 +313,8 @@ def interrupt(step, action, calls=CALLS):
     return {name: wrap(getattr(os, name)) for name in calls}
 
 
-def in_child(step, work):
-    """Runs `work` in a child that dies before its `step`-th system call; tells whether it came to its end."""
+def run_in_child(step, work):
+    """Runs `work` in a child that dies before its `step`-th system call; returns whether the work ended."""
     pid = os.fork()
     if pid == 0:
         for name, function in interrupt(step, lambda: os.kill(os.getpid(), signal.SIGKILL)).items():
@@ -321,9 +326,9 @@ def in_child(step, work):
     return os.WIFEXITED(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_killed_at_any_step_the_store_stays_true(net, known):
-    """A kill before any system call leaves each file whole or absent, and an index that is right or not used."""
+@pytest.mark.parametrize("indexed", [True, False])
+def test_store_is_consistent_after_a_kill_at_any_step(net, indexed):
+    """A kill before any system call leaves each file complete or missing, and an index that is right or not used."""
     owner = b"new\r\neth0"
 
     def work():
@@ -342,9 +347,9 @@ def test_killed_at_any_step_the_store_stays_true(net, known):
         reserve(net, "10.1.0.6", b"else\r\neth0")
         with net.locked() as held:
             held.note_last_reserved(0, "10.1.0.5")
-        if known:
+        if indexed:
             find(net, owner)
-        done = in_child(step, work)
+        done = run_in_child(step, work)
         files = {path.name: path.read_bytes() for path in Path(net.directory).iterdir()}
         assert files.pop("lock") == b""
         assert files.pop("last_reserved_ip.0", b"") in (b"10.1.0.5", b"10.1.0.99", b"10.1.0.9", b"")
@@ -364,10 +369,10 @@ def change(net):
         held.release("10.1.0.5", b"old\r\neth0")
 
 
-def test_an_error_at_any_step_is_told_and_leaves_the_index_true(net, monkeypatch):
-    """When any system call fails, the answers afterwards are those of the files."""
+def test_index_is_consistent_after_an_error_at_any_step(net, monkeypatch):
+    """If any system call fails, the later answers equal the files."""
     owner = b"new\r\neth0"
-    failing = [name for name in CALLS if name != "close"]  # which closes even when it fails
+    failing = [name for name in CALLS if name != "close"]  # close() closes even if it fails
     failed = 0
     for step in range(60):
         shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
@@ -388,12 +393,12 @@ def test_an_error_at_any_step_is_told_and_leaves_the_index_true(net, monkeypatch
     assert failed >= 8
 
 
-def test_more_reservations_of_one_owner_than_the_index_holds_are_found_all_the_same(net):
-    """Many addresses blocked with one remark do not fit into the index; it is done without, and nothing runs away."""
+def test_more_reservations_of_an_owner_than_a_bucket_holds(net):
+    """Many addresses with the same remark do not fit into the index, and are found without it."""
     reserve(net, "10.1.1.1", b"other\r\neth0")
     many = sorted(f"10.1.0.{number}" for number in range(2, 60))
     for name in many:
-        written_by_reference(net, name, b"a remark")
+        write_as_reference(net, name, b"a remark")
     assert find(net, b"a remark") == many
     assert find(net, b"other\r\neth0") == ["10.1.1.1"]
     release(net, b"a remark")

@@ -11,16 +11,16 @@ import pytest
 
 from attachment.cache import ResultCache
 from cni import skel
-from cni.skel import Terminated
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
 from process import signals
+from process.signals import Terminated
 from tests.support.streams import MemoryStdin
 from tests.unit.test_host_local_index import CALLS, interrupt
 
 
 class Runtime:
-    """Invokes the plugin for one network as a runtime does, without a process."""
+    """Calls the plugin for one network as a runtime does, without a process."""
 
     def __init__(self, data_dir):
         self.directory = f"{data_dir}/net"
@@ -58,8 +58,8 @@ def run(tmp_path):
     return Runtime(tmp_path / "leases")
 
 
-def test_the_result_is_addresses_routes_and_dns(run, tmp_path):
-    """ADD answers with addresses and gateways, the configured routes whole, and the settings of resolvConf."""
+def test_result_has_addresses_routes_and_dns(run, tmp_path):
+    """ADD returns addresses and gateways, all attributes of the routes, and the settings of resolvConf."""
     (tmp_path / "resolv.conf").write_text("nameserver 10.0.0.1\n")
     route = {"dst": "0.0.0.0/0", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 7, "scope": 0}
     routes = [route, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]
@@ -72,8 +72,8 @@ def test_the_result_is_addresses_routes_and_dns(run, tmp_path):
     }
 
 
-def test_a_missing_resolv_conf_fails_add_only(run):
-    """ADD names the file that it cannot read and reserves nothing; DEL and CHECK do not look at it."""
+def test_missing_resolv_conf_fails_only_add(run):
+    """ADD names the unreadable file and reserves nothing; DEL and CHECK do not read it."""
     assert run("ADD") is not None
     missing = {"resolvConf": "/no/such/file"}
     answer = run("ADD", "other", ipam=missing)
@@ -83,8 +83,8 @@ def test_a_missing_resolv_conf_fails_add_only(run):
     assert run.files() == []
 
 
-def test_resolv_conf_is_read_as_resolvers_do():
-    """Comments, blank and odd lines are skipped, the last domain counts, and lists add up."""
+def test_resolv_conf_is_parsed_as_by_resolvers():
+    """Comments, blank and unknown lines are skipped, the last domain counts, and lists are joined."""
     text = "# c\n; c\n\n nameserver 1.1.1.1 rest\nnameserver 2.2.2.2\r\nnameserver\ndomain a\ndomain b x\n"
     dns = resolv.parse(text + "search s1 s2\nsearch s3\noptions ndots:2 rotate\nsortlist x y\n")
     assert dns.to_json() == {
@@ -95,7 +95,7 @@ def test_resolv_conf_is_read_as_resolvers_do():
     }
 
 
-def test_check_wants_any_address_of_the_attachment(run):
+def test_check_needs_any_address_of_the_attachment(run):
     """CHECK succeeds with an address of the attachment or a legacy one, and fails with the reference's text."""
     answer = run("CHECK")
     assert (answer["code"], answer["msg"]) == (999, "host-local: Failed to find address added by container cid")
@@ -106,8 +106,8 @@ def test_check_wants_any_address_of_the_attachment(run):
     assert run("CHECK", "other", ifname="eth1")["code"] == 999
 
 
-def test_del_releases_its_own_only(run):
-    """DEL frees what the attachment has, leaves the rest, and succeeds again."""
+def test_del_releases_only_the_attachments_address(run):
+    """DEL releases the attachment's address, keeps the others, and succeeds again."""
     run("ADD", "a")
     run("ADD", "b")
     run("ADD", "a", ifname="eth1")
@@ -116,8 +116,8 @@ def test_del_releases_its_own_only(run):
         assert run.files() == ["10.1.2.3", "10.1.2.4"]
 
 
-def test_del_releases_a_legacy_entry_when_there_is_no_other(run):
-    """An entry with the container ID alone is released by a DEL that finds no entry of its interface."""
+def test_del_releases_a_legacy_reservation_if_there_is_no_other(run):
+    """A reservation with only the container ID is released by a DEL without a reservation of its interface."""
     run.write("10.1.2.9", "cid")
     run.write("10.1.2.8", "cid\r\neth0")
     assert run("DEL") is None
@@ -129,15 +129,15 @@ def test_del_releases_a_legacy_entry_when_there_is_no_other(run):
 @pytest.mark.parametrize(
     "ranges", [None, [], "x", [[]], [[{}]], [[{"subnet": "10.9.9.9/8"}]], [[{"subnet": "10.0.0.0/8"}]] * 2]
 )
-def test_del_works_with_broken_ranges(run, ranges):
-    """DEL releases whatever has become of the ranges since ADD."""
+def test_del_works_with_invalid_ranges(run, ranges):
+    """DEL releases the address although the ranges are invalid."""
     run("ADD")
     assert run("DEL", ipam={"ranges": ranges}) is None
     assert run.files() == []
 
 
-def test_del_reports_what_else_is_wrong_after_it_has_released(run):
-    """Two addresses of a family under 0.2.0, and bad CNI_ARGS, are reported as by the reference, nothing being held."""
+def test_del_releases_before_it_reports_errors(run):
+    """Two addresses of a family in 0.2.0, and invalid CNI_ARGS, are reported after the release."""
     run("ADD")
     answer = run("DEL", version="0.2.0", ipam={"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24"}]]})
     assert answer["msg"] == "CNI version 0.2.0 does not support more than 1 address per family"
@@ -152,16 +152,16 @@ def valid(*pairs):
 
 
 @pytest.mark.parametrize("key", ["cni.dev/valid-attachments", "cni.dev/attachments"])
-def test_gc_keeps_what_is_listed(run, key):
-    """GC frees every other address of this network, keeps legacy entries of listed containers, and the bookkeeping."""
+def test_gc_keeps_valid_attachments(run, key):
+    """GC releases every other address of this network, and keeps legacy reservations, remarks and other files."""
     for name in "abc":
         run("ADD", name)
     run("ADD", "a", ifname="eth1")
     run.write("10.1.2.100", "a")
-    run.write("10.1.2.101", "gone")
+    run.write("10.1.2.101", "stale")
     run.write("10.1.2.102", "kept for the printer")
     run.write("10.1.2.103", "")
-    run.write("other-file", "gone")
+    run.write("other-file", "stale")
     assert run("GC", **{key: valid(("a", "eth0"), ("c", "eth0"))}) is None
     assert run.files() == ["10.1.2.100", "10.1.2.102", "10.1.2.2", "10.1.2.4"]
     assert {"lock", "last_reserved_ip.0", "other-file"} <= set(os.listdir(run.directory))
@@ -170,8 +170,8 @@ def test_gc_keeps_what_is_listed(run, key):
 
 
 @pytest.mark.parametrize("empty", [[], None])
-def test_gc_with_an_empty_list_frees_all(run, empty, capsys):
-    """An empty list, and the null that CRI-O sends, leave nothing reserved."""
+def test_gc_with_an_empty_list_releases_all(run, empty, capsys):
+    """An empty list, and CRI-O's null, release all addresses."""
     run("ADD")
     env = {"CNI_COMMAND": "GC", "CNI_PATH": "/bin"}
     config = {"name": "net", "cniVersion": "1.1.0", "ipam": run.ipam, "cni.dev/valid-attachments": empty}
@@ -179,21 +179,21 @@ def test_gc_with_an_empty_list_frees_all(run, empty, capsys):
     assert run.files() == []
 
 
-def test_gc_without_a_list_frees_nothing_and_says_so(run, capsys):
-    """Without the key nobody knows what is valid: nothing is freed, and one line on stderr tells."""
+def test_gc_without_a_list_releases_nothing(run, capsys):
+    """Without the key nothing is released, and one line on stderr says so."""
     run("ADD")
     assert run("GC") is None
     assert run.files() == ["10.1.2.2"]
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_gc_of_a_network_without_a_store_makes_none(run):
-    """GC has nothing to do, and makes nothing, where no address was ever given."""
+def test_gc_creates_no_store(run):
+    """GC does nothing, and creates nothing, if no address was ever allocated."""
     assert run("GC", **{"cni.dev/valid-attachments": []}) is None
     assert not os.path.exists(run.directory)
 
 
-def test_gc_goes_on_after_a_failure(run, monkeypatch):
+def test_gc_continues_after_a_failure(run, monkeypatch):
     """An address that cannot be released is reported at the end, and the others are released."""
     for name in "abc":
         run("ADD", name)
@@ -210,8 +210,8 @@ def test_gc_goes_on_after_a_failure(run, monkeypatch):
     assert run.files() == ["10.1.2.3"]
 
 
-def test_status_tells_exhaustion_of_any_set(run):
-    """STATUS has code 50 with the numbers of each exhausted set, and is content otherwise."""
+def test_status_reports_every_exhausted_set(run):
+    """STATUS has code 50 with the numbers of each exhausted set, and succeeds otherwise."""
     small = [[{"subnet": "10.1.2.0/30"}], [{"subnet": "10.1.3.0/24"}], [{"subnet": "10.1.4.0/30"}]]
     assert run("STATUS", ipam={"ranges": small}) is None
     assert not os.path.exists(run.directory)
@@ -222,48 +222,48 @@ def test_status_tells_exhaustion_of_any_set(run):
     assert run("STATUS", ipam={"ranges": None}) is None
 
 
-def test_status_tells_a_store_that_cannot_be_used(run, tmp_path):
-    """STATUS has code 50 when ADD could not use the directory."""
+def test_status_reports_an_unusable_store(run, tmp_path):
+    """STATUS has code 50 if ADD could not use the directory."""
     (tmp_path / "leases").write_text("")
     assert run("STATUS")["code"] == 50
 
 
-@pytest.mark.parametrize("make", ["blank", "note", "directory", "link"])
-def test_status_counts_what_names_nobody(run, make, tmp_path, monkeypatch):
-    """An address that is kept by a remark, or taken by what is no reservation, is in use, and by no container gone."""
-    alive = {"networkName": "net", "containerId": "cid", "ifName": "eth0"}
+@pytest.mark.parametrize("kind", ["blank", "remark", "directory", "link"])
+def test_status_counts_entries_without_an_owner_as_in_use(run, kind, tmp_path, monkeypatch):
+    """A remark, or an entry that is no reservation, counts as in use, and not as a container no longer running."""
+    entry = {"networkName": "net", "containerId": "cid", "ifName": "eth0"}
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "net-cid-eth0").write_text(json.dumps(alive))
+    (tmp_path / "results" / "net-cid-eth0").write_text(json.dumps(entry))
     read = partial(ResultCache.read, directory=str(tmp_path / "results"))
     monkeypatch.setattr(ResultCache, "read", read)
     ipam = {"ranges": [[{"subnet": "10.1.2.0/29", "rangeEnd": "10.1.2.3"}]]}
     run("ADD", ipam=ipam)
     path = Path(run.directory) / "10.1.2.3"
-    match make:
+    match kind:
         case "blank":
             path.write_text("\n")
-        case "note":
+        case "remark":
             path.write_text("kept for the printer")
         case "directory":
             path.mkdir()
         case "link":
             path.symlink_to("/nowhere")
-    told = "2 of 2 in use, 0 of them by containers that are no longer running"
+    numbers = "2 of 2 in use, 0 of them by containers that are no longer running"
     status, added = run("STATUS", ipam=ipam), run("ADD", "b", ipam=ipam)
-    assert (status["code"], told in status["msg"], told in added["details"]) == (50, True, True), (status, added)
+    assert (status["code"], numbers in status["msg"], numbers in added["details"]) == (50, True, True), (status, added)
     assert run("GC", **{"cni.dev/valid-attachments": []}) is None
     assert run.files() == ["10.1.2.3"]
 
 
-def test_a_signal_at_any_step_waits_for_the_end(run, monkeypatch):
-    """Wherever SIGTERM arrives, held back as in each verb, ADD comes to its end, and DEL finds both addresses."""
+def test_signal_at_any_step_is_delivered_after_the_verb(run, monkeypatch):
+    """Whenever SIGTERM arrives, the verb blocks it until ADD ends, and DEL finds both addresses."""
 
     def handler(signum, frame):
         raise Terminated
 
     pools = [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24"}]]
     before = signal.signal(signal.SIGTERM, handler)
-    arrived = 0
+    delivered = 0
     try:
         for step in range(70):
             steps = interrupt(step, lambda: os.kill(os.getpid(), signal.SIGTERM), CALLS)
@@ -275,10 +275,10 @@ def test_a_signal_at_any_step_waits_for_the_end(run, monkeypatch):
                     with signals.blocked():
                         answer = run("ADD", ipam={"ranges": pools})
                 except Terminated:
-                    arrived += 1
+                    delivered += 1
             assert answer is not None
             assert run.files() == [ip["address"][:-3] for ip in answer["ips"]]
             assert run("DEL") is None
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert arrived > 30
+    assert delivered > 30

@@ -1,4 +1,4 @@
-"""host-local's ranges: what they hold, and the order in which they give it."""
+"""host-local's ranges: their addresses, and the order of allocation."""
 
 from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
 from itertools import combinations
@@ -13,14 +13,14 @@ from ipam.host_local.ranges import Range, RangeSet, address, first_overlap, over
 SUBNETS = ("10.1.0.0/29", "10.2.0.0/29", "10.3.0.0/29")
 
 
-def of(subnet, first, last, gateway="192.0.2.1"):
+def make_range(subnet, first, last, gateway="192.0.2.1"):
     network = ip_network(subnet)
     base = int(network.network_address)
     return Range(network, base + first, base + last, ip_address(gateway))
 
 
-def given_by(range_set, last=None, limit=None):
-    order = []
+def list_candidates(range_set, last=None, limit=None):
+    order: list[str] = []
     for value, _ in range_set.candidates(last and int(ip_address(last))):
         order.append(str(address(range_set.version, value)))
         if len(order) == limit:
@@ -29,10 +29,11 @@ def given_by(range_set, last=None, limit=None):
 
 
 def reference_order(range_set, last):
-    """Walks as the reference's RangeIter: one step at a time, until the address where it started comes again."""
+    """Returns the order of the reference plugin's RangeIter, which steps until the first address comes again."""
     at = next((i for i, item in enumerate(range_set.ranges) if last and item.first <= int(last) <= item.last), None)
-    number, current, start = (at, int(last), None) if at is not None else (0, None, None)
-    order = []
+    start: int | None = None
+    number, current = (at, int(last)) if at is not None else (0, None)
+    order: list[int] = []
     while True:
         item = range_set.ranges[number]
         if current is None:
@@ -50,30 +51,30 @@ def reference_order(range_set, last):
             order.append(current)
 
 
-def test_the_first_address_comes_first_when_none_was_given():
-    """Without a last address the walk begins at the start of the first range and skips the gateway."""
-    pool = RangeSet((of("10.1.0.0/29", 1, 6, "10.1.0.1"), of("10.2.0.0/29", 2, 3)))
-    assert given_by(pool) == [*(f"10.1.0.{n}" for n in range(2, 7)), "10.2.0.2", "10.2.0.3"]
+def test_order_begins_at_the_first_range():
+    """Without a last address the order begins at the start of the first range and skips the gateway."""
+    pool = RangeSet((make_range("10.1.0.0/29", 1, 6, "10.1.0.1"), make_range("10.2.0.0/29", 2, 3)))
+    assert list_candidates(pool) == [*(f"10.1.0.{n}" for n in range(2, 7)), "10.2.0.2", "10.2.0.3"]
 
 
-def test_the_walk_goes_round_from_the_last_address():
-    """The walk begins after the last address given, wraps into the next range, and ends with that address."""
-    pool = RangeSet((of("10.1.0.0/29", 1, 3), of("10.2.0.0/29", 1, 2)))
-    assert given_by(pool, "10.1.0.2") == ["10.1.0.3", "10.2.0.1", "10.2.0.2", "10.1.0.1", "10.1.0.2"]
-    assert given_by(pool, "10.2.0.2")[0] == "10.1.0.1"
+def test_order_begins_after_the_last_address():
+    """The order begins after the last allocated address, continues in the next range, and ends with that address."""
+    pool = RangeSet((make_range("10.1.0.0/29", 1, 3), make_range("10.2.0.0/29", 1, 2)))
+    assert list_candidates(pool, "10.1.0.2") == ["10.1.0.3", "10.2.0.1", "10.2.0.2", "10.1.0.1", "10.1.0.2"]
+    assert list_candidates(pool, "10.2.0.2")[0] == "10.1.0.1"
 
 
 @pytest.mark.parametrize("last", ["10.9.9.9", "fd00::1"])
-def test_a_last_address_of_elsewhere_starts_anew(last):
-    """A last address outside the set, or of another family, is not counted."""
-    assert given_by(RangeSet((of("10.1.0.0/29", 1, 3),)), last)[0] == "10.1.0.1"
+def test_last_address_of_another_subnet_is_ignored(last):
+    """A last address outside the set, or of another family, is ignored."""
+    assert list_candidates(RangeSet((make_range("10.1.0.0/29", 1, 3),)), last)[0] == "10.1.0.1"
 
 
-def test_a_large_range_is_walked_without_being_listed():
-    """The first candidates of an IPv6 range come at once, and its names are compressed."""
-    pool = RangeSet((of("2001:db8::/64", 1, 2**64 - 1, "2001:db8::1"),))
-    assert given_by(pool, limit=2) == ["2001:db8::2", "2001:db8::3"]
-    assert given_by(pool, "2001:db8::ff", limit=1) == ["2001:db8::100"]
+def test_candidates_of_a_large_range_are_computed_lazily():
+    """The first candidates of an IPv6 range come at once, and their names are compressed."""
+    pool = RangeSet((make_range("2001:db8::/64", 1, 2**64 - 1, "2001:db8::1"),))
+    assert list_candidates(pool, limit=2) == ["2001:db8::2", "2001:db8::3"]
+    assert list_candidates(pool, "2001:db8::ff", limit=1) == ["2001:db8::100"]
     assert pool.size == 2**64 - 2
 
 
@@ -81,16 +82,16 @@ BOUNDS = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted)
 POOLS = st.lists(st.tuples(BOUNDS, st.integers(0, 7)), min_size=1, max_size=3).map(
     lambda items: RangeSet(
         tuple(
-            of(subnet, *bounds, str(ip_network(subnet)[gateway]))
-            for subnet, (bounds, gateway) in zip(SUBNETS, items, strict=False)
+            make_range(subnet, first, last, str(ip_network(subnet)[gateway]))
+            for subnet, ((first, last), gateway) in zip(SUBNETS, items, strict=False)
         )
     )
 )
 
 
 @given(pool=POOLS, number=st.integers(0, 2), host=st.integers(0, 7))
-def test_the_order_is_the_references(pool, number, host):
-    """For any pool and last address, the order is that of the reference's iterator, and each address comes once."""
+def test_order_equals_the_references(pool, number, host):
+    """For any set and last address the order equals the reference's iterator, and each address occurs once."""
     last = ip_network(SUBNETS[number])[host]
     order = [value for value, _ in pool.candidates(int(last))]
     assert len(order) == len(set(order)) == pool.size
@@ -98,9 +99,9 @@ def test_the_order_is_the_references(pool, number, host):
     assert all(pool.holds(value) for value in order)
 
 
-def test_membership_counts_bounds_and_gateway():
-    """A set finds the range of an address, gateway included, and can give it unless it is the gateway."""
-    pool = RangeSet((of("10.1.0.0/29", 1, 3, "10.1.0.1"), of("10.2.0.0/29", 2, 3)))
+def test_range_of_includes_the_gateway_and_holds_excludes_it():
+    """A set returns the range of an address, including its gateway, which it cannot allocate."""
+    pool = RangeSet((make_range("10.1.0.0/29", 1, 3, "10.1.0.1"), make_range("10.2.0.0/29", 2, 3)))
     assert pool.range_of(ip_address("10.1.0.1")) == pool.ranges[0]
     assert pool.range_of(ip_address("10.2.0.3")) == pool.ranges[1]
     assert pool.range_of(ip_address("10.2.0.1")) is None
@@ -112,30 +113,30 @@ def test_membership_counts_bounds_and_gateway():
 @pytest.mark.parametrize(
     ("one", "two", "expected"),
     [
-        (of("10.1.0.0/29", 1, 3), of("10.1.0.0/29", 3, 6), True),
-        (of("10.1.0.0/29", 1, 3), of("10.1.0.0/29", 4, 6), False),
-        (of("10.1.0.0/29", 1, 6), of("10.1.0.0/29", 3, 4), True),
-        (of("10.1.0.0/29", 1, 6), of("::a01:0/125", 1, 6), False),
+        (make_range("10.1.0.0/29", 1, 3), make_range("10.1.0.0/29", 3, 6), True),
+        (make_range("10.1.0.0/29", 1, 3), make_range("10.1.0.0/29", 4, 6), False),
+        (make_range("10.1.0.0/29", 1, 6), make_range("10.1.0.0/29", 3, 4), True),
+        (make_range("10.1.0.0/29", 1, 6), make_range("::a01:0/125", 1, 6), False),
     ],
 )
-def test_overlap_is_an_address_in_common(one, two, expected):
-    """Two ranges overlap when they have an address in common, and families never do."""
+def test_ranges_overlap_with_an_address_in_common(one, two, expected):
+    """Two ranges overlap if they have an address in common; families never do."""
     assert overlap(one, two) is overlap(two, one) is expected
     assert RangeSet((one,)).overlaps(RangeSet((two,))) is expected
 
 
 @given(pool=POOLS, many=st.integers(1, 9))
-def test_a_look_all_over_a_set_is_at_its_own_addresses(pool, many):
-    """The addresses of a spread are ones that the set can give, each once, and of a large range as many as asked."""
+def test_samples_are_addresses_of_the_set(pool, many):
+    """Samples are different addresses that the set can allocate, and as many as requested in a large range."""
     some = list(pool.samples(many))
     assert all(map(pool.holds, some))
     assert len(some) == len(set(some)) <= many * len(pool.ranges)
-    assert len(list(RangeSet((of("10.0.0.0/8", 1, 2**24 - 2),)).samples(many))) == many
+    assert len(list(RangeSet((make_range("10.0.0.0/8", 1, 2**24 - 2),)).samples(many))) == many
 
 
 @given(st.lists(st.tuples(st.integers(0, 250), st.integers(0, 20)), max_size=12))
-def test_the_first_overlap_is_that_of_every_two_compared(spans):
-    """The first range that overlaps another one is the first one of all pairs, in the order of their comparison."""
+def test_first_overlap_equals_that_of_all_pairs(spans):
+    """The first overlapping range is the first one of all pairs in the order of their comparison."""
     subnet = IPv4Network("10.0.0.0/16")
     items = [Range(subnet, first, first + more, IPv4Address("10.0.0.1")) for first, more in spans]
     pairs = [i for (i, one), (_, two) in combinations(enumerate(items), 2) if overlap(one, two)]
@@ -143,17 +144,22 @@ def test_the_first_overlap_is_that_of_every_two_compared(spans):
 
 
 @given(st.lists(st.integers(0, 30), max_size=3, unique=True), st.integers(0, 2000))
-def test_membership_is_holds(blocks, value):
-    """The faster look at thousands of addresses answers as the plain one."""
+def test_membership_test_equals_holds(blocks, value):
+    """The faster test for thousands of addresses has the same answers."""
     items = [Range(IPv4Network("10.0.0.0/16"), 64 * n, 64 * n + 40, IPv4Address(64 * n + 7)) for n in blocks]
     one = RangeSet(tuple(items))
     assert one.membership_test()(value) == one.holds(value)
 
 
-def test_thousands_of_ranges_are_not_compared_two_by_two(monkeypatch):
+def test_first_overlap_needs_linear_comparisons(monkeypatch):
     """An overlap among n ranges is found with n comparisons, not n squared."""
-    compared = []
-    monkeypatch.setattr(ranges, "overlap", lambda one, two: compared.append(1) or overlap(one, two))
-    items = [of(f"10.{n >> 8}.{n & 255}.0/24", 1, 254) for n in range(500)]
+    pairs: list[tuple[Range, Range]] = []
+
+    def record_overlap(one, two):
+        pairs.append((one, two))
+        return overlap(one, two)
+
+    monkeypatch.setattr(ranges, "overlap", record_overlap)
+    items = [make_range(f"10.{n >> 8}.{n & 255}.0/24", 1, 254) for n in range(500)]
     assert first_overlap(items) is None
-    assert len(compared) < 500
+    assert len(pairs) < 500

@@ -1,4 +1,4 @@
-"""host-local's store: the reference's files to the byte, the lock, and what goes wrong with disks."""
+"""host-local's store: the reference's files byte for byte, the lock, and errors of disks."""
 
 import errno
 import fcntl
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cni.errors import CniError
-from cni.skel import Terminated
 from ipam.host_local import store as store_module
 from ipam.host_local.store import Store, owner_of
 from process import signals
+from process.signals import Terminated
 
 OWNER = owner_of("cid", "eth0")
 
@@ -48,10 +48,10 @@ def mode(path):
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-@pytest.mark.parametrize("made_before", [False, True])
-def test_files_are_the_references(net, umask, made_before):
-    """Names, contents and modes of the files and directories are those the reference makes."""
-    os.makedirs(net.directory, 0o755) if made_before else None
+@pytest.mark.parametrize("directory_exists", [False, True])
+def test_files_equal_the_references(net, umask, directory_exists):
+    """Names, contents and modes of files and directories equal those of the reference plugin."""
+    os.makedirs(net.directory, 0o755) if directory_exists else None
     add(net, "10.1.2.2")
     add(net, "fd00::2")
     assert content(net, "10.1.2.2") == content(net, "fd00::2") == b"cid\r\neth0"
@@ -62,16 +62,16 @@ def test_files_are_the_references(net, umask, made_before):
     assert mode(net.directory) == mode(os.path.dirname(net.directory)) == 0o755
 
 
-def test_the_umask_takes_from_the_modes(net, umask):
-    """Modes are subject to the umask, as the reference's."""
+def test_umask_applies_to_modes(net, umask):
+    """The umask applies to the modes, as with the reference plugin."""
     umask(0o077)
     add(net, "10.1.2.2")
     assert (mode(f"{net.directory}/lock"), mode(net.directory)) == (0o700, 0o700)
 
 
 @pytest.mark.parametrize("before", ["10.1.2.9", "10.1.2.254", "10.1.2.10", ""])
-def test_the_last_address_is_written_whole(net, before):
-    """Whatever length the last address had, the new one replaces all of it."""
+def test_last_address_is_replaced_completely(net, before):
+    """The new last address replaces all of the old one, whatever their lengths are."""
     with net.locked() as held:
         held.note_last_reserved(0, before)
         held.note_last_reserved(0, "10.1.2.11")
@@ -80,14 +80,14 @@ def test_the_last_address_is_written_whole(net, before):
     assert content(net, "last_reserved_ip.0") == b"10.1.2.9"
 
 
-def test_a_taken_name_stays_whole(net):
-    """Reserving a taken address changes nothing."""
+def test_reserved_name_is_not_changed(net):
+    """Reserving an address in use changes nothing."""
     assert add(net, "10.1.2.2")
     assert not add(net, "10.1.2.2", b"other\r\neth0")
     assert content(net, "10.1.2.2") == OWNER
 
 
-def test_an_empty_reservation_is_free(net):
+def test_empty_reservation_is_free(net):
     """A file that lost its content can be reserved again."""
     add(net, "10.1.2.2")
     with net.locked() as held:
@@ -98,8 +98,8 @@ def test_an_empty_reservation_is_free(net):
 
 
 @pytest.mark.parametrize("text", ["cid\r\neth0\n", "  cid\r\neth0 \t\r\n"])
-def test_white_space_around_an_owner_is_not_counted(net, text):
-    """A reservation edited by hand is found although white space surrounds its content."""
+def test_white_space_around_an_owner_is_ignored(net, text):
+    """A reservation that was edited by hand is found although white space surrounds its content."""
     add(net, "10.1.2.2", b"other")
     with open(f"{net.directory}/10.1.2.3", "w", newline="") as file:
         file.write(text)
@@ -107,7 +107,7 @@ def test_white_space_around_an_owner_is_not_counted(net, text):
         assert held.find(OWNER) == ["10.1.2.3"]
 
 
-def test_released_twice_is_released(net):
+def test_second_release_succeeds(net):
     """Releasing an address that is not reserved succeeds."""
     add(net, "10.1.2.2")
     with net.locked() as held:
@@ -116,8 +116,8 @@ def test_released_twice_is_released(net):
         assert held.find(OWNER) == []
 
 
-def test_without_nameless_files_a_reservation_is_made_in_place(net, monkeypatch):
-    """On a file system without O_TMPFILE, or without /proc, files are made as the reference does."""
+def test_without_nameless_files_reservations_are_created_in_place(net, monkeypatch):
+    """On a file system without O_TMPFILE, or without /proc, files are created as by the reference plugin."""
     real = os.open
 
     def refuse(path, flags, *rest, **keys):
@@ -136,8 +136,8 @@ def test_without_nameless_files_a_reservation_is_made_in_place(net, monkeypatch)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_full_disk_leaves_no_reservation(net, monkeypatch, in_place):
-    """When a reservation cannot be written, it is not there, and the error names the store."""
+def test_full_disk_leaves_no_reservation(net, monkeypatch, in_place):
+    """If a reservation cannot be written, it does not exist, and the error names the store."""
     add(net, "10.1.2.2")
     if in_place:
         monkeypatch.setattr(store_module, "_create", lambda directory, *rest: store_module._create_in_place(*rest))
@@ -151,8 +151,8 @@ def test_a_full_disk_leaves_no_reservation(net, monkeypatch, in_place):
         assert held.find(b"other\r\neth0") == []
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
-    """A dataDir that is no directory, or a network name too long for one, gives an error with the path."""
+def test_unusable_path_is_named(tmp_path):
+    """If dataDir is a file, or the network's name is too long, the error names the path."""
     (tmp_path / "file").write_text("")
     cases = ((f"{tmp_path}/file", "net", "Not a directory"), (str(tmp_path), "n" * 300, "too long"))
     for data_dir, name, reason in cases:
@@ -185,7 +185,7 @@ def holder(net):
     os.waitpid(pid, 0)
 
 
-def test_the_wait_for_the_lock_has_an_end(tmp_path, net, holder):
+def test_wait_for_the_lock_has_a_limit(tmp_path, net, holder):
     """After the time limit the error is "try again later" and names the process that holds the lock."""
     net = Store(os.path.dirname(net.directory), "net", lock_wait_s=0.1)
     before = signal.getsignal(signal.SIGALRM)
@@ -199,8 +199,8 @@ def test_the_wait_for_the_lock_has_an_end(tmp_path, net, holder):
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_lock_that_is_released_in_time_is_taken(net):
-    """A waiting verb goes on when the lock becomes free."""
+def test_waiting_verb_continues_when_the_lock_is_released(net):
+    """A waiting verb continues as soon as the lock is free."""
     add(net, "10.1.2.2")
     pid = os.fork()
     if pid == 0:
@@ -216,7 +216,7 @@ def test_a_lock_that_is_released_in_time_is_taken(net):
 
 @pytest.fixture
 def termination():
-    """SIGTERM raises, as in the executable."""
+    """SIGTERM raises Terminated, as in the executable."""
 
     def handler(signum, frame):
         raise Terminated
@@ -226,24 +226,24 @@ def termination():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_signal_waits_for_the_end_of_the_block(net, termination):
-    """SIGTERM, held back as in each verb, cuts nothing short that is done under the lock, and arrives after it."""
-    reached = []
+def test_signal_is_delivered_after_the_block(net, termination):
+    """SIGTERM, blocked as in each verb, does not interrupt changes under the lock, and is delivered after them."""
+    reserved = []
 
-    def reserve_when_told_to_stop():
+    def reserve_after_sigterm():
         with signals.blocked(), net.locked() as held:
             os.kill(os.getpid(), signal.SIGTERM)
-            reached.append(held.reserve("10.1.2.2", OWNER))
+            reserved.append(held.reserve("10.1.2.2", OWNER))
 
     with pytest.raises(Terminated):
-        reserve_when_told_to_stop()
-    assert reached == [True]
+        reserve_after_sigterm()
+    assert reserved == [True]
     assert net.list_owners() == {OWNER: ["10.1.2.2"]}
     assert add(net, "10.1.2.3")
 
 
-def test_a_signal_ends_the_wait_for_the_lock(net, holder, termination):
-    """SIGTERM is not kept waiting by a lock that somebody else holds."""
+def test_signal_ends_the_wait_for_the_lock(net, holder, termination):
+    """SIGTERM is delivered while a verb waits for a lock that another process holds."""
     pid = os.fork()
     if pid == 0:
         time.sleep(0.2)
@@ -264,8 +264,8 @@ FOREIGN = {
 
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("name", ["10.1.2.77", "last_reserved_ip.0"])
-def test_what_is_no_file_of_ours_does_no_harm(tmp_path, make, name):
-    """A FIFO, a looping link or a directory of one of our names neither hangs nor stops anybody."""
+def test_foreign_entries_do_not_block(tmp_path, make, name):
+    """A FIFO, a looping link or a directory with one of podwire's names neither blocks nor fails a verb."""
     store = Store(str(tmp_path), "net")
     with store.locked() as held:
         make(f"{store.directory}/{name}")
@@ -277,35 +277,35 @@ def test_what_is_no_file_of_ours_does_no_harm(tmp_path, make, name):
         assert held.find(b"a\r\neth0") == ["10.1.2.3"]
 
 
-def test_a_link_in_the_place_of_the_index_is_not_followed(tmp_path):
-    """Somebody's file behind a link named like the index keeps its content."""
+def test_link_in_place_of_the_index_is_not_followed(tmp_path):
+    """The target of a link with the index's name keeps its content."""
     side = Path(f"{tmp_path}.podwire")
     side.mkdir()
-    precious = tmp_path / "precious"
-    precious.write_text("precious")
-    (side / "net").symlink_to(precious)
+    target = tmp_path / "target"
+    target.write_text("content")
+    (side / "net").symlink_to(target)
     with Store(str(tmp_path), "net").locked() as held:
         assert held.reserve("10.1.2.3", b"a\r\neth0")
         assert held.find(b"a\r\neth0") == ["10.1.2.3"]
-    assert precious.read_text() == "precious"
+    assert target.read_text() == "content"
 
 
-def test_two_first_pods_make_the_directory_at_once(tmp_path, monkeypatch):
-    """Another process that makes the missing directories between two steps of ours is no failure."""
+def test_directories_may_be_created_in_parallel(tmp_path, monkeypatch):
+    """Another process that creates the missing directories at the same time causes no failure."""
     mkdir = os.mkdir
 
-    def mkdir_and_be_overtaken(path, mode):
+    def mkdir_twice(path, mode):
         mkdir(path, mode)
         if path == f"{tmp_path}/leases":
             mkdir(f"{path}/net", mode)
 
-    monkeypatch.setattr(os, "mkdir", mkdir_and_be_overtaken)
+    monkeypatch.setattr(os, "mkdir", mkdir_twice)
     with Store(f"{tmp_path}/leases", "net").locked() as held:
         assert held.reserve("10.1.2.3", b"a\r\neth0")
 
 
-def test_a_relative_directory_is_no_reason_to_search_for_ever(tmp_path, monkeypatch):
-    """A store that would be made below where we are is rehearsed there."""
+def test_relative_directory_is_checked(tmp_path, monkeypatch):
+    """A store below the working directory can be checked without creating it."""
     monkeypatch.chdir(tmp_path)
     Store("a/b", "net").check_usable()
     assert list(tmp_path.iterdir()) == []

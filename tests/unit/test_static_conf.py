@@ -1,4 +1,6 @@
-"""static's configuration: who may say addresses, the reference's refusals, and what cures a forgotten prefix."""
+"""static's configuration: sources of addresses, the reference's errors, and the fix for a missing prefix length."""
+
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -26,28 +28,28 @@ def shown(parsed):
     return [" via ".join(filter(None, (str(ip.address), str(ip.gateway or "")))) for ip in parsed.ips]
 
 
-def asking(place, *texts):
-    """Returns the keys of a configuration in which a runtime asks for addresses."""
+def requesting(place, *texts):
+    """Returns the keys of a configuration in which a runtime requests addresses."""
     return {"runtimeConfig": {"ips": list(texts)}} if place == "runtimeConfig" else {"args": {"cni": {"ips": [*texts]}}}
 
 
-def refusal(*addresses, **how):
+def refusal(*addresses, **options):
     with pytest.raises(CniError) as caught:
-        parse(*addresses, **how)
+        parse(*addresses, **options)
     return caught.value
 
 
 @pytest.mark.parametrize("key", ["addresses", "Addresses", "ADDRESSES"])
 @pytest.mark.parametrize("names", [("address", "gateway"), ("Address", "Gateway"), ("ADDRESS", "GATEWAY")])
-def test_addresses_are_given_as_written(key, names):
-    """Addresses keep order, host bits, prefix and gateway, and keys match in any case, `Address` too."""
-    own = [dict(zip(names, ("10.1.2.5/24", "10.9.9.9"), strict=True)), {names[0]: "2001:DB8::5/64", names[1]: ""}]
-    parsed = parse(ipam={key: [*own, {names[0]: "10.1.2.0/24"}, {names[0]: "::ffff:10.0.0.1/120"}]})
+def test_configured_addresses_are_unchanged(key, names):
+    """Addresses keep order, host bits, prefix and gateway, and keys match in any case, even `Address`."""
+    addresses = [dict(zip(names, ("10.1.2.5/24", "10.9.9.9"), strict=True)), {names[0]: "2001:DB8::5/64", names[1]: ""}]
+    parsed = parse(ipam={key: [*addresses, {names[0]: "10.1.2.0/24"}, {names[0]: "::ffff:10.0.0.1/120"}]})
     assert shown(parsed) == ["10.1.2.5/24 via 10.9.9.9", "2001:db8::5/64", "10.1.2.0/24", "10.0.0.1/24"]
     assert all(ip.interface is None for ip in parsed.ips)
 
 
-def test_routes_and_dns_are_given_as_written():
+def test_routes_and_dns_are_unchanged():
     """Routes keep host bits, order, duplicates and every attribute; dns is kept."""
     full = {"dst": "10.9.0.1/16", "gw": "10.1.2.9", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 0, "scope": 0}
     dns = {"nameservers": ["10.1.2.1"], "domain": "d", "search": ["s"], "options": ["o"]}
@@ -61,8 +63,8 @@ def test_routes_and_dns_are_given_as_written():
     assert parsed.dns.to_json() == dns
 
 
-def test_arguments_add_addresses():
-    """CNI_ARGS adds addresses behind the network's, and a gateway to those of its own that have it in their subnet."""
+def test_cni_args_add_addresses():
+    """CNI_ARGS adds addresses after the network's, and gateways to its addresses of the same subnet."""
     env = "IP=10.1.2.6/24, 10.1.3.6/24 ,fd00::6/64;GATEWAY=10.1.2.3, 10.1.2.2,fd00::1,192.0.2.1"
     parsed = parse(A, V6, {"address": "10.1.2.7/24"}, env=env)
     assert shown(parsed) == [
@@ -72,24 +74,28 @@ def test_arguments_add_addresses():
     assert shown(parse(A, env="IP=;GATEWAY=")) == shown(parse(A))
 
 
-def test_who_says_it_later_says_it_better():
-    """What args asks for replaces the network's addresses and those of CNI_ARGS, what the capability asks for all."""
-    env, by_args, by_runtime = "IP=10.1.2.6/24", asking("args", "10.1.2.7/24"), asking("runtimeConfig", "10.1.2.8/24")
+def test_later_sources_override_earlier_ones():
+    """Addresses of args replace the network's and those of CNI_ARGS; addresses of the capability replace all."""
+    env, by_args, by_runtime = (
+        "IP=10.1.2.6/24",
+        requesting("args", "10.1.2.7/24"),
+        requesting("runtimeConfig", "10.1.2.8/24"),
+    )
     assert shown(parse(A, env=env, **by_args)) == ["10.1.2.7/24"]
     assert shown(parse(A, env=env, **by_args, **by_runtime)) == ["10.1.2.8/24"]
-    nothing = asking("args") | asking("runtimeConfig")
+    nothing = requesting("args") | requesting("runtimeConfig")
     assert shown(parse(A, env=env, **nothing)) == ["10.1.2.5/24 via 10.1.2.1", "10.1.2.6/24"]
     assert shown(parse(A, RuntimeConfig={"IPs": ["10.1.2.9/24"]})) == ["10.1.2.9/24"]
 
 
-def test_addresses_that_do_not_count_are_not_judged():
-    """A network's address that the runtime replaces may be anything."""
+def test_replaced_addresses_are_not_checked():
+    """A network's address that the runtime replaces may be invalid."""
     for place in ("args", "runtimeConfig"):
-        assert shown(parse({"address": "x"}, {}, **asking(place, "10.1.2.7/24"))) == ["10.1.2.7/24"]
+        assert shown(parse({"address": "x"}, {}, **requesting(place, "10.1.2.7/24"))) == ["10.1.2.7/24"]
 
 
 @pytest.mark.parametrize(
-    ("addresses", "how", "code", "msg"),
+    ("addresses", "options", "code", "msg"),
     [
         ([{"address": "x"}], {}, 7, NO_ADDRESS + "'x'"),
         ([{"address": "10.1.2.5"}], {}, 7, NO_ADDRESS + "'10.1.2.5'"),
@@ -102,9 +108,9 @@ def test_addresses_that_do_not_count_are_not_judged():
         ([A], {"env": "GATEWAY=zz"}, 4, "invalid gateway address: zz"),
         ([A], {"env": "GATEWAY=10.1.2.1/24"}, 4, "invalid gateway address: 10.1.2.1/24"),
         ([A], {"env": "FOO=1"}, 4, 'ARGS: unknown args ["FOO=1"]'),
-        ([A], asking("args", "10.1.2.5"), 7, NO_ENTRY + "'10.1.2.5'"),
-        ([A], asking("runtimeConfig", "10.1.2.3/24", ""), 7, NO_ENTRY + "''"),
-        ([A], {**asking("args", "zz"), **asking("runtimeConfig", "10.1.2.3/24")}, 7, NO_ENTRY + "'zz'"),
+        ([A], requesting("args", "10.1.2.5"), 7, NO_ENTRY + "'10.1.2.5'"),
+        ([A], requesting("runtimeConfig", "10.1.2.3/24", ""), 7, NO_ENTRY + "''"),
+        ([A], {**requesting("args", "zz"), **requesting("runtimeConfig", "10.1.2.3/24")}, 7, NO_ENTRY + "'zz'"),
         ([{**A, "gateway": "x"}], {}, 7, 'failed to load netconf: "ipam.addresses[0].gateway" is not an IP address: x'),
         ([{"address": 5}], {}, 7, 'failed to load netconf: "ipam.addresses[0].address" must be a string'),
         ([A], {"ipam": {"routes": [{"dst": "x"}]}}, 7, 'failed to load netconf: "ipam.routes[0].dst" is not an'),
@@ -112,22 +118,22 @@ def test_addresses_that_do_not_count_are_not_judged():
         ([A], {"ipam": {"dns": {"search": "x"}}}, 7, 'failed to load netconf: "ipam.dns.search" must be a list'),
     ],
 )
-def test_a_bad_configuration_is_refused_as_by_the_reference(addresses, how, code, msg):
-    """What is wrong has code 7, in CNI_ARGS 4, and the reference's text."""
-    error = refusal(*addresses, **how)
+def test_invalid_configuration_has_the_references_text(addresses, options, code, msg):
+    """An invalid configuration has code 7, in CNI_ARGS 4, and the reference's text."""
+    error = refusal(*addresses, **options)
     assert (error.code, error.msg[: len(msg)]) == (code, msg)
 
 
-def test_a_forgotten_prefix_is_cured():
-    """The details name the place, and write the address with the prefix that most subnets have."""
+def test_missing_prefix_length_has_a_fix():
+    """The details name the key, and contain the address with the usual prefix length."""
     places = {
         '"ipam.addresses[1].address"': {"addresses": [A, {"address": "10.1.2.5"}]},
-        '"runtimeConfig.ips[0]"': asking("runtimeConfig", "10.1.2.5"),
-        '"args.cni.ips[0]"': asking("args", "10.1.2.5"),
+        '"runtimeConfig.ips[0]"': requesting("runtimeConfig", "10.1.2.5"),
+        '"args.cni.ips[0]"': requesting("args", "10.1.2.5"),
         "IP= in CNI_ARGS": {"env": "IP=10.1.2.5"},
     }
-    for place, how in places.items():
-        details = refusal(*how.pop("addresses", [A]), **how).details
+    for place, options in places.items():
+        details = refusal(*options.pop("addresses", [A]), **options).details
         assert details.startswith(
             f"{place} lacks the prefix length of its subnet: write 10.1.2.5/24 if the subnet is a /24"
         )
@@ -135,9 +141,9 @@ def test_a_forgotten_prefix_is_cured():
     assert 'like "10.1.2.5/24"' in refusal({"address": "10.1.2.5/x"}).details
 
 
-@pytest.mark.parametrize("runtime", [{}, asking("runtimeConfig", "10.1.2.5/24"), asking("args", "10.1.2.5/24")])
-def test_the_section_must_be_there(runtime):
-    """Without `ipam` nothing is given, not even what the runtime says."""
+@pytest.mark.parametrize("runtime", [{}, requesting("runtimeConfig", "10.1.2.5/24"), requesting("args", "10.1.2.5/24")])
+def test_missing_section_is_refused(runtime):
+    """Without `ipam` the configuration is refused, even if the runtime requests addresses."""
     with pytest.raises(CniError, match="IPAM config missing 'ipam' key") as caught:
         conf.parse(netconf(None, **runtime), args("IP=zz"))
     assert caught.value.code == 7
@@ -145,7 +151,7 @@ def test_the_section_must_be_there(runtime):
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", ""])
 def test_old_versions_have_one_address_per_family(version):
-    """Before 0.3.0 a second address of a family is refused, by the version as written; one of each is given."""
+    """Before 0.3.0 a second address of a family is refused, with the version as written; one of each is permitted."""
     text = f"CNI version {version} does not support more than 1 address per family"
     assert refusal(A, A, version=version).msg == text
     assert refusal(V6, env="IP=fd00::1/64", version=version).msg == text
@@ -161,15 +167,15 @@ IPAM = st.fixed_dictionaries(
 
 
 @given(ipam=IPAM | JSON_VALUES, runtime=JSON_VALUES, ips=st.lists(ADDRESSES | JSON_VALUES) | JSON_VALUES)
-def test_any_configuration_gives_a_value_or_an_error(ipam, runtime, ips):
-    """Whatever is in the configuration, it is read or refused with a CNI error."""
+def test_any_configuration_is_a_value_or_an_error(ipam, runtime, ips):
+    """Any configuration is parsed or refused with CniError."""
     for keys in ({"runtimeConfig": runtime}, {"args": {"cni": {"ips": ips}}, "capabilities": runtime}):
-        error = failure_of(lambda keys=keys: conf.parse(netconf(ipam, **keys), args("")), CniError)
+        error = failure_of(partial(conf.parse, netconf(ipam, **keys), args("")), CniError)
         assert error is None or error.code == 7
 
 
 @given(ip=st.text(alphabet="0123456789abcdef:./, "), gateway=st.text(alphabet="0123456789abcdef:./, "))
-def test_any_argument_gives_a_value_or_an_error(ip, gateway):
-    """Whatever is in CNI_ARGS, it is read or refused with code 4."""
+def test_any_argument_is_a_value_or_an_error(ip, gateway):
+    """Any CNI_ARGS are parsed or refused with code 4."""
     error = failure_of(lambda: parse(A, env=f"IP={ip};GATEWAY={gateway}"), CniError)
     assert error is None or error.code == 4
