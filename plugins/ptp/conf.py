@@ -33,7 +33,7 @@ class PtpConf:
 
 
 def parse(net_conf: NetConf) -> PtpConf:
-    """Parses the configuration; raises CniError(7) (texts of the reference plugins, which use code 999).
+    """Parses the configuration; raises CniError(7) with the texts of the reference plugins, which have code 999.
 
     Without the key `ipam` the attachment is layer 2 only; `ipam` without a type is an error.
     """

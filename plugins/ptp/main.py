@@ -152,7 +152,7 @@ def _refuse_unavailable(net_conf: NetConf) -> None:
 
 
 def _check_container_veth(listed: Interface, sandbox: Sandbox) -> Link:
-    """Returns the container veth if it matches prevResult; raises CniError(999) (texts of the reference plugins)."""
+    """Returns the container veth if it matches prevResult; raises CniError(999) with the texts of the reference."""
     container_veth = sandbox.find_link()
     if container_veth is None:
         msg = f"ptp: Container Interface name in prevResult: {sandbox.ifname} not found"
