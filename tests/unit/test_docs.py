@@ -40,12 +40,12 @@ PLURALS = {
 WORDS = {STRING: "string", BOOLEAN: "boolean", INTEGER: "integer", IP: "IP address", CIDR: "CIDR", OBJECT: "object"}
 
 
-def page(plugin: str) -> Document:
+def page_of(plugin: str) -> Document:
     return Document(DOCS / f"{plugin}.md")
 
 
 def paths(keys_read: tuple[Key, ...], start: str = "") -> Iterator[tuple[str, str]]:
-    """Yields each key in the notation of the tables, `ipam.ranges[][].subnet`, with its type in their words."""
+    """Yields each key in the notation of the tables, `ipam.ranges[][].subnet`, with its type as the tables name it."""
     for key in keys_read:
         path = start + key.name
         yield path, type_of(key)
@@ -64,7 +64,7 @@ def type_of(key: Key) -> str:
     return " or ".join([*(WORDS[kind] for kind in key.kinds if kind != STRING), *texts])
 
 
-def documented(document: Document) -> Iterator[tuple[str, str]]:
+def list_documented(document: Document) -> Iterator[tuple[str, str]]:
     """Yields the keys of a page's option tables with their types; `{a,b}` in a key is each of them."""
     for table in document.tables():
         for row in table:
@@ -77,16 +77,16 @@ def documented(document: Document) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", WITH_PAGE)
-def test_every_plugin_has_its_page(name):
+def test_every_plugin_has_a_page(name):
     """A plugin has a page with options, result, what it leaves, its verbs, differences and limits."""
-    headings = page(name).headings()
+    headings = page_of(name).headings()
     assert headings[0] == name
     assert [section for section in SECTIONS if section not in headings] == []
     assert any(heading.endswith("CHECK, DEL, GC, STATUS") for heading in headings)
 
 
-def test_the_index_names_every_page():
-    """Each page can be reached from docs/README.md."""
+def test_index_has_every_page():
+    """The index docs/README.md has a link to each page."""
     index = {target.partition("#")[0] for target in Document(DOCS / "README.md").links()}
     assert {document.path.name for document in PAGES} - index == {"README.md"}
 
@@ -94,29 +94,31 @@ def test_the_index_names_every_page():
 @pytest.mark.parametrize("name", WITH_PAGE)
 def test_option_tables_have_the_keys_of_the_code(name):
     """A page's option tables name each key that the plugin reads, with its type, and no other."""
-    there = dict(paths(PLUGINS[name].keys))
-    written = list(documented(page(name)))
-    assert len(written) == len(dict(written)), "a key is in two rows"
+    expected = dict(paths(PLUGINS[name].keys))
+    documented_keys = list(list_documented(page_of(name)))
+    assert len(documented_keys) == len(dict(documented_keys)), "a key is in two rows"
     common = {path for path, _ in paths(keys.COMMON) if "." in path}  # the specification's keys, documented once: dns
-    assert there.keys() - CONTAINERS - common - dict(written).keys() == set(), "not documented"
-    assert [f"{path}: {there.get(path, 'no such key')}" for path, kind in written if there.get(path) != kind] == []
+    assert expected.keys() - CONTAINERS - common - dict(documented_keys).keys() == set(), "not documented"
+    assert [
+        f"{path}: {expected.get(path, 'no such key')}" for path, kind in documented_keys if expected.get(path) != kind
+    ] == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(DOCS.parent)))
-def test_links_lead_somewhere(path):
+def test_links_have_targets(path):
     """Every relative link names an existing file, and an existing heading in it."""
-    dead = []
+    broken = []
     for target in Document(path).links():
         file_name, _, anchor = target.partition("#")
         file = (path.parent / file_name).resolve() if file_name else path
         if not file.exists() or (anchor and anchor not in Document(file).anchors()):
-            dead.append(target)
-    assert dead == []
+            broken.append(target)
+    assert broken == []
 
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
-def test_examples_are_what_the_plugins_accept(document):
-    """Every block of JSON is JSON; its plugins accept a configuration, and can parse a result.
+def test_plugins_accept_the_examples(document):
+    """Every JSON block is valid, and a configuration or result in it is accepted by its plugins.
 
     A part of a configuration without a type belongs to the page's plugin.
     """
@@ -134,22 +136,22 @@ def accept(config: dict[str, Any]) -> None:
     """Parses a configuration with its plugin and its IPAM plugin; raises CniError."""
     text = json.dumps(config).encode()
     args = CmdArgs("ADD", "id", "/run/netns/pod", "eth0", "", (), {}, text)
-    for kind in (config.get("type"), config.get("ipam", {}).get("type")):
+    for kind in (config.get("type", ""), config.get("ipam", {}).get("type", "")):
         plugin = PLUGINS.get(kind)
         if plugin and plugin.parse:
             plugin.parse(args, cni_conf.parse(text))
 
 
 @pytest.mark.parametrize(("name", "figure"), [("add", "sequence"), ("image", "image")])
-def test_figures_are_what_the_script_draws(name, figure):
-    """The pictures in docs/ are those that docs/figures.py makes, well-formed, and in both of the reader's styles."""
+def test_figures_are_up_to_date(name, figure):
+    """The pictures in docs/ are the well-formed output of docs/figures.py, with styles for light and dark mode."""
     drawn = runpy.run_path(str(DOCS / "figures.py"))[figure]()
     assert (DOCS / f"{name}.svg").read_text() == drawn
     assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme: dark" in drawn
 
 
-def commands(document: Document) -> Iterator[str]:
+def list_commands(document: Document) -> Iterator[str]:
     """Yields the command lines of the tool that a page shows; the word `podwire` alone is not one."""
     for code in document.code():
         if re.match(r"podwire [a-z-]", code):
@@ -161,16 +163,16 @@ def test_commands_of_the_tool_exist(document):
     """Every command line of `podwire` in a page is accepted by the tool's parser; `...` stands for any argument."""
     names = {command.name for command in COMMANDS}
     bad = []
-    for line in commands(document):
+    for line in list_commands(document):
         words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)[1:]
         alternatives = words[0].split("|")
         known = set(alternatives) <= names or words[0].startswith("-")
-        if not known or (len(words) > 1 and not understood([alternatives[0], *words[1:]])):
+        if not known or (len(words) > 1 and not is_accepted([alternatives[0], *words[1:]])):
             bad.append(line)
     assert bad == []
 
 
-def understood(words: list[str]) -> bool:
+def is_accepted(words: list[str]) -> bool:
     parser = cli.build_parser()
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:

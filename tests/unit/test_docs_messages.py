@@ -16,7 +16,7 @@ from tests.support.markdown import DOCS, Document
 
 ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins")
 PAGE = Document(DOCS / "troubleshooting.md")
-FILLED = "\0"  # stands for the text that is filled into a message
+FILLED = "\0"  # stands for a value in a message
 ANSWERS = {os.strerror(number).lower() for number in errno.errorcode}
 
 
@@ -49,7 +49,7 @@ def text_of(node: ast.expr) -> str:
 
 
 def occurs(message: str, texts: tuple[str, ...]) -> bool:
-    """Returns whether one of the texts contains the message; `...` stands for exactly what is filled in."""
+    """Returns whether one of the texts contains the message, in which `...` stands for values."""
     pattern = re.compile(f"{FILLED}+".join(map(re.escape, message.split("..."))))
     return any(pattern.search(text) for text in texts) or is_refusal(message, texts)
 
@@ -64,8 +64,8 @@ def is_refusal(message: str, texts: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("message", sorted(set(quoted())))
-def test_a_message_that_is_explained_is_in_the_source(message):
-    """Each message on the page is in the source, word by word."""
+def test_explained_messages_exist_in_the_source(message):
+    """Each message on the page is in the source, to the letter."""
     assert occurs(message, messages())
 
 
@@ -81,12 +81,12 @@ def test_a_message_that_is_explained_is_in_the_source(message):
         ("failed to make it: no luck", False),
     ],
 )
-def test_a_quotation_is_compared_with_what_is_filled_in(message, is_there):
-    """Dots stand for the text that is filled in; other words, or a message without its dots, do not match."""
+def test_dots_stand_for_values(message, is_there):
+    """Dots stand for values, and other words, or a message without its dots, do not match."""
     assert occurs(message, (f"no file in {FILLED}", "make it")) is is_there
 
 
-def test_the_page_explains_enough():
+def test_page_has_enough_messages():
     """The page has a section for each plugin but loopback, and more than a hundred messages."""
     plugins = {"bridge", "ptp", "host-local", "static", "portmap", "bandwidth", "firewall", "tuning"}
     assert plugins - set(PAGE.headings()) == set()

@@ -9,7 +9,7 @@ import pytest
 from tests.support.binaries import ROOT
 
 
-def test_the_unit(tmp_path):
+def test_systemd_accepts_the_unit(tmp_path):
     """The unit passes systemd-analyze without a warning."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")

@@ -1,4 +1,4 @@
-"""The files in the pages on Kubernetes and the runtimes: each can be read, and does what the page says."""
+"""The files in the pages on Kubernetes and the runtimes are valid and have the documented effect."""
 
 import json
 import re
@@ -19,7 +19,7 @@ RUNTIMES = PAGES[2]
 
 
 def table(*path):
-    """Returns the tables of the page's TOML at a path, those of all blocks that have it."""
+    """Returns the tables at a path, of all TOML blocks of the page that have it."""
     tables = []
     for block in RUNTIMES.blocks("toml"):
         value = tomllib.loads(block)
@@ -30,19 +30,19 @@ def table(*path):
     return tables
 
 
-def test_every_block_is_of_its_language():
-    """Each block of TOML or YAML in the pages is one, and the pages have them."""
+def test_toml_and_yaml_blocks_are_valid():
+    """Each TOML and YAML block in the pages is valid, and the pages have the expected number."""
     tomls = [tomllib.loads(block) for page in PAGES for block in page.blocks("toml")]
     yamls = [yaml.safe_load(block) for page in PAGES for block in page.blocks("yaml")]
     assert (len(tomls), len(yamls)) == (5, 1)
     assert all([*tomls, *yamls])
 
 
-def test_the_runtimes_keys():
-    """Each runtime's table has the keys by which it finds plugins and networks, with podwire's directories."""
-    places = {"bin_dir": "/opt/cni/bin", "conf_dir": "/etc/cni/net.d", "max_conf_num": 1, "conf_template": ""}
-    assert table("plugins", "io.containerd.grpc.v1.cri", "cni") == [places]
-    assert table("plugins", "io.containerd.cri.v1.runtime", "cni") == [{**places, "use_internal_loopback": False}]
+def test_runtime_tables_have_the_directories():
+    """Each runtime's table has the keys for the directories of plugins and networks, with podwire's values."""
+    keys = {"bin_dir": "/opt/cni/bin", "conf_dir": "/etc/cni/net.d", "max_conf_num": 1, "conf_template": ""}
+    assert table("plugins", "io.containerd.grpc.v1.cri", "cni") == [keys]
+    assert table("plugins", "io.containerd.cri.v1.runtime", "cni") == [{**keys, "use_internal_loopback": False}]
     crio = {"network_dir": "/etc/cni/net.d/", "plugin_dirs": ["/opt/cni/bin/"], "cni_default_network": ""}
     assert table("crio", "network") == [crio]
     (podman,) = table("network")
@@ -53,7 +53,7 @@ def test_the_runtimes_keys():
 
 @pytest.mark.parametrize("cidr", ["10.244.3.0/24", "fd00:10:244:3::/64"])
 def test_containerds_template(tmp_path, cidr):
-    """With a podCIDR in its place the template is the DaemonSet's network, and the linter has no finding."""
+    """With a podCIDR the template equals the DaemonSet's network, and lint has no findings."""
     (template,) = PAGES[0].blocks("tmpl")
     assert re.findall(r"\{\{.*?\}\}", template) == ["{{.PodCIDR}}"]
     text = template.replace("{{.PodCIDR}}", cidr)
@@ -71,7 +71,7 @@ def test_containerds_template(tmp_path, cidr):
 
 
 def test_k3s_paths(tmp_path):
-    """The kustomization for k3s changes the two directories of the node's, and nothing else."""
+    """The kustomization for k3s changes only the two host directories."""
     (text,) = RUNTIMES.blocks("yaml")
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     (tmp_path / "kustomization.yaml").write_text(text)
@@ -79,14 +79,14 @@ def test_k3s_paths(tmp_path):
     def hosts(spec):
         return {one["name"]: one.pop("hostPath")["path"] for one in spec["volumes"] if "hostPath" in one}
 
-    k3s, usual = manifests.pod(tmp_path), manifests.pod(manifests.INSTALL)
-    assert hosts(usual) == {"bin": "/opt/cni/bin", "net-d": "/etc/cni/net.d"}
+    k3s, default = manifests.pod(tmp_path), manifests.pod(manifests.INSTALL)
+    assert hosts(default) == {"bin": "/opt/cni/bin", "net-d": "/etc/cni/net.d"}
     start = "/var/lib/rancher/k3s"
     assert hosts(k3s) == {"bin": f"{start}/data/cni", "net-d": f"{start}/agent/etc/cni/net.d"}
-    assert k3s == usual
+    assert k3s == default
 
 
-def test_kubenets_rows_are_tested():
-    """The page says which test has its table's rows, and that test is there."""
+def test_kubenet_page_names_its_test():
+    """The kubenet page names the test of its table, and that test exists."""
     assert "tests/netns/test_kubenet.py" in PAGES[1].text
     assert (ROOT / "tests" / "netns" / "test_kubenet.py").exists()

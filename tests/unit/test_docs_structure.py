@@ -1,4 +1,4 @@
-"""READMEs describe what is there: the files of each plugin's folder, in a table, and the project on a few screens."""
+"""READMEs are complete and short: a table of files for each plugin's folder, and the project on a few screens."""
 
 from xml.etree import ElementTree
 
@@ -14,21 +14,21 @@ CHARACTER_PX = 7.0  # the average at 13 px
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_folders_readme_lists_its_files(folder):
+def test_readme_of_a_folder_lists_its_files(folder):
     """The table in a plugin's README has one row for each module of its folder, and no other row."""
     (table,) = Document(folder / "README.md").tables()
     listed = [row["file"].strip("`") for row in table]
     assert sorted(listed) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
 
 
-def test_the_readme_is_short():
-    """README has at most 150 lines, so that it is read to its end."""
+def test_readme_is_short():
+    """README has at most 150 lines."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
 @pytest.mark.parametrize("name", ["add", "image"])
-def test_a_figures_texts_fit(name):
-    """No text of a figure ends beyond its right edge, in a font as wide as DejaVu Sans."""
+def test_texts_fit_into_the_figures(name):
+    """No text of a figure extends beyond the right edge, in a font as wide as DejaVu Sans."""
     root = ElementTree.fromstring((ROOT / "docs" / f"{name}.svg").read_text())
     texts = [item for item in root.iter(f"{SVG}text") if item.attrib.get("text-anchor") != "middle"]
     ends = [float(item.attrib["x"]) + CHARACTER_PX * len(item.text or "") for item in texts]

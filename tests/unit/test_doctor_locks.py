@@ -1,4 +1,4 @@
-"""Which process `podwire doctor` names as the holder of a lock."""
+"""The process that `podwire doctor` reports as the holder of a lock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(monkeypatch, tmp_path) -> Node:
     return Node(PLUGINS, {}, str(tmp_path / "net.d"), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
 
 
-TAKER = """
+FORKING_HOLDER = """
 import fcntl, os, subprocess, sys
 fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -39,36 +39,36 @@ os._exit(0)
 """
 
 
-def look(node: Node) -> list[Finding]:
-    """Returns what the check of locks finds."""
+def check_locks(node: Node) -> list[Finding]:
+    """Returns the findings of the check of locks."""
     return [one for check in CHECKS if check.name == "locks" for one in check.run(node)]
 
 
-def test_who_holds_the_lock(node, monkeypatch, tmp_path):
-    """A process that runs for long and holds a store's lock is reported; one that has just started is not."""
+def test_holder_of_a_lock_is_reported(node, monkeypatch, tmp_path):
+    """A process that has been running for long and holds a store's lock is reported, and a new one is not."""
     store = tmp_path / "leases" / "net"
     store.mkdir(parents=True)
     with open(store / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         monkeypatch.setattr(addresses, "_LONG_S", 1e9)
-        assert look(node) == []
+        assert check_locks(node) == []
         monkeypatch.setattr(addresses, "_LONG_S", -1.0)
-        (found,) = look(node)
-    assert (found.name, found.fix) == ("lock-held", f"kill {os.getpid()}")
-    assert look(node) == []
+        (finding,) = check_locks(node)
+    assert (finding.name, finding.fix) == ("lock-held", f"kill {os.getpid()}")
+    assert check_locks(node) == []
 
 
-def test_a_lock_whose_taker_has_ended(node, monkeypatch, tmp_path):
-    """Of iptables-legacy's lock, too, the process that holds it is named, not the zombie that took it."""
+def test_holder_is_not_the_process_that_took_the_lock(node, monkeypatch, tmp_path):
+    """The process that holds the lock of iptables-legacy is reported, not the zombie that took it."""
     path = tmp_path / "xtables.lock"
     monkeypatch.setattr(addresses, "_LONG_S", -1.0)
-    with subprocess.Popen([sys.executable, "-c", TAKER, path], stdout=subprocess.PIPE, text=True) as taker:
-        assert taker.stdout
-        holder = int(taker.stdout.readline())
+    with subprocess.Popen([sys.executable, "-c", FORKING_HOLDER, path], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        holder = int(parent.stdout.readline())
         try:
-            os.waitid(os.P_PID, taker.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
-            (found,) = look(node)
+            os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
+            (finding,) = check_locks(node)
         finally:
             os.kill(holder, signal.SIGKILL)
-    assert (found.subject, found.fix) == ("iptables", f"kill {holder}")
-    assert f"process {holder} (sleep 60) holds {path}" in found.text
+    assert (finding.subject, finding.fix) == ("iptables", f"kill {holder}")
+    assert f"process {holder} (sleep 60) holds {path}" in finding.text

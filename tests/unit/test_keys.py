@@ -1,4 +1,4 @@
-"""Keys in tables and keys in code are the same: neither is believed."""
+"""The keys in the tables are those that the code reads: the tests derive both independently."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ from cni.skel import Plugin
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
 
-# A configuration that makes each parser read all that it can read; several where one key keeps another from being read.
+# Configurations for which each parser reads all of its keys; several if one key excludes another.
 RANGE = {"subnet": "10.1.0.0/16", "rangeStart": "10.1.0.5", "rangeEnd": "10.1.0.9", "gateway": "10.1.0.1"}
 OTHER = {"subnet": "10.2.0.0/16"}
 ROUTES = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1300, "priority": 1, "table": 100, "scope": 0}]
@@ -63,7 +63,7 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "tuning": (SETTINGS, {"args": {"cni": SETTINGS}}),
 }
-# What cni.conf reads of every request, and libcni or the delegating plugin for the others.
+# Keys that cni.conf reads for every plugin, or libcni or the delegating plugin.
 READ_BY_ALL = {
     "name",
     "cniVersion",
@@ -75,8 +75,8 @@ READ_BY_ALL = {
     "ipam.type",
     "args",
 } | {"prevResult"}
-# What a parser must find before it comes to the rest.
-LEAST: dict[str, dict[str, Any]] = {"host-local": OTHER, "static": {}}
+# Keys without which a parser does not read the others.
+REQUIRED: dict[str, dict[str, Any]] = {"host-local": OTHER, "static": {}}
 WRONG_TYPE = re.compile(r"must be (a |an |true or false)")
 VALUES: dict[str, Any] = {
     STRING: "text",
@@ -89,12 +89,24 @@ VALUES: dict[str, Any] = {
     "fraction": 1.5,
 }
 TEXTS = {STRING, IP, CIDR}
-READERS = ("string", "boolean", "integer", "ip", "cidr", "raw", "has", "nested", "section", "string_map", "strings")
+READERS: tuple[str, ...] = (
+    "string",
+    "boolean",
+    "integer",
+    "ip",
+    "cidr",
+    "raw",
+    "has",
+    "nested",
+    "section",
+    "string_map",
+    "strings",
+)
 READERS += ("objects", "object_lists")
 
 
-def read(plugin: Plugin, own: dict[str, Any]) -> None:
-    request = {"name": "net", "cniVersion": "1.0.0", "type": plugin.name, **own}
+def parse_config(plugin: Plugin, config: dict[str, Any]) -> None:
+    request = {"name": "net", "cniVersion": "1.0.0", "type": plugin.name, **config}
     text = gojson.dumps(request).encode()
     args = CmdArgs("ADD", "id", "", "eth0", "", (), {}, text)
     if plugin.parse:
@@ -102,57 +114,59 @@ def read(plugin: Plugin, own: dict[str, Any]) -> None:
 
 
 def paths(keys: tuple[Key, ...], prefix: str = "") -> set[str]:
-    found = set()
+    key_paths = set()
     for key in keys:
-        found |= {prefix + key.name} | paths(key.keys, f"{prefix}{key.name}.")
-    return found
+        key_paths |= {prefix + key.name} | paths(key.keys, f"{prefix}{key.name}.")
+    return key_paths
 
 
-def asked(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Returns the paths of the keys that the plugin's parser asks for, without numbers of elements."""
-    found: set[str] = set()
+def list_read_keys(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Returns the paths of the keys that the plugin's parser reads, without indexes of elements."""
+    read_keys: set[str] = set()
 
-    def noted(reader: Any) -> Any:
-        def read_and_note(self: Fields, key: str, *default: object, **limits: int) -> Any:
-            found.add(re.sub(r"\[\d+\]", "", self.path(key)))
+    def recording(reader: Any) -> Any:
+        def read_and_record(self: Fields, key: str, *default: object, **limits: int) -> Any:
+            read_keys.add(re.sub(r"\[\d+\]", "", self.path(key)))
             return reader(self, key, *default, **limits)
 
-        return read_and_note
+        return read_and_record
 
     for name in READERS:
-        monkeypatch.setattr(Fields, name, noted(getattr(Fields, name)))
-    for own in FULL[plugin.name]:
-        read(plugin, own)
+        monkeypatch.setattr(Fields, name, recording(getattr(Fields, name)))
+    for config in FULL[plugin.name]:
+        parse_config(plugin, config)
     monkeypatch.undo()
-    return found
+    return read_keys
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_plugin_asks_for_the_keys_in_its_table_and_for_no_others(name, monkeypatch):
-    """What a plugin's parser reads of a request is what its table of keys has, and the other way round."""
+def test_parser_reads_exactly_the_keys_of_its_table(name, monkeypatch):
+    """A plugin's parser reads each key of its table, and no other key."""
     plugin = PLUGINS[name]
-    found = asked(plugin, monkeypatch)
+    read_keys = list_read_keys(plugin, monkeypatch)
     listed = paths(plugin.keys)
-    assert found - READ_BY_ALL <= listed
-    assert listed - READ_BY_ALL <= found
+    assert read_keys - READ_BY_ALL <= listed
+    assert listed - READ_BY_ALL <= read_keys
 
 
 @pytest.mark.parametrize("name", sorted(PLUGINS))
-def test_no_key_in_the_source_is_missing_in_the_tables(name):
-    """Each text by which a plugin's source reads a configuration is a key of its table or a common one."""
+def test_every_key_in_the_source_is_in_a_table(name):
+    """Each key in a plugin's source is in its table or a common one."""
     plugin = PLUGINS[name]
     known = {path.rpartition(".")[2] for path in paths((*COMMON, *REQUEST, *plugin.keys))} | {"cni"}
     for path in sorted((ROOT / plugin.cmd_add.__module__.replace(".", "/")).parent.glob("*.py")):
-        if path.name != "backup.py":  # reads a file of its own
+        if path.name != "backup.py":  # reads the backup file, not a configuration
             assert set(literal_keys(path)) <= known, path
 
 
 def literal_keys(path: Path) -> Iterator[str]:
-    """Yields the texts that a source hands to a reader of Fields."""
+    """Yields the string literals that a source passes to readers of Fields."""
     for node in ast.walk(ast.parse(path.read_bytes())):
-        is_reader = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS
-        if is_reader and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-            yield node.args[0].value
+        match node:
+            case ast.Call(func=ast.Attribute(attr=reader), args=[ast.Constant(value=str(key)), *_]) if (
+                reader in READERS
+            ):
+                yield key
 
 
 def leaves(keys: tuple[Key, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Key]]:
@@ -168,22 +182,22 @@ def typed() -> list[Any]:
         for plugin in PLUGINS.values()
         for path, key in leaves(plugin.keys)
         for kind in VALUES
-        if kind not in TEXTS or not TEXTS & set(key.kinds)  # what a text must be like is the parser's to say
+        if kind not in TEXTS or not TEXTS & set(key.kinds)  # the parser checks the content of strings
     ]
 
 
 @pytest.mark.parametrize(("owner", "path", "key", "kind"), typed())
-def test_a_value_is_refused_when_and_only_when_it_is_of_another_type(owner, path, key, kind):
-    """A parser refuses the types of values that the table has not, and for its type no value that it has."""
+def test_value_is_refused_only_for_a_wrong_type(owner, path, key, kind):
+    """A parser refuses a value because of its type exactly if the table does not have that type."""
     value = VALUES[kind]
-    request: dict[str, Any] = {"ipam": {"type": "static", **LEAST[owner.name]}} if owner.name in LEAST else {}
+    request: dict[str, Any] = {"ipam": {"type": "static", **REQUIRED[owner.name]}} if owner.name in REQUIRED else {}
     inner = request
     for name in path[:-1]:
         inner = inner.setdefault(name, {})
     inner[path[-1]] = value
     problem = ""
     try:
-        read(owner, request)
+        parse_config(owner, request)
     except CniError as error:
         problem = error.msg
     refused = f'"{".".join(path)}"' in problem and bool(WRONG_TYPE.search(problem))
@@ -191,24 +205,24 @@ def test_a_value_is_refused_when_and_only_when_it_is_of_another_type(owner, path
 
 
 @pytest.mark.parametrize("name", sorted(PLUGINS))
-def test_choices_are_those_that_the_parser_takes(name, capsys):
-    """Each word that a table allows is taken, and another is refused, or replaced and told of."""
+def test_choices_are_those_that_the_parser_accepts(name, capsys):
+    """A parser accepts each choice of its table, and refuses or replaces another word with a message."""
     plugin = PLUGINS[name]
     for path, key in leaves(plugin.keys):
         for word in (*key.choices, "another") if key.choices else ():
-            own: Any = word
+            config: Any = word
             for part in reversed(path):
-                own = {part: own}
+                config = {part: config}
             problem = ""
             try:
-                read(plugin, {"ipMasq": True, "ipam": {"type": "host-local"}, **own})
+                parse_config(plugin, {"ipMasq": True, "ipam": {"type": "host-local"}, **config})
             except CniError as error:
                 problem = error.msg
             assert bool(problem or capsys.readouterr().err) is (word not in key.choices), (path, word, problem)
 
 
-def test_capabilities_are_the_keys_that_a_runtime_gives():
-    """Each plugin makes use of the capabilities of the conventions, and of no other."""
+def test_capabilities_of_the_plugins():
+    """The plugins use the capabilities of the CNI conventions, and no others."""
     assert {name: plugin.capabilities for name, plugin in PLUGINS.items() if plugin.capabilities} == {
         "bandwidth": ("bandwidth",),
         "bridge": ("mac",),
@@ -219,9 +233,9 @@ def test_capabilities_are_the_keys_that_a_runtime_gives():
     }
 
 
-def test_tables_that_are_united_have_the_keys_of_both():
-    """An interface plugin's configuration and its IPAM plugin's are one object, and so are their tables."""
-    found = paths(merged(PLUGINS["bridge"].keys, PLUGINS["host-local"].keys))
+def test_merged_tables_have_the_keys_of_both():
+    """The merged tables of an interface plugin and its IPAM plugin have the keys of both."""
+    key_paths = paths(merged(PLUGINS["bridge"].keys, PLUGINS["host-local"].keys))
     assert {
         "ipam.type",
         "ipam.ranges.subnet",
@@ -229,4 +243,4 @@ def test_tables_that_are_united_have_the_keys_of_both():
         "runtimeConfig.mac",
         "runtimeConfig.ips",
         "args.cni.ips",
-    } <= found
+    } <= key_paths

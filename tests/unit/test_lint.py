@@ -1,4 +1,4 @@
-"""Each mistake in a network's configuration is told with its severity, its key and its place, and nothing else is."""
+"""Each mistake in a network's configuration is reported with severity, key and text, and nothing else is."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ def ipam(**keys: Any) -> dict[str, Any]:
     return {**BRIDGE, "ipam": {**IPAM, **keys}}
 
 
-# What is written: what is told, each as severity, key and a part of the text.
+# Configuration and findings, each as severity, key and a part of the text.
 MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
-    "nothing": (network(BRIDGE, PORTMAP), []),
+    "correct": (network(BRIDGE, PORTMAP), []),
     # Names of keys
     "unknown key": (network({**BRIDGE, "colour": 1}), [("warning", "plugins[0].colour", "unknown key")]),
     "key of the list": (network({**BRIDGE, "plugins": []}), [("warning", "plugins[0].plugins", "unknown key")]),
@@ -79,7 +79,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network({**BRIDGE, "VLAN": "5"}),
         [("error", "plugins[0].VLAN", "must be an integer"), ("note", "plugins[0].VLAN", "is spelt")],
     ),
-    # What parsers refuse
+    # Errors of parsers
     "vlan": (network({**BRIDGE, "vlan": 5000}), [("error", "plugins[0].vlan", "invalid VLAN ID")]),
     "two refused": (
         network({**BRIDGE, "vlan": 5000, "mtu": 7}),
@@ -154,7 +154,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         [("note", "plugins[0].capabilities.portMappings", "does not use")],
     ),
     "ipam's capability": (network({**BRIDGE, "capabilities": {"ips": True, "mac": True}}), []),
-    # Settings that do nothing
+    # Settings without effect
     "gateway of nothing": (
         network({"type": "bridge", "isGateway": True, "ipMasq": True}),
         [("warning", "plugins[0].isGateway", "does nothing"), ("warning", "plugins[0].ipMasq", "does nothing")],
@@ -248,9 +248,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_its_key_and_nothing_else_is(mistake, tmp_path):
-    """Every mistake of the table is told as it should be, and a correct network of nothing."""
+def test_mistake_is_reported_with_its_key(mistake, tmp_path):
+    """The findings of lint are exactly those of the table."""
     text, expected = MISTAKES[mistake]
-    found = list_findings(lint(tmp_path / "10-net.conflist", text))
-    assert [item[:2] for item in found] == [item[:2] for item in expected], found
-    assert all(part in text for (_, _, text), (_, _, part) in zip(found, expected, strict=True)), found
+    findings = list_findings(lint(tmp_path / "10-net.conflist", text))
+    assert [item[:2] for item in findings] == [item[:2] for item in expected], findings
+    assert all(part in text for (_, _, text), (_, _, part) in zip(findings, expected, strict=True)), findings

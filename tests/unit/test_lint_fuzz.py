@@ -1,4 +1,4 @@
-"""Whatever a file holds, it is checked to its end: findings, never a traceback."""
+"""Any content of a file leads to findings, never to a traceback."""
 
 import io
 import json
@@ -18,20 +18,20 @@ SAMPLES = sorted(
     path for path in (*ROOT.glob("conf/*.conflist"), *ROOT.glob("tests/data/netd/*/*.conf*")) if path.is_file()
 )
 CASES = 30  # for each sample
-OURS = "defect of podwire"
+DEFECT = "defect of podwire"
 
 
 def check(path, data):
-    """Checks one text in every way, and demands what is so of all."""
+    """Checks a text in every way, and asserts what every result must satisfy."""
     path.write_bytes(data)
     page = directory.lint_file(str(path), PLUGINS, ()).files[0]
     lines = data.decode("utf-8", "replace").split("\n")
-    for found in page.findings:
-        assert OURS not in found.text + found.hint, (found, data)
-        assert 1 <= found.line <= len(lines)
-        assert 1 <= found.column <= len(lines[found.line - 1]) + 1
+    for finding in page.findings:
+        assert DEFECT not in finding.text + finding.hint, (finding, data)
+        assert 1 <= finding.line <= len(lines)
+        assert 1 <= finding.column <= len(lines[finding.line - 1]) + 1
     if networks.read_file(str(path)).network is None:
-        assert any(found.severity == "error" for found in page.findings), data
+        assert any(finding.severity == "error" for finding in page.findings), data
     for arguments in (("--json",), ()):
         out = io.StringIO()
         status = cli.run(("lint", "--no-bin-dir", *arguments, str(path.parent)), {}, out, PLUGINS)
@@ -41,16 +41,16 @@ def check(path, data):
             assert json.loads(out.getvalue())["files"][0]["path"] == str(path)
 
 
-def place(factory, name):
-    """Returns a directory that all examples of a test share."""
+def shared_directory(factory, name):
+    """Returns a directory that all examples of a test use."""
     path = factory.getbasetemp() / name
     path.mkdir(exist_ok=True)
     return path
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_no_change_of_a_sample_stops_the_check(sample, tmp_path):
-    """Samples changed at random, as bytes and as JSON, are checked to the end, by fixed seeds."""
+def test_changed_samples_are_checked(sample, tmp_path):
+    """Samples with random changes, as bytes and as JSON, are checked without an exception."""
     text = sample.read_bytes()
     value = mutation.parse(text.decode())
     for number in range(CASES):
@@ -64,9 +64,9 @@ def test_no_change_of_a_sample_stops_the_check(sample, tmp_path):
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_checked(tmp_path_factory, data):
-    """Bytes at random are one finding or more."""
-    check(place(tmp_path_factory, "bytes") / "10-x.conf", data)
+def test_random_bytes_are_checked(tmp_path_factory, data):
+    """Random bytes lead to at least one finding."""
+    check(shared_directory(tmp_path_factory, "bytes") / "10-x.conf", data)
 
 
 JSON = st.recursive(
@@ -86,8 +86,8 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(sorted(PLUGINS)))
-def test_any_value_under_any_key_is_checked(tmp_path_factory, value, kind):
-    """Values of every type at the keys that the checks look at are no surprise."""
+def test_random_values_are_checked(tmp_path_factory, value, kind):
+    """Values of every type under the keys that the checks read are checked without an exception."""
     plugin = {**value, "type": kind} if isinstance(value, dict) else {"type": kind, "ipam": value, "args": value}
     listed = {"cniVersion": "1.0.0", "name": "net", "plugins": [plugin, plugin]}
-    check(place(tmp_path_factory, "values") / "10-x.conflist", json.dumps(listed).encode())
+    check(shared_directory(tmp_path_factory, "values") / "10-x.conflist", json.dumps(listed).encode())

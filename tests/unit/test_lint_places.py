@@ -1,4 +1,4 @@
-"""Where a finding is, what it offers, and which files belong to a network."""
+"""Positions and hints of findings, and the files that belong to a network."""
 
 import json
 
@@ -12,10 +12,12 @@ from tests.support.lint_file import BRIDGE, lint, list_findings, network
 BROKEN = ROOT / "tests/data/netd/broken"
 
 
-def test_places_are_those_in_the_text():
-    """A file full of mistakes: each is told with the line and the column where it stands."""
+def test_positions_of_findings():
+    """Each finding in a file with many mistakes has the line and the column of its key."""
     page = directory.lint_file(str(BROKEN / "10-misspelt.conflist"), PLUGINS, ()).files[0]
-    assert [(found.line, found.column, found.severity, found.key.rpartition(".")[2]) for found in page.findings] == [
+    assert [
+        (finding.line, finding.column, finding.severity, finding.key.rpartition(".")[2]) for finding in page.findings
+    ] == [
         (4, 3, "warning", "disabelCheck"),
         (5, 3, "warning", "ipam"),
         (10, 7, "warning", "isGatway"),
@@ -39,7 +41,7 @@ def test_places_are_those_in_the_text():
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("misspelt", "expected"),
     [
         ("isGatway", "isGateway"),
         ("isdefaultgatway", "isDefaultGateway"),
@@ -51,10 +53,12 @@ def test_places_are_those_in_the_text():
         ("capability", "capabilities"),
     ],
 )
-def test_the_nearest_key_is_offered(written, meant, tmp_path):
-    """A misspelt key is told with the one that is meant."""
-    page = lint(tmp_path / "10-net.conflist", network({**BRIDGE, written: True}))
-    assert [found.hint for found in page.findings if found.key.endswith(written)] == [f'did you mean "{meant}"?']
+def test_similar_key_is_suggested(misspelt, expected, tmp_path):
+    """The hint for a misspelt key suggests the similar known key."""
+    page = lint(tmp_path / "10-net.conflist", network({**BRIDGE, misspelt: True}))
+    assert [finding.hint for finding in page.findings if finding.key.endswith(misspelt)] == [
+        f'did you mean "{expected}"?'
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,28 +75,28 @@ def test_the_nearest_key_is_offered(written, meant, tmp_path):
         ("colour", 1, "it is ignored"),
     ],
 )
-def test_a_hint_says_what_to_write(key, value, hint, tmp_path):
-    """A wrong type comes with the right one, a key in the wrong place with the right place."""
+def test_hint_has_the_correction(key, value, hint, tmp_path):
+    """The hint for a wrong type has the correct type, and for a misplaced key the correct place."""
     page = lint(tmp_path / "10-net.conflist", network({**BRIDGE, key: value}))
-    assert [(found.key, found.hint) for found in page.findings] == [(f"plugins[0].{key}", hint)]
+    assert [(finding.key, finding.hint) for finding in page.findings] == [(f"plugins[0].{key}", hint)]
 
 
-def test_a_number_without_end_is_an_error(tmp_path):
-    """A number that Go cannot read is refused wherever it is."""
+def test_too_large_number_is_an_error(tmp_path):
+    """A number that Go cannot read is an error under any key."""
     text = json.dumps(network({"type": "calico", "x": [0]})).replace("[0]", "[1e999]")
     assert [item[:2] for item in list_findings(lint(tmp_path / "10-net.conflist", text))] == [
         ("error", "plugins[0].x[0]")
     ]
 
 
-def test_a_file_of_another_name_is_checked_and_told_of(tmp_path):
-    """A file that no runtime reads can be checked all the same."""
-    found = list_findings(lint(tmp_path / "net.txt", network(BRIDGE)))
-    assert [item[:2] for item in found] == [("note", "")]
+def test_file_with_an_unread_suffix_is_checked(tmp_path):
+    """A file that no runtime reads can be checked, with a note."""
+    findings = list_findings(lint(tmp_path / "net.txt", network(BRIDGE)))
+    assert [item[:2] for item in findings] == [("note", "")]
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "position"),
     [
         (b"", (1, 1)),
         (b'\xef\xbb\xbf{"name": "a"}', (1, 1)),
@@ -102,47 +106,47 @@ def test_a_file_of_another_name_is_checked_and_told_of(tmp_path):
         (b"[]", (1, 1)),
     ],
 )
-def test_what_is_no_object_is_an_error_with_a_place(text, place, tmp_path):
-    """A file that is no JSON object has one error, where it stops to be one."""
+def test_file_without_an_object_is_an_error(text, position, tmp_path):
+    """A file that is not a JSON object has one error, at the first invalid character."""
     findings = lint(tmp_path / "10-net.conflist", text).findings
-    assert [(found.severity, found.line, found.column) for found in findings] == [("error", *place)]
+    assert [(finding.severity, finding.line, finding.column) for finding in findings] == [("error", *position)]
 
 
-def test_a_name_that_is_there_twice_is_told(tmp_path):
-    """Of two equal names the last counts, which nobody means."""
+def test_repeated_name_is_reported(tmp_path):
+    """A repeated name, of which runtimes use the last, is reported."""
     text = '{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "loopback", "type": "loopback"}]}'
-    assert [found.key for found in lint(tmp_path / "10-net.conflist", text).findings] == ["plugins[0].type"]
+    assert [finding.key for finding in lint(tmp_path / "10-net.conflist", text).findings] == ["plugins[0].type"]
 
 
 @pytest.mark.parametrize("name", ["10-net.conf", "10-net.json"])
-def test_one_plugin_alone_is_checked_like_a_list_of_one(name, tmp_path):
-    """A file with the configuration of one plugin has the network's keys beside the plugin's."""
+def test_single_plugin_is_checked_like_a_list(name, tmp_path):
+    """A file with the configuration of one plugin may also have the keys of a network."""
     alone = {"cniVersion": "1.0.0", "name": "net", **BRIDGE, "colour": 1}
     assert list_findings(lint(tmp_path / name, alone)) == [
         ("warning", "colour", 'unknown key "colour": bridge does not read it')
     ]
-    assert [found[:2] for found in list_findings(lint(tmp_path / name, network(BRIDGE)))] == [("error", "type")]
+    assert [finding[:2] for finding in list_findings(lint(tmp_path / name, network(BRIDGE)))] == [("error", "type")]
 
 
-def test_plugins_beside_a_list_are_checked(tmp_path):
-    """A plugin that stands in NAME/*.conf beside its list belongs to it, and is told of at its own place."""
+def test_drop_in_plugins_are_checked(tmp_path):
+    """A plugin in NAME/*.conf beside its list belongs to the list, and its findings have its own file."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/20-portmap.conf").write_text('{"type": "portmap",\n "backnd": "iptables"}')
     path = tmp_path / "10-net.conflist"
     path.write_text(json.dumps(network(BRIDGE)))
     first, second = directory.lint_file(str(path), PLUGINS, ()).files
     assert list_findings(first) == []
-    assert [(found.line, found.key) for found in second.findings] == [(1, "type"), (2, "backnd")]
+    assert [(finding.line, finding.key) for finding in second.findings] == [(1, "type"), (2, "backnd")]
     path.write_text(json.dumps(network(BRIDGE, loadOnlyInlinedPlugins=True)))
     assert len(directory.lint_file(str(path), PLUGINS, ()).files) == 1
 
 
-def test_a_plugin_that_is_not_installed_is_told(tmp_path):
-    """With a directory of plugins, one that is not in it is a warning, and so is an IPAM plugin."""
+def test_plugin_that_is_not_installed(tmp_path):
+    """With a directory of plugins, a missing plugin or IPAM plugin is a warning."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bridge").touch()
     path = tmp_path / "10-net.conflist"
     path.write_text(json.dumps(network(BRIDGE)))
     page = directory.lint_file(str(path), PLUGINS, (str(tmp_path / "bin"),)).files[0]
-    assert [found.key for found in page.findings] == ["plugins[0].ipam.type"]
+    assert [finding.key for finding in page.findings] == ["plugins[0].ipam.type"]
     assert 'no plugin "host-local" in' in page.findings[0].text

@@ -1,4 +1,4 @@
-"""A reader that knows places takes and refuses what the plain one does, and says where and why."""
+"""The parser with positions accepts and refuses the same texts as gojson, and reports position and reason."""
 
 import json
 from typing import Any
@@ -30,20 +30,20 @@ SNIPPETS += [
 ]
 
 
-def plain(node: Node) -> Any:
-    """Returns the value as gojson has it, duplicates and lone surrogates treated alike."""
+def go_value(node: Node) -> Any:
+    """Returns the value as gojson returns it, with the same handling of duplicates and lone surrogates."""
     if node.members is not None:
-        return gojson._pairs([(scrubbed(item.name), plain(item.node)) for item in node.members])
+        return gojson._pairs([(without_surrogates(item.name), go_value(item.node)) for item in node.members])
     if node.elements is not None:
-        return [plain(item) for item in node.elements]
-    return scrubbed(node.value)
+        return [go_value(item) for item in node.elements]
+    return without_surrogates(node.value)
 
 
-def scrubbed(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
     return gojson._scrub(value)
 
 
-def agree(data: bytes) -> None:
+def assert_same_as_gojson(data: bytes) -> None:
     try:
         expected: Any = gojson.loads(data)
     except ValueError as error:
@@ -55,10 +55,10 @@ def agree(data: bytes) -> None:
         assert positions.position(data, caught.value.offset).column >= 1
         return
     document = positions.parse(data)
-    assert repr(plain(document.root)) == repr(expected)
+    assert repr(go_value(document.root)) == repr(expected)
     for _, node in positions.walk(document.root):
         inner = gojson.loads(document.text[node.start : node.end].encode("utf-8", "replace"))
-        assert repr(inner) == repr(plain(node))
+        assert repr(inner) == repr(go_value(node))
 
 
 @given(st.binary(max_size=60))
@@ -67,36 +67,36 @@ def agree(data: bytes) -> None:
 @example(b"\xef\xbb\xbf{}")
 @example(b'{"a":1,"a":null,"A":2}')
 @example(b'{"a":"\xff"}')
-def test_any_bytes_are_taken_or_refused_as_by_the_plain_reader(data):
-    """Bytes at random are a value to both readers, the same, or to none."""
-    agree(data)
+def test_random_bytes_are_read_as_by_gojson(data):
+    """Random bytes are the same value for both parsers, or an error for both."""
+    assert_same_as_gojson(data)
 
 
 @given(st.lists(st.sampled_from(SNIPPETS), max_size=12))
-def test_pieces_of_json_in_any_order_are_taken_or_refused_as_by_the_plain_reader(pieces):
-    """What nearly is JSON is a value to both readers, the same, or to none."""
-    agree("".join(pieces).encode())
+def test_random_snippets_are_read_as_by_gojson(pieces):
+    """Random sequences of JSON snippets are the same value for both parsers, or an error for both."""
+    assert_same_as_gojson("".join(pieces).encode())
 
 
 @given(VALUES, st.sampled_from([None, 2]), st.data())
-def test_values_and_values_with_a_fault_are_read_alike(value, indent, data):
-    """A JSON text, and one of which a character was removed, replaced or doubled, are read alike."""
+def test_values_with_one_error_are_read_as_by_gojson(value, indent, data):
+    """Both parsers agree on a JSON text, and on the same text with a character removed or replaced."""
     text = json.dumps(value, indent=indent, ensure_ascii=data.draw(st.booleans()))
-    agree(text.encode("utf-8", "replace"))
+    assert_same_as_gojson(text.encode("utf-8", "replace"))
     at = data.draw(st.integers(0, len(text)))
     put = data.draw(st.sampled_from(["", *SNIPPETS]))
-    agree((text[:at] + put + text[at + data.draw(st.integers(0, 2)) :]).encode("utf-8", "replace"))
+    assert_same_as_gojson((text[:at] + put + text[at + data.draw(st.integers(0, 2)) :]).encode("utf-8", "replace"))
 
 
-def test_depth_is_no_limit():
-    """Nesting that the plain reader refuses is read without an end of the stack."""
+def test_nesting_is_unlimited():
+    """Nesting that gojson refuses is parsed without a stack overflow."""
     depth = 100_000
     document = positions.parse(b"[" * depth + b"]" * depth)
     assert document.root.end == 2 * depth
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "problem", "hint"),
+    ("text", "position", "problem", "hint"),
     [
         ("", (1, 1), "the file is empty", ""),
         (" \n", (2, 1), "the file contains only blanks", ""),
@@ -127,17 +127,17 @@ def test_depth_is_no_limit():
         ('{"a": 1}{', (1, 9), "follows the end", ""),
     ],
 )
-def test_what_is_no_json_is_told_with_its_place(text, place, problem, hint):
-    """The usual mistakes are told with line and column, in words of their own."""
+def test_frequent_mistakes_have_position_and_hint(text, position, problem, hint):
+    """Each frequent mistake has its own message and hint, with line and column."""
     with pytest.raises(JsonSyntaxError) as caught:
         positions.parse(text.encode())
-    assert positions.position(text.encode(), caught.value.offset) == place
+    assert positions.position(text.encode(), caught.value.offset) == position
     assert problem in caught.value.problem
     assert hint in caught.value.hint
 
 
-def test_a_path_leads_to_the_place_of_its_name():
-    """Names may have dots, another case and repetitions; what does not exist is not found."""
+def test_path_has_the_position_of_its_name():
+    """A path finds names with dots, in another case and repeated, and returns None for missing ones."""
     text = '{\n "ipam": {"ranges": [[{"subnet": "a"}]]},\n "sysctl": {"net.a": 1},\n "MTU": 1, "mtu": 2}'
     document = positions.parse(text.encode())
 

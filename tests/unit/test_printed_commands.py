@@ -1,4 +1,4 @@
-"""No command that podwire prints, or a page shows, opens an interface that is not podwire's."""
+"""No command in the sources or the documents exposes an interface that is not podwire's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.support.markdown import documents
 from tests.unit.test_docs_messages import FILLED, text_of
 
 ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire")
-OURS = ("cni0", "BRIDGE")  # the bridge of the samples, and what stands for one
+PODWIRE_BRIDGES = ("cni0", "BRIDGE")  # the bridge of the samples, and a placeholder for it
 SUBNETS = ("10.22.0.0/24", "10.26.0.0/16")  # the pods' in the samples
 
-# Where a command for a setting is made of a name: the module, the expression, and why it opens no other interface.
+# Commands for a computed setting: the module, the expression, and the reason why it exposes no other interface.
 SETTINGS = {
     ("attachment/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
     ("attachment/forwarding.py", "name"): "the same",
@@ -40,29 +40,33 @@ def sources() -> list[Path]:
     return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
-def settings() -> Iterator[tuple[str, str]]:
-    """Yields module and argument of each call that makes, or may print, a command for a setting."""
+def list_settings() -> Iterator[tuple[str, str]]:
+    """Yields module and argument of each call that builds, or may print, a command for a setting."""
     for path in sources():
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and called(node) in ("sysctl.command", "sysctl.ensure_or_fail", "command"):
-                if called(node) == "command" and path.name != "sysctl.py":
+            if isinstance(node, ast.Call) and called_name(node) in (
+                "sysctl.command",
+                "sysctl.ensure_or_fail",
+                "command",
+            ):
+                if called_name(node) == "command" and path.name != "sysctl.py":
                     continue
                 yield str(path.relative_to(ROOT)), ast.unparse(node.args[0])
 
 
-def called(node: ast.Call) -> str:
+def called_name(node: ast.Call) -> str:
     return ast.unparse(node.func)
 
 
-def test_every_command_for_a_setting_is_accounted_for():
+def test_every_command_for_a_setting_is_listed():
     """Each place that prints a command for a kernel setting is listed with the reason why it is safe."""
-    assert set(settings()) == set(SETTINGS)
+    assert set(list_settings()) == set(SETTINGS)
 
 
-def test_texts_of_the_sources():
-    """No text in the sources is a command that opens an interface that is not podwire's.
+def test_commands_in_the_sources():
+    """No text in the sources is a command that exposes an interface that is not podwire's.
 
-    What a text is filled with is seen when it is printed: tests/netns/test_printed_commands.py.
+    tests/netns/test_printed_commands.py checks the texts with their values, as printed.
     """
     texts = [
         text_of(node)
@@ -70,14 +74,14 @@ def test_texts_of_the_sources():
         for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.expr)
     ]
-    found = (found for text in texts for found in exposing_commands.commands(text, OURS, SUBNETS))
-    assert [command for command in found if FILLED not in command] == []
+    exposing = (command for text in texts for command in exposing_commands.commands(text, PODWIRE_BRIDGES, SUBNETS))
+    assert [command for command in exposing if FILLED not in command] == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_of_the_documents(path):
-    """No page shows a command that opens an interface that is not podwire's."""
-    assert list(exposing_commands.commands(path.read_text(), OURS, SUBNETS)) == []
+def test_commands_in_the_documents(path):
+    """No page has a command that exposes an interface that is not podwire's."""
+    assert list(exposing_commands.commands(path.read_text(), PODWIRE_BRIDGES, SUBNETS)) == []
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,6 @@ def test_commands_of_the_documents(path):
         "nft insert rule ip filter FORWARD accept",
     ],
 )
-def test_what_opens_is_noticed(text):
-    """Commands that open another interface are recognized."""
-    assert list(exposing_commands.commands(f"set it: {text}; for good", OURS, SUBNETS)) != []
+def test_exposing_commands_are_recognized(text):
+    """Commands that expose another interface are recognized."""
+    assert list(exposing_commands.commands(f"set it: {text}; for good", PODWIRE_BRIDGES, SUBNETS)) != []

@@ -1,4 +1,4 @@
-"""The runner of `make test`: the order of the parts, what a failure stops, the totals, Ctrl-C."""
+"""The runner of `make test`: the order of the parts, failures, totals, Ctrl-C."""
 
 import os
 import signal
@@ -27,14 +27,14 @@ for _ in Schedule([part], 1, start).results(Path(sys.argv[2])):
 """
 
 
-def run(tmp_path, chosen, at_once=4):
+def run(tmp_path, chosen, parallel=4):
     """Runs parts; returns their results by name, in the order in which they ended."""
 
     def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as output:
             return subprocess.Popen(part.command, stdout=output, stderr=output, cwd=tmp_path, start_new_session=True)
 
-    return {result.part.name: result for result in Schedule(chosen, at_once, start).results(tmp_path) if result}
+    return {result.part.name: result for result in Schedule(chosen, parallel, start).results(tmp_path) if result}
 
 
 def shell(name, script, **order):
@@ -42,8 +42,8 @@ def shell(name, script, **order):
     return Part(name, ("sh", "-ec", script), **order)
 
 
-def test_parts_start_after_those_they_depend_on(tmp_path):
-    """A part that another needs, or comes after, has ended when that starts."""
+def test_parts_start_after_their_dependencies(tmp_path):
+    """A part starts after the parts in its `needs` and `after` have ended."""
     chosen = [
         shell("last", "test -e second", after=("second",)),
         shell("second", "test -e first; touch second", needs=("first",)),
@@ -54,8 +54,8 @@ def test_parts_start_after_those_they_depend_on(tmp_path):
     assert all(result.succeeded for result in results.values())
 
 
-def test_a_part_that_fails_stops_only_the_parts_that_need_it(tmp_path):
-    """What needs a failed part is not run, nor what needs that; what only comes after it is run."""
+def test_failed_part_stops_only_parts_that_need_it(tmp_path):
+    """Parts that need a failed part, directly or not, are not run, and parts that only come after it are run."""
     chosen = [
         shell("broken", "exit 3"),
         shell("needs", "true", needs=("broken",)),
@@ -66,21 +66,21 @@ def test_a_part_that_fails_stops_only_the_parts_that_need_it(tmp_path):
     assert status == {"broken": 3, "needs": None, "needs that": None, "after": 0}
 
 
-def test_a_part_that_is_not_run_is_not_waited_for(tmp_path):
-    """A part may be run without the one after which it usually comes."""
+def test_part_does_not_wait_for_a_part_that_is_not_run(tmp_path):
+    """A part is run without a part in its `after` that is not chosen."""
     assert run(tmp_path, [shell("second", "true", after=("first",))])["second"].succeeded
 
 
-def test_no_more_parts_run_in_parallel_than_allowed(tmp_path):
-    """Of three parts two run at once, and the third follows."""
+def test_number_of_parallel_parts_is_limited(tmp_path):
+    """Of three parts with a limit of two, two run in parallel, then the third."""
     script = "touch $$; test $(ls | grep -c '^[0-9]') -le 2; sleep 0.1; rm $$"
-    results = run(tmp_path, [shell(name, script) for name in "abc"], at_once=2)
+    results = run(tmp_path, [shell(name, script) for name in "abc"], parallel=2)
     assert {result.status for result in results.values()} == {0}
 
 
 @pytest.fixture
-def stopped(tmp_path):
-    """A function that sends a signal to a runner with one part, and returns the part's process and its child."""
+def stop_runner(tmp_path):
+    """Returns a function that sends a signal to a runner with one part, and returns the PIDs of part and child."""
 
     def stop(number):
         script = f"sleep 1000 & echo $$ $! >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; wait"
@@ -93,40 +93,41 @@ def stopped(tmp_path):
     return stop
 
 
-def is_gone(pid):
+def has_ended(pid):
     return eventually(lambda: not os.path.exists(f"/proc/{pid}/exe"))
 
 
-def test_ctrl_c_leaves_no_process(stopped):
-    """A part that runs ends with the runner, and so do the processes that it has started."""
-    part, child = stopped(signal.SIGINT)
-    assert is_gone(part)
-    assert is_gone(child)
+def test_ctrl_c_leaves_no_process(stop_runner):
+    """Ctrl-C ends the running part and the processes that it started."""
+    part, child = stop_runner(signal.SIGINT)
+    assert has_ended(part)
+    assert has_ended(child)
 
 
-def test_a_killed_runner_leaves_no_part(stopped):
-    """The process of a part ends also when the runner could not end it."""
-    part, child = stopped(signal.SIGKILL)
+def test_killed_runner_leaves_no_part(stop_runner):
+    """The process of a part ends if the runner is killed."""
+    part, child = stop_runner(signal.SIGKILL)
     os.kill(int(child), signal.SIGKILL)
-    assert is_gone(part)
+    assert has_ended(part)
 
 
-def test_the_parts_name_each_other():
-    """Every part of `make test` has a name of its own and depends on parts that come before it in time."""
+def test_dependencies_of_parts_exist():
+    """Every part of `make test` has a unique name, and the dependencies exist and have no cycle."""
     chosen = parts.everything()
     names = [part.name for part in chosen]
     assert len(set(names)) == len(names)
     assert {name for part in chosen for name in (*part.needs, *part.after)} <= set(names)
-    unordered, ended = list(chosen), set()
+    unordered = list(chosen)
+    finished: set[str] = set()
     while unordered:
-        ready = [part for part in unordered if {*part.needs, *part.after} <= ended]
+        ready = [part for part in unordered if {*part.needs, *part.after} <= finished]
         assert ready, [part.name for part in unordered]
-        ended |= {part.name for part in ready}
-        unordered = [part for part in unordered if part.name not in ended]
+        finished |= {part.name for part in ready}
+        unordered = [part for part in unordered if part.name not in finished]
 
 
-def test_a_named_part_is_run_with_what_it_needs():
-    """A name stands for a part or for all shares of one; the parts that they need are run, too."""
+def test_named_part_is_run_with_its_dependencies():
+    """A name selects a part or all of its shares, with the parts that they need."""
     assert [part.name for part in parts.named(["release"])] == ["test-root", "binaries", "build-arm64", "release"]
     shares = [part.name for part in parts.named(["hard-sample"])]
     assert shares == ["test-root", "binaries", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
@@ -135,13 +136,13 @@ def test_a_named_part_is_run_with_what_it_needs():
 
 
 def test_every_directory_of_tests_is_run():
-    """Each directory with tests is an argument of some part."""
+    """Each directory with tests is an argument of a part."""
     directories = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
     assert directories <= {word for part in parts.everything() for word in part.command}
 
 
-def test_the_total_adds_up_all_parts(tmp_path):
-    """Passed, failed and skipped tests of all reports are one total, and each failure has a line."""
+def test_total_of_all_parts(tmp_path):
+    """The total counts passed, failed and skipped tests of all reports, and each failure has a line."""
     good = Session("1.0", {"t::a": PASSED, "t::b": "no such feature"})
     bad = Session("1.0", {"t::c": FAILED, "t::d": PASSED})
     good.save(tmp_path / "kernels" / "good.json")
@@ -166,6 +167,6 @@ def test_the_total_adds_up_all_parts(tmp_path):
     ]
 
 
-def test_counts_are_readable():
-    """Numbers have separators."""
+def test_counts_have_separators():
+    """Counts have thousands separators."""
     assert str(Counts(12345, 0, 2)) == "12,345 passed, 0 failed, 2 skipped"

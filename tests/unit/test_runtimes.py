@@ -23,7 +23,7 @@ VERSION_3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\n"
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A root file system on which nothing is installed."""
+    """A root file system without runtimes."""
     for name in ("_RUN", "_CONTAINERD", "_CRIO", "_CRIO_MORE", "_PODMAN_CHOICE"):
         monkeypatch.setattr(runtimes, name, f"{tmp_path}{getattr(runtimes, name)}")
     for name in ("_PROGRAM_DIRS", "_PODMAN", "_PODMAN_HELPER_DIRS"):
@@ -40,8 +40,8 @@ def write(host, path, text):
 
 
 @pytest.fixture
-def found(host):
-    """Returns the one runtime that is installed, after its program was."""
+def installed(host):
+    """Returns a function that installs a runtime's program and returns the only installed runtime."""
 
     def find(program):
         write(host, f"usr/bin/{program}", "")
@@ -51,8 +51,8 @@ def found(host):
     return find
 
 
-def test_what_is_not_installed_is_not_mentioned(host):
-    """Settings that `apt remove` has left are no runtime; a program on PATH, or a running one's directory, is."""
+def test_only_installed_runtimes_are_listed(host):
+    """A runtime is installed if its program is on PATH or its run directory exists, not if only settings remain."""
     write(host, "etc/containerd/config.toml", DEBIAN_12)
     write(host, "etc/containers/containers.conf", "")
     assert runtimes.list_installed({"PATH": "relative"}) == ()
@@ -74,50 +74,50 @@ def test_what_is_not_installed_is_not_mentioned(host):
         ("version = 2\nplugins = 1\n[a]\nday = 1979-05-27T07:32:00Z", ("/opt/cni/bin",), "/etc/cni/net.d"),
     ],
 )
-def test_containerd_by_the_version_of_its_file(host, found, text, bin_dirs, conf_dir):
-    """Each version of the file has its own section; one of another version counts for nothing, as in containerd."""
+def test_containerd_section_by_file_version(host, installed, text, bin_dirs, conf_dir):
+    """Only the section for the version of the file is read, as in containerd."""
     if text is not None:
         write(host, "etc/containerd/config.toml", text)
-    one = found("containerd")
+    one = installed("containerd")
     assert (one.bin_dirs, one.conf_dir, one.problem) == (bin_dirs, conf_dir, None)
     assert bool(one.source) == (bin_dirs != ("/opt/cni/bin",))
 
 
-def test_containerd_imports(host, found):
-    """A file that is imported replaces the whole section of the plugin; files import each other without an end."""
+def test_containerd_imports(host, installed):
+    """An imported file replaces the whole section of a plugin, and import cycles end."""
     main = "imports = ['conf.d/*.toml', 'last.toml']\n" + DEBIAN_12
     write(host, "etc/containerd/config.toml", main)
     write(host, "etc/containerd/last.toml", "imports = ['config.toml']")
     write(host, "etc/containerd/conf.d/a.conf", VERSION_3)
-    assert found("containerd").bin_dirs == ("/usr/lib/cni",)
+    assert installed("containerd").bin_dirs == ("/usr/lib/cni",)
     section = '[plugins."io.containerd.grpc.v1.cri"{}]\n'
     write(host, "etc/containerd/conf.d/a.toml", section.format("") + "sandbox_image = 'x'")
-    assert found("containerd").bin_dirs == ("/opt/cni/bin",)
+    assert installed("containerd").bin_dirs == ("/opt/cni/bin",)
     write(host, "etc/containerd/conf.d/b.toml", section.format(".cni") + "bin_dir = '/b'")
-    one = found("containerd")
+    one = installed("containerd")
     assert (one.bin_dirs, one.source) == (("/b",), f"{host}/etc/containerd/conf.d/b.toml")
 
 
-def test_containerd_of_docker(host, found):
-    """Docker's package disables the CRI plugin: that containerd runs no CNI plugins."""
+def test_containerd_of_docker(host, installed):
+    """The containerd of Docker's package, whose CRI plugin is disabled, runs no CNI plugins."""
     write(host, "etc/containerd/config.toml", 'disabled_plugins = ["cri"]')
-    assert "disabled_plugins" in found("containerd").without_cni
+    assert "disabled_plugins" in installed("containerd").without_cni
 
 
-def test_crio(host, found):
+def test_crio(host, installed):
     """Each file of crio.conf.d overrides the keys of those before it."""
-    assert found("crio").bin_dirs == ("/opt/cni/bin",)
+    assert installed("crio").bin_dirs == ("/opt/cni/bin",)
     write(host, "etc/crio/crio.conf", "[crio.network]\nplugin_dirs = ['/a']\nnetwork_dir = '/n/'\n")
     write(
         host, "etc/crio/crio.conf.d/10-x.conf", "[crio.network]\nplugin_dirs = [\n  '/b', # the package's\n  '/c/',\n]"
     )
-    one = found("crio")
+    one = installed("crio")
     assert (one.bin_dirs, one.conf_dir, one.source) == (("/b", "/c"), "/n/", f"{host}/etc/crio/crio.conf.d/10-x.conf")
 
 
-def test_podman(host, found):
-    """The vendor's file, the administrator's, and its drop-ins count, in this order, and only those named *.conf."""
-    usual = found("podman")
+def test_podman(host, installed):
+    """The vendor's file, the administrator's file and its drop-ins named *.conf are read in this order."""
+    usual = installed("podman")
     assert (usual.bin_dirs[-2:], usual.conf_dir, usual.without_cni) == (
         ("/usr/lib/cni", "/opt/cni/bin"),
         "/etc/cni/net.d",
@@ -127,41 +127,41 @@ def test_podman(host, found):
     write(host, "etc/containers/containers.conf.d/1.conf", "[network]\ncni_plugin_dirs = ['/b']\n")
     write(host, "etc/containers/containers.conf.d/2.toml", "[network]\ncni_plugin_dirs = ['/c']\n")
     write(host, "etc/containers/containers.conf", "[network]\ncni_plugin_dirs = ['/d']\nnetwork_config_dir = '/n'\n")
-    one = found("podman")
+    one = installed("podman")
     assert (one.bin_dirs, one.conf_dir) == (("/b",), "/n")
     assert one.source == f"{host}/etc/containers/containers.conf.d/1.conf"
 
 
-def test_podman_s_network_backend(host, found):
-    """Netavark is what a file names, what podman once chose, or what is installed; "cni" in a file comes first."""
+def test_podman_network_backend(host, installed):
+    """The backend is that of a file, else the one that podman chose before, else netavark if installed."""
     write(host, "usr/lib/podman/netavark", "")
-    assert "netavark" in found("podman").without_cni
+    assert "netavark" in installed("podman").without_cni
     write(host, "var/lib/containers/storage/defaultNetworkBackend", "cni")
-    assert found("podman").without_cni == ""
+    assert installed("podman").without_cni == ""
     write(host, "etc/containers/containers.conf", '[network]\nnetwork_backend = "netavark"\n')
-    assert 'network_backend = "netavark"' in found("podman").without_cni
+    assert 'network_backend = "netavark"' in installed("podman").without_cni
     shutil.rmtree(host / "var")
     write(host, "etc/containers/containers.conf", '[network]\nnetwork_backend = "cni"\n')
-    assert found("podman").without_cni == ""
+    assert installed("podman").without_cni == ""
 
 
 @pytest.mark.parametrize(
     ("text", "code"), [("x = ", Code.DECODING_FAILURE), (b"\xff".decode("latin-1") * 2, Code.DECODING_FAILURE)]
 )
 @pytest.mark.parametrize("program", ["containerd", "crio", "podman"])
-def test_settings_that_are_no_toml(host, found, program, text, code):
-    """What cannot be read is a problem that names the file; nothing is guessed."""
+def test_settings_that_are_not_toml(host, installed, program, text, code):
+    """A file that is not TOML is a problem that names the file, and the directories are unknown."""
     for path in ("containerd/config.toml", "crio/crio.conf", "containers/containers.conf"):
         write(host, f"etc/{path}", text)
-    one = found(program)
+    one = installed(program)
     assert one.problem.code == code
     assert f"{host}/etc/" in one.problem.msg
     assert one.bin_dirs == ()
 
 
-def test_where_to_install(tmp_path):
-    """Into the first directory that has one of the files, else the first that is there, else the first."""
-    places = [tmp_path / name for name in ("absent", "present", "taken")]
+def test_install_dir(tmp_path):
+    """The directory is the first that has one of the files, else the first that exists, else the first."""
+    places = [tmp_path / name for name in ("absent", "present", "used")]
     one = runtimes.Runtime("x", tuple(map(str, places)))
     assert one.install_dir(["bridge"]) == str(places[0])
     places[1].mkdir()

@@ -1,4 +1,4 @@
-"""What `podwire install` writes and `uninstall` takes away: whoever may read it, whatever has its name meanwhile."""
+"""Files that `podwire install` writes and `uninstall` removes: their permissions, and files that replaced them."""
 
 import os
 import stat
@@ -13,36 +13,36 @@ from podwire.installing import Directory, Manifest, write_atomically
 
 @pytest.fixture
 def umask():
-    """A function that sets the umask, which is put back."""
+    """Returns a function that sets the umask, and restores it after the test."""
     before = os.umask(0)
     yield os.umask
     os.umask(before)
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o000, 0o644), (0o022, 0o644), (0o077, 0o600)])
-def test_what_is_written_is_for_nobody_else_to_write(tmp_path, umask, mask, mode):
-    """A network, of which root's programs run, is not writable by others where the umask would leave it so."""
+def test_written_file_is_not_writable_by_others(tmp_path, umask, mask, mode):
+    """A written file is not writable by others, whatever the umask."""
     umask(mask)
     write_atomically(str(tmp_path / "file"), b"x")
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
-def test_a_copy_is_read_by_whoever_could_read_it(tmp_path, mode):
-    """What is overwritten is kept with its permissions."""
+def test_copy_keeps_its_permissions(tmp_path, mode):
+    """The copy of an overwritten file has the permissions of that file."""
     path = tmp_path / "10-podwire.conflist"
-    path.write_bytes(b"somebody else's")
+    path.write_bytes(b"foreign")
     path.chmod(mode)
     (tmp_path / "bin").mkdir()
     install._configure(Directory(str(tmp_path / "bin"), ["podwire"]), str(path), b"{}")
     copy = path.with_name(f"{path.name}.podwire-backup")
-    assert (copy.read_bytes(), stat.S_IMODE(copy.stat().st_mode)) == (b"somebody else's", mode)
+    assert (copy.read_bytes(), stat.S_IMODE(copy.stat().st_mode)) == (b"foreign", mode)
     assert path.read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "device", "below a file", "loop"])
-def test_what_has_a_networks_name_since_is_left(tmp_path, kind):
-    """A network's name that is no file any more is told of, and the rest is taken away all the same."""
+def test_uninstall_keeps_other_kinds_of_files(tmp_path, kind):
+    """Uninstall reports a network's path that is no longer a regular file, and removes the rest."""
     path = tmp_path / "net.d"
     if kind == "fifo":
         os.mkfifo(path)
@@ -60,20 +60,20 @@ def test_what_has_a_networks_name_since_is_left(tmp_path, kind):
     directory.note(Manifest([], {str(path): "0", str(tmp_path / "other"): "0"}))
     directory.uninstall("/proc/self/exe")
     assert list((tmp_path / "bin").iterdir()) == []
-    told = [] if kind == "below a file" else [f"left {path}: it was changed since"]
-    assert directory.actions == told
+    actions = [] if kind == "below a file" else [f"left {path}: it was changed since"]
+    assert directory.actions == actions
 
 
 @pytest.mark.parametrize(
     "subnet", ["10.0.0.0/32", "10.0.0.0", "10.0.0.0/31", "fd00::/128", "fe80::%eth0/64", "::ffff:10.0.0.0/120"]
 )
-def test_a_subnet_of_which_no_pod_gets_an_address(subnet):
-    """What host-local would refuse at each pod is refused when it is written."""
+def test_unusable_subnets_are_refused(subnet):
+    """A subnet that host-local would refuse at each ADD is refused when the network is written."""
     with pytest.raises(CniError, match="cannot be a network for pods"):
         default_network.render(default_network.STANDARD, [subnet])
 
 
 @pytest.mark.parametrize("subnet", ["10.0.0.0/30", "fd00::/126"])
-def test_the_smallest_subnets(subnet):
-    """What host-local can allocate from is written."""
+def test_smallest_subnets_are_written(subnet):
+    """The smallest subnets from which host-local can allocate are accepted."""
     assert subnet.encode() in default_network.render(default_network.STANDARD, [subnet])

@@ -1,4 +1,4 @@
-"""Whose the rules of iptables-legacy are, by what its program lists: there is no netlink for them."""
+"""Owners of iptables-legacy rules, read from the listing of its program, since netlink does not list them."""
 
 import pytest
 
@@ -16,7 +16,7 @@ ATTACHMENT = Attachment("cid", "eth0")
 
 
 def listing():
-    """Returns what `-S` prints of both tables, as far as it matters here."""
+    """Returns the relevant lines that `-S` prints for both tables."""
     masquerading, ports = (kind.name("net", "cid") for kind in (MASQUERADE_CHAINS, PORT_CHAINS))
     comments = (quoted(kind.comment("net", "cid")) for kind in (MASQUERADE_CHAINS, PORT_CHAINS))
     first, second = (f"-m comment --comment {comment}" for comment in comments)
@@ -33,28 +33,28 @@ def listing():
 
 @pytest.fixture(autouse=True)
 def legacy(monkeypatch):
-    """Has iptables-legacy made the tables, with the rules above."""
+    """Makes the readers see iptables-legacy tables with the rules above."""
     monkeypatch.setattr(iptables, "get_legacy_families", lambda table: [4])
     monkeypatch.setattr(iptables, "read", lambda families, table, *, legacy: {4: listing()} if legacy else {})
 
 
-def test_masquerade_rules_are_the_container_s():
-    """A jump names its container; of one whose comment was cut only the chain is told."""
+def test_masquerade_rules_name_their_container():
+    """A jump names its container, or only its chain if the comment was cut."""
     named, cut = masquerade.list_legacy_owned_rules()
     assert (named.network, named.container_id) == ("net", "cid")
     assert named.owner_key in masquerade.owner_keys("net", ATTACHMENT)
     assert (cut.container_id, cut.owner_key) == ("", b"CNI-0123456789abcdef01234567")
 
 
-def test_host_ports_are_told_one_by_one():
-    """Each port of an entry is told with its protocol and its container."""
-    found = portmap.list_host_ports_legacy()
-    assert [(item.about, item.container_id) for item in found] == [("8080/tcp", "cid"), ("8081/tcp", "cid")]
-    assert {item.owner_key for item in found} <= set(portmap.owner_keys("net", ATTACHMENT))
+def test_host_ports_are_listed_individually():
+    """Each port of a jump is listed with its protocol and its container."""
+    rules = portmap.list_host_ports_legacy()
+    assert [(item.about, item.container_id) for item in rules] == [("8080/tcp", "cid"), ("8081/tcp", "cid")]
+    assert {item.owner_key for item in rules} <= set(portmap.owner_keys("net", ATTACHMENT))
 
 
 def test_firewall_records_name_the_attachment():
-    """A record of the firewall's tells network, container, interface and address."""
-    (found,) = firewall.list_legacy_owned_rules()
-    assert (found.network, found.container_id, found.ifname, found.about) == ("net", "cid", "eth0", "10.22.0.2")
-    assert found.owner_key in firewall.owner_keys("net", ATTACHMENT)
+    """A record of the firewall plugin names network, container, interface and address."""
+    (rule,) = firewall.list_legacy_owned_rules()
+    assert (rule.network, rule.container_id, rule.ifname, rule.about) == ("net", "cid", "eth0", "10.22.0.2")
+    assert rule.owner_key in firewall.owner_keys("net", ATTACHMENT)

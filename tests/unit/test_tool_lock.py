@@ -1,4 +1,4 @@
-"""Two podwires that change the same directory or namespace."""
+"""Two podwire processes that change the same directory or namespace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cni.errors import CniError
 from podwire.lock import exclusive_lock
 
 
-def test_the_second_podwire_names_the_process_of_the_first(tmp_path):
-    """The second one does not wait; its error names the process that holds the lock."""
+def test_second_process_names_the_holder(tmp_path):
+    """The second process does not wait, and its error names the process that holds the lock."""
     with subprocess.Popen(["flock", tmp_path, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdin
         assert first.stdout

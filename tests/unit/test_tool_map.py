@@ -40,8 +40,8 @@ def boxes(picture):
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 60])
-def test_the_map_has_room_for_all(count):
-    """Every pod has its box, no two overlap, and all are within the picture."""
+def test_boxes_do_not_overlap(count):
+    """Every pod has a box, the boxes do not overlap, and all are within the picture."""
     picture = render(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
     drawn = boxes(picture)
     assert len(drawn) == count + 2
@@ -56,7 +56,7 @@ def test_the_map_has_room_for_all(count):
     assert [f"default/pod-{number}" in texts(picture) for number in range(count)] == [True] * count
 
 
-def test_the_map_shows_what_is_known():
+def test_map_has_all_properties():
     """Node, networks, bridge, addresses, veths, host ports and limits are in the picture."""
     port = HostPort(8080, 80, "tcp", confirmed=False)
     picture = render(
@@ -77,8 +77,8 @@ def test_the_map_shows_what_is_known():
         assert text in texts(picture), text
 
 
-def test_the_leaked_are_red():
-    """A leaked pod's box and the list of leaks have the class that is red, those of running pods have not."""
+def test_leaked_objects_are_red():
+    """The box of a leaked pod and the list of leaks have the red class, and boxes of running pods do not."""
     leak = Leak("veth", "veth9 on cni0", "ip link delete veth9", "net")
     root = ElementTree.fromstring(render(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
     kinds = [item.attrib["class"] for item in root.iter(f"{SVG}rect")]
@@ -88,8 +88,8 @@ def test_the_leaked_are_red():
 
 
 @given(st.text(), st.text())
-def test_any_text_makes_a_picture(name, other):
-    """Whatever names there are, the picture is XML without control characters."""
+def test_random_texts_give_valid_xml(name, other):
+    """For any names the picture is XML without control characters."""
     one = Pod(name, Attachment(other, name), State.OK, pod=other, netns=name, addresses=(other,))
     picture = render(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
     ElementTree.fromstring(picture.encode("utf-8"))
@@ -107,15 +107,15 @@ def test_any_text_makes_a_picture(name, other):
         (4 * 10**12, "4 Tbit/s"),
     ],
 )
-def test_rates_are_for_a_person(bits, text):
-    """A rate is shown in the largest unit that it fills."""
+def test_rates_are_readable(bits, text):
+    """A rate is printed in the largest unit that it reaches."""
     assert format_rate(bits) == text
 
 
-def test_the_document_can_be_written():
-    """All parts of the node stand in the document, and it is JSON."""
+def test_document_is_json():
+    """The document has all parts of the node, and can be written as JSON."""
     port = HostPort(8080, 80, "tcp", "fd00::1", confirmed=True)
-    document = node_of(pod(1, host_ports=(port,)), leaks=(Leak("veth", "veth9", "cure"),)).to_json()
+    document = node_of(pod(1, host_ports=(port,)), leaks=(Leak("veth", "veth9", "fix"),)).to_json()
     again = json.loads(json.dumps(document))
     assert again["attachments"][0]["hostPorts"][0]["hostIP"] == "fd00::1"
     assert str(port) == "[fd00::1]:8080->80/tcp"

@@ -1,4 +1,4 @@
-"""Repairing: what is not tried."""
+"""Attachments that `podwire repair` does not try."""
 
 import json
 
@@ -7,8 +7,8 @@ from podwire import attachments
 from podwire.repairing import FAILED, UNTRIED, Outcome, Part, Repairer
 
 
-def test_a_lock_that_is_not_to_be_had_is_waited_for_once(tmp_path, monkeypatch):
-    """After a plugin has waited in vain for the packet filter's lock, the other attachments are not tried."""
+def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):
+    """After a timeout on the packet filter's lock the other attachments are not tried."""
     (tmp_path / "results").mkdir()
     for number in range(3):
         names = {"networkName": "net", "containerId": f"c{number}", "ifName": "eth0"}
