@@ -136,7 +136,6 @@ ROOMS: tuple[str, ...] = (
     "tests/netns/test_printed_commands.py",
     "tests/netns/test_ptp.py",
     "tests/netns/test_ptp_check_del.py",
-    "tests/netns/test_ptp_leaving.py",
     "tests/netns/test_record.py",
     "tests/netns/test_status.py",
     "tests/netns/test_tool_doctor.py",
