@@ -1,4 +1,4 @@
-"""Exceptions as values, for tests in which success and one kind of failure are both correct.
+"""Exceptions as values.
 
 One rule: only the expected kind of exception is caught.
 """
@@ -18,3 +18,10 @@ def failure_of(call: Callable[[], object], kind: type[Error]) -> Error | None:
     except kind as error:
         return error
     return None
+
+
+def error_of(call: Callable[[], object], kind: type[Error]) -> Error:
+    """Returns the exception of type `kind` that `call` raises; fails when it succeeds."""
+    error = failure_of(call, kind)
+    assert error is not None, "no error"
+    return error

@@ -1,6 +1,7 @@
-"""Our message classes against pyroute2's full ones (kernel.codec): what we lean on when pyroute2 changes.
+"""The message classes of kernel.codec, compared with pyroute2's full classes.
 
-Its full classes know every attribute and take addresses as text; ours know those we use and take bytes.
+The full classes support every attribute and use text for addresses; those of kernel.codec support the attributes that
+podwire uses, and use bytes.
 """
 
 import errno
@@ -17,15 +18,16 @@ from kernel import address, link, route, vlan
 from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
+from kernel.netns import Netns
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from kernel.wire import decode
 from tests.support.binaries import ROOT
 
-# Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
+# Not by an import statement: kernel.codec must replace the package's __init__ before.
 ifinfmsg = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg").ifinfmsg
 ifaddrmsg = importlib.import_module("pyroute2.netlink.rtnl.ifaddrmsg").ifaddrmsg
 rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
-FULL = {LinkMessage: ifinfmsg, VlanMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
+FULL_CLASSES = {LinkMessage: ifinfmsg, VlanMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
 ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
@@ -33,8 +35,11 @@ IPV4, IPV6 = ipaddress.ip_interface("10.22.0.9/16"), ipaddress.ip_interface("fd0
 GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd00:22::1")
 
 
-class FakeNetns:
-    """What link.veth needs of a namespace."""
+class FakeNetns(Netns):
+    """A namespace that only has a descriptor."""
+
+    def __init__(self) -> None:
+        pass
 
     def fileno(self) -> int:
         return 42
@@ -83,7 +88,7 @@ REQUESTS = {
 
 
 def textual(name: str, value: Any) -> Any:
-    """Returns an attribute's value as pyroute2's full classes have it: addresses and states as text."""
+    """Returns an attribute's value in the form of pyroute2's full classes: addresses and states as text."""
     if name == "IFLA_BRIDGE_VLAN_INFO":
         return value
     if isinstance(value, dict):
@@ -97,9 +102,9 @@ def textual(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_requests_are_encoded_as_by_the_full_classes(name):
-    """Each request we build has the same bytes when pyroute2's own class encodes it."""
+    """Each request has the same bytes as when pyroute2's full class encodes it."""
     request = REQUESTS[name]
-    full = FULL[request.kind]()
+    full = FULL_CLASSES[request.kind]()
     full["header"].update({"type": request.type, "flags": request.flags | 1, "sequence_number": 3})
     full.update(request.values)
     full["attrs"] = [(key, textual(key, value)) for key, value in request.attributes]
@@ -109,13 +114,13 @@ def test_requests_are_encoded_as_by_the_full_classes(name):
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_can_be_sent_twice(name):
-    """Encoding a request does not change what it encodes to."""
+    """Encoding a request twice gives the same bytes."""
     request = REQUESTS[name]
     assert request.encode(3) == request.encode(3)
 
 
 def test_per_interface_ipv4_settings():
-    """IFLA_AF_SPEC is nested as the kernel reads it (net/ipv4/devinet.c), which the full class cannot write."""
+    """IFLA_AF_SPEC is nested as the kernel expects it (net/ipv4/devinet.c), which the full class cannot encode."""
     data = link.set_request(ETH0, arp_notify=True).encode(1)
     arp_notify = bytes.fromhex("0800 1600 01000000")  # IPV4_DEVCONF_ARP_NOTIFY is 22 (linux/ip.h)
     inet_conf = bytes.fromhex("0c00 0100") + arp_notify
@@ -123,46 +128,46 @@ def test_per_interface_ipv4_settings():
     assert data[32:] == bytes.fromhex("1400 1a00") + af_inet
 
 
-def compared(kind: type, data: bytes) -> int:
-    """Compares what ours and the full class read from one message; returns the number of attributes compared."""
-    ours, full = decode(kind, data), FULL[kind](data)
+def compare_attributes(kind: type[Any], data: bytes) -> int:
+    """Compares the attributes that both classes decode from a message; returns their number."""
+    decoded, full = decode(kind, data), FULL_CLASSES[kind](data)
     full.decode()
     for field, *_ in kind.fields:
         if field != "__align":
-            assert ours[field] == full[field]
+            assert decoded[field] == full[field]
     known = {name for _, name, _ in kind.nla_map}
     count = 0
-    for name, value in ours["attrs"]:
+    for name, value in decoded["attrs"]:
         if kind is VlanMessage and name == "IFLA_AF_SPEC":
             entries = [attribute.get_attrs("IFLA_BRIDGE_VLAN_INFO") for attribute in (value, full.get_attr(name))]
-            ours_read, full_read = ([(item["flags"], item["vid"]) for item in entry] for entry in entries)
-            assert ours_read == full_read != []
+            decoded_entries, full_entries = ([(item["flags"], item["vid"]) for item in entry] for entry in entries)
+            assert decoded_entries == full_entries != []
             count += 1
         elif name in known and name not in ("IFLA_AF_SPEC", "RTA_METRICS"):
-            assert same(name, value, full.get_attr(name)), name
+            assert is_same(name, value, full.get_attr(name)), name
             count += 1
     return count
 
 
-def same(name: str, ours: Any, full: Any) -> bool:
-    """Tells whether two readings of an attribute agree."""
+def is_same(name: str, decoded: Any, full: Any) -> bool:
+    """Returns whether both classes decode an attribute to the same value."""
     if name == "IFLA_LINKINFO":
         return all(
-            same(inner, ours.get_attr(inner), full.get_attr(inner))
+            is_same(inner, decoded.get_attr(inner), full.get_attr(inner))
             for inner in ("IFLA_INFO_KIND", "IFLA_INFO_SLAVE_KIND", "IFLA_INFO_SLAVE_DATA")
         )
-    if name == "IFLA_INFO_SLAVE_DATA" and ours is not None:
+    if name == "IFLA_INFO_SLAVE_DATA" and decoded is not None:
         return all(
-            ours.get_attr(inner) == full.get_attr(inner) for inner in ("IFLA_BRPORT_MODE", "IFLA_BRPORT_ISOLATED")
+            decoded.get_attr(inner) == full.get_attr(inner) for inner in ("IFLA_BRPORT_MODE", "IFLA_BRPORT_ISOLATED")
         )
-    return bool(textual(name, bytes(ours) if isinstance(ours, (bytes, bytearray)) else ours) == full)
+    return bool(textual(name, bytes(decoded) if isinstance(decoded, (bytes, bytearray)) else decoded) == full)
 
 
 @pytest.mark.parametrize("name", [name for name, request in REQUESTS.items() if request.attributes])
 def test_messages_are_decoded_as_by_the_full_classes(name):
-    """What our classes read from a message is what the full ones read."""
+    """Each message is decoded to the same values as by the full class."""
     request = REQUESTS[name]
-    assert compared(request.kind, request.encode(3)) > 0
+    assert compare_attributes(request.kind, request.encode(3)) > 0
 
 
 @pytest.mark.parametrize(
@@ -170,17 +175,17 @@ def test_messages_are_decoded_as_by_the_full_classes(name):
     [(LinkMessage, link.RTM_GETLINK), (AddressMessage, address.RTM_GETADDR), (RouteMessage, route.RTM_GETROUTE)],
 )
 def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, monkeypatch):
-    """What our classes read from this machine's links, addresses and routes is what the full ones read."""
+    """The machine's links, addresses and routes are decoded to the same values as by the full classes."""
     raw: list[bytes] = []
     monkeypatch.setattr("kernel.rtnl.decode", lambda kind, data: raw.append(bytes(data)))
     with Socket() as socket:
         socket.dump(Request("", kind, number, NLM_F_DUMP))
-    assert sum(compared(kind, data) for data in raw) >= len(raw)
+    assert sum(compare_attributes(kind, data) for data in raw) >= len(raw)
     assert raw or kind is RouteMessage
 
 
 def test_a_links_description():
-    """A link is found by name and by ifindex with its names and numbers; what is not there is None."""
+    """A link is looked up by name and by ifindex with its names and numbers; a missing link is None."""
     with Socket() as socket:
         absent, lo, same_lo = link.get(
             socket, link.by_name_request("no-such-link"), link.by_name_request("lo"), link.by_index_request(1)
@@ -192,7 +197,7 @@ def test_a_links_description():
 
 
 def test_a_refusal_names_the_request():
-    """A refused request says what was being done, with errno and text as Go prints it."""
+    """The error of a refused request has its description, with the errno and its text as Go prints it."""
     with Socket() as socket, pytest.raises(KernelError) as caught:
         socket.get(Request('look up "x"', LinkMessage, link.RTM_GETLINK, 0, {"index": 1 << 30}))
     assert caught.value.errno == errno.ENODEV
@@ -200,8 +205,8 @@ def test_a_refusal_names_the_request():
     assert caught.value.msg == 'failed to look up "x": no such device'
 
 
-def test_only_the_codec_of_pyroute2_is_loaded():
-    """Importing our codec loads neither pyroute2's package nor asyncio, which would cost each start of a plugin."""
+def test_only_the_codec_of_pyroute2_is_imported():
+    """The module kernel.codec imports neither pyroute2's package nor asyncio, which would slow down every start."""
     code = (
         "import sys, kernel.codec as codec; package = sys.modules['pyroute2'];"
         "assert not hasattr(package, 'IPRoute'), package;"

@@ -17,7 +17,7 @@ from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc, Rule
 from kernel.wire import decode
 
-# Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
+# Not by an import statement: kernel.codec must replace the package's __init__ before.
 tcmsg = importlib.import_module("pyroute2.netlink.rtnl.tcmsg").tcmsg
 sched_tbf = importlib.import_module("pyroute2.netlink.rtnl.tcmsg.sched_tbf")
 
@@ -25,7 +25,7 @@ ROOT, INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 BUCKET = Bucket(1_000_000, 1_562_500, 125_000)
 TBF, HTB = Qdisc("tbf", 0x10000), Qdisc("htb", 0x70770000)
 FAST = Bucket(5_000_000_000, 15_625, 126_000_000)
-FOUND = Filter(0x80000800, 0x00010300, 9, True)
+FILTER = Filter(0x80000800, 0x00010300, 9, True)
 
 MIRRED = {"action": 4, "eaction": 1, "ifindex": 9}
 REDIRECT = {
@@ -54,7 +54,7 @@ def u32(*actions, keys=("0x0/0x0+0",), classid=0x10001):
     return {"attrs": options + ([("TCA_U32_ACT", {"attrs": numbered})] if numbered else [])}
 
 
-# Our request, and the full class's fields and attributes.
+# podwire's request, and the fields and attributes for the full class.
 REQUESTS = {
     "token bucket": (
         traffic.create_tbf_request(7, BUCKET),
@@ -88,17 +88,17 @@ REQUESTS = {
         named("u32", options=u32(keys=("0x40000000/0xf0000000+0", "0x0a160000/0xffff0000+12"), classid=0x70770000)),
     ),
     "no filter": (
-        traffic.delete_filter_request(7, FOUND),
+        traffic.delete_filter_request(7, FILTER),
         {"parent": 0xFFFFFFF2, "info": 0x00010300, "handle": 0x80000800},
         named("u32"),
     ),
     "root": (traffic.get_root_request(7), {"parent": ROOT}, []),
-    "place": (traffic.get_ingress_request(7), {"parent": INGRESS}, []),
+    "ingress": (traffic.get_ingress_request(7), {"parent": INGRESS}, []),
 }
 
 
 def full(fields, attributes, *, kind=0, flags=0):
-    """Returns a message as the full class encodes it."""
+    """Returns a message that the full class encodes."""
     message = tcmsg()
     message["header"].update({"type": kind, "flags": flags, "sequence_number": 3})
     message.update({"index": 7, **fields})
@@ -108,15 +108,15 @@ def full(fields, attributes, *, kind=0, flags=0):
 
 
 def flagged(data, *, nested):
-    """Returns a message with the flag NLA_F_NESTED, which the kernel ignores, on the options of an action or not."""
+    """Returns a message with or without the flag NLA_F_NESTED, which the kernel ignores, on an action's options."""
     at = data.find(b"mirred\0\0")
     return data if at < 0 else data[: at + 11] + (b"\x80" if nested else b"\0") + data[at + 12 :]
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_requests_are_encoded_as_by_the_full_class(name, monkeypatch):
-    """Each request has the same bytes when pyroute2's own class encodes it, but for a flag that does not matter."""
-    # It makes a table of times, which kernels since 3.8 do not look at, and notes in the struct how it is to be read.
+    """Each request has the same bytes as when pyroute2's full class encodes it, but for the flag NLA_F_NESTED."""
+    # The full class adds a rate table, which kernels since 3.8 ignore, and describes it in the struct.
     monkeypatch.setattr(sched_tbf.options.tbf_parms, "calc_rtab", lambda *_: None)
     request, fields, attributes = REQUESTS[name]
     expected = full(fields, attributes, kind=request.type, flags=request.flags | 1)
@@ -125,25 +125,25 @@ def test_requests_are_encoded_as_by_the_full_class(name, monkeypatch):
 
 
 def test_rates_beyond_32_bits():
-    """Such a rate is in a separate attribute (TCA_TBF_RATE64), which the full class does not know."""
-    ours, largest = (
+    """A rate beyond 32 bits is in a separate attribute (TCA_TBF_RATE64), which the full class does not support."""
+    data, largest = (
         traffic.create_tbf_request(7, bucket).encode(3) for bucket in (FAST, Bucket(0xFFFFFFFF, FAST.size, FAST.limit))
     )
     rate64 = bytes.fromhex("0c00 0400") + struct.pack("=Q", 5_000_000_000)
-    assert ours[-12:] == rate64
-    assert ours[44:] == largest[44:].replace(bytes.fromhex("2c00 0200"), bytes.fromhex("3800 0200")) + rate64
-    assert len(ours) == len(largest) + 12
+    assert data[-12:] == rate64
+    assert data[44:] == largest[44:].replace(bytes.fromhex("2c00 0200"), bytes.fromhex("3800 0200")) + rate64
+    assert len(data) == len(largest) + 12
 
 
 def test_ingress_has_no_options():
-    """An ingress qdisc is requested with empty options, where the full class can only write a number."""
-    ours = traffic.create_ingress_request(7).encode(3)
-    assert ours[16:36] == struct.pack("=BBHiIII", 0, 0, 0, 7, 0xFFFF0000, INGRESS, 0)
-    assert ours[36:] == bytes.fromhex("0c00 0100") + b"ingress\0" + bytes.fromhex("0400 0200")
+    """An ingress qdisc is requested with empty options, which the full class cannot encode."""
+    data = traffic.create_ingress_request(7).encode(3)
+    assert data[16:36] == struct.pack("=BBHiIII", 0, 0, 0, 7, 0xFFFF0000, INGRESS, 0)
+    assert data[36:] == bytes.fromhex("0c00 0100") + b"ingress\0" + bytes.fromhex("0400 0200")
 
 
 def test_the_filters_of_an_interface_are_requested_by_their_parent():
-    """The request for a list names the interface and where its filters hang."""
+    """The request for a listing names the interface and the parent of its filters."""
     sent = []
 
     class Listener(Socket):
@@ -181,7 +181,7 @@ QDISCS = {
 
 @pytest.mark.parametrize("name", QDISCS)
 def test_qdiscs_are_read(name):
-    """Kind and handle of any qdisc are read, the bucket of a token bucket filter only; ours is known as the shaper."""
+    """Kind and handle of any qdisc are read, the bucket only of a token bucket filter; podwire's is the shaper."""
     data, expected = QDISCS[name]
     root = traffic.qdisc_from_answer(decode(QdiscMessage, data))
     assert root == expected
@@ -189,12 +189,12 @@ def test_qdiscs_are_read(name):
 
 
 def test_no_qdisc():
-    """No answer is no qdisc."""
+    """Without an answer there is no qdisc."""
     assert traffic.qdisc_from_answer(None) is None
 
 
 def filters(*messages):
-    """Returns what is read of an interface's filters, when the kernel answers so."""
+    """Returns the filters that list_filters reads from the kernel's messages."""
 
     class Answering(Socket):
         def __init__(self):
@@ -215,15 +215,15 @@ def action(kind="mirred", **parameters):
 
 TABLE = {"attrs": [("TCA_U32_DIVISOR", 1)]}  # the kernel's message about a u32 table
 FILTERS = {
-    "ours": (u32(action()), 9, True),
-    "the reference's": (u32(action(), action(action=0)), 9, True),
-    "a target that is gone": (u32(action(ifindex=0)), 0, True),
+    "podwire's": (u32(action()), 9, True),
+    "the reference plugin's": (u32(action(), action(action=0)), 9, True),
+    "a deleted target": (u32(action(ifindex=0)), 0, True),
     "a mirror": (u32(action(eaction=2, action=3)), None, True),
-    "to where it came from": (u32(action(eaction=3)), None, True),
+    "to ingress": (u32(action(eaction=3)), None, True),
     "no action": (u32(), None, True),
     "another action first": (u32(action("gact"), action()), None, True),
-    "of some packets": (u32(action(), keys=["0x06000000/0xff000000+8"]), 9, False),
-    "of some packets, by two keys": (u32(action(), keys=["0x0/0x0+0", "0x06000000/0xff000000+8"]), 9, False),
+    "for some packets": (u32(action(), keys=["0x06000000/0xff000000+8"]), 9, False),
+    "for some packets, by two keys": (u32(action(), keys=["0x0/0x0+0", "0x06000000/0xff000000+8"]), 9, False),
 }
 
 
@@ -237,16 +237,16 @@ def test_filters_are_read(name, nested):
     assert filters(data) == [Filter(0x80000800, 0x00010300, target, matches_all)]
 
 
-def test_tables_and_heads_are_no_filters():
-    """Messages about a hash table, or without a filter, are left out; the order is kept."""
+def test_tables_and_heads_are_not_filters():
+    """Messages for hash tables, and without a filter, are skipped; filters are in the kernel's order."""
     head = full({"info": 0x00010300}, named("u32"))
     table = full({"handle": 0x80000000, "info": 0x00010300}, named("u32", options=TABLE))
     first, second = (full({"handle": number, "info": 1}, named("u32", options=u32(action()))) for number in (5, 4))
     assert filters(head, table, first, second) == [Filter(5, 1, 9, True), Filter(4, 1, 9, True)]
 
 
-def test_filters_of_other_kinds_are_known_by_their_options():
-    """Another kind's filter does something that we do not know; without options it is only the head of a list."""
+def test_filters_of_other_kinds_match_everything():
+    """A filter of another kind counts as matching everything; without options it is the head of a list."""
     matchall = named("matchall", options={"attrs": [("TCA_MATCHALL_CLASSID", 1)]})
     other = [("TCA_KIND", "other"), ("TCA_OPTIONS", "0200ffff")]
     messages = [full({"handle": 1, "info": 0x10300}, attributes) for attributes in (matchall, other)]
@@ -255,7 +255,7 @@ def test_filters_of_other_kinds_are_known_by_their_options():
 
 
 def with_structs(data, action_kind="mirred"):
-    """Returns a u32 filter's message whose selector and whose action's parameters are these bytes."""
+    """Returns the message of a u32 filter with `data` as selector and as parameters of the action."""
     action = [("TCA_ACT_KIND", action_kind), ("TCA_ACT_OPTIONS", {"attrs": [("TCA_MIRRED_PARMS", data)]})]
     options = [("TCA_U32_SEL", data), ("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]})]
     request = Request("", FilterMessage, 44, 0, {}, [("TCA_KIND", "u32"), ("TCA_OPTIONS", {"attrs": options})])
@@ -263,7 +263,7 @@ def with_structs(data, action_kind="mirred"):
 
 
 def test_only_mirred_has_a_target():
-    """The same bytes are no target in another action's parameters."""
+    """Parameters of another action than mirred have no target."""
     data = struct.pack("=IIiiiiI", 0, 0, 4, 1, 1, 1, 9)
     for kind, target in (("mirred", 9), ("other", None)):
         (decoded,) = filters(with_structs(data, kind))
@@ -273,10 +273,11 @@ def test_only_mirred_has_a_target():
 @given(st.binary(max_size=80))
 @example(bytes([1, 0, 2]) + bytes(29))
 def test_any_struct_is_read(data):
-    """Whatever the C structs hold, and however short they are, a qdisc and a filter are read."""
+    """A qdisc and a filter are read with any content and length of the C structs."""
     bucket = [("TCA_KIND", "tbf"), ("TCA_OPTIONS", {"attrs": [("TCA_TBF_PARMS", data)]})]
     request = Request("", QdiscMessage, 36, 0, {"index": 7}, bucket)
     root = traffic.qdisc_from_answer(decode(QdiscMessage, request.encode(3)))
+    assert root
     assert (root.bucket is None) == (len(data) < 36)
     (one,) = filters(with_structs(data))
     assert one.target is None or len(data) >= 28

@@ -1,21 +1,23 @@
-"""Connection tracking's messages, compared with pyroute2's full class, and whose flows are taken."""
+"""Connection tracking's messages, compared with pyroute2's full class, and the flows that portmap deletes."""
 
 import importlib
 from ipaddress import ip_address, ip_interface, ip_network
-from types import SimpleNamespace
 
 import pytest
 
+from kernel import route
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack
 from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.nft import NftSocket
+from kernel.rtnl import Request
 from kernel.wire import decode, encode
 from plugins.portmap import conntrack as flows
 from plugins.portmap.spec import HostPorts, PortMapping
 
-# Not by an import statement: kernel.codec must have put its stand-in for the package in place before.
-FULL = importlib.import_module("pyroute2.netlink.nfnetlink.nfctsocket").nfct_msg
+# Not by an import statement: kernel.codec must replace the package's __init__ before.
+FULL_CLASS = importlib.import_module("pyroute2.netlink.nfnetlink.nfctsocket").nfct_msg
 
 IPV4 = Flow(ip_address("198.51.100.7"), 40000, ip_address("192.0.2.1"), 53, 4242)
 IPV6 = Flow(ip_address("2001:db8::7"), 40000, ip_address("2001:db8::1"), 53, 4243, zone=7)
@@ -23,88 +25,88 @@ POD = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 LOCAL = {4: [ip_network("192.0.2.1/32"), ip_network("127.0.0.0/8")], 6: [ip_network("2001:db8::1/128")]}
 
 
-class Recorder:
-    """A socket that notes what it is asked to do."""
+class Recorder(NftSocket):
+    """A socket that records its requests."""
 
     def __init__(self, *answers: bytes) -> None:
-        self.requests: list = []
+        self.requests: list[Request] = []
         self.sends: list[int] = []
         self._answers = answers
 
-    def dump(self, request):
+    def dump(self, request, **_options):
         self.requests.append(request)
         return [decode(request.kind, answer) for answer in self._answers if request.body_filter(answer)]
 
-    def change(self, *requests):
+    def change(self, *requests, **_options):
         self.requests += requests
         self.sends.append(len(requests))
 
 
-def message(entry, protocol=17):
-    """Returns the kernel's message of an entry."""
-    version = entry.source.version
-    ends = [(f"CTA_IP_V{version}_SRC", entry.source.packed), (f"CTA_IP_V{version}_DST", entry.destination.packed)]
+def message(flow, protocol=17):
+    """Returns the kernel's message for a flow."""
+    version = flow.source.version
+    ends = [(f"CTA_IP_V{version}_SRC", flow.source.packed), (f"CTA_IP_V{version}_DST", flow.destination.packed)]
     ports = [
         ("CTA_PROTO_NUM", protocol),
-        ("CTA_PROTO_SRC_PORT", entry.source_port),
-        ("CTA_PROTO_DST_PORT", entry.port),
+        ("CTA_PROTO_SRC_PORT", flow.source_port),
+        ("CTA_PROTO_DST_PORT", flow.port),
     ]
     whole = [("CTA_TUPLE_IP", {"attrs": ends}), ("CTA_TUPLE_PROTO", {"attrs": ports})]
-    attributes = [("CTA_TUPLE_ORIG", {"attrs": whole}), ("CTA_ID", entry.number)]
-    attributes += [("CTA_ZONE", entry.zone)] if entry.zone is not None else []
+    attributes = [("CTA_TUPLE_ORIG", {"attrs": whole}), ("CTA_ID", flow.number)]
+    attributes += [("CTA_ZONE", flow.zone)] if flow.zone is not None else []
     return encode(ConntrackMessage, (0x100, 2, 1), {"family": 2 if version == 4 else 10}, attributes)
 
 
-@pytest.mark.parametrize("entry", [IPV4, IPV6])
-def test_a_deletion_names_the_whole_flow(entry):
-    """The request that deletes a flow names its direction, its number and its zone, as the full class reads them."""
+@pytest.mark.parametrize("flow", [IPV4, IPV6])
+def test_a_deletion_names_the_whole_flow(flow):
+    """The request that deletes a flow has its direction, number and zone, as the full class decodes them."""
     recorder = Recorder()
-    conntrack.delete_flows(recorder, [entry])
+    conntrack.delete_flows(recorder, [flow])
     (request,) = recorder.requests
-    full = FULL(request.encode(3))
+    full = FULL_CLASS(request.encode(3))
     full.decode()
     assert (full["header"]["type"], full["header"]["flags"]) == (0x102, 0x5)
-    assert (full.get_attr("CTA_ID"), full.get_attr("CTA_ZONE")) == (entry.number, entry.zone)
+    assert (full.get_attr("CTA_ID"), full.get_attr("CTA_ZONE")) == (flow.number, flow.zone)
     direction = full.get_attr("CTA_TUPLE_ORIG")
-    version = entry.source.version
-    ends = (f"CTA_IP_V{version}_SRC", str(entry.source)), (f"CTA_IP_V{version}_DST", str(entry.destination))
+    version = flow.source.version
+    ends = (f"CTA_IP_V{version}_SRC", str(flow.source)), (f"CTA_IP_V{version}_DST", str(flow.destination))
     assert list(map(tuple, direction.get_attr("CTA_TUPLE_IP")["attrs"])) == list(ends)
-    ports = ("CTA_PROTO_NUM", 17), ("CTA_PROTO_SRC_PORT", entry.source_port), ("CTA_PROTO_DST_PORT", entry.port)
+    ports = ("CTA_PROTO_NUM", 17), ("CTA_PROTO_SRC_PORT", flow.source_port), ("CTA_PROTO_DST_PORT", flow.port)
     assert list(map(tuple, direction.get_attr("CTA_TUPLE_PROTO")["attrs"])) == list(ports)
 
 
 @pytest.mark.parametrize(("ports", "flags"), [({53}, 0b101000), ({53, 54}, 0b001000)])
-def test_the_filter(ports, flags):
-    """The kernel is asked for UDP flows, and for those of one port when it is one."""
+def test_the_kernel_filters_flows(ports, flags):
+    """The request has a filter for UDP, and for the port if there is only one."""
     recorder = Recorder()
     conntrack.list_udp_flows(recorder, 4, ports)
     (request,) = recorder.requests
-    found = decode(ConntrackMessage, request.encode(1))
-    assert found.get_attr("CTA_FILTER").get_attr("CTA_FILTER_ORIG_FLAGS") == flags
-    asked = found.get_attr("CTA_TUPLE_ORIG").get_attr("CTA_TUPLE_PROTO")
-    assert asked.get_attr("CTA_PROTO_NUM") == 17
-    assert asked.get_attr("CTA_PROTO_DST_PORT") == (53 if len(ports) == 1 else None)
+    message_sent = decode(ConntrackMessage, request.encode(1))
+    assert message_sent.get_attr("CTA_FILTER").get_attr("CTA_FILTER_ORIG_FLAGS") == flags
+    filtered = message_sent.get_attr("CTA_TUPLE_ORIG").get_attr("CTA_TUPLE_PROTO")
+    assert filtered.get_attr("CTA_PROTO_NUM") == 17
+    assert filtered.get_attr("CTA_PROTO_DST_PORT") == (53 if len(ports) == 1 else None)
 
 
-def test_what_an_old_kernel_sends_is_sorted_out_here():
-    """Of all flows of all protocols only those of UDP to the ports are returned."""
-    other = Flow(IPV4.source, 53, IPV4.destination, 5353, 1)  # the port, but where it comes from
+def test_flows_of_old_kernels_are_filtered():
+    """If the kernel sends all flows of all protocols, only UDP flows to the ports are returned."""
+    other = Flow(IPV4.source, 53, IPV4.destination, 5353, 1)  # the port is the source port
     answers = message(IPV4), message(IPV4, protocol=6), message(other), message(IPV6)
     assert conntrack.list_udp_flows(Recorder(*answers), 4, {53}) == [IPV4]
     assert conntrack.list_udp_flows(Recorder(*answers), 6, {53, 54}) == [IPV6]
 
 
 def test_many_flows_are_deleted_in_several_sends():
-    """As many answers as a socket holds are waited for at a time."""
+    """Deletions are sent in batches whose answers fit into a socket's buffer."""
     recorder = Recorder()
     conntrack.delete_flows(recorder, [IPV4] * 250)
     assert recorder.sends == [100, 100, 50]
 
 
 def to(destination, port=53):
-    """Returns a flow to an address of its version."""
-    entry = IPV6 if ":" in destination else IPV4
-    return Flow(entry.source, 40000, ip_address(destination), port, 1)
+    """Returns a flow to an address."""
+    flow = IPV6 if ":" in destination else IPV4
+    return Flow(flow.source, 40000, ip_address(destination), port, 1)
 
 
 FLOWS = [
@@ -113,7 +115,7 @@ FLOWS = [
 
 
 @pytest.mark.parametrize(
-    ("mappings", "addresses", "taken"),
+    ("mappings", "addresses", "deleted"),
     [
         ([PortMapping(53, 80, "udp")], POD, {("192.0.2.1", 53), ("127.0.0.1", 53), ("2001:db8::1", 53)}),
         ([PortMapping(53, 80, "udp")], {4: POD[4]}, {("192.0.2.1", 53), ("127.0.0.1", 53)}),
@@ -129,10 +131,9 @@ FLOWS = [
         ([PortMapping(53, 80, "tcp"), PortMapping(54, 80, "sctp")], POD, set()),
     ],
 )
-def test_whose_flows_are_taken(monkeypatch, mappings, addresses, taken):
-    """Flows to a UDP mapping's address are taken, to the host's own addresses where it has none, and no others."""
-    found = []
-    socket = SimpleNamespace(__enter__=None)
+def test_flows_to_udp_host_ports_are_deleted(monkeypatch, mappings, addresses, deleted):
+    """Flows to a UDP mapping's address are deleted, or to all of the host's addresses if it has none, and no others."""
+    flows_deleted: list[Flow] = []
     monkeypatch.setattr(
         conntrack,
         "list_udp_flows",
@@ -140,29 +141,29 @@ def test_whose_flows_are_taken(monkeypatch, mappings, addresses, taken):
             flow for flow in FLOWS if flow.port in ports and flow.destination.version == version
         ],
     )
-    monkeypatch.setattr(conntrack, "delete_flows", lambda _, entries: found.extend(entries))
-    monkeypatch.setattr(flows.route, "list_local_networks", lambda _, version: LOCAL[version])
-    flows.delete_flows_with(socket, HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
-    assert {(str(flow.destination), flow.port) for flow in found} == taken
+    monkeypatch.setattr(conntrack, "delete_flows", lambda _, entries: flows_deleted.extend(entries))
+    monkeypatch.setattr(route, "list_local_networks", lambda _, version: LOCAL[version])
+    flows.delete_flows_with(Recorder(), HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
+    assert {(str(flow.destination), flow.port) for flow in flows_deleted} == deleted
 
 
-def test_a_failure_is_told_in_one_line(monkeypatch, capsys):
-    """What the kernel refuses is told on stderr and is no error of the verb."""
+def test_a_failure_is_printed_in_one_line(monkeypatch, capsys):
+    """If the kernel refuses a request, the verb prints this to stderr and succeeds."""
 
     def refused(*_):
         raise KernelError("list the tracked UDP flows", 1)
 
     monkeypatch.setattr(conntrack, "list_udp_flows", refused)
-    wanted = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
-    flows.delete_flows_with(None, wanted)
+    host_ports = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
+    flows.delete_flows_with(Recorder(), host_ports)
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
-    flows.delete_flows(wanted)
+    flows.delete_flows(host_ports)
     warning = "podwire: UDP flows may continue to their previous destination"
     expected = f"{warning}: list the tracked UDP flows: operation not permitted"
     assert capsys.readouterr().err.splitlines() == [expected] * 2
 
 
-def test_without_udp_nothing_is_opened(monkeypatch):
-    """Mappings of other protocols cost nothing."""
+def test_without_udp_no_socket_is_opened(monkeypatch):
+    """Mappings of other protocols open no socket."""
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", lambda: pytest.fail("opened"))
     flows.delete_flows(HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "tcp"),), POD))

@@ -1,4 +1,4 @@
-"""The D-Bus conversation (kernel.dbus) with a bus that is none, or breaks off; a real one is in tests/netns."""
+"""D-Bus (kernel.dbus) with peers that are not a bus, or close the connection; tests/netns has a real bus."""
 
 import socket
 import subprocess
@@ -23,12 +23,12 @@ HELLO = (
 
 @pytest.fixture
 def bus(tmp_path, monkeypatch):
-    """A function that starts a bus which says these bytes, each after something came, and then hangs or hangs up."""
+    """A function that starts a peer, which answers received data with these bytes, and then hangs or closes."""
     address = str(tmp_path / "bus")
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"tcp:host=x;unix:path={address}2;unix:guid=1,path={address}")
     monkeypatch.setattr(dbus, "CONVERSATION_S", 0.2)
-    heard = []
-    ends = threading.Event()
+    received = []
+    finished = threading.Event()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
@@ -38,24 +38,24 @@ def bus(tmp_path, monkeypatch):
             connection, _ = listening.accept()
             with connection:
                 for answer in answers:
-                    heard.append(connection.recv(4096))
+                    received.append(connection.recv(4096))
                     connection.sendall(answer)
                 if hangs:
-                    ends.wait(10)
+                    finished.wait(10)
 
         def start(*answers, hangs=False):
             threads.append(threading.Thread(target=serve, args=(answers, hangs)))
             threads[-1].start()
-            return heard
+            return received
 
         yield start
-        ends.set()
+        finished.set()
         for thread in threads:
             thread.join(10)
 
 
 @pytest.mark.parametrize(
-    ("answers", "why"),
+    ("answers", "reason"),
     [
         ((b"REJECTED EXTERNAL\r\n",), "it refuses the connection"),
         ((b"x" * 9000,), "it refuses the connection"),
@@ -63,16 +63,16 @@ def bus(tmp_path, monkeypatch):
         ((OK, b"\0" * 64), "it does not speak D-Bus"),
     ],
 )
-def test_what_is_no_bus(bus, answers, why):
+def test_peers_that_are_not_a_bus(bus, answers, reason):
     """A peer that refuses, closes the connection or speaks another protocol is not a bus; the error has the reason."""
     bus(*answers)
     with pytest.raises(BusError) as caught:
         Bus()
-    assert why in caught.value.msg
+    assert reason in caught.value.msg
 
 
 def test_a_bus_that_hangs(bus):
-    """A bus that says nothing is waited for a limited time: code 11."""
+    """A bus that does not answer in time is an error with code 11."""
     bus(hangs=True)
     with pytest.raises(CniError) as caught:
         Bus()
@@ -80,16 +80,16 @@ def test_a_bus_that_hangs(bus):
 
 
 def test_an_unanswered_call(bus):
-    """A call that the bus does not answer before it hangs up is a reply that says so."""
-    heard = bus(OK, HELLO, b"")
+    """A call without an answer before the bus closes the connection gives a reply with the error NO_REPLY."""
+    received = bus(OK, HELLO, b"")
     with Bus() as bus:
         (reply,) = bus.call(CALL)
     assert reply.error == NO_REPLY
-    assert b"addSource" in heard[-1]
+    assert b"addSource" in received[-1]
 
 
 def test_addresses(monkeypatch):
-    """A bus address is a list; what is no unix socket is passed over, and escaped characters are read."""
+    """A bus address is a list, of which only unix sockets are used; escaped characters are decoded."""
     assert list(dbus._unix_sockets("tcp:host=a;unix:path=/a%20b%C3%a4%zz,guid=1;unix:abstract=c;unix:tmpdir=/x;")) == [
         "/a bä%zz",
         "\0c",
@@ -99,8 +99,8 @@ def test_addresses(monkeypatch):
         Bus()
 
 
-def test_only_the_messages_of_jeepney_are_loaded():
-    """Of jeepney nothing is loaded that waits, has threads or logs: each start of a plugin would pay for that."""
+def test_only_the_messages_of_jeepney_are_imported():
+    """Jeepney's modules for I/O, threads and logging are not imported: they would slow down each start of a plugin."""
     unwanted = {"asyncio", "logging", "threading", "jeepney.io"}
     imports = "import jeepney.auth, jeepney.low_level, jeepney.wrappers"
     code = f"import sys; before = set(sys.modules); {imports}; print({unwanted} & (set(sys.modules) - before))"

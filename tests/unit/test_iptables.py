@@ -1,11 +1,11 @@
-"""Reading and changing rules with the restore programs (kernel.netfilter.iptables), on programs that do as told."""
+"""Reading and changing rules with the restore programs (kernel.netfilter.iptables), with scripts as programs."""
 
 import pytest
 
 from cni.errors import CniError
 from kernel.netfilter import iptables
 from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableError
-from tests.support.errors import failure_of
+from tests.support.errors import error_of
 
 PROGRAM = """#!/bin/sh
 here=${0%/*}
@@ -21,7 +21,7 @@ exit ${1:-0}
 
 
 class Programs:
-    """iptables-restore and ip6tables-restore in one directory; they end with the statuses given, then with 0."""
+    """iptables-restore and ip6tables-restore in one directory; they exit with `exits`, then with 0."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -47,7 +47,7 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """The programs' directory, on PATH; the host's own programs are out of reach."""
+    """The programs' directory, on PATH; the host's programs are not used."""
     monkeypatch.setenv("PATH", f"relative::{tmp_path}/absent:{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setattr(iptables, "_DIRECTORIES", (f"{tmp_path}/bin",))
     return Programs(tmp_path / "bin")
@@ -58,17 +58,17 @@ def apply(lines=("-A INPUT -j ACCEPT",)):
 
 
 def test_chains_are_read_by_one_process(programs):
-    """All chains are asked for in one document, in the C locale, with a bounded wait for the lock."""
+    """One document lists all chains, in the C locale, with a limit for waiting for the lock."""
     programs.install()
     programs.lists("-P POSTROUTING ACCEPT\n-N CNI-x\n")
-    found = iptables.read([4], "nat", ["POSTROUTING", "CNI-x"])
+    listings = iptables.read([4], "nat", ["POSTROUTING", "CNI-x"])
     assert programs.calls() == ["C --noflush --wait 10"]
     assert programs.stdin() == "*nat\n-S POSTROUTING\n-S CNI-x\nCOMMIT\n"
-    assert found == {4: ["-P POSTROUTING ACCEPT", "-N CNI-x", ""]}
+    assert listings == {4: ["-P POSTROUTING ACCEPT", "-N CNI-x", ""]}
 
 
-def test_bytes_that_are_no_text_survive(programs):
-    """A rule whose comment is not UTF-8 is given back to the program byte by byte."""
+def test_invalid_utf8_is_preserved(programs):
+    """A rule with a comment that is not UTF-8 is passed to the program byte by byte."""
     program = programs.install()
     (programs.directory / "listing").write_bytes(
         b'-P POSTROUTING ACCEPT\n-A POSTROUTING -m comment --comment "\xff\xc3" -j x\n'
@@ -78,15 +78,15 @@ def test_bytes_that_are_no_text_survive(programs):
     assert b'--comment "\xff\xc3" -j x\n' in program.with_suffix(".stdin").read_bytes()
 
 
-def test_a_chain_that_is_missing_is_not_listed(programs):
-    """Exit status 1 behind a built-in chain's listing means that the next chain is not there."""
+def test_a_missing_chain_is_not_listed(programs):
+    """Exit status 1 after the listing of a built-in chain means that the next chain is missing."""
     programs.install(4, 1)
     programs.lists("-P POSTROUTING ACCEPT\n")
     assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: ["-P POSTROUTING ACCEPT", ""]}
 
 
 def test_changes_are_one_document_for_each_family(programs):
-    """Each family's lines go to its own program, and a family without lines needs none."""
+    """Each family's lines are passed to its program, and a family without lines needs no program."""
     programs.install(4)
     programs.install(6)
     iptables.apply({4: ["-N a", "-N b"], 6: ["-X c"]}, "nat", "do it")
@@ -98,78 +98,78 @@ def test_changes_are_one_document_for_each_family(programs):
 @pytest.mark.parametrize(
     ("status", "kind"), [(1, RefusedError), (2, LineSyntaxError), (3, UnusableError), (5, CniError)]
 )
-def test_a_failure_tells_what_the_program_said(programs, status, kind):
-    """The message names program, deed and exit status, the details what stood on stderr, in one line."""
+def test_a_failure_has_the_programs_stderr(programs, status, kind):
+    """The message has program, description and exit status; the details have stderr in one line."""
     programs.install(4, status)
-    error = failure_of(apply, CniError)
+    error = error_of(apply, CniError)
     assert type(error) is kind
     assert str(status) in error.msg
     assert "iptables-restore" in error.msg
     assert (error.code, error.details) == (999, "it said")
 
 
-def test_what_a_signal_ended_has_failed(programs):
-    """A program that is killed is no success."""
+def test_a_killed_program_has_failed(programs):
+    """A program that a signal ended is a failure, whose message names the signal."""
     programs.install().write_text("#!/bin/sh\nkill -9 $$\n")
-    assert "signal 9" in failure_of(apply, CniError).msg
+    assert "signal 9" in error_of(apply, CniError).msg
 
 
-def test_a_conflict_is_tried_again(programs):
-    """Exit status 4 at once is iptables-nft losing against another commit: the same lines are tried again."""
+def test_a_conflict_is_retried(programs):
+    """After exit status 4, which iptables-nft returns if another program commits, the same lines are applied again."""
     programs.install(4, 4, 4)
     apply()
     assert len(programs.calls()) == 3
 
 
-def test_only_the_family_in_conflict_is_tried_again(programs):
-    """A family that is done is not done twice: its lines would be refused."""
+def test_only_the_family_with_the_conflict_is_retried(programs):
+    """A family whose lines were applied is not repeated: its lines would be refused."""
     programs.install(4)
     programs.install(6, 4)
     iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it")
     assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
 
 
-def test_a_conflict_without_end_is_an_error(programs):
-    """After ten tries the program's own words are told."""
+def test_a_permanent_conflict_is_an_error(programs):
+    """After ten tries the error has the program's stderr."""
     programs.install().write_text("#!/bin/sh\necho >> $0.calls\necho busy >&2\nexit 4\n")
-    error = failure_of(apply, CniError)
+    error = error_of(apply, CniError)
     assert (error.code, error.details, len(programs.calls())) == (999, "busy", 10)
     assert "exit status 4" in error.msg
 
 
-@pytest.mark.parametrize(("variable", "named"), [(None, "/run/xtables.lock"), ("/x/lock", "/x/lock")])
-def test_a_lock_not_had_is_try_again_later(programs, monkeypatch, variable, named):
-    """When the program waited as long as it may, the code is 11, and the lock's file is named."""
+@pytest.mark.parametrize(("variable", "lock"), [(None, "/run/xtables.lock"), ("/x/lock", "/x/lock")])
+def test_a_lock_that_stays_locked_is_code_11(programs, monkeypatch, variable, lock):
+    """If the program could not lock within its time, the code is 11, and the details name the lock's file."""
     if variable:
         monkeypatch.setenv("XTABLES_LOCKFILE", variable)
     else:
         monkeypatch.delenv("XTABLES_LOCKFILE", raising=False)
     monkeypatch.setattr(iptables, "LOCK_WAIT_S", 1)
     programs.install(4, 4, 4)
-    error = failure_of(apply, CniError)
+    error = error_of(apply, CniError)
     assert (error.code, len(programs.calls())) == (11, 1)
     assert "try again later" in error.msg
-    assert error.details.endswith(f" {named}")
+    assert error.details.endswith(f" {lock}")
 
 
 def test_a_missing_program_makes_a_family_unusable(programs):
-    """The error names the program and where it was looked for, and nothing is run for the other family."""
+    """The error names the program and the searched directories, and no program is run for the other family."""
     programs.install(4)
-    error = failure_of(lambda: iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it"), UnusableError)
+    error = error_of(lambda: iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it"), UnusableError)
     assert error.msg == "ip6tables-restore is not installed"
     assert str(programs.directory) in error.details
     assert programs.calls(4) == []
 
 
 def test_a_program_that_cannot_be_run_makes_a_family_unusable(programs):
-    """A file that is no program is told with the kernel's reason."""
+    """The error for a file that is not a program has the kernel's reason."""
     programs.install().write_bytes(b"\x7fELF")
-    assert "cannot run iptables-restore: Exec format error" in failure_of(apply, UnusableError).msg
+    assert "cannot run iptables-restore: Exec format error" in error_of(apply, UnusableError).msg
 
 
 @pytest.mark.parametrize("path", [None, "", "relative:."])
 def test_without_a_path_the_usual_directories_are_searched(programs, monkeypatch, path, tmp_path):
-    """Runtimes start plugins with hardly any environment, and where they happen to be no program is looked for."""
+    """Without PATH the program is found in the usual directories, and never in the working directory."""
     program = programs.install()
     monkeypatch.chdir(tmp_path)
     (tmp_path / program.name).write_text("#!/bin/sh\nexit 2\n")
@@ -180,24 +180,24 @@ def test_without_a_path_the_usual_directories_are_searched(programs, monkeypatch
     assert (programs.directory / "ran").exists()
 
 
-@pytest.mark.parametrize("said", ["", "rubbish\n", "-N POSTROUTING\n", "-P POSTROUTIN"])
+@pytest.mark.parametrize("listing", ["", "rubbish\n", "-N POSTROUTING\n", "-P POSTROUTIN"])
 @pytest.mark.parametrize("status", [0, 1])
-def test_what_is_no_listing_makes_a_family_unusable(programs, status, said):
-    """A built-in chain can be listed wherever iptables works: without its policy nothing is known."""
-    programs.install().write_text(f"#!/bin/sh\necho no >&2\nprintf -- '{said}'\nexit {status}\n")
-    error = failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
+def test_an_invalid_listing_makes_a_family_unusable(programs, status, listing):
+    """A listing without the policy of a built-in chain makes a family unusable."""
+    programs.install().write_text(f"#!/bin/sh\necho no >&2\nprintf -- '{listing}'\nexit {status}\n")
+    error = error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
     assert error.details == "no"
 
 
 @pytest.mark.parametrize("end", ["exit 2", "exit 3", "kill -9 $$"])
-def test_a_listing_without_its_end_makes_a_family_unusable(programs, end):
-    """Whatever was listed before a program failed or was killed may be a part of it only."""
+def test_a_truncated_listing_makes_a_family_unusable(programs, end):
+    """The listing of a program that failed or was killed may be incomplete and is not used."""
     programs.install().write_text(f"#!/bin/sh\nprintf -- '-P POSTROUTING ACCEPT\n'\n{end}\n")
-    assert failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
+    assert error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
 
 
-def test_legacy_tables_without_a_program_are_told_of(programs, tmp_path, monkeypatch, capfd):
-    """Where iptables-legacy has made a table and no program is left to look at it, a line says so."""
+def test_legacy_tables_without_a_program_are_reported(programs, tmp_path, monkeypatch, capfd):
+    """If iptables-legacy created a table and its program is not installed, stderr names the missing program."""
     names = tmp_path / "names"
     names.write_text("nat\n")
     monkeypatch.setattr(iptables, "_LEGACY_TABLES", {4: str(names), 6: str(tmp_path / "absent")})
@@ -209,7 +209,7 @@ def test_legacy_tables_without_a_program_are_told_of(programs, tmp_path, monkeyp
 
 @pytest.mark.parametrize("host", ["xtables-nft-multi", "xtables-legacy-multi", "wrapper", ""])
 def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
-    """Where the host's program is iptables-nft's, or there is none, the one with "legacy" in its name is run."""
+    """If the host's program is iptables-nft's or missing, the one with "legacy" in its name is run."""
     if host:
         programs.install().rename(programs.directory / host)
         (programs.directory / "iptables-restore").symlink_to(host)
@@ -223,21 +223,21 @@ def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
 
 
 def test_a_failure_names_the_program_of_that_variant(programs):
-    """The error of iptables-legacy has the name of its program."""
+    """The error of iptables-legacy names its program."""
     program = programs.directory / "iptables-legacy-restore"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
-    error = failure_of(lambda: iptables.read([4], "nat", ["POSTROUTING"], legacy=True), UnusableError)
+    error = error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"], legacy=True), UnusableError)
     assert error.msg == "iptables-legacy-restore cannot be used: exit status 3"
 
 
-def test_legacy_tables_that_cannot_be_known_are_looked_for(programs, tmp_path, monkeypatch):
-    """Where the kernel's list is the host's root's (unshare -Urn), the program is asked, but for iptables-nft's."""
+def test_an_unreadable_list_of_legacy_tables(programs, tmp_path, monkeypatch):
+    """If the kernel's list is unreadable, tables may exist unless the host's program is iptables-nft's."""
 
     def denied(path, flags):
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(iptables.os, "open", denied)
+    monkeypatch.setattr("kernel.netfilter.iptables.os.open", denied)
     assert not iptables.has_legacy(4, "nat")
     program = programs.install()
     assert iptables.has_legacy(4, "nat")
@@ -246,8 +246,8 @@ def test_legacy_tables_that_cannot_be_known_are_looked_for(programs, tmp_path, m
     assert not iptables.has_legacy(4, "nat")
 
 
-def test_a_problem_is_told_in_words(programs):
-    """No text when table nat can be listed, else what is missing."""
+def test_get_problem(programs):
+    """The function get_problem returns "" if table nat can be listed, otherwise the reason."""
     assert "not installed" in iptables.get_problem([4])
     programs.install()
     programs.lists("-P POSTROUTING ACCEPT\n")

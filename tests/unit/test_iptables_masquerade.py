@@ -1,5 +1,6 @@
-"""Which rules make and unmake masquerading (attachment.masquerade.iptables), on tables that live in the test."""
+"""The rules that masquerading creates and deletes (attachment.masquerade.iptables), in tables of the test."""
 
+from collections.abc import Callable
 from ipaddress import ip_interface, ip_network
 
 import pytest
@@ -8,20 +9,22 @@ from attachment.masquerade import iptables
 from attachment.masquerade.names import chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.errors import CniError
+from kernel.netfilter import iptables as netfilter_iptables
 from kernel.netfilter.iptables import RefusedError
-from tests.support.errors import failure_of
+from tests.support.errors import error_of
 
 CHAIN = "CNI-f42161b9e0c33131294cdfd7"
 COMMENT = r'-m comment --comment "name: \"goldnet\" id: \"0123abcdef\""'
 
 
 class Tables:
-    """Table nat of both families: chains with their rules, as text."""
+    """The table nat of both families: chains with their rules as text."""
 
     def __init__(self):
-        self.chains = {family: {"POSTROUTING": []} for family in (4, 6)}
-        self.applied = []
-        self.meanwhile = []  # what others do to the table, once each, just before lines are applied
+        self.chains: dict[int, dict[str, list[str]]] = {family: {"POSTROUTING": []} for family in (4, 6)}
+        self.applied: list[str] = []
+        # Actions of other programs, each run once before lines are applied.
+        self.interruptions: list[Callable[[], None]] = []
 
     def get_candidate_families(self, families, table, chain):
         assert table == "nat"
@@ -33,18 +36,18 @@ class Tables:
     def read(self, families, table, chains=(), *, legacy=False):
         return {family: self._listing(family, chains or self.chains[family]) for family in families}
 
-    def apply(self, changes, table, doing, *, legacy=False):
-        if self.meanwhile:
-            self.meanwhile.pop()()
+    def apply(self, changes, table, description, *, legacy=False):
+        if self.interruptions:
+            self.interruptions.pop()()
         for family, lines in changes.items():
             self.applied += lines
             for line in lines:
-                self._do(self.chains[family], line)
+                self._apply_line(self.chains[family], line)
 
     def rules(self, chain=CHAIN, family=4):
-        """Returns the rules of a chain without the comment that all have, None when there is no such chain."""
-        found = self.chains[family].get(chain)
-        return found and [rule.replace(f"{COMMENT} ", "") for rule in found]
+        """Returns the rules of a chain without their common comment, None for a missing chain."""
+        chain_rules = self.chains[family].get(chain)
+        return chain_rules and [rule.replace(f"{COMMENT} ", "") for rule in chain_rules]
 
     def _listing(self, family, chains):
         lines = []
@@ -55,38 +58,38 @@ class Tables:
             lines += [f"-A {chain} {rule}" for rule in self.chains[family][chain]]
         return lines
 
-    def _do(self, chains, line):
+    def _apply_line(self, chains, line):
         command, chain, *rule = line.split(" ", 2)
-        self._demand(command == "-N" or chain in chains)
+        self._require(command == "-N" or chain in chains)
         if command == "-N":
-            self._demand(chain not in chains)
+            self._require(chain not in chains)
             chains[chain] = []
         elif command == "-A":
             chains[chain] += rule
         elif command == "-I":
             chains[chain][:0] = rule
         elif command == "-D":
-            self._demand(rule[0] in chains[chain])
+            self._require(rule[0] in chains[chain])
             chains[chain].remove(rule[0])
         elif command == "-F":
             chains[chain].clear()
         else:
             assert command == "-X"
-            self._demand(not chains[chain] and not any(chain in rule for rules in chains.values() for rule in rules))
+            self._require(not chains[chain] and not any(chain in rule for rules in chains.values() for rule in rules))
             del chains[chain]
 
-    def _demand(self, condition):
+    def _require(self, condition):
         if not condition:
             raise RefusedError(999, "refused")
 
 
 @pytest.fixture
 def tables(monkeypatch):
-    """Empty tables in place of the kernel's."""
-    own = Tables()
+    """Empty tables that replace the kernel's."""
+    empty = Tables()
     for name in ("get_candidate_families", "read", "apply", "get_legacy_families"):
-        monkeypatch.setattr(iptables.iptables, name, getattr(own, name))
-    return own
+        monkeypatch.setattr(netfilter_iptables, name, getattr(empty, name))
+    return empty
 
 
 def pod(*addresses, exempt=(), container_id="0123abcdef", ifname="eth0", network="goldnet"):
@@ -94,13 +97,13 @@ def pod(*addresses, exempt=(), container_id="0123abcdef", ifname="eth0", network
     return Masquerade(network, container_id, ifname, tuple(map(ip_interface, addresses)), networks)
 
 
-def test_the_chain_is_named_as_the_references():
-    """The name is that of the reference's own test."""
+def test_chain_names_equal_the_references():
+    """The chain's name equals that in the reference plugins' tests."""
     assert chain_name("test", "1234") == "CNI-2bbe0c48b91a7d1b8a6753a8"
 
 
 def test_a_pod_gets_a_chain_and_a_jump_in_each_family(tables):
-    """Own subnet and multicast are left as they are, all else is masqueraded."""
+    """Traffic to the pod's subnet and multicast is accepted, all other traffic is masqueraded."""
     iptables.add(pod("10.22.0.2/16", "fd00:22::2/64"))
     assert tables.rules() == ["-d 10.22.0.0/16 -j ACCEPT", "! -d 224.0.0.0/4 -j MASQUERADE"]
     assert tables.rules("POSTROUTING") == [f"-s 10.22.0.2/32 -j {CHAIN}"]
@@ -109,13 +112,13 @@ def test_a_pod_gets_a_chain_and_a_jump_in_each_family(tables):
 
 
 def test_every_rule_has_the_comment(tables):
-    """Each rule names network and container, quoted as iptables lists it."""
+    """Each rule's comment names network and container, quoted as in iptables' listing."""
     iptables.add(pod("10.22.0.2/16"))
     assert all(COMMENT in rule for rules in tables.chains[4].values() for rule in rules)
 
 
-def test_exempt_networks_come_before_the_rest(tables):
-    """Networks of the pod's families are exempt, each once, and everything can be."""
+def test_exempt_networks_precede_the_masquerading(tables):
+    """Each exempt network of the pod's families has one rule; all traffic can be exempt."""
     iptables.add(pod("10.22.0.2/16", "10.22.0.3/16", exempt=("10.0.0.0/8", "fd00::/8", "10.22.0.0/16", "0.0.0.0/0")))
     assert tables.rules() == [
         "-d 10.22.0.0/16 -j ACCEPT",
@@ -128,18 +131,18 @@ def test_exempt_networks_come_before_the_rest(tables):
 
 
 @pytest.mark.parametrize("exempt", [(), ("10.0.0.0/8", "0.0.0.0/0")])
-def test_what_is_there_is_not_written_again(tables, exempt):
+def test_existing_rules_are_not_written_again(tables, exempt):
     """A second ADD with the same addresses applies nothing."""
-    wanted = pod("10.22.0.2/16", "fd00:22::2/64", exempt=exempt)
-    iptables.add(wanted)
+    spec = pod("10.22.0.2/16", "fd00:22::2/64", exempt=exempt)
+    iptables.add(spec)
     tables.applied.clear()
-    iptables.add(wanted)
+    iptables.add(spec)
     assert tables.applied == []
-    iptables.check(wanted)
+    iptables.check(spec)
 
 
 def test_a_second_interface_shares_the_chain(tables):
-    """Its subnet comes before the rest of the traffic, its jump after the first interface's."""
+    """A second interface's subnet precedes the masquerading, and its jump follows the first interface's."""
     iptables.add(pod("10.22.0.2/16"))
     iptables.add(pod("10.23.0.2/16", exempt=("10.0.0.0/8",), ifname="eth1"))
     assert tables.rules() == [
@@ -151,85 +154,85 @@ def test_a_second_interface_shares_the_chain(tables):
     assert tables.rules("POSTROUTING") == [f"-s 10.22.0.2/32 -j {CHAIN}", f"-s 10.23.0.2/32 -j {CHAIN}"]
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_what_is_missing_is_added(tables, lost):
-    """ADD mends a chain from which one rule, or all, have been removed, and CHECK names what was missing."""
-    wanted = pod("10.22.0.2/16", exempt=("10.0.0.0/8",))
-    iptables.add(wanted)
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_missing_rules_are_created(tables, index):
+    """CHECK names a rule that was removed from the chain, and ADD creates it again."""
+    spec = pod("10.22.0.2/16", exempt=("10.0.0.0/8",))
+    iptables.add(spec)
     rules = tables.rules()
-    gone = tables.chains[4][CHAIN].pop(lost)
-    assert gone in failure_of(lambda: iptables.check(wanted), CniError).msg
-    iptables.add(wanted)
+    removed = tables.chains[4][CHAIN].pop(index)
+    assert removed in error_of(lambda: iptables.check(spec), CniError).msg
+    iptables.add(spec)
     assert sorted(tables.rules()) == sorted(rules)
     assert tables.rules()[-1] == rules[-1]
-    iptables.check(wanted)
+    iptables.check(spec)
 
 
-def test_an_exception_behind_the_rest_is_none(tables):
-    """The reference appends a second interface's subnet behind MASQUERADE: for CHECK it is missing, ADD mends it."""
-    wanted = pod("10.22.0.2/16")
-    iptables.add(wanted)
+def test_an_exception_after_the_masquerading_has_no_effect(tables):
+    """An exception after MASQUERADE, as the reference plugins append it, is missing for CHECK, and ADD creates it."""
+    spec = pod("10.22.0.2/16")
+    iptables.add(spec)
     tables.chains[4][CHAIN].reverse()
-    assert "-d 10.22.0.0/16" in failure_of(lambda: iptables.check(wanted), CniError).msg
-    iptables.add(wanted)
-    iptables.check(wanted)
+    assert "-d 10.22.0.0/16" in error_of(lambda: iptables.check(spec), CniError).msg
+    iptables.add(spec)
+    iptables.check(spec)
 
 
 def test_check_names_a_missing_jump_and_a_missing_chain(tables):
-    """Code 999, with the family's tool, so that an operator knows where to look."""
-    wanted = pod("fd00:22::2/64")
-    missing = failure_of(lambda: iptables.check(wanted), CniError)
-    assert (missing.code, missing.msg) == (999, f"masquerade: chain {CHAIN} is missing in table nat (ip6tables)")
-    iptables.add(wanted)
+    """CHECK fails with code 999; the message names the missing object and the family's tool."""
+    spec = pod("fd00:22::2/64")
+    error = error_of(lambda: iptables.check(spec), CniError)
+    assert (error.code, error.msg) == (999, f"masquerade: chain {CHAIN} is missing in table nat (ip6tables)")
+    iptables.add(spec)
     tables.chains[6]["POSTROUTING"].clear()
-    assert "rule -A POSTROUTING -s fd00:22::2/128 " in failure_of(lambda: iptables.check(wanted), CniError).msg
+    assert "rule -A POSTROUTING -s fd00:22::2/128 " in error_of(lambda: iptables.check(spec), CniError).msg
 
 
-def test_deletion_leaves_nothing_of_ours_and_all_of_others(tables):
-    """Chain and jumps go in both families, other rules stay, and a second DEL finds nothing to do."""
+def test_deletion_keeps_rules_of_other_programs(tables):
+    """DEL deletes chain and jumps in both families and keeps other rules; a second DEL changes nothing."""
     foreign = ["-j KUBE-POSTROUTING", f"-s 10.22.0.2/32 {COMMENT} -j CNI-{'0' * 24}", '-m comment --comment "-j " -j X']
     for family in (4, 6):
         tables.chains[family]["POSTROUTING"] += foreign
-    wanted = pod("10.22.0.2/16", "fd00:22::2/64")
-    iptables.add(wanted)
+    spec = pod("10.22.0.2/16", "fd00:22::2/64")
+    iptables.add(spec)
     iptables.delete_legacy(pod())
     assert tables.chains == {family: {"POSTROUTING": foreign} for family in (4, 6)}
     tables.applied.clear()
-    iptables.delete_legacy(wanted)
+    iptables.delete_legacy(spec)
     assert tables.applied == []
 
 
-def test_the_jump_of_old_references_goes(tables):
-    """Before 0.7 a jump named the whole subnet; DEL removes it, unless another interface in the subnet needs it."""
-    wanted = pod("10.22.0.2/16")
-    iptables.add(wanted)
+def test_jumps_of_old_reference_plugins_are_deleted(tables):
+    """DEL deletes a jump that names the subnet (before 0.7), unless another interface in the subnet needs it."""
+    spec = pod("10.22.0.2/16")
+    iptables.add(spec)
     tables.chains[4]["POSTROUTING"] = [f"-s 10.22.0.0/16 {COMMENT} -j {CHAIN}"]
-    iptables.delete_legacy(wanted, others=[ip_interface("10.22.0.3/16")])
+    iptables.delete_legacy(spec, others=[ip_interface("10.22.0.3/16")])
     assert tables.rules("POSTROUTING") == [f"-s 10.22.0.0/16 -j {CHAIN}"]
-    iptables.delete_legacy(wanted, others=[ip_interface("10.23.0.3/16")])
+    iptables.delete_legacy(spec, others=[ip_interface("10.23.0.3/16")])
     assert tables.chains[4] == {"POSTROUTING": []}
 
 
 @pytest.mark.parametrize(
-    ("others", "left"),
+    ("others", "remaining"),
     [
         (["10.22.0.3/16", "fd00:22::7/64"], ["10.22.0.3"]),
-        ([], []),  # the other jump is of a former life, or the sandbox is gone
+        ([], []),  # the container was restarted, or the sandbox no longer exists
         (["10.22.0.2/16", "10.22.0.3/16"], ["10.22.0.2", "10.22.0.3"]),  # a second DEL after another ADD
     ],
 )
-def test_a_chain_goes_with_its_last_interface(tables, others, left):
-    """The jumps of the container's other interfaces stay, with the chain; all others go."""
+def test_the_chain_is_deleted_with_its_last_jump(tables, others, remaining):
+    """DEL keeps the chain and the jumps of the container's other interfaces, and deletes all other jumps."""
     for address in ("10.22.0.2/16", "10.22.0.3/16"):
         iptables.add(pod(address))
     before = tables.rules()
     iptables.delete_legacy(pod("10.22.0.2/16"), others=[ip_interface(item) for item in others])
-    assert tables.rules("POSTROUTING") == [f"-s {address}/32 -j {CHAIN}" for address in left]
-    assert tables.rules() == (before if left else None)
+    assert tables.rules("POSTROUTING") == [f"-s {address}/32 -j {CHAIN}" for address in remaining]
+    assert tables.rules() == (before if remaining else None)
 
 
-def test_gc_removes_what_belongs_to_no_attachment(tables):
-    """Containers without a valid attachment lose chain and jumps, in both families; other networks lose nothing."""
+def test_gc_deletes_rules_of_missing_attachments(tables):
+    """GC deletes chains and jumps of containers without a valid attachment in both families of its network."""
     for number, network in enumerate(("goldnet", "goldnet", "other")):
         iptables.add(pod(f"10.22.0.{number}/16", f"fd00:22::{number}/64", container_id=f"pod{number}", network=network))
     iptables.gc_legacy("goldnet", {chain_name("goldnet", "pod1")})
@@ -238,8 +241,8 @@ def test_gc_removes_what_belongs_to_no_attachment(tables):
         assert tables.chains[family].keys() == {"POSTROUTING", *names}
 
 
-def test_gc_leaves_what_it_cannot_prove(tables, capfd):
-    """A jump whose comment and chain do not agree, or whose comment was cut, stays and is counted on stderr."""
+def test_gc_keeps_unproven_rules(tables, capfd):
+    """A jump whose comment does not match its chain, or is truncated, stays, and stderr reports the number."""
     long = pod("10.22.0.2/16", container_id="x" * 300)
     iptables.add(long)
     tables.chains[4][CHAIN] = []
@@ -252,29 +255,29 @@ def test_gc_leaves_what_it_cannot_prove(tables, capfd):
     assert "1 masquerade rule(s)" in capfd.readouterr().err
 
 
-def test_a_long_comment_is_cut(tables):
-    """The kernel takes 255 bytes; the rules are known again all the same, and go."""
-    wanted = pod("10.22.0.2/16", container_id="x" * 300)
-    iptables.add(wanted)
+def test_a_long_comment_is_truncated(tables):
+    """Comments are truncated to the kernel's 255 bytes, and CHECK and DEL still recognise the rules."""
+    spec = pod("10.22.0.2/16", container_id="x" * 300)
+    iptables.add(spec)
     (jump,) = tables.rules("POSTROUTING")
     comment = jump.partition('--comment "')[2].partition('" -j')[0].replace("\\", "")
     assert comment == ('name: "goldnet" id: "' + "x" * 300)[:255]
-    iptables.check(wanted)
-    iptables.delete_legacy(wanted)
+    iptables.check(spec)
+    iptables.delete_legacy(spec)
     assert tables.chains[4] == {"POSTROUTING": []}
 
 
-def test_what_changed_meanwhile_is_read_again(tables):
-    """When another DEL has been faster, there is nothing left to do; a refusal that stays is an error."""
-    wanted = pod("10.22.0.2/16")
-    iptables.add(wanted)
-    tables.meanwhile.append(lambda: tables.chains.update({4: {"POSTROUTING": []}}))
+def test_a_refused_change_is_retried(tables):
+    """A change that is refused after a parallel DEL is computed again; a permanent refusal is an error."""
+    spec = pod("10.22.0.2/16")
+    iptables.add(spec)
+    tables.interruptions.append(lambda: tables.chains.update({4: {"POSTROUTING": []}}))
     tables.applied.clear()
-    iptables.delete_legacy(wanted)
+    iptables.delete_legacy(spec)
     assert tables.chains[4] == {"POSTROUTING": []}
-    tables.meanwhile.extend([refuse] * 12)
-    assert failure_of(lambda: iptables.add(wanted), RefusedError) is not None
-    assert len(tables.meanwhile) == 2
+    tables.interruptions.extend([refuse] * 12)
+    assert error_of(lambda: iptables.add(spec), RefusedError) is not None
+    assert len(tables.interruptions) == 2
 
 
 def refuse():

@@ -1,9 +1,9 @@
-"""What is told of the tests that ran on several kernels, and what fails such a run."""
+"""The summary of tests that ran on several kernels, and the problems that fail such a run."""
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,7 +17,7 @@ SECOND = Session("2.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": PASSED,
 
 
 class Item(NamedTuple):
-    """A test, as far as it is asked here."""
+    """The attributes of a test that pytest_collection_modifyitems uses."""
 
     nodeid: str
     marker: str = ""
@@ -27,7 +27,7 @@ class Item(NamedTuple):
 
 
 def phase(outcome, reason=""):
-    """Returns what pytest reports of one phase of a test."""
+    """Returns pytest's report of one phase of a test."""
     longrepr = ("file.py", 1, f"Skipped: {reason}") if reason else None
     return SimpleNamespace(
         nodeid="t", failed=outcome == "failed", skipped=outcome == "skipped", longrepr=longrepr, longreprtext=""
@@ -47,7 +47,7 @@ def phase(outcome, reason=""):
     ],
 )
 def test_the_worst_phase_of_a_test_is_its_outcome(tmp_path, phases, outcome):
-    """A failure in set-up, call or tear-down stands, and so does the reason why a test was left out."""
+    """A failure in setup, call or teardown is the outcome, and so is the reason for skipping."""
     recorder = Recorder(tmp_path / "new" / "report.json")
     for report in phases:
         recorder.pytest_runtest_logreport(report)
@@ -56,25 +56,25 @@ def test_the_worst_phase_of_a_test_is_its_outcome(tmp_path, phases, outcome):
 
 
 def test_tests_that_run_somewhere_are_no_problem():
-    """A test may be left out on one kernel when it passes on another."""
+    """A test that was skipped on one kernel and passed on another is not a problem."""
     assert problems([FIRST, SECOND], in_ci=True) == []
 
 
 def test_a_test_that_ran_on_no_kernel_is_a_problem():
-    """A test that every kernel left out is told, with the reason of each."""
+    """A test that was skipped on every kernel is reported with the reasons."""
     nowhere = Session("2.0", {**SECOND.outcomes, "t/test_a.py::two": "no luck"})
     assert ran_nowhere([FIRST, nowhere]) == [f"ran on no kernel: t/test_a.py::two: {LACKS}; no luck"]
 
 
 @pytest.mark.parametrize("name", ["t/test_a.py::one", "t/test_a.py::two"])
 def test_a_test_that_failed_on_one_kernel_is_a_problem(name):
-    """A failure on one kernel counts, whether or not the test passed on the other."""
+    """A failure on one kernel is reported, whether or not the test passed on the other."""
     failed = Session("2.0", {**SECOND.outcomes, name: FAILED})
     assert failures([FIRST, failed]) == [f"failed on 2.0: {name}"]
 
 
-def test_the_summary_tells_what_ran_where():
-    """The table counts by kernel, names the files of tests that ran on one only, and the reasons."""
+def test_the_summary():
+    """The summary has outcomes by kernel, the files of tests that ran on one kernel only, and reasons for skipping."""
     assert summary([FIRST, SECOND]).splitlines() == [
         "kernel                    passed  failed   skipped",
         "1.0                            2       0         1",
@@ -88,50 +88,54 @@ def test_the_summary_tells_what_ran_where():
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "in_ci", "found"),
+    ("outcomes", "in_ci", "expected"),
     [
         ({"one": PASSED, "two": LACKS}, False, []),
         ({"one": FAILED, "two": LACKS}, False, ["failed on 1.0: one"]),
         ({"one": FAILED}, True, ["failed on 1.0: one", "only one kernel was tested: CI must test two"]),
     ],
 )
-def test_one_kernel_is_enough_on_a_laptop_and_not_in_ci(outcomes, in_ci, found):
-    """Where there is no second kernel, what the first lacks stays untested; CI does not accept that."""
-    assert problems([Session("1.0", outcomes)], in_ci=in_ci) == found
+def test_one_kernel_is_not_enough_in_ci(outcomes, in_ci, expected):
+    """Without a second kernel, skipped tests are a problem only in CI."""
+    assert problems([Session("1.0", outcomes)], in_ci=in_ci) == expected
 
 
-def test_both_kinds_of_problem_are_told():
-    """A run over two kernels reports what failed and what ran nowhere."""
-    found = problems([Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"two": LACKS})], in_ci=False)
-    assert [line.partition(":")[0] for line in found] == ["failed on 1.0", "ran on no kernel"]
+def test_both_kinds_of_problems_are_reported():
+    """A run on two kernels reports the tests that failed and those that ran on no kernel."""
+    problem_lines = problems(
+        [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"two": LACKS})], in_ci=False
+    )
+    assert [line.partition(":")[0] for line in problem_lines] == ["failed on 1.0", "ran on no kernel"]
 
 
-def test_shares_of_one_kernel_are_put_together():
-    """Reports of the same kernel count as one, and a failure in any of them stands."""
+def test_shares_of_one_kernel_are_merged():
+    """Reports of the same kernel are merged, with the failures of all."""
     shares = [Session("2.0", {"one": PASSED}), FIRST, Session("2.0", {"two": FAILED})]
     assert by_kernel(shares) == [Session("2.0", {"one": PASSED, "two": FAILED}), FIRST]
 
 
 @pytest.mark.parametrize("of", [1, 2, 3])
 def test_shares_are_all_tests_once(of):
-    """Every test is in exactly one of the shares, whatever their number."""
-    found = []
+    """Every test is in exactly one share, for any number of shares."""
+    selected: list[int] = []
     for number in range(of):
-        items = list(range(10))
-        pytest_collection_modifyitems(SimpleNamespace(getoption={"--share": f"{number}/{of}"}.get), items)
-        found += items
-    assert sorted(found) == list(range(10))
+        items: Any = list(range(10))
+        config: Any = SimpleNamespace(getoption={"--share": f"{number}/{of}"}.get)
+        pytest_collection_modifyitems(config, items)
+        selected += items
+    assert sorted(selected) == list(range(10))
 
 
-def test_what_passed_elsewhere_runs_a_third_again(tmp_path):
-    """Of what passed on another kernel each third runs again, but no crowd; what ran on this one says nothing."""
-    other = {f"o{number}": PASSED for number in range(6)} | {"left out": LACKS, "failed": FAILED}
+def test_a_third_of_the_tests_that_passed_elsewhere_runs(tmp_path):
+    """Each third test that passed on another kernel runs, without crowds; reports of this kernel have no effect."""
+    other = {f"o{number}": PASSED for number in range(6)} | {"skipped": LACKS, "failed": FAILED}
     Session("another", other).save(tmp_path / "first.json")
     Session(os.uname().release, {"new": PASSED, "newer": PASSED, "o1": PASSED}).save(tmp_path / "second.json")
     options = {"--besides": tmp_path, "--share": "0/1"}
-    items = [Item("o1", "crowd"), *map(Item, (*other, "new", "newer"))]
-    pytest_collection_modifyitems(SimpleNamespace(getoption=options.get), items)
-    assert [item.nodeid for item in items] == ["o0", "o3", "left out", "failed", "new", "newer"]
+    items: Any = [Item("o1", "crowd"), *map(Item, (*other, "new", "newer"))]
+    config: Any = SimpleNamespace(getoption=options.get)
+    pytest_collection_modifyitems(config, items)
+    assert [item.nodeid for item in items] == ["o0", "o3", "skipped", "failed", "new", "newer"]
 
 
 def test_no_report_at_all_is_a_failure(tmp_path, capsys):

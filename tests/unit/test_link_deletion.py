@@ -1,6 +1,6 @@
 """The background process that waits for the kernel's answer (kernel/_background.c, kernel.link_deletion).
 
-One rule: the other end of a socket pair is the kernel here, and says what the test wants.
+One rule: the other end of a socket pair plays the kernel, and sends the test's answers.
 """
 
 import errno
@@ -26,14 +26,14 @@ NLMSG_ERROR = 2
 @pytest.fixture
 def pair():
     """Both ends of a socket that preserves message boundaries: the child's, and the kernel's."""
-    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, kernels:
-        yield ours, kernels
+    child_socket, kernel_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with child_socket, kernel_socket:
+        yield child_socket, kernel_socket
 
 
 @pytest.fixture
 def pipe():
-    """A pipe's two ends, closed at the end where the test has not done it."""
+    """The two ends of a pipe, closed after the test."""
     ends = os.pipe()
     yield ends
     for end in ends:
@@ -52,159 +52,159 @@ def status(pid):
 
 
 def children():
-    """Returns our children's process ids: other tests may have left some."""
+    """Returns the process IDs of this process's children, among them those of other tests."""
     return Path("/proc/thread-self/children").read_text()
 
 
 ANSWERS = {
     "done": (answer(0), 0),
     "refused": (answer(-errno.ENODEV), errno.ENODEV),
-    "with everything that a kernel may add": (answer(-errno.EBUSY, rest=bytes(3000)), errno.EBUSY),
+    "with the kernel's additions": (answer(-errno.EBUSY, rest=bytes(3000)), errno.EBUSY),
     "no errno": (answer(5), 255),
     "larger than any": (answer(-256), 255),
     "smaller than any": (answer(-(1 << 31)), 255),
     "another kind": (answer(0, kind=16), errno.EBADMSG),
-    "cut off": (answer(0)[:-1], errno.EBADMSG),
+    "truncated": (answer(0)[:-1], errno.EBADMSG),
     "a header": (answer(0)[:16], errno.EBADMSG),
     "nothing": (b"", errno.EBADMSG),
 }
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_the_status_is_what_was_answered(pair, pipe, name):
-    """The child sends what it was given, and its exit status is the errno in the answer, whatever that is."""
-    ours, kernels = pair
+def test_the_status_is_the_errno_of_the_answer(pair, pipe, name):
+    """The child sends the request, and its exit status is the errno in the answer, EBADMSG for an invalid one."""
+    child_socket, kernel_socket = pair
     data, expected = ANSWERS[name]
-    child = send_in_background(ours.fileno(), REQUEST, pipe[1])
-    assert kernels.recv(100) == REQUEST
-    kernels.send(data)
+    child = send_in_background(child_socket.fileno(), REQUEST, pipe[1])
+    assert kernel_socket.recv(100) == REQUEST
+    kernel_socket.send(data)
     assert status(child) == expected
 
 
-def test_nobody_answers(pair, pipe):
-    """Without a socket, or without a peer, the status is the errno of the failure."""
-    ours, kernels = pair
+def test_without_a_peer(pair, pipe):
+    """Without a socket or a peer, the exit status is the errno of the failure."""
+    child_socket, kernel_socket = pair
     assert status(send_in_background(pipe[0], REQUEST, pipe[1])) == errno.ENOTSOCK
-    kernels.close()
-    assert status(send_in_background(ours.fileno(), REQUEST, pipe[1])) == errno.EPIPE
+    kernel_socket.close()
+    assert status(send_in_background(child_socket.fileno(), REQUEST, pipe[1])) == errno.EPIPE
 
 
 @pytest.mark.parametrize("socket_first", [True, False])
-def test_the_child_holds_nothing_but_what_it_needs(pair, pipe, socket_first):
-    """What we had open is closed in the child at once, whichever numbers it has; the report ends with the child."""
-    ours, kernels = pair
+def test_the_child_closes_all_other_descriptors(pair, pipe, socket_first):
+    """The child closes all inherited descriptors but socket and report; the report is closed when the child ends."""
+    child_socket, kernel_socket = pair
     report, ending = pipe
     if socket_first:
         ending = os.dup2(ending, 700)
         os.close(pipe[1])
     foreign, held = os.pipe()
     beyond = os.dup2(held, 900)
-    child = send_in_background(ours.fileno(), REQUEST, ending)
+    child = send_in_background(child_socket.fileno(), REQUEST, ending)
     for descriptor in (held, beyond, ending):
         os.close(descriptor)
-    assert kernels.recv(100) == REQUEST
-    ours.close()
+    assert kernel_socket.recv(100) == REQUEST
+    child_socket.close()
     assert os.read(foreign, 1) == b""  # no other process has it open
     os.close(foreign)
     assert wait_readable([report], 0.05) == []
-    kernels.send(answer(0))
+    kernel_socket.send(answer(0))
     assert os.read(report, 1) == b""
     assert status(child) == 0
 
 
-def test_it_outlives_its_parent(pair, pipe):
-    """The child goes on when the process has ended whose memory it shares, and no signal but SIGKILL stops it."""
-    ours, kernels = pair
+def test_the_child_outlives_its_parent(pair, pipe):
+    """The child continues when its parent, whose memory it shares, ends, and ignores all signals but SIGKILL."""
+    child_socket, kernel_socket = pair
     report, ending = pipe
-    asking = os.fork()
-    if asking == 0:
-        child = send_in_background(ours.fileno(), REQUEST, ending)
+    parent = os.fork()
+    if parent == 0:
+        child = send_in_background(child_socket.fileno(), REQUEST, ending)
         os.write(ending, struct.pack("=i", child))
         os._exit(0)
     os.close(ending)
-    ours.close()
-    assert status(asking) == 0
+    child_socket.close()
+    assert status(parent) == 0
     (child,) = struct.unpack("=i", os.read(report, 4))
-    assert kernels.recv(100) == REQUEST
+    assert kernel_socket.recv(100) == REQUEST
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         os.kill(child, number)
     assert wait_readable([report], 0.05) == []
-    kernels.send(answer(0))
+    kernel_socket.send(answer(0))
     assert os.read(report, 1) == b""
 
 
-def test_our_signals_and_errors_are_as_before(pair, pipe):
-    """The signals that we hold back are ours alone, and what the child meets is no error of ours."""
-    ours, kernels = pair
+def test_the_parents_signal_mask_is_restored(pair, pipe):
+    """Starting the child does not change the parent's signal mask."""
+    child_socket, kernel_socket = pair
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    child = send_in_background(ours.fileno(), REQUEST, pipe[1])
+    child = send_in_background(child_socket.fileno(), REQUEST, pipe[1])
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-    kernels.send(answer(0))
+    kernel_socket.send(answer(0))
     assert status(child) == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((-1, REQUEST, 1), "not a descriptor: -1"),
         ((0, REQUEST, -2), "not a descriptor: -2"),
         ((0, bytes(1025), 1), "1025"),
     ],
 )
-def test_what_is_no_errand(arguments, said):
-    """What cannot be a descriptor, or has no room, is refused before anything is started."""
+def test_invalid_arguments_of_send_in_background(arguments, message):
+    """Invalid descriptors and too long requests are refused before a process is started."""
     before = children()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         send_in_background(*arguments)
     assert children() == before
 
 
 def test_the_largest_request(pair, pipe):
-    """A request may fill its room."""
-    ours, kernels = pair
+    """A request may have the maximum of 1024 bytes."""
+    child_socket, kernel_socket = pair
     largest = bytes(range(256)) * 4
-    child = send_in_background(ours.fileno(), largest, pipe[1])
-    assert kernels.recv(2000) == largest
-    kernels.send(answer(0))
+    child = send_in_background(child_socket.fileno(), largest, pipe[1])
+    assert kernel_socket.recv(2000) == largest
+    kernel_socket.send(answer(0))
     assert status(child) == 0
 
 
-def test_many_at_once(pair, pipe):
-    """Each child has a stack of its own."""
-    ours, kernels = pair
-    children = [send_in_background(ours.fileno(), bytes([number]), pipe[1]) for number in range(50)]
-    assert {kernels.recv(10) for _ in children} == {bytes([number]) for number in range(50)}
+def test_many_children(pair, pipe):
+    """Fifty children at the same time all succeed, since each has a separate stack."""
+    child_socket, kernel_socket = pair
+    children = [send_in_background(child_socket.fileno(), bytes([number]), pipe[1]) for number in range(50)]
+    assert {kernel_socket.recv(10) for _ in children} == {bytes([number]) for number in range(50)}
     for _ in children:
-        kernels.send(answer(0))
+        kernel_socket.send(answer(0))
     assert [status(child) for child in children] == [0] * 50
 
 
-def test_a_socket_is_closed_last_of_all(pair, pipe):
-    """The child closes the socket, and what else it inherited before, a pause after the pipe has ended."""
-    ours, kernels = pair
+def test_close_in_background(pair, pipe):
+    """The child closes other descriptors first, and the socket a pause after the pipe was closed."""
+    child_socket, kernel_socket = pair
     ended, writable = pipe
     foreign, held = os.pipe()
-    child = close_in_background(ours.fileno(), ended, 50_000)
+    child = close_in_background(child_socket.fileno(), ended, 50_000)
     os.close(held)
-    ours.close()
+    child_socket.close()
     assert os.read(foreign, 1) == b""
     os.close(foreign)
-    assert wait_readable([kernels.fileno()], 0.1) == []
+    assert wait_readable([kernel_socket.fileno()], 0.1) == []
     before = time.monotonic()
     os.close(writable)
-    assert kernels.recv(1) == b""
+    assert kernel_socket.recv(1) == b""
     assert time.monotonic() - before >= 0.05
     assert status(child) == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [((-1, 0, 0), "not a descriptor: -1"), ((0, -2, 0), "not a descriptor: -2"), ((0, 1, -3), "not a duration: -3")],
 )
-def test_what_cannot_be_closed(arguments, said):
-    """What cannot be a descriptor or a time is refused before anything is started."""
+def test_invalid_arguments_of_close_in_background(arguments, message):
+    """Invalid descriptors and durations are refused before a process is started."""
     before = children()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         close_in_background(*arguments)
     assert children() == before
 
@@ -212,15 +212,15 @@ def test_what_cannot_be_closed(arguments, said):
 @pytest.mark.parametrize(
     ("ending", "expected"), [(0, True), (errno.ENODEV, True), (errno.EPERM, False), (errno.EBADMSG, False)]
 )
-def test_what_counts_as_deleted(ending, expected):
-    """A link is gone when the child's request was granted, or when there was no such link."""
+def test_statuses_that_mean_deleted(ending, expected):
+    """A link is deleted if the child's request succeeded, or if there was no such link."""
     pid = os.fork()
     if pid == 0:
         os._exit(ending)
     assert link_deletion._succeeded(pid, link.delete_request(DOOMED)) is expected
 
 
-def test_a_child_that_was_killed_or_forgotten():
+def test_a_killed_child_has_failed():
     """A killed child counts as failed; so does one whose exit status is not available."""
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""The log of verbs (cni.verb_log), and the text that is made of its lines (podwire.verbs.log_text)."""
+"""The log of verbs (cni.verb_log), and the rendering of its lines as text (podwire.verbs.log_text)."""
 
 import io
 import json
@@ -8,6 +8,7 @@ import socket
 import stat
 from ipaddress import ip_interface
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ RESULT = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),))
 
 
 def run(env=None, config=None, *, fails=None, stdin=None):
-    """Runs a plugin made for the test; returns its exit status and what is on its stdout."""
+    """Runs a plugin of the test; returns its exit status and stdout."""
 
     def verb(args, conf):
         with record.timed_step("work"):
@@ -53,7 +54,7 @@ def run(env=None, config=None, *, fails=None, stdin=None):
 
 @pytest.fixture
 def file(tmp_path):
-    """Where the log is."""
+    """The path of the log."""
     return tmp_path / "podwire.log"
 
 
@@ -62,8 +63,8 @@ def lines(file):
     return [json.loads(text) for text in file.read_text().splitlines()]
 
 
-def test_a_line_says_who_and_what(file):
-    """At level debug a line has the identities, the time, the result, the steps and the changes."""
+def test_a_line_at_level_debug(file):
+    """At level debug a line has the identifying fields, the time, the result, the steps and the changes."""
     run({"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug", "TRACEPARENT": TRACE})
     (line,) = lines(file)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
@@ -88,8 +89,8 @@ def test_a_line_says_who_and_what(file):
 
 
 @pytest.mark.parametrize("level", [None, "info", "nonsense"])
-def test_info_tells_each_verb_in_short(file, level, capsys):
-    """At level info, which is taken for an unknown one, too, there are neither steps nor changes."""
+def test_a_line_at_level_info(file, level, capsys):
+    """At level info, also the default for an unknown level, lines have neither steps nor changes."""
     run({"PODWIRE_LOG": str(file), **({"PODWIRE_LOG_LEVEL": level} if level else {})})
     run({"PODWIRE_LOG": str(file), "CNI_COMMAND": "CHECK"})
     assert [line["command"] for line in lines(file)] == ["ADD", "CHECK"]
@@ -97,8 +98,8 @@ def test_info_tells_each_verb_in_short(file, level, capsys):
     assert ("nonsense" in capsys.readouterr().err) == (level == "nonsense")
 
 
-def test_error_tells_failures_only(file):
-    """At level error only a verb that fails has a line, with its error object."""
+def test_level_error_logs_failures_only(file):
+    """At level error only a failed verb has a line, with its error object."""
     env = {"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "error"}
     run(env)
     assert not file.exists()
@@ -108,7 +109,7 @@ def test_error_tells_failures_only(file):
 
 
 def test_off_by_default(tmp_path, monkeypatch, capsys):
-    """Without being asked nothing is recorded, written or said."""
+    """Without a log, nothing is recorded, written or printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verb_log, "entry", None)
     monkeypatch.setattr(record, "recording", None)
@@ -117,18 +118,19 @@ def test_off_by_default(tmp_path, monkeypatch, capsys):
 
 
 def test_version_is_not_logged(file):
-    """VERSION leaves no line, at whatever level."""
+    """VERSION writes no line at any level."""
     run({"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug", "CNI_COMMAND": "VERSION"})
     assert not file.exists()
     env = {**ENV, "PODWIRE_LOG": str(file), "CNI_COMMAND": "VERSION"}
     closed = io.BytesIO()
     closed.close()
-    assert skel.run(Plugin("fake", None, None, None), env, io.BytesIO(), closed, about="fake") == 1
+    plugin: Any = Plugin
+    assert skel.run(plugin("fake", None, None, None), env, io.BytesIO(), closed, about="fake") == 1
     assert not file.exists()
 
 
-def test_keys_switch_it_on_and_the_environment_wins(file, tmp_path):
-    """Keys of a network's configuration switch the log on; of both the environment's file and level count."""
+def test_the_environment_overrides_the_keys(file, tmp_path):
+    """Keys of a network's configuration enable the log; the environment overrides their file and level."""
     keys = {"logFile": str(file), "logLevel": "debug"}
     run(config=keys)
     assert "changes" in lines(file)[0]
@@ -138,8 +140,8 @@ def test_keys_switch_it_on_and_the_environment_wins(file, tmp_path):
 
 
 @pytest.mark.parametrize("keys", [{"logFile": 7}, {"logFile": "relative"}, {"logFile": ["x"], "logLevel": "debug"}])
-def test_wrong_keys_are_told_and_ignored(keys, tmp_path, monkeypatch, capsys):
-    """A wrong value of a key is told on stderr, and the verb succeeds."""
+def test_wrong_keys_are_reported_and_ignored(keys, tmp_path, monkeypatch, capsys):
+    """A wrong value of a key is reported on stderr, and the verb succeeds."""
     monkeypatch.chdir(tmp_path)
     status, stdout = run(config=keys)
     assert (status, json.loads(stdout)["ips"][0]["address"]) == (0, "10.1.2.5/24")
@@ -148,7 +150,7 @@ def test_wrong_keys_are_told_and_ignored(keys, tmp_path, monkeypatch, capsys):
 
 
 def test_a_bad_request_is_logged(file):
-    """What fails before there is a configuration has its line, too."""
+    """A verb that fails before its configuration is parsed has a line, too."""
     assert run({"PODWIRE_LOG": str(file)}, stdin=b"{")[0] == 1
     assert run({"PODWIRE_LOG": str(file), "CNI_IFNAME": ""})[0] == 1
     assert [line["error"]["code"] for line in lines(file)] == [6, 4]
@@ -157,7 +159,7 @@ def test_a_bad_request_is_logged(file):
 
 @pytest.mark.parametrize("level", log.LEVELS)
 def test_no_secrets(file, level):
-    """What is in CNI_ARGS, args, unknown keys and variables never appears, not even where an error quotes it."""
+    """Values of CNI_ARGS, args, unknown keys and variables are never logged, not even if an error quotes them."""
     env = {"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": level, "TOKEN": MARK, "TRACESTATE": MARK}
     run(env)
     run(env, fails=CniError(4, f'ARGS: unknown args ["TOKEN={MARK}"]', "add IgnoreUnknown=1"))
@@ -166,8 +168,8 @@ def test_no_secrets(file, level):
     assert lines(file)[-2]["error"]["msg"] == 'ARGS: unknown args ["TOKEN=..."]'
 
 
-def test_the_file_is_its_owners_only(file):
-    """A new file has mode 0600, one that is there is appended to and keeps its mode."""
+def test_the_mode_of_the_file(file):
+    """A new file has mode 0600; an existing file is appended to and keeps its mode."""
     run({"PODWIRE_LOG": str(file)})
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
@@ -179,15 +181,15 @@ KINDS = ("absent directory", "directory", "link", "fifo", "fifo with a reader", 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_is_told_once(kind, file, tmp_path, capsys):
-    """What cannot be appended to is told in one line on stderr, at once, and the verb succeeds."""
+def test_a_target_that_is_not_a_file_is_reported_once(kind, file, tmp_path, capsys):
+    """A target that is not a file is reported in one line on stderr without delay, and the verb succeeds."""
     reader = -1
     if kind == "absent directory":
         file = tmp_path / "absent" / "log"
     elif kind == "directory":
         file.mkdir()
     elif kind == "link":
-        file.symlink_to(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "target")
     elif kind == "device":
         file = "/dev/zero"
     elif kind == "the kernel's":
@@ -198,47 +200,55 @@ def test_what_is_no_file_is_told_once(kind, file, tmp_path, capsys):
     assert run({"PODWIRE_LOG": str(file)})[0] == 0
     err = capsys.readouterr().err
     assert (err.count("\n"), err.startswith(f"podwire: log: cannot write to {file}: ")) == (1, True)
-    assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / "target").exists()
     if reader >= 0:
         assert os.read(reader, 1) == b""
         os.close(reader)
 
 
 def test_stderr_is_never_stdout(capsys, file):
-    """On stderr the line stands alone, and stdout has the result alone."""
+    """With the log on stderr, stderr has only the line and stdout only the result."""
     _, stdout = run({"PODWIRE_LOG": "stderr"})
     assert json.loads(capsys.readouterr().err)["command"] == "ADD"
     assert json.loads(stdout).keys() == {"cniVersion", "ips"}
 
 
-def test_a_line_is_short_enough():
-    """However much there is to tell, of whatever characters, a line has less than 64 KiB, and says what was cut."""
-    long = "\0" * 100_000
-    env = dict.fromkeys(("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), long)
-    env["CNI_ARGS"] = f"K8S_POD_NAMESPACE={long};K8S_POD_NAME={long}"
-    noted = record.Record(changes=[long, *["change"] * 10_000], steps=[record.Step(long, 1.0)] * 10_000)
+def test_a_line_is_truncated():
+    """With any amount and kind of text a line has less than 64 KiB, and it has the numbers of omitted items."""
+    long_text = "\0" * 100_000
+    env = dict.fromkeys(("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), long_text)
+    env["CNI_ARGS"] = f"K8S_POD_NAMESPACE={long_text};K8S_POD_NAME={long_text}"
+    recorded = record.Record(changes=[long_text, *["change"] * 10_000], steps=[record.Step(long_text, 1.0)] * 10_000)
     result = Result(ips=(IPConfig(ip_interface("fd00:aaaa:bbbb:cccc:dddd:eeee:ffff:1/64")),) * 10_000)
     conf = cni_conf.parse(json.dumps({**CONFIG, "name": "n" * 100_000}).encode())
-    line = verb_log.entry(long, long, env, conf, 1e9, result, CniError(999, long, long), noted)
+    line = verb_log.entry(long_text, long_text, env, conf, 1e9, result, CniError(999, long_text, long_text), recorded)
     assert len(gojson.dumps(line).encode()) + 1 < log.LINE_BYTES
-    cut = (line["changes"], line["steps"], line["result"]["ips"])
-    assert all(re.fullmatch(r"and \d+ more", items[-1]) for items in cut)
-    assert [len(items) - 1 + int(items[-1].split()[1]) for items in cut] == [10_001, 10_000, 10_000]
+    fields_of_line: Any = line
+    truncated = (fields_of_line["changes"], fields_of_line["steps"], fields_of_line["result"]["ips"])
+    assert all(re.fullmatch(r"and \d+ more", items[-1]) for items in truncated)
+    assert [len(items) - 1 + int(items[-1].split()[1]) for items in truncated] == [10_001, 10_000, 10_000]
 
 
-def test_a_line_costs_what_it_shows_not_what_there_was(monkeypatch):
-    """However long the texts and lists, only some times as many characters are encoded as a line has."""
-    encoded = []
+def test_the_cost_of_a_line_is_limited(monkeypatch):
+    """With texts and lists of any length, at most 64 times as many characters are encoded as a line may have."""
+    encoded: list[int] = []
     dumps = gojson.dumps
-    monkeypatch.setattr(gojson, "dumps", lambda value: encoded.append(len(dumps(value))) or dumps(value))
-    long = "\0" * 100_000
-    noted = record.Record(changes=[long] * 10_000, steps=[record.Step(long, 1.0)] * 10_000)
-    verb_log.entry("fake", "1", {"CNI_CONTAINERID": long}, None, 1.0, None, CniError(999, long, long), noted)
+
+    def counting(value):
+        encoded.append(len(dumps(value)))
+        return dumps(value)
+
+    monkeypatch.setattr(gojson, "dumps", counting)
+    long_text = "\0" * 100_000
+    recorded = record.Record(changes=[long_text] * 10_000, steps=[record.Step(long_text, 1.0)] * 10_000)
+    verb_log.entry(
+        "fake", "1", {"CNI_CONTAINERID": long_text}, None, 1.0, None, CniError(999, long_text, long_text), recorded
+    )
     assert sum(encoded) < 64 * log.LINE_BYTES
 
 
 @pytest.mark.parametrize(
-    ("header", "known"),
+    ("header", "is_valid"),
     [
         (TRACE, True),
         ("cc" + TRACE[2:] + "-more", True),
@@ -252,25 +262,25 @@ def test_a_line_costs_what_it_shows_not_what_there_was(monkeypatch):
         ("", False),
     ],
 )
-def test_trace_context(header, known, file):
-    """A well-formed TRACEPARENT is in the line, another one is left out."""
+def test_trace_context(header, is_valid, file):
+    """A well-formed TRACEPARENT is in the line, any other is ignored."""
     run({"PODWIRE_LOG": str(file), "TRACEPARENT": header})
-    assert [{"traceID", "parentID"} <= line.keys() for line in lines(file)] == [known]
-    assert ("traceID" in lines(file)[0]) == known
+    assert [{"traceID", "parentID"} <= line.keys() for line in lines(file)] == [is_valid]
+    assert ("traceID" in lines(file)[0]) == is_valid
 
 
 def fields(datagram):
-    """Reads a datagram as journald does."""
-    found = {}
+    """Returns the fields of a datagram, parsed like by journald."""
+    values = {}
     while datagram:
         name, _, rest = datagram.partition(b"\n")
         size = int.from_bytes(rest[:8], "little")
-        found[name.decode()], datagram = rest[8 : 8 + size].decode(), rest[9 + size :]
-    return found
+        values[name.decode()], datagram = rest[8 : 8 + size].decode(), rest[9 + size :]
+    return values
 
 
 def test_journald(tmp_path, monkeypatch, capsys):
-    """Journald gets a sentence, a priority and a field for each identity, and where there is none nothing fails."""
+    """Journald receives a sentence, a priority and the fields of a line; without journald the verb succeeds."""
     monkeypatch.setattr(log, "JOURNAL_SOCKET", str(tmp_path / "socket"))
     env = {"PODWIRE_LOG": "journald", "PODWIRE_LOG_LEVEL": "debug"}
     assert run(env)[0] == 0
@@ -289,26 +299,28 @@ def test_journald(tmp_path, monkeypatch, capsys):
 
 
 def test_a_defect_of_the_log_is_not_the_verbs(monkeypatch, file, capsys):
-    """Whatever goes wrong in the log itself, the verb's status and result are the same."""
+    """A defect of the log does not change the verb's status and result."""
     monkeypatch.setattr(verb_log, "entry", lambda *arguments: 1 / 0)
     assert run({"PODWIRE_LOG": str(file)})[0] == 0
     assert "division by zero" in capsys.readouterr().err
 
 
 def test_the_document_has_the_fields():
-    """The page docs/logs.md tells of each field that a line may have, and of no other, and of journald's."""
+    """The page docs/logs.md lists exactly the fields of a line, and journald's."""
     page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().split("## A line")[1]
-    told = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
-    noted = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
+    documented = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
+    recorded = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
     conf = cni_conf.parse(json.dumps(CONFIG).encode())
-    line = verb_log.entry("p", "v", {**ENV, "TRACEPARENT": TRACE}, conf, 1.0, RESULT, CniError(7, "bad", "hint"), noted)
-    assert told.keys() == line.keys()
-    named = {name for names in told.values() for name in re.findall(r"`(\w+)`", names)}
+    line = verb_log.entry(
+        "p", "v", {**ENV, "TRACEPARENT": TRACE}, conf, 1.0, RESULT, CniError(7, "bad", "hint"), recorded
+    )
+    assert documented.keys() == line.keys()
+    named = {name for names in documented.values() for name in re.findall(r"`(\w+)`", names)}
     assert fields(log.datagram(verb_log._journal_fields(line))).keys() == named | {"MESSAGE", "SYSLOG_IDENTIFIER"}
 
 
-def test_explained():
-    """A line is told with its error and hint, and its steps and changes one by one."""
+def test_format_line():
+    """A line is rendered with its error and hint, and with each step and change."""
     line = {"command": "ADD", "plugin": "bridge", "ms": 3.2, "containerID": "cid", "ifname": "eth0"}
     assert format_line({**line, "result": {"ips": ["10.1.2.5/24"]}}) == [
         "ADD of bridge: 10.1.2.5/24, 3.20 ms",
@@ -328,7 +340,7 @@ def test_explained():
 
 
 @pytest.mark.parametrize("value", [None, 7, "text", [], ["x"], {"ips": 7}, [{"what": 7}], True])
-def test_explained_takes_any_line(value):
-    """A line that somebody has edited is told as far as it can be."""
+def test_format_line_accepts_any_line(value):
+    """An edited line is rendered without an error."""
     for key in ("command", "ms", "error", "result", "steps", "changes", "containerID"):
         assert all(isinstance(text, str) for text in format_line({key: value}))

@@ -1,4 +1,4 @@
-"""The keys of masquerading, which bridge and ptp have in common (attachment.masquerade.options)."""
+"""The keys of masquerading in bridge and ptp (attachment.masquerade.options)."""
 
 from ipaddress import IPv4Network, IPv6Network
 
@@ -24,16 +24,16 @@ def refusal(keys):
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted"),
+    ("keys", "expected"),
     [(IPAM, MasqueradeOptions("", ())), ({}, None), ({"ipam": {"type": ""}}, None), ({"ipMasq": False}, None)],
 )
-def test_only_addresses_are_masqueraded(keys, wanted):
-    """Masquerading asks for nothing on a network without IPAM, as in the reference."""
-    assert options.parse(netconf({"ipMasq": True, **keys})) == wanted
+def test_only_addresses_are_masqueraded(keys, expected):
+    """On a network without IPAM there is no masquerading, as with the reference plugins."""
+    assert options.parse(netconf({"ipMasq": True, **keys})) == expected
 
 
 def test_unknown_backends_are_refused():
-    """A backend that does not exist is refused with the reference's text, where there is something to masquerade."""
+    """An unknown backend is refused with the reference plugins' text, but only if masquerading is enabled."""
     assert options.parse(netconf({**IPAM, "ipMasq": True, "ipMasqBackend": "nftables"})) == MasqueradeOptions(
         "nftables", ()
     )
@@ -43,17 +43,18 @@ def test_unknown_backends_are_refused():
 
 
 def test_networks_that_are_not_masqueraded():
-    """What is not masqueraded is a list of networks; host bits do not count, and what is no network is told."""
-    found = options.parse(netconf({**IPAM, "ipMasq": True, "nonMasqueradeCIDRs": ["10.1.2.3/8", "fd00::/8"]}))
-    assert found == MasqueradeOptions("", (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8")))
+    """The key nonMasqueradeCIDRs is a list of networks without host bits; an invalid network is refused."""
+    parsed = options.parse(netconf({**IPAM, "ipMasq": True, "nonMasqueradeCIDRs": ["10.1.2.3/8", "fd00::/8"]}))
+    assert parsed == MasqueradeOptions("", (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8")))
     failure = refusal({"nonMasqueradeCIDRs": ["10.0.0.0"]})
     assert failure.code == 7
     assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs[0]" ')
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [(None, False), (False, False), (True, True), ("true", True), (1, True), (0, True), ([], True)]
+    ("value", "expected"),
+    [(None, False), (False, False), (True, True), ("true", True), (1, True), (0, True), ([], True)],
 )
-def test_rules_may_have_been_made_by_a_better_configuration(value, wanted):
-    """DEL looks for rules when the key asks for them in whatever type."""
-    assert options.may_be_enabled(netconf({"ipMasq": value})) is wanted
+def test_may_be_enabled(value, expected):
+    """DEL removes rules of iptables-legacy unless the key is missing or false; a wrong type counts as true."""
+    assert options.may_be_enabled(netconf({"ipMasq": value})) is expected

@@ -1,4 +1,4 @@
-"""The private copy of a directory in which others go on working."""
+"""The private copy of a directory that other processes change."""
 
 import os
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from kernel import mounts
 
 
-def test_what_goes_meanwhile_is_left_out(tmp_path, monkeypatch):
-    """Files, links and directories that are removed between the listing and the copying are not missed."""
+def test_files_deleted_during_the_copy_are_skipped(tmp_path, monkeypatch):
+    """Files, links and directories that are deleted between listing and copying are skipped without an error."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     new.mkdir()
-    for name in ("gone", "stays"):
+    for name in ("deleted", "stays"):
         (old / name).write_text(name)
     (old / "link").symlink_to("stays")
     (old / "directory").mkdir()
@@ -21,7 +21,7 @@ def test_what_goes_meanwhile_is_left_out(tmp_path, monkeypatch):
         if Path(path) != old:
             return listed(path)
         entries = list(listed(path))
-        (old / "gone").unlink()
+        (old / "deleted").unlink()
         (old / "link").unlink()
         (old / "directory").rmdir()
         return entries

@@ -1,4 +1,4 @@
-"""Netlink messages in C (kernel/_netlink.c), compared with the same in plain Python, for any bytes."""
+"""Netlink messages in C (kernel/_netlink.c), compared with a Python implementation, for any bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TYPES = st.sampled_from((1, 2, 3, 0x8001, 0x4002, 0xC003))
 
 @st.composite
 def hostile(draw: st.DrawFn) -> bytes:
-    """Attributes whose lengths mostly lie, and whatever else."""
+    """Attributes with mostly wrong lengths, mixed with other bytes."""
     parts = draw(
         st.lists(
             st.one_of(
@@ -35,8 +35,8 @@ def attribute(number: int, content: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(content), number) + content + bytes(-len(content) % 4)
 
 
-def plainly_split(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
-    """Returns number, place and content of each attribute."""
+def split_in_python(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
+    """Returns number, offset and content of each attribute."""
     attributes = []
     while start + 4 <= len(data):
         length, number = struct.unpack_from("=HH", data, start)
@@ -45,7 +45,7 @@ def plainly_split(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
     return attributes
 
 
-def plainly_read(content: bytes, form: str) -> object:
+def read_in_python(content: bytes, form: str) -> object:
     if form == "":
         return content
     if form == "s":
@@ -58,19 +58,19 @@ def plainly_read(content: bytes, form: str) -> object:
 @example(bytes(8), 2)
 @example(b"\4\0\1\0", 0)
 @example(b"\5\0\1\0", 0)
-def test_attributes_are_where_plain_python_finds_them(data, start):
-    """Whatever the lengths say, the same attributes are found, and none of them goes beyond the end."""
-    assert attribute_offsets(data, start) == [(number, place) for number, place, _ in plainly_split(data, start)]
+def test_attribute_offsets(data, start):
+    """With any lengths, C and Python return the same attributes, none beyond the end."""
+    assert attribute_offsets(data, start) == [(number, offset) for number, offset, _ in split_in_python(data, start)]
 
 
 @given(hostile(), st.integers(0, 40), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(FORMS)), max_size=24))
-def test_values_are_what_plain_python_reads(data, start, forms):
-    """Of several the first counts, a missing one is its default, and a number that is cut off an error."""
-    first = {number: content for number, _, content in reversed(plainly_split(data, start))}
-    specs = tuple((number, form, place) for place, (number, form) in enumerate(forms))
+def test_get_attributes(data, start, forms):
+    """The first of several attributes is returned, the default for a missing one; a truncated number is an error."""
+    first = {number: content for number, _, content in reversed(split_in_python(data, start))}
+    specs = tuple((number, form, offset) for offset, (number, form) in enumerate(forms))
     try:
         expected = tuple(
-            plainly_read(first[number], form) if number in first else place for number, form, place in specs
+            read_in_python(first[number], form) if number in first else offset for number, form, offset in specs
         )
     except struct.error:
         with pytest.raises(ValueError, match=r"a number has \d of \d bytes"):
@@ -94,8 +94,8 @@ def test_values_are_what_plain_python_reads(data, start, forms):
         max_size=4,
     )
 )
-def test_messages_are_split_as_by_plain_python(parts):
-    """Whatever the lengths say, the same messages are found, and none of them goes beyond the end."""
+def test_messages(parts):
+    """With any lengths, C and Python return the same messages, none beyond the end."""
     data = b"".join(parts)
     expected = []
     offset = 0
@@ -111,8 +111,8 @@ def test_messages_are_split_as_by_plain_python(parts):
 @example("i", -(1 << 31) - 1)
 @example("I", 1 << 32)
 @example("Q", 1 << 64)
-def test_numbers_are_written_as_by_the_struct_module(form, number):
-    """A number has its bytes, or is out of range."""
+def test_numbers_are_encoded_as_by_the_struct_module(form, number):
+    """A number has the bytes of the struct module, or is refused as out of range."""
     try:
         expected = attribute(5, struct.pack(NUMBERS[form], number))
     except struct.error:
@@ -123,23 +123,23 @@ def test_numbers_are_written_as_by_the_struct_module(form, number):
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=300)), max_size=9))
-def test_attributes_are_written_in_their_order(pairs):
-    """Each has its length and number, and is filled up to four bytes."""
+def test_attributes_are_encoded_in_order(pairs):
+    """Each attribute has its length and number, and is padded to four bytes."""
     assert encode_attributes(pairs, {"a": (1, ""), "b": (0x8002, "")}) == b"".join(
         attribute({"a": 1, "b": 0x8002}[name], content) for name, content in pairs
     )
 
 
 class Twice:
-    """A form with a method."""
+    """A form with a method `write`."""
 
     def write(self, value: object, pairs: object) -> object:
-        """Returns what it was given."""
+        """Returns bytes twice, for other values the pairs."""
         return value * 2 if isinstance(value, bytes) else pairs
 
 
 def test_other_values():
-    """Text gets a NUL, comes back as it was if it is no UTF-8, and a form of another kind writes for itself."""
+    """Text gets a final NUL and may contain bytes that are not UTF-8; other forms encode with their method."""
     assert encode_attributes([("T", "a")], {"T": (1, "s")}) == attribute(1, b"a\0")
     assert encode_attributes([("T", "\udce9")], {"T": (1, "s")}) == attribute(1, b"\xe9\0")
     assert encode_attributes([("N", b"ab")], {"N": (1, Twice())}) == attribute(1, b"abab")
@@ -162,8 +162,8 @@ def test_other_values():
         (None, {}, TypeError),
     ],
 )
-def test_what_cannot_be_written(pairs, known, error):
-    """What is no attribute, or not known, is an error."""
+def test_invalid_pairs(pairs, known, error):
+    """Invalid and unknown attributes are an error."""
     with pytest.raises(error):
         encode_attributes(pairs, known)
 
@@ -180,13 +180,13 @@ def test_what_cannot_be_written(pairs, known, error):
     ],
 )
 def test_invalid_arguments(arguments, error):
-    """Invalid arguments are an error."""
+    """Invalid arguments of get_attributes are an error."""
     with pytest.raises(error):
         get_attributes(*arguments)
 
 
-def test_what_is_no_message():
-    """A place before the beginning, and what is no bytes, are errors."""
+def test_invalid_messages():
+    """A negative offset and an argument that is not bytes are errors."""
     with pytest.raises(ValueError, match="-1"):
         attribute_offsets(b"", -1)
     with pytest.raises(TypeError):
@@ -194,6 +194,6 @@ def test_what_is_no_message():
 
 
 def test_a_single_message_is_not_copied():
-    """What was received with one answer in it is that answer."""
+    """A single received message is returned as the same object."""
     data = struct.pack("=IHHII", 20, 2, 0, 1, 0) + bytes(4)
     assert messages(data)[0][3] is data

@@ -1,4 +1,4 @@
-"""Running other programs (process.child), and the start that binds them to our life (kernel/_podwire.c)."""
+"""Running other programs (process.child), and spawn_bound, which kills them with this process (kernel/_podwire.c)."""
 
 import errno
 import os
@@ -27,40 +27,40 @@ def shell(script, stdin=b"", **how):
     return Command(("/bin/sh", "-c", script), how.pop("env", ENV), stdin, **how)
 
 
-def in_a_child(what):
-    """Runs `what` in a process of its own, with one thread as a plugin has, and returns whether it was true."""
+def in_a_child(check):
+    """Runs `check` in another process with one thread, as in a plugin, and returns whether it returned True."""
     pid = os.fork()
     if pid == 0:
         try:
-            os._exit(0 if what() else 1)
+            os._exit(0 if check() else 1)
         finally:
             os._exit(2)
     return os.waitpid(pid, 0)[1] == 0
 
 
 def children():
-    """Returns the processes that this one has started and not yet waited for."""
+    """Returns the child processes of this process."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return file.read().split()
 
 
 def test_programs_get_their_input_and_environment(run):
-    """Each program reads its own stdin and sees its environment and nothing else."""
-    env = {"A": "b", "OWN": "ümlaut\udcff"}
+    """Each program reads its stdin and has only its environment."""
+    env = {"A": "b", "NAME": "ümlaut\udcff"}
     one, two = run(Command(("/bin/cat",), {}, b"x\0\xff"), Command(("/usr/bin/env",), env))
     assert one == Outcome(0, b"x\0\xff", b"")
-    assert two.stdout.splitlines() == [b"A=b", os.fsencode("OWN=ümlaut\udcff")]
+    assert two.stdout.splitlines() == [b"A=b", os.fsencode("NAME=ümlaut\udcff")]
 
 
 @pytest.mark.parametrize(("script", "status", "how"), [("exit 3", 3, "exit status 3"), ("kill -9 $$", -9, "signal 9")])
-def test_the_end_of_a_program_is_told(run, script, status, how):
-    """An exit status is a number, the signal that ended a program a negative one, and both have words."""
+def test_the_status_of_a_program(run, script, status, how):
+    """An exit status is a number, a signal is a negative number, and both have a description."""
     (outcome,) = run(shell(script))
     assert (outcome.status, outcome.ending) == (status, how)
 
 
-def test_stderr_is_ours_unless_captured(run, capfd):
-    """What a program writes on stderr appears on ours, or in its outcome when that is asked for."""
+def test_stderr_is_inherited_unless_captured(run, capfd):
+    """A program's stderr is inherited, or is in its outcome with capture_stderr."""
     script = "echo out; echo err >&2"
     assert run(shell(script), shell(script, capture_stderr=True)) == [
         Outcome(0, b"out\n", b""),
@@ -69,22 +69,22 @@ def test_stderr_is_ours_unless_captured(run, capfd):
     assert capfd.readouterr().err == "err\n"
 
 
-def test_programs_run_side_by_side(tmp_path):
-    """Two programs that wait for each other both end, and their outcomes come in the order of the commands."""
+def test_programs_run_in_parallel(tmp_path):
+    """Two programs that wait for each other both end, and their outcomes are in the order of the commands."""
     os.mkfifo(tmp_path / "fifo")
     reader, writer = shell(f"cat {tmp_path}/fifo"), shell(f"echo hello > {tmp_path}/fifo; exit 1")
     assert child.run(reader, writer) == [Outcome(0, b"hello\n", b""), Outcome(1, b"", b"")]
 
 
-def test_much_output_on_every_stream_blocks_nobody():
-    """Two programs that fill stdout and stderr beyond what a pipe holds are both read to the end."""
+def test_large_output_on_every_stream():
+    """Two programs that write more to stdout and stderr than a pipe holds are both read to the end."""
     script = "head -c 300000 /dev/zero >&2; head -c 300000 /dev/zero; cat >/dev/null"
     outcomes = child.run(*(shell(script, b"x" * 300_000, capture_stderr=True) for _ in range(2)))
     assert [(o.status, len(o.stdout), len(o.stderr)) for o in outcomes] == [(0, 300_000, 300_000)] * 2
 
 
-def test_what_cannot_be_started_ends_what_was(tmp_path):
-    """When the second program cannot be started, the first gets SIGTERM, is waited for, and the reason is raised."""
+def test_a_failed_start_ends_the_other_programs(tmp_path):
+    """If the second program cannot be started, the first gets SIGTERM and is waited for, and the error is raised."""
     first = shell(
         f"trap 'echo cleaned > {tmp_path}/end; exit' TERM; echo > {tmp_path}/up; while :; do sleep 0.02; done"
     )
@@ -104,28 +104,25 @@ def test_what_cannot_be_started_ends_what_was(tmp_path):
     assert children() == []
 
 
-def test_descriptors_and_processes_do_not_stay(run, tmp_path):
-    """Neither success nor failure leaves a file open, a process unwaited, a signal treated in another way."""
+def test_no_descriptor_or_process_remains(run, tmp_path):
+    """After success and failure no descriptor and no process remains, and the handling of signals is unchanged."""
 
-    def ours():
+    def process_state():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         return os.listdir("/proc/self/fd"), children(), mask, signal.getsignal(signal.SIGCHLD)
 
-    before = ours()
+    before = process_state()
     run(shell("exit 1"), shell("", capture_stderr=True))
     with pytest.raises(PermissionError) as caught:
         run(shell(""), Command((str(tmp_path),), {}))
-    assert (ours(), caught.value.strerror) == (before, os.strerror(errno.EACCES))
+    assert (process_state(), caught.value.strerror) == (before, os.strerror(errno.EACCES))
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1
 
 
 def test_a_signal_ends_all_programs_first(tmp_path):
-    """SIGTERM while waiting is passed on to every program that runs, each is waited for, then it is raised.
-
-    One that has ended already is no obstacle.
-    """
+    """SIGTERM is passed on to every running program, each is waited for, and then it is raised."""
     script = f"""trap 'sleep 0.1; echo cleaned >> {tmp_path}/end; exit 1' TERM
         [ $1 = first ] || {{ sleep 0.1; kill -TERM $PPID; }}
         while :; do sleep 0.02; done"""
@@ -141,8 +138,8 @@ def test_a_signal_ends_all_programs_first(tmp_path):
     assert (tmp_path / "end").read_text() == "cleaned\n" * 2
 
 
-def test_a_signal_that_came_before_arrives_while_waiting(tmp_path):
-    """A signal held back before the start is delivered once the program runs, and ends it."""
+def test_a_blocked_signal_is_delivered_while_waiting(tmp_path):
+    """A signal that was blocked before the start is delivered when the program runs, and ends it."""
 
     def plugin():
         signals.block()
@@ -153,7 +150,7 @@ def test_a_signal_that_came_before_arrives_while_waiting(tmp_path):
 
 
 def test_programs_start_with_default_signals(run):
-    """SIGPIPE, which Python ignores, and signals held back by us are the defaults again in a program."""
+    """SIGPIPE, which Python ignores, and blocked signals have their default actions in a program."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         (outcome,) = run(Command(("/bin/cat", "/proc/self/status"), {}))
@@ -164,8 +161,8 @@ def test_programs_start_with_default_signals(run):
     assert not int(masks["SigIgn"], 16) >> (signal.SIGPIPE - 1) & 1
 
 
-def test_a_program_sees_no_descriptor_but_its_three(run):
-    """Pipes and files of ours, other programs' among them, stay with us."""
+def test_a_program_has_three_descriptors(run):
+    """A program inherits no other pipes and files of this process."""
     before = {os.readlink(f"/proc/self/fd/{fd}") for fd in range(256) if os.path.exists(f"/proc/self/fd/{fd}")}
     (_, outcome) = run(shell(""), Command(("/bin/ls", "-l", "/proc/self/fd"), {}, capture_stderr=True))
     seen = set(outcome.stdout.decode().split()) - before
@@ -173,8 +170,8 @@ def test_a_program_sees_no_descriptor_but_its_three(run):
     assert outcome.stdout.count(b"/memfd:stdin") == 1
 
 
-def test_a_bound_program_dies_with_us(tmp_path):
-    """When we are killed, so is a bound program, even one that ignores what can be ignored."""
+def test_a_bound_program_is_killed_with_its_parent(tmp_path):
+    """If its parent is killed, a bound program is killed, too, even if it ignores signals."""
     os.mkfifo(tmp_path / "up")
     pid = os.fork()
     if pid == 0:
@@ -182,16 +179,16 @@ def test_a_bound_program_dies_with_us(tmp_path):
             child.run(shell(f"trap '' TERM HUP; exec sleep 60 3>{tmp_path}/up"), spawn=spawn_bound)
         finally:
             os._exit(0)
-    with (tmp_path / "up").open("rb") as up:  # the program has come that far
+    with (tmp_path / "up").open("rb") as up:  # the program has started
         start = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert up.read() == b""  # and it has ended
+        assert up.read() == b""  # and has ended
     assert time.monotonic() - start < 10
 
 
-def test_a_free_program_outlives_our_death(tmp_path):
-    """The default start leaves a program to itself when we are killed: a delegate finishes what it has begun."""
+def test_a_free_program_outlives_its_parent(tmp_path):
+    """A program that was started in the default way continues if its parent is killed, as a delegate has to."""
     os.mkfifo(tmp_path / "end")
     pid = os.fork()
     if pid == 0:
@@ -215,15 +212,15 @@ def test_a_free_program_outlives_our_death(tmp_path):
         (([b"/bin/true"], [], (1 << 20, -1, -1), ()), OSError),
     ],
 )
-def test_a_bound_start_refuses_what_makes_no_sense(arguments, error):
-    """Wrong arguments are errors and start nothing."""
+def test_invalid_arguments_of_spawn_bound(arguments, error):
+    """Invalid arguments are errors and start no process."""
     with pytest.raises(error):
         spawn_bound(*arguments)
     assert children() == []
 
 
-def test_a_program_that_hangs_is_ended(run):
-    """When time is up every program gets SIGTERM, one that ignores it SIGKILL, and TimeoutError is raised."""
+def test_a_hanging_program_is_killed(run):
+    """After the limit every program gets SIGTERM, one that ignores it SIGKILL, and TimeoutError is raised."""
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         run(shell("exec sleep 60"), shell("trap '' TERM; while :; do sleep 0.1; done"), limit_s=0.2)
@@ -231,54 +228,54 @@ def test_a_program_that_hangs_is_ended(run):
     assert children() == []
 
 
-def test_what_a_hanging_program_started_is_ended_with_it(run, tmp_path):
-    """When time is up the process is ended that a script waits for, also when it ignores SIGTERM."""
+def test_children_of_a_hanging_program_are_killed(run, tmp_path):
+    """After the limit the process that a script waits for is killed, even if it ignores SIGTERM."""
     os.mkfifo(tmp_path / "held")
     with open(os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK), "rb") as held:
         with pytest.raises(TimeoutError):
             run(shell(f"(trap '' TERM; exec sleep 60 >{tmp_path}/held) & wait"), limit_s=0.5)
         end = select.poll()
         end.register(held, 0)
-        assert end.poll(5000) == [(held.fileno(), select.POLLHUP)]  # nobody has it open for writing any more
+        assert end.poll(5000) == [(held.fileno(), select.POLLHUP)]  # no process has it open for writing
 
 
 def test_a_program_that_ends_in_time_is_no_timeout(run):
-    """A limit that is not reached changes nothing."""
+    """A program that ends before its limit has the same outcome as without a limit."""
     assert run(shell("echo x"), limit_s=60) == [Outcome(0, b"x\n", b"")]
 
 
-def test_waiting_costs_nothing():
-    """While one program runs on after the end of another, nothing is done in a circle."""
+def test_waiting_uses_no_processor_time():
+    """Waiting for one program after the end of another uses no processor time."""
     before = time.process_time()
     child.run(shell("exit 0"), shell("sleep 0.5"))
     assert time.process_time() - before < 0.25
 
 
-def test_writing_without_end_does_not_stop_the_clock():
-    """A program that always has something to say is ended in time, and what it says is not all kept."""
+def test_the_limit_holds_for_endless_output():
+    """A program with endless output on stderr is killed after its limit."""
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         child.run(shell("exec cat /dev/zero >&2", capture_stderr=True), limit_s=0.3)
     assert time.monotonic() - start < 5
 
 
-def test_of_much_stderr_the_beginning_is_kept():
-    """Thirty megabytes on stderr are read, so that the program ends, and forgotten after the first."""
+def test_long_stderr_is_truncated():
+    """Thirty megabytes on stderr are read, so that the program ends; only the beginning is stored."""
     (outcome,) = child.run(shell("echo first >&2; head -c 30000000 /dev/zero >&2; exit 7", capture_stderr=True))
     assert (outcome.status, outcome.stderr[:6], len(outcome.stderr)) == (7, b"first\n", child.STDERR_BYTES)
 
 
 @pytest.mark.parametrize(("size", "fails"), [(200_000, False), (200_001, True)])
-def test_too_much_stdout_is_an_error(monkeypatch, size, fails):
-    """A program that writes more than anybody can mean is ended, and the error says so."""
+def test_too_long_stdout_is_an_error(monkeypatch, size, fails):
+    """A program that writes more to stdout than the limit is killed, and the error is EFBIG."""
     monkeypatch.setattr(child, "STDOUT_BYTES", 200_000)
     error = failure_of(lambda: child.run(shell(f"head -c {size} /dev/zero")), OSError)
     assert (error and error.errno) == (errno.EFBIG if fails else None)
     assert children() == []
 
 
-def test_what_a_program_leaves_running_is_not_waited_for(run):
-    """A process in the background that holds the pipes, and fills them, delays nobody; all its parent wrote is read."""
+def test_background_processes_are_not_waited_for(run):
+    """A background process with open pipes causes no delay, and all output of its parent is read."""
     start = time.monotonic()
     script = "exec 2>&1; head -c 40000 /dev/zero; sleep 20 & echo $!; exit 3"
     (outcome,) = run(shell(script))
@@ -287,8 +284,8 @@ def test_what_a_program_leaves_running_is_not_waited_for(run):
     assert time.monotonic() - start < 5
 
 
-def test_a_signal_ends_what_ignores_signals():
-    """After SIGTERM of ours, a program that ignores it has a second, then it is killed."""
+def test_a_signal_ends_a_program_that_ignores_signals():
+    """After SIGTERM to this process, a program that ignores signals is killed after a second."""
 
     def plugin():
         signals.block()
@@ -302,8 +299,8 @@ def test_a_signal_ends_what_ignores_signals():
 
 @pytest.mark.parametrize("mask", [(), (signal.SIGCHLD,)])
 @pytest.mark.parametrize("action", [signal.SIG_DFL, signal.SIG_IGN])
-def test_whoever_started_us_may_have_any_mind_about_children(action, mask):
-    """With SIGCHLD ignored or held back, as a parent may leave it, ends are noticed and statuses told."""
+def test_inherited_handling_of_sigchld(action, mask):
+    """With SIGCHLD ignored or blocked by the parent process, the end of a program and its status are recognised."""
 
     def plugin():
         signal.signal(signal.SIGCHLD, action)
@@ -317,7 +314,7 @@ def test_whoever_started_us_may_have_any_mind_about_children(action, mask):
 
 @pytest.mark.parametrize(("script", "reports"), [("exit 0", 0), ("read line < $FIFO; sleep 0.1; echo done", 1)])
 def test_a_long_run_is_reported_once(run, tmp_path, script, reports):
-    """After the time of a notice it is called, once, while the program goes on; for a short run it is not called."""
+    """The notice of a long run is called once, while the program continues; that of a short run is not called."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     calls = []

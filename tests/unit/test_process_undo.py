@@ -10,32 +10,32 @@ from tests.support.errors import failure_of
 
 
 class Interrupted(BaseException):
-    """Stands for the exception a signal raises."""
+    """Replaces the exception that a signal raises."""
 
 
 def steps(done, error):
     """Runs three steps, the second of which cannot be undone, then fails with `error`."""
     with Undo() as undo:
-        undo.push("take back 1", lambda: done.append(1))
-        undo.push("take back 2", lambda: 1 / 0)
-        undo.push("take back 3", lambda: done.append(3))
+        undo.push("undo step 1", lambda: done.append(1))
+        undo.push("undo step 2", lambda: 1 / 0)
+        undo.push("undo step 3", lambda: done.append(3))
         if error:
             raise error
 
 
 @pytest.mark.parametrize("error", [ValueError("first"), Interrupted()])
-def test_steps_run_in_reverse_whatever_fails(error, capsys):
-    """After a failure or a signal all steps run, last first; one that fails is told, and the first error goes on."""
-    done = []
+def test_all_steps_run_in_reverse_order(error, capsys):
+    """After a failure or a signal all steps run, last first; failures are printed, and the first error is raised."""
+    done: list[object] = []
     with pytest.raises(type(error)):
         steps(done, error)
     assert done == [3, 1]
-    assert capsys.readouterr().err == "podwire: could not take back 2: division by zero\n"
+    assert capsys.readouterr().err == "podwire: could not undo step 2: division by zero\n"
 
 
-def test_success_keeps_everything():
-    """Without a failure nothing is undone, nor after `clear`."""
-    done = []
+def test_after_success_no_step_runs():
+    """Without a failure, or after `clear`, no step runs."""
+    done: list[object] = []
     steps(done, None)
 
     def attach():
@@ -48,9 +48,9 @@ def test_success_keeps_everything():
     assert done == []
 
 
-def test_a_signal_does_not_cut_undo_short():
-    """SIGTERM in the middle of undoing is ignored, also where a step waits."""
-    done = []
+def test_a_signal_does_not_interrupt_the_undo():
+    """SIGTERM during the undo is ignored, also if a step waits."""
+    done: list[object] = []
 
     def on_signal(signum, frame):
         done.append("signal")

@@ -1,4 +1,4 @@
-"""Values that verbs hand each other (process.values)."""
+"""Immutable values (process.values)."""
 
 import subprocess
 import sys
@@ -33,10 +33,10 @@ class Point:
 
 
 def test_a_value_is_not_changed():
-    """Where assertions are tested a value refuses to be changed; it compares and hashes by its fields."""
+    """With assertions enabled a value cannot be changed; it compares and hashes by its fields."""
     point = Point(1)
     with pytest.raises(AttributeError):
-        point.x = 2
+        setattr(point, "x", 2)  # noqa: B010 # mypy refuses the assignment
     assert {point, Point(1)} == {Point(1)}
     assert point != Point(2)
     assert replace(point, x=2) == Point(2)
@@ -44,6 +44,6 @@ def test_a_value_is_not_changed():
 
 @pytest.mark.parametrize("option", ["-B", "-O", "-OO"])
 def test_a_value_is_the_same_in_the_executable(option):
-    """Without assertions, as in the executable, values print, compare and are replaced as with them."""
+    """Without assertions, as in the executable, values print, compare and can be replaced in the same way."""
     done = subprocess.run([sys.executable, option, "-c", USE], capture_output=True, text=True, check=True)
     assert done.stdout == "Point(x=1, y=2) Point(x=1, y=3) True False False\n"

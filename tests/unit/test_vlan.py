@@ -1,4 +1,6 @@
-"""VLANs as values: ranges on the wire (kernel.vlan), and which ones a port is put in (plugins.bridge.vlan)."""
+"""VLANs: their ranges in messages (kernel.vlan), and the VLANs of a port (plugins.bridge.vlan)."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from kernel import vlan
 from kernel.codec import VlanMessage
 from kernel.link import RTM_DELLINK, Link
+from kernel.rtnl import Socket
 from kernel.vlan import PVID, UNTAGGED, Filtering
 from kernel.wire import decode
 from plugins.bridge.conf import Vlans
@@ -17,13 +20,13 @@ BRIDGE = Link(3, "cni0", "02:00:00:00:00:02", 1500, 1, "bridge", 0, 0, None, 6)
 PVID_UNTAGGED = PVID | UNTAGGED
 
 
-class AnsweringSocket:
+class AnsweringSocket(Socket):
     """A socket whose dump returns the VLANs that requests have added to ports."""
 
     def __init__(self, *requests):
         self._requests = requests
 
-    def dump(self, request):
+    def dump(self, request, **_options):
         """Returns the requests as the kernel's messages about the ports of the bridge."""
         master = ("IFLA_MASTER", BRIDGE.index)
         messages = [item._replace(attributes=[*item.attributes, master]).encode(1) for item in self._requests]
@@ -38,21 +41,22 @@ class AnsweringSocket:
     ),
     st.integers(1, 4094),
 )
-def test_vlans_come_back_from_their_ranges(some, runs, native):
-    """Any VLANs, runs of neighbours among them, are the same after a way in the kernel's range form."""
-    desired = {**runs, **some, native: PVID_UNTAGGED}
+def test_vlans_are_decoded_from_ranges(single, ranges, native):
+    """Any VLANs, also ranges, are equal after encoding in the kernel's range form and decoding."""
+    desired = {**ranges, **single, native: PVID_UNTAGGED}
     assert vlan.list_by_port(AnsweringSocket(vlan.add_request(PORT, desired)), BRIDGE) == {PORT.index: desired}
 
 
-def test_neighbours_are_one_range():
-    """A whole trunk takes two entries of the message, however many VLANs it has; the PVID is never in a range."""
+def test_adjacent_vlans_are_one_range():
+    """A trunk of adjacent VLANs needs two entries, for any number of VLANs; the PVID is never in a range."""
     request = vlan.add_request(PORT, {100: PVID_UNTAGGED, **dict.fromkeys(range(101, 4095), 0)})
-    entries = [(info["vid"], info["flags"]) for _, info in dict(request.attributes)["IFLA_AF_SPEC"]["attrs"]]
+    attributes: dict[str, Any] = dict(request.attributes)
+    entries = [(info["vid"], info["flags"]) for _, info in attributes["IFLA_AF_SPEC"]["attrs"]]
     assert entries == [(100, PVID_UNTAGGED), (101, 0x8), (4094, 0x10)]
 
 
-def test_the_bridge_itself_is_no_port():
-    """VLANs of the bridge itself, and of other bridges' ports, are left out."""
+def test_vlans_of_the_bridge_are_ignored():
+    """VLANs of the bridge device, and of other bridges' ports, are ignored."""
     answering = AnsweringSocket(
         vlan.add_request(BRIDGE, {1: PVID_UNTAGGED}), vlan.add_request(PORT, {2: PVID_UNTAGGED})
     )
@@ -79,8 +83,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_port_is_put_in_its_vlans(case):
-    """The default VLAN is removed unless it is desired, the others are added, in at most two requests."""
+def test_the_vlans_of_a_port(case):
+    """A port's default VLAN is removed unless it is desired, the others are added, in at most two requests."""
     desired, default, removed, added = CASES[case]
     requests = port_requests(PORT, desired, Filtering(True, default))
     expected = [vlan.remove_request(PORT, removed)] if removed else []
@@ -90,5 +94,5 @@ def test_a_port_is_put_in_its_vlans(case):
 
 
 def test_without_vlans_nothing_is_sent():
-    """A network that asks for no VLANs sends no request."""
+    """A network without VLANs sends no request."""
     assert port_requests(PORT, Vlans(), None) == []

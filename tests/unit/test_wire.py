@@ -1,4 +1,4 @@
-"""Messages as bytes (kernel.wire): what comparing with pyroute2's classes does not show."""
+"""Messages as bytes (kernel.wire): cases that the comparison with pyroute2's classes does not test."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def link_message(*attributes: bytes) -> bytes:
         nft.rule_request(nft.Chain(nft.Table(2, "nat"), "c"), b"\x04\0\1\0"),
     ],
 )
-def test_our_classes_are_pyroute2s(request_):
-    """A request is encoded as pyroute2's encoder encodes the same class."""
+def test_requests_are_encoded_as_by_pyroute2(request_):
+    """A request has the same bytes as when pyroute2 encodes a message of its class."""
     message = request_.kind()
     message["header"] = {"type": request_.type, "flags": request_.flags | 1, "sequence_number": 3}
     message.update(request_.values)
@@ -57,54 +57,54 @@ def test_our_classes_are_pyroute2s(request_):
     assert request_.encode(3) == bytes(message.data)
 
 
-def test_an_attribute_that_is_not_known_cannot_be_written():
-    """A misspelt name is an error where it is written, not an attribute that is silently left out."""
+def test_an_unknown_attribute_cannot_be_encoded():
+    """An unknown attribute name is an error and not ignored."""
     with pytest.raises(KeyError):
         encode(LinkMessage, (16, 0, 1), {}, [("IFLA_NAME", "eth0")])
 
 
-def test_an_attribute_that_is_not_known_is_passed_over():
-    """Unknown attributes are skipped, whatever they contain."""
+def test_an_unknown_attribute_is_ignored():
+    """Unknown attributes in a message are ignored, with any content."""
     message = decode(LinkMessage, link_message(attribute(999, b"?" * 7), attribute(4, struct.pack("=I", 1400))))
     assert message["attrs"] == [("IFLA_MTU", 1400)]
 
 
-def test_the_first_of_several_attributes_counts():
-    """Of several attributes of a name `get_attr` returns the first, and `get_attrs` all."""
+def test_several_attributes_of_a_name():
+    """`get_attr` returns the first of several attributes of a name, `get_attrs` all."""
     message = decode(LinkMessage, link_message(*(attribute(4, struct.pack("=I", mtu)) for mtu in (1400, 1500))))
     assert (message.get_attr("IFLA_MTU"), message.get_attrs("IFLA_MTU")) == (1400, [1400, 1500])
 
 
 def test_a_missing_attribute_is_none():
-    """An attribute that is not there is None, and a field that is not there is an error."""
+    """A missing attribute is None, and a missing field is an error."""
     message = decode(LinkMessage, link_message())
     assert message.get_attr("IFLA_MTU") is None
     with pytest.raises(KeyError):
         message["nonsense"]
 
 
-def test_a_nested_attribute_without_fields_counts_as_there():
-    """An attribute that holds nothing but others is not taken for an absent one."""
+def test_a_nested_attribute_without_content_is_not_missing():
+    """A nested attribute without attributes is not None and is true."""
     (info,) = (decode(LinkMessage, link_message(attribute(18, b""))).get_attr("IFLA_LINKINFO"),)
     assert info is not None
     assert bool(info)
     assert info.get_attr("IFLA_INFO_KIND") is None
 
 
-def test_text_that_is_no_utf8_comes_back_as_it_was():
-    """A name or an alias may hold any bytes; they are read, and written again unchanged."""
-    said = decode(LinkMessage, link_message(attribute(20, b"caf\xe9\0"))).get_attr("IFLA_IFALIAS")
-    assert encode(LinkMessage, (16, 0, 1), {}, [("IFLA_IFALIAS", said)])[32:] == attribute(20, b"caf\xe9\0")
+def test_text_that_is_not_utf8():
+    """An alias with any bytes is decoded, and encoded to the same bytes."""
+    alias = decode(LinkMessage, link_message(attribute(20, b"caf\xe9\0"))).get_attr("IFLA_IFALIAS")
+    assert encode(LinkMessage, (16, 0, 1), {}, [("IFLA_IFALIAS", alias)])[32:] == attribute(20, b"caf\xe9\0")
 
 
-def test_a_message_that_is_cut_off_is_an_error():
-    """A message shorter than its fixed fields cannot be read."""
+def test_a_truncated_message_is_an_error():
+    """A message shorter than its fixed fields raises AnswerError."""
     with pytest.raises(AnswerError):
         decode(LinkMessage, bytes(HEADER + 15))
 
 
-def test_options_are_read_by_their_kind():
-    """A qdisc's options are attributes for one kind and a plain struct for another."""
+def test_options_are_decoded_by_kind():
+    """A qdisc's options are attributes for one kind and a struct for another."""
     bucket = traffic.Bucket(1_000_000, 1_562_500, 125_000)
     request = traffic.create_tbf_request(7, bucket)
     assert traffic.qdisc_from_answer(decode(QdiscMessage, request.encode(1))) == traffic.Qdisc("tbf", 0x10000, bucket)
@@ -113,8 +113,8 @@ def test_options_are_read_by_their_kind():
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(kind, data):
-    """Whatever the bytes: all of it is read, or AnswerError; no endless walk, and no other error."""
+def test_any_bytes_are_decoded_or_refused(kind, data):
+    """Any bytes are decoded completely or raise AnswerError, without an endless loop or another error."""
 
     def walk(message):
         for _, value in message["attrs"]:
@@ -125,8 +125,8 @@ def test_any_bytes_are_read_or_refused(kind, data):
         walk(decode(kind, data))
 
 
-def test_a_link_survives_being_written_and_read():
-    """A request that is read again has the fields and attributes that were given."""
+def test_a_link_request_is_decoded():
+    """A decoded request has the fields and attributes that were encoded."""
     request = link.create_ifb_request(1_000_000_007, "bwp0123456789ab", b"\2\0\0\0\0\1", 1500)
     message = decode(LinkMessage, request.encode(1))
     assert message["index"] == 1_000_000_007
