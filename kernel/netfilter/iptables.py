@@ -173,7 +173,8 @@ def get_legacy_families(table: str) -> list[int]:
     missing = [family for family in existing if not _find(family, legacy=True)]
     if missing:
         names = ", ".join(_LEGACY_PROGRAMS[family] for family in missing)
-        print(f"podwire: rules of iptables-legacy were not looked for: no {names}", file=sys.stderr)
+        text = f"rules of iptables-legacy may remain: not installed: {names}; install iptables"
+        print(f"podwire: {text}", file=sys.stderr)
     return [family for family in existing if family not in missing]
 
 

@@ -195,7 +195,7 @@ def report_unproven(number: int, kind: ContainerChains, network: str) -> None:
 
 def report_emptied_chain(chain: str) -> None:
     """Reports on stderr a chain that was flushed but could not be deleted."""
-    print(f"podwire: chain {TABLE} {chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
+    print(f"podwire: chain {TABLE} {chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
 
 
 def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[str]:

@@ -140,7 +140,7 @@ def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]]) ->
     table. A chain to which a foreign rule jumps cannot be deleted: it is flushed, and stderr reports that.
     """
     if not nft.delete_or_flush(partial(_delete, socket, read)):
-        print(f"bridge: chain {read()[0].chain} stays, empty: a rule that is not ours jumps there", file=sys.stderr)
+        print(f"bridge: chain {read()[0].chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
 
 
 def _delete(

@@ -210,7 +210,7 @@ def test_del_flushes_a_masquerade_chain_with_a_foreign_jump(masqueraded, sandbox
     host.run("iptables", "-t", "nat", "-A", "FOREIGN", "-s", "192.0.2.9", "-j", chain)
     outcome = masqueraded.run("DEL", sandbox)
     outcome.assert_silent()
-    assert outcome.stderr == f"podwire: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
+    assert outcome.stderr == f"podwire: chain nat {chain} stays, empty: a rule of another program jumps there\n"
     remaining = [rule for rule in iptables_rules(host) if chain in rule]
     assert remaining == [f":{chain} -", f"-A FOREIGN -s 192.0.2.9/32 -j {chain}"]
     assert masqueraded.leases() == {}
@@ -224,6 +224,6 @@ def test_del_flushes_a_mac_spoof_chain_with_a_foreign_jump(network, sandbox):
     net.host.run("nft", f'add rule bridge nat PREROUTING iifname "foreign" jump {chain}')
     outcome = net.run("DEL", sandbox)
     outcome.assert_silent()
-    assert outcome.stderr == f"bridge: chain nat {chain} stays, empty: a rule that is not ours jumps there\n"
+    assert outcome.stderr == f"bridge: chain nat {chain} stays, empty: a rule of another program jumps there\n"
     assert "macspoofchk" not in "".join(nft_rules(net.host))
     assert net.leases() == {}
