@@ -1,6 +1,6 @@
-"""Fixtures of all tests: the built executables, throwaway namespaces and machines, a lease directory.
+"""Fixtures of all tests: the built executables, temporary namespaces and machines, a lease directory.
 
-One rule: what a test needs and is not there is a failure, not a silent skip; only lack of root may skip, and not in CI.
+One rule: a missing prerequisite fails a test; only missing root or programs may skip it, and not in CI.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from tests.support.processes import PATH  # noqa: E402 - as above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options with which the Makefile says what to run, and learns what ran on which kernel."""
-    parser.addoption("--report", metavar="FILE", type=Path, help="write what ran on this kernel, as JSON")
+    """Adds the options with which the test runner selects tests and collects reports."""
+    parser.addoption(
+        "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
+    )
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
-    about = "of what passed on other kernels, of these reports, run each third test only"
+    about = "of the tests that passed on another kernel, according to these reports, run each third only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adds the markers that say on which kernels a test runs, and the report of what ran."""
+    """Adds the markers that say on which kernels a test runs, and the report of the run."""
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
     config.addinivalue_line("markers", "crowd: a hundred verbs, which `make test` runs on one kernel only")
     if path := config.getoption("--report"):
@@ -39,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves what another kernel could not run and a third of the rest, if there is another, and of that this share."""
+    """Selects the tests that no other kernel has passed, a third of the others, and of these this run's share."""
     if directory := config.getoption("--besides"):
         passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
@@ -51,14 +53,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves out, before anything is made for it, a test that needs what this kernel lacks."""
+    """Skips a test that needs a missing feature of the kernel, before its fixtures are created."""
     needed = [feature for marker in item.iter_markers("needs") for feature in marker.args]
     if problem := kernels.lacking(needed):
         pytest.skip(problem)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that takes `plugin` once for each built plugin; for none, once, to fail with the reason."""
+    """Runs a test with the fixture `plugin` once for each built plugin; without any, once, to fail with the reason."""
     if "plugin" in metafunc.fixturenames:
         metafunc.parametrize("plugin", binaries.names() or [""], indirect=True)
 
@@ -89,7 +91,7 @@ def reference() -> Path:
 
 @pytest.fixture(scope="session")
 def root() -> None:
-    """Demands root: on a laptop the test is skipped without it, in CI it fails. What killed tests left is swept."""
+    """Requires root: without root a test is skipped, or fails in CI. Deletes namespaces of killed tests."""
     if os.geteuid() != 0:
         binaries.skip_or_fail("this test needs root")
     namespaces.expose_init()
@@ -98,21 +100,21 @@ def root() -> None:
 
 @pytest.fixture
 def host(root: None) -> Iterator[Namespace]:
-    """A fresh namespace that stands for the host, lo up."""
+    """A new namespace that represents the host, lo up."""
     with namespaces.temporary_host() as namespace:
         yield namespace
 
 
 @pytest.fixture
 def sandbox(root: None) -> Iterator[Namespace]:
-    """A fresh namespace that stands for a pod."""
+    """A new namespace that represents a pod."""
     with namespaces.temporary() as namespace:
         yield namespace
 
 
 @pytest.fixture
 def new_sandbox(root: None) -> Iterator[Callable[[], Namespace]]:
-    """A function that makes one more pod's namespace each time it is called."""
+    """A function that creates the namespace of another pod."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(namespaces.temporary())
 
@@ -125,21 +127,21 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def needs_programs(root: None) -> Callable[..., None]:
-    """A function that demands programs: without them the module is skipped, or fails in CI."""
+    """A function that requires programs: without them the module is skipped, or fails in CI."""
 
-    def demand(*names: str) -> None:
+    def require(*names: str) -> None:
         missing = [name for name in names if not shutil.which(name, path=PATH)]
         if missing:
             binaries.skip_or_fail(
                 f"no {', '.join(missing)}: install the Debian packages of RUNTIME_PACKAGES in the Makefile"
             )
 
-    return demand
+    return require
 
 
 @pytest.fixture(scope="module")
 def empty_machine(root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine without plugins and without a runtime, the module's own."""
+    """A machine without plugins and without a runtime, one for each module."""
     scratch: Path = tmp_path_factory.mktemp("machine")
-    with machine(scratch) as made:
-        yield made
+    with machine(scratch) as new_machine:
+        yield new_machine

@@ -1,6 +1,6 @@
-"""README's table of promises: how each is tested, and the figures of the last run of the hard tests.
+"""README's table of promises: the tests of each, and their figures in the last run of the hard tests.
 
-One rule: the test of a promise counts its figure; no figure is written by hand.
+One rule: the tests of a promise record its figures; no figure is written by hand.
 
     make nightly              # or `make test`, for the figures of the sample
     python -m tests.promises  # prints the table; --write copies it to README
@@ -70,7 +70,7 @@ def record(name: str, **figures: int) -> None:
     """Adds a test's figures to those of the promise `name`; `make` empties the directory before a run."""
     FIGURES.mkdir(parents=True, exist_ok=True)
     with (FIGURES / f"{name}.json").open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the tests may have been shared out to several processes
+        fcntl.flock(file, fcntl.LOCK_EX)  # several processes may run the tests
         file.seek(0)
         total = Counter(json.loads(file.read() or "{}"))
         total.update(figures)
@@ -89,7 +89,7 @@ def table() -> str:
 
 
 def write(readme: Path) -> None:
-    """Writes the table between its marks in README."""
+    """Writes the table between the marks in README."""
     before, begin, rest = readme.read_text().partition("<!-- promises -->\n")
     _, end, after = rest.partition("<!-- end of promises -->")
     readme.write_text(f"{before}{begin}{table()}\n{end}{after}")

@@ -29,12 +29,12 @@ _TEST_ROOT = ROOT / "build" / "root"
 _SCRATCH = ROOT / "build" / "scratch"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INHERITED = ("CI", "REFERENCE", "TERM")
-_MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # its job server is not for our parts
-_QUIET_S = 30  # after that long without output a line names the running parts
+_MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # the job server of make is not for the parts
+_QUIET_S = 30  # after so many seconds without output, a line names the running parts
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the parts that are named; returns the exit status."""
+    """Runs the named parts; returns the exit status."""
     os.chdir(ROOT)
     is_check = list(arguments) == ["check"]
     try:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     parts.KERNELS.mkdir(parents=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processors = os.cpu_count() or 1
-    # Of the tests that need root most wait: for a lock, for a packet that must not come, for the kernel.
+    # Most tests that need root wait: for a lock, for the absence of a packet, for the kernel.
     at_once = processors if is_check else processors * 5 // 2
     print(f"{len(chosen)} parts, {at_once} in parallel; the output of each is in {parts.REPORTS}/", flush=True)
     try:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
-    """Starts the process of a part, in a session of its own: Ctrl-C is for the runner alone."""
+    """Starts the process of a part in a new session, so that only the runner receives Ctrl-C."""
     env = {name: value for name, value in os.environ.items() if name not in _MAKE_VARIABLES}
     command = part.command
     if part.isolated and os.geteuid() == 0:
@@ -109,7 +109,7 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
 
 
 def _print(result: Result, line: str) -> None:
-    """Prints the line of a part that has ended, and before it all output of one that failed."""
+    """Prints the line of an ended part; for a failed part, prints all its output first."""
     if result.status:
         sys.stdout.flush()
         sys.stdout.buffer.write(result.log.read_bytes())

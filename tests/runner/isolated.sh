@@ -1,9 +1,9 @@
 #!/bin/bash
-# Runs a command on the test root file system, in network, mount, PID, IPC and UTS namespaces of its own (root).
+# Runs a command on the test root file system, in new network, mount, PID, IPC and UTS namespaces (root).
 #
 # One rule: the command sees the project's directory, the kernel, and nothing else of the machine: the root file system
 # is read-only and the same everywhere, and every writable directory is empty and private. When the command ends, the
-# kernel ends every process that it has left.
+# kernel kills all processes that it has left running.
 #
 #     isolated.sh ROOT SCRATCH COMMAND...       SCRATCH: an empty directory, /tmp and /var/tmp inside
 set -eu
@@ -32,7 +32,7 @@ chmod 1777 "$scratch" run/lock
 mount --bind "$scratch" tmp
 mount --bind "$scratch" var/tmp
 hostname podwire-tests
-# pivot_root and not chroot: in a chroot nobody may create a user namespace.
+# pivot_root, not chroot: in a chroot no process may create a user namespace.
 pivot_root . mnt
 cd "$project"
 umount -l /mnt

@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.runner.schedule import Part
 
 REPORTS = Path("build/reports")
-KERNELS = REPORTS / "kernels"  # of tests/netns, which run on two kernels
+KERNELS = REPORTS / "kernels"  # reports of tests/netns, which runs on two kernels
 
-# How many parts share the tests of a directory.
+# The number of parts that share the tests of a directory.
 _FIRST_KERNEL, _SECOND_KERNEL, _HARD, _UNIT = 5, 4, 3, 2
 _BUILT = ("test-root", "binaries")
 _LINT = ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports"

@@ -1,6 +1,6 @@
 """Runs tests rootless: as an unprivileged user that is root of a user namespace (rootless podman, nerdctl).
 
-One rule: the child has no privilege on the host; it becomes the user `nobody` before it creates its namespaces.
+One rule: the child has no privilege on the host; it becomes an unprivileged user before it creates its namespaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support import binaries, libc, private_host
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-USER = 65534  # `nobody` on the host
+USER = 65534  # an unprivileged user of the host
 ONE_ID, MANY_IDS = (
     "0 65534 1\n",
     "0 65534 1\n1 100000 65535\n",
