@@ -40,7 +40,7 @@ def measure(transfer, limit, protocol="tcp", **options):
 
 def assert_at_limit(transfer, limit, protocol="tcp", **options):
     """Asserts that a rate is never 10 % above its limit, and in one of three measurements at most 10 % below it."""
-    fractions = []
+    fractions: list[float] = []
     while len(fractions) < 3 and (not fractions or fractions[-1] < 0.9):  # less on a machine that is busy
         fractions.append(measure(transfer, limit, protocol, **options))
     assert 0.9 < max(fractions) < 1.1, fractions
