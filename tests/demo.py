@@ -68,7 +68,7 @@ class Pod(NamedTuple):
         say(f"{self.name:<4} -> {name:<12} {address:<12} {match[1] if match else ''}")
 
     def _with_args(self, network: NetworkList) -> NetworkList:
-        return network.asking(**self.capability_args)
+        return network.with_capabilities(**self.capability_args)
 
     def _run(self, plugin: str, command: str, config: dict[str, Any]) -> Outcome:
         directory = binaries.directory()

@@ -80,7 +80,9 @@ def whole_list(version: str, store: Path) -> NetworkList:
     if version == "0.3.1":
         plugins = [plugin for plugin in plugins if plugin["type"] != "firewall"]  # firewall needs 0.4.0
     mappings = ports(f"{HOST_PORT}:{PORT}")
-    return NetworkList("net", version, tuple(plugins)).asking(portMappings=mappings, bandwidth=bandwidth_network.BOTH)
+    return NetworkList("net", version, tuple(plugins)).with_capabilities(
+        portMappings=mappings, bandwidth=bandwidth_network.BOTH
+    )
 
 
 class Node:

@@ -103,7 +103,7 @@ def load(path: Path) -> NetworkList:
     capability_args: dict[str, Any] = {"portMappings": ports(f"{HOST_PORT}:{PORT}"), "bandwidth": BOTH, "aliases": {}}
     if path.parent.name == "podman-network":
         capability_args |= {"mac": MAC, "ips": [f"{IP}/24"]}
-    return NetworkList(body["name"], body["cniVersion"], plugins).asking(**capability_args)
+    return NetworkList(body["name"], body["cniVersion"], plugins).with_capabilities(**capability_args)
 
 
 @pytest.fixture

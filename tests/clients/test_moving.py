@@ -184,7 +184,7 @@ class Traffic:
         bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam}
         portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
         network = NetworkList("net", "1.0.0", (bridge, portmap))
-        self.network = network.asking(portMappings=ports(f"{8000 + number}:80"))
+        self.network = network.with_capabilities(portMappings=ports(f"{8000 + number}:80"))
         self.host, self.bin_dir = host, bin_dir
         self.rounds, self.stopped = threading.Semaphore(0), False
 

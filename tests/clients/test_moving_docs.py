@@ -82,7 +82,7 @@ def build_network(row: dict[str, str], store: Path) -> NetworkList:
     for each in plugins:
         each.update(keys if plugin in (each["type"], "any") else {})
     version = keys["cniVersion"] if plugin == "list" else "1.0.0"
-    return NetworkList("net", version, tuple(plugins)).asking(portMappings=ports("8080:80"))
+    return NetworkList("net", version, tuple(plugins)).with_capabilities(portMappings=ports("8080:80"))
 
 
 @pytest.mark.needs("nft_nat", "ifb", "tbf")

@@ -68,7 +68,7 @@ def first_bin_dir(request, bin_dir, reference):
 def test_pods_from_before_a_reboot_are_deleted_and_start_again(next_machine, first_bin_dir, bin_dir):
     """DEL of earlier pods with a path, without one, or without a result removes all; the pods can start again."""
     network = {
-        name: NetworkList("net", "1.0.0", LIST).asking(portMappings=ports(f"{port}:{PORT}"), bandwidth=BOTH)
+        name: NetworkList("net", "1.0.0", LIST).with_capabilities(portMappings=ports(f"{port}:{PORT}"), bandwidth=BOTH)
         for name, port in PODS.items()
     }
     with next_machine() as node:

@@ -94,7 +94,7 @@ def test_limits_of_annotations_hold_from_the_first_second(shaped, sandbox, runti
 def test_calls_to_a_host_port_are_limited(bin_dir, host, sandbox, client, store):
     """A connection to a host port has the limits in both directions."""
     network = NetworkList.load(ROOT / "conf" / "10-podwire.conflist")
-    network = network.asking(portMappings=ports("8080:80"), bandwidth=BOTH)
+    network = network.with_capabilities(portMappings=ports("8080:80"), bandwidth=BOTH)
     network.plugins[0]["ipam"]["dataDir"] = str(store)
 
     def run(plugin, command, config):

@@ -39,7 +39,7 @@ def load(path: Path, store: Path) -> NetworkList:
     Its pods have limits and a host port, which differs between samples.
     """
     mapping = {"hostPort": HOST_PORT + FILES.index(path), "containerPort": PORT, "protocol": "tcp"}
-    network = NetworkList.load(path).asking(portMappings=[mapping], bandwidth=BOTH)
+    network = NetworkList.load(path).with_capabilities(portMappings=[mapping], bandwidth=BOTH)
     for plugin in network.plugins:
         if "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
@@ -124,7 +124,7 @@ def test_host_reaches_the_pod_by_127_0_0_1(path, bin_dir, host, sandbox, store):
 def test_requested_address_has_the_routes_of_the_sample(bin_dir, host, sandbox, new_sandbox, store):
     """The static sample's route has the gateway, whether the file or the runtime chose the address."""
     network, other = load(ROOT / "conf" / "80-static.conflist", store), new_sandbox()
-    asking = network.asking(ips=["10.28.0.9/16"])
+    asking = network.with_capabilities(ips=["10.28.0.9/16"])
     for pod, listed in ((sandbox, network), (other, asking)):
         listed.add(runner(host, pod, listed))
         assert pod.ip("route", "show", "10.29.0.0/16").strip() == "10.29.0.0/16 via 10.28.0.1 dev eth0"
@@ -135,7 +135,7 @@ def test_limits_are_set(path, bin_dir, host, sandbox, store):
     """A pod of a sample with limits has those of the runtime, and without any from the runtime it has none."""
     network = load(path, store)
     run = runner(host, sandbox, network)
-    free = network.asking()
+    free = network.with_capabilities()
     result = free.add(run)
     assert qdiscs(host) == []
     free.delete(run, result)

@@ -40,7 +40,7 @@ def test_no_command_opens_another_interface(node, sandbox, fault):
     """For each fault the printed commands concern only the bridge and the pod subnets."""
     network = node.add_sample(fault.sample)
     if any(plugin["type"] == "portmap" for plugin in network.plugins):
-        network = network.asking(portMappings=[MAPPING])
+        network = network.with_capabilities(portMappings=[MAPPING])
     result = node.attach(network, sandbox)
     interfaces = [one["name"] for one in result["interfaces"] if not one.get("sandbox")]
     veth = next(name for name in interfaces if name.startswith("veth"))

@@ -37,7 +37,9 @@ def test_healthy_node_has_no_problem(node, new_sandbox, name):
     """A sample network with two running pods that have host ports and limits has no problem and no warning."""
     network = node.add_sample(name)
     for port in (8080, 8081):
-        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}], bandwidth=LIMITS), new_sandbox())
+        node.attach(
+            network.with_capabilities(portMappings=[{**MAPPING, "hostPort": port}], bandwidth=LIMITS), new_sandbox()
+        )
         if "static" in name:
             break  # static has a single address
     findings = node.list_checks()
@@ -70,7 +72,7 @@ def test_pods_of_the_reference_plugins_have_no_problem(node, new_sandbox, refere
     node.bin_dir = reference
     network = node.add_sample("60-podman.conflist")
     for port in (8080, 8081):
-        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": port}]), new_sandbox())
+        node.attach(network.with_capabilities(portMappings=[{**MAPPING, "hostPort": port}]), new_sandbox())
     findings = node.list_checks()
     assert list_problems(findings) == [], findings
     assert any("all 2 were checked" in one["text"] for one in findings), findings
@@ -111,7 +113,7 @@ def test_network_argument_limits_the_checks(node):
 
 def test_doctor_changes_nothing(node, new_sandbox, tmp_path, tmp_path_factory):
     """Doctor changes neither the kernel's state nor a file, and opens no file for writing."""
-    network = node.add_sample("60-podman.conflist").asking(portMappings=[MAPPING])
+    network = node.add_sample("60-podman.conflist").with_capabilities(portMappings=[MAPPING])
     pod = new_sandbox()
     node.attach(network, pod)
     before = netstate.state(node.host, netfilter=True), netstate.state(pod), files(tmp_path)
@@ -166,7 +168,7 @@ def test_hundred_attachments_are_checked_in_time(node, new_sandbox):
     """
     network = node.add_sample("60-podman.conflist")
     for number in range(100):
-        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8000 + number}]), new_sandbox())
+        node.attach(network.with_capabilities(portMappings=[{**MAPPING, "hostPort": 8000 + number}]), new_sandbox())
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     findings = node.list_checks()
     took, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -55,7 +55,7 @@ def node(host: Namespace, tmp_path: Path) -> DoctorNode:
 )
 def test_fault_has_one_fix(node, sandbox, fault):
     """Only the cause is reported, and not also the failing CHECK of each pod, with another fix."""
-    result = node.attach(node.add_sample(fault.sample).asking(portMappings=[MAPPING]), sandbox)
+    result = node.attach(node.add_sample(fault.sample).with_capabilities(portMappings=[MAPPING]), sandbox)
     veth = next(interface["name"] for interface in result["interfaces"] if interface["name"].startswith("veth"))
     node.host.run("sh", "-ec", fault.shell.format(veth=veth, pod=sandbox.name))
     findings = [one for one in node.list_findings() if one["name"] != "store-in-memory"]

@@ -82,7 +82,7 @@ def node(host, tmp_path) -> DoctorNode:
 
 @pytest.fixture
 def network(node: DoctorNode) -> NetworkList:
-    return node.add_sample("60-podman.conflist").asking(portMappings=[MAPPING])
+    return node.add_sample("60-podman.conflist").with_capabilities(portMappings=[MAPPING])
 
 
 def marked() -> list[object]:
@@ -163,7 +163,7 @@ def test_flushed_rules(node, network, sandbox, rules):
 def test_equal_faults_of_many_attachments_are_counted(node, network, new_sandbox):
     """Of eight pods without rules five are reported, and the others are counted."""
     for number in range(8):
-        node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8080 + number}]), new_sandbox())
+        node.attach(network.with_capabilities(portMappings=[{**MAPPING, "hostPort": 8080 + number}]), new_sandbox())
     node.host.run("nft", "flush ruleset")
     findings = [one for one in node.list_findings() if one["name"] == "rules-missing"]
     assert len(findings) == 6
@@ -188,7 +188,7 @@ def test_remains_of_a_pod_without_del(node, network, new_sandbox):
     """A pod that stopped without DEL is reported by cache entry, rules and address, and GC removes them."""
     dead, running = new_sandbox(), new_sandbox()
     node.attach(network, dead)
-    node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), running)
+    node.attach(network.with_capabilities(portMappings=[{**MAPPING, "hostPort": 8081}]), running)
     delete_and_wait(dead, node.host)
     findings = node.list_findings()
     assert {one["name"] for one in list_problems(findings)} == {
@@ -208,10 +208,10 @@ def test_remains_of_a_pod_without_del(node, network, new_sandbox):
 @pytest.mark.needs("nft_nat")
 def test_stale_rules_in_nftables(node, new_sandbox):
     """Rules of nftables are reported as stale if the cache does not have their container."""
-    network = node.add_sample("50-nftables.conflist").asking(portMappings=[MAPPING])
+    network = node.add_sample("50-nftables.conflist").with_capabilities(portMappings=[MAPPING])
     gone, running = new_sandbox(), new_sandbox()
     node.attach(network, gone)
-    node.attach(network.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), running)
+    node.attach(network.with_capabilities(portMappings=[{**MAPPING, "hostPort": 8081}]), running)
     node.cache_file(network, gone).unlink()
     delete_and_wait(gone, node.host)
     for address in (node.directory / "leases" / network.name).iterdir():
@@ -302,7 +302,7 @@ def test_duplicate_address(node, network, new_sandbox):
     """Two running attachments with the same address are reported."""
     first, second = new_sandbox(), new_sandbox()
     node.attach(network, first)
-    node.attach(network.asking(portMappings=[]), second)
+    node.attach(network.with_capabilities(portMappings=[]), second)
     text = node.cache_file(network, second).read_text()
     node.cache_file(network, second).write_text(text.replace("10.26.0.3/", "10.26.0.2/"))
     assert node.find("address-twice")["subject"] == "10.26.0.2"

@@ -23,7 +23,7 @@ def node(host, tmp_path) -> DoctorNode:
 
 @pytest.fixture
 def network(node: DoctorNode) -> NetworkList:
-    return node.add_sample("60-podman.conflist").asking(portMappings=[MAPPING])
+    return node.add_sample("60-podman.conflist").with_capabilities(portMappings=[MAPPING])
 
 
 @pytest.mark.parametrize("shell", ROUTED_ELSEWHERE.values(), ids=ROUTED_ELSEWHERE)

@@ -27,8 +27,8 @@ def node(host: Namespace, tmp_path: Path) -> DoctorNode:
 def network(node: DoctorNode, new_sandbox: Callable[[], Namespace], request: pytest.FixtureRequest) -> NetworkList:
     """A network with host ports and one pod, which keeps its entry in the cache."""
     network_list = node.add_sample(request.param)
-    node.attach(network_list.asking(portMappings=[{**MAPPING, "hostPort": 8081}]), new_sandbox())
-    return network_list.asking(portMappings=[MAPPING])
+    node.attach(network_list.with_capabilities(portMappings=[{**MAPPING, "hostPort": 8081}]), new_sandbox())
+    return network_list.with_capabilities(portMappings=[MAPPING])
 
 
 def test_running_pod_without_cache_entry(node: DoctorNode, network: NetworkList, sandbox: Namespace):

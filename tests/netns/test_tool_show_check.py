@@ -40,7 +40,7 @@ def test_pod_without_masquerade_rules(node, sandbox):
 @pytest.mark.needs("ifb", "tbf")
 def test_host_port_without_ipv4_rules(node, sandbox):
     """A dual-stack pod whose host port has no IPv4 rules is not ok, and the port is not confirmed."""
-    network = node.add_sample("20-dual-stack.conflist").asking(portMappings=[MAPPING])
+    network = node.add_sample("20-dual-stack.conflist").with_capabilities(portMappings=[MAPPING])
     node.attach(network, sandbox)
     assert run_show(node)[0] == 0
     node.host.run("iptables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
@@ -51,7 +51,7 @@ def test_host_port_without_ipv4_rules(node, sandbox):
 
 def test_shadowed_host_port(node, new_sandbox):
     """A pod whose host port is shadowed by another pod's rule is not ok, and the other pod is."""
-    network = node.add_sample("60-podman.conflist").asking(portMappings=[MAPPING])
+    network = node.add_sample("60-podman.conflist").with_capabilities(portMappings=[MAPPING])
     first, second = new_sandbox(), new_sandbox()
     node.attach(network, first)
     node.attach(network, second)

@@ -43,7 +43,7 @@ class Net:
         self.host, self.store = host, store
         # The name of one network is a prefix of the other's.
         self.name = "net" + "2" * (number - 1)
-        self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth, firewall, tuning)).asking(
+        self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth, firewall, tuning)).with_capabilities(
             portMappings=mappings, bandwidth=bandwidth_network.BOTH
         )
 

@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir(ROOT)
     is_check = list(arguments) == ["check"]
     try:
-        chosen = parts.check() if is_check else parts.named(arguments) if arguments else parts.everything()
+        chosen = parts.check() if is_check else parts.named(arguments) if arguments else parts.all_parts()
     except KeyError as error:
-        print(f"no part is called {error}; {', '.join(part.name for part in parts.everything())}", file=sys.stderr)
+        print(f"no part is called {error}; {', '.join(part.name for part in parts.all_parts())}", file=sys.stderr)
         return 2
     shutil.rmtree(parts.REPORTS, ignore_errors=True)
     shutil.rmtree(_SCRATCH, ignore_errors=True)

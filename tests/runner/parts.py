@@ -26,7 +26,7 @@ def check() -> list[Part]:
     return [*_linters(), *(_unit(share) for share in range(_UNIT))]
 
 
-def everything() -> list[Part]:
+def all_parts() -> list[Part]:
     """Returns every part: the builds, then the parts that others wait for, then the longest."""
     first = [_first_kernel(share) for share in range(_FIRST_KERNEL)]
     second = [_second_kernel(share, tuple(part.name for part in first)) for share in range(_SECOND_KERNEL)]
@@ -55,7 +55,7 @@ def named(names: Sequence[str]) -> list[Part]:
 
     Raises KeyError for a name of no part.
     """
-    every = everything()
+    every = all_parts()
     chosen = set()
     for name in names:
         matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}

@@ -40,7 +40,7 @@ class Invoker:
         arguments: Mapping[str, Any] = {"host": self.host, "netns": self.sandbox, **options}
         return run_plugin(self.plugin, command, self.config() if config is None else config, **arguments)
 
-    def into(self, sandbox: Namespace) -> Invoker:
+    def with_sandbox(self, sandbox: Namespace) -> Invoker:
         """Returns the same invoker for another sandbox, prepared as by an interface plugin.
 
         For a chained plugin the sandbox has an `eth0`, whose host veth is on the host.
@@ -51,7 +51,7 @@ class Invoker:
             sandbox.ip("link", "add", "eth0", "type", "veth", *peer)
         return replace(self, sandbox=sandbox)
 
-    def of(self, plugin: str) -> Invoker:
+    def with_plugin(self, plugin: str) -> Invoker:
         """Returns an invoker of another plugin with the same host, sandbox and leases."""
         return replace(self, plugin=plugin)
 
@@ -77,4 +77,4 @@ def refused(plugin: str, quiet_host: Namespace | None, store: Path) -> Invoker:
 @pytest.fixture
 def invoke(plugin: str, host: Namespace, sandbox: Namespace, store: Path) -> Invoker:
     """The plugin under test with a real host and sandbox; needs root."""
-    return Invoker(plugin, host, sandbox, store).into(sandbox)
+    return Invoker(plugin, host, sandbox, store).with_sandbox(sandbox)

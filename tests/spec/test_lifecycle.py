@@ -83,7 +83,7 @@ def test_the_hosts_namespace_is_rejected(invoke, command):
 def test_cni_netns_override_allows_the_hosts_namespace(invoke, override):
     """CNI_NETNS_OVERRIDE lets ADD and DEL work in the plugin's own namespace."""
     env = {"CNI_NETNS_OVERRIDE": override}
-    in_host = invoke.into(invoke.host)
+    in_host = invoke.with_sandbox(invoke.host)
     in_host("ADD", env=env).result()
     in_host("DEL", env=env).assert_silent()
     assert in_host("ADD", env={"CNI_NETNS_OVERRIDE": "yes"}).error()["code"] == 8
@@ -105,7 +105,7 @@ def test_invalid_sandbox_is_rejected(invoke, tmp_path):
 def test_parallel_verbs(invoke, new_sandbox):
     """ADDs and DELs of different containers may run in parallel."""
     count = 8
-    pods = [invoke.into(new_sandbox()) for _ in range(count)]
+    pods = [invoke.with_sandbox(new_sandbox()) for _ in range(count)]
     invoke("DEL", add_and_build_config(invoke)).assert_silent()
     before = states(invoke)[0]
 

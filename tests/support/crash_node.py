@@ -123,7 +123,7 @@ class Node:
         """Returns the network for a pod with host ports, limits and a MAC address, which differ by `offset`."""
         mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
         mac = f"02:00:00:00:00:{offset // 1000:02x}"
-        return self.chain.asking(portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac)
+        return self.chain.with_capabilities(portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac)
 
     def variables(self, pod: Namespace | None) -> dict[str, str]:
         """Returns the variables of a verb for a pod; GC and STATUS have none."""

@@ -33,8 +33,8 @@ class NetworkList:
         assert body["plugins"], f"{path}: no plugins in list"
         return cls(body["name"], body["cniVersion"], tuple(body["plugins"]))
 
-    def asking(self, **capability_args: Any) -> NetworkList:
-        """Returns the same list with values of the runtime: `asking(portMappings=[...])`."""
+    def with_capabilities(self, **capability_args: Any) -> NetworkList:
+        """Returns the same list with the runtime's values of capabilities: `with_capabilities(portMappings=[...])`."""
         return replace(self, capability_args=capability_args)
 
     def add(self, run: Run) -> dict[str, Any]:

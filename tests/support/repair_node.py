@@ -36,7 +36,7 @@ class Node:
 
     def with_ports(self, *mappings: str) -> Node:
         """Returns the same node for pods with these host ports ("8080:80", "5353:53/udp")."""
-        return replace(self, chain=self.chain.asking(portMappings=[_mapping(text) for text in mappings]))
+        return replace(self, chain=self.chain.with_capabilities(portMappings=[_mapping(text) for text in mappings]))
 
     def add(self, pod: Namespace, container_id: str = "") -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does after the last plugin."""

@@ -113,7 +113,7 @@ def test_killed_runner_leaves_no_part(stop_runner):
 
 def test_dependencies_of_parts_exist():
     """Every part of `make test` has a unique name, and the dependencies exist and have no cycle."""
-    chosen = parts.everything()
+    chosen = parts.all_parts()
     names = [part.name for part in chosen]
     assert len(set(names)) == len(names)
     assert {name for part in chosen for name in (*part.needs, *part.after)} <= set(names)
@@ -138,7 +138,7 @@ def test_named_part_is_run_with_its_dependencies():
 def test_every_directory_of_tests_is_run():
     """Each directory with tests is an argument of a part."""
     directories = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
-    assert directories <= {word for part in parts.everything() for word in part.command}
+    assert directories <= {word for part in parts.all_parts() for word in part.command}
 
 
 def test_total_of_all_parts(tmp_path):
