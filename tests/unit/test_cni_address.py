@@ -1,4 +1,4 @@
-"""Addresses as Go's net package reads them (cni.address)."""
+"""Addresses are parsed as by Go's net package (cni.address)."""
 
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface, ip_network
@@ -21,8 +21,8 @@ from tests.support.errors import failure_of
         ("::", "::"),
     ],
 )
-def test_addresses_print_in_their_canonical_form(text, printed):
-    """IPv6 is compressed lower case; an IPv4-mapped address is an IPv4 address."""
+def test_addresses_are_printed_in_canonical_form(text, printed):
+    """IPv6 is compressed and in lower case; an IPv4-mapped address is an IPv4 address."""
     assert str(parse_ip(text)) == printed
 
 
@@ -30,8 +30,8 @@ def test_addresses_print_in_their_canonical_form(text, printed):
     "text",
     ["", "10.1.2", "10.1.2.03", "10.1.2.256", "10.1.2.3 ", "fe80::1%eth0", ":::", "1::2::3", "10.1.2.3/24", "٣.1.1.1"],
 )
-def test_refuses_what_is_no_address(text):
-    """Leading zeros, zones, blanks and foreign digits are refused, as Go refuses them."""
+def test_invalid_addresses_are_refused(text):
+    """Leading zeros, zones, blanks and foreign digits are refused, as by Go."""
     with pytest.raises(ValueError, match=r"."):
         parse_ip(text)
 
@@ -47,7 +47,7 @@ def test_refuses_what_is_no_address(text):
     ],
 )
 def test_prefixes_keep_their_host_bits(text, printed):
-    """An address with prefix prints as it was given, in canonical form."""
+    """An address with a prefix length keeps its host bits, and is printed in canonical form."""
     assert str(parse_cidr(text)) == printed
 
 
@@ -69,8 +69,8 @@ def test_prefixes_keep_their_host_bits(text, printed):
         "fe80::1%lo/64",
     ],
 )
-def test_refuses_what_is_no_prefix(text):
-    """A prefix is a decimal number that fits the family; netmasks are not understood."""
+def test_invalid_prefix_lengths_are_refused(text):
+    """A prefix length is a decimal number that fits the family; netmasks are refused."""
     with pytest.raises(ValueError, match=r"."):
         parse_cidr(text)
 
@@ -88,8 +88,8 @@ def test_refuses_what_is_no_prefix(text):
         ),
     ],
 )
-def test_hardware_addresses_in_all_notations(text, printed):
-    """6, 8 and 20 bytes, written with colons, hyphens or dots."""
+def test_hardware_addresses_are_parsed_in_all_notations(text, printed):
+    """Hardware addresses of 6, 8 and 20 bytes are accepted with colons, hyphens or dots."""
     assert format_mac(parse_mac(text)) == printed
 
 
@@ -97,22 +97,22 @@ def test_hardware_addresses_in_all_notations(text, printed):
     "text",
     ["", "aa:bb:cc:dd:ee", "aa:bb:cc:dd:ee:f", "aa:bb:cc-dd:ee:ff", "aabbccddeeff", "aabb.ccdd", "g0:bb:cc:dd:ee:ff"],
 )
-def test_refuses_what_is_no_hardware_address(text):
+def test_invalid_hardware_addresses_are_refused(text):
     """The error repeats the text, as Go's does."""
     with pytest.raises(ValueError, match="invalid MAC address"):
         parse_mac(text)
 
 
 @given(st.ip_addresses())
-def test_every_address_reads_back(address):
-    """An address printed and read is the same address, mapped ones as IPv4."""
+def test_printed_address_is_parsed_to_the_same(address):
+    """A printed address is parsed to the same address, an IPv4-mapped one to IPv4."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     assert parse_ip(str(address)) == (mapped or address)
 
 
 @given(st.ip_addresses(), st.integers(0, 128))
-def test_every_prefix_reads_back(address, bits):
-    """An address with prefix printed and read is the same, host bits included."""
+def test_printed_prefix_is_parsed_to_the_same(address, bits):
+    """A printed address with a prefix length is parsed to the same, including host bits."""
     if isinstance(address, IPv4Address):
         bits //= 4
     elif address.ipv4_mapped:
@@ -123,14 +123,14 @@ def test_every_prefix_reads_back(address, bits):
 
 
 @given(st.sampled_from([6, 8, 20]).flatmap(lambda size: st.binary(min_size=size, max_size=size)))
-def test_every_hardware_address_reads_back(mac):
-    """A hardware address printed and read is the same."""
+def test_printed_hardware_address_is_parsed_to_the_same(mac):
+    """A printed hardware address is parsed to the same."""
     assert parse_mac(format_mac(mac)) == mac
 
 
 @given(st.text() | st.text(alphabet="0123456789abcdefF:.-/%"))
-def test_any_text_gives_an_address_or_a_value_error(text):
-    """No text makes a parser fail in any other way."""
+def test_any_text_is_an_address_or_a_value_error(text):
+    """No text causes another exception in a parser."""
     for parse in (parse_ip, parse_cidr, parse_mac):
         error = failure_of(partial(parse, text), ValueError)
         assert error is None or str(error)
@@ -141,7 +141,7 @@ GROUPS = st.lists(st.integers(0, 0x10FFF).map("{:x}".format) | st.sampled_from([
 
 
 def standard(text):
-    """Returns the address that the standard library reads: an IPv4-mapped one is an IPv4 address, zones are refused."""
+    """Parses an address with the standard library; returns IPv4 for an IPv4-mapped one, refuses zones."""
     if "%" in text:
         raise ValueError(text)
     address = ip_address(text)
@@ -149,28 +149,28 @@ def standard(text):
 
 
 def outcome(call, *arguments):
-    """Returns all that can be seen of an address, "refused" for a ValueError."""
+    """Returns everything observable of an address, "refused" for a ValueError."""
     try:
-        found = call(*arguments)
+        address = call(*arguments)
     except ValueError:
         return "refused"
-    network = getattr(found, "network", None)
+    network = getattr(address, "network", None)
     hosts = list(network.hosts()) if network and network.num_addresses < 3 else None
-    return type(found), str(found), hash(found), found, network, hosts, getattr(found, "netmask", None)
+    return type(address), str(address), hash(address), address, network, hosts, getattr(address, "netmask", None)
 
 
 @given(OCTETS.map(".".join) | GROUPS.map(":".join) | st.text(":.0f%/", max_size=9) | st.text(max_size=5))
 @example("::ffff:0:1.2.3.4")
 @example("1:2:3:4:5:6:7::")
 @example("fe80::1%eth0")
-def test_reads_what_the_standard_library_reads(text):
-    """The C library takes the same texts for addresses as Python's ipaddress does, and refuses the same."""
+def test_parse_ip_agrees_with_the_standard_library(text):
+    """The C library accepts and refuses the same texts as Python's ipaddress."""
     assert outcome(parse_ip, text) == outcome(standard, text)
 
 
 @given(st.ip_addresses(), st.integers(-2, 130))
-def test_an_address_with_prefix_is_the_one_of_the_standard_library(address, bits):
-    """It is equal in all that can be seen, and a prefix that is too long is refused."""
+def test_with_prefix_agrees_with_the_standard_library(address, bits):
+    """Everything observable is equal, and a prefix length that is too large is refused."""
     assert outcome(with_prefix, address, bits) == outcome(ip_interface, f"{address}/{bits}")
     assert outcome(host_cidr, address) == outcome(ip_interface, address)
     assert outcome(as_network, address) == outcome(ip_network, address)
@@ -178,22 +178,22 @@ def test_an_address_with_prefix_is_the_one_of_the_standard_library(address, bits
 
 
 @given(st.ip_addresses(), st.integers(0, 128))
-def test_an_address_with_prefix_has_in_it_what_the_standard_library_puts_there(address, bits):
-    """Nothing is missing in what is made without asking the standard library."""
+def test_attributes_agree_with_the_standard_library(address, bits):
+    """Interfaces that are created without the standard library's constructor have all attributes."""
     bits = min(bits, address.max_prefixlen)
-    ours = with_prefix(address, bits)
-    theirs = type(ours)((int(address), bits))
-    for one, other in ((ours, theirs), (ours.network, theirs.network)):
+    fast = with_prefix(address, bits)
+    standard = type(fast)((int(address), bits))
+    for one, other in ((fast, standard), (fast.network, standard.network)):
         assert {**vars(one), "hosts": 0, "network": 0} == {**vars(other), "hosts": 0, "network": 0}
-    assert getattr(ours, "_scope_id", None) is None
+    assert getattr(fast, "_scope_id", None) is None
 
 
 @given(st.ip_addresses() | st.integers(0, 1 << 50).map(IPv6Address) | GROUPS.map(":".join), st.integers(0, 128))
 @example(IPv6Address(0x1_0000), 0)
 @example(IPv6Address(0xFFFF_0102_0304), 0)
 @example(IPv6Address(0xFFFF), 0)
-def test_text_is_what_str_gives(address, bits):
-    """An address is spelled the same by the C library, with a prefix and without."""
+def test_format_ip_agrees_with_str(address, bits):
+    """The C library prints the same text as str(), with a prefix length and without."""
     if isinstance(address, str):
         try:
             address = IPv6Address(address)

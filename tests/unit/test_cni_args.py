@@ -1,4 +1,4 @@
-"""The environment of an invocation (cni.args)."""
+"""The environment variables of a call (cni.args)."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +41,7 @@ def without(command, *names):
     ],
 )
 def test_each_command_needs_its_variables(command, needed):
-    """A missing or empty variable is named, several together in the documented order; others do not matter."""
+    """A missing or empty variable is named, several together in the documented order; others are optional."""
     for name in WHOLE.keys() - {"CNI_COMMAND"}:
         for env in (without(command, name), WHOLE | {"CNI_COMMAND": command, name: ""}):
             if name in needed:
@@ -54,23 +54,23 @@ def test_each_command_needs_its_variables(command, needed):
         assert cni_args.from_env({"CNI_COMMAND": command})
 
 
-def test_values_are_taken_over():
-    """What the runtime said is what the plugin sees; CNI_PATH is split, its empty parts dropped."""
+def test_values_are_passed_to_the_plugin():
+    """The plugin gets the runtime's values; CNI_PATH is split, without empty parts."""
     args = cni_args.from_env(WHOLE | {"CNI_PATH": "/a::/b:", "CNI_ARGS": "IP=10.1.2.3"})
     assert (args.command, args.container_id, args.netns, args.ifname) == ("ADD", "cid", "/run/netns/x", "eth0")
     assert (args.path, args.args, args.stdin) == (("/a", "/b"), "IP=10.1.2.3", b"")
 
 
 @pytest.mark.parametrize("value", ["-a", ".a", "a b", "a/b", "ä", "aä", "a\n", "a\udc80", "_"])
-def test_container_ids_with_other_characters_are_refused(value):
-    """The details repeat the id, and missing variables are not looked at any more."""
+def test_container_ids_with_invalid_characters_are_refused(value):
+    """The details repeat the ID, and this error precedes that of missing variables."""
     error = failure({"CNI_COMMAND": "ADD", "CNI_CONTAINERID": value})
     assert (error.msg, error.details) == ("invalid characters in containerID", value)
 
 
 @pytest.mark.parametrize("value", ["a", "0", "A-_.z", "a" * 256, "a" * 5000])
-def test_container_ids_of_any_length(value):
-    """Letters, digits and -_. after the first character, as many as you like."""
+def test_container_ids_of_any_length_are_accepted(value):
+    """Letters, digits and -_. may follow the first character, in any number."""
     assert cni_args.from_env(WHOLE | {"CNI_CONTAINERID": value}).container_id == value
 
 
@@ -89,8 +89,8 @@ CHARS = "interface name contains / or : or whitespace characters"
         *((value, CHARS, value) for value in ("a/b", "a:b", "a b", "a\tb", "a\u00a0b", "a\n")),
     ],
 )
-def test_interface_names_the_kernel_refuses(value, msg, details):
-    """Names that no interface can have are refused before anything happens."""
+def test_invalid_interface_names_are_refused(value, msg, details):
+    """A name that no interface can have is refused before the verb runs."""
     for command in ("ADD", "DEL", "CHECK"):
         error = failure(WHOLE | {"CNI_COMMAND": command, "CNI_IFNAME": value})
         assert (error.msg, error.details) == (msg, details)
@@ -99,8 +99,8 @@ def test_interface_names_the_kernel_refuses(value, msg, details):
 
 
 @pytest.mark.parametrize("value", ["e" * 15, "ä" * 7 + "e", "...", "a.b-c_d"])
-def test_interface_names_the_kernel_accepts(value):
-    """Fifteen bytes, counted as bytes."""
+def test_valid_interface_names_are_accepted(value):
+    """Names of up to fifteen bytes, not characters, are accepted."""
     assert cni_args.from_env(WHOLE | {"CNI_IFNAME": value}).ifname == value
 
 
@@ -117,8 +117,8 @@ def test_interface_names_the_kernel_accepts(value):
         ("IgnoreUnknown=0;IP=a", {"IP": "a"}),
     ],
 )
-def test_cni_args_that_are_understood(text, pairs):
-    """CNI_ARGS gives the known keys; with IgnoreUnknown, wherever it stands, others may be there."""
+def test_known_cni_args_are_returned(text, pairs):
+    """CNI_ARGS returns the known keys; IgnoreUnknown, in any place, permits others."""
     assert cni_args.from_env(WHOLE | {"CNI_ARGS": text}).cni_args("IP") == pairs
 
 
@@ -138,8 +138,8 @@ def test_cni_args_that_are_understood(text, pairs):
         ),
     ],
 )
-def test_cni_args_that_are_not(text, msg):
-    """Malformed pairs and unknown keys are told in the reference's words, with code 4."""
+def test_invalid_cni_args_are_refused(text, msg):
+    """Malformed pairs and unknown keys have the reference's texts and code 4."""
     with pytest.raises(CniError) as caught:
         cni_args.from_env(WHOLE | {"CNI_ARGS": text}).cni_args("IP")
     assert (caught.value.code, caught.value.msg) == (4, msg)
@@ -149,8 +149,8 @@ VALUES = st.text(max_size=20) | st.sampled_from(["", "eth0", "cid", *cni_args.CO
 
 
 @given(st.dictionaries(st.sampled_from([*WHOLE, "CNI_ARGS"]), VALUES))
-def test_any_environment_is_read_or_refused(env):
-    """Whatever the variables hold, reading them gives values or code 4."""
+def test_any_environment_is_parsed_or_refused(env):
+    """Any values of the variables are parsed or refused with code 4."""
 
     def read():
         args = cni_args.from_env(env)
@@ -162,8 +162,8 @@ def test_any_environment_is_read_or_refused(env):
 
 
 @given(st.text(alphabet="aI=;1 "))
-def test_any_cni_args_are_read_or_refused(text):
-    """Whatever CNI_ARGS holds, reading it gives pairs or code 4."""
+def test_any_cni_args_are_parsed_or_refused(text):
+    """Any CNI_ARGS are parsed or refused with code 4."""
     args = cni_args.from_env(WHOLE | {"CNI_ARGS": text})
     error = failure_of(lambda: args.cni_args("a", "I"), CniError)
     assert error is None or error.code == 4

@@ -43,26 +43,26 @@ def failure(stdin):
     ],
 )
 def test_unusable_input_is_refused(stdin, code, msg):
-    """What is no object is a decoding failure (6), a bad name an invalid configuration (7)."""
+    """Input that is no JSON object is a decoding failure (6), an invalid name an invalid configuration (7)."""
     error = failure(stdin)
     assert error.code == code
     assert error.msg.startswith(msg)
 
 
-def test_a_bad_name_is_repeated_in_the_details():
-    """The operator sees which name was refused."""
+def test_invalid_name_is_repeated_in_the_details():
+    """The details contain the refused name."""
     assert failure(b'{"name": "a/b"}').details == "a/b"
 
 
-def test_absent_version_means_the_first():
-    """Without cniVersion, or with an empty one, a configuration is of version 0.1.0."""
+def test_absent_version_is_0_1_0():
+    """Without cniVersion, or with an empty one, a configuration has version 0.1.0."""
     for keys in ({}, {"cniVersion": ""}, {"cniVersion": None}):
         assert (parse(**keys).cni_version, parse(**keys).version) == ("", "0.1.0")
     assert parse(CNIVERSION="1.0.0").version == "1.0.0"
 
 
-def test_common_keys_are_found_in_any_case():
-    """What the runtime adds is read as containerd may write it; capabilities and unknown keys do no harm."""
+def test_common_keys_match_in_any_case():
+    """The runtime's keys are read in containerd's spelling; capabilities and unknown keys are ignored."""
     request = parse(
         RuntimeConfig={"MAC": "x"}, Args={"CNI": {"IPs": ["10.1.2.3"]}}, capabilities={"ips": True}, unknown=[{}]
     )
@@ -71,10 +71,10 @@ def test_common_keys_are_found_in_any_case():
     assert parse().runtime_config.raw("mac") is None
 
 
-def test_prev_result_is_of_the_configurations_version():
-    """A prevResult without cniVersion, or with an empty one, takes the configuration's."""
-    for own in ({}, {"cniVersion": ""}, {"cniVersion": "1.0.0"}):
-        assert parse(cniVersion="1.1.0", prevResult=own).prev_result() == Result()
+def test_prev_result_has_the_configurations_version():
+    """A prevResult without cniVersion, or with an empty one, has the configuration's version."""
+    for prev_result in ({}, {"cniVersion": ""}, {"cniVersion": "1.0.0"}):
+        assert parse(cniVersion="1.1.0", prevResult=prev_result).prev_result() == Result()
     assert parse(cniVersion="1.1.0").prev_result() is None
     assert parse(cniVersion="1.1.0", prevResult=None).prev_result() is None
 
@@ -84,7 +84,7 @@ def test_prev_result_is_of_the_configurations_version():
     [{"cniVersion": "0.4.0"}, {"cniVersion": "9.9.9"}, {"ips": [{}]}, {"ips": 5}, {"interfaces": [{"mtu": "x"}]}, 5],
 )
 def test_prev_result_of_another_family_or_shape_is_refused(prev_result):
-    """The text says that it was the prevResult."""
+    """The message says that prevResult is invalid."""
     request = parse(cniVersion="1.0.0", prevResult=prev_result)
     with pytest.raises(CniError, match=r"^could not parse prevResult: ") as caught:
         request.prev_result()
@@ -107,10 +107,10 @@ TWO = [{"ContainerID": "b", "IfName": "eth1"}, {"containerID": "c", "ifname": "e
         ({"cni.dev/attachments": TWO, "cni.dev/valid-attachments": None}, set()),
     ],
 )
-def test_valid_attachments(keys, attachments):
-    """GC keeps what is listed: a key that is there counts, even as null; an absent one means that nothing may go."""
-    found = parse(**keys).valid_attachments()
-    assert found == (None if attachments is None else {Attachment(*item) for item in attachments})
+def test_gc_lists_are_parsed(keys, attachments):
+    """GC keeps the listed attachments: null is an empty list, and without a key nothing may be removed."""
+    valid = parse(**keys).valid_attachments()
+    assert valid == (None if attachments is None else {Attachment(*item) for item in attachments})
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,16 @@ def test_valid_attachments(keys, attachments):
         None,
     ],
 )
-def test_an_attachment_without_a_name_is_refused(element):
-    """An element that names no container or no interface is an error: it would release what is in use."""
+def test_attachment_without_a_name_is_refused(element):
+    """An element without a container ID or an interface is an error, since GC would release addresses in use."""
     with pytest.raises(CniError) as caught:
         parse(**{"cni.dev/valid-attachments": [*ONE, element]}).valid_attachments()
     assert caught.value.code == 7
 
 
 @given(st.binary() | st.dictionaries(st.sampled_from(KEYS), JSON_VALUES).map(lambda obj: json.dumps(obj).encode()))
-def test_any_stdin_is_read_or_refused(stdin):
-    """Whatever is on stdin, reading the common keys gives values or a CniError of code 6 or 7."""
+def test_any_stdin_is_parsed_or_refused(stdin):
+    """Any input is parsed, or refused with a CniError of code 6 or 7."""
     requests = []
     error = failure_of(lambda: requests.append(conf.parse(stdin)), CniError)
     assert error is None or error.code in (6, 7)

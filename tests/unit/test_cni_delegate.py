@@ -1,23 +1,26 @@
-"""Delegation to other executables and to ourselves (cni.delegate)."""
+"""Delegation to other executables and to this executable (cni.delegate)."""
 
 import json
 import os
 import signal
-import stat
 import sys
 import threading
 from dataclasses import replace
 from ipaddress import ip_interface
+from typing import Any
 
 import pytest
 
 from cni import args as cni_args
 from cni import conf as cni_conf
-from cni import delegate, skel
+from cni import delegate
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
 from process import child
+from process.signals import Terminated
 from process.undo import Undo
 from tests.support.errors import failure_of
 
@@ -28,7 +31,7 @@ DUPLICATE = '{"code": 999, "msg": "10.1.2.2 has been allocated to cid, duplicate
 
 @pytest.fixture
 def script(tmp_path):
-    """Installs a shell script as the IPAM plugin "ipam"; it notes each command in the file "calls"."""
+    """A function that installs a shell script as the IPAM plugin "ipam", which writes its verbs to the file "calls"."""
 
     def install(body, directory="bin", head=f'echo "$CNI_COMMAND" >> {tmp_path}/calls'):
         file = tmp_path / directory / "ipam"
@@ -42,13 +45,13 @@ def script(tmp_path):
 
 @pytest.fixture
 def calls(tmp_path):
-    """Returns the commands that were run so far."""
+    """A function that returns the verbs that ran so far."""
     return lambda: (tmp_path / "calls").read_text().split() if (tmp_path / "calls").exists() else []
 
 
 @pytest.fixture
 def request_for(tmp_path):
-    """Makes the invocation and the configuration of an upper plugin."""
+    """A function that returns the arguments and the configuration of the calling plugin."""
 
     def make(command="ADD", version="1.0.0", stdin=None, delegates=None, **env):
         stdin = stdin or json.dumps({"cniVersion": version, "name": "net", "ipam": {"type": "ipam"}}).encode()
@@ -73,23 +76,24 @@ def failure(run):
 
 
 def add(request):
+    args, conf = request
     with Undo() as undo:
-        return delegate.add("ipam", *request, undo)
+        return delegate.add("ipam", args, conf, undo)
 
 
-def in_a_child(what):
-    """Runs `what` in a process of its own, with one thread as a plugin has, and returns whether it was true."""
+def in_a_child(function):
+    """Runs `function` in a separate process with one thread, as a plugin has; returns whether the result is true."""
     child = os.fork()
     if child == 0:
         try:
-            os._exit(0 if what() else 1)
+            os._exit(0 if function() else 1)
         finally:
             os._exit(2)
     return os.waitpid(child, 0)[1] == 0
 
 
-def test_the_first_file_on_the_path_is_run(script, request_for, tmp_path):
-    """Directories are tried in order; one that is absent, and a directory of the plugin's name, are passed over."""
+def test_first_file_on_the_path_is_run(script, request_for, tmp_path):
+    """Directories are searched in order; missing ones, and a directory with the plugin's name, are skipped."""
     (tmp_path / "odd" / "ipam").mkdir(parents=True)
     script(f"echo '{ANSWER}'", "bin")
     script("exit 1", "later")
@@ -108,43 +112,43 @@ def test_the_first_file_on_the_path_is_run(script, request_for, tmp_path):
         ("..", 7, "invalid plugin name: .."),
     ],
 )
-def test_a_delegate_that_cannot_be_found(kind, code, msg):
-    """The text names the plugin and where it was looked for."""
+def test_missing_delegate_is_reported(kind, code, msg):
+    """The message names the plugin and the searched directories."""
     error = failure(lambda: delegate.find(kind, ("/a", "/b")))
     assert (error.code, error.msg) == (code, msg)
 
 
-def test_without_a_path_nothing_is_found():
-    """An empty CNI_PATH is told as such."""
+def test_empty_path_is_reported():
+    """An empty CNI_PATH has its own message."""
     error = failure(lambda: delegate.find("ipam", ()))
     assert (error.code, error.msg) == (4, "no paths provided")
 
 
 @pytest.mark.parametrize("size", [0, 2_000_000])
-def test_the_delegate_gets_our_environment_and_input_to_the_byte(script, request_for, tmp_path, size):
-    """Stdin is passed on unchanged, whatever its size; of the environment only CNI_COMMAND differs."""
+def test_delegate_gets_the_same_environment_and_input(script, request_for, tmp_path, size):
+    """Stdin is passed on unchanged, whatever its size is; in the environment only CNI_COMMAND differs."""
     script(f"cat > {tmp_path}/stdin; env > {tmp_path}/env; echo '{ANSWER}'")
     stdin = b'{ "name": "net","cniVersion":"1.0.0",\n"pad":"' + b"\xff" * size + b'"}  \n'
     args, conf = request_for("ADD", stdin=stdin, OWN="ümlaut\udcff", CNI_ARGS="A=b")
     assert add((args, conf)) == RESULT
     assert (tmp_path / "stdin").read_bytes() == stdin
-    seen = dict(line.split(b"=", 1) for line in (tmp_path / "env").read_bytes().splitlines())
-    wanted = {os.fsencode(name): os.fsencode(value) for name, value in args.env.items()}
-    assert {name: seen.get(name) for name in wanted} == wanted
-    assert seen.keys() - wanted.keys() <= {b"PWD", b"SHLVL", b"_", b"OLDPWD"}
+    actual = dict(line.split(b"=", 1) for line in (tmp_path / "env").read_bytes().splitlines())
+    expected = {os.fsencode(name): os.fsencode(value) for name, value in args.env.items()}
+    assert {name: actual.get(name) for name in expected} == expected
+    assert actual.keys() - expected.keys() <= {b"PWD", b"SHLVL", b"_", b"OLDPWD"}
 
 
 @pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS"])
 def test_other_verbs_are_passed_on(script, request_for, calls, command):
-    """The delegate runs the verb we run; what it prints on success is nobody's business."""
+    """The delegate runs the same verb; its output on success is ignored."""
     script("echo anything")
     delegate.run("ipam", *request_for(command, "1.1.0"))
     assert calls() == [command]
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
-def test_errors_are_passed_up_unchanged(script, request_for, command):
-    """Code, msg and details of the delegate's error object are ours."""
+def test_errors_of_the_delegate_are_returned_unchanged(script, request_for, command):
+    """Code, msg and details of the delegate's error object are kept."""
     script("""echo '{"cniVersion": "1.1.0", "code": 1234, "msg": "no", "details": "why"}'; exit 3""")
     request = request_for(command, "1.1.0")
     error = failure(lambda: add(request) if command == "ADD" else delegate.run("ipam", *request))
@@ -162,8 +166,8 @@ def test_errors_are_passed_up_unchanged(script, request_for, command):
         ("""printf '{"code": 7'; kill -KILL $$""", "netplugin failed but error parsing its diagnostic message "),
     ],
 )
-def test_a_delegate_that_fails_without_an_error_object(script, request_for, body, msg):
-    """What came instead of an error object is shown, and how the delegate ended; code 999."""
+def test_failure_without_an_error_object_is_described(script, request_for, body, msg):
+    """The error has code 999, the output and the way in which the delegate ended."""
     program = script(body)
     error = failure(lambda: add(request_for()))
     assert error.code == 999
@@ -185,8 +189,8 @@ def test_a_delegate_that_fails_without_an_error_object(script, request_for, body
         ),
     ],
 )
-def test_a_delegate_that_succeeds_without_a_result(script, request_for, calls, output, code, msg):
-    """An ADD whose output is no result has failed, and is followed by a DEL."""
+def test_add_without_a_result_fails(script, request_for, calls, output, code, msg):
+    """An ADD without a valid result has failed, and is followed by a DEL."""
     script(f"printf '%s' '{output}'")
     error = failure(lambda: add(request_for()))
     assert error.code == code
@@ -206,38 +210,40 @@ def test_a_delegate_that_succeeds_without_a_result(script, request_for, calls, o
         ('{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.5/24"}}', RESULT),
     ],
 )
-def test_results_of_any_version_are_understood(script, request_for, output, result):
-    """`null` is an empty result; without cniVersion it is the configuration's; a version of its own is converted."""
+def test_results_of_any_version_are_converted(script, request_for, output, result):
+    """`null` is an empty result; without cniVersion a result has the configuration's, another version is converted."""
     script(f"printf '%s' '{output}'")
     assert add(request_for(version="1.0.0")) == result
 
 
-def test_stderr_is_ours(script, request_for, capfd):
-    """What the delegate says on stderr appears on ours."""
+def test_stderr_is_inherited(script, request_for, capfd):
+    """The delegate's stderr is the plugin's."""
     script(f"echo careful >&2; echo '{ANSWER}'")
     add(request_for())
     assert capfd.readouterr().err == "careful\n"
 
 
 @pytest.mark.parametrize(
-    ("output", "wanted"),
+    ("output", "expected"),
     [('{"code": 11, "msg": "full"}', ["ADD", "DEL"]), (DUPLICATE, ["ADD"])],
     ids=["full", "duplicate"],
 )
-def test_a_failed_add_is_followed_by_del(script, request_for, calls, output, wanted):
-    """A foreign plugin's failed ADD is cleaned up, but never after a duplicate allocation, whose owner lives."""
+def test_failed_add_is_followed_by_del(script, request_for, calls, output, expected):
+    """The failed ADD of another executable is followed by DEL, except after a duplicate allocation."""
     script(f"printf '%s' '{output}'; exit 1")
     failure(lambda: add(request_for()))
-    assert calls() == wanted
+    assert calls() == expected
 
 
-def test_a_later_failure_runs_del(script, request_for, calls, capfd):
-    """When a step after IPAM fails, the address is released; an error of that DEL does not hide the failure."""
+def test_later_failure_runs_del(script, request_for, calls, capfd):
+    """If a step after IPAM fails, DEL releases the address; an error of that DEL does not hide the failure."""
     script(f"""[ $CNI_COMMAND = DEL ] && echo '{{"code": 5, "msg": "gone"}}' && exit 1; echo '{ANSWER}'""")
+
+    args, conf = request_for()
 
     def attach():
         with Undo() as undo:
-            delegate.add("ipam", *request_for(), undo)
+            delegate.add("ipam", args, conf, undo)
             raise ValueError("later")
 
     assert str(failure_of(attach, ValueError)) == "later"
@@ -245,20 +251,20 @@ def test_a_later_failure_runs_del(script, request_for, calls, capfd):
     assert capfd.readouterr().err == "podwire: could not run DEL of ipam: gone\n"
 
 
-def test_a_file_that_cannot_be_run(script, request_for):
-    """The text names the file and the kernel's reason."""
+def test_file_that_cannot_be_run_is_named(script, request_for):
+    """The message has the file and the kernel's reason."""
     program = script("")
     program.chmod(0o644)
     assert failure(lambda: add(request_for())).msg == f"cannot run {program}: Permission denied"
 
 
-@pytest.mark.parametrize("frees", [True, False])
-def test_a_file_being_replaced_is_waited_for(script, request_for, monkeypatch, frees):
-    """A plugin that is open for writing is tried six times before giving up."""
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_file_that_is_being_written_is_tried_again(script, request_for, monkeypatch, is_closed):
+    """A plugin that is open for writing is tried six times."""
     program = script(f"echo '{ANSWER}'")
     monkeypatch.setattr(delegate, "_BUSY_WAIT_S", 0.02)
     with program.open("a") as writer:
-        if frees:
+        if is_closed:
             timer = threading.Timer(0.03, writer.close)
             timer.start()
             assert add(request_for()) == RESULT
@@ -267,11 +273,11 @@ def test_a_file_being_replaced_is_waited_for(script, request_for, monkeypatch, f
             assert failure(lambda: add(request_for())).msg == f"cannot run {program}: Text file busy"
 
 
-def test_a_signal_while_waiting_ends_the_delegate_first(script, request_for, calls, tmp_path):
-    """SIGTERM is passed on, the delegate cleans up and ends, then a DEL follows and our own undo goes on."""
+def test_signal_ends_the_delegate_first(script, request_for, calls, tmp_path):
+    """SIGTERM is passed on, the delegate cleans up and ends, then DEL follows, and the plugin's other undos."""
 
     def on_signal(signum, frame):
-        raise skel.Terminated
+        raise Terminated
 
     script(
         f"""[ $CNI_COMMAND = DEL ] && exit 0
@@ -282,15 +288,15 @@ def test_a_signal_while_waiting_ends_the_delegate_first(script, request_for, cal
 
     def plugin():
         signal.signal(signal.SIGTERM, on_signal)
-        return failure_of(lambda: add(request_for()), skel.Terminated) is not None
+        return failure_of(lambda: add(request_for()), Terminated) is not None
 
     assert in_a_child(plugin)
     assert calls() == ["ADD", "cleaned", "DEL"]
 
 
-def test_a_delegate_starts_with_default_signals(script, request_for, tmp_path):
-    """SIGPIPE, which Python ignores, and signals blocked while undoing are the defaults again in the delegate."""
-    program = script("")  # then awk instead of a shell: shells clear the mask themselves
+def test_delegate_starts_with_default_signals(script, request_for, tmp_path):
+    """SIGPIPE, which Python ignores, and blocked signals have their defaults in the delegate."""
+    program = script("")  # awk replaces the shell, which would clear the mask
     read = f'while ((getline line < "/proc/self/status") > 0) print line > "{tmp_path}/signals"'
     program.write_text(f'#!/usr/bin/awk -f\nBEGIN {{ {read}; print "{{}}" }}\n')
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
@@ -304,7 +310,7 @@ def test_a_delegate_starts_with_default_signals(script, request_for, tmp_path):
 
 
 def test_descriptors_do_not_leak(script, request_for):
-    """Neither success nor failure leaves a file open."""
+    """Neither success nor failure leaves a file descriptor open."""
     program = script(f"echo '{ANSWER}'")
     before = os.listdir("/proc/self/fd")
     add(request_for())
@@ -314,18 +320,17 @@ def test_descriptors_do_not_leak(script, request_for):
 
 
 @pytest.fixture
-def ourselves(tmp_path):
-    """Makes "ipam" on CNI_PATH the very file this process runs."""
+def same_file(tmp_path):
+    """Makes "ipam" on CNI_PATH the file that this process runs."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ipam").symlink_to(sys.executable)
-    assert stat.S_ISREG((tmp_path / "bin" / "ipam").stat().st_mode)
 
 
-def inside(seen, answer=RESULT, **kwargs):
-    """Makes a delegate that runs in this process, notes its calls, and gives or raises `answer`."""
+def make_delegate(calls, answer=RESULT, **kwargs):
+    """Returns a delegate that runs in this process, records its calls, and returns or raises `answer`."""
 
-    def verb(args, conf):
-        seen.append((args.command, args.stdin))
+    def verb(args: CmdArgs, conf: NetConf, *valid: frozenset[Attachment]) -> Any:
+        calls.append((args.command, args.stdin))
         if isinstance(answer, Exception):
             raise answer
         return answer if args.command == "ADD" else None
@@ -333,17 +338,17 @@ def inside(seen, answer=RESULT, **kwargs):
     return {"ipam": Plugin("ipam", verb, verb, verb, cmd_gc=verb, cmd_status=verb, **kwargs)}
 
 
-@pytest.mark.usefixtures("ourselves")
-def test_our_own_file_runs_inside_this_process(request_for):
-    """A delegate that is this executable gets the same input and its own command, without a second process."""
-    seen = []
-    args, conf = request_for("ADD", delegates=inside(seen))
+@pytest.mark.usefixtures("same_file")
+def test_delegate_of_the_same_file_runs_in_this_process(request_for):
+    """A delegate that is this executable gets the same input and the verb, without a second process."""
+    seen: list[tuple[str, bytes]] = []
+    args, conf = request_for("ADD", delegates=make_delegate(seen))
     assert add((args, conf)) == RESULT
-    delegate.run("ipam", *request_for("CHECK", delegates=inside(seen)))
+    delegate.run("ipam", *request_for("CHECK", delegates=make_delegate(seen)))
     assert seen == [("ADD", args.stdin), ("CHECK", args.stdin)]
 
 
-@pytest.mark.usefixtures("ourselves")
+@pytest.mark.usefixtures("same_file")
 @pytest.mark.parametrize(
     ("answer", "code", "msg"),
     [
@@ -353,39 +358,39 @@ def test_our_own_file_runs_inside_this_process(request_for):
         (Result(), 7, "cannot convert: no valid IP addresses"),
     ],
 )
-def test_errors_inside_are_those_of_a_process(request_for, answer, code, msg):
-    """What a delegate inside raises arrives as the error object it would have printed, and no DEL follows."""
-    seen = []
-    error = failure(lambda: add(request_for(version="0.2.0", delegates=inside(seen, answer))))
+def test_errors_of_a_delegate_in_this_process_are_converted(request_for, answer, code, msg):
+    """An exception of the delegate becomes the error object that it would print, and no DEL follows."""
+    seen: list[tuple[str, bytes]] = []
+    error = failure(lambda: add(request_for(version="0.2.0", delegates=make_delegate(seen, answer))))
     assert (error.code, error.msg) == (code, msg)
     assert [command for command, _ in seen] == ["ADD"]
 
 
-@pytest.mark.usefixtures("ourselves")
-def test_versions_are_tested_inside_too(request_for):
-    """A delegate that does not know the configuration's version refuses it, in this process as in another."""
-    error = failure(lambda: add(request_for(delegates=inside([], versions=("0.1.0",)))))
+@pytest.mark.usefixtures("same_file")
+def test_version_is_checked_for_a_delegate_in_this_process(request_for):
+    """A delegate that does not support the configuration's version refuses it, in this process, too."""
+    error = failure(lambda: add(request_for(delegates=make_delegate([], versions=("0.1.0",)))))
     assert (error.code, error.msg) == (1, "incompatible CNI versions")
 
 
-@pytest.mark.usefixtures("ourselves")
-def test_results_inside_lose_what_the_version_cannot_hold(request_for):
-    """Under 0.2.0 the upper plugin sees what it would have read from another process: one address a family."""
+@pytest.mark.usefixtures("same_file")
+def test_result_of_a_delegate_in_this_process_is_converted(request_for):
+    """In 0.2.0 the calling plugin gets the same as from another process: one address per family."""
     two = Result(ips=tuple(IPConfig(ip_interface(f"10.1.2.{n}/24")) for n in (5, 6)))
-    assert add(request_for(version="0.2.0", delegates=inside([], two))) == RESULT
+    assert add(request_for(version="0.2.0", delegates=make_delegate([], two))) == RESULT
 
 
-def test_another_file_of_the_same_name_is_run_as_a_process(script, request_for, calls):
-    """What is first on CNI_PATH decides: a foreign "ipam" wins over the one inside."""
+def test_other_file_of_the_same_name_runs_as_a_process(script, request_for, calls):
+    """The first file on CNI_PATH is used: another "ipam" precedes the delegate in this process."""
     script(f"echo '{ANSWER}'")
-    seen = []
-    assert add(request_for(delegates=inside(seen, Result()))) == RESULT
+    seen: list[tuple[str, bytes]] = []
+    assert add(request_for(delegates=make_delegate(seen, Result()))) == RESULT
     assert (seen, calls()) == ([], ["ADD"])
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
-def test_a_plugin_that_hangs_is_ended(script, request_for, calls, monkeypatch, command):
-    """A delegate that does not end is killed, and the error is "try again later"; a failed ADD is followed by DEL."""
+def test_delegate_that_hangs_is_killed(script, request_for, calls, monkeypatch, command):
+    """After the time limit the delegate is killed, and the error is "try again later"; DEL follows a failed ADD."""
     monkeypatch.setattr(child, "LIMIT_S", 0.3)
     file = script('[ "$CNI_COMMAND" = DEL ] && [ -e "$0.added" ] && exit 0; : > "$0.added"; exec sleep 60')
     request = request_for(command)

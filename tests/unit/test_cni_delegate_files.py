@@ -1,12 +1,12 @@
-"""Files of plugins that cannot be executed."""
+"""The errors for plugin files that cannot be executed."""
 
 import errno
 
 from cni import delegate
 
 
-def test_a_file_that_may_not_be_executed_is_told_with_the_command(tmp_path):
-    """For a plugin of mode 0644 the error has the chmod that repairs it; for a damaged one it says so."""
+def test_file_without_permission_has_a_fix(tmp_path):
+    """For a plugin of mode 0644 the details are a chmod command; for a damaged one they say so."""
     program = tmp_path / "bridge"
     program.touch(0o644)
     error = delegate.not_runnable(str(program), PermissionError(errno.EACCES, "Permission denied"))

@@ -1,4 +1,4 @@
-"""What an error's text looks like where people read it."""
+"""Texts of errors in terminals and logs."""
 
 import ast
 
@@ -6,17 +6,17 @@ from process.stderr import one_line
 from tests.support.binaries import ROOT
 
 
-def test_what_a_terminal_must_not_get_is_escaped():
-    """Control characters, lone surrogates and what else cannot be printed are escaped as Python's literals are."""
+def test_unprintable_characters_are_escaped():
+    """Control characters, lone surrogates and other unprintable characters are escaped as in Python's literals."""
     for code in (*range(0x300), 0x200B, 0x2028, 0xD800, 0xDCFF, 0xE000, 0xFEFF, 0xFFFF, 0x1F600, 0xE0001, 0x10FFFF):
         char = chr(code)
         expected = char if char.isprintable() else char.encode("unicode_escape").decode()
         assert one_line(f"a{char}b") == f"a{expected}b"
 
 
-def test_details_are_read_behind_a_semicolon():
-    """Libcni prints "msg; details": no details begin with a preposition, as if they went on with the message."""
-    found = []
+def test_details_do_not_continue_the_message():
+    """Libcni prints "msg; details", so no details begin with a preposition."""
+    continuing = []
     for path in (
         path
         for room in ("process", "cni", "kernel", "attachment", "ipam", "plugins")
@@ -27,5 +27,5 @@ def test_details_are_read_behind_a_semicolon():
             for details in call.args[1:] if name in ("CniError", "_wrong") else ():
                 words = ast.unparse(details).strip("f'\"").split(" ", 1)
                 if isinstance(details, ast.JoinedStr | ast.Constant) and words[0] in ("in", "at", "of", "one", "from"):
-                    found.append(f"{path}:{call.lineno}: {' '.join(words)}")
-    assert found == []
+                    continuing.append(f"{path}:{call.lineno}: {' '.join(words)}")
+    assert continuing == []

@@ -19,7 +19,7 @@ EMPTY = {"string": "", "boolean": False, "strings": (), "objects": (), "object_l
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("items", [{}, {"key": None}, {"other": 1}], ids=["absent", "null", "other"])
 def test_absent_and_null_are_the_default(reader, items):
-    """An absent key and `null` are the same to every reader."""
+    """An absent key and `null` have the same effect in every reader."""
     value = getattr(Fields(items), reader)("key")
     if reader == "section":
         assert value.raw("anything") is None
@@ -29,7 +29,7 @@ def test_absent_and_null_are_the_default(reader, items):
 
 
 @pytest.mark.parametrize(
-    ("reader", "given_value", "wanted"),
+    ("reader", "value", "expected"),
     [
         ("string", "x", "x"),
         ("boolean", True, True),
@@ -40,10 +40,10 @@ def test_absent_and_null_are_the_default(reader, items):
         ("strings", ["a", None], ("a", "")),
     ],
 )
-def test_reads_typed_values_whatever_the_case_of_the_key(reader, given_value, wanted):
-    """Keys match without regard to case, as containerd's untagged Go structures need."""
+def test_keys_match_in_any_case(reader, value, expected):
+    """Keys match without regard to case, which containerd's untagged Go structures need."""
     for key in ("hostPort", "HostPort", "HOSTPORT"):
-        assert getattr(Fields({key: given_value}), reader)("hostPort") == wanted
+        assert getattr(Fields({key: value}), reader)("hostPort") == expected
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_reads_typed_values_whatever_the_case_of_the_key(reader, given_value, wa
     ],
 )
 def test_types_are_strict(reader, value, problem):
-    """A value of another type is refused with code 7, and the text names the key by its whole path."""
+    """A value of another type is refused with code 7, and the message has the key's whole path."""
     with pytest.raises(CniError) as caught:
         getattr(Fields({"Key": value}, "outer[2]"), reader)("key")
     assert (caught.value.code, caught.value.msg) == (7, f'failed to load netconf: "outer[2].key" {problem}')
 
 
-def test_paths_lead_to_the_element():
-    """What is wrong deep inside is told with objects and indexes on the way."""
+def test_messages_have_the_path_of_the_element():
+    """The message for a nested element has the objects and indexes on its path."""
     fields = Fields({"ipam": {"ranges": [[{}, {"subnet": 5}]], "names": ["a", 5], "items": [None, "x"]}}).section(
         "ipam"
     )
@@ -93,15 +93,15 @@ def test_paths_lead_to_the_element():
         assert caught.value.msg == "failed to load netconf: " + text
 
 
-def test_the_last_spelling_wins_and_null_changes_nothing():
-    """Of keys that differ in case the last in the text counts, except that `null` leaves the earlier value."""
+def test_last_spelling_of_a_key_is_used():
+    """Of keys that differ in case the last one in the text counts, but `null` keeps the earlier value."""
     assert Fields({"MTU": 1, "mtu": 2}).integer("mtu") == 2
     assert Fields({"mtu": 2, "MTU": None}).integer("mtu") == 2
 
 
 @given(st.sampled_from(READERS), JSON_VALUES)
-def test_any_value_is_read_or_refused(reader, value):
-    """No JSON value makes a reader fail in any other way than with code 7."""
+def test_any_value_is_parsed_or_refused(reader, value):
+    """No JSON value causes another error in a reader than code 7."""
     read = getattr(Fields({"key": value}), reader)
     error = failure_of(lambda: read("KEY"), CniError)
     assert error is None or (error.code == 7 and '"KEY' in error.msg)

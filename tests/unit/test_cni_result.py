@@ -2,6 +2,7 @@
 
 import json
 from ipaddress import IPv4Interface, ip_address, ip_interface
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -82,7 +83,7 @@ SHAPES |= {"0.3.0": SHAPES["0.4.0"], "0.3.1": SHAPES["0.4.0"], "1.0.0": SHAPES["
 
 @pytest.mark.parametrize("version", sorted(SHAPES))
 def test_each_version_has_its_shape(version):
-    """A result is printed in the shape of the version asked for, and labelled with it."""
+    """A result is printed in the shape of the requested version, and contains that version."""
     assert WHOLE.to_json(version) == {"cniVersion": version or "0.1.0", **SHAPES[version]}
 
 
@@ -93,13 +94,13 @@ def test_each_version_has_its_shape(version):
         ("1.0.0", '{"cniVersion":"1.0.0"}'),
     ],
 )
-def test_empty_members_are_left_out(version, text):
-    """Empty lists are not printed; an empty dns is, up to 0.4.0."""
+def test_empty_members_are_omitted(version, text):
+    """Empty lists are not printed; an empty dns is printed up to 0.4.0."""
     assert gojson.dumps(Result().to_json(version)) == text
 
 
-def test_new_results_are_sorted_and_old_ones_ordered():
-    """From 1.0.0 on keys stand in alphabetical order on every level, before that in the order of the specification."""
+def test_keys_are_sorted_since_1_0_0():
+    """Since 1.0.0 keys are in alphabetical order on every level, before in the order of the specification."""
 
     def sorted_everywhere(value):
         if isinstance(value, dict):
@@ -111,18 +112,19 @@ def test_new_results_are_sorted_and_old_ones_ordered():
 
 
 @pytest.mark.parametrize("version", ["", "0.1.0", "0.2.0"])
-def test_the_first_shape_needs_an_address(version):
-    """A result without addresses cannot be told to a runtime of the first versions."""
+def test_first_shape_needs_an_address(version):
+    """The shape of the first versions cannot contain a result without addresses."""
     with pytest.raises(CniError, match=r"^cannot convert: no valid IP addresses") as caught:
         Result(interfaces=(Interface("eth0"),)).to_json(version)
     assert caught.value.code == 7
 
 
-def test_the_first_shape_drops_routes_without_an_address():
-    """A route of a family that has no address in the result is dropped."""
+def test_first_shape_omits_routes_without_an_address():
+    """A route of a family without an address in the result is omitted."""
     result = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),), routes=WHOLE.routes)
-    assert result.to_json("0.2.0")["ip4"]["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]
-    assert "ip6" not in result.to_json("0.2.0")
+    body: dict[str, Any] = result.to_json("0.2.0")
+    assert body["ip4"]["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]
+    assert "ip6" not in body
 
 
 @pytest.mark.parametrize(
@@ -140,22 +142,22 @@ def test_the_first_shape_drops_routes_without_an_address():
         ({"routes": [{"dst": "::/0", "scope": 256}]}, "1.0.0", 'failed to decode result: "routes[0].scope" must be'),
     ],
 )
-def test_results_that_cannot_be_read(obj, version, msg):
-    """A result of another family of versions, or of wrong types, is refused with the place that is wrong."""
+def test_invalid_results_are_refused(obj, version, msg):
+    """A result of another family of versions, or of wrong types, is refused, and the message names the place."""
     with pytest.raises(CniError) as caught:
         from_json(obj, version)
     assert caught.value.code == 7
     assert caught.value.msg.startswith(msg)
 
 
-def test_addresses_are_read_in_any_notation():
-    """Mapped and upper case addresses are printed in their canonical form, keys found in any case."""
+def test_addresses_are_parsed_in_any_notation():
+    """Mapped and upper-case addresses are printed in canonical form, and keys match in any case."""
     result = from_json({"IPs": [{"Address": "::FFFF:10.1.2.5/120"}, {"address": "FD00:0::5/64"}]}, "1.0.0")
     assert [str(ip.address) for ip in result.ips] == ["10.1.2.5/24", "fd00::5/64"]
 
 
 def test_null_is_an_empty_result():
-    """A delegate that prints `null` has no result."""
+    """`null` from a delegate is an empty result."""
     assert from_json(None, "1.0.0") == Result()
 
 
@@ -188,9 +190,9 @@ RESULTS = st.builds(
 
 
 @given(RESULTS, st.sampled_from(["", *versions.SUPPORTED]))
-def test_results_survive_printing_in_every_version(result, version):
-    """A result printed as JSON text and read again is what `converted` promises, and printing that changes nothing."""
-    old = versions.family(version)[0] == ""
+def test_printed_result_is_parsed_to_the_converted_one(result, version):
+    """A result that is printed and parsed equals `converted`, and printing that again changes nothing."""
+    old = version in versions.FAMILIES[0]
     if old and not result.ips:
         with pytest.raises(CniError, match="no valid IP addresses"):
             result.converted(version)
@@ -206,17 +208,17 @@ def test_results_survive_printing_in_every_version(result, version):
 
 
 @given(RESULTS, st.sampled_from(["0.2.0", "0.4.0"]))
-def test_the_first_shape_keeps_one_address_of_each_family(result, over):
-    """However it gets there, 0.2.0 shows the first IPv4 and the first IPv6 address and the routes of those families."""
+def test_first_shape_has_one_address_of_each_family(result, over):
+    """0.2.0 has the first IPv4 and IPv6 address with the routes of their families, even after a conversion."""
     if not result.ips:
         return
     body = result.converted("0.4.0").to_json("0.2.0") if over == "0.4.0" else result.to_json("0.2.0")
     for key, is_v4 in (("ip4", True), ("ip6", False)):
-        own = [ip for ip in result.ips if isinstance(ip.address, IPv4Interface) is is_v4]
+        ips = [ip for ip in result.ips if isinstance(ip.address, IPv4Interface) is is_v4]
         routes = [str(route.dst) for route in result.routes if isinstance(route.dst, IPv4Interface) is is_v4]
-        assert (key in body) == bool(own)
-        if own:
-            assert body[key]["ip"] == str(own[0].address)
+        assert (key in body) == bool(ips)
+        if ips:
+            assert body[key]["ip"] == str(ips[0].address)
             assert [route["dst"] for route in body[key].get("routes", [])] == routes
 
 
@@ -225,7 +227,7 @@ def test_the_first_shape_keeps_one_address_of_each_family(result, over):
     | JSON_VALUES,
     st.sampled_from(["", "7", *versions.SUPPORTED]),
 )
-def test_any_object_is_read_or_refused(obj, version):
-    """No JSON value makes the reader fail in any other way than with code 7."""
+def test_any_object_is_parsed_or_refused(obj, version):
+    """No JSON value causes another error in the reader than code 7."""
     error = failure_of(lambda: from_json(obj, version), CniError)
     assert error is None or error.code == 7

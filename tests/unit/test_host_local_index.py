@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -25,17 +26,10 @@ def net(tmp_path):
 
 
 @pytest.fixture
-def scans(monkeypatch):
-    """A list with one item for each scan of a store."""
-    calls: list[Reservations] = []
-    real = Reservations.scan
-
-    def scan(reservations):
-        calls.append(reservations)
-        return real(reservations)
-
-    monkeypatch.setattr(Reservations, "scan", scan)
-    return calls
+def scans():
+    """The scans of stores, as calls of a mock."""
+    with mock.patch.object(Reservations, "scan", autospec=True, side_effect=Reservations.scan) as scan:
+        yield scan.mock_calls
 
 
 def find(net, owner):
