@@ -1,4 +1,4 @@
-"""Fixtures of the tests on the real kernel: a bridge network, and one whose IPAM does as told."""
+"""Fixtures of the tests on the real kernel: networks of each plugin, and one with a scripted IPAM plugin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet
 
 @pytest.fixture
 def network(bin_dir: Path, host: Namespace, store: Path) -> Network:
-    """An IPv4 network with default gateway and host-local, as the README's first example has it."""
+    """An IPv4 network with default gateway and host-local, as in README's first example."""
     return Network(
         host,
         {
@@ -49,7 +49,7 @@ def network(bin_dir: Path, host: Namespace, store: Path) -> Network:
 
 @pytest.fixture
 def dual_network(network: Network) -> Network:
-    """The same with an IPv6 range beside the IPv4 one."""
+    """The same network with an IPv6 range besides the IPv4 one."""
     return network.having(ipam={**network.config["ipam"], "ranges": [IPV4, IPV6]})
 
 
@@ -63,27 +63,27 @@ def routed(bin_dir: Path, host: Namespace, store: Path) -> Network:
 
 @pytest.fixture
 def published(dual_network: Network) -> PublishingNetwork:
-    """A dual-stack, masqueraded network as conf/10 has it, with portmap behind bridge."""
+    """A dual-stack, masqueraded network as in conf/10, with portmap after bridge."""
     disable_dad(dual_network.host)
     return PublishingNetwork(dual_network.having(ipMasq=True, hairpinMode=True))
 
 
 @pytest.fixture
 def shaped(network: Network) -> BandwidthNetwork:
-    """The IPv4 network with bandwidth behind bridge, which limits both directions."""
+    """The IPv4 network with bandwidth after bridge, which limits both directions."""
     return BandwidthNetwork(network).with_runtime_limits(**BOTH)
 
 
 @pytest.fixture
 def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
-    """A network's tuning that does nothing yet, with a data directory that does not exist yet."""
+    """A tuning plugin without settings, and with a data directory that does not exist."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
     return Tuning(host, config)
 
 
 @pytest.fixture
 def client(host: Namespace, new_sandbox: Callable[[], Namespace]) -> Namespace:
-    """A machine beside the host, without a route to the pods' networks."""
+    """A machine connected to the host, without a route to the pods' networks."""
     namespace = new_sandbox()
     disable_dad(namespace)
     connect(host, namespace)
@@ -92,7 +92,7 @@ def client(host: Namespace, new_sandbox: Callable[[], Namespace]) -> Namespace:
 
 @pytest.fixture
 def bridged(host: Namespace) -> Namespace:
-    """The host with a bridge that an administrator made, `cni0`, as the kernel makes one: without VLAN filtering."""
+    """The host with an administrator's bridge `cni0` that has the kernel's defaults: no VLAN filtering."""
     host.ip("link", "add", "cni0", "type", "bridge")
     return host
 
@@ -109,9 +109,9 @@ def netfilter(host: Namespace) -> Iterator[NftSocket]:
 
 @pytest.fixture
 def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]:
-    """A function that makes the network with an IPAM plugin that answers what it is told, or runs what it is told.
+    """A function that returns the network with an IPAM plugin that prints `ips`, or runs the script `body`.
 
-    Its calls are noted: `scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls()`.
+    `scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls()` returns the plugin's calls.
     """
 
     def make(
@@ -128,25 +128,25 @@ def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]
 
 @pytest.fixture
 def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
-    """The commands that the scripted IPAM plugin was run with so far."""
+    """A function that returns the verbs that the scripted IPAM plugin has run."""
     return scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls
 
 
 @pytest.fixture
 def host_ports(bin_dir: Path, host: Namespace) -> PortmapNetwork:
-    """A network with portmap for dual-stack pods; whether and with which backend they have ports is for the test."""
+    """A network with portmap for dual-stack pods; the test chooses ports and backend."""
     return PortmapNetwork(host, {"cniVersion": "1.0.0", "name": "net", "type": "portmap"}).having(addresses=DUAL)
 
 
 @pytest.fixture(params=[NFT, LEGACY])
 def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory where iptables and its company are of one variant."""
+    """A directory with iptables, iptables-save and the others of one variant."""
     return xtables.variant(tmp_path / request.param, request.param)
 
 
 @pytest.fixture
 def iptables_ports(host_ports: PortmapNetwork, tools: Path) -> PortmapNetwork:
-    """The same with iptables, whose programs are of each variant."""
+    """The same network with iptables of each variant."""
     return replace(host_ports.having(backend="iptables"), tools=tools)
 
 
@@ -160,6 +160,6 @@ def firewall(bin_dir: Path, bridged: Namespace, tools: Path) -> Firewall:
 @pytest.fixture
 def tool(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tool:
     """The tool on a host with a network of bridge and portmap."""
-    made = Tool(host, tmp_path)
-    made.configure(made.bridge(ipMasq=True), PORTMAP)
-    return made
+    operator_tool = Tool(host, tmp_path)
+    operator_tool.configure(operator_tool.bridge(ipMasq=True), PORTMAP)
+    return operator_tool
