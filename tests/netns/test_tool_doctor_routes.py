@@ -33,7 +33,7 @@ def test_pod_that_is_routed_elsewhere(node, network, sandbox, shell):
     routes = node.host.ip("route")
     node.host.run("sh", "-ec", shell)
     finding = node.find("pod-routed-elsewhere")
-    assert 'by "out0", not by "cni4" or "veth' in finding["text"]
+    assert 'over "out0", not over "cni4" or "veth' in finding["text"]
     node.run_fix(finding)
     assert list_problems(node.list_findings()) == []
     assert set(node.host.ip("route").splitlines()) > set(routes.splitlines())
