@@ -1,4 +1,4 @@
 """The CNI specification as Python values, and the entry point of every plugin (skel.run).
 
-One rule: this package knows the protocol and nothing of Linux; it imports the standard library only.
+This package knows the protocol and nothing of Linux; it imports the standard library only.
 """

@@ -1,6 +1,6 @@
 """Addresses as text: what Go's net package accepts and prints, in both directions.
 
-One rule: an address is a typed value once parsed; code below never parses text again.
+An address is a typed value once parsed; code below never parses text again.
 """
 
 from __future__ import annotations

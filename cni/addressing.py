@@ -1,6 +1,6 @@
 """Configuration shared by the IPAM plugins: the `ipam` object, its routes, requested addresses, result limits.
 
-One rule: a requested address stays text here, with its path in the configuration; each plugin decides on prefixes.
+A requested address stays text here, with its path in the configuration; each plugin decides on prefixes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CmdArgs: the CNI_* environment variables, validated as each verb demands.
 
-One rule: the environment is an argument, and an invalid variable is refused before anything else happens.
+The environment is an argument, and an invalid variable is refused before anything else happens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NetConf: the network configuration that a plugin reads on stdin, with the keys common to all plugins.
 
-One rule: the keys that a runtime adds are read here; a plugin's other keys are read in its conf.py.
+The keys that a runtime adds are read here; a plugin's other keys are read in its conf.py.
 """
 
 from __future__ import annotations

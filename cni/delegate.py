@@ -1,6 +1,6 @@
 """Delegation: one plugin runs another, usually the IPAM plugin (specification, section "Delegation").
 
-One rule: the delegate is the first file of its name on CNI_PATH. If that file is this executable, the delegate
+The delegate is the first file of its name on CNI_PATH. If that file is this executable, the delegate
 runs inside this process, which saves starting one; its result and errors are the same.
 """
 

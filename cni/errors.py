@@ -1,6 +1,6 @@
 """Error codes of the CNI specification, and CniError, the exception that carries them.
 
-One rule: a CniError is for what an operator can act on; any other exception becomes code 999 in skel.
+A CniError is for what an operator can act on; any other exception becomes code 999 in skel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fields: the typed reader of JSON objects that every configuration goes through.
 
-One rule: keys match without regard to case and types are strict, as with Go's encoding/json, because containerd
+Keys match without regard to case and types are strict, as with Go's encoding/json, because containerd
 sends "HostPort" where the documents say "hostPort"; errors name the path of the key.
 """
 

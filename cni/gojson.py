@@ -4,7 +4,7 @@ Python's json has other rules: for repeated keys, `null`, NaN, invalid UTF-8, lo
 output. This module adds Go's rules to json's decoder and encoder and is the only JSON code of the plugins;
 podwire.lint.positions also needs offsets, and pack/json.c is the C part of json in the static executable.
 
-One rule: no key has a meaning here; text becomes plain objects, and objects text.
+No key has a meaning here; text becomes plain objects, and objects text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The schema of configuration keys, for `podwire lint` and the docs.
 
-One rule: the schema lists keys, their places and types; the code that reads a key decides on valid values. A test keeps
+The schema lists keys, their places and types; the code that reads a key decides on valid values. A test keeps
 schema, code and option tables in step.
 
 A plugin's keys are listed in its conf.py; keys that several plugins read, next to the code that reads them.

@@ -1,6 +1,6 @@
 """The result of an ADD as values, and its JSON in the shape of every version of the specification.
 
-One rule: inside podwire a result is always of the newest shape; versions exist only in `to_json` and `from_json`.
+Inside podwire a result is always of the newest shape; versions exist only in `to_json` and `from_json`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The entry point of every plugin: reads an invocation, runs the verb, writes one JSON document.
 
-One rule: only this module reads stdin, writes stdout and decides the exit status; both are arguments.
+Only this module reads stdin, writes stdout and decides the exit status; both are arguments.
 The order of the checks is the reference's (pkg/skel), since runtimes and their tests observe it; but the plugin's own
 namespace is refused before the verb runs, not after it.
 """

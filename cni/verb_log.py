@@ -1,6 +1,6 @@
 """The verb log: one line of JSON for each verb (process.log writes it).
 
-One rule: logging never changes a verb's result or exit status; a failure to log is reported on stderr. Logging is
+Logging never changes a verb's result or exit status; a failure to log is reported on stderr. Logging is
 off by default, and then costs no system call.
 
 The environment enables it, or for a network keys of its configuration; the environment wins:

@@ -1,6 +1,6 @@
 """CNI versions: the supported ones, their order, and the version that introduced each verb.
 
-One rule: membership is by text ("1.0" is not "1.0.0"), order is by number, as in the reference library.
+Membership is by text ("1.0" is not "1.0.0"), order is by number, as in the reference library.
 """
 
 from __future__ import annotations

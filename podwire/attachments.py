@@ -1,6 +1,6 @@
 """Reads libcni's result cache: every attachment of this node's runtimes, with what is needed to repeat a verb.
 
-One rule: verbs use the configuration that ADD had, which the cache keeps; the file in net.d may have changed since.
+Verbs use the configuration that ADD had, which the cache keeps; the file in net.d may have changed since.
 """
 
 from __future__ import annotations

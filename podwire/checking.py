@@ -1,6 +1,6 @@
 """Runs CHECK of cached attachments, for `podwire doctor` and `podwire show`.
 
-One rule: CHECK runs in this process and only reads. host-local's CHECK, which locks the store, is replaced by one that
+CHECK runs in this process and only reads. host-local's CHECK, which locks the store, is replaced by one that
 reads the store without the lock.
 """
 

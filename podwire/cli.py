@@ -1,6 +1,6 @@
 """The operator's tool: parses the command line with argparse and runs the command.
 
-One rule: help, completion and the manual page are derived from the same parser.
+Help, completion and the manual page are derived from the same parser.
 """
 
 from __future__ import annotations

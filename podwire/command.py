@@ -1,6 +1,6 @@
 """A command of the operator's tool, its input, its exit status, and the options that commands share.
 
-One rule: a command uses only its arguments: environment, plugins and output are passed in, so that tests can replace
+A command uses only its arguments: environment, plugins and output are passed in, so that tests can replace
 them.
 """
 

@@ -1,6 +1,6 @@
 """The tree of the tool's commands, read from its argparse parser: for completion and the manual page.
 
-One rule: there is no second list of commands and options. A word's position in the parser decides its completions, and
+There is no second list of commands and options. A word's position in the parser decides its completions, and
 its metavar (NETWORK, NETNS, PLUGIN, FILE, DIR) where their names come from.
 """
 

@@ -1,6 +1,6 @@
 """The configuration that `podwire install --conf` writes: a network with the node's own addresses.
 
-One rule: only addresses are added. Without a file the network equals conf/10-podwire.conflist; a test compares both.
+Only addresses are added. Without a file the network equals conf/10-podwire.conflist; a test compares both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Installs one file under all its names in a directory of plugins, and keeps the files that were there before.
 
-One rule: at every moment each name is a complete file, old or new, even if this process is killed: names change only
+At every moment each name is a complete file, old or new, even if this process is killed: names change only
 by rename. Before that, the replaced file is kept, and the manifest lists the new one.
 
     <directory>/.podwire-replaced/manifest.json   {"ours": [sha256, ...], "conf": {path: sha256}}

@@ -1,6 +1,6 @@
 """Detects damaged copies of this executable: truncated by a full disk or a crash, or modified.
 
-One rule: only a podwire file counts as damaged; any other file is another vendor's plugin, even if it does not run.
+Only a podwire file counts as damaged; any other file is another vendor's plugin, even if it does not run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Locks a directory or a namespace, so that only one podwire process changes it.
 
-One rule: it does not wait; the second process fails, and its error names the first.
+A process never waits for the lock: the second one fails, and its error names the first.
 """
 
 from __future__ import annotations

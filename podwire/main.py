@@ -1,6 +1,6 @@
 """The multi-call entry: argv[0] chooses the plugin, or else the name of the executable file.
 
-One rule: only this module imports every plugin and passes the table of delegates down. A new plugin is one line in
+Only this module imports every plugin and passes the table of delegates down. A new plugin is one line in
 PLUGINS: code, unlike package metadata, is read by the type checker and both packers.
 """
 

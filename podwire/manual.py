@@ -1,6 +1,6 @@
 """The manual page podwire(1), written in man(7) from the parser.
 
-One rule: it has the text of every command's --help.
+The page has the text of every command's --help.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The map of a node as an SVG picture: host, bridges, pods in columns, leaked objects in red.
 
-One rule: pure; every text is escaped, and characters that XML does not allow are replaced.
+Pure functions: every text is escaped, and characters that XML does not allow are replaced.
 """
 
 from __future__ import annotations

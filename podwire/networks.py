@@ -1,6 +1,6 @@
 """Reads the networks configured on this node from net.d, as the runtimes do.
 
-One rule: libcni's rules are implemented here once, for every command: which files count, in which order, and the
+The rules of libcni are implemented here once, for every command: which files count, in which order, and the
 configuration that each plugin gets.
 
 Kubernetes' runtimes (containerd, CRI-O) read *.conf, *.conflist and *.json in lexicographic order; the first usable

@@ -1,6 +1,6 @@
 """Prints the output of the operator's tool: lines and tables for people, one JSON document for programs.
 
-One rule: control characters in names, file contents and kernel messages are escaped; colour is for terminals.
+Control characters in names, file contents and kernel messages are escaped; colour is for terminals.
 """
 
 from __future__ import annotations

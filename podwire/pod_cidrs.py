@@ -1,6 +1,6 @@
 """Reads the subnets that a cluster assigned to a node from its Node object (`kubectl get node NAME -o json`).
 
-One rule: for any other object, or one without subnets, the error has the fix; nothing is guessed.
+For any other object, or one without subnets, the error has the fix; nothing is guessed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds a change of a network's address ranges, which `podwire install --conf` may cause.
 
-One rule: the bridge keeps the gateway of its running pods, and ADD refuses pods with another gateway; so the change is
+The bridge keeps the gateway of its running pods, and ADD refuses pods with another gateway; so the change is
 refused while such pods run.
 """
 

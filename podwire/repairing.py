@@ -1,6 +1,6 @@
 """Repairs attachments: each plugin of a list restores its missing rules while the pod is running.
 
-One rule: no rules remain for a deleted attachment. If a runtime deletes it at the same time, the restored rules are
+No rules remain for a deleted attachment. If a runtime deletes it at the same time, the restored rules are
 removed again: its cache file and its namespace are checked before, right after, and until the settling time is over,
 since libcni removes the file only after the DEL of the last plugin.
 """

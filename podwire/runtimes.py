@@ -1,6 +1,6 @@
 """The container runtimes installed on this host, and the directories in which each looks for plugins and networks.
 
-One rule: settings are read as the runtime reads them: the same files in the same order, by a TOML parser. Runtimes
+Settings are read as the runtime reads them: the same files in the same order, by a TOML parser. Runtimes
 without an installed program are ignored, since `apt remove` leaves their files.
 """
 

@@ -1,6 +1,6 @@
 """Runs other programs to their end, several in parallel if needed.
 
-One rule: `run` ends in limited time, and no program started here outlives it. It waits neither for processes that a
+`run` ends in limited time, and no program started here outlives it. It waits neither for processes that a
 program has started nor for pipes that they hold open. `run` kills a program together with its process group, since
 the program that hangs may have been started by a script.
 """

@@ -1,6 +1,6 @@
 """Directories for the files that plugins keep on the node's disk.
 
-One rule: a directory is created when its first file is written; checking that it can be created leaves no trace.
+A directory is created when its first file is written; checking that it can be created leaves no trace.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads files that other programs write, and that may be of any kind and size.
 
-One rule: reading always ends. It does not wait for a FIFO's writer, and reads a device only up to the limit.
+Reading always ends. It does not wait for a FIFO's writer, and reads a device only up to the limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Log destinations: writes one line to a file, to stderr or to journald, and cuts text to the size of a line.
 
-One rule: a line is written whole or not at all, and writing never waits for a reader.
+A line is written whole or not at all, and writing never waits for a reader.
 
 - A file is opened for each line and appended to by one write, so lines of several processes do not mix, and a file that
   logrotate has renamed is created again, in mode 0600. Its directory is not created. Symbolic links are not followed,

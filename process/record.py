@@ -1,6 +1,6 @@
 """The record of a verb's changes and of the duration of its steps, for the log and the `podwire` tool.
 
-One rule: code that makes a change records it in the same place: `if change("delete ..."): ...`. A change that may fail
+Code that makes a change records it in the same place: `if change("delete ..."): ...`. A change that may fail
 is recorded after it has succeeded. When recording is off this costs one comparison. In a dry run changes
 are recorded and not carried out: this shows what DEL and GC would remove. ADD reads back what it has created, so it has
 no dry run; it can only be tried in other namespaces.

@@ -1,6 +1,6 @@
 """Signals: SIGTERM and SIGINT interrupt a verb only while it waits.
 
-One rule: both signals are blocked from the first instruction to the last, except inside `unblocked()`, which encloses
+Both signals are blocked from the first instruction to the last, except inside `unblocked()`, which encloses
 each wait. So no signal comes between a change and its undo, during a fork, while another namespace is entered or in
 the middle of the answer on stdout. Everything but waiting takes a few milliseconds, so a verb still ends at once.
 """

@@ -1,6 +1,6 @@
 """Formats messages for standard error, which terminals and the runtime's log read line by line.
 
-One rule: a message is one line, and no control character reaches a terminal.
+A message is one line, and no control character reaches a terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Undo: the steps that roll back what a verb has done so far.
 
-One rule: each change is followed on the next line by its undo; steps run in reverse, all of them, whatever fails.
+Each change is followed on the next line by its undo; steps run in reverse, all of them, whatever fails.
 """
 
 from __future__ import annotations

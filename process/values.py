@@ -1,6 +1,6 @@
 """Values: immutable dataclasses, cheap to create.
 
-One rule: a value is never changed after its creation. The type checker enforces this, and so does Python when
+A value is never changed after its creation. The type checker enforces this, and so does Python when
 assertions are on; the executable is built without assertions and creates a value in a fifth of the time.
 
 For the type checker, and for readers, these three names are the standard library's own.

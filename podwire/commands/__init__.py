@@ -1,6 +1,6 @@
 """The commands of the operator's tool, each a module with a COMMAND.
 
-One rule: a command is one line here; help, completion and the manual page are derived from it.
+A command is one line here; help, completion and the manual page are derived from it.
 """
 
 from podwire.command import Command

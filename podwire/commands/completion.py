@@ -1,6 +1,6 @@
 """`podwire completion`: completion for a shell.
 
-One rule: the shell's script only calls `podwire completion words`, which reads the current names of networks and
+The shell's script only calls `podwire completion words`, which reads the current names of networks and
 sandboxes in one or two milliseconds.
 """
 

@@ -1,6 +1,6 @@
 """`podwire doctor`: checks the node and prints faults with their fixes.
 
-One rule: it only reads.
+The command only reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`podwire install` and `podwire uninstall`: install this file under the names of its plugins, and remove it.
 
-One rule: no other vendor's file is lost: replaced files are kept, files that are not podwire's stay.
+No other vendor's file is lost: replaced files are kept, files that are not podwire's stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`podwire ipam list|verify|free`: lists, verifies and releases host-local's addresses.
 
-One rule: an address is released under its store's lock, and without --force only if its owner is no longer running.
+An address is released under its store's lock, and without --force only if its owner is no longer running.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`podwire lint`: checks the network configurations before a pod is started.
 
-One rule: it only reads and prints; the checks are in podwire/lint.
+This module only reads and prints; the checks are in podwire/lint.
 """
 
 from __future__ import annotations

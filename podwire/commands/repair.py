@@ -1,6 +1,6 @@
 """`podwire repair`: restores rules of running pods after a flush of the packet filter.
 
-One rule: pods are not restarted, and rules that exist are not touched.
+Pods are not restarted, and rules that exist are not touched.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`podwire show`: networks and attachments of this node, and objects leaked by deleted pods.
 
-One rule: it reads only.
+The command only reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks host-local's stores: full ranges, stale reservations, stores that are not writable, locks held for long.
 
-One rule: read-only: it tests nothing by writing, and takes no lock.
+The checks only read: they test nothing by writing, and take no lock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs CHECK of each running attachment's plugins, with the configuration and the result from the cache.
 
-One rule: `podwire repair` repairs missing rules; for the rest CHECK names the fix. A fault that a finding about the
+`podwire repair` repairs missing rules; for the rest CHECK names the fix. A fault that a finding about the
 bridge or the host veth explains is left out.
 """
 

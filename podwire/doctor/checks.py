@@ -1,6 +1,6 @@
 """All checks in order, and `run_checks`, which runs them.
 
-One rule: a check that cannot read something reports that, and does not stop the other checks.
+A check that cannot read something reports that, and does not stop the other checks.
 """
 
 from __future__ import annotations

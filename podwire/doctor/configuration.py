@@ -1,6 +1,6 @@
 """Checks the files of net.d against each other and the host: which one runtimes use, duplicate names and subnets.
 
-One rule: `podwire lint` checks single files; this module checks only what needs the whole node.
+`podwire lint` checks single files; this module checks only what needs the whole node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The checks of `podwire doctor`, the faults they can find, and their findings.
 
-One rule: every possible finding is declared as a Fault beside its check, so that the manual lists all of them; a
+Every possible finding is declared as a Fault beside its check, so that the manual lists all of them; a
 reported fault is real, and its fix repairs it.
 """
 

@@ -1,6 +1,6 @@
 """Checks for base chains at the hook forward, in any table, whose policy drops the pods' packets.
 
-One rule: a chain whose rules name a network's bridge or pods is only a note: the administrator decides what it accepts.
+A chain whose rules name a network's bridge or pods is only a note: the administrator decides what it accepts.
 nftables evaluates every base chain: a packet that one chain accepts can still be dropped by another.
 """
 

@@ -1,6 +1,6 @@
 """Checks the kernel's settings: forwarding, IPv6, bridged frames, tables that are nearly full.
 
-One rule: a setting that ADD writes itself is reported only if running pods lack it.
+A setting that ADD writes itself is reported only if running pods lack it.
 """
 
 from __future__ import annotations

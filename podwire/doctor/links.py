@@ -1,6 +1,6 @@
 """Checks the interfaces: bridges, their ports and addresses, MTUs up to the uplink, duplicate addresses.
 
-One rule: for a bridge without pods, only faults that the next ADD does not repair are reported.
+For a bridge without pods, only faults that the next ADD does not repair are reported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The node as the checks read it: files, the cache, links, addresses, chains, each read once, when first used.
 
-One rule: nothing here changes anything, and a property that cannot be read raises its error when it is used.
+Nothing here changes anything, and a property that cannot be read raises its error when it is used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks the packet filter: mixed variants of iptables, firewalld, rules of containers that are no longer running.
 
-One rule: the owner of a rule is read from the rule itself; a rule that names no owner is ignored.
+The owner of a rule is read from the rule itself; a rule that names no owner is ignored.
 """
 
 from __future__ import annotations

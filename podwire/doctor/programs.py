@@ -1,7 +1,7 @@
 """Checks the plugins that the networks name: they exist, start, support the network's version, and are ready for ADD.
 
-One rule: foreign plugins are run with VERSION only, and with STATUS if the network's version has it; podwire's own run
-in this process.
+Foreign plugins are run with VERSION only, and with STATUS if the network's version has it; podwire's
+plugins run in this process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks the installed runtimes: their plugin and configuration directories, the cache, its disk, and the clock.
 
-One rule: a runtime that is not installed causes no finding.
+A runtime that is not installed causes no finding.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Checks network configurations without starting a pod.
 
-One rule: the plugins' and libcni's own parsers find what they refuse; this package finds what they cannot see (other
+The plugins' and libcni's own parsers find what they refuse; this package finds what they cannot see (other
 files, misspelt names, missing keys), and the position in the text.
 """

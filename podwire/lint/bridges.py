@@ -1,6 +1,6 @@
 """Checks networks that share a bridge, or the host's ports.
 
-One rule: a conflict between two networks is reported at the later one, and names the earlier.
+A conflict between two networks is reported at the later one, and names the earlier.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks a list of plugins as a whole: versions, order, and that the plugins are installed.
 
-One rule: plugins run in the order of the list, and each gets the result of those before it.
+Plugins run in the order of the list, and each gets the result of those before it.
 """
 
 from __future__ import annotations

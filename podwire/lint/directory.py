@@ -1,6 +1,6 @@
 """Checks single files, and a directory of configurations as the runtimes read it.
 
-One rule: files are taken in the runtimes' order: Kubernetes' runtimes use the first valid file by name; libcni (podman,
+Files are taken in the runtimes' order: Kubernetes' runtimes use the first valid file by name; libcni (podman,
 cnitool, nerdctl) finds a network by its name, in *.conflist files first.
 """
 

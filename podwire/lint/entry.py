@@ -1,6 +1,6 @@
 """One plugin of a network's list, as the checks read it.
 
-One rule: values are read as plugins read them: keys in any case, and null as absent.
+Values are read as plugins read them: keys in any case, and null as absent.
 """
 
 from __future__ import annotations

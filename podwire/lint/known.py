@@ -1,6 +1,6 @@
 """The known plugins by kind, to check the order of a list, and similar names for misspelt words.
 
-One rule: the configuration of a plugin that is not in this file is checked only for what all plugins have in common.
+Of the configuration of another vendor's plugin, only the keys that are common to all plugins are checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks the names of keys and the types of their values against the plugins' key schemas (cni.keys).
 
-One rule: an unknown key is reported with the most similar known one; the plugin's parser checks the content of strings.
+An unknown key is reported with the most similar known one; the plugin's parser checks the content of strings.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 json's decoder, on which cni.gojson is built, reports neither the positions of values nor a hint about an error, so
 `podwire lint` needs this parser. Plugins do not use it: it is written in Python, and they need speed and no positions.
 
-One rule: it accepts and refuses the same texts as cni.gojson, except for gojson's limits of length and depth; its error
+The parser accepts and refuses the same texts as cni.gojson, except for gojson's limits of length and depth; its error
 messages are for the author of the text.
 """
 

@@ -1,6 +1,6 @@
 """Checks the ranges of networks: suspicious ranges, and networks that allocate the same addresses.
 
-One rule: host-local's parser reads the ranges; what it refuses is not checked here again.
+The parser of host-local reads the ranges; errors that it reports are not checked here again.
 """
 
 from __future__ import annotations

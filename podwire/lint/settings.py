@@ -1,6 +1,6 @@
 """Finds settings that a plugin refuses, and settings without effect or with an unexpected one.
 
-One rule: errors come from the plugin's own parser; warnings follow the plugin's README.
+Errors come from the plugin's own parser; warnings follow the plugin's README.
 """
 
 from __future__ import annotations

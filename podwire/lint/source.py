@@ -1,6 +1,6 @@
 """A file to check: its text with positions, the network in it, and the findings.
 
-One rule: every finding has a position; that of a missing key is the nearest object around it.
+Every finding has a position; that of a missing key is the nearest object around it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the whole node, and returns it as a `Node` value.
 
-One rule: pods start and stop meanwhile, so a leak is reported only if a second snapshot shows it again.
+Pods start and stop meanwhile, so a leak is reported only if a second snapshot shows it again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds leaked objects of attachments that are no longer running, each with a command that removes it.
 
-One rule: an object is leaked only if its owner provably does not run: it is known to have stopped, or it is unknown
+An object is leaked only if its owner provably does not run: it is known to have stopped, or it is unknown
 although the cache or a store records its network's attachments. An object that names no owner is never a leak.
 """
 

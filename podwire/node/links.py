@@ -1,6 +1,6 @@
 """The kernel's objects of this node's pods: interfaces of the host and of every network namespace, and rate limits.
 
-One rule: namespaces are identified by descriptors of their own, because an interface index or a name alone proves
+Namespaces are identified by descriptors of their own, because an interface index or a name alone proves
 nothing. Without root podwire cannot enter other namespaces, but still knows which host veths have their peer there.
 """
 

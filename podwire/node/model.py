@@ -1,6 +1,6 @@
 """The node's networks, attachments and leaks as values, and as the document that `podwire show --json` prints.
 
-One rule: pure. What could not be read is None or described in `unseen`; nothing unknown is reported as fact.
+Values and pure functions. What could not be read is None or described in `unseen`; nothing unknown is reported as fact.
 """
 
 from __future__ import annotations

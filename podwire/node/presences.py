@@ -1,6 +1,6 @@
 """Which attachments may be running: by the paths of their namespaces, corrected by the kernel's interfaces.
 
-One rule: interfaces can only prove that an attachment is running, never that it is not. An attachment whose path is
+Interfaces can only prove that an attachment is running, never that it is not. An attachment whose path is
 missing is running if its veth exists, or if its address is configured in a namespace connected to its network. If every
 path of a network is missing and a veth on its bridge has its peer in an unknown namespace, podwire does not share the
 runtime's view of the file system, and no attachment of that network counts as gone.

@@ -1,6 +1,6 @@
 """The files that record this node's pods: net.d, libcni's result cache, host-local's stores.
 
-One rule: the files are read as they are and not compared here (snapshot.py does that); every file that could not be
+The files are read as they are and not compared here (snapshot.py does that); every file that could not be
 read is reported.
 """
 

@@ -1,6 +1,6 @@
 """Releases host-local addresses whose owners are no longer running.
 
-One rule: an address is released under its store's lock, and only if its file is unchanged since the snapshot and its
+An address is released under its store's lock, and only if its file is unchanged since the snapshot and its
 owner has not appeared in the runtime's cache meanwhile.
 """
 

@@ -1,6 +1,6 @@
 """Compares host-local's reservations with the running attachments: the state of each, and the faults.
 
-One rule: it changes nothing. An address counts as gone only if `Snapshot.is_gone` says so.
+Nothing is changed. An address counts as gone only if `Snapshot.is_gone` says so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The packet filter rules of this node's pods with their owners, of all backends and all plugins that create rules.
 
-One rule: each plugin reads its own rules; this module only collects them.
+Each plugin reads its own rules; this module only collects them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One snapshot of the node: the attachments in the cache and the stores, matched with the kernel's objects of each.
 
-One rule: an attachment counts as running until the contrary is proven: its namespace no longer exists (presences.py),
+An attachment counts as running until the contrary is proven: its namespace no longer exists (presences.py),
 or it has no namespace, no interface and no entry in the cache, and its ADD cannot be running any more.
 """
 

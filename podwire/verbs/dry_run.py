@@ -1,6 +1,6 @@
 """Dry run of ADD: the plugins run for real in a disposable copy of the host.
 
-One rule: nothing leaves the copy. Its network namespaces have no name, its files are read-only except private copies
+Nothing leaves the copy. Its network namespaces have no name, its files are read-only except private copies
 of those that plugins write, and it has no socket of the host's programs. The kernel removes it with this process, so
 a process that has entered the copy prints the outcome and exits.
 """

@@ -1,6 +1,6 @@
 """--explain: runs podwire's plugins with a log of their own and prints the steps and changes in it.
 
-One rule: each call has its own temporary log, deleted afterwards; the configured log is not written to.
+Each call has its own temporary log, deleted afterwards; the configured log is not written to.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs one verb of one plugin as libcni does: finds its file in CNI_PATH, sets its environment, writes its input.
 
-One rule: every outcome, errors included, is a value (`Step`); only signals raise.
+Every outcome, errors included, is a value (`Step`); only signals raise.
 """
 
 from __future__ import annotations

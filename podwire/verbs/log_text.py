@@ -1,6 +1,6 @@
 """Formats a line of the log as text: what a verb did, how long it took, and why it failed.
 
-One rule: a line may come from any release or from an editor; unexpected values are left out.
+A line may come from any release or from an editor; unexpected values are left out.
 """
 
 from __future__ import annotations

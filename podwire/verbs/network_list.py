@@ -1,6 +1,6 @@
 """Runs the verbs of a whole network: its plugins in sequence, as libcni does (libcni/api.go).
 
-One rule: the order is libcni's: ADD forwards, each plugin with the previous one's result; CHECK with the cached
+The order is libcni's: ADD forwards, each plugin with the previous one's result; CHECK with the cached
 result; DEL backwards. ADD and DEL stop at the first failure. Unlike cnitool, a failed ADD is followed by DEL, as in
 every runtime, so that nothing remains; CHECK, GC and STATUS run every plugin.
 

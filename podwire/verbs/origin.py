@@ -1,6 +1,6 @@
 """Detects whether a plugin's file is podwire's.
 
-One rule: the line that the file prints when run without CNI_COMMAND decides.
+The line that the file prints when it is run without CNI_COMMAND decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dry runs of DEL and GC: podwire's plugins run in this process and record each change instead of making it.
 
-One rule: other vendors' plugins are never run, since they would make their changes.
+Other vendors' plugins are never run, since they would make their changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prints a network's verbs: a line for each plugin as soon as it has run, then the result.
 
-One rule: an error is in the line of its plugin, with the hint below.
+An error is in the line of its plugin, with the hint below.
 """
 
 from __future__ import annotations

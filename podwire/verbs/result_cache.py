@@ -1,6 +1,6 @@
 """Writes libcni's result cache, so that podwire, cnitool and the runtimes see each other's attachments.
 
-One rule: an entry is written atomically (temporary file, rename). Keys, their order and the mode are libcni's
+An entry is written atomically (temporary file, rename). Keys, their order and the mode are libcni's
 (cachedInfo in libcni/api.go, kind cniCacheV1).
 """
 

@@ -1,6 +1,6 @@
 """Finds the running attachments of a network before GC removes everything else.
 
-One rule: the cache is not the only evidence. It is written after the last plugin's ADD, and a second runtime may have
+The cache is not the only evidence. It is written after the last plugin's ADD, and a second runtime may have
 another cache: attachments with a new address, or one configured in a namespace, are kept, too.
 """
 

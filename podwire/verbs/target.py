@@ -1,6 +1,6 @@
 """Resolves names on the command line: a namespace, a container, an attachment of the cache.
 
-One rule: names mean the same as for cnitool, so that both find each other's attachments; a namespace that a runtime
+Names mean the same as for cnitool, so that both find each other's attachments; a namespace that a runtime
 attached is recognized by its inode, whatever its path.
 """
 
