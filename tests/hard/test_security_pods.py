@@ -121,7 +121,7 @@ def run_in_pod(pod, lines, result, other):
 
 
 @pytest.mark.needs("tbf", "ifb")
-@pytest.mark.parametrize("prank", ATTACKS)
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_attack(bin_dir, host, store, new_sandbox, backends, attack):
     """DEL succeeds in time and restores the host, although sandbox and prevResult differ; CHECK may fail."""
     for backend in backends:

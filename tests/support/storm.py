@@ -41,7 +41,7 @@ class Storm:
         self._end = start + self.plan.seconds
         if self.plan.hidden:
             self._hidden = hidden_sysctls.install(self.store.with_name("hidden"), *self.plan.plugins)
-        self._run_jobs(self.plan.at_once, self._next)
+        self._run_jobs(self.plan.at_once, self._next_job)
         self._hidden = None
         self.report.seconds = time.monotonic() - start
         self._run_jobs(8, self._cleanup())
@@ -63,9 +63,11 @@ class Storm:
     def delete_all(self, *, by_reference: bool = False) -> None:
         """Runs DEL for all running containers, eight in parallel."""
         self._all(self.running(), partial(self._delete, by_reference=by_reference))
-        self.problem(*(f"{each.name} is {each.state} after DEL" for each in self.containers if each.state != "absent"))
+        self.add_problems(
+            *(f"{each.name} is {each.state} after DEL" for each in self.containers if each.state != "absent")
+        )
 
-    def problem(self, *texts: str) -> None:
+    def add_problems(self, *texts: str) -> None:
         """Adds problems to the report."""
         self.report.problems += texts
 
@@ -83,7 +85,7 @@ class Storm:
     def _all(self, containers: list[Container], job: Any) -> None:
         self._run_jobs(8, iter([self._busy(each, job(each)) for each in containers]))
 
-    def _next(self) -> Job | None:
+    def _next_job(self) -> Job | None:
         """Returns the next job of a random runtime."""
         if time.monotonic() > self._end:
             return None
@@ -97,9 +99,9 @@ class Storm:
         if not idle:
             return None
         container = self._chance.choice(idle)
-        return self._busy(container, self._verb(container))
+        return self._busy(container, self._choose_verb(container))
 
-    def _verb(self, container: Container) -> Job:
+    def _choose_verb(self, container: Container) -> Job:
         by_reference = bool(self.plan.reference) and self._chance.random() < 0.3
         fatal = not by_reference and self._chance.random() < self.plan.killed
         if container.state == "absent":
@@ -141,7 +143,7 @@ class Storm:
             if plugin == self.plan.interface:
                 owner = self._used.setdefault(container.address, container.name)
                 if owner != container.name:
-                    self.problem(f"{container.address} was allocated to {container.name}, but {owner} has it")
+                    self.add_problems(f"{container.address} was allocated to {container.name}, but {owner} has it")
         container.state = "present"
         entry = {"kind": "cniCacheV1", "containerId": container.name, "ifName": IFNAME, "networkName": NAME}
         container.cached.write_text(json.dumps({**entry, "netns": container.pod.path, "result": container.result}))
@@ -238,7 +240,7 @@ class Storm:
         # The reference plugins may fail in parallel; but a CHECK of a running container must never fail.
         excused = may_fail or by_reference
         if (verb == "CHECK" or not excused) and body.get("code") != TRY_AGAIN_LATER:
-            self.problem(f"{container.name if container else ''} {text} {outcome.stderr}")
+            self.add_problems(f"{container.name if container else ''} {text} {outcome.stderr}")
         return False
 
     def _call(

@@ -47,7 +47,7 @@ def run_and_check(storm: Storm, host: Namespace, external: Namespace) -> None:
             before = state_lines(second, [], storm.plan.tools)
             for each in storm.running():
                 sequential.add_like(each)
-        storm.problem(*sequential.report.problems)
+        storm.add_problems(*sequential.report.problems)
         _compare(storm, "with the running pods", host, state_lines(second, sequential.running(), storm.plan.tools))
         compare_store(storm)
         _exchange(storm, external)
@@ -92,22 +92,22 @@ def compare_store(storm: Storm) -> None:
     store = Store(str(storm.store), "storm")
     owners = store.list_owners()
     if owners != expected:
-        storm.problem(
+        storm.add_problems(
             f"reservations: surplus {owners.keys() - expected.keys()}, missing {expected.keys() - owners.keys()}"
         )
     index = Index(str(storm.store), "storm", store.directory)
     if index.complete and {owner: index.find(owner) for owner in expected} != expected:
-        storm.problem("the index differs from the reservations")
+        storm.add_problems("the index differs from the reservations")
     index.close()
     other_files = {path.name for path in Path(store.directory).iterdir()} - {each.address for each in storm.running()}
     if other_files != {"lock", "last_reserved_ip.0"}:
-        storm.problem(f"the store also contains {other_files}")
+        storm.add_problems(f"the store also contains {other_files}")
     names = {f"{each.name}_eth0.json" for each in storm.running()}
     if (backups := {path.name for path in storm.backups.iterdir()}) != names:
-        storm.problem(f"backups: surplus {backups - names}, missing {names - backups}")
+        storm.add_problems(f"backups: surplus {backups - names}, missing {names - backups}")
     notes = {path.name for path in storm.backups.with_name(f"{storm.backups.name}.podwire").iterdir()}
     if notes != names and not storm.plan.reference:  # the reference plugins create none, and leave podwire's
-        storm.problem(f"notes: surplus {notes - names}, missing {names - notes}")
+        storm.add_problems(f"notes: surplus {notes - names}, missing {names - notes}")
 
 
 def _items(value: object) -> list[object]:
@@ -121,7 +121,7 @@ def _compare(storm: Storm, when: str, host: Namespace, expected: Lines) -> None:
     while (lines := state_lines(host, storm.running(), storm.plan.tools)) != expected and time.monotonic() < deadline:
         time.sleep(0.2)
     for what, difference in (("surplus", lines - expected), ("missing", expected - lines)):
-        storm.problem(*(f"{when}, {what}: {line}" for line in sorted(difference)[:_LINES_MAX]))
+        storm.add_problems(*(f"{when}, {what}: {line}" for line in sorted(difference)[:_LINES_MAX]))
 
 
 def _exchange(storm: Storm, external: Namespace) -> None:
@@ -131,11 +131,11 @@ def _exchange(storm: Storm, external: Namespace) -> None:
         for container, other in zip(tested, tested[1:] + tested[:1], strict=True):
             with tcp.serving(container.pod, container.address):
                 if tcp.source_address(external, NODE, container.host_port) != CLIENT:
-                    storm.problem(f"{container.name} cannot be reached through port {container.host_port}")
+                    storm.add_problems(f"{container.name} cannot be reached through port {container.host_port}")
             if tcp.source_address(container.pod, CLIENT) != NODE:
-                storm.problem(f"{container.name} cannot reach the external host")
+                storm.add_problems(f"{container.name} cannot reach the external host")
             if not reaches(container.pod, other.address):
-                storm.problem(f"{container.name} cannot reach {other.name}")
+                storm.add_problems(f"{container.name} cannot reach {other.name}")
 
 
 def main(text: str) -> None:
