@@ -29,7 +29,7 @@ _BURST_BYTES_MAX = (1 << 32) - 1  # the reference plugin's limit: a burst must b
 
 @dataclass(frozen=True)
 class BandwidthConf:
-    """The parsed configuration: `ingress` limits what the pod receives, `egress` what it sends; None is unlimited.
+    """The parsed configuration: `ingress` limits traffic to the pod, `egress` traffic from it; None is unlimited.
 
     `max_burst` is in bits, 0 for none; `subnets` selects the traffic that is limited.
     """

@@ -149,8 +149,9 @@ def remove_limits(
     requests: list[Request] = []
     ifbs = existing.ifbs if desired is None or desired.egress else ()
     if host_veth and (desired is None or desired.egress):
-        is_ours = bool(existing.redirects or existing.ifbs) if deletes_ingress is None else deletes_ingress
-        requests += _delete_redirect_requests(host_veth, existing, is_ours)
+        if deletes_ingress is None:
+            deletes_ingress = bool(existing.redirects or existing.ifbs)
+        requests += _delete_redirect_requests(host_veth, existing, deletes_ingress)
     if host_veth and (desired is None or desired.ingress) and existing.root and existing.root.is_shaper:
         requests.append(traffic.delete_root_request(host_veth.index, existing.root))
     if not requests and not ifbs:
@@ -199,14 +200,14 @@ def _delete_redirect_requests(host_veth: Link, existing: Limits, deletes_ingress
 
     Deletes the largest unit that has no filters of other programs, since the kernel may keep a priority's empty table.
     """
-    ours = existing.redirects
+    redirects = existing.redirects
     is_ingress = existing.ingress_qdisc is not None and existing.ingress_qdisc.kind == traffic.INGRESS
-    if is_ingress and deletes_ingress and len(ours) == len(existing.filters):
+    if is_ingress and deletes_ingress and len(redirects) == len(existing.filters):
         return [traffic.delete_ingress_request(host_veth.index)]
-    shared = {item.table for item in set(existing.filters).difference(ours)}
-    whole = {item.info for item in ours if item.table not in shared}
-    single = [traffic.delete_filter_request(host_veth.index, item) for item in ours if item.info not in whole]
-    return single + [traffic.delete_priority_request(host_veth.index, info) for info in whole]
+    shared = {item.table for item in set(existing.filters).difference(redirects)}
+    priorities = {item.info for item in redirects if item.table not in shared}
+    single = [traffic.delete_filter_request(host_veth.index, item) for item in redirects if item.info not in priorities]
+    return single + [traffic.delete_priority_request(host_veth.index, info) for info in priorities]
 
 
 def _has_other_user(host: Socket, ifb: Link, host_veth: Link, filters: Sequence[Filter]) -> bool:

@@ -1,4 +1,4 @@
-"""The plugins under real container runtimes: podman, containerd's ctr and its CRI.
+"""The plugins with real container runtimes: podman, containerd's ctr and its CRI.
 
-One rule: what runs is Debian's runtimes with our files in /opt/cni/bin, on a machine of their own (support/machine.py).
+One rule: Debian's runtimes run podwire's files in /opt/cni/bin on a private machine (support/machine.py).
 """

@@ -80,9 +80,9 @@ class Podman:
         words = ["run", "--detach", "--pull=never", f"--cgroup-parent=/{self.machine.cgroup}", f"--name={name}"]
         return [*words, *([f"--network={network}"] if network else []), *options, IMAGE, *command]
 
-    def start(self, name: str, *options: str, **how: Any) -> Container:
-        """Starts a container that sleeps by default; `how` as in `line`."""
-        self(*self.line(name, *options, **how))
+    def start(self, name: str, *options: str, **line_options: Any) -> Container:
+        """Starts a container that sleeps by default; `line_options` as in `line`."""
+        self(*self.line(name, *options, **line_options))
         return self.inspect(name)
 
     def inspect(self, name: str) -> Container:
@@ -92,7 +92,7 @@ class Podman:
         return Container(name, self.machine.namespace(settings["SandboxKey"]), settings.get("Networks", {}))
 
     def remove(self, *names: str) -> None:
-        """Removes these containers at once, by default all."""
+        """Removes these containers, by default all, without waiting for their programs."""
         self("rm", "--force", "--time=0", *(names or ("--all",)))
 
     @contextmanager

@@ -102,8 +102,8 @@ class Node:
 
     def run(self, bin_dir: Path | None = None) -> Run:
         """Returns a function that runs a plugin of `bin_dir`, by default the node's, for the attachment."""
-        how = {"host": self.host, "netns": self.pod, "container_id": "same", "bin_dir": bin_dir or self.bin_dir}
-        return lambda plugin, command, config: run_plugin(plugin, command, config, **how)
+        options = {"host": self.host, "netns": self.pod, "container_id": "same", "bin_dir": bin_dir or self.bin_dir}
+        return lambda plugin, command, config: run_plugin(plugin, command, config, **options)
 
     def state(self) -> dict[str, Any]:
         """Returns everything that the list can change, except for podwire's additions."""

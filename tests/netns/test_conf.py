@@ -124,8 +124,8 @@ def test_host_reaches_the_pod_by_127_0_0_1(path, bin_dir, host, sandbox, store):
 def test_requested_address_has_the_routes_of_the_sample(bin_dir, host, sandbox, new_sandbox, store):
     """The static sample's route has the gateway, whether the file or the runtime chose the address."""
     network, other = load(ROOT / "conf" / "80-static.conflist", store), new_sandbox()
-    asking = network.with_capabilities(ips=["10.28.0.9/16"])
-    for pod, listed in ((sandbox, network), (other, asking)):
+    requesting = network.with_capabilities(ips=["10.28.0.9/16"])
+    for pod, listed in ((sandbox, network), (other, requesting)):
         listed.add(runner(host, pod, listed))
         assert pod.ip("route", "show", "10.29.0.0/16").strip() == "10.29.0.0/16 via 10.28.0.1 dev eth0"
 

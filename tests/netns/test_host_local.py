@@ -1,4 +1,4 @@
-"""The built host-local on real files: beside the reference plugin, in parallel, and killed."""
+"""The built host-local on real files: together with the reference plugin, in parallel, and killed."""
 
 from __future__ import annotations
 

@@ -100,11 +100,13 @@ def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path
     """A package that owns a name and is installed later and removed first changes nothing for podwire."""
     before = node.state()
     node.install(package)
-    ours = node.state()
+    installed = node.state()
     node.install(kubernetes_cni(tmp_path, "1"))
-    assert node.state() == ours | {path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/macvlan")}
+    assert node.state() == installed | {
+        path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/macvlan")
+    }
     node.run("dpkg", "--purge", "kubernetes-cni")
-    assert node.state() == ours
+    assert node.state() == installed
     node.run("dpkg", "--purge", "podwire")
     assert node.state() == before
 
@@ -145,9 +147,9 @@ def test_every_name_is_a_plugin_during_the_installation(node, package, tmp_path)
     node.run("/tmp/preinst", "install", env=scripts)
     meanwhile = node.state()
     del meanwhile["diversions"]
-    kept = {f"{path}.distrib": before[path] for path in before if f"{path}.distrib" in meanwhile}
-    assert {f"{BIN}/bridge.distrib", f"{DEBIAN_BIN}/bridge.distrib"} <= kept.keys()
-    assert meanwhile == {path: before[path] for path in before if path != "diversions"} | kept
+    copies = {f"{path}.distrib": before[path] for path in before if f"{path}.distrib" in meanwhile}
+    assert {f"{BIN}/bridge.distrib", f"{DEBIAN_BIN}/bridge.distrib"} <= copies.keys()
+    assert meanwhile == {path: before[path] for path in before if path != "diversions"} | copies
     node.run("/tmp/postrm", "abort-install", env=scripts)
     assert node.state() == before
 
