@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from attachment.prev_result import OTHER_ATTACHMENT, RECREATE
 from attachment.sandbox import Sandbox
-from cni.address import Interface as Cidr
-from cni.address import format_mac
+from cni.address import Cidr, format_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, Code, internal

@@ -11,7 +11,7 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple
 
 Address = IPv4Address | IPv6Address
-Interface = IPv4Interface | IPv6Interface
+Cidr = IPv4Interface | IPv6Interface
 Network = IPv4Network | IPv6Network
 
 
@@ -20,7 +20,7 @@ class _Family(NamedTuple):
 
     width: int
     address: type[Address]
-    interface: type[Interface]
+    interface: type[Cidr]
     network: type[Network]
     masks: tuple[Address, ...]
 
@@ -47,7 +47,7 @@ def parse_ip(text: str) -> Address:
     return IPv4Address(packed[len(_MAPPED) :]) if packed.startswith(_MAPPED) else IPv6Address(packed)
 
 
-def parse_cidr(text: str) -> Interface:
+def parse_cidr(text: str) -> Cidr:
     """Returns address and prefix of `text` ("10.1.2.5/24"), host bits kept; raises ValueError (Go: net.ParseCIDR)."""
     host, slash, prefix = text.partition("/")
     if not slash or not prefix.isascii() or not prefix.isdigit() or len(prefix) > 3:
@@ -59,7 +59,7 @@ def parse_cidr(text: str) -> Interface:
     return with_prefix(address, bits)
 
 
-def with_prefix(address: Address, bits: int) -> Interface:
+def with_prefix(address: Address, bits: int) -> Cidr:
     """Returns an address with a prefix, its host bits kept; raises ValueError for a prefix out of range.
 
     Equivalent to the standard library's constructor without its checks and copies. Networks of one or two addresses and
@@ -78,7 +78,7 @@ def with_prefix(address: Address, bits: int) -> Interface:
     return interface
 
 
-def format_ip(address: Address | Interface) -> str:
+def format_ip(address: Address | Cidr) -> str:
     """Returns an address as text; equals str(), but converts IPv6 in C, which is faster."""
     if not isinstance(address, IPv6Address) or int(address) in _EMBEDDED:
         return str(address)
@@ -86,7 +86,7 @@ def format_ip(address: Address | Interface) -> str:
     return f"{text}/{address.network.prefixlen}" if isinstance(address, IPv6Interface) else text
 
 
-def host_cidr(address: Address) -> Interface:
+def host_cidr(address: Address) -> Cidr:
     """Returns an address with a full-length prefix ("10.1.2.5/32")."""
     return with_prefix(address, address.max_prefixlen)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from cni import gojson, skel
-from cni.address import Interface
+from cni.address import Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
@@ -74,7 +74,7 @@ def run_ipam(args: CmdArgs, conf: NetConf) -> None:
         run(conf.ipam_type, args, conf)
 
 
-def gateways(args: CmdArgs, conf: NetConf) -> Iterator[Iterable[Interface]]:
+def gateways(args: CmdArgs, conf: NetConf) -> Iterator[Iterable[Cidr]]:
     """Yields the gateways of the ranges of the network's IPAM plugin (skel.Plugin), none if that is another file.
 
     Raises the plugin's CniError for a wrong configuration, also during the iteration.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cni.address import Address, Interface, parse_cidr, parse_ip
+from cni.address import Address, Cidr, parse_cidr, parse_ip
 from cni.errors import CniError, Code
 
 _INT64 = 1 << 63
@@ -105,7 +105,7 @@ class Fields:
         except ValueError:
             raise self.error(key, f"is not an IP address: {text}") from None
 
-    def cidr(self, key: str) -> Interface | None:
+    def cidr(self, key: str) -> Cidr | None:
         """Returns address and prefix ("10.1.2.5/24"), host bits kept, or None."""
         if not self.has(key):
             return None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Interface
 
-from cni.address import Address, format_ip
-from cni.address import Interface as Cidr
+from cni.address import Address, Cidr, format_ip
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from cni.versions import at_least, family

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import gojson, versions
-from cni.address import Interface
+from cni.address import Cidr
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, from_os_error
@@ -73,7 +73,7 @@ class Plugin:
     cmd_remove_rules: Verb | None = None
     parse: Callable[[CmdArgs, NetConf], object] | None = None
     keys: tuple[Key, ...] = ()
-    gateways: Callable[[NetConf], Iterable[Iterable[Interface]]] | None = None
+    gateways: Callable[[NetConf], Iterable[Iterable[Cidr]]] | None = None
     versions: tuple[str, ...] = versions.SUPPORTED
 
     @property

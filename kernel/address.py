@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 from typing import NamedTuple
 
-from cni.address import Interface, format_ip
+from cni.address import Cidr, format_ip
 from kernel.codec import AddressMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
@@ -31,7 +31,7 @@ class AssignedAddress(NamedTuple):
     flags: int
 
     @property
-    def address(self) -> Interface:
+    def address(self) -> Cidr:
         """The address as an ipaddress object; raises AnswerError for an invalid one."""
         try:
             if len(self.packed) == 4:
@@ -41,7 +41,7 @@ class AssignedAddress(NamedTuple):
             raise AnswerError(str(error)) from error
 
 
-def key(address: Interface) -> tuple[bytes, int]:
+def key(address: Cidr) -> tuple[bytes, int]:
     """Returns (bytes, prefix length), comparable with AssignedAddress[:2] without creating ipaddress objects."""
     return address.packed, address.network.prefixlen
 
@@ -73,7 +73,7 @@ def list_by_link(socket: Socket) -> dict[int, list[AssignedAddress]]:
     return by_link
 
 
-def add_request(link: Link, address: Interface, *, exists_ok: bool = False, dad: bool = True) -> Request:
+def add_request(link: Link, address: Cidr, *, exists_ok: bool = False, dad: bool = True) -> Request:
     """Returns a request that adds an address of global scope, as the reference plugins do.
 
     An IPv4 address with a prefix shorter than 31 bits gets a broadcast address. Without `dad` the kernel skips
@@ -88,7 +88,7 @@ def add_request(link: Link, address: Interface, *, exists_ok: bool = False, dad:
     return Request(description, AddressMessage, RTM_NEWADDR, flags, values, _attributes(address), ignore)
 
 
-def remove_request(link: Link, address: Interface) -> Request:
+def remove_request(link: Link, address: Cidr) -> Request:
     """Returns a request that removes an address; a missing one is success."""
     description = f'remove IP address {address} from "{link.name}"'
     packed: Attributes = [("IFA_LOCAL", address.packed)]
@@ -103,12 +103,12 @@ def _assigned(message: DecodedMessage) -> AssignedAddress:
     return AssignedAddress(packed, message["prefixlen"], flags or message["flags"])
 
 
-def _values(link: Link, address: Interface) -> dict[str, int]:
+def _values(link: Link, address: Cidr) -> dict[str, int]:
     family = stdlib_socket.AF_INET if isinstance(address, IPv4Interface) else stdlib_socket.AF_INET6
     return {"family": family, "prefixlen": address.network.prefixlen, "index": link.index}
 
 
-def _attributes(address: Interface) -> Attributes:
+def _attributes(address: Cidr) -> Attributes:
     packed, prefix = key(address)
     attributes: Attributes = [("IFA_LOCAL", packed), ("IFA_ADDRESS", packed)]
     if len(packed) == 4 and prefix < 31:

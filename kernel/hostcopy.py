@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from _podwire import spawn_bound, unshare
 
-from cni.address import Interface
+from cni.address import Cidr
 from cni.errors import CniError, Code
 from cni.result import Route
 from kernel import address, link, mounts, route, sysctl
@@ -33,7 +33,7 @@ class HostState:
     """The copied state of the host: relevant links, addresses by ifindex, default routes, settings."""
 
     links: tuple[Link, ...]
-    addresses: dict[int, tuple[Interface, ...]]
+    addresses: dict[int, tuple[Cidr, ...]]
     defaults: tuple[InstalledRoute, ...]
     settings: dict[str, str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 
-from cni.address import Address, Interface, Network, format_ip, with_prefix
+from cni.address import Address, Cidr, Network, format_ip, with_prefix
 from cni.result import Route
 from kernel import link as links
 from kernel.codec import RouteMessage
@@ -38,7 +38,7 @@ class InstalledRoute:
     `is_connected` is set by get_matching() if the kernel created the route for an address of the interface.
     """
 
-    dst: Interface
+    dst: Cidr
     gw: Address | None
     index: int
     table: int
@@ -195,7 +195,7 @@ def _address(packed: bytes) -> Address:
         raise AnswerError(str(error)) from error
 
 
-def _destination(message: DecodedMessage) -> Interface:
+def _destination(message: DecodedMessage) -> Cidr:
     packed = message.get_attr("RTA_DST")
     try:
         if message["family"] == stdlib_socket.AF_INET:

@@ -32,7 +32,7 @@ import kernel.sysctl
 import kernel.traffic
 import process.child
 from cni import gojson, skel
-from cni.address import Interface, parse_cidr
+from cni.address import Cidr, parse_cidr
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage, RouteMessage
 from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import Attributes, encode
@@ -341,7 +341,7 @@ class _Parameter(str):
         return str(self)
 
 
-def _family(cidr: Interface) -> int:
+def _family(cidr: Cidr) -> int:
     return socket.AF_INET if cidr.version == 4 else socket.AF_INET6
 
 

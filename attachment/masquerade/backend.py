@@ -11,7 +11,7 @@ from functools import partial
 from attachment.masquerade import iptables, nftables
 from attachment.masquerade.names import CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
-from cni.address import Interface
+from cni.address import Cidr
 from cni.conf import Attachment
 from cni.errors import run_all
 from kernel.netfilter import iptables_chains, iptables_nft, nft
@@ -26,12 +26,12 @@ BACKENDS: Backends[Masquerade] = Backends(
 )
 
 
-def delete(spec: Masquerade, others: tuple[Interface, ...]) -> None:
+def delete(spec: Masquerade, others: tuple[Cidr, ...]) -> None:
     """Deletes the attachment's rules in both backends, as `deletion_steps` and `delete_legacy` do; raises CniError."""
     run_all(partial(delete_legacy, spec, others), partial(nft.run_steps, deletion_steps(spec, others)))
 
 
-def deletion_steps(spec: Masquerade, others: tuple[Interface, ...]) -> list[Step]:
+def deletion_steps(spec: Masquerade, others: tuple[Cidr, ...]) -> list[Step]:
     """Returns the steps that delete the attachment's rules over netlink, for nft.run_steps; absence is success.
 
     They run no program and do not need the attachment's addresses. `others` are the addresses of the container's other
@@ -44,7 +44,7 @@ def deletion_steps(spec: Masquerade, others: tuple[Interface, ...]) -> list[Step
     ]
 
 
-def delete_legacy(spec: Masquerade, others: tuple[Interface, ...]) -> None:
+def delete_legacy(spec: Masquerade, others: tuple[Cidr, ...]) -> None:
     """Deletes the attachment's rules of iptables-legacy, under its host-wide lock; raises CniError(11), CniError."""
     iptables.delete_legacy(spec, others)
 

@@ -19,7 +19,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from attachment.masquerade.names import CHAINS, ENTRY, chain_name
 from attachment.masquerade.spec import Masquerade
-from cni.address import Interface, Network, as_network
+from cni.address import Cidr, Network, as_network
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_chains, nft
 from kernel.netfilter.iptables_chains import TABLE, missing_error, quoted
@@ -59,7 +59,7 @@ def add(spec: Masquerade) -> None:
     iptables_chains.change(_families(spec), CHAINS, chain, missing, description)
 
 
-def delete_legacy(spec: Masquerade, others: Collection[Interface] = ()) -> None:
+def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
     """Deletes the attachment's jumps of iptables-legacy, and the chain with the last jump; absence is success.
 
     `others` are the addresses of the container's other interfaces: their jumps stay. All other jumps are deleted,
@@ -182,7 +182,7 @@ def _before(rule: _Rule, existing: list[_Rule]) -> list[_Rule]:
     return existing[: existing.index(rule)] if rule in existing else existing
 
 
-def _sources(addresses: Iterable[Interface]) -> set[Network | None]:
+def _sources(addresses: Iterable[Cidr]) -> set[Network | None]:
     """Returns the networks that a jump may have as its source for an address: the address, before 0.7 its subnet."""
     return {network for item in addresses for network in (as_network(item.ip), item.network)}
 

@@ -13,7 +13,7 @@ from attachment.masquerade.spec import Masquerade
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips
 from attachment.veth import list_other_addresses
-from cni.address import Interface, Network, parse_cidr
+from cni.address import Cidr, Network, parse_cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code, run_all
@@ -87,7 +87,7 @@ def parse(conf: NetConf) -> MasqueradeOptions | None:
 
 
 def removal_steps(
-    args: CmdArgs, conf: NetConf, others: tuple[Interface, ...], *further: Callable[[NftSocket], None]
+    args: CmdArgs, conf: NetConf, others: tuple[Cidr, ...], *further: Callable[[NftSocket], None]
 ) -> list[Callable[[], None]]:
     """Returns the steps of a DEL that delete the attachment's rules in all backends, whatever is configured by now.
 
@@ -105,7 +105,7 @@ def remove_rules(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], N
     run_all(*removal_steps(args, conf, _others(args), *further))
 
 
-def _others(args: CmdArgs) -> tuple[Interface, ...]:
+def _others(args: CmdArgs) -> tuple[Cidr, ...]:
     """Returns the addresses of the container's other interfaces, none if its namespace does not exist."""
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:

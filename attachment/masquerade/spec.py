@@ -5,7 +5,7 @@ This module is pure.
 
 from __future__ import annotations
 
-from cni.address import Interface, Network
+from cni.address import Cidr, Network
 from process.values import dataclass
 
 
@@ -19,5 +19,5 @@ class Masquerade:
     network: str
     container_id: str
     ifname: str
-    addresses: tuple[Interface, ...] = ()
+    addresses: tuple[Cidr, ...] = ()
     exempt: tuple[Network, ...] = ()

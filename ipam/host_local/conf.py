@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Interface
 
 from cni import addressing
-from cni.address import Address, Interface, parse_cidr, parse_ip, with_prefix
+from cni.address import Address, Cidr, parse_cidr, parse_ip, with_prefix
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code, invalid_conf
@@ -95,7 +95,7 @@ def range_sets(net_conf: NetConf) -> tuple[RangeSet, ...]:
     return tuple(sets)
 
 
-def gateways(net_conf: NetConf) -> Iterator[Iterator[Interface]]:
+def gateways(net_conf: NetConf) -> Iterator[Iterator[Cidr]]:
     """Yields the gateways of each range set, with the prefixes of their subnets; raises CniError(7).
 
     Parses each range only when the iterator reaches it, since a set may have thousands of ranges.

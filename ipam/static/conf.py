@@ -6,8 +6,7 @@ One rule: no I/O. Addresses of runtimeConfig replace those of `args`, which repl
 from __future__ import annotations
 
 from cni import addressing
-from cni.address import Address, parse_cidr, parse_ip
-from cni.address import Interface as Cidr
+from cni.address import Address, Cidr, parse_cidr, parse_ip
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code

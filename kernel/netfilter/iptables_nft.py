@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
-from cni.address import Interface
+from cni.address import Cidr
 from cni.errors import run_all
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
@@ -26,7 +26,7 @@ _CHAINS_MAX = 100  # in one transaction, each with a few rules: 2,800 requests f
 _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 
 
-def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterable[Interface] = ()) -> None:
+def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterable[Cidr] = ()) -> None:
     """Deletes the jumps to a chain, and the chain with its last jump, in both families; absence is success.
 
     Keeps the jumps that match one of `others`, the addresses of the container's other interfaces. A chain to which
@@ -101,7 +101,7 @@ def _delete(
     socket: NftSocket,
     kind: ContainerChains,
     names: Sequence[str],
-    others: tuple[Interface, ...],
+    others: tuple[Cidr, ...],
     end: Callable[[Chain], Request],
 ) -> None:
     """Deletes the jumps to chains, and each chain with the request that `end` returns, in one transaction."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from ipaddress import IPv4Interface, IPv6Interface
 
 from attachment.veth import refuse_small_mtu
-from cni.address import Address
-from cni.address import Interface as Cidr
+from cni.address import Address, Cidr
 from cni.errors import invalid_conf
 from cni.result import IPConfig, Result, Route
 from plugins.bridge.conf import BridgeConf

@@ -13,7 +13,7 @@ from itertools import starmap
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
 from attachment import forwarding
-from cni.address import Address, Interface, format_mac, with_prefix
+from cni.address import Address, Cidr, format_mac, with_prefix
 from cni.errors import CniError, Code, invalid_conf
 from cni.result import Result
 from kernel import address, link, sysctl
@@ -125,7 +125,7 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
             raise failure from error
 
 
-def refuse_conflict(host: Socket, gateway_link: Link, range_sets: Iterable[Iterable[Interface]]) -> None:
+def refuse_conflict(host: Socket, gateway_link: Link, range_sets: Iterable[Iterable[Cidr]]) -> None:
     """Raises CniError(7) when every gateway of a range set conflicts with an address of `gateway_link`, KernelError.
 
     `range_sets` has the gateways of each range set. Invalid ranges are ignored: the IPAM plugin's STATUS reports them.
@@ -174,7 +174,7 @@ def _address_requests(
 
 
 def _conflict_error(
-    host: Socket, gateway_link: Link, gateway_cidr: Interface, other_cidr: Interface, *, attachment_ports: int
+    host: Socket, gateway_link: Link, gateway_cidr: Cidr, other_cidr: Cidr, *, attachment_ports: int
 ) -> CniError:
     """Returns the error for `other_cidr`, an existing address of `gateway_link` that conflicts with `gateway_cidr`.
 
@@ -195,7 +195,7 @@ def _conflict_error(
     return invalid_conf(msg, details)
 
 
-def _first_conflict(gateways: Iterable[Interface], existing: list[Interface]) -> tuple[Interface, Interface] | None:
+def _first_conflict(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Cidr, Cidr] | None:
     """Returns the first gateway and an address that conflicts with it; None if any gateway has no conflict."""
     first = None
     for gateway_cidr in gateways:
@@ -206,12 +206,12 @@ def _first_conflict(gateways: Iterable[Interface], existing: list[Interface]) ->
     return first
 
 
-def _list_conflicting(gateway_cidr: Interface, existing: list[Interface]) -> list[Interface]:
+def _list_conflicting(gateway_cidr: Cidr, existing: list[Cidr]) -> list[Cidr]:
     """Returns the existing addresses that conflict with a gateway; none if the gateway is one of them."""
     return [] if gateway_cidr in existing else [cidr for cidr in existing if _is_conflict(gateway_cidr, cidr)]
 
 
-def _is_conflict(one: Interface, other: Interface) -> bool:
+def _is_conflict(one: Cidr, other: Cidr) -> bool:
     """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets."""
     if isinstance(one, IPv4Interface):
         return isinstance(other, IPv4Interface)

@@ -9,7 +9,7 @@ from functools import partial
 from ipaddress import IPv4Interface, IPv6Interface
 
 from attachment.sandbox import Sandbox
-from cni.address import Interface as Cidr
+from cni.address import Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code

@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 
 from attachment.host_veth import host_veth
-from cni.address import Interface
+from cni.address import Cidr
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, invalid_conf
@@ -170,9 +170,9 @@ def _port(item: Fields, key: str, text: str) -> int:
     return number
 
 
-def _addresses(result: Result, ifname: str) -> dict[int, Interface]:
+def _addresses(result: Result, ifname: str) -> dict[int, Cidr]:
     """Returns, for each IP version, the first address that prevResult does not assign to another interface."""
-    addresses: dict[int, Interface] = {}
+    addresses: dict[int, Cidr] = {}
     for ip in result.ips:
         if ip.interface is not None and 0 <= ip.interface < len(result.interfaces):
             interface = result.interfaces[ip.interface]

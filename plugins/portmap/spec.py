@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cni.address import Address, Interface
+from cni.address import Address, Cidr
 from process.values import dataclass, field
 
 
@@ -59,7 +59,7 @@ class HostPorts:
     container_id: str
     ifname: str
     mappings: tuple[PortMapping, ...] = ()
-    addresses: Mapping[int, Interface] = field(default_factory=dict)
+    addresses: Mapping[int, Cidr] = field(default_factory=dict)
     snat: bool = True
     masq_all: bool = False
     mark_bit: int = 13

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cni.address import Interface
+from cni.address import Cidr
 from kernel.link import IFF_LOOPBACK, Link
 from podwire import attachments, networks
 from podwire.checking import NETNS_NOT_VISIBLE, Checker, Verdict
@@ -171,5 +171,5 @@ def _host_interfaces(snapshot: Snapshot) -> Iterable[HostInterface]:
 
 
 def _addresses(snapshot: Snapshot, link: Link) -> tuple[str, ...]:
-    addresses: Iterable[Interface] = snapshot.kernel.addresses.get(link.index, ())
+    addresses: Iterable[Cidr] = snapshot.kernel.addresses.get(link.index, ())
     return tuple(str(item) for item in addresses if not item.ip.is_link_local)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from attachment.sandbox import Sandbox
-from cni.address import Address, Interface
+from cni.address import Address, Cidr
 from cni.errors import CniError
 from kernel import address, htb, link
 from kernel.link import Link
@@ -33,7 +33,7 @@ class NetworkNamespace:
     path: str
     nsid: int | None
     links: Mapping[str, Link] | None = None
-    addresses: Mapping[int, tuple[Interface, ...]] = field(default_factory=dict)
+    addresses: Mapping[int, tuple[Cidr, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Kernel:
     """
 
     links: tuple[Link, ...] = ()
-    addresses: Mapping[int, tuple[Interface, ...]] = field(default_factory=dict)
+    addresses: Mapping[int, tuple[Cidr, ...]] = field(default_factory=dict)
     namespaces: Mapping[str, NetworkNamespace] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
@@ -135,12 +135,12 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     return Kernel(links, addresses, namespaces, limits, tuple(unseen))
 
 
-def _addresses(socket: Socket) -> dict[int, tuple[Interface, ...]]:
+def _addresses(socket: Socket) -> dict[int, tuple[Cidr, ...]]:
     return {index: tuple(item.address for item in assigned) for index, assigned in address.list_by_link(socket).items()}
 
 
 def _has_hidden_peers(
-    links: Iterable[Link], addresses: Mapping[int, tuple[Interface, ...]], namespaces: Iterable[NetworkNamespace]
+    links: Iterable[Link], addresses: Mapping[int, tuple[Cidr, ...]], namespaces: Iterable[NetworkNamespace]
 ) -> bool:
     """Returns whether the peer of a veth that may be a pod's is in none of `namespaces`."""
     nsids = {namespace.nsid for namespace in namespaces}
@@ -148,7 +148,7 @@ def _has_hidden_peers(
     return any(not _is_uplink(link, addresses.get(link.index, ())) for link in hidden)
 
 
-def _is_uplink(veth: Link, addresses: Iterable[Interface]) -> bool:
+def _is_uplink(veth: Link, addresses: Iterable[Cidr]) -> bool:
     """Returns whether a veth is the uplink of a host that is itself a container (kind, LXC): it has a subnet.
 
     A pod's host veth is the port of a bridge, or (ptp) has gateway addresses without a subnet.
