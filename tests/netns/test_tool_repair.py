@@ -75,7 +75,7 @@ def connect_to(stack, caller, server, ip, port):
 def test_connections_survive_a_flush_and_a_repair(node, external_host, new_sandbox):
     """New connections fail after a flush and work after a repair, and established ones continue throughout."""
     pod, other = new_sandbox(), new_sandbox()
-    web, neighbour = node.with_ports("8080:80", "5353:53/udp"), node.with_capabilities("8081:80")
+    web, neighbour = node.with_ports("8080:80", "5353:53/udp"), node.with_ports("8081:80")
     result = web.add(pod)
     neighbour.add(other)
     with ExitStack() as stack:
@@ -166,7 +166,7 @@ def test_each_flushed_chain_is_restored(node, new_sandbox):
     """Repair restores each chain that is flushed alone."""
     pods = {new_sandbox(): None for _ in range(2)}
     for number, pod in enumerate(pods):
-        pods[pod] = node.with_capabilities(f"{8080 + number}:80", f"{5350 + number}:53/udp").add(pod)
+        pods[pod] = node.with_ports(f"{8080 + number}:80", f"{5350 + number}:53/udp").add(pod)
     before = unordered(node.rules())
     # CNI-FORWARD-OWNERS records address owners for DEL and GC; CHECK ignores it, as the reference plugins lack it.
     for name in (name for name in before if "CNI-FORWARD-OWNERS" not in name):
@@ -180,7 +180,7 @@ def test_each_flushed_chain_is_restored(node, new_sandbox):
         assert "repaired" in node.repair().values(), name
         assert unordered(node.rules()) == before, name
         for number, (pod, result) in enumerate(pods.items()):
-            node.with_capabilities(f"{8080 + number}:80", f"{5350 + number}:53/udp").check(pod, result)
+            node.with_ports(f"{8080 + number}:80", f"{5350 + number}:53/udp").check(pod, result)
 
 
 def unordered(rules):
@@ -217,7 +217,7 @@ def test_nothing_is_restored_for_stopped_pods(node, new_sandbox):
     """No rules are restored for a path that is missing, a plain file, or the host's namespace."""
     running, stopped, file = new_sandbox(), new_sandbox(), new_sandbox()
     for number, pod in enumerate((running, stopped, file)):
-        node.with_capabilities(f"{8080 + number}:80").add(pod)
+        node.with_ports(f"{8080 + number}:80").add(pod)
     reused = node.file(stopped.name).read_text().replace(stopped.path, node.host.path).replace(stopped.name, "reused")
     node.file("reused").write_text(reused)
     delete_and_wait(stopped, node.host)
@@ -235,7 +235,7 @@ def test_invalid_cache_entry(node, new_sandbox):
     """A truncated or empty cache file or a FIFO is reported with exit status 1, and other pods are repaired."""
     pod, lost = new_sandbox(), new_sandbox()
     for number, one in enumerate((pod, lost)):
-        node.with_capabilities(f"{8080 + number}:80").add(one)
+        node.with_ports(f"{8080 + number}:80").add(one)
     file = node.file(lost.name)
     for text in (file.read_text()[:50], "", None):
         node.flush()

@@ -129,7 +129,7 @@ def test_parallel_deletions_and_additions(node, new_sandbox):  # noqa: F811 - fi
     """A repair leaves no rules of pods that a runtime deletes meanwhile, and keeps those of a pod that it adds."""
     for number in range(ROUNDS):
         pods = [new_sandbox() for _ in range(PODS)]
-        nodes = {pod: node.with_capabilities(f"{8080 + index}:80") for index, pod in enumerate(pods)}
+        nodes = {pod: node.with_ports(f"{8080 + index}:80") for index, pod in enumerate(pods)}
         results = {pod: nodes[pod].add(pod) for pod in pods}
         late = new_sandbox()
         node.flush()
