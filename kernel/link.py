@@ -26,7 +26,7 @@ RTNLGRP_LINK = 1
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
-# A flag, and the words for clearing it and for setting it in a description.
+# A flag, and the words in a description if it is cleared and if it is set.
 _UP, _PROMISC = (IFF_UP, "down", "up"), (IFF_PROMISC, "not promiscuous", "promiscuous")
 _ALLMULTI = (IFF_ALLMULTI, "not all-multicast", "all-multicast")
 _ARP_NOTIFY = (
@@ -100,13 +100,13 @@ def from_message(message: DecodedMessage) -> Link:
 
 
 def by_name_request(name: str) -> Request:
-    """Returns a request for the link called `name`; the answer is None without such a link."""
+    """Returns a request for the link called `name`; the answer is None if there is no such link."""
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     return Request(f'look up "{name}"', LinkMessage, RTM_GETLINK, 0, {}, attributes, (errno.ENODEV,))
 
 
 def by_index_request(index: int) -> Request:
-    """Returns a request for the link with an ifindex; the answer is None without such a link."""
+    """Returns a request for the link with an ifindex; the answer is None if there is no such link."""
     attributes: Attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
     values = {"index": index}
     return Request(f"look up interface {index}", LinkMessage, RTM_GETLINK, 0, values, attributes, (errno.ENODEV,))
@@ -135,19 +135,19 @@ def local_peer_requests(veth: Link, namespace: Netns) -> list[Request]:
     if veth.kind != "veth" or not veth.iflink:
         return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]
-    number = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
-    return [by_index_request(veth.iflink), number]
+    nsid_request = Request("identify the sandbox's namespace", NamespaceMessage, RTM_GETNSID, 0, {}, descriptor)
+    return [by_index_request(veth.iflink), nsid_request]
 
 
 def local_peer_from_answers(veth: Link, namespace: Netns, answers: Sequence[DecodedMessage | None]) -> Link | None:
     """Returns the peer from the answers to local_peer_requests(), None if it is not in the socket's namespace."""
-    message, number = answers
+    message, nsid_message = answers
     peer = message and from_message(message)
     if not peer or peer.kind != "veth" or peer.iflink != veth.index:
         return None
     if peer.iflink_nsid is None:
         return peer if veth.iflink_nsid is None and namespace.is_current() else None
-    return peer if number and peer.iflink_nsid == number.get_attr("NETNSA_NSID") else None
+    return peer if nsid_message and peer.iflink_nsid == nsid_message.get_attr("NETNSA_NSID") else None
 
 
 def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
@@ -158,13 +158,13 @@ def get_remote_peer(socket: Socket, veth: Link) -> Link | None:
     """
     # Before Linux 5.10, `iflink` is missing when it equals the index of the veth itself.
     request = by_index_request(veth.iflink or veth.index)
-    number = veth.iflink_nsid
-    if number is not None:
-        attributes: Attributes = [*request.attributes, ("IFLA_TARGET_NETNSID", number)]
+    nsid = veth.iflink_nsid
+    if nsid is not None:
+        attributes: Attributes = [*request.attributes, ("IFLA_TARGET_NETNSID", nsid)]
         ignore = (errno.ENODEV, errno.EINVAL, errno.EACCES, errno.EPERM)
         request = request._replace(attributes=attributes, ignore=ignore)
     (message,) = socket.get(request)
-    return from_message(message) if message and message.get_attr("IFLA_TARGET_NETNSID") == number else None
+    return from_message(message) if message and message.get_attr("IFLA_TARGET_NETNSID") == nsid else None
 
 
 def get_namespace_ids(socket: Socket, namespaces: Sequence[Netns]) -> list[int | None]:
@@ -222,10 +222,10 @@ def count_ports(socket: Socket, bridge: int) -> int:
 
 
 def create_bridge_request(name: str, mac: bytes, mtu: int, *, vlan_filtering: bool = False) -> Request:
-    """Returns a request that creates a bridge, up; EEXIST when the name is used. `mtu` 0 is the kernel's default.
+    """Returns a request that creates a bridge and brings it up; it fails with EEXIST if the name is used.
 
-    Without an explicit MAC address a bridge would use the lowest one of its ports. A kernel without VLAN filtering
-    refuses `vlan_filtering` with EOPNOTSUPP.
+    Without an explicit MAC address a bridge would use the lowest one of its ports. `mtu` 0 is the kernel's default. A
+    kernel without VLAN filtering refuses `vlan_filtering` with EOPNOTSUPP.
     """
     info: Attributes = [("IFLA_INFO_KIND", "bridge")]
     if vlan_filtering:
@@ -261,7 +261,7 @@ def create_veth_request(
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
     attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac)]
     attributes += [("IFLA_MASTER", master)] if master else []
-    # No queue on the host veth, as with the reference plugins; a qdisc may have one.
+    # The length of the transmit queue is 0, as the reference plugins set it; a qdisc can have a limit of its own.
     attributes += [*_mtu(mtu), ("IFLA_TXQLEN", 0), ("IFLA_LINKINFO", info)]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     description = f'make veth pair "{host.name}" - "{container.name}"'
@@ -269,10 +269,10 @@ def create_veth_request(
 
 
 def create_ifb_request(index: int, name: str, mac: bytes, mtu: int) -> Request:
-    """Returns a request that creates an intermediate functional block device, up; EEXIST for a used name or index.
+    """Returns a request that creates an ifb and brings it up; it fails with EEXIST if name or index is used.
 
-    Packets redirected to it pass its qdisc and then continue on the interface from which they were redirected. The
-    caller chooses the index, so that other requests of the same send can refer to it.
+    Packets redirected to this intermediate functional block device pass its qdisc and then continue on the interface
+    from which they were redirected. The caller chooses the index, so that other requests of the same batch can refer to it.
     """
     info = {"attrs": [("IFLA_INFO_KIND", "ifb")]}
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu), ("IFLA_TXQLEN", 0)]
@@ -304,8 +304,8 @@ def set_request(
 ) -> Request:
     """Returns a request that sets the given attributes of a link in one message, as `ip link set` does.
 
-    `arp_notify` has the kernel announce addresses by gratuitous ARP. A new name takes effect before the link comes up;
-    EEXIST when it is used.
+    `arp_notify` has the kernel announce addresses by gratuitous ARP. A new name takes effect before the link comes up.
+    The request fails with EEXIST if another link has that name.
     """
     values = {"index": link.index, "flags": 0, "change": 0}
     words: list[str] = []
@@ -329,7 +329,7 @@ def set_request(
 
 
 def probe_set(socket: Socket) -> None:
-    """Raises KernelError (EPERM) without the right to change links; probes with the invalid name "/"."""
+    """Raises KernelError (EPERM) if the process may not change links; probes with the invalid name "/"."""
     try:
         socket.send(Request("change an interface", LinkMessage, RTM_NEWLINK, NLM_F_ACK, {}, [("IFLA_IFNAME", "/")]))
     except KernelError as error:

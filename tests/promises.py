@@ -31,14 +31,14 @@ class Promise(NamedTuple):
 PROMISES: dict[str, Promise] = {
     "reboot": Promise(
         "Addresses orphaned by a reboot are reclaimed when needed; addresses from the current boot never are.",
-        "a kernel is booted again on the same disk, with ranges filled by podwire and by the reference plugins",
+        "a machine reboots with the same disk; podwire or the reference plugins had filled its ranges",
         "{boots} boots",
     ),
     "storm": Promise(
         "With any verbs in parallel, no address is allocated twice, no rule is lost, and nothing is leaked.",
         "64 processes run ADD, DEL, CHECK and GC at random on 200 containers, some are killed, for each backend and "
         "mixed with the reference plugins; the node is compared with one on which the running containers were "
-        "attached sequentially; host-local alone",
+        "attached sequentially; a second test does the same with host-local alone",
         "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} asked to retry",
     ),
     "model": Promise(
@@ -48,19 +48,19 @@ PROMISES: dict[str, Promise] = {
     ),
     "fuzz": Promise(
         "Any stdin, environment, files and kernel answers lead to a result or to an error object.",
-        "inputs are changed at random, real plugins run in private namespaces; a failed ADD leaves nothing behind",
+        "plugins get randomly changed inputs, in private namespaces; a failed ADD leaves nothing behind",
         "{inputs:,} inputs",
     ),
     "faults": Promise(
         "A failure returns one error object and leaks nothing: ADD rolls back, DEL and GC can be repeated.",
-        "each system call and each kernel request of every verb, both backends, fails once; store, namespace, "
-        "bridge, veth and rules are deleted at each; full or read-only disks, foreign files, limits, capabilities",
+        "each system call and each netlink request of every verb fails once, with both backends; in other runs store, "
+        "namespace, bridge, veth or rules are deleted at that point, or the disk is full or read-only",
         "{faults:,} faults",
     ),
     "crash": Promise(
         "After a killed verb, the next DEL, or GC alone, restores the state before; the next ADD succeeds.",
-        "each verb of a whole chain, both backends, gets SIGKILL right before and right after each system call that "
-        "changes something, in the plugin and in its children; SIGTERM, which rolls back, before each",
+        "each verb of a full list, with both backends, gets SIGKILL right before and right after each system call that "
+        "changes something, in the plugin and in its children; in other runs it gets SIGTERM, and rolls back",
         "{kills:,} kills, {terms} terminations",
     ),
 }
@@ -80,7 +80,7 @@ def record(name: str, **figures: int) -> None:
 
 def table() -> str:
     """Returns the table in Markdown; a promise without figures says that it was not tested."""
-    lines = ["| promise | how it is tested | figure |", "|---|---|---|"]
+    lines = ["| guarantee | how it is tested | last run |", "|---|---|---|"]
     for name, promise in PROMISES.items():
         path = FIGURES / f"{name}.json"
         counted = promise.counted.format(**json.loads(path.read_text())) if path.exists() else "not run"

@@ -1,4 +1,4 @@
-"""The configuration of bandwidth: reads and checks it, and returns one frozen value.
+"""The configuration of bandwidth: reads and checks it, and returns a frozen dataclass.
 
 One rule: no I/O; values are checked here and nowhere else.
 """

@@ -1,4 +1,4 @@
-"""Parses the configuration of firewall into one frozen value.
+"""Parses the configuration of firewall into a frozen dataclass.
 
 Nothing here touches the kernel, and no other module validates values of the configuration.
 """

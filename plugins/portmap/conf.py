@@ -1,4 +1,4 @@
-"""The configuration of portmap: keys, validation, and one frozen value.
+"""The configuration of portmap: keys, validation, and a frozen dataclass.
 
 This module is pure, and no other module validates values of the configuration.
 """

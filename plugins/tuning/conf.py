@@ -1,4 +1,4 @@
-"""Parses the configuration of tuning, from four sources, into one frozen value.
+"""Parses the configuration of tuning, from four sources, into a frozen dataclass.
 
 Nothing here touches the kernel or a file, and no other module validates values of the configuration.
 """
