@@ -272,7 +272,7 @@ def create_ifb_request(index: int, name: str, mac: bytes, mtu: int) -> Request:
     """Returns a request that creates an ifb and brings it up; it fails with EEXIST if name or index is used.
 
     Packets redirected to this intermediate functional block device pass its qdisc and then continue on the interface
-    from which they were redirected. The caller chooses the index, so that other requests of the same batch can refer to it.
+    from which they were redirected. The caller chooses the index, so that other requests of the batch can refer to it.
     """
     info = {"attrs": [("IFLA_INFO_KIND", "ifb")]}
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", mac), *_mtu(mtu), ("IFLA_TXQLEN", 0)]
