@@ -17,7 +17,7 @@ from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime_config
 from cni.result import Result
 from plugins.portmap.conditions import SUPPORTED_CONDITIONS, compile_conditions
-from plugins.portmap.spec import HostPorts, PortMapping
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from process.values import dataclass
 
 IPTABLES, NFTABLES = "iptables", "nftables"

@@ -30,9 +30,9 @@ from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableErr
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
+from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import CHAINS, DNAT, OLD_CHAINS, chain_name, shared_rules
 from plugins.portmap.iptables_state import TableState, delete_duplicate_rules, get_states
-from plugins.portmap.spec import HostPorts
 from process.values import replace
 
 _ROUNDS = 10  # a round fails if another process changes the table between the read and the write

@@ -11,6 +11,7 @@ from attachment.prev_result import RECREATE
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing_error
 from plugins.portmap import other_interfaces
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
     ChainRule,
     JumpRule,
@@ -25,7 +26,6 @@ from plugins.portmap.iptables_rules import (
 from plugins.portmap.iptables_state import TableState
 from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
-from plugins.portmap.spec import HostPorts, PortMapping
 
 _MARKER_CHAIN = "INPUT"  # listed after each probe: the number of its listings is the number of successful probes
 

@@ -21,7 +21,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from cni.address import Address, Network
 from kernel.netfilter.iptables_chains import ContainerChains, quoted
-from plugins.portmap.spec import HostPorts, PortMapping
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from process.values import dataclass
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"

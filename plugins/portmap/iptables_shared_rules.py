@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from kernel.netfilter import nft_expression, nft_rule
 from kernel.netfilter.nft import Rule
+from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import DNAT, MASQ, SETMARK, packet_mark
-from plugins.portmap.spec import HostPorts
 
 _COMMENT = re.compile(r'--comment "([^"]*)"')
 _COUNTER = b"counter\0"

@@ -17,6 +17,7 @@ from kernel.netfilter.iptables_direct import match_lines
 from kernel.netfilter.iptables_nft import TABLES, chain_name_pattern
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
+from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
     CHAINS,
     DNAT,
@@ -27,7 +28,6 @@ from plugins.portmap.iptables_rules import (
     shared_rules,
 )
 from plugins.portmap.iptables_shared_rules import is_shared
-from plugins.portmap.spec import HostPorts
 from process.values import dataclass
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")

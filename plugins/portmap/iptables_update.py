@@ -11,6 +11,7 @@ from cni.address import Address
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE, deletion_lines
+from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
     DNAT,
     ChainRule,
@@ -24,7 +25,6 @@ from plugins.portmap.iptables_rules import (
     shared_rules,
 )
 from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position
-from plugins.portmap.spec import HostPorts
 
 
 def lines_for_add(

@@ -18,9 +18,9 @@ from cni.errors import CniError, Code
 from kernel import sysctl
 from kernel.netfilter.nft import NftSocket
 from plugins.portmap import loopback_guard
+from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.loopback_guard import route_localnet_setting
 from plugins.portmap.pod_route import WrongRouteError, get_interface_to_pod
-from plugins.portmap.spec import HostPorts
 
 _FIX = 'set "snat" to false: the host port is then not published at 127.0.0.1'
 

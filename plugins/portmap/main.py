@@ -20,8 +20,8 @@ from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
 from plugins.portmap import conntrack, iptables, localhost, nftables, pod_route
 from plugins.portmap.conf import PortmapConf
+from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.port_conflicts import ShadowedError
-from plugins.portmap.spec import HostPorts
 from process.record import is_dry_run
 from process.undo import Undo
 

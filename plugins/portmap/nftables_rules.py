@@ -26,9 +26,9 @@ from kernel.netfilter.nft import Chain, Hook, Rule, Table
 from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_id
 from kernel.netfilter.nft_rule import MatchedDestination
 from plugins.portmap import conditions
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.nftables_tables import TABLES
 from plugins.portmap.port_conflicts import ForeignRule
-from plugins.portmap.spec import HostPorts, PortMapping
 
 _DSTNAT, _SRCNAT = -100, 100  # priorities
 _NETWORK_TYPE = 0x71  # type of the second item that podwire stores in userdata, after the owner

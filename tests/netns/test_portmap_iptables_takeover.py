@@ -10,7 +10,7 @@ import pytest
 
 from kernel.netns import Netns, entered
 from plugins.portmap import iptables_state
-from plugins.portmap.spec import HostPorts, PortMapping
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import namespaces, xtables
 from tests.support.hostports import DUAL, run_in_parallel

@@ -14,7 +14,7 @@ from kernel import route
 from kernel.netfilter import iptables, nft
 from kernel.rtnl import Socket
 from plugins.portmap import localhost
-from plugins.portmap.spec import HostPorts, PortMapping
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from tests.support.netstate import iptables_rules, nft_rules, state
 from tests.support.publishing import GATEWAY
 from tests.support.sockets import PORT, Reached, call, open_socket, service

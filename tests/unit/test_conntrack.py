@@ -14,7 +14,7 @@ from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from kernel.wire import decode, encode
 from plugins.portmap import conntrack as flows
-from plugins.portmap.spec import HostPorts, PortMapping
+from plugins.portmap.host_ports import HostPorts, PortMapping
 
 # Not by an import statement: kernel.codec must replace the package's __init__ before.
 FULL_CLASS = importlib.import_module("pyroute2.netlink.nfnetlink.nfctsocket").nfct_msg

@@ -11,7 +11,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from plugins.portmap.conf import PortmapConf, may_have_host_ports, parse, parse_leniently
-from plugins.portmap.spec import HostPorts, PortMapping
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from tests.support.errors import failure_of
 from tests.unit.test_bridge_conf import ENV, JSON
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cni.errors import CniError
 from kernel.netfilter.iptables_chains import quoted
 from plugins.portmap import iptables_check, iptables_state, iptables_update
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
     CHAINS,
     OLD_CHAINS,
@@ -20,7 +21,6 @@ from plugins.portmap.iptables_rules import (
     shared_rules,
 )
 from plugins.portmap.iptables_state import TableState
-from plugins.portmap.spec import HostPorts, PortMapping
 from tests.support.errors import failure_of
 
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}

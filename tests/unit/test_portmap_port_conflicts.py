@@ -1,4 +1,4 @@
-"""Containers that request the same host port (plugins.portmap.port_conflicts, plugins.portmap.spec)."""
+"""Containers that request the same host port (plugins.portmap.port_conflicts, plugins.portmap.host_ports)."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import pytest
 
 from attachment.cache import ResultCache
 from cni.errors import CniError
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position, is_shadowed, shadowed_error
-from plugins.portmap.spec import HostPorts, PortMapping
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
 HERE = f"/proc/{os.getpid()}/ns/net"
