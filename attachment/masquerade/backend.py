@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from attachment.masquerade import iptables, nftables
-from attachment.masquerade.names import CHAINS, chain_name
+from attachment.masquerade.names import MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.address import Cidr
 from cni.conf import Attachment
@@ -39,7 +39,7 @@ def deletion_steps(spec: Masquerade, others: tuple[Cidr, ...]) -> list[Step]:
     """
     chain = chain_name(spec.network, spec.container_id)
     return [
-        lambda socket: iptables_nft.delete(socket, CHAINS, chain, others),
+        lambda socket: iptables_nft.delete(socket, MASQUERADE_CHAINS, chain, others),
         lambda socket: nftables.delete(socket, spec),
     ]
 
@@ -53,7 +53,7 @@ def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
     """Returns the steps that delete, over netlink, the network's rules of attachments that are not in `valid`."""
     kept = _chains(network, valid)
     return [
-        lambda socket: iptables_nft.gc(socket, CHAINS, network, kept),
+        lambda socket: iptables_nft.gc(socket, MASQUERADE_CHAINS, network, kept),
         lambda socket: nftables.gc(socket, network, valid),
     ]
 
@@ -66,13 +66,13 @@ def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
 def list_owned_rules(socket: nft.NftSocket) -> list[OwnedRule]:
     """Lists the owners of the rules that netlink can read; raises KernelError."""
     return [
-        owned for owned, _ in iptables_nft.list_owned_rules(socket, CHAINS, MASQUERADE)
+        owned for owned, _ in iptables_nft.list_owned_rules(socket, MASQUERADE_CHAINS, MASQUERADE)
     ] + nftables.list_owned_rules(socket)
 
 
 def list_legacy_owned_rules() -> list[OwnedRule]:
     """Lists the owners of iptables-legacy's rules; raises CniError."""
-    return [owned for owned, _ in iptables_chains.list_legacy_owned_rules([CHAINS], MASQUERADE)]
+    return [owned for owned, _ in iptables_chains.list_legacy_owned_rules([MASQUERADE_CHAINS], MASQUERADE)]
 
 
 def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
-from attachment.masquerade.names import CHAINS, ENTRY, chain_name
+from attachment.masquerade.names import ENTRY, MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.address import Cidr, Network, as_network
 from kernel.errors import KernelError
@@ -56,7 +56,7 @@ def add(spec: Masquerade) -> None:
         return lines + [rule.line("-A", comment) for rule in jumps if rule not in existing]
 
     description = f"add masquerade rules to chain {chain}"
-    iptables_chains.change(_families(spec), CHAINS, chain, missing, description)
+    iptables_chains.change(_families(spec), MASQUERADE_CHAINS, chain, missing, description)
 
 
 def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
@@ -69,7 +69,7 @@ def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
     chain = chain_name(spec.network, spec.container_id)
     kept = _sources(others)
     description = f"delete masquerade rules of chain {chain}"
-    iptables_chains.delete_legacy({chain: CHAINS}, description, stays=lambda jump: _source(jump) in kept)
+    iptables_chains.delete_legacy({chain: MASQUERADE_CHAINS}, description, stays=lambda jump: _source(jump) in kept)
 
 
 def check(spec: Masquerade) -> None:
@@ -95,7 +95,7 @@ def gc_legacy(network: str, kept: Collection[str]) -> None:
 
     Rules that are not provably the network's stay, and are reported on stderr.
     """
-    iptables_chains.gc_legacy([CHAINS], network, frozenset(kept))
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], network, frozenset(kept))
 
 
 def get_problem() -> str:
@@ -164,7 +164,7 @@ def _families(spec: Masquerade) -> list[int]:
 
 def _comment(spec: Masquerade) -> str:
     """Returns the comment of all rules as iptables quotes it, truncated to xt_comment's limit."""
-    return quoted(CHAINS.comment(spec.network, spec.container_id))
+    return quoted(MASQUERADE_CHAINS.comment(spec.network, spec.container_id))
 
 
 def _parse(listing: list[str]) -> list[_Rule]:

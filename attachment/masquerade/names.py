@@ -5,8 +5,8 @@ This module is pure. Equal names allow podwire to replace the reference plugins 
 
 from __future__ import annotations
 
-from kernel.netfilter.iptables_chains import ContainerChains
+from kernel.netfilter.iptables_chains import ChainScheme
 
 ENTRY = "POSTROUTING"
-CHAINS = ContainerChains(ENTRY, "CNI-", "", "masquerade")
-chain_name = CHAINS.name
+MASQUERADE_CHAINS = ChainScheme(ENTRY, "CNI-", "", "masquerade")
+chain_name = MASQUERADE_CHAINS.name

@@ -29,9 +29,10 @@ Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to
 
 
 @dataclass(frozen=True)
-class ContainerChains:
-    """A kind of container chains: `entry` has the jumps, names start with `start`, comments with `comment_start`.
+class ChainScheme:
+    """The naming scheme of container chains.
 
+    Chain `entry` has the jumps; names start with `start`, comments with `comment_start`.
     `what` is for messages: "masquerade", "host port".
     """
 
@@ -55,7 +56,7 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def deletion_lines(rules: Iterable[str]) -> list[str]:
+def lines_to_delete(rules: Iterable[str]) -> list[str]:
     """Returns the lines that delete listed rules."""
     return ["-D" + line.removeprefix("-A") for line in rules]
 
@@ -65,14 +66,14 @@ def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
     return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
 
 
-def change(families: Iterable[int], kind: ContainerChains, chain: str, plan: Plan, description: str) -> None:
+def change(families: Iterable[int], scheme: ChainScheme, chain: str, plan: Plan, description: str) -> None:
     """Reads the entry chain and `chain`, applies the lines of `plan`, and retries if the rules changed in between.
 
-    Raises as kernel.netfilter.iptables.apply.
+    Raises the errors of kernel.netfilter.iptables.apply.
     """
     for tries_left in reversed(range(_TRIES)):
         present = iptables.get_candidate_families(families, TABLE, chain)
-        listings = iptables.read(present, TABLE, list(dict.fromkeys((kind.entry, chain))))
+        listings = iptables.read(present, TABLE, list(dict.fromkeys((scheme.entry, chain))))
         absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
         if apply_plan(TABLE, absent | listings, plan, description, may_fail=tries_left > 0):
             return
@@ -82,7 +83,7 @@ def change_legacy(table: str, plan: Plan, description: str) -> None:
     """Applies a plan with iptables-legacy, in the families where it has created `table`; `plan` gets the whole table.
 
     Retries if the rules changed in between. Does nothing if the program is not installed.
-    Raises as kernel.netfilter.iptables.apply.
+    Raises the errors of kernel.netfilter.iptables.apply.
     """
     families = iptables.get_legacy_families(table)
     for tries_left in reversed(range(_TRIES if families else 0)):
@@ -115,55 +116,59 @@ def apply_plan(
 
 
 def delete_legacy(
-    chains: Mapping[str, ContainerChains], description: str, stays: Callable[[str], object] = lambda jump: False
+    chains: Mapping[str, ChainScheme], description: str, stays: Callable[[str], object] = lambda jump: False
 ) -> None:
     """Deletes the jumps of iptables-legacy to `chains`, and each chain with its last jump.
 
     Keeps jumps for which `stays` is true. Absence is success; a chain to which another rule jumps stays, empty, and is
-    reported on stderr. Raises as kernel.netfilter.iptables.apply.
+    reported on stderr. Raises the errors of kernel.netfilter.iptables.apply.
     """
-    change_legacy(TABLE, lambda family, listing: removal_lines(chains, listing, stays), description)
+    change_legacy(TABLE, lambda family, listing: lines_to_delete_chains(chains, listing, stays), description)
 
 
-def removal_lines(
-    chains: Mapping[str, ContainerChains], listing: list[str], stays: Callable[[str], object] = lambda jump: False
+def lines_to_delete_chains(
+    chains: Mapping[str, ChainScheme], listing: list[str], stays: Callable[[str], object] = lambda jump: False
 ) -> list[str]:
     """Returns the lines that delete the jumps to `chains`, and each chain with its last jump, as `delete_legacy`."""
     lines = []
-    for chain, kind in chains.items():
-        jumps = jump_lines(kind.entry, chain, listing)
+    for chain, scheme in chains.items():
+        jumps = jump_lines(scheme.entry, chain, listing)
         removed = [line for line in jumps if not stays(line)]
         last = len(removed) == len(jumps) and f"-N {chain}" in listing
-        lines += deletion_lines(removed) + (_removal(kind, chain, listing) if last else [])
+        lines += lines_to_delete(removed) + (_lines_to_delete_chain(scheme, chain, listing) if last else [])
     return lines
 
 
-def gc_legacy(kinds: Iterable[ContainerChains], network: str, kept: AbstractSet[str]) -> None:
-    """Deletes the jumps and chains of iptables-legacy that are the network's and not in `kept`; raises as above.
+def gc_legacy(schemes: Iterable[ChainScheme], network: str, kept: AbstractSet[str]) -> None:
+    """Deletes the jumps and chains of iptables-legacy that are the network's and not in `kept`; raises CniError.
 
     A jump is the network's if its comment names network and container and the name of its chain is the hash of both.
     A truncated comment proves nothing: such jumps stay, and their number is reported on stderr.
     """
 
-    def stale(family: int, listing: list[str], kind: ContainerChains) -> list[str]:
-        mark = quoted(kind.comment(network))[:-1]
-        entries = [line for line in listing if line.startswith(f"-A {kind.entry} ")]
+    def lines_to_delete_stale(family: int, listing: list[str], scheme: ChainScheme) -> list[str]:
+        mark = quoted(scheme.comment(network))[:-1]
+        entries = [line for line in listing if line.startswith(f"-A {scheme.entry} ")]
         network_lines = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
-        chains = dict.fromkeys(chain for line in network_lines if (chain := _proven_chain(kind, line)))
+        chains = dict.fromkeys(chain for line in network_lines if (chain := _proven_chain(scheme, line)))
         if doubtful := [line for line in network_lines if chains.keys().isdisjoint(line.split())]:
-            report_unproven(len(doubtful), kind, network)
+            report_unproven(len(doubtful), scheme, network)
         lines = []
         for chain in chains:
-            lines += deletion_lines(jump_lines(kind.entry, chain, listing)) + _removal(kind, chain, listing)
+            lines += lines_to_delete(jump_lines(scheme.entry, chain, listing)) + _lines_to_delete_chain(
+                scheme, chain, listing
+            )
         return lines
 
     description = f"delete stale rules of network {network}"
     change_legacy(
-        TABLE, lambda family, listing: [line for kind in kinds for line in stale(family, listing, kind)], description
+        TABLE,
+        lambda family, listing: [line for scheme in schemes for line in lines_to_delete_stale(family, listing, scheme)],
+        description,
     )
 
 
-def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list[tuple[OwnedRule, str]]:
+def list_legacy_owned_rules(schemes: Iterable[ChainScheme], what: str) -> list[tuple[OwnedRule, str]]:
     """Lists the owners of iptables-legacy's jumps to such chains, with their lines; raises CniError.
 
     Names are set only if the chain's name proves them, see `gc_legacy`. Runs one program if there is such a table.
@@ -175,21 +180,21 @@ def list_legacy_owned_rules(kinds: Iterable[ContainerChains], what: str) -> list
         for line in listing
     ]
     existing = []
-    for kind in kinds:
-        name = re.compile(rf" -[jg] ({re.escape(kind.start)}[0-9a-f]+)$")
+    for scheme in schemes:
+        name = re.compile(rf" -[jg] ({re.escape(scheme.start)}[0-9a-f]+)$")
         for line in listed:
-            target = name.search(line) if line.startswith(f"-A {kind.entry} ") else None
+            target = name.search(line) if line.startswith(f"-A {scheme.entry} ") else None
             if target:
-                owner = _OWNER.search(line) if _proven_chain(kind, line) else None
+                owner = _OWNER.search(line) if _proven_chain(scheme, line) else None
                 network, container_id = (owner["network"], owner["container_id"]) if owner else ("", "")
                 where = f"chain {target[1]} (legacy)"
                 existing.append((OwnedRule(what, IPTABLES, where, target[1].encode(), network, container_id), line))
     return existing
 
 
-def report_unproven(number: int, kind: ContainerChains, network: str) -> None:
+def report_unproven(number: int, scheme: ChainScheme, network: str) -> None:
     """Reports on stderr rules that stay because their owner is not proven."""
-    what = f"{number} {kind.what} rule(s) seem to be of network {network}"
+    what = f"{number} {scheme.what} rule(s) seem to be of network {network}"
     print(f"podwire: {what} and stay, since their comments do not prove it", file=sys.stderr)
 
 
@@ -198,17 +203,17 @@ def report_emptied_chain(chain: str) -> None:
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
 
 
-def _removal(kind: ContainerChains, chain: str, listing: Iterable[str]) -> list[str]:
+def _lines_to_delete_chain(scheme: ChainScheme, chain: str, listing: Iterable[str]) -> list[str]:
     """Returns the lines that delete a chain without jumps, or flush it if another rule jumps there."""
     ends = (f" -j {chain}", f" -g {chain}")
-    if any(line.endswith(ends) and not line.startswith(f"-A {kind.entry} ") for line in listing):
+    if any(line.endswith(ends) and not line.startswith(f"-A {scheme.entry} ") for line in listing):
         report_emptied_chain(chain)
         return [f"-F {chain}"]
     return [f"-F {chain}", f"-X {chain}"]
 
 
-def _proven_chain(kind: ContainerChains, line: str) -> str:
+def _proven_chain(scheme: ChainScheme, line: str) -> str:
     """Returns the target chain of a jump if its comment proves the owner, else ""."""
     owner = _OWNER.search(line)
-    chain = kind.name(owner["network"], owner["container_id"]) if owner else ""
+    chain = scheme.name(owner["network"], owner["container_id"]) if owner else ""
     return chain if chain in line.split() else ""

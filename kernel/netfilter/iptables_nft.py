@@ -15,7 +15,7 @@ from cni.errors import run_all
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
-from kernel.netfilter.iptables_chains import TABLE, ContainerChains, report_emptied_chain, report_unproven
+from kernel.netfilter.iptables_chains import TABLE, ChainScheme, report_emptied_chain, report_unproven
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from kernel.netfilter.owned import IPTABLES, OwnedRule
 from kernel.rtnl import Request
@@ -26,17 +26,17 @@ _CHAINS_MAX = 100  # in one transaction, each with a few rules: 2,800 requests f
 _OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 
 
-def delete(socket: NftSocket, kind: ContainerChains, chain: str, others: Iterable[Cidr] = ()) -> None:
+def delete(socket: NftSocket, scheme: ChainScheme, chain: str, others: Iterable[Cidr] = ()) -> None:
     """Deletes the jumps to a chain, and the chain with its last jump, in both families; absence is success.
 
     Keeps the jumps that match one of `others`, the addresses of the container's other interfaces. A chain to which
     another rule jumps cannot be deleted: it is flushed and reported on stderr. Raises KernelError.
     """
-    if not nft.delete_or_flush(partial(_delete, socket, kind, (chain,), tuple(others))):
+    if not nft.delete_or_flush(partial(_delete, socket, scheme, (chain,), tuple(others))):
         report_emptied_chain(chain)
 
 
-def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[str]) -> None:
+def gc(socket: NftSocket, scheme: ChainScheme, network: str, kept: Collection[str]) -> None:
     """Deletes the chains of `network` that are not in `kept`, and the jumps to them; raises KernelError.
 
     Truncated comments prove nothing: their jumps stay, and stderr reports how many.
@@ -44,40 +44,40 @@ def gc(socket: NftSocket, kind: ContainerChains, network: str, kept: Collection[
     stale: dict[str, None] = {}
     doubtful = 0
     for table in TABLES.values():
-        for rule in nft.list_rules(socket, Chain(table, kind.entry), kind.comment(network)):
+        for rule in nft.list_rules(socket, Chain(table, scheme.entry), scheme.comment(network)):
             if any(is_jump_to(rule, chain) for chain in kept):
                 continue
-            chain = _proven_chain(kind, rule)
+            chain = _proven_chain(scheme, rule)
             if chain:
                 stale[chain] = None
             else:
                 doubtful += 1
     if doubtful:
-        report_unproven(doubtful, kind, network)
+        report_unproven(doubtful, scheme, network)
     names = list(stale)
     for start in range(0, len(names), _CHAINS_MAX):
-        _delete_all(socket, kind, names[start : start + _CHAINS_MAX])
+        _delete_all(socket, scheme, names[start : start + _CHAINS_MAX])
 
 
-def list_owned_rules(socket: NftSocket, kind: ContainerChains, what: str) -> list[tuple[OwnedRule, Rule]]:
+def list_owned_rules(socket: NftSocket, scheme: ChainScheme, what: str) -> list[tuple[OwnedRule, Rule]]:
     """Lists the owners of the jumps to such chains, in both families; raises KernelError.
 
     The owner key is the name of the chain. An owner's names are set only if the chain's name proves them, see `gc`.
     """
     existing = []
-    pattern = chain_name_pattern(kind)
+    pattern = chain_name_pattern(scheme)
     for table in TABLES.values():
-        for rule in nft.list_rules(socket, Chain(table, kind.entry), kind.start):
+        for rule in nft.list_rules(socket, Chain(table, scheme.entry), scheme.start):
             for chain in dict.fromkeys(pattern.findall(rule.expressions)):
-                owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(kind, rule) else None
+                owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(scheme, rule) else None
                 names = [item.decode(errors="replace") for item in owner.groups()] if owner else []
                 existing.append((OwnedRule(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
     return existing
 
 
-def chain_name_pattern(kind: ContainerChains) -> re.Pattern[bytes]:
+def chain_name_pattern(scheme: ChainScheme) -> re.Pattern[bytes]:
     """Returns the pattern of such chains' names in a rule's bytes."""
-    return re.compile(re.escape(kind.start).encode() + rb"[0-9a-f]+(?=\0)")
+    return re.compile(re.escape(scheme.start).encode() + rb"[0-9a-f]+(?=\0)")
 
 
 def is_jump_to(rule: Rule, chain: str) -> bool:
@@ -85,21 +85,21 @@ def is_jump_to(rule: Rule, chain: str) -> bool:
     return chain.encode() + b"\0" in rule.expressions
 
 
-def _delete_all(socket: NftSocket, kind: ContainerChains, chains: Sequence[str]) -> None:
+def _delete_all(socket: NftSocket, scheme: ChainScheme, chains: Sequence[str]) -> None:
     """Deletes chains and the jumps to them in one transaction; splits the transaction in halves if it fails."""
     if len(chains) == 1:
-        delete(socket, kind, chains[0])
+        delete(socket, scheme, chains[0])
         return
     try:
-        nft.retry(partial(_delete, socket, kind, chains, (), nft.delete_chain_request))
+        nft.retry(partial(_delete, socket, scheme, chains, (), nft.delete_chain_request))
     except KernelError:
         half = len(chains) // 2
-        run_all(*(partial(_delete_all, socket, kind, part) for part in (chains[:half], chains[half:])))
+        run_all(*(partial(_delete_all, socket, scheme, part) for part in (chains[:half], chains[half:])))
 
 
 def _delete(
     socket: NftSocket,
-    kind: ContainerChains,
+    scheme: ChainScheme,
     names: Sequence[str],
     others: tuple[Cidr, ...],
     end: Callable[[Chain], Request],
@@ -111,9 +111,9 @@ def _delete(
         chains = [chain for _, chain in zip(names, existing, strict=False) if chain]
         if not chains:
             continue
-        entry = Chain(table, kind.entry)
+        entry = Chain(table, scheme.entry)
         kept = [nft_rule.compared_value(other.ip.packed) for other in others if other.version == version]
-        jumps = _jumps(socket, entry, kind, chains)
+        jumps = _jumps(socket, entry, scheme, chains)
         for chain in chains:
             removed = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]
             details = partial(str, f"-j {chain.name}")
@@ -123,19 +123,19 @@ def _delete(
     nft.change(socket, *requests)
 
 
-def _jumps(socket: NftSocket, entry: Chain, kind: ContainerChains, chains: Iterable[Chain]) -> dict[str, list[Rule]]:
+def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterable[Chain]) -> dict[str, list[Rule]]:
     """Returns the rules of chain `entry` that jump to `chains`, by the chains' names, from one listing."""
     existing: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in existing}
-    pattern = chain_name_pattern(kind)
+    pattern = chain_name_pattern(scheme)
     for rule in nft.list_rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
         for name in names.intersection(pattern.findall(rule.expressions)):
             existing[name.decode()].append(rule)
     return existing
 
 
-def _proven_chain(kind: ContainerChains, rule: Rule) -> str:
+def _proven_chain(scheme: ChainScheme, rule: Rule) -> str:
     """Returns the target chain of a jump if its comment proves the owner, else ""."""
     owner = _OWNER.search(rule.expressions + rule.userdata)
-    chain = kind.name(*(item.decode(errors="replace") for item in owner.groups())) if owner else ""
+    chain = scheme.name(*(item.decode(errors="replace") for item in owner.groups())) if owner else ""
     return chain if chain and is_jump_to(rule, chain) else ""

@@ -114,7 +114,7 @@ def delete_legacy(spec: FirewallSpec) -> None:
     def lines(version: int, listing: list[str]) -> list[str]:
         interfaces = _list_stale_interfaces(listing, spec.bridge)
         rules = iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
-        return iptables_update.removal_lines(rules, listing)
+        return iptables_update.lines_to_delete_rules(rules, listing)
 
     change_legacy(TABLE, lines, f"delete the firewall's rules of container {spec.container_id}")
 
@@ -141,7 +141,7 @@ def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
     def lines(version: int, listing: list[str]) -> list[str]:
         unowned[version] = iptables_update.count_unowned(listing)
         rules = iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
-        return iptables_update.removal_lines(rules, listing)
+        return iptables_update.lines_to_delete_rules(rules, listing)
 
     change_legacy(TABLE, lines, f"delete stale rules of network {network}")
     nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD} of iptables-legacy")

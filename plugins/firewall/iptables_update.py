@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.netfilter.iptables_chains import deletion_lines
+from kernel.netfilter.iptables_chains import lines_to_delete
 from plugins.firewall.iptables_rules import (
     ENDS,
     FORWARD,
@@ -57,7 +57,7 @@ def add_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_stale
     if spec.accepts:
         jump = admin_jump(spec.admin_chain)
         if (number := listing.count(jump)) != 1:
-            lines += [*deletion_lines([jump] * number), _insert_line(jump)]
+            lines += [*lines_to_delete([jump] * number), _insert_line(jump)]
         lines += _address_lines(spec, version, listing, is_stale)
     if spec.policy != OPEN:
         lines += _policy_lines(spec, listing)
@@ -97,10 +97,10 @@ def count_unowned(listing: Sequence[str]) -> int:
     return sum(address not in recorded for address in addresses if address)
 
 
-def removal_lines(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
+def lines_to_delete_rules(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
     """Returns the lines that delete rules, and with the last record its chain."""
     remaining = [line for line in listing if line.startswith(f"-A {OWNERS} ") and line not in rules]
-    return deletion_lines(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not remaining else [])
+    return lines_to_delete(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not remaining else [])
 
 
 def _removable_rules(
@@ -129,12 +129,12 @@ def _jump_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
     accepting = jumps.count(FORWARD_JUMP)
     isolating = [line for line in jumps if line != FORWARD_JUMP]
     misplaced = spec.accepts and accepting != 1
-    lines = [*deletion_lines([FORWARD_JUMP] * accepting), _insert_line(FORWARD_JUMP)] if misplaced else []
+    lines = [*lines_to_delete([FORWARD_JUMP] * accepting), _insert_line(FORWARD_JUMP)] if misplaced else []
     if not isolating and spec.policy == OPEN:
         return lines
     if len(isolating) == 1 and not misplaced and jumps[0] == isolating[0]:
         return lines
-    return [*lines, *deletion_lines(isolating), _insert_line(ISOLATION_JUMP)]
+    return [*lines, *lines_to_delete(isolating), _insert_line(ISOLATION_JUMP)]
 
 
 def _address_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_stale: IsStale) -> list[str]:
@@ -147,7 +147,7 @@ def _address_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_
     desired_records = [record_rule(spec, address) for address in addresses]
     others = [item for item in parse_records(listing) if item.address in addresses and item.line not in desired_records]
     stale = [item.line for item in others if is_of_network(item, spec.network) or is_stale(item)]
-    return [line for line in (*rules, *desired_records) if line not in listing] + deletion_lines(stale)
+    return [line for line in (*rules, *desired_records) if line not in listing] + lines_to_delete(stale)
 
 
 def _policy_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
@@ -165,11 +165,11 @@ def _policy_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
         reached = [normalize(line) for line in before_end]
         for rule in reversed([rule for rule in desired_rules if rule.startswith(f"-A {chain} ")]):
             count = before_end.count(rule)
-            duplicates = deletion_lines([rule] * count) if count > 1 else []
+            duplicates = lines_to_delete([rule] * count) if count > 1 else []
             lines += [*duplicates, _insert_line(rule)] if duplicates or rule not in reached else []
-        lines += [] if len(ends) == 1 else [*deletion_lines(ends), end]
+        lines += [] if len(ends) == 1 else [*lines_to_delete(ends), end]
     other = other_policy_rules(spec.policy, spec.bridge)
-    return lines + deletion_lines(line for line in listing if line in other)
+    return lines + lines_to_delete(line for line in listing if line in other)
 
 
 def _insert_line(rule: str) -> str:

@@ -13,7 +13,7 @@ from plugins.portmap import iptables_rules, iptables_state
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.iptables_rules import OLD_CHAINS
 
-_KINDS = (iptables_rules.CHAINS, OLD_CHAINS)
+_SCHEMES = (iptables_rules.DNAT_CHAINS, OLD_CHAINS)
 
 
 def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
@@ -22,8 +22,8 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
     The nftables rules of the reference plugin name only the container.
     """
     listed = []
-    for kind in _KINDS:
-        for item, rule in iptables_nft.list_owned_rules(socket, kind, HOST_PORT):
+    for scheme in _SCHEMES:
+        for item, rule in iptables_nft.list_owned_rules(socket, scheme, HOST_PORT):
             protocol = nft_rule.parse_destination(rule.expressions).protocol
             listed += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.jump_ports(rule)] or [item]
     for version in rules.CHAINS:
@@ -42,7 +42,7 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
 def list_host_ports_legacy() -> list[OwnedRule]:
     """Returns the host ports in iptables-legacy, each with its owner; raises CniError."""
     listed = []
-    for item, line in iptables_chains.list_legacy_owned_rules(_KINDS, HOST_PORT):
+    for item, line in iptables_chains.list_legacy_owned_rules(_SCHEMES, HOST_PORT):
         (jump_rule,) = iptables_rules.parse_jump_rules([line]) or (None,)
         ports = [f"{port}/{jump_rule.protocol}" for port in jump_rule.ports] if jump_rule else []
         listed += [item._replace(about=about) for about in ports] or [item]
@@ -51,7 +51,7 @@ def list_host_ports_legacy() -> list[OwnedRule]:
 
 def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     """Returns the owner keys that an attachment's rules may have: names of chains and a hash."""
-    chains = (kind.name(network, attachment.container_id).encode() for kind in _KINDS)
+    chains = (scheme.name(network, attachment.container_id).encode() for scheme in _SCHEMES)
     return *chains, nft_owner.owner_id(network, *attachment)
 
 

@@ -31,7 +31,7 @@ from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
 from plugins.portmap.host_ports import HostPorts
-from plugins.portmap.iptables_rules import CHAINS, DNAT, OLD_CHAINS, chain_name, shared_rules
+from plugins.portmap.iptables_rules import DNAT, DNAT_CHAINS, OLD_CHAINS, chain_name, shared_rules
 from plugins.portmap.iptables_state import TableState, delete_duplicate_rules, get_states
 from process.values import replace
 
@@ -105,15 +105,15 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
     Deletes the chains of the reference plugin before 0.7.0, too. Keeps the rules of the container's other interfaces;
     only a container with such rules costs processes. Raises KernelError, CniError(11), CniError(999).
     """
-    kinds = {kind.name(host_ports.network, host_ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
-    possible = [Chain(table, name) for name in kinds for table in iptables_nft.TABLES.values()]
+    schemes = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
+    possible = [Chain(table, name) for name in schemes for table in iptables_nft.TABLES.values()]
     existing = [chain for chain in nft.get_chains(socket, *possible) if chain]
     if iptables_state.has_other_targets(socket, host_ports, existing):
         others = other_interfaces.list_other_addresses(host_ports)
         if others and _delete_interface_rules(host_ports, others, existing):
             return
     names = dict.fromkeys(chain.name for chain in existing)
-    run_all(*(partial(iptables_nft.delete, socket, kinds[name], name) for name in names))
+    run_all(*(partial(iptables_nft.delete, socket, schemes[name], name) for name in names))
 
 
 def _delete_interface_rules(host_ports: HostPorts, others: Collection[Address], existing: Collection[Chain]) -> bool:
@@ -128,13 +128,13 @@ def _delete_interface_rules(host_ports: HostPorts, others: Collection[Address], 
         for tries_left in reversed(range(_ROUNDS)):
             listings = iptables.list_chains(dict.fromkeys(versions, (DNAT, chain)), TABLE)
             lines = {
-                version: iptables_update.lines_for_removal(host_ports, others, listing)
+                version: iptables_update.lines_to_delete_interface_rules(host_ports, others, listing)
                 for version, listing in listings.items()
             }
             if not any(lines.values()):
                 return False
             for version, listing in listings.items():
-                lines[version] = lines[version] or iptables_chains.removal_lines({chain: CHAINS}, listing)
+                lines[version] = lines[version] or iptables_chains.lines_to_delete_chains({chain: DNAT_CHAINS}, listing)
             try:
                 iptables.apply(lines, TABLE, _delete_description(host_ports))
                 break
@@ -150,15 +150,15 @@ def _delete_interface_rules(host_ports: HostPorts, others: Collection[Address], 
 
 def delete_legacy(host_ports: HostPorts) -> None:
     """Deletes the same rules from iptables-legacy, under its lock; raises CniError(11), CniError(999)."""
-    chains = {kind.name(host_ports.network, host_ports.container_id): kind for kind in (CHAINS, OLD_CHAINS)}
+    chains = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
 
-    def removal_lines(version: int, listing: list[str]) -> list[str]:
-        lines = iptables_update.lines_for_removal(
+    def lines_to_delete(version: int, listing: list[str]) -> list[str]:
+        lines = iptables_update.lines_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
-        return lines or iptables_chains.removal_lines(chains, listing)
+        return lines or iptables_chains.lines_to_delete_chains(chains, listing)
 
-    iptables_chains.change_legacy(TABLE, removal_lines, _delete_description(host_ports))
+    iptables_chains.change_legacy(TABLE, lines_to_delete, _delete_description(host_ports))
 
 
 def _delete_description(host_ports: HostPorts) -> str:
@@ -171,16 +171,16 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     Keeps rules that may belong to another network, and reports their number on stderr. Raises KernelError.
     """
     valid_chains = _chain_names(network, valid)
-    run_all(*(partial(iptables_nft.gc, socket, kind, network, valid_chains) for kind in (CHAINS, OLD_CHAINS)))
+    run_all(*(partial(iptables_nft.gc, socket, scheme, network, valid_chains) for scheme in (DNAT_CHAINS, OLD_CHAINS)))
 
 
 def gc_legacy(network: str, valid: Iterable[Attachment]) -> None:
     """Deletes the same chains and rules from iptables-legacy; raises CniError(11), CniError(999)."""
-    iptables_chains.gc_legacy((CHAINS, OLD_CHAINS), network, _chain_names(network, valid))
+    iptables_chains.gc_legacy((DNAT_CHAINS, OLD_CHAINS), network, _chain_names(network, valid))
 
 
 def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
-    return frozenset(kind.name(network, item.container_id) for item in valid for kind in (CHAINS, OLD_CHAINS))
+    return frozenset(scheme.name(network, item.container_id) for item in valid for scheme in (DNAT_CHAINS, OLD_CHAINS))
 
 
 def _get_listings(

@@ -20,14 +20,14 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from cni.address import Address, Network
-from kernel.netfilter.iptables_chains import ContainerChains, quoted
+from kernel.netfilter.iptables_chains import ChainScheme, quoted
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from process.values import dataclass
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
-CHAINS = ContainerChains(DNAT, "CNI-DN-", "dnat ", "host port")
+DNAT_CHAINS = ChainScheme(DNAT, "CNI-DN-", "dnat ", "host port")
 # Chains in which the reference plugin before 0.7.0 masqueraded. ADD does not create them; DEL and GC delete them.
-OLD_CHAINS = ContainerChains("CNI-HOSTPORT-SNAT", "CNI-SN-", "snat ", "host port")
+OLD_CHAINS = ChainScheme("CNI-HOSTPORT-SNAT", "CNI-SN-", "snat ", "host port")
 
 _PORTS_PER_RULE = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
 _LOCALHOST = IPv4Network("127.0.0.1/32")
@@ -47,7 +47,7 @@ _OWNER = re.compile(r' --comment "dnat name: \\"(?P<network>[^"\\]+)\\" id: \\"(
 
 def chain_name(host_ports: HostPorts) -> str:
     """Returns the name of the container's chain."""
-    return CHAINS.name(host_ports.network, host_ports.container_id)
+    return DNAT_CHAINS.name(host_ports.network, host_ports.container_id)
 
 
 def packet_mark(host_ports: HostPorts) -> int:
@@ -143,7 +143,7 @@ def desired_jump_rules(host_ports: HostPorts, version: int) -> list[str]:
     They contain the ports of all mappings, whatever the IP version, as in the reference plugin.
     """
     words = "".join(f" {quoted(word)}" for word in host_ports.conditions.get(version, ()))
-    comment = quoted(CHAINS.comment(host_ports.network, host_ports.container_id))
+    comment = quoted(DNAT_CHAINS.comment(host_ports.network, host_ports.container_id))
     rules = []
     for protocol in sorted({mapping.protocol for mapping in host_ports.mappings}):
         ports = [str(mapping.host_port) for mapping in host_ports.mappings if mapping.protocol == protocol]

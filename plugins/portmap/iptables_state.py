@@ -19,8 +19,8 @@ from kernel.netfilter.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
 from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
-    CHAINS,
     DNAT,
+    DNAT_CHAINS,
     chain_name,
     desired_chain_rules,
     desired_jump_rules,
@@ -35,7 +35,7 @@ _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
 _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
-_CONTAINER_CHAIN = chain_name_pattern(CHAINS)
+_CONTAINER_CHAIN = chain_name_pattern(DNAT_CHAINS)
 
 
 @dataclass(frozen=True)

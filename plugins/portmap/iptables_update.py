@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from cni.address import Address
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
-from kernel.netfilter.iptables_chains import TABLE, deletion_lines
+from kernel.netfilter.iptables_chains import TABLE, lines_to_delete
 from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
     DNAT,
@@ -54,7 +54,9 @@ def lines_for_add(
     return missing + chain_lines + _jump_rule_lines(host_ports, version, listing, replace=not kept)
 
 
-def lines_for_removal(host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[str]:
+def lines_to_delete_interface_rules(
+    host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]
+) -> list[str]:
     """Returns the lines that delete the container's rules but keep those that forward to `others`.
 
     Returns [] if no rule forwards to `others`. Keeps the jump rules of ports that are still forwarded.
@@ -69,7 +71,7 @@ def lines_for_removal(host_ports: HostPorts, others: Collection[Address], listin
         for jump_rule in jump_rules
         if forwarded.isdisjoint((jump_rule.protocol, port) for port in jump_rule.ports)
     ]
-    return [f"-F {chain_name(host_ports)}", *map(str, kept), *deletion_lines(jump_rule.line for jump_rule in unused)]
+    return [f"-F {chain_name(host_ports)}", *map(str, kept), *lines_to_delete(jump_rule.line for jump_rule in unused)]
 
 
 def foreign_rules(
@@ -179,7 +181,7 @@ def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str]
     else:
         position = positions[0] if positions else len(existing)
     lines = {existing[number].line for number in positions}
-    deleted = deletion_lines(existing[number].line for number in positions) if replace else []
+    deleted = lines_to_delete(existing[number].line for number in positions) if replace else []
     created = [jump_rule for jump_rule in desired_jump_rules(host_ports, version) if replace or jump_rule not in lines]
     if position >= len(existing) - len(deleted):
         return deleted + created

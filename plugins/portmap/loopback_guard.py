@@ -84,7 +84,7 @@ def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collect
 
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.list_rules(socket, _CHAIN) if (name := _interface_of_rule(rule))}
-        missing, disabled = _disable_and_list(rules.values(), host_veth, unchanged_interfaces)
+        missing, disabled = _disable_and_find_unneeded(rules.values(), host_veth, unchanged_interfaces)
         _delete_guards(socket, (rule for rule, name in rules.items() if name in missing or name in disabled))
         return missing
 
@@ -97,17 +97,17 @@ def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collect
 def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = ()) -> None:
     """Deletes the guards that remove() would delete from iptables-legacy, if its table exists; raises CniError."""
 
-    def stale(family: int, listing: list[str]) -> list[str]:
+    def lines_to_delete_stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_of_line(line))}
-        missing, disabled = _disable_and_list(lines.values(), host_veth, unchanged_interfaces)
-        return iptables_chains.deletion_lines(
+        missing, disabled = _disable_and_find_unneeded(lines.values(), host_veth, unchanged_interfaces)
+        return iptables_chains.lines_to_delete(
             line for line, name in lines.items() if name in missing or name in disabled
         )
 
-    iptables_chains.change_legacy(_MANGLE, stale, "delete guards of 127.0.0.0/8")
+    iptables_chains.change_legacy(_MANGLE, lines_to_delete_stale, "delete guards of 127.0.0.0/8")
 
 
-def _disable_and_list(
+def _disable_and_find_unneeded(
     names: Iterable[str], host_veth: str, unchanged_interfaces: Collection[str]
 ) -> tuple[set[str], set[str]]:
     """Disables route_localnet of a guarded `host_veth`; returns the missing interfaces, and the disabled ones."""

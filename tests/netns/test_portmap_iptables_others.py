@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from plugins.portmap.iptables_rules import CHAINS
+from plugins.portmap.iptables_rules import DNAT_CHAINS
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import hostports, xtables
 from tests.support.xtables import TOOLS
@@ -153,19 +153,19 @@ def test_gc_of_hundreds_of_chains(net):
     net.add("c0", "8080:80")
     net.add("alive", "8081:80", addresses=OTHER)
     for tool in TOOLS:
-        chain = CHAINS.name("net", "c0")
+        chain = DNAT_CHAINS.name("net", "c0")
         jump_lines = [line for line in net.rules()[tool] if chain in line and line.startswith("-A")]
-        lines = ["-N MINE", f"-A MINE -j {CHAINS.name('net', 'c7')}"]
+        lines = ["-N MINE", f"-A MINE -j {DNAT_CHAINS.name('net', 'c7')}"]
         for number in range(1, 300):
-            name = CHAINS.name("net", f"c{number}")
+            name = DNAT_CHAINS.name("net", f"c{number}")
             lines += [f"-N {name}", *(line.replace(chain, name).replace('"c0', f'"c{number}') for line in jump_lines)]
         net.load(*sorted(lines, key=lambda line: not line.startswith("-N")), tool=tool)
     stderr = net.gc("alive")
-    emptied = CHAINS.name("net", "c7")
+    emptied = DNAT_CHAINS.name("net", "c7")
     assert f"chain nat {emptied} stays, empty" in stderr
     for tool in TOOLS:
         lines_of_containers = [
-            line for line in net.rules()[tool] if "CNI-DN-" in line and CHAINS.name("net", "alive") not in line
+            line for line in net.rules()[tool] if "CNI-DN-" in line and DNAT_CHAINS.name("net", "alive") not in line
         ]
         assert lines_of_containers == [f":{emptied}", f"-A MINE -j {emptied}"]
     net.check("alive", "8081:80", addresses=OTHER)

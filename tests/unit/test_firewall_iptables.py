@@ -53,7 +53,7 @@ class Listing:
 
     def delete(self, spec, stale_interfaces=(), is_stale=never_stale):
         rules = iptables_update.del_rules(spec, 4, self.lines, stale_interfaces, is_stale)
-        return self.apply(iptables_update.removal_lines(rules, self.lines))
+        return self.apply(iptables_update.lines_to_delete_rules(rules, self.lines))
 
     def forward_rules(self):
         return [line for line in self.lines if line.startswith("-A FORWARD ")]

@@ -3,22 +3,22 @@
 import pytest
 
 from attachment.masquerade import backend as masquerade
-from attachment.masquerade.names import CHAINS as MASQUERADE_CHAINS
+from attachment.masquerade.names import MASQUERADE_CHAINS
 from cni.conf import Attachment
 from kernel.netfilter import iptables
 from kernel.netfilter.iptables_chains import quoted
 from plugins.firewall import iptables_rules
 from plugins.firewall import rule_listing as firewall
 from plugins.portmap import host_port_listing as portmap
-from plugins.portmap.iptables_rules import CHAINS as PORT_CHAINS
+from plugins.portmap.iptables_rules import DNAT_CHAINS
 
 ATTACHMENT = Attachment("cid", "eth0")
 
 
 def listing():
     """Returns the relevant lines that `-S` prints for both tables."""
-    masquerading, ports = (kind.name("net", "cid") for kind in (MASQUERADE_CHAINS, PORT_CHAINS))
-    comments = (quoted(kind.comment("net", "cid")) for kind in (MASQUERADE_CHAINS, PORT_CHAINS))
+    masquerading, ports = (scheme.name("net", "cid") for scheme in (MASQUERADE_CHAINS, DNAT_CHAINS))
+    comments = (quoted(scheme.comment("net", "cid")) for scheme in (MASQUERADE_CHAINS, DNAT_CHAINS))
     first, second = (f"-m comment --comment {comment}" for comment in comments)
     cut = f'-m comment --comment "name: \\"net\\" id: \\"{"x" * 200}"'
     return [
