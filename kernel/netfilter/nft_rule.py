@@ -245,20 +245,20 @@ def parse_comment(data: bytes) -> str:
 class MatchedDestination(NamedTuple):
     """The destination that a rule matches; "", 0 and None for parts that it does not compare for equality.
 
-    `further` are the expressions of its other matches.
+    `other_matches`: the expressions of all other matches.
     """
 
     protocol: str
     port: int
     address: Address | None
-    further: bytes
+    other_matches: bytes
 
 
 def parse_destination(expressions: bytes) -> MatchedDestination:
     """Parses the destination that a rule matches; the rule may be built here or by any version of nft, or invalid."""
     loaded: tuple[int, ...] = ()
     values: dict[tuple[int, ...], bytes] = {}
-    further, load = b"", b""  # `load`: its value is not compared yet
+    other_matches, load = b"", b""  # `load`: its value is not compared yet
     for part in split_expressions(expressions):
         content = _content(_content(part).get(expression.LIST_ELEM, b""))
         name, fields = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
@@ -272,15 +272,15 @@ def parse_destination(expressions: bytes) -> MatchedDestination:
             load = b""
         elif name in _LOADS:
             loaded = tuple(_NUMBER.unpack(fields[key])[0] for key in _LOADS[name] if len(fields.get(key, b"")) == 4)
-            further, load = further + load, part
+            other_matches, load = other_matches + load, part
         else:
             loaded = loaded if name == b"cmp\0" else ()
             if name not in _ACTIONS:
-                further, load = further + load + part, b""
+                other_matches, load = other_matches + load + part, b""
     protocol = next((_BY_NUMBER[values[at]] for at in _PROTOCOL_AT if values.get(at) in _BY_NUMBER), "")
     address = next((values[at] for at in _ADDRESS_AT if len(values.get(at, b"")) == at[2]), b"")
     port = int.from_bytes(values.get(_DPORT, b"")[:2], "big")
-    return MatchedDestination(protocol, port, ip_address(address) if address else None, further + load)
+    return MatchedDestination(protocol, port, ip_address(address) if address else None, other_matches + load)
 
 
 def split_expressions(expressions: bytes) -> list[bytes]:

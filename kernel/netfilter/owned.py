@@ -22,7 +22,7 @@ class OwnedRule(NamedTuple):
     """A rule, or element of a set: its purpose (`what`), its table or chain (`where`), its owner.
 
     `network`, `container_id` and `ifname` are "" if the rule does not name them in full; `owner_key` is b"" for none.
-    `about` is the rule's host port ("8080/tcp") or address, "" if unknown.
+    `subject`: the rule's host port ("8080/tcp") or address, "" if unknown.
     """
 
     what: str
@@ -32,4 +32,4 @@ class OwnedRule(NamedTuple):
     network: str = ""
     container_id: str = ""
     ifname: str = ""
-    about: str = ""
+    subject: str = ""

@@ -27,8 +27,8 @@ def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
         for element in nft_set.list_elements(socket, element_set):
             owner = rules.element_owner(element)
             if owner:
-                names, about = rules.element_names(element), rules.render_key(element_set, element.key)
-                owned.append(OwnedRule(FIREWALL, NFTABLES, f"set {element_set}", owner, *names, about=about))
+                names, subject = rules.element_names(element), rules.render_key(element_set, element.key)
+                owned.append(OwnedRule(FIREWALL, NFTABLES, f"set {element_set}", owner, *names, subject=subject))
     return owned
 
 

@@ -19,7 +19,7 @@ from kernel.netfilter.nft_expression import EQ, NEQ
 from process.values import dataclass
 
 SUPPORTED_CONDITIONS = (
-    'supported are "ip saddr", "ip daddr", "ip protocol" (in conditionsV6 "ip6 saddr", "ip6 daddr"), "tcp", "udp", '
+    'supported: "ip saddr", "ip daddr", "ip protocol" (in conditionsV6 "ip6 saddr", "ip6 daddr"), "tcp", "udp", '
     '"sctp" or "th" with "sport" or "dport", "iif", "oif", "iifname", "oifname", "meta l4proto", "meta mark", '
     '"ct mark", "ct state", "fib saddr type" and "fib daddr type", each with or without "==" or "!=", and a value or '
     "a set of values like { 80, 443 }"
@@ -55,7 +55,7 @@ class _RuleStart:
 class _Selector:
     """A packet field that a condition can match.
 
-    `compare` builds the expressions from operation ("", "==", "!="), value and mask (0 for none). `protocol` is the
+    `compare` builds the expressions from operator ("", "==", "!="), value and mask (0 for none). `protocol` is the
     transport protocol that has the field, "" for any; with `is_protocol` the value itself is a transport protocol.
     """
 
@@ -105,20 +105,20 @@ class _Tokens:
 
 def _with_next_match(tokens: _Tokens, rules: list[_RuleStart], version: int) -> list[_RuleStart]:
     """Parses the next match; returns the rules with that match appended."""
-    selector = tokens.pop_selector(_SELECTORS | _ADDRESSES[version])
+    selector = tokens.pop_selector(_SELECTORS | _IP_HEADER_SELECTORS[version])
     mask = 0
     if selector.has_mask and tokens.accept("&", "and"):
         mask = _parse_number(tokens.pop(), 0xFFFFFFFF)
         if not mask:
             raise ValueError("has a mask of 0")
-    operation = tokens.accept("==", "!=")
+    operator = tokens.accept("==", "!=")
     values, in_set = _parse_values(tokens)
-    if operation == "!=":
-        matches = b"".join(selector.compare(operation, value, mask) for value in values)
+    if operator == "!=":
+        matches = b"".join(selector.compare(operator, value, mask) for value in values)
         return [_append_match(rule, selector, matches) for rule in rules]
-    operation = "" if in_set else operation  # nft compiles `ct state new` and `ct state == new` differently
+    operator = "" if in_set else operator  # nft compiles `ct state new` and `ct state == new` differently
     return [
-        _append_match(rule, selector, selector.compare(operation, value, mask), value)
+        _append_match(rule, selector, selector.compare(operator, value, mask), value)
         for rule in rules
         for value in values
     ]
@@ -170,8 +170,8 @@ def _address_selector(version: int, side: str) -> _Selector:
         "daddr": (nft_rule.destination, nft_rule.destination_range),
     }[side]
 
-    def compare(operation: str, value: str, mask: int) -> bytes:
-        is_positive = operation != "!="
+    def compare(operator: str, value: str, mask: int) -> bytes:
+        is_positive = operator != "!="
         try:
             first, dash, last = value.partition("-")
             if dash:
@@ -190,29 +190,29 @@ def _address_selector(version: int, side: str) -> _Selector:
 
 
 def _port_selector(offset: int, protocol: str) -> _Selector:
-    def compare(operation: str, value: str, mask: int) -> bytes:
+    def compare(operator: str, value: str, mask: int) -> bytes:
         load = expression.payload(expression.TRANSPORT_HEADER, offset, 2)
         first, dash, last = value.partition("-")
         low = _parse_number(first, 0xFFFF).to_bytes(2, "big")
         if not dash:
-            return load + expression.compare(_comparison(operation), low)
+            return load + expression.compare(_comparison(operator), low)
         high = _parse_number(last, 0xFFFF).to_bytes(2, "big")
         if high < low:
             raise ValueError(f'has a range whose end is less than its start: "{value}"')
-        return load + expression.between(_comparison(operation), low, high)
+        return load + expression.between(_comparison(operator), low, high)
 
     return _Selector(compare, protocol)
 
 
 def _interface_selector(key: int) -> _Selector:
-    def compare(operation: str, value: str, mask: int) -> bytes:
+    def compare(operator: str, value: str, mask: int) -> bytes:
         name = value.encode()
-        any_ending = name.endswith(b"*") and not name.endswith(b"\\*")
-        name = name[:-1] if any_ending else name.replace(b"\\*", b"*")
+        is_prefix = name.endswith(b"*") and not name.endswith(b"\\*")
+        name = name[:-1] if is_prefix else name.replace(b"\\*", b"*")
         if not 0 < len(name) <= _INTERFACE_NAME_MAX:
             raise ValueError(f'needs an interface name, not "{value}"')
-        data = name if any_ending else name.ljust(_INTERFACE_NAME_MAX + 1, b"\0")
-        return expression.meta(key) + expression.compare(_comparison(operation), data)
+        data = name if is_prefix else name.ljust(_INTERFACE_NAME_MAX + 1, b"\0")
+        return expression.meta(key) + expression.compare(_comparison(operator), data)
 
     return _Selector(compare)
 
@@ -220,50 +220,50 @@ def _interface_selector(key: int) -> _Selector:
 def _interface_or_index_selector(by_index: int, by_name: int) -> _Selector:
     by_name_selector = _interface_selector(by_name)
 
-    def compare(operation: str, value: str, mask: int) -> bytes:
+    def compare(operator: str, value: str, mask: int) -> bytes:
         if not value.isdigit():
-            return by_name_selector.compare(operation, value, mask)
+            return by_name_selector.compare(operator, value, mask)
         index = _host_order(_parse_number(value, 0x7FFFFFFF))
-        return expression.meta(by_index) + expression.compare(_comparison(operation), index)
+        return expression.meta(by_index) + expression.compare(_comparison(operator), index)
 
     return _Selector(compare)
 
 
 def _protocol_selector(load: bytes) -> _Selector:
-    def compare(operation: str, value: str, mask: int) -> bytes:
+    def compare(operator: str, value: str, mask: int) -> bytes:
         number = nft_rule.PROTOCOLS.get(value)
         data = bytes([_parse_number(value, 0xFF) if number is None else number])
-        return load + expression.compare(_comparison(operation), data)
+        return load + expression.compare(_comparison(operator), data)
 
     return _Selector(compare, is_protocol=True)
 
 
 def _packet_mark_selector(load: bytes) -> _Selector:
-    def compare(operation: str, value: str, mask: int) -> bytes:
+    def compare(operator: str, value: str, mask: int) -> bytes:
         masked = expression.bitwise(_host_order(mask)) if mask else b""
-        return load + masked + expression.compare(_comparison(operation), _host_order(_parse_number(value, 0xFFFFFFFF)))
+        return load + masked + expression.compare(_comparison(operator), _host_order(_parse_number(value, 0xFFFFFFFF)))
 
     return _Selector(compare, has_mask=True)
 
 
-def _compare_state(operation: str, value: str, mask: int) -> bytes:
+def _compare_state(operator: str, value: str, mask: int) -> bytes:
     names = value.split(",")
     for name in names:
         if name not in _STATES:
             raise ValueError(f'needs a connection state ({", ".join(_STATES)}), not "{name}"')
     bits = _host_order(sum({_STATES[name] for name in names}))
     load = expression.ct(expression.CT_STATE)
-    if operation:
-        return load + expression.compare(_comparison(operation), bits)
+    if operator:
+        return load + expression.compare(_comparison(operator), bits)
     return load + expression.bitwise(bits) + expression.compare(NEQ, bytes(4))
 
 
 def _address_type_selector(flag: int) -> _Selector:
-    def compare(operation: str, value: str, mask: int) -> bytes:
+    def compare(operator: str, value: str, mask: int) -> bytes:
         if value not in _ADDRESS_TYPES:
             raise ValueError(f'needs an address type ({", ".join(_ADDRESS_TYPES)}), not "{value}"')
         data = _host_order(_ADDRESS_TYPES[value])
-        return expression.fib_type(flag) + expression.compare(_comparison(operation), data)
+        return expression.fib_type(flag) + expression.compare(_comparison(operator), data)
 
     return _Selector(compare)
 
@@ -282,7 +282,7 @@ def _host_order(number: int) -> bytes:
     return number.to_bytes(4, sys.byteorder)
 
 
-_ADDRESSES = {
+_IP_HEADER_SELECTORS = {
     4: {f"ip {side}": _address_selector(4, side) for side in ("saddr", "daddr")}
     | {"ip protocol": _protocol_selector(expression.payload(expression.NETWORK_HEADER, 9, 1))},
     6: {f"ip6 {side}": _address_selector(6, side) for side in ("saddr", "daddr")},

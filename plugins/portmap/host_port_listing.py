@@ -25,16 +25,17 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
     for scheme in _SCHEMES:
         for item, rule in iptables_nft.list_owned_rules(socket, scheme, HOST_PORT):
             protocol = nft_rule.parse_destination(rule.expressions).protocol
-            listed += [item._replace(about=f"{port}/{protocol}") for port in iptables_state.jump_ports(rule)] or [item]
+            ports = iptables_state.jump_ports(rule)
+            listed += [item._replace(subject=f"{port}/{protocol}") for port in ports] or [item]
     for version in rules.CHAINS:
         for chain in rules.attachment_chains(version):
             for rule in nft.list_rules(socket, chain):
-                about = _port(rule) if chain in rules.port_chains(version) else ""
+                subject = _port(rule) if chain in rules.port_chains(version) else ""
                 is_complete = len(rule.comment.encode()) < nft_rule.COMMENT_MAX
                 container_id = rule.comment if is_complete else ""
                 network, where = rules.network(rule), f"chain {rules.nft_family(version)} {chain}"
                 listed.append(
-                    OwnedRule(HOST_PORT, NFTABLES, where, rules.owner(rule), network, container_id, about=about)
+                    OwnedRule(HOST_PORT, NFTABLES, where, rules.owner(rule), network, container_id, subject=subject)
                 )
     return list(dict.fromkeys(listed))
 
@@ -45,7 +46,7 @@ def list_host_ports_legacy() -> list[OwnedRule]:
     for item, line in iptables_chains.list_legacy_owned_rules(_SCHEMES, HOST_PORT):
         (jump_rule,) = iptables_rules.parse_jump_rules([line]) or (None,)
         ports = [f"{port}/{jump_rule.protocol}" for port in jump_rule.ports] if jump_rule else []
-        listed += [item._replace(about=about) for about in ports] or [item]
+        listed += [item._replace(subject=subject) for subject in ports] or [item]
     return listed
 
 

@@ -108,19 +108,21 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
     schemes = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
     possible = [Chain(table, name) for name in schemes for table in iptables_nft.TABLES.values()]
     existing = [chain for chain in nft.get_chains(socket, *possible) if chain]
-    if iptables_state.has_other_targets(socket, host_ports, existing):
-        others = other_interfaces.list_other_addresses(host_ports)
-        if others and _delete_interface_rules(host_ports, others, existing):
+    if iptables_state.forwards_elsewhere(socket, host_ports, existing):
+        other_addresses = other_interfaces.list_other_addresses(host_ports)
+        if other_addresses and _delete_interface_rules(host_ports, other_addresses, existing):
             return
     names = dict.fromkeys(chain.name for chain in existing)
     run_all(*(partial(iptables_nft.delete, socket, schemes[name], name) for name in names))
 
 
-def _delete_interface_rules(host_ports: HostPorts, others: Collection[Address], existing: Collection[Chain]) -> bool:
-    """Deletes the rules of this interface from the container's chain; keeps the rules that forward to `others`.
+def _delete_interface_rules(
+    host_ports: HostPorts, other_addresses: Collection[Address], existing: Collection[Chain]
+) -> bool:
+    """Deletes the rules of this interface from the container's chain; keeps those that forward to `other_addresses`.
 
-    Returns False, and changes nothing, if no rule forwards to `others`. If iptables-restore cannot list or change the
-    chain, prints to stderr that all rules stay until DEL of the container's last interface.
+    Returns False, and changes nothing, if no rule forwards to `other_addresses`. If iptables-restore cannot list or
+    change the chain, prints to stderr that all rules stay until DEL of the container's last interface.
     """
     chain = chain_name(host_ports)
     versions = [version for version, table in iptables_nft.TABLES.items() if Chain(table, chain) in existing]
@@ -128,7 +130,7 @@ def _delete_interface_rules(host_ports: HostPorts, others: Collection[Address], 
         for tries_left in reversed(range(_ROUNDS)):
             listings = iptables.list_chains(dict.fromkeys(versions, (DNAT, chain)), TABLE)
             lines = {
-                version: iptables_update.lines_to_delete_interface_rules(host_ports, others, listing)
+                version: iptables_update.lines_to_delete_interface_rules(host_ports, other_addresses, listing)
                 for version, listing in listings.items()
             }
             if not any(lines.values()):
@@ -188,10 +190,11 @@ def _get_listings(
 ) -> dict[int, list[str]] | None:
     """Returns the existing rules of each IP version; None if the caller must read `states` again.
 
-    Runs iptables-restore for the incomplete states, with the additional lines `probes`. It cannot list a chain that
-    another process has deleted since: then returns None, or raises RefusedError if `states` equals `previous`.
+    Runs iptables-restore for each state that is not sufficient, with the additional lines `probes`. If another process
+    has deleted a chain meanwhile, iptables-restore fails: this returns None, or raises RefusedError if `states` equals
+    `previous`.
     """
-    chains = {version: state.chains for version, state in states.items() if not state.is_complete}
+    chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
     try:
         read = iptables.list_chains(
             chains, TABLE, {version: lines for version, lines in (probes or {}).items() if version in chains}
@@ -209,9 +212,9 @@ def _unstable_error() -> CniError:
 
 
 def _compute_changes(host_ports: HostPorts, listings: Mapping[int, list[str]]) -> dict[int, list[str]]:
-    others = _get_other_addresses(host_ports, listings)
+    other_addresses = _get_other_addresses(host_ports, listings)
     return {
-        version: iptables_update.lines_for_add(host_ports, others, version, listing)
+        version: iptables_update.lines_for_add(host_ports, other_addresses, version, listing)
         for version, listing in listings.items()
     }
 

@@ -1,6 +1,6 @@
 """Reads the existing rules of iptables-nft over netlink, without running iptables-restore.
 
-A rule that is not recognised with certainty makes the state incomplete; then iptables-restore lists the table.
+If a rule is not recognised with certainty, iptables-restore must list the table.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class TableState:
     """The state of table nat of one IP version.
 
     `listing`: portmap's existing chains and the recognised shared rules, in the format of `iptables -S`.
-    `is_complete`: the listing is sufficient, since no existing rule conflicts with new ones, or all rules are
-    recognised. Otherwise iptables-restore must list `chains`, or the whole table if `chains` is empty. `chains` has a
-    built-in chain only if it is needed, since it may contain rules that iptables-restore cannot list.
+    `is_sufficient`: the verb needs only the rules in `listing`, since no existing rule conflicts with new ones, or all
+    rules are recognised. Otherwise iptables-restore must list `chains`, or the whole table if `chains` is empty.
+    `chains` has a built-in chain only if it is needed, since it may contain rules that iptables-restore cannot list.
     """
 
-    is_complete: bool
+    is_sufficient: bool
     listing: tuple[str, ...] = ()
     chains: tuple[str, ...] = ()
 
     @property
     def is_unknown(self) -> bool:
         """Whether the state was not read: iptables-legacy has created the table, or netlink failed."""
-        return not self.is_complete and not self.chains
+        return not self.is_sufficient and not self.chains
 
 
 def get_states(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, TableState]:
@@ -63,7 +63,7 @@ def get_states(host_ports: HostPorts, *, with_container_rules: bool = False) -> 
 
     `with_container_rules` adds the container's rules if all have the form that ADD creates.
     """
-    unknown = TableState(is_complete=False)
+    unknown = TableState(is_sufficient=False)
     legacy = {version: unknown for version in host_ports.ip_versions if iptables.has_legacy(version, TABLE)}
     versions = [version for version in host_ports.ip_versions if version not in legacy]
     try:
@@ -73,7 +73,7 @@ def get_states(host_ports: HostPorts, *, with_container_rules: bool = False) -> 
         return dict.fromkeys(host_ports.ip_versions, unknown)
 
 
-def has_other_targets(socket: NftSocket, host_ports: HostPorts, chains: Iterable[Chain]) -> bool:
+def forwards_elsewhere(socket: NftSocket, host_ports: HostPorts, chains: Iterable[Chain]) -> bool:
     """Returns whether one of the container's `chains` has a rule that forwards to an address of another interface.
 
     Costs one netlink message for each chain. Raises KernelError.
@@ -160,14 +160,14 @@ def _get_state(
         and not unknown
         and (recognised := _list_container_rules(socket, host_ports, version, candidates_for_ports))
     ):
-        return TableState(is_complete=True, listing=(*listing, *recognised))
-    is_complete = not unknown and not candidates_for_ports and chain_name(host_ports) not in present
+        return TableState(is_sufficient=True, listing=(*listing, *recognised))
+    is_sufficient = not unknown and not candidates_for_ports and chain_name(host_ports) not in present
     names = [
         name.decode() for candidate in candidates_for_ports for name in _CONTAINER_CHAIN.findall(candidate.expressions)
     ]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
-        is_complete and not with_container_rules, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names)))
+        is_sufficient and not with_container_rules, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names)))
     )
 
 

@@ -28,14 +28,15 @@ from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, fin
 
 
 def lines_for_add(
-    host_ports: HostPorts, others: Collection[Address], version: int, listing: Sequence[str]
+    host_ports: HostPorts, other_addresses: Collection[Address], version: int, listing: Sequence[str]
 ) -> list[str]:
     """Returns the lines that create the missing rules of `host_ports`, each in its position.
 
     `listing`: the lines of `iptables -S` for the built-in chains, the shared chains, the container's chain, and the
     chains of containers that may have published the same port. In the container's chain, the rules that forward to
-    `others` are kept and come first. Raises CniError(999) if the external mark chain is missing or the container's
-    chain belongs to another container, CniError(11) for a port in use.
+    `other_addresses`, those of the container's other interfaces, are kept and come first. Raises CniError(999) if the
+    external mark chain is missing or the container's chain belongs to another container; CniError(11) if a port is in
+    use.
     """
     _refuse_foreign_chain(host_ports, listing)
     existing_lines = set(listing)
@@ -49,19 +50,19 @@ def lines_for_add(
         _shared_rule_line(rule) for rule in shared_rules(host_ports)
     ]
     missing = [line for line in shared if existing_lines.isdisjoint((line, line.replace("-I ", "-A ", 1)))]
-    kept = [str(rule) for rule in _rules_to_keep(host_ports, others, listing)]
+    kept = [str(rule) for rule in _rules_to_keep(host_ports, other_addresses, listing)]
     chain_lines = _chain_lines(host_ports, version, existing_lines, kept)
     return missing + chain_lines + _jump_rule_lines(host_ports, version, listing, replace=not kept)
 
 
 def lines_to_delete_interface_rules(
-    host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]
+    host_ports: HostPorts, other_addresses: Collection[Address], listing: Sequence[str]
 ) -> list[str]:
-    """Returns the lines that delete the container's rules but keep those that forward to `others`.
+    """Returns the lines that delete the container's rules but keep those that forward to `other_addresses`.
 
-    Returns [] if no rule forwards to `others`. Keeps the jump rules of ports that are still forwarded.
+    Returns [] if no rule forwards to `other_addresses`. Keeps the jump rules of ports that are still forwarded.
     """
-    kept = _rules_to_keep(host_ports, others, listing)
+    kept = _rules_to_keep(host_ports, other_addresses, listing)
     if not kept:
         return []
     forwarded = {(rule.protocol, rule.port) for rule in kept}
@@ -139,10 +140,12 @@ def _shared_rule_line(rule: str) -> str:
     return rule.replace("-A ", "-I ", 1) if rule.startswith("-A POSTROUTING ") else rule
 
 
-def _rules_to_keep(host_ports: HostPorts, others: Collection[Address], listing: Sequence[str]) -> list[ChainRule]:
-    """Returns the DNAT rules that forward to `others`, and the mark rules of the same ports."""
+def _rules_to_keep(
+    host_ports: HostPorts, other_addresses: Collection[Address], listing: Sequence[str]
+) -> list[ChainRule]:
+    """Returns the DNAT rules that forward to `other_addresses`, and the mark rules of the same ports."""
     existing = parse_chain_rules(listing, chain_name(host_ports))
-    forwarding = [rule for rule in existing if rule.target == "DNAT" and rule.dnat_ip in others]
+    forwarding = [rule for rule in existing if rule.target == "DNAT" and rule.dnat_ip in other_addresses]
     ports = {(rule.protocol, rule.port, rule.destination) for rule in forwarding}
     return [
         rule

@@ -279,12 +279,12 @@ def foreign_rule(rule: Rule, host_ports: HostPorts, destinations: Collection[Mat
     """
     if rule.comment == comment(host_ports.container_id) and rule.comment:
         return None
-    protocol, port, address, further = nft_rule.parse_destination(rule.expressions)
+    protocol, port, address, other_matches = nft_rule.parse_destination(rule.expressions)
     if not protocol or not port:
         return None
     is_complete = len(rule.comment.encode()) < nft_rule.COMMENT_MAX  # a comment of the maximum length may have been cut
     has_same_conditions = any(
-        (not further or nft_rule.is_same_rule(destination.further, further))
+        (not other_matches or nft_rule.is_same_rule(destination.other_matches, other_matches))
         and (not address or destination.address in (None, address))
         for destination in destinations
     )

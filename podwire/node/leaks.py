@@ -112,9 +112,9 @@ class _Finder:
                 by_owner.setdefault((item.what, item.backend, *owner), []).append(item)
         for items in by_owner.values():
             first = items[0]
-            about = ", ".join(sorted({item.about for item in items} - {""}))
+            subject = ", ".join(sorted({item.subject for item in items} - {""}))
             where = ", ".join(dict.fromkeys(item.where for item in items))
-            description = f"{_NAMES[first.what]}{f' {about}' if about else ''} ({first.backend}: {where})"
+            description = f"{_NAMES[first.what]}{f' {subject}' if subject else ''} ({first.backend}: {where})"
             network, attachment = first.network, Attachment(first.container_id, first.ifname)
             if pods := self._by_owner_key.get(first.owner_key, []):  # rules may name less than the records
                 network, attachment = pods[0].network, pods[0].attachment

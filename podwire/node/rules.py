@@ -41,8 +41,8 @@ class Rules:
     def _ports(self) -> Mapping[object, set[str]]:
         by_owner: dict[object, set[str]] = {}
         for item in self.owned:
-            if item.what == HOST_PORT and item.about:
-                by_owner.setdefault(item.owner_key or item.container_id, set()).add(item.about)
+            if item.what == HOST_PORT and item.subject:
+                by_owner.setdefault(item.owner_key or item.container_id, set()).add(item.subject)
         return by_owner
 
     def published_ports(self, network: str, attachment: Attachment) -> set[str]:

@@ -110,7 +110,7 @@ def test_the_destination_of_a_rule_is_parsed(prepared, host, text):
         )
 
 
-FURTHER = {
+OTHER_MATCHES = {
     "ip daddr 192.0.2.1 tcp dport 8080 counter log accept": "",
     "tcp dport 80 iifname lo accept": "iifname lo",
     "ip daddr 192.0.2.0/24 tcp dport 80 accept": "ip daddr 192.0.2.0/24",
@@ -120,16 +120,16 @@ FURTHER = {
 }
 
 
-@pytest.mark.parametrize("text", FURTHER)
-def test_further_matches_of_a_rule_are_parsed(prepared, host, text):
-    """The further matches of a rule are the expressions without those for protocol, port and address."""
+@pytest.mark.parametrize("text", OTHER_MATCHES)
+def test_other_matches_of_a_rule_are_parsed(prepared, host, text):
+    """The other matches of a rule are the expressions without those for protocol, port and address."""
     chain = CHAINS[4][PREROUTING]
     host.run("nft", "add", "rule", "ip", "t", chain.name, text)
-    host.run("nft", "add", "rule", "ip", "t", chain.name, f"{FURTHER[text]} accept")
-    rule, further = nft.list_rules(prepared, chain)
+    host.run("nft", "add", "rule", "ip", "t", chain.name, f"{OTHER_MATCHES[text]} accept")
+    rule, other = nft.list_rules(prepared, chain)
     assert (
-        nft_rule.parse_destination(rule.expressions).further + nft_rule.split_expressions(further.expressions)[-1]
-        == further.expressions
+        nft_rule.parse_destination(rule.expressions).other_matches + nft_rule.split_expressions(other.expressions)[-1]
+        == other.expressions
     )
 
 

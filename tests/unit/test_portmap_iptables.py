@@ -26,13 +26,13 @@ from tests.support.errors import failure_of
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 HOST_PORTS = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
 CHAIN = "CNI-DN-f42161b9e0c33131294cd"
-READ_STATE = TableState(is_complete=False, chains=("PREROUTING",))
+READ_STATE = TableState(is_sufficient=False, chains=("PREROUTING",))
 
 
-def listing_after_add(host_ports, listing=(), others=(), version=4):
+def listing_after_add(host_ports, listing=(), other_addresses=(), version=4):
     """Returns the listing after an ADD: applies its lines as iptables-restore does."""
     chains: dict[str, list[str]] = {}
-    for line in (*listing, *iptables_update.lines_for_add(host_ports, others, version, list(listing))):
+    for line in (*listing, *iptables_update.lines_for_add(host_ports, other_addresses, version, list(listing))):
         command, chain, *rest = line.split(" ", 2)
         rule = rest[0] if rest else ""
         rules = chains.setdefault(chain, [])
@@ -118,11 +118,11 @@ def test_prefix_length_zero_marks_every_source():
 def test_rules_of_another_interface_stay_first():
     """ADD keeps rules that forward to the container's other interface first, and deletes the chain's other rules."""
     second = replace(HOST_PORTS, ifname="eth1", addresses={4: ip_interface("10.22.0.9/16")})
-    listing = listing_after_add(second, listing_after_add(HOST_PORTS), others=[ip_address("10.22.0.2")])
+    listing = listing_after_add(second, listing_after_add(HOST_PORTS), other_addresses=[ip_address("10.22.0.2")])
     targets = [line.rpartition(" ")[2] for line in listing if "--to-destination" in line]
     assert targets == ["10.22.0.2:80", "10.22.0.9:80"]
     assert len(parse_jump_rules(listing)) == 1
-    assert listing_after_add(second, listing, others=[ip_address("10.22.0.2")]) == listing
+    assert listing_after_add(second, listing, other_addresses=[ip_address("10.22.0.2")]) == listing
     targets = [line.rpartition(" ")[2] for line in listing_after_add(second, listing) if "--to-destination" in line]
     assert targets == ["10.22.0.9:80"]
 

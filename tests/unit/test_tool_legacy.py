@@ -49,12 +49,12 @@ def test_masquerade_rules_name_their_container():
 def test_host_ports_are_listed_individually():
     """Each port of a jump is listed with its protocol and its container."""
     rules = portmap.list_host_ports_legacy()
-    assert [(item.about, item.container_id) for item in rules] == [("8080/tcp", "cid"), ("8081/tcp", "cid")]
+    assert [(item.subject, item.container_id) for item in rules] == [("8080/tcp", "cid"), ("8081/tcp", "cid")]
     assert {item.owner_key for item in rules} <= set(portmap.owner_keys("net", ATTACHMENT))
 
 
 def test_firewall_records_name_the_attachment():
     """A record of the firewall plugin names network, container, interface and address."""
     (rule,) = firewall.list_legacy_owned_rules()
-    assert (rule.network, rule.container_id, rule.ifname, rule.about) == ("net", "cid", "eth0", "10.22.0.2")
+    assert (rule.network, rule.container_id, rule.ifname, rule.subject) == ("net", "cid", "eth0", "10.22.0.2")
     assert rule.owner_key in firewall.owner_keys("net", ATTACHMENT)

@@ -155,7 +155,7 @@ def test_rules_of_a_running_add_are_no_leaks():
 def test_rules_that_name_only_the_container():
     """A rule of the reference plugins that names only the container is a leak if that container has stopped."""
     running, stopped = (
-        OwnedRule(HOST_PORT, NFTABLES, "chain", container_id=name, about="80/tcp") for name in ("a", "d")
+        OwnedRule(HOST_PORT, NFTABLES, "chain", container_id=name, subject="80/tcp") for name in ("a", "d")
     )
     assert leak_kinds(create_snapshot(rules=[running])) == set()
     leaks = find_leaks(
