@@ -100,4 +100,4 @@ def _select_flows(version: int, mappings: list[PortMapping], flows: list[Flow]) 
 
 
 def _warn(error: KernelError) -> None:
-    print(f"podwire: UDP flows may continue to their previous destination: {error}", file=sys.stderr)
+    print(f"portmap: UDP flows may continue to their previous destination: {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ def check(host_ports: HostPorts) -> None:
     interface = _check_route_localnet(host_ports)
     if interface and not loopback_guard.exists(interface):
         print(
-            f"podwire: the guard of {interface} is missing: packets for 127.0.0.0/8 that arrive there are not dropped; "
+            f"portmap: the guard of {interface} is missing: packets for 127.0.0.0/8 that arrive there are not dropped; "
             "fix: podwire repair",
             file=sys.stderr,
         )

@@ -232,7 +232,7 @@ def test_check(bridge, capsys):
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "1")
         localhost.check(host_ports())
         stderr = capsys.readouterr().err
-        assert stderr.startswith("podwire: the guard of cni0 is missing: packets for 127.0.0.0/8")
+        assert stderr.startswith("portmap: the guard of cni0 is missing: packets for 127.0.0.0/8")
         bridge.set_sysctl(f"net/ipv4/conf/{interface}/route_localnet", "0")
     localhost.ensure(host_ports())
     localhost.check(host_ports())

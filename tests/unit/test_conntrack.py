@@ -158,7 +158,7 @@ def test_a_failure_is_printed_in_one_line(monkeypatch, capsys):
     flows.delete_flows_with(Recorder(), host_ports)
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     flows.delete_flows(host_ports)
-    warning = "podwire: UDP flows may continue to their previous destination"
+    warning = "portmap: UDP flows may continue to their previous destination"
     expected = f"{warning}: list the tracked UDP flows: operation not permitted"
     assert capsys.readouterr().err.splitlines() == [expected] * 2
 
