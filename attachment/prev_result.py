@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-OTHER_ATTACHMENT = "the runtime gave the result of another attachment, or the configuration was changed since"
-RECREATE = "remove the container and create it again"
+OTHER_ATTACHMENT_HINT = "the runtime gave the result of another attachment, or the configuration was changed since"
+RECREATE_HINT = "remove the container and create it again"

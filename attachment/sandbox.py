@@ -10,7 +10,7 @@ import socket as stdlib_socket
 from ipaddress import IPv6Interface
 from types import TracebackType
 
-from attachment.prev_result import RECREATE
+from attachment.prev_result import RECREATE_HINT
 from cni.address import Address, Network
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
@@ -160,7 +160,7 @@ class Sandbox:
         return self._routes[version]
 
 
-def check(sandbox: Sandbox, container_link: Link, prev_result: Result) -> None:
+def check_addresses_and_routes(sandbox: Sandbox, container_link: Link, prev_result: Result) -> None:
     """Checks that the addresses and routes of `prev_result` are on the interface; raises CniError(999), KernelError.
 
     Any default route passes, since later plugins may replace it. Routes may be on any interface: prevResult does not
@@ -185,7 +185,7 @@ def _missing(expected: str, sandbox: Sandbox) -> CniError:
     return CniError(
         Code.INTERNAL,
         f"Expected {expected}",
-        f"the network namespace is {sandbox.path}; {RECREATE}",
+        f"the network namespace is {sandbox.path}; {RECREATE_HINT}",
     )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from ipaddress import IPv6Interface
 from typing import NamedTuple
 
-from attachment.prev_result import OTHER_ATTACHMENT, RECREATE
+from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.address import Cidr, format_mac
 from cni.args import CmdArgs, is_interface_name
@@ -198,9 +198,9 @@ def listed_container_interface(args: CmdArgs, prev_result: Result) -> Interface:
         if item.name == args.ifname and item.sandbox:
             if item.sandbox != args.netns:
                 msg = f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}"
-                raise internal(msg, RECREATE)
+                raise internal(msg, RECREATE_HINT)
             return item
-    raise internal(f"Interface name {args.ifname} not found in prevResult", OTHER_ATTACHMENT)
+    raise internal(f"Interface name {args.ifname} not found in prevResult", OTHER_ATTACHMENT_HINT)
 
 
 def check_host_veth(host_veth: Link, prev_result: Result) -> str:
@@ -210,7 +210,7 @@ def check_host_veth(host_veth: Link, prev_result: Result) -> str:
     """
     listed = next((item for item in prev_result.interfaces if item.name == host_veth.name and not item.sandbox), None)
     if listed is None:
-        return f'"{host_veth.name}" is not in prevResult: {OTHER_ATTACHMENT}'
+        return f'"{host_veth.name}" is not in prevResult: {OTHER_ATTACHMENT_HINT}'
     if listed.mac and host_veth.mac != listed.mac:
         details = f'it is {host_veth.mac}; set it back: ip link set "{host_veth.name}" address {listed.mac}'
         raise CniError(Code.INTERNAL, f"Interface {host_veth.name} Mac doesn't match: {listed.mac} not found", details)

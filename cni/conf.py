@@ -80,7 +80,7 @@ class NetConf:
         """The type of the IPAM delegate, "" for a layer 2 network; CniError(7) for wrong types."""
         return self.fields.section("ipam").string("type")
 
-    def refuse_addressless(self) -> None:
+    def refuse_missing_ipam(self) -> None:
         """Raises CniError(7) for a layer 2 network of CNI 0.1.0 or 0.2.0, whose results are addresses."""
         if not self.ipam_type and not at_least(self.version, "0.3.0"):
             raise CniError(

@@ -41,7 +41,7 @@ class Key:
     choices: tuple[str, ...] = ()
 
 
-def each(kind: str, *names: str) -> tuple[Key, ...]:
+def keys_of_type(kind: str, *names: str) -> tuple[Key, ...]:
     """Returns keys of one type."""
     return tuple(Key(name, (kind,)) for name in names)
 
@@ -81,7 +81,7 @@ ROUTES = Key(
     "routes",
     (LIST,),
     (OBJECT,),
-    (Key("dst", (CIDR,)), Key("gw", (IP,)), *each(INTEGER, "mtu", "advmss", "priority", "table", "scope")),
+    (Key("dst", (CIDR,)), Key("gw", (IP,)), *keys_of_type(INTEGER, "mtu", "advmss", "priority", "table", "scope")),
 )
 IPS = Key("ips", (LIST,), (STRING,))  # requested addresses, with or without a prefix
 MAC = Key("mac", (STRING,))
@@ -91,26 +91,26 @@ IPAM_TYPE = section("ipam", Key("type", (STRING,)))
 # "Plugin configuration objects"), which a plugin without a use for them ignores. `name` and `cniVersion` are the
 # network's in a file with the configuration of a single plugin.
 COMMON = (
-    *each(STRING, "name", "cniVersion", "type"),
+    *keys_of_type(STRING, "name", "cniVersion", "type"),
     Key("capabilities", (OBJECT,), (BOOLEAN,)),
     Key("ipMasq", (BOOLEAN,)),
     IPAM_TYPE,
     DNS,
     Key("args", (OBJECT,)),
-    *each(STRING, "logFile", "logLevel"),
+    *keys_of_type(STRING, "logFile", "logLevel"),
 )
 # Keys that the runtime adds to a request; they do not belong into a file.
 REQUEST = (
     runtime_config(),
     Key("prevResult", (OBJECT,)),
     *(
-        Key(name, (LIST,), (OBJECT,), each(STRING, "containerID", "ifname"))
+        Key(name, (LIST,), (OBJECT,), keys_of_type(STRING, "containerID", "ifname"))
         for name in ("cni.dev/valid-attachments", "cni.dev/attachments")
     ),
 )
 # A network's keys besides its plugins. The flags may also be "true" and "false" in quotes (libcni).
 NETWORK = (
-    *each(STRING, "cniVersion", "name"),
+    *keys_of_type(STRING, "cniVersion", "name"),
     Key("cniVersions", (LIST,), (STRING,)),
     *(Key(name, (BOOLEAN, STRING), choices=("true", "false")) for name in ("disableCheck", "disableGC")),
     Key("loadOnlyInlinedPlugins", (BOOLEAN,)),

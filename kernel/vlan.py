@@ -24,7 +24,7 @@ PVID, UNTAGGED = 0x2, 0x4  # BRIDGE_VLAN_INFO_* (linux/if_bridge.h)
 _RANGE_BEGIN, _RANGE_END = 0x8, 0x10
 _VLANS_COMPRESSED = 4  # RTEXT_FILTER_BRVLAN_COMPRESSED: the kernel lists ranges instead of each VLAN
 
-Vlans = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged VLAN
+VlanFlags = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged VLAN
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Member:
     """The VLANs of a bridge port, or of the bridge itself, and whether it is up."""
 
     is_up: bool
-    vlans: Vlans
+    vlans: VlanFlags
 
 
 class NoFilteringError(CniError):
@@ -97,7 +97,7 @@ def enable_filtering_request(bridge: Link) -> Request:
     return Request(description, LinkMessage, RTM_NEWLINK, NLM_F_ACK, {"index": bridge.index}, [("IFLA_LINKINFO", info)])
 
 
-def add_request(port: Link, vlans: Vlans) -> Request:
+def add_request(port: Link, vlans: VlanFlags) -> Request:
     """Returns a request that adds VLANs to a bridge port, as ranges; existing ones get the new flags."""
     return _change_request(f'add VLANs to "{port.name}"', RTM_SETLINK, port, vlans)
 
@@ -107,7 +107,7 @@ def remove_request(port: Link, ids: Iterable[int]) -> Request:
     return _change_request(f'remove VLANs from "{port.name}"', RTM_DELLINK, port, dict.fromkeys(ids, 0))
 
 
-def list_by_port(socket: Socket, bridge: Link) -> dict[int, Vlans]:
+def list_by_port(socket: Socket, bridge: Link) -> dict[int, VlanFlags]:
     """Returns the VLANs of each port of a bridge by the port's ifindex; raises KernelError."""
     members = _read_members(socket, bridge, bridge.index)
     return {index: member.vlans for index, member in members.items() if index != bridge.index}
@@ -149,14 +149,14 @@ def _contains_index(index: int) -> Callable[[bytes], bool]:
     return lambda message: packed in message
 
 
-def _change_request(description: str, number: int, port: Link, vlans: Vlans) -> Request:
+def _change_request(description: str, number: int, port: Link, vlans: VlanFlags) -> Request:
     spec = [("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vid}) for flags, vid in _ranges(vlans)]
     values: dict[str, int] = {"family": AF_BRIDGE, "index": port.index}
     attributes: Attributes = [("IFLA_AF_SPEC", {"attrs": spec})]
     return Request(description, VlanMessage, number, NLM_F_ACK, values, attributes, details=partial(_format_ids, vlans))
 
 
-def _format_ids(vlans: Vlans) -> str:
+def _format_ids(vlans: VlanFlags) -> str:
     """Returns the IDs as `bridge vlan` shows them: "1 10-20"."""
     shown = ""
     for flags, vid in _ranges(vlans):
@@ -164,7 +164,7 @@ def _format_ids(vlans: Vlans) -> str:
     return shown.lstrip()
 
 
-def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
+def _ranges(vlans: VlanFlags) -> Iterator[tuple[int, int]]:
     """Yields (flags, ID) as netlink encodes them: consecutive IDs of equal flags as the two ends of a range."""
     ids = sorted(vlans)
     first = 0
@@ -181,7 +181,7 @@ def _ranges(vlans: Vlans) -> Iterator[tuple[int, int]]:
         first = number + 1
 
 
-def _vlans(message: DecodedMessage) -> Vlans:
+def _vlans(message: DecodedMessage) -> VlanFlags:
     spec = message.get_attr("IFLA_AF_SPEC")
     vlans: dict[int, int] = {}
     first = 0

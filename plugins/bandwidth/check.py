@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from attachment.prev_result import RECREATE
+from attachment.prev_result import RECREATE_HINT
 from cni.errors import internal
 from kernel import htb, traffic
 from kernel.link import Link
@@ -52,7 +52,7 @@ def check_egress(
     `roots` contains root qdiscs that were already read, by ifindex. Raises CniError(999), KernelError.
     """
     if not limits.ifbs:
-        raise internal("get ifb device: Link not found", f"packets that the pod sends are not limited; {RECREATE}")
+        raise internal("get ifb device: Link not found", f"packets that the pod sends are not limited; {RECREATE_HINT}")
     (ifb, *_) = limits.ifbs
     _check_rules("sends", subnets.egress_rules(ifb.index), [item for item in limits.filters if item.rule])
     problem = _redirect_problem(limits.filters, ifb)
@@ -60,7 +60,7 @@ def check_egress(
         problem = "" if problem else "packets to networks outside the subnets are redirected, too"
     if problem:
         msg = f'packets that "{host_veth.name}" receives are not redirected to "{ifb.name}"'
-        raise internal(msg, f"{problem}; {RECREATE}")
+        raise internal(msg, f"{problem}; {RECREATE_HINT}")
     if not ifb.is_up:
         raise internal(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
     root = roots[ifb.index] if ifb.index in roots else host.get(traffic.get_root_request(ifb.index))[0]
@@ -85,13 +85,13 @@ def _check_rules(verb: str, desired: Sequence[Rule], filters: Sequence[Filter]) 
     missing, extra = len(set(desired) - existing), len(existing.difference(desired))
     if missing or extra:
         details = f"{missing} of {len(desired)} filters are missing or changed, and there are {extra} others"
-        raise internal(f"the subnet filters for packets that the pod {verb} don't match", f"{details}; {RECREATE}")
+        raise internal(f"the subnet filters for packets that the pod {verb} don't match", f"{details}; {RECREATE_HINT}")
 
 
 def _check_bucket(qdisc: Qdisc | None, problem: str, accepted: Collection[Bucket]) -> None:
     """Raises CniError(999) unless the qdisc has an accepted bucket; `problem` goes into `details` if it has none."""
     if qdisc is None or qdisc.bucket is None:
-        details = f"{problem}: its root qdisc is {qdisc.kind if qdisc else 'none'}; {RECREATE}"
+        details = f"{problem}: its root qdisc is {qdisc.kind if qdisc else 'none'}; {RECREATE_HINT}"
         raise internal("Failed to find qdisc", details)
     if qdisc.bucket in accepted:
         return
@@ -100,5 +100,5 @@ def _check_bucket(qdisc: Qdisc | None, problem: str, accepted: Collection[Bucket
         actual, expected = getattr(qdisc.bucket, field), getattr(desired, field)
         if actual not in {getattr(item, field) for item in accepted}:
             word = "Buffer" if field == "size" else field.capitalize()
-            raise internal(f"{word} doesn't match", f"it is {actual} {unit}, not {expected}; {RECREATE}")
-    raise internal("Buffer doesn't match", f"limit and buffer belong to different bursts; {RECREATE}")
+            raise internal(f"{word} doesn't match", f"it is {actual} {unit}, not {expected}; {RECREATE_HINT}")
+    raise internal("Buffer doesn't match", f"limit and buffer belong to different bursts; {RECREATE_HINT}")

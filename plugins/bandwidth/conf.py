@@ -9,7 +9,7 @@ from cni.address import Network, parse_cidr
 from cni.conf import NetConf
 from cni.errors import invalid_conf
 from cni.fields import Fields
-from cni.keys import CIDR, INTEGER, LIST, Key, each, runtime_config, section
+from cni.keys import CIDR, INTEGER, LIST, Key, keys_of_type, runtime_config, section
 from kernel.traffic import RULES_MAX
 from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
@@ -19,9 +19,9 @@ _CONTEXT = "failed to parse network configuration"  # the reference plugin's tex
 _RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 _SUBNETS = tuple(Key(name, (LIST,), (CIDR,)) for name in ("unshapedSubnets", "shapedSubnets"))
 KEYS = (
-    *each(INTEGER, *_RATES, "maxBurst"),
+    *keys_of_type(INTEGER, *_RATES, "maxBurst"),
     *_SUBNETS,
-    runtime_config(section("bandwidth", *each(INTEGER, *_RATES), *_SUBNETS)),
+    runtime_config(section("bandwidth", *keys_of_type(INTEGER, *_RATES), *_SUBNETS)),
 )
 _UINT64_MAX = (1 << 64) - 1
 _BURST_BYTES_MAX = (1 << 32) - 1  # the reference plugin's limit: a burst must be smaller

@@ -1,7 +1,7 @@
 """The bridge device: created or reused, with its gateway addresses.
 
-Other attachments share the bridge. ADD only adds missing state to it; only the ADD that created it deletes it again,
-when that ADD fails. With "forceAddress" ADD also removes conflicting addresses.
+Other attachments share the bridge, so ADD adds what the bridge lacks and removes nothing, except conflicting addresses
+with "forceAddress". A failed ADD deletes the bridge if that ADD created it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NotABridgeError(CniError):
 
 
 def get(host: Socket, name: str) -> Link | None:
-    """Returns the bridge called `name`, None when there is no such link; raises NotABridgeError, KernelError."""
+    """Returns the bridge called `name`, None when there is no such link; raises KernelError, NotABridgeError."""
     (existing,) = link.get(host, link.by_name_request(name))
     if existing is not None and existing.kind != "bridge":
         raise NotABridgeError(existing)
@@ -48,9 +48,9 @@ def get(host: Socket, name: str) -> Link | None:
 
 
 def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
-    """Creates the bridge if it does not exist, sets it up, in promiscuous mode if configured, and returns it.
+    """Creates the bridge if it does not exist, brings it up, in promiscuous mode if configured, and returns it.
 
-    Raises CniError(7) when a link of another kind has its name, KernelError.
+    Raises KernelError, and NotABridgeError when a link of another kind has its name.
     """
     try:
         bridge = get(host, conf.bridge) or _create(host, conf, undo)
@@ -64,7 +64,7 @@ def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
 
 
 def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
-    """Creates the bridge unless another ADD has just created it; only the ADD that created it deletes it on failure."""
+    """Creates the bridge unless another ADD has just created it; a failed ADD deletes only the bridge it created."""
     mac = link.random_mac()
     undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
@@ -85,7 +85,7 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
 
 
 def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
-    """Fixes the bridge's MAC address after a port was added; returns the bridge with that MAC address.
+    """Pins the bridge's MAC address after a port was added; returns the bridge with that MAC address.
 
     `before` and `after` are the bridge before and after the port was added. Until its MAC address is set explicitly, a
     bridge uses the lowest one of its ports: an added port could change it, and neighbours would send to the former one.
@@ -105,7 +105,7 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
     `gateway_link` is the bridge, or the gateway interface of a VLAN. Unless "enabledad" is set, IPv6 gateways skip
     duplicate address detection. It takes two seconds, in which the gateway answers no neighbour solicitation, and the
     first pod of a node would wait that long for its first packet. If one gateway conflicts with an existing address,
-    nothing is changed. Raises CniError(7) for a conflict, KernelError.
+    nothing is changed. Raises KernelError, and CniError(7) for a conflict.
     """
     gateways = [pair for ip in result.ips if (pair := gateway_and_prefix(ip)) is not None]
     requests = _address_requests(host, gateway_link, gateways, conf)
@@ -125,14 +125,14 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
             raise failure from error
 
 
-def refuse_conflict(host: Socket, gateway_link: Link, range_sets: Iterable[Iterable[Cidr]]) -> None:
-    """Raises CniError(7) when every gateway of a range set conflicts with an address of `gateway_link`, KernelError.
+def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Iterable[Iterable[Cidr]]) -> None:
+    """Raises CniError(7) if all gateways of any range set conflict with addresses of `gateway_link`.
 
-    `range_sets` has the gateways of each range set. Invalid ranges are ignored: the IPAM plugin's STATUS reports them.
+    Invalid ranges are ignored: the IPAM plugin's STATUS reports them. Raises KernelError.
     """
     existing = [item.address for item in address.list_on_link(host, gateway_link)]
     try:
-        conflict = next(filter(None, (_first_conflict(gateways, existing) for gateways in range_sets)), None)
+        conflict = next(filter(None, (_first_conflict(gateways, existing) for gateways in gateways_by_range_set)), None)
     except CniError:
         return
     if conflict:
@@ -178,8 +178,8 @@ def _conflict_error(
 ) -> CniError:
     """Returns the error for `other_cidr`, an existing address of `gateway_link` that conflicts with `gateway_cidr`.
 
-    The fix depends on whether other attachments use the bridge: their ports are counted, without `attachment_ports`,
-    the number of this attachment's. The gateway interface of a VLAN always counts as used.
+    The fix depends on whether other attachments use the bridge, that is, whether it has more than `attachment_ports`
+    ports, the number of this attachment's. The gateway interface of a VLAN always counts as used.
     """
     name, is_bridge = gateway_link.name, gateway_link.kind == "bridge"
     ports = link.count_ports(host, gateway_link.index) - attachment_ports

@@ -7,8 +7,8 @@ The state of other attachments does not matter.
 from __future__ import annotations
 
 from attachment import veth
-from attachment.prev_result import OTHER_ATTACHMENT, RECREATE
-from attachment.sandbox import Sandbox, check
+from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
+from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni.args import CmdArgs
 from cni.errors import internal
 from cni.result import Interface, Result
@@ -16,7 +16,7 @@ from kernel import address, link
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
-from plugins.bridge import mac_spoof, mtu, netfilter, vlan
+from plugins.bridge import bridge_nf_call, mac_spoof, mtu, vlan
 from plugins.bridge.addresses import gateway_and_prefix
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import check as check_gateway
@@ -40,27 +40,28 @@ def check_attachment(
         vlan.check(host, conf, bridge, host_veth)
         gateway_link = check_gateway(host, conf, prev_result, bridge)
         mtu.check(conf, prev_result, gateway_link, host_veth, container_veth)
-        check(sandbox, container_veth, prev_result)
+        check_addresses_and_routes(sandbox, container_veth, prev_result)
     if conf.mac_spoof_check:
         mac_spoof.check(network, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes)
     if conf.is_gateway:
         _check_gateways(prev_result, gateway_link, host)
-    netfilter.check(conf)
+    bridge_nf_call.check(conf)
 
 
 def _listed_bridge(conf: BridgeConf, prev_result: Result) -> Interface:
     listed = next((item for item in prev_result.interfaces if item.name == conf.bridge and not item.sandbox), None)
     if listed is None:
-        raise internal(f'prevResult has no bridge "{conf.bridge}" on the host', OTHER_ATTACHMENT)
+        raise internal(f'prevResult has no bridge "{conf.bridge}" on the host', OTHER_ATTACHMENT_HINT)
     return listed
 
 
 def _check_bridge(conf: BridgeConf, listed: Interface, existing: Link | None) -> Link:
     if existing is None:
-        raise internal(f"Interface name {conf.bridge} not found", RECREATE)
+        raise internal(f"Interface name {conf.bridge} not found", RECREATE_HINT)
     if existing.kind != "bridge":
         raise internal(
-            f"Interface {conf.bridge} in prevResult is not a bridge", f"it is {existing.kind or 'unknown'}; {RECREATE}"
+            f"Interface {conf.bridge} in prevResult is not a bridge",
+            f"it is {existing.kind or 'unknown'}; {RECREATE_HINT}",
         )
     # Without a gateway address, the reference plugin does not set the bridge's MAC address, so it follows the ports.
     if conf.is_gateway and listed.mac and existing.mac != listed.mac:
@@ -78,14 +79,16 @@ def _check_bridge(conf: BridgeConf, listed: Interface, existing: Link | None) ->
 def _check_container_veth(listed: Interface, conf: BridgeConf, sandbox: Sandbox, container_veth: Link | None) -> Link:
     if container_veth is None:
         raise internal(
-            f"Container interface {sandbox.ifname} not found", f"the network namespace is {sandbox.path}; {RECREATE}"
+            f"Container interface {sandbox.ifname} not found",
+            f"the network namespace is {sandbox.path}; {RECREATE_HINT}",
         )
     if container_veth.kind != "veth":
-        details = f"it is {container_veth.kind or 'unknown'}; {RECREATE}"
+        details = f"it is {container_veth.kind or 'unknown'}; {RECREATE_HINT}"
         raise internal(f"Container interface {sandbox.ifname} is not of type veth", details)
     if listed.mac and container_veth.mac != listed.mac:
         raise internal(
-            f"Interface {sandbox.ifname} Mac doesn't match: {listed.mac}", f"it is {container_veth.mac}; {RECREATE}"
+            f"Interface {sandbox.ifname} Mac doesn't match: {listed.mac}",
+            f"it is {container_veth.mac}; {RECREATE_HINT}",
         )
     if container_veth.is_up == conf.container_interface_down:
         details = f'in the container: ip link set "{sandbox.ifname}" {"down" if container_veth.is_up else "up"}'
@@ -100,7 +103,7 @@ def _check_host_veth(host_veth: Link | None, bridge: Link, prev_result: Result) 
     """
     if host_veth is None:
         raise internal(
-            f"CNI veth created for bridge {bridge.name} was not found", f"it is not on this host; {RECREATE}"
+            f"CNI veth created for bridge {bridge.name} was not found", f"it is not on this host; {RECREATE_HINT}"
         )
     if host_veth.master != bridge.index:
         details = f'"{host_veth.name}" is not its port: ip link set "{host_veth.name}" master "{bridge.name}"'

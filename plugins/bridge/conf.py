@@ -13,7 +13,7 @@ from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
-from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, args_cni, each, runtime_config
+from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, LIST, MAC, OBJECT, STRING, Key, args_cni, keys_of_type, runtime_config
 from cni.keys import DNS as DNS_KEY
 from cni.result import DNS
 from process.values import dataclass
@@ -23,13 +23,15 @@ _VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
 
 KEYS = (
     Key("bridge", (STRING,)),
-    *each(BOOLEAN, "isGateway", "isDefaultGateway", "forceAddress"),
+    *keys_of_type(BOOLEAN, "isGateway", "isDefaultGateway", "forceAddress"),
     *options.KEYS,
     Key("mtu", (INTEGER, STRING), choices=(_MTU_AUTO,)),
-    *each(BOOLEAN, "hairpinMode", "promiscMode", "portIsolation"),
+    *keys_of_type(BOOLEAN, "hairpinMode", "promiscMode", "portIsolation"),
     Key("vlan", (INTEGER,)),
-    Key("vlanTrunk", (LIST,), (OBJECT,), each(INTEGER, "id", "minID", "maxID")),
-    *each(BOOLEAN, "preserveDefaultVlan", "macspoofchk", "bridgeNetfilter", "enabledad", "disableContainerInterface"),
+    Key("vlanTrunk", (LIST,), (OBJECT,), keys_of_type(INTEGER, "id", "minID", "maxID")),
+    *keys_of_type(
+        BOOLEAN, "preserveDefaultVlan", "macspoofchk", "bridgeNetfilter", "enabledad", "disableContainerInterface"
+    ),
     IPAM_TYPE,
     DNS_KEY,
     args_cni(MAC),
@@ -38,7 +40,7 @@ KEYS = (
 
 
 @dataclass(frozen=True)
-class Vlans:
+class PortVlans:
     """The configured VLANs of a port: `access` is untagged, 0 for none; `trunk` are tagged, in ascending order.
 
     `trunk` is None without "vlanTrunk"; an empty list still enables VLAN filtering, as with the reference plugin.
@@ -75,7 +77,7 @@ class BridgeConf:
     hairpin: bool
     promisc: bool
     isolated: bool
-    vlans: Vlans
+    vlans: PortVlans
     mac_spoof_check: bool
     bridge_netfilter: bool | None
     dad: bool
@@ -134,7 +136,7 @@ def name_for_del(net_conf: NetConf) -> str:
 def _bridge_name(fields: Fields) -> str:
     name = fields.string("bridge", "cni0")
     if not is_interface_name(name):
-        details = "1 to 15 bytes, no blanks, slashes, colons and percent signs"
+        details = "1 to 15 bytes, no spaces, slashes, colons or percent signs"
         raise fields.error("bridge", f'is not a valid interface name: "{name}"', details)
     return name
 
@@ -142,21 +144,22 @@ def _bridge_name(fields: Fields) -> str:
 def _mtu(fields: Fields) -> int:
     raw = fields.raw("mtu")
     if isinstance(raw, str) and raw != _MTU_AUTO:
-        raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not "{raw}"', "JSON types are not converted")
+        hint = "write the number without quotes"
+        raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not "{raw}"', hint)
     hint = f'leave it out for the kernel\'s default, or set "{_MTU_AUTO}"'
     return 0 if raw == _MTU_AUTO else parse_mtu(fields, hint)
 
 
-def _vlans(fields: Fields) -> Vlans:
+def _vlans(fields: Fields) -> PortVlans:
     access = fields.integer("vlan") or 0
     if not 0 <= access <= _VLAN_MAX:
         raise _wrong_vlan(f"invalid VLAN ID {access} (must be between 0 and {_VLAN_MAX})", '"vlan"')
     trunk = _trunk(fields.objects("vlanTrunk")) if fields.has("vlanTrunk") else None
-    return Vlans(access, trunk, fields.boolean("preserveDefaultVlan"))
+    return PortVlans(access, trunk, fields.boolean("preserveDefaultVlan"))
 
 
 def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
-    """Returns the IDs of all elements, unique and sorted; an element has "id", "minID" and "maxID", or all three."""
+    """Returns the IDs of all elements, unique and sorted; an element has "id", both "minID" and "maxID", or all."""
     ids: set[int] = set()
     for item in items:
         least, most, single = item.integer("minID"), item.integer("maxID"), item.integer("id")

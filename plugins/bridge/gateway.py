@@ -1,9 +1,9 @@
 """The gateway interface of a VLAN, `<bridge>.<vlan>`: created, reused or repaired.
 
 podwire's gateway interface is one end of a veth with both ends on the host; the other end is a port of the bridge in
-the VLAN. It is named after the port is in the VLAN, so an interface with this name is ready for use. ADD repairs such
-a veth. An administrator may have created another kind of interface: ADD checks an 802.1Q interface and reports what
-is wrong, and uses other kinds unchanged.
+the VLAN. It gets this name only once the port is in the VLAN, so an interface with this name is ready for use. ADD
+repairs such a veth. An administrator may have created another kind of interface: ADD checks an 802.1Q interface and
+reports what is wrong, and uses other kinds unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from functools import partial
 
 from attachment import veth
-from attachment.prev_result import OTHER_ATTACHMENT
+from attachment.prev_result import OTHER_ATTACHMENT_HINT
 from cni.address import format_mac
 from cni.args import is_interface_name
 from cni.errors import CniError, Code, internal, invalid_conf
@@ -24,7 +24,7 @@ from kernel.link import Link, VethEnd
 from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED
 from plugins.bridge import bridge_device, mtu
-from plugins.bridge.conf import BridgeConf, Vlans
+from plugins.bridge.conf import BridgeConf, PortVlans
 from plugins.bridge.vlan import check_vlans, get_filtering, port_requests
 from process.undo import Undo
 
@@ -43,7 +43,7 @@ def refuse_long_name(conf: BridgeConf) -> None:
     if conf.is_gateway and conf.vlans.access and not is_interface_name(name):
         raise invalid_conf(
             f'"bridge" "{conf.bridge}" with "vlan" {conf.vlans.access} needs the gateway interface "{name}", '
-            "a name longer than 15 bytes",
+            "whose name is longer than 15 bytes",
             f'set "bridge" to a name of at most {15 - len(name) + len(conf.bridge)} bytes',
         )
 
@@ -63,8 +63,8 @@ def add_gateways(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, 
     """Adds the gateway addresses to the bridge, or in a VLAN to the gateway interface; returns that link.
 
     A missing gateway interface is created. Another ADD that created it may roll back and delete it after this ADD has
-    looked it up; then this ADD creates it again. Raises CniError(7) for a conflicting address or link and for an 802.1Q
-    interface that is not connected to the VLAN, KernelError.
+    looked it up; then this ADD creates it again. Raises KernelError, and CniError(7) for a conflicting address or link
+    and for an 802.1Q interface that is not connected to the VLAN.
     """
     if not (conf.vlans.access and result.ips):
         bridge_device.add_gateways(host, bridge, conf, result)
@@ -86,7 +86,7 @@ def add_gateways(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, 
 def check(host: Socket, conf: BridgeConf, prev_result: Result, bridge: Link) -> Link:
     """Checks the gateway interface of a VLAN; returns it, or without a VLAN the bridge.
 
-    Raises CniError(999) if it is missing, down or not connected to the VLAN, KernelError.
+    Raises KernelError, and CniError(999) if it is missing, down or not connected to the VLAN.
     """
     if not (conf.is_gateway and conf.vlans.access and prev_result.ips):
         return bridge
@@ -100,7 +100,7 @@ def check(host: Socket, conf: BridgeConf, prev_result: Result, bridge: Link) -> 
 
 
 def _reuse(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
-    """Sets the existing gateway interface up and returns it, None if it does not exist.
+    """Brings the existing gateway interface up and returns it, None if it does not exist.
 
     It may be of any kind except a bridge, since an administrator may have created it. Raises CniError(7), KernelError.
     """
@@ -126,7 +126,7 @@ def _is_local_veth(gateway_link: Link) -> bool:
     return gateway_link.kind == "veth" and bool(gateway_link.iflink) and gateway_link.iflink_nsid is None
 
 
-def _without_default(host: Socket, bridge: Link, existing: vlan.Vlans, conf: BridgeConf) -> vlan.Vlans:
+def _without_default(host: Socket, bridge: Link, existing: vlan.VlanFlags, conf: BridgeConf) -> vlan.VlanFlags:
     """Returns a port's VLANs without the bridge's default VLAN, unless that is the configured VLAN.
 
     A network with "preserveDefaultVlan" leaves the port in the default VLAN, so being in it is no error.
@@ -138,7 +138,7 @@ def _without_default(host: Socket, bridge: Link, existing: vlan.Vlans, conf: Bri
 
 
 def _repair_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeConf) -> None:
-    """Attaches the other end of a local veth to the bridge, sets it up, and puts it in the VLAN and in no other.
+    """Attaches the other end of a local veth to the bridge, brings it up, and puts it in the VLAN and in no other.
 
     Reads the port's state first, and changes nothing if it is right. Raises KernelError.
     """
@@ -157,7 +157,7 @@ def _repair_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeCon
         requests += [link.set_request(port, up=False), link.set_request(port, master=bridge.index)]
         requests.append(link.set_request(bridge, mac=bridge.mac_bytes))
     if existing != desired:
-        access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
+        access = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
         superfluous = existing.keys() - desired.keys()
         requests += [vlan.remove_request(port, superfluous)] if superfluous else []
         requests += port_requests(port, access, get_filtering(host, bridge, access))
@@ -191,7 +191,8 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
     """Creates the gateway interface, a veth whose other end is a port of the bridge, and returns it.
 
     It has a random name until its port is in the VLAN. If another ADD has created the gateway interface meanwhile, this
-    one's veth is deleted and the other's returned. Raises CniError(11), CniError(50) for a full bridge, KernelError.
+    one's veth is deleted and the other's returned. Raises KernelError, CniError(11), and
+    CniError(50) for a full bridge.
     """
     name = gateway_name(conf)
     port_end, gateway_end = ends = _random_end(), _random_end()
@@ -206,7 +207,7 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
         port, gateway_link = link.get(host, *(link.by_name_request(end.name) for end in ends))
         if port is None or gateway_link is None:
             raise _deleted_error(port_end.name)
-        access = Vlans(conf.vlans.access, None, conf.vlans.keep_default)
+        access = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
         # A bridge uses the lowest MAC address of its ports until one is set: keep the present one.
         keep_mac = link.set_request(bridge, mac=bridge.mac_bytes)
         access_requests = port_requests(port, access, get_filtering(host, bridge, access))
@@ -256,7 +257,7 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
     name = gateway_name(conf)
     listed = next((item for item in prev_result.interfaces if item.name == name and not item.sandbox), None)
     if listed is None:
-        raise internal(f'prevResult has no interface "{name}" on the host', OTHER_ATTACHMENT)
+        raise internal(f'prevResult has no interface "{name}" on the host', OTHER_ATTACHMENT_HINT)
     (existing,) = link.get(host, link.by_name_request(name))
     if existing is None:
         raise internal(f"Interface name {name} not found", _ADD_CREATES_IT)

@@ -104,9 +104,9 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     for rule in nft.list_rules(socket, _PREROUTING, _COMMENT):
         if rule.comment in valid_comments or not rule.comment.startswith(_COMMENT):
             continue
-        if _network(rule) == _hash(network):
+        if _network_hash(rule) == _hash(network):
             _remove(socket, partial(_read_jumps, socket, _Names(rule.comment.removeprefix(_COMMENT))))
-        elif not _network(rule):
+        elif not _network_hash(rule):
             unknown += 1
     nft_owner.report_unowned("bridge", unknown, f"chain {_PREROUTING}")
 
@@ -164,13 +164,13 @@ def _read_jumps(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
 def _read_names_and_jumps(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
     """Returns an attachment's names, and the rules in PREROUTING that jump to its chains.
 
-    The names are the reference plugin's, unless an attachment of another network uses these: they do not contain the
-    network's name. Then the names are the ones with the network's hash.
+    Normally the names are the reference plugin's. As they lack the network's name, an attachment of another network may
+    already use them; then the names are those with the network's hash.
     """
     reference_names, hashed_names = _both_names(network, container_id, ifname)
     rules = nft.list_rules(socket, _PREROUTING, reference_names.comment)  # also a prefix of the hashed comment
     is_used = any(
-        rule.comment == reference_names.comment and _network(rule) not in (b"", _hash(network)) for rule in rules
+        rule.comment == reference_names.comment and _network_hash(rule) not in (b"", _hash(network)) for rule in rules
     )
     is_hashed = is_used or any(rule.comment == hashed_names.comment for rule in rules)
     names = hashed_names if is_hashed else reference_names
@@ -197,7 +197,7 @@ def _hash(text: str) -> bytes:
     return hashlib.sha512(text.encode()).hexdigest()[:32].encode()
 
 
-def _network(rule: Rule) -> bytes:
+def _network_hash(rule: Rule) -> bytes:
     """Returns the hash of the network's name in a rule, b"" in a rule of the reference plugin."""
     return nft_rule.parse_userdata(rule.userdata).get(_NETWORK, b"")
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from functools import partial
 
 from attachment import forwarding, veth
-from attachment.masquerade import backend, options
+from attachment.masquerade import backend as masquerade_backend
+from attachment.masquerade import options as masquerade_options
 from attachment.sandbox import Sandbox
 from cni import delegate
 from cni.args import CmdArgs
@@ -23,7 +24,7 @@ from kernel.netfilter import nft
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from kernel.vlan import probe_create_bridge
-from plugins.bridge import addresses, bridge_device, mac_spoof, mtu, netfilter, port, vlan
+from plugins.bridge import addresses, bridge_device, bridge_nf_call, mac_spoof, mtu, port, vlan
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
@@ -44,7 +45,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     gateway address, forwarding.
     """
     conf = bridge_conf.parse(args, net_conf)
-    net_conf.refuse_addressless()
+    net_conf.refuse_missing_ipam()
     refuse_long_name(conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         conf = mtu.resolve_auto(host, conf)
@@ -69,7 +70,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
                 if gateway_link is not bridge:
                     listed = veth.result_interface(net_conf, gateway_link)
                     result = replace(result, interfaces=(*result.interfaces, listed))
-            netfilter.ensure(conf)
+            bridge_nf_call.ensure(conf)
             mtu.ensure_bridge_mtu(host, bridge, bridge_mtu)
             if conf.ipam_type:
                 sandbox.announce(container_veth)
@@ -84,9 +85,9 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     even if the configuration no longer has it; that takes about 0.3 ms and starts no process.
     """
     with Socket() as host:
-        other_addresses = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
+        other_interface_ips = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(
-        *options.removal_steps(args, net_conf, other_addresses, _remove_mac_spoof_check(args, net_conf)),
+        *masquerade_options.removal_steps(args, net_conf, other_interface_ips, _remove_mac_spoof_check(args, net_conf)),
         partial(delegate.run_ipam, args, net_conf),
     )
 
@@ -111,9 +112,12 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     Links need no removal: the kernel deletes them with their network namespaces. Rules without proof that they belong
     to this network stay.
     """
-    rules = [*backend.gc_steps(net_conf.name, valid), lambda socket: mac_spoof.gc(socket, net_conf.name, valid)]
+    rules = [
+        *masquerade_backend.gc_steps(net_conf.name, valid),
+        lambda socket: mac_spoof.gc(socket, net_conf.name, valid),
+    ]
     run_all(
-        partial(backend.gc_legacy, net_conf.name, valid),
+        partial(masquerade_backend.gc_legacy, net_conf.name, valid),
         partial(nft.run_steps, rules),
         partial(delegate.run_ipam, args, net_conf),
     )
@@ -134,7 +138,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
 
 def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    options.remove_rules(args, net_conf, _remove_mac_spoof_check(args, net_conf))
+    masquerade_options.remove_rules(args, net_conf, _remove_mac_spoof_check(args, net_conf))
 
 
 PLUGIN = Plugin(
@@ -158,14 +162,14 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     with Socket() as host:
         bridge = bridge_device.get(host, conf.bridge)
         if bridge is not None:
-            vlan.get_filtering(host, bridge, conf.vlans)
+            vlan.get_filtering(host, bridge, conf.vlans)  # raises if the bridge cannot filter by the configured VLANs
             veth.refuse_full_bridge(host, bridge)
             gateway_link = get_gateway_link(host, bridge, conf)
             if conf.is_gateway and gateway_link and not conf.force_address:
                 bridge_device.refuse_conflict(host, gateway_link, delegate.gateways(args, net_conf))
         else:
             probe_create_bridge(host, conf.bridge, filtering=conf.vlans.filtering)
-    netfilter.refuse_unavailable(conf)
+    bridge_nf_call.refuse_unavailable(conf)
     if conf.is_gateway and conf.ipam_type:
         forwarding.refuse_unavailable()
     if conf.masquerade:

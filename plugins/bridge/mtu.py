@@ -33,9 +33,9 @@ def get_bridge_mtu(host: Socket, bridge: Link, conf: BridgeConf) -> int:
     If the bridge's MTU is higher, packets from the host that are too large for a port are dropped without notice. If it
     is lower, it limits all ports.
 
-    The kernel sets the lowest MTU by itself, until someone sets the bridge's MTU explicitly (at its creation does not
-    count). So the ports are listed only if the bridge's MTU differs from the configured one. The bridge's MTU does not
-    change if no MTU is configured, nor in a VLAN, where the host sends through the gateway interface. Raises
+    The kernel sets the lowest MTU by itself, until someone sets the bridge's MTU explicitly (setting it at creation
+    does not count). So the ports are listed only if the bridge's MTU differs from the configured one. The bridge's MTU
+    does not change if no MTU is configured, nor in a VLAN, where the host sends through the gateway interface. Raises
     KernelError.
     """
     if not conf.mtu or conf.vlans.access or bridge.mtu == conf.mtu:
@@ -92,7 +92,7 @@ def _auto_mtu(links: list[Link]) -> int:
     """Returns the lowest MTU of the host's uplinks that are up, as kubenet does.
 
     Unlike kubenet, it ignores bridges, veth ports of bridges, and veths with both ends on the host: podwire derives
-    their MTU from this one, so that a value once low would stay low.
+    their MTU from this one, so a low value would never rise again.
     """
     bridges = {item.index for item in links if item.kind == "bridge"}
     lowest = min((item.mtu for item in links if _is_uplink(item, bridges)), default=0)
@@ -100,7 +100,10 @@ def _auto_mtu(links: list[Link]) -> int:
 
 
 def _is_uplink(item: Link, bridges: set[int]) -> bool:
-    """Returns whether a link is up and connects the host to a network; the uplink of a container may be a veth."""
+    """Returns whether a link is up and connects the host to a network.
+
+    If the host is itself a container, its uplink may be a veth.
+    """
     if not item.is_up or item.flags & (link.IFF_LOOPBACK | link.IFF_POINTOPOINT) or item.kind == "bridge":
         return False
     return item.kind != "veth" or (item.master not in bridges and item.iflink_nsid is not None)
@@ -113,4 +116,4 @@ def _has_ipv6(host: Socket, bridge: Link) -> bool:
 
 def _warn(device: Link, text: str) -> None:
     kind = "bridge" if device.kind == "bridge" else "interface"
-    print(f'podwire: {kind} "{device.name}" {text}', file=sys.stderr)
+    print(f'bridge: {kind} "{device.name}" {text}', file=sys.stderr)

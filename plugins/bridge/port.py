@@ -42,14 +42,14 @@ class AttachedVeth:
     filtering: Filtering | None
 
 
-def create(host: Socket, sandbox: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> AttachedVeth:
+def create(host: Socket, namespace: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> AttachedVeth:
     """Creates the veth, attaches its host end to the bridge and configures the port.
 
     Raises CniError(999) when the container already has an interface `ifname`, BridgeDeletedError, KernelError.
     """
     try:
         filtering = vlan.get_filtering(host, bridge, conf.vlans)
-        created = veth.create(host, sandbox, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
+        created = veth.create(host, namespace, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
         if link.get(host, link.by_index_request(bridge.index)) == [None]:
             raise BridgeDeletedError(bridge) from error

@@ -18,10 +18,12 @@ from cni.errors import CniError, Code, run_all
 from cni.result import Interface, Result
 from kernel import link
 from kernel.rtnl import Socket
-from plugins.bridge import mac_spoof, netfilter
+from plugins.bridge import bridge_nf_call, mac_spoof
 from plugins.bridge.conf import BridgeConf
 
-_RECREATE = "another plugin or an old CNI version wrote the cached result: remove the container and create it again"
+_RECREATE_HINT = (
+    "another plugin or an old CNI version wrote the cached result: remove the container and create it again"
+)
 
 
 def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Result) -> None:
@@ -37,15 +39,15 @@ def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Resu
         steps.append(partial(conf.masquerade.repair, args, net_conf, prev_result))
     if conf.mac_spoof_check:
         steps.append(partial(_repair_mac_spoof_check, args, net_conf.name, conf, prev_result))
-    bridged_frames = partial(netfilter.check, conf), partial(netfilter.ensure, conf)
-    run_all(*steps, partial(repair_if_missing, "the setting of bridged frames", *bridged_frames))
+    check_and_ensure = partial(bridge_nf_call.check, conf), partial(bridge_nf_call.ensure, conf)
+    run_all(*steps, partial(repair_if_missing, "bridge-nf-call-iptables", *check_and_ensure))
 
 
 def _repair_mac_spoof_check(args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result) -> None:
     host_veth, container_veth = _listed_veths(args, conf, prev_result)
-    attachment = network, args.container_id, args.ifname, host_veth.name, parse_mac(container_veth.mac)
+    rule_arguments = network, args.container_id, args.ifname, host_veth.name, parse_mac(container_veth.mac)
     repair_if_missing(
-        "the MAC spoof check", partial(mac_spoof.check, *attachment), partial(mac_spoof.add_rules, *attachment)
+        "the MAC spoof check", partial(mac_spoof.check, *rule_arguments), partial(mac_spoof.add_rules, *rule_arguments)
     )
 
 
@@ -53,11 +55,15 @@ def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple
     """Returns the host veth, which must exist, and the container veth from the result of ADD; raises CniError(999)."""
     container_veth = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
     if container_veth is None or not container_veth.mac:
-        raise CniError(Code.INTERNAL, f'the result of ADD does not list the MAC address of "{args.ifname}"', _RECREATE)
+        raise CniError(
+            Code.INTERNAL, f'the result of ADD does not list the MAC address of "{args.ifname}"', _RECREATE_HINT
+        )
     with Socket() as host:
         for item in prev_result.interfaces:
             if not item.sandbox and item.name != conf.bridge:
                 (existing,) = link.get(host, link.by_name_request(item.name))
                 if existing and existing.kind == "veth" and existing.mac == item.mac and existing.master:
                     return item, container_veth
-    raise CniError(Code.INTERNAL, "the host veth that the result of ADD lists does not exist on this host", _RECREATE)
+    raise CniError(
+        Code.INTERNAL, "the host veth that the result of ADD lists does not exist on this host", _RECREATE_HINT
+    )

@@ -12,12 +12,12 @@ from kernel import vlan
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED, Filtering
-from plugins.bridge.conf import BridgeConf, Vlans
+from plugins.bridge.conf import BridgeConf, PortVlans
 
 _NATIVE = 1  # the VLAN for untagged frames of a trunk port without "vlan", as with the reference plugin
 
 
-def get_filtering(host: Socket, bridge: Link, vlans: Vlans) -> Filtering | None:
+def get_filtering(host: Socket, bridge: Link, vlans: PortVlans) -> Filtering | None:
     """Returns the bridge's VLAN filtering state, None when no VLANs are configured.
 
     Raises NoFilteringError, CniError(7) when filtering cannot be enabled without cutting off ports, KernelError.
@@ -34,7 +34,7 @@ def get_filtering(host: Socket, bridge: Link, vlans: Vlans) -> Filtering | None:
     return filtering
 
 
-def port_requests(port: Link, vlans: Vlans, filtering: Filtering | None) -> list[Request]:
+def port_requests(port: Link, vlans: PortVlans, filtering: Filtering | None) -> list[Request]:
     """Returns the requests that add a new port to its VLANs, and remove it from the bridge's default VLAN."""
     desired = _desired_vlans(vlans, filtering) if filtering else {}
     if not filtering or not desired:
@@ -54,7 +54,7 @@ def ensure_filtering(host: Socket, bridge: Link, filtering: Filtering | None) ->
         return
     host.change(vlan.enable_filtering_request(bridge))
     print(
-        f'podwire: enabled VLAN filtering on bridge "{bridge.name}": ports without a configured VLAN are in '
+        f'bridge: enabled VLAN filtering on bridge "{bridge.name}": ports without a configured VLAN are in '
         f"VLAN {filtering.default}, and their frames with other tags are dropped",
         file=sys.stderr,
     )
@@ -76,7 +76,7 @@ def check(host: Socket, conf: BridgeConf, bridge: Link, host_veth: Link) -> None
         check_vlans(host_veth.name, desired, member.vlans if member else {})
 
 
-def check_vlans(name: str, desired: vlan.Vlans, existing: vlan.Vlans) -> None:
+def check_vlans(name: str, desired: vlan.VlanFlags, existing: vlan.VlanFlags) -> None:
     """Compares the VLANs of the port `name`; raises CniError(999) with the command that fixes the first difference.
 
     Pure.
@@ -94,7 +94,7 @@ def check_vlans(name: str, desired: vlan.Vlans, existing: vlan.Vlans) -> None:
             raise internal(f"Interface {name} {difference}", details)
 
 
-def _desired_vlans(vlans: Vlans, filtering: Filtering) -> vlan.Vlans:
+def _desired_vlans(vlans: PortVlans, filtering: Filtering) -> vlan.VlanFlags:
     """Returns the VLANs that a port must have; none if it stays in the bridge's default VLAN."""
     if not vlans.access and not vlans.trunk:
         return {}
@@ -108,5 +108,5 @@ def _command(verb: str, port: str, vid: int, flags: int = 0) -> str:
 
 
 def _flag_words(flags: int) -> str:
-    """Returns the flags as arguments of bridge(8), each after a blank."""
+    """Returns the flags as arguments of bridge(8), each after a space."""
     return (" pvid" if flags & PVID else "") + (" untagged" if flags & UNTAGGED else "")

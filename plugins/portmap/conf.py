@@ -14,7 +14,7 @@ from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
 from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
-from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, each, runtime_config
+from cni.keys import BOOLEAN, INTEGER, IP, LIST, OBJECT, STRING, Key, keys_of_type, runtime_config
 from cni.result import Result
 from plugins.portmap.conditions import SUPPORTED_CONDITIONS, compile_conditions
 from plugins.portmap.host_ports import HostPorts, PortMapping
@@ -33,7 +33,7 @@ _WORDS_BYTES = 4096  # iptables-restore accepts lines of up to 10,239 bytes
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 KEYS = (
-    *each(BOOLEAN, "snat", "masqAll"),
+    *keys_of_type(BOOLEAN, "snat", "masqAll"),
     Key("backend", (STRING,), choices=(IPTABLES, NFTABLES)),
     *(Key(name, (LIST,), (STRING,)) for name in _CONDITIONS.values()),
     Key("markMasqBit", (INTEGER,)),
@@ -44,7 +44,7 @@ KEYS = (
             "portMappings",
             (LIST,),
             (OBJECT,),
-            (*each(INTEGER, "hostPort", "containerPort"), Key("protocol", (STRING,)), Key("hostIP", (IP,))),
+            (*keys_of_type(INTEGER, "hostPort", "containerPort"), Key("protocol", (STRING,)), Key("hostIP", (IP,))),
         )
     ),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attachment.prev_result import RECREATE
+from attachment.prev_result import RECREATE_HINT
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing_error
 from plugins.portmap import other_interfaces
@@ -104,7 +104,7 @@ def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, before: Se
             raise CniError(
                 Code.INTERNAL,
                 f"host port {mapping} is forwarded to {rule.to}, by an older rule that comes first: {rule}",
-                RECREATE,
+                RECREATE_HINT,
             )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 from attachment import forwarding, veth
-from attachment.masquerade import backend, options
-from attachment.prev_result import RECREATE
+from attachment.masquerade import backend as masquerade_backend
+from attachment.masquerade import options as masquerade_options
+from attachment.prev_result import RECREATE_HINT
 from attachment.repair import repair_if_missing
-from attachment.sandbox import Sandbox, attachment_ips, check
+from attachment.sandbox import Sandbox, attachment_ips, check_addresses_and_routes
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
@@ -37,7 +38,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     A failure is rolled back, except forwarding, which other programs may rely on by then.
     """
     conf = ptp_conf.parse(net_conf)
-    net_conf.refuse_addressless()
+    net_conf.refuse_missing_ipam()
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         ipam_result = Result()
         if conf.ipam_type:
@@ -72,8 +73,11 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     reports failures.
     """
     with Socket() as host:
-        other_addresses = veth.delete_attachment_veth(args, net_conf, host)
-    run_all(*options.removal_steps(args, net_conf, other_addresses), partial(delegate.run_ipam, args, net_conf))
+        other_interface_ips = veth.delete_attachment_veth(args, net_conf, host)
+    run_all(
+        *masquerade_options.removal_steps(args, net_conf, other_interface_ips),
+        partial(delegate.run_ipam, args, net_conf),
+    )
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
@@ -87,10 +91,12 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             container_veth = _check_container_veth(listed, sandbox)
             host_veth = link.get_local_peer(host, container_veth, namespace)
             if host_veth is None:
-                raise internal(f"The host's end of {args.ifname} was not found", f"it is not on this host; {RECREATE}")
+                raise internal(
+                    f"The host's end of {args.ifname} was not found", f"it is not on this host; {RECREATE_HINT}"
+                )
             if unlisted := veth.check_host_veth(host_veth, prev_result):
                 raise internal(f"The host's end of {args.ifname} was not found", unlisted)
-            check(sandbox, container_veth, prev_result)
+            check_addresses_and_routes(sandbox, container_veth, prev_result)
             routed.check(sandbox, container_veth, host_veth, prev_result, host)
     if conf.masquerade:
         conf.masquerade.check(args, net_conf, prev_result)
@@ -102,8 +108,10 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     Links need no removal: the kernel deletes them with their network namespaces. Rules without proof that they belong
     to this network stay.
     """
-    rules = partial(nft.run_steps, backend.gc_steps(net_conf.name, valid))
-    run_all(partial(backend.gc_legacy, net_conf.name, valid), rules, partial(delegate.run_ipam, args, net_conf))
+    rules = partial(nft.run_steps, masquerade_backend.gc_steps(net_conf.name, valid))
+    run_all(
+        partial(masquerade_backend.gc_legacy, net_conf.name, valid), rules, partial(delegate.run_ipam, args, net_conf)
+    )
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
@@ -126,7 +134,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
 
 def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    options.remove_rules(args, net_conf)
+    masquerade_options.remove_rules(args, net_conf)
 
 
 PLUGIN = Plugin(
@@ -156,13 +164,13 @@ def _check_container_veth(listed: Interface, sandbox: Sandbox) -> Link:
     container_veth = sandbox.find_link()
     if container_veth is None:
         msg = f"ptp: Container Interface name in prevResult: {sandbox.ifname} not found"
-        raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE}")
+        raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
     if container_veth.kind != "veth":
-        details = f"it is {container_veth.kind or 'unknown'}; {RECREATE}"
+        details = f"it is {container_veth.kind or 'unknown'}; {RECREATE_HINT}"
         raise internal(f"Error: Container interface {sandbox.ifname} not of type veth/p2p", details)
     if listed.mac and container_veth.mac != listed.mac:
         msg = f"ptp: Interface {sandbox.ifname} Mac {listed.mac} doesn't match container Mac: {container_veth.mac}"
-        raise internal(msg, RECREATE)
+        raise internal(msg, RECREATE_HINT)
     if not container_veth.is_up:
         details = f'in the container: ip link set "{sandbox.ifname}" up'
         raise internal(f"Container interface {sandbox.ifname} is down", details)

@@ -7,7 +7,7 @@ one subnet reach each other through the host. Every host veth has the same gatew
 from __future__ import annotations
 
 from attachment import forwarding
-from attachment.prev_result import RECREATE
+from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips
 from attachment.veth import refuse_small_mtu
 from cni.address import Address, Network, host_cidr, with_prefix
@@ -94,7 +94,7 @@ def check(sandbox: Sandbox, container_veth: Link, host_veth: Link, prev_result: 
         if not _is_directly_reachable(sandbox, container_veth, gateway):
             raise internal(
                 f"Failed to find Gateway {gateway} for interface {container_veth.name}",
-                f"the network namespace is {sandbox.path}; {RECREATE}",
+                f"the network namespace is {sandbox.path}; {RECREATE_HINT}",
             )
 
 

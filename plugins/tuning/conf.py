@@ -13,7 +13,7 @@ from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, args_cni, each, runtime_config
+from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, args_cni, keys_of_type, runtime_config
 from plugins.tuning.attributes import Attributes
 from process.values import dataclass
 
@@ -23,8 +23,8 @@ _SYS, _NET = "/proc/sys/", "/proc/sys/net/"
 _SETTINGS = (
     Key("sysctl", (OBJECT,), (STRING,)),
     MAC,
-    *each(INTEGER, "mtu", "txQLen"),
-    *each(BOOLEAN, "promisc", "allmulti"),
+    *keys_of_type(INTEGER, "mtu", "txQLen"),
+    *keys_of_type(BOOLEAN, "promisc", "allmulti"),
 )
 KEYS = (
     *_SETTINGS,

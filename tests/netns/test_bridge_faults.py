@@ -135,7 +135,7 @@ def test_delegates_do_not_inherit_blocked_signals(scripted_network, sandbox):
 
 CONFIGURATION_ERRORS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a gateway of the other family": ([{"address": "10.22.0.9/16", "gateway": "fd00::1"}], {}, "other address family"),
-    "no address for a gateway": ([{"address": "255.255.255.255/32"}], {}, "no address after"),
+    "no address for a gateway": ([{"address": "255.255.255.255/32"}], {}, "its subnet is too small to derive one"),
     "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge"),
     "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is not a valid interface name"),
     "a name that no interface can have": ([], {"bridge": "br\0"}, "is not a valid interface name"),

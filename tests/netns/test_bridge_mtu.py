@@ -111,7 +111,7 @@ def test_bridge_gets_the_lowest_mtu_of_its_ports(network, new_sandbox):
     assert [item["mtu"] for item in second["interfaces"]] == [1450, 9000, 9000]
     host_links = links(network.host)
     assert [host_links[name]["mtu"] for name in ("cni0", host_end(first), host_end(second))] == [1450, 1450, 9000]
-    assert outcome.stderr == 'podwire: bridge "cni0" has ports with MTU 1450 and 9000: its MTU is set to 1450\n'
+    assert outcome.stderr == 'bridge: bridge "cni0" has ports with MTU 1450 and 9000: its MTU is set to 1450\n'
 
 
 def test_an_uplink_among_the_ports_counts(network, sandbox, uplink):

@@ -152,7 +152,7 @@ def test_kube_proxy_without_the_setting_causes_a_warning(network, sandbox, case)
     network.host.set_sysctl(IPV4, value)
     outcome = network.run("ADD", sandbox)
     outcome.result()
-    line = f'podwire: kube-proxy needs {IPV4}=1: set "bridgeNetfilter" to true\n'
+    line = f'bridge: kube-proxy needs {IPV4}=1: set "bridgeNetfilter" to true\n'
     assert outcome.stderr == (line if is_warned else "")
 
 
@@ -162,7 +162,7 @@ def test_kube_proxy_without_the_module_causes_a_warning(network, sandbox):
     network.host.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
     outcome = run_after(MISSING, network.having(ipMasq=True), "ADD", sandbox)
     outcome.result()
-    assert f"podwire: kube-proxy needs {IPV4}=1: load the module on the node: modprobe br_netfilter" in outcome.stderr
+    assert f"bridge: kube-proxy needs {IPV4}=1: load the module on the node: modprobe br_netfilter" in outcome.stderr
 
 
 def settings(network):

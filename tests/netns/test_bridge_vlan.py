@@ -126,7 +126,7 @@ def test_existing_bridge_starts_to_filter(network, new_sandbox, bridged):
     net = network.having(vlan=100, name="other", ipam={**network.config["ipam"], "ranges": ranges})
     outcome = net.run("ADD", three)
     result = outcome.result()
-    assert outcome.stderr.startswith('podwire: enabled VLAN filtering on bridge "cni0": ')
+    assert outcome.stderr.startswith('bridge: enabled VLAN filtering on bridge "cni0": ')
     assert outcome.stderr.count("\n") == 1
     assert filters(bridged)
     net.check(three, result)

@@ -98,4 +98,4 @@ def test_larger_gateway_mtu_causes_a_warning(network, new_sandbox):
     outcome = net.having(mtu=1400).run("ADD", small)
     net.having(mtu=1400).check(small, outcome.result())
     assert shown(net.host, "cni0.100")["mtu"] == 9000
-    assert 'podwire: interface "cni0.100" has MTU 9000: packets from the host to the pod' in outcome.stderr
+    assert 'bridge: interface "cni0.100" has MTU 9000: packets from the host to the pod' in outcome.stderr

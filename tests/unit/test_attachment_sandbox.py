@@ -34,5 +34,7 @@ def test_each_route_is_compared_with_those_of_its_destination(monkeypatch):
     monkeypatch.setattr(Sandbox, "socket", None)
     namespace, container_link = Mock(Netns, path="/run/netns/x"), Mock(Link)
     container_link.name = "eth0"
-    sandbox_module.check(Sandbox(namespace, "eth0"), container_link, Result(routes=tuple(map(Route, networks))))
+    sandbox_module.check_addresses_and_routes(
+        Sandbox(namespace, "eth0"), container_link, Result(routes=tuple(map(Route, networks)))
+    )
     assert len(compared) == ROUTES

@@ -12,7 +12,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
 from cni.result import DNS
-from plugins.bridge.conf import BridgeConf, Vlans, parse
+from plugins.bridge.conf import BridgeConf, PortVlans, parse
 from tests.support.errors import failure_of
 
 DEFAULTS = BridgeConf(
@@ -27,7 +27,7 @@ DEFAULTS = BridgeConf(
     hairpin=False,
     promisc=False,
     isolated=False,
-    vlans=Vlans(),
+    vlans=PortVlans(),
     mac_spoof_check=False,
     bridge_netfilter=None,
     dad=False,
@@ -204,19 +204,19 @@ IPAM = {"ipam": {"type": "host-local"}}
 @pytest.mark.parametrize(
     ("keys", "vlans", "filtering"),
     [
-        ({}, Vlans(), False),
-        ({"vlan": 0}, Vlans(), False),
-        ({"vlan": 100}, Vlans(100), True),
-        ({"vlan": 4094, "preserveDefaultVlan": True}, Vlans(4094, keep_default=True), True),
-        ({"vlanTrunk": []}, Vlans(0, ()), True),
-        ({"vlanTrunk": [{}]}, Vlans(0, ()), True),
+        ({}, PortVlans(), False),
+        ({"vlan": 0}, PortVlans(), False),
+        ({"vlan": 100}, PortVlans(100), True),
+        ({"vlan": 4094, "preserveDefaultVlan": True}, PortVlans(4094, keep_default=True), True),
+        ({"vlanTrunk": []}, PortVlans(0, ()), True),
+        ({"vlanTrunk": [{}]}, PortVlans(0, ()), True),
         (
             {"vlanTrunk": [{"id": 300}, {"id": 101}, {"minID": 200, "maxID": 203}]},
-            Vlans(0, (101, 200, 201, 202, 203, 300)),
+            PortVlans(0, (101, 200, 201, 202, 203, 300)),
             True,
         ),
-        ({"vlanTrunk": [{"minID": 4, "maxID": 4, "id": 3}, {"id": 4}]}, Vlans(0, (3, 4)), True),
-        ({"vlan": 5, "vlanTrunk": [{"id": 1}, {"id": 4094}]}, Vlans(5, (1, 4094)), True),
+        ({"vlanTrunk": [{"minID": 4, "maxID": 4, "id": 3}, {"id": 4}]}, PortVlans(0, (3, 4)), True),
+        ({"vlan": 5, "vlanTrunk": [{"id": 1}, {"id": 4094}]}, PortVlans(5, (1, 4094)), True),
     ],
 )
 def test_vlans(keys, vlans, filtering):
@@ -276,7 +276,7 @@ def test_bridge_netfilter_has_three_values(value):
 def test_the_oldest_versions_need_addresses(version, ipam, refused):
     """A network without IPAM is refused for versions whose results consist of addresses."""
     conf = netconf({"cniVersion": version, "ipam": {"type": ipam}})
-    failure = failure_of(conf.refuse_addressless, CniError)
+    failure = failure_of(conf.refuse_missing_ipam, CniError)
     assert (failure is not None and failure.msg == "cannot convert: no valid IP addresses") == refused
 
 

@@ -22,7 +22,7 @@ SETTINGS = {
     ("attachment/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
     ("attachment/forwarding.py", "name"): "the same",
     ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
-    ("plugins/bridge/netfilter.py", "name"): "net/bridge, of no interface",
+    ("plugins/bridge/bridge_nf_call.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "setting"): "disable_ipv6 of the bridge",
     (
         "plugins/portmap/localhost.py",

@@ -12,7 +12,7 @@ from kernel.link import RTM_DELLINK, Link
 from kernel.rtnl import Socket
 from kernel.vlan import PVID, UNTAGGED, Filtering
 from kernel.wire import decode
-from plugins.bridge.conf import Vlans
+from plugins.bridge.conf import PortVlans
 from plugins.bridge.vlan import port_requests
 
 PORT = Link(9, "veth0", "02:00:00:00:00:01", 1500, 1, "veth", 3, 0, None, 6)
@@ -67,18 +67,18 @@ def test_vlans_of_the_bridge_are_ignored():
 
 
 CASES = {
-    "nothing": (Vlans(), 1, [], {}),
-    "an empty trunk": (Vlans(0, ()), 1, [], {}),
-    "an access VLAN": (Vlans(100), 1, [1], {100: PVID_UNTAGGED}),
-    "another default": (Vlans(100), 7, [7], {100: PVID_UNTAGGED}),
-    "no default": (Vlans(100), 0, [], {100: PVID_UNTAGGED}),
-    "no default to keep": (Vlans(100, None, True), 0, [], {100: PVID_UNTAGGED}),
-    "the default itself": (Vlans(1), 1, [], {1: PVID_UNTAGGED}),
-    "the default kept": (Vlans(100, None, True), 1, [], {1: UNTAGGED, 100: PVID_UNTAGGED}),
-    "a trunk": (Vlans(0, (5, 6)), 1, [], {1: PVID_UNTAGGED, 5: 0, 6: 0}),
-    "a trunk where another is the default": (Vlans(0, (5, 6)), 7, [7], {1: PVID_UNTAGGED, 5: 0, 6: 0}),
-    "both": (Vlans(100, (5,)), 1, [1], {5: 0, 100: PVID_UNTAGGED}),
-    "both the same": (Vlans(5, (5,)), 1, [1], {5: PVID_UNTAGGED}),
+    "nothing": (PortVlans(), 1, [], {}),
+    "an empty trunk": (PortVlans(0, ()), 1, [], {}),
+    "an access VLAN": (PortVlans(100), 1, [1], {100: PVID_UNTAGGED}),
+    "another default": (PortVlans(100), 7, [7], {100: PVID_UNTAGGED}),
+    "no default": (PortVlans(100), 0, [], {100: PVID_UNTAGGED}),
+    "no default to keep": (PortVlans(100, None, True), 0, [], {100: PVID_UNTAGGED}),
+    "the default itself": (PortVlans(1), 1, [], {1: PVID_UNTAGGED}),
+    "the default kept": (PortVlans(100, None, True), 1, [], {1: UNTAGGED, 100: PVID_UNTAGGED}),
+    "a trunk": (PortVlans(0, (5, 6)), 1, [], {1: PVID_UNTAGGED, 5: 0, 6: 0}),
+    "a trunk where another is the default": (PortVlans(0, (5, 6)), 7, [7], {1: PVID_UNTAGGED, 5: 0, 6: 0}),
+    "both": (PortVlans(100, (5,)), 1, [1], {5: 0, 100: PVID_UNTAGGED}),
+    "both the same": (PortVlans(5, (5,)), 1, [1], {5: PVID_UNTAGGED}),
 }
 
 
@@ -95,4 +95,4 @@ def test_the_vlans_of_a_port(case):
 
 def test_without_vlans_nothing_is_sent():
     """A network without VLANs sends no request."""
-    assert port_requests(PORT, Vlans(), None) == []
+    assert port_requests(PORT, PortVlans(), None) == []

@@ -103,4 +103,4 @@ def _warn(conf: BridgeConf) -> None:
     except KernelError:
         return  # unknown: no warning
     if is_used:
-        print(f"podwire: kube-proxy needs net/{_IPV4}=1: {hint}", file=sys.stderr)
+        print(f"bridge: kube-proxy needs net/{_IPV4}=1: {hint}", file=sys.stderr)
