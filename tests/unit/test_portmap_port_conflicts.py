@@ -167,10 +167,10 @@ def test_error_names_the_known_owner():
     """CHECK's error names container and network, only the container, or states that the rule names none."""
     mapping = PortMapping(8080, 80, "tcp", V4)
     for owner, text in (
-        (foreign("a"), "container a of network net"),
-        (foreign("a", network=""), "container a"),
-        (foreign("", network=""), "a rule that names no container"),
+        (foreign("a"), "is forwarded to container a of network net, whose rule comes first"),
+        (foreign("a", network=""), "is forwarded to container a, whose rule comes first"),
+        (foreign("", network=""), "is used by an earlier rule that names no container"),
     ):
         failure = shadowed_error(mapping, owner)
         assert failure.code == 999
-        assert failure.msg == f"host port 192.0.2.1:8080/tcp is forwarded to {text}, whose rule comes first"
+        assert failure.msg == f"host port 192.0.2.1:8080/tcp {text}"
