@@ -4,8 +4,8 @@ conntrack keeps the NAT decision of a flow's first packet. Without the deletion,
 port (a resolver, a phone, a syslog daemon) would reach a deleted pod, or bypass a new one. TCP connections end with the
 pod.
 
-Only flows to a published port of the host's own addresses are deleted. Forwarded flows are kept: for host
-port 53, the pods' queries to DNS servers elsewhere.
+Only flows to a published port of the host's own addresses are deleted. Forwarded flows are kept, for example pods' DNS
+queries to other servers if 53 is a host port.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def delete_flows_with(socket: NftSocket, host_ports: HostPorts, *, only_stray: b
 
 
 def _udp_mappings(host_ports: HostPorts, *versions: int) -> list[PortMapping]:
-    """Returns the UDP mappings that apply to one of these IP versions, without any to one of both."""
+    """Returns the UDP mappings that apply to one of `versions`; without arguments, all UDP mappings."""
     return [
         mapping
         for mapping in host_ports.mappings

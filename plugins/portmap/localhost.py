@@ -102,7 +102,7 @@ def _check_route_localnet(host_ports: HostPorts) -> str:
     """Checks that route_localnet is enabled; returns the interface that needs a guard, "" if none does.
 
     The fix is a repair, which creates the guard first: setting only the sysctl would expose the node's loopback.
-    Raises as `check`.
+    Raises the same errors as `check`.
     """
     interface = get_interface_to_pod(host_ports)
     if not interface:
