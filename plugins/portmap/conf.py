@@ -28,7 +28,7 @@ _PORT_MAX = 65535
 _MARK_BIT = 13  # packet mark 0x2000, the default of the reference plugin
 _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # a word that iptables-restore accepts unquoted
-_QUOTED_BYTES = 3  # two quotes and the blank before a word; escapes are not counted
+_QUOTED_BYTES = 3  # two quotes and the space before a word; escapes are not counted
 _WORDS_BYTES = 4096  # iptables-restore accepts lines of up to 10,239 bytes
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
@@ -75,7 +75,7 @@ def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None = None) -
         raise invalid_conf("MasqMarkBit must be between 0 and 31", f'"markMasqBit" is {mark_bit}')
     _check_words(fields, "externalSetMarkChain", (external,))
     if external and (len(external.encode()) > _CHAIN_NAME_MAX or not _CHAIN_NAME.fullmatch(external)):
-        hint = f"use at most {_CHAIN_NAME_MAX} bytes without blanks, quotes or backslashes, and no - or ! at the start"
+        hint = f"use at most {_CHAIN_NAME_MAX} bytes without spaces, quotes or backslashes, and no - or ! at the start"
         raise fields.error("externalSetMarkChain", f'is not a valid chain name: "{external}"', hint)
     conditions = {version: fields.strings(key) for version, key in _CONDITIONS.items()}
     for version, key in _CONDITIONS.items():

@@ -27,7 +27,8 @@ from plugins.portmap.iptables_state import TableState
 from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 
-_MARKER_CHAIN = "INPUT"  # listed after each probe: the number of its listings is the number of successful probes
+# `-S INPUT` follows each `-C` and runs only if the `-C` succeeds, so its listings count the successful probes.
+_MARKER_CHAIN = "INPUT"
 
 
 def probe_lines(host_ports: HostPorts, version: int) -> list[str]:
@@ -96,7 +97,7 @@ def _check_chain(host_ports: HostPorts, version: int, listing: Sequence[str]) ->
 def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, before: Sequence[ChainRule]) -> None:
     """Raises CniError(999) for an earlier rule that forwards the packets elsewhere.
 
-    An earlier rule may forward to another interface of the container.
+    An earlier rule that forwards to another interface of the container is allowed.
     """
     for rule in before:
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)

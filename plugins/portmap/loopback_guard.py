@@ -95,7 +95,7 @@ def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collect
 
 
 def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = ()) -> None:
-    """Deletes the guards that remove() would delete from iptables-legacy, if its table exists; raises CniError."""
+    """Deletes from iptables-legacy the guards that remove() deletes from nftables; raises CniError."""
 
     def lines_to_delete_stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_of_line(line))}
@@ -110,7 +110,10 @@ def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = (
 def _disable_and_find_unneeded(
     names: Iterable[str], host_veth: str, unchanged_interfaces: Collection[str]
 ) -> tuple[set[str], set[str]]:
-    """Disables route_localnet of a guarded `host_veth`; returns the missing interfaces, and the disabled ones."""
+    """Disables route_localnet of a guarded `host_veth`.
+
+    Returns the interfaces that need no guard: the missing ones, and those whose route_localnet has been disabled.
+    """
     links = _get_links({name for name in names if name == host_veth or name not in unchanged_interfaces})
     missing = {name for name, item in links.items() if item is None}
     return missing, {

@@ -118,7 +118,7 @@ def _add(socket: NftSocket, host_ports: HostPorts) -> None:
     copies: list[Request] = []
     for version in CHAINS:
         if version in host_ports.ip_versions:
-            conditions = _shared_chain_requests(reader, host_ports, version, requests)
+            conditions = _append_shared_chain_requests(reader, host_ports, version, requests)
             requests += _port_rule_requests(reader, host_ports, version)
             requests += _masquerading_requests(reader, host_ports, version)
             copies += _condition_copy_requests(reader, host_ports, version, conditions) if conditions else []
@@ -129,10 +129,13 @@ def _add(socket: NftSocket, host_ports: HostPorts) -> None:
     nft.change(socket, *requests, *copies)
 
 
-def _shared_chain_requests(
+def _append_shared_chain_requests(
     reader: TableReader, host_ports: HostPorts, version: int, requests: list[Request]
 ) -> set[bytes]:
-    """Appends requests that correct the shared chains; returns the conditions that they remove."""
+    """Appends requests that correct the shared chains.
+
+    Returns the conditions that the appended requests remove from the base chains.
+    """
     chains = CHAINS[version]
     needed = rules.required_chains(host_ports, version)
     base_chain_rules = [reader.list_rules(chain) for chain in (chains.prerouting, chains.output)]
@@ -172,7 +175,8 @@ def _condition_copy_requests(
     ]
     condition, *others = conditions
     if foreign and (others or rules.cannot_be_copied(condition)):
-        print("portmap: rules of the reference plugin lose their conditions, as after its own ADD", file=sys.stderr)
+        text = "rules of the reference plugin lose their conditions, as they would at that plugin's next ADD"
+        print(f"portmap: {text}", file=sys.stderr)
         return []
     requests = []
     for located in foreign:

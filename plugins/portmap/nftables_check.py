@@ -60,7 +60,8 @@ def _has_reference_form(host_ports: HostPorts, version: int, existing: Sequence[
     """Returns whether the reference plugin has created the attachment's rules.
 
     Its rules have no owner in userdata. podwire's rules lose the owner when `nft` lists and loads them, since nft keeps
-    only the comment. Then the masquerading rule for hairpin decides; without it the rules of both plugins are equal.
+    only the comment. Then only the masquerading rule for hairpin distinguishes them; if there is none, the rules of the
+    two plugins are the same.
     """
     if not existing or any(rules.owner(located.rule) for located in existing):
         return False

@@ -265,7 +265,7 @@ def belongs_to(rule: Rule, host_ports: HostPorts) -> bool:
 
 
 def condition_destinations(host_ports: HostPorts, version: int) -> list[MatchedDestination]:
-    """Returns what each alternative of the attachment's conditions matches."""
+    """Returns what the conditions match: one destination for each rule start into which they are compiled."""
     return [
         nft_rule.parse_destination(each)
         for each in conditions.compile_conditions(host_ports.conditions.get(version, ()), version)

@@ -21,11 +21,11 @@ class WrongRouteError(CniError):
 
 
 def get_interface_to_pod(host_ports: HostPorts) -> str:
-    """Returns the interface of the node's route to the pod; "" if 127.0.0.1 is not published, or without a route.
+    """Returns the interface of the node's route to the pod; "" if host ports are not published at 127.0.0.1.
 
-    Accepts any interface if prevResult lists none on the host, as with third-party plugins. Returns "" for a route over
-    the loopback, to an address of the host: it needs no sysctl, and a guard there would drop the host's own packets.
-    Raises WrongRouteError with the fix, KernelError.
+    Also returns "" if there is no route, and for a route over the loopback to an address of the host: it needs no
+    sysctl, and a guard there would drop the host's own packets. Accepts any interface if prevResult lists none on the
+    host, as with third-party plugins. Raises WrongRouteError with the fix, KernelError.
     """
     if not (host_ports.snat and 4 in host_ports.addresses and host_ports.mappings_for(4)):
         return ""
