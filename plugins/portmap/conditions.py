@@ -160,8 +160,8 @@ def _append_match(rule: _RuleStart, selector: _Selector, match: bytes, value: st
     return _RuleStart(rule.expressions + transport + match, protocol)
 
 
-def _comparison(text: str) -> int:
-    return NEQ if text == "!=" else EQ
+def _comparison(operator: str) -> int:
+    return NEQ if operator == "!=" else EQ
 
 
 def _address_selector(version: int, side: str) -> _Selector:
@@ -217,14 +217,14 @@ def _interface_selector(key: int) -> _Selector:
     return _Selector(compare)
 
 
-def _interface_or_index_selector(by_index: int, by_name: int) -> _Selector:
-    by_name_selector = _interface_selector(by_name)
+def _interface_or_index_selector(index_key: int, name_key: int) -> _Selector:
+    by_name_selector = _interface_selector(name_key)
 
     def compare(operator: str, value: str, mask: int) -> bytes:
         if not value.isdigit():
             return by_name_selector.compare(operator, value, mask)
         index = _host_order(_parse_number(value, 0x7FFFFFFF))
-        return expression.meta(by_index) + expression.compare(_comparison(operator), index)
+        return expression.meta(index_key) + expression.compare(_comparison(operator), index)
 
     return _Selector(compare)
 

@@ -151,7 +151,10 @@ def _delete_interface_rules(
 
 
 def delete_legacy(host_ports: HostPorts) -> None:
-    """Deletes the same rules from iptables-legacy, under its lock; raises CniError(11), CniError(999)."""
+    """Deletes from iptables-legacy the chains and rules that `delete` deletes from iptables-nft.
+
+    Raises CniError(11), CniError(999).
+    """
     chains = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
 
     def lines_to_delete(version: int, listing: list[str]) -> list[str]:
@@ -177,7 +180,10 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
 
 
 def gc_legacy(network: str, valid: Iterable[Attachment]) -> None:
-    """Deletes the same chains and rules from iptables-legacy; raises CniError(11), CniError(999)."""
+    """Deletes from iptables-legacy the chains and rules that `gc` deletes from iptables-nft.
+
+    Raises CniError(11), CniError(999).
+    """
     iptables_chains.gc_legacy((DNAT_CHAINS, OLD_CHAINS), network, _chain_names(network, valid))
 
 
@@ -239,7 +245,7 @@ def _apply_changes(
 
 
 def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[Address]:
-    """Returns the addresses of the container's other interfaces; none if all rules forward to this one."""
+    """Returns the addresses of the container's other interfaces; none if all rules forward to this interface."""
     addresses = {address.ip for address in host_ports.addresses.values()}
     if all(iptables_update.dnat_addresses(host_ports, listing) <= addresses for listing in listings.values()):
         return frozenset()

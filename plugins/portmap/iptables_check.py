@@ -94,12 +94,12 @@ def _check_chain(host_ports: HostPorts, version: int, listing: Sequence[str]) ->
         start = end
 
 
-def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, before: Sequence[ChainRule]) -> None:
+def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, earlier_rules: Sequence[ChainRule]) -> None:
     """Raises CniError(999) for an earlier rule that forwards the packets elsewhere.
 
     An earlier rule that forwards to another interface of the container is allowed.
     """
-    for rule in before:
+    for rule in earlier_rules:
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
         if overlaps and rule.dnat_ip not in other_interfaces.list_other_addresses(host_ports):
             raise CniError(

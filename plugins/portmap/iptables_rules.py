@@ -160,7 +160,7 @@ def desired_jump_rules(host_ports: HostPorts, version: int) -> list[str]:
 class JumpRule:
     """An existing rule of CNI-HOSTPORT-DNAT; `target` is the chain that it jumps to, "" if there is none.
 
-    `protocol` and `ports` are empty if the rule matches all of them, or matches them in another form than ours.
+    `protocol` and `ports` are empty if the rule matches all of them, or does not have the form that ADD creates.
     `conditional`: the rule has additional matches. `network` and `container_id` name the owner, "" if it is unknown.
     """
 

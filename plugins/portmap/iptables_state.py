@@ -140,13 +140,13 @@ def _get_state(
     socket: NftSocket, host_ports: HostPorts, version: int, present: list[str], *, with_container_rules: bool
 ) -> TableState:
     listing = [f"-N {name}" for name in present]
-    unknown = []
+    unrecognised = []
     for rule in shared_rules(host_ports):
         candidates = _list_shared_rule_candidates(socket, host_ports, version, rule, present)
         if any(is_shared(rule, candidate, host_ports, version) for candidate in candidates):
             listing.append(rule)
         elif candidates:
-            unknown.append(rule.split()[1])
+            unrecognised.append(rule.split()[1])
     # Jump rules contain the ports of all mappings, whatever the IP version.
     ports = frozenset(
         mapping.host_port
@@ -157,17 +157,19 @@ def _get_state(
     )
     if (
         with_container_rules
-        and not unknown
+        and not unrecognised
         and (recognised := _list_container_rules(socket, host_ports, version, candidates_for_ports))
     ):
         return TableState(is_sufficient=True, listing=(*listing, *recognised))
-    is_sufficient = not unknown and not candidates_for_ports and chain_name(host_ports) not in present
+    is_sufficient = not unrecognised and not candidates_for_ports and chain_name(host_ports) not in present
     names = [
         name.decode() for candidate in candidates_for_ports for name in _CONTAINER_CHAIN.findall(candidate.expressions)
     ]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
-        is_sufficient and not with_container_rules, tuple(listing), tuple(dict.fromkeys((*needed, *unknown, *names)))
+        is_sufficient and not with_container_rules,
+        tuple(listing),
+        tuple(dict.fromkeys((*needed, *unrecognised, *names))),
     )
 
 

@@ -176,20 +176,24 @@ def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str]
     positions = [number for number, jump_rule in enumerate(existing) if jump_rule.target == chain_name(host_ports)]
     before = existing[: positions[0]] if positions else existing
     foreign_before = foreign_rules(host_ports, version, listing, before)
-    number = find_position(host_ports, version, [foreign for _, foreign in foreign_before])
-    if number is not None:
+    foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_before])
+    if foreign_index is not None:
         # If no rule of a running container comes before, position 1 has the same effect, and it always exists.
-        has_running = any(conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_before[:number])
-        position = before.index(foreign_before[number][0]) if has_running else 0
+        has_running = any(
+            conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_before[:foreign_index]
+        )
+        position = before.index(foreign_before[foreign_index][0]) if has_running else 0
     else:
         position = positions[0] if positions else len(existing)
-    lines = {existing[number].line for number in positions}
-    deleted = lines_to_delete(existing[number].line for number in positions) if replace else []
-    created = [jump_rule for jump_rule in desired_jump_rules(host_ports, version) if replace or jump_rule not in lines]
-    if position >= len(existing) - len(deleted):
-        return deleted + created
-    inserted = [
-        jump_rule.replace(f"-A {DNAT} ", f"-I {DNAT} {position + 1 + number} ", 1)
-        for number, jump_rule in enumerate(created)
+    existing_lines = {existing[number].line for number in positions}
+    deletions = lines_to_delete(existing[number].line for number in positions) if replace else []
+    creations = [
+        jump_rule for jump_rule in desired_jump_rules(host_ports, version) if replace or jump_rule not in existing_lines
     ]
-    return deleted + inserted
+    if position >= len(existing) - len(deletions):
+        return deletions + creations
+    insertions = [
+        jump_rule.replace(f"-A {DNAT} ", f"-I {DNAT} {position + 1 + number} ", 1)
+        for number, jump_rule in enumerate(creations)
+    ]
+    return deletions + insertions

@@ -163,7 +163,7 @@ def _delete_duplicates(socket: NftSocket, interface: str) -> None:
 
 
 def _delete_guards(socket: NftSocket, rules: Iterable[Rule]) -> None:
-    """Deletes rules, each in its own transaction; a rule that another DEL has deleted is success.
+    """Deletes rules, each in its own transaction; ignores a rule that another DEL has deleted.
 
     In a common transaction one missing rule would make all deletions fail, so parallel DELs would block each other.
     """

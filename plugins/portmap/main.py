@@ -77,12 +77,14 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
     Keeps rules that may belong to another network.
     """
-    rules: list[Callable[[nft.NftSocket], object]] = [
+    netlink_steps: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.gc(socket, net_conf.name, valid),
         lambda socket: nftables.gc(socket, net_conf.name, valid),
         localhost.gc,
     ]
-    run_all(partial(iptables.gc_legacy, net_conf.name, valid), localhost.gc_legacy, partial(nft.run_steps, rules))
+    run_all(
+        partial(iptables.gc_legacy, net_conf.name, valid), localhost.gc_legacy, partial(nft.run_steps, netlink_steps)
+    )
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
@@ -178,13 +180,13 @@ def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
     iptables-legacy costs a process and the host's xtables lock, so `legacy` is False if there were no host ports.
     Deletes UDP flows after the rules that forwarded them; disables route_localnet of the host veth, deletes its guard.
     """
-    rules: list[Callable[[nft.NftSocket], object]] = [
+    netlink_steps: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
         lambda socket: nftables.delete(socket, ports),
-        lambda socket: conntrack.delete_flows_with(socket, ports),
+        lambda socket: conntrack.delete_flows_over(socket, ports),
         lambda socket: localhost.delete(socket, ports),
     ]
-    steps: list[Callable[[], object]] = [partial(nft.run_steps, rules)]
+    steps: list[Callable[[], object]] = [partial(nft.run_steps, netlink_steps)]
     # The guard in iptables-legacy comes last: if the guard was in nftables, route_localnet is disabled by then, and no
     # process is needed.
     if legacy:

@@ -4,7 +4,7 @@ This module is pure. Tables, chains and comments equal those of the reference pl
 remove the rules of the other. A comment contains only the container ID, so podwire stores network and attachment in
 the rule's userdata, where `nft` ignores them.
 
-Why one rule for each port, and no nftables map from ports to addresses: DEL of the reference plugin deletes rules by
+Each port has a rule; there is no nftables map from ports to addresses. DEL of the reference plugin deletes rules by
 comment, so map elements would remain and forward to a deleted pod. Its CHECK counts rules, so it would fail with one
 map rule for each container.
 
