@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-OTHER_ATTACHMENT_HINT = "the runtime gave the result of another attachment, or the configuration was changed since"
+OTHER_ATTACHMENT_HINT = "the runtime passed the result of another attachment, or the configuration has changed since"
 RECREATE_HINT = "remove the container and create it again"

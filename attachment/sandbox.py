@@ -81,7 +81,7 @@ class Sandbox:
         return link.get(self.socket, link.by_name_request(self.ifname))[0]
 
     def get_link(self) -> Link:
-        """Returns the interface; raises CniError(999) without one of that name, KernelError."""
+        """Returns the interface; raises KernelError, and CniError(999) without one of that name."""
         container_link = self.find_link()
         if container_link is None:
             raise CniError(
@@ -95,7 +95,7 @@ class Sandbox:
         """Adds the addresses and routes of `result`, sets the interface up and waits until its addresses are usable.
 
         `dad` runs IPv6 duplicate address detection. Addresses without an interface index belong to other interfaces.
-        Raises CniError for a wrong index and for a duplicate address, KernelError.
+        Raises KernelError, and CniError for a wrong index and for a duplicate address.
         """
         ips = attachment_ips(result, self.ifname)
         ipv6 = any(isinstance(ip.address, IPv6Interface) for ip in ips)

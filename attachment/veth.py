@@ -91,7 +91,7 @@ def create(
 
 
 def refuse_full_bridge(host: Socket, bridge: Link) -> None:
-    """Raises CniError(50) for a bridge without a free port, KernelError."""
+    """Raises KernelError, and CniError(50) for a bridge without a free port."""
     if link.count_ports(host, bridge.index) >= _PORTS_MAX:
         raise full_bridge_error(bridge)
 
@@ -122,7 +122,7 @@ def delete(host: Socket, host_end: VethEnd) -> None:
 
 
 def get_host_veth(host: Socket, name: str) -> Link:
-    """Returns the host veth; raises CniError(999) when it no longer exists, KernelError."""
+    """Returns the host veth; raises KernelError, and CniError(999) when it no longer exists."""
     (host_veth,) = link.get(host, link.by_name_request(name))
     if host_veth is None:
         raise CniError(Code.INTERNAL, f'failed to lookup "{name}": Link not found', "something else deleted it")
@@ -215,7 +215,7 @@ def check_host_veth(host_veth: Link, prev_result: Result) -> str:
         details = f'it is {host_veth.mac}; set it back: ip link set "{host_veth.name}" address {listed.mac}'
         raise CniError(Code.INTERNAL, f"Interface {host_veth.name} Mac doesn't match: {listed.mac} not found", details)
     if not host_veth.is_up:
-        details = f'set it up: ip link set "{host_veth.name}" up'
+        details = f'bring it up: ip link set "{host_veth.name}" up'
         raise CniError(Code.INTERNAL, f"Interface {host_veth.name} is down", details)
     return ""
 

@@ -12,6 +12,7 @@ from cni.address import Address, Cidr, parse_cidr, parse_ip
 from cni.errors import CniError, Code
 
 _INT64 = 1 << 63
+_QUOTES = {"a string": " in double quotes", "an integer": " without quotes", "true or false": " without quotes"}
 
 
 def _kind(value: object) -> str:
@@ -58,7 +59,9 @@ class Fields:
         return CniError(Code.INVALID_NETWORK_CONFIG, f'{self.context}: "{self.path(key)}" {problem}', details)
 
     def _wrong_type(self, key: str, expected: str, value: object) -> CniError:
-        return self.error(key, f"must be {expected}, not {_kind(value)}", "JSON types are not converted")
+        return self.error(
+            key, f"must be {expected}, not {_kind(value)}", f"write {expected}{_QUOTES.get(expected, '')}"
+        )
 
     def raw(self, key: str) -> object:
         """Returns the value of `key` as parsed, None when absent or null."""
@@ -88,7 +91,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, float):
-            raise self.error(key, f"must be an integer, not {value}", "JSON types are not converted")
+            raise self.error(key, f"must be an integer, not {value}", "write it without fraction or exponent")
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong_type(key, "an integer", value)
         if not minimum <= value <= maximum:

@@ -18,7 +18,7 @@ from kernel.errors import reason
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 0x20, 0x1000, 0x4000, 1 << 18
 _KEPT_FLAGS = {"nosuid": _NOSUID, "nodev": _NODEV, "noexec": _NOEXEC}
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and backslashes in mountinfo
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # spaces and backslashes in mountinfo
 _PROC, _SETTINGS = "/proc", "/proc/sys"
 _PER_NAMESPACE = (
     "net"  # below _SETTINGS: belongs to the reading process's namespace, so that a bind mount cannot replace it

@@ -31,7 +31,7 @@ class Netns:
     """An open network namespace. A context manager; `path` is CNI_NETNS, unchanged."""
 
     def __init__(self, path: str) -> None:
-        """Opens `path`; raises NetnsMissingError if it has no namespace, CniError(8), with the reference's texts."""
+        """Opens `path`; raises CniError(8), and NetnsMissingError if it has no namespace; texts as the reference's."""
         self.path = path
         with record.timed_step("open the network namespace"):
             self._descriptor = _open(path)

@@ -49,7 +49,7 @@ class NoFilteringError(CniError):
     def __init__(self, bridge: str) -> None:
         super().__init__(
             Code.PLUGIN_NOT_AVAILABLE,
-            f'VLANs cannot be served on "{bridge}": the kernel\'s bridge has no VLAN filtering',
+            f'VLANs do not work on "{bridge}": the kernel\'s bridge has no VLAN filtering',
             "it needs a kernel with CONFIG_BRIDGE_VLAN_FILTERING",
         )
 
@@ -70,7 +70,7 @@ def get_filtering(socket: Socket, bridge: Link) -> Filtering:
 
 
 def probe_create_bridge(socket: Socket, bridge: str, *, filtering: bool) -> None:
-    """Raises KernelError when no bridge can be created, NoFilteringError when none can filter by VLAN.
+    """Raises KernelError when no bridge can be created, and NoFilteringError when none can filter by VLAN.
 
     Probes with a request that always fails, since "/" is an invalid name. With `filtering`, it also has the invalid
     VLAN protocol 0, which a kernel with VLAN filtering refuses first (net/bridge/br_netlink.c, br_validate).

@@ -39,7 +39,7 @@ class Output:
     colour: bool = False
 
     def print(self, *texts: Text) -> None:
-        """Prints texts as one line, separated by blanks."""
+        """Prints texts as one line, separated by spaces."""
         print(" ".join(self._shown(text) for text in texts).rstrip(), file=self.stream)
 
     def print_block(self, text: str) -> None:

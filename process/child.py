@@ -84,7 +84,7 @@ def run(
 ) -> list[Outcome]:
     """Starts all `commands`, waits until all have ended, and returns their outcomes in the same order.
 
-    Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), TimeoutError
+    Raises OSError for a program that cannot be started, or that writes more than STDOUT_BYTES (EFBIG), and TimeoutError
     when not all have ended in `limit_s` seconds; None is for programs that an operator watches. Then, and when a signal
     ends the waiting (Terminated), running programs get SIGTERM and are waited for: they roll back before the caller
     does. Programs that take too long are killed.

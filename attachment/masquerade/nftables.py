@@ -44,7 +44,7 @@ _REQUIREMENT = "masquerading with nftables needs a kernel that can do NAT in tab
 def add(spec: Masquerade) -> None:
     """Masquerades an attachment; replaces the rules that it already has.
 
-    Raises CniError(999) with a hint if the kernel does not support it, KernelError.
+    Raises KernelError, and CniError(999) with a hint if the kernel does not support it.
     """
     with nft.open_socket() as socket:
         try:

@@ -61,7 +61,7 @@ class MasqueradeOptions:
         """Raises CniError(50) if no configured backend works."""
         if problem := backend.BACKENDS.get_problem(self.backend):
             fix = 'install what is missing, or set "ipMasqBackend" to the other one, or "ipMasq" to false'
-            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" cannot be served: {problem}', fix)
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"ipMasq" does not work on this node: {problem}', fix)
 
     def _spec(self, args: CmdArgs, conf: NetConf, result: Result) -> Masquerade:
         ips = tuple(ip.address for ip in attachment_ips(result, args.ifname, strict=False))

@@ -70,7 +70,7 @@ class Store:
     def locked(self) -> Iterator[Reservations]:
         """Creates the directory if it is missing, and holds its lock; the caller blocks SIGTERM and SIGINT.
 
-        Raises CniError(11) if the wait for the lock times out, CniError(5) if the directory cannot be used.
+        Raises CniError(11) if the wait for the lock times out, and CniError(5) if the directory cannot be used.
         """
         path = f"{self.directory}/lock"
         fd = -1

@@ -76,7 +76,8 @@ def read(
     """Returns what `-S` prints of the `chains`, for each of the `families` (4, 6): -P or -N lines, then -A lines.
 
     The first chain must be built-in; chains after a missing one are not listed. Without `chains` this lists the whole
-    table, with `legacy` that of iptables-legacy. Raises CniError(11) if another program keeps the lock, UnusableError.
+    table, with `legacy` that of iptables-legacy. Raises UnusableError, and CniError(11) if another program keeps the
+    lock.
     """
     lines = [f"-S {chain}" for chain in chains] or ["-S"]
     listings = {}
@@ -115,7 +116,7 @@ def apply(changes: Mapping[int, Sequence[str]], table: str, description: str, *,
     """Applies the lines for each family ("-A CHAIN -j ACCEPT"), all or none of a family; `description` is for errors.
 
     Uses netlink if possible (kernel.netfilter.iptables_direct), otherwise the programs; with `legacy` iptables-legacy.
-    Raises RefusedError, UnusableError, CniError(11) if another program keeps the lock, CniError(999). If one family
+    Raises RefusedError, UnusableError, CniError(999), and CniError(11) if another program keeps the lock. If one family
     fails, the other may have been changed.
     """
     if record.is_dry_run():

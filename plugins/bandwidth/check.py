@@ -62,7 +62,7 @@ def check_egress(
         msg = f'packets that "{host_veth.name}" receives are not redirected to "{ifb.name}"'
         raise internal(msg, f"{problem}; {RECREATE_HINT}")
     if not ifb.is_up:
-        raise internal(f"Interface {ifb.name} is down", f'set it up: ip link set "{ifb.name}" up')
+        raise internal(f"Interface {ifb.name} is down", f'bring it up: ip link set "{ifb.name}" up')
     root = roots[ifb.index] if ifb.index in roots else host.get(traffic.get_root_request(ifb.index))[0]
     problem = f'packets that the pod sends are not limited on "{ifb.name}"'
     _check_bucket(traffic.qdisc_from_answer(root), problem, accepted)

@@ -23,7 +23,7 @@ def get_container_link(namespace: Netns, ifname: str) -> Link | None:
 def get_container_veth(namespace: Netns, ifname: str, prev_result: Result) -> Link:
     """Returns the pod's interface if it is a veth, otherwise raises CniError (the reference plugin's texts).
 
-    Raises CniError(7) if prevResult lists no interfaces, CniError(999) for another kind of interface, KernelError.
+    Raises KernelError, CniError(7) if prevResult lists no interfaces, and CniError(999) for another kind of interface.
     """
     if not prev_result.interfaces:
         details = "bandwidth limits an interface that an earlier plugin of the list created and returned in its result"

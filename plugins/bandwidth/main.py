@@ -118,7 +118,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Raises CniError(50) if ADD would fail because the kernel lacks a feature."""
     needs_htb = bool(bandwidth_conf.parse(net_conf).subnets.networks)
-    problem = "limits cannot be served"
+    problem = "limits do not work on this node"
     with Socket() as host:
         try:
             missing = traffic.probe_missing_features(host, *((HTB,) if needs_htb else ()))

@@ -62,7 +62,7 @@ def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:
         return ip.address.network.network_address + 1
     except ValueError:
         raise invalid_conf(
-            f"IPAM gave {ip.address} no gateway, and its subnet is too small to derive one",
+            f"IPAM allocated {ip.address} without a gateway, and its subnet is too small to derive one",
             "configure IPAM with a larger subnet, or with a gateway",
         ) from None
 

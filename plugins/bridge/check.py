@@ -68,7 +68,7 @@ def _check_bridge(conf: BridgeConf, listed: Interface, existing: Link | None) ->
         details = f'it is {existing.mac}; set it back: ip link set "{conf.bridge}" address {listed.mac}'
         raise internal(f"Bridge interface {conf.bridge} Mac doesn't match: {listed.mac}", details)
     if not existing.is_up:
-        raise internal(f"Bridge interface {conf.bridge} is down", f'set it up: ip link set "{conf.bridge}" up')
+        raise internal(f"Bridge interface {conf.bridge} is down", f'bring it up: ip link set "{conf.bridge}" up')
     if bool(existing.flags & link.IFF_PROMISC) != conf.promisc:
         details = f'set it: ip link set "{conf.bridge}" promisc {"on" if conf.promisc else "off"}'
         msg = f"Bridge interface {conf.bridge} configured Promisc Mode {conf.promisc} doesn't match its state"

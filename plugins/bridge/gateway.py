@@ -191,8 +191,8 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
     """Creates the gateway interface, a veth whose other end is a port of the bridge, and returns it.
 
     It has a random name until its port is in the VLAN. If another ADD has created the gateway interface meanwhile, this
-    one's veth is deleted and the other's returned. Raises KernelError, CniError(11), and
-    CniError(50) for a full bridge.
+    one's veth is deleted and the other's returned. Raises KernelError, CniError(11), and CniError(50) for a full
+    bridge.
     """
     name = gateway_name(conf)
     port_end, gateway_end = ends = _random_end(), _random_end()
@@ -265,7 +265,7 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
         details = f'it is {existing.mac}; set it back: ip link set "{name}" address {listed.mac}'
         raise internal(f"Interface {name} Mac doesn't match: {listed.mac}", details)
     if not existing.is_up:
-        raise internal(f"Interface {name} is down", f'set it up: ip link set "{name}" up')
+        raise internal(f"Interface {name} is down", f'bring it up: ip link set "{name}" up')
     return existing
 
 
@@ -280,6 +280,6 @@ def _check_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeConf
         details = f'set it: ip link set "{port.name}" master "{bridge.name}"'
         raise internal(f"Interface {port.name}, the other end of {name}, is not a port of {bridge.name}", details)
     if not port.is_up:
-        details = f'set it up: ip link set "{port.name}" up'
+        details = f'bring it up: ip link set "{port.name}" up'
         raise internal(f"Interface {port.name}, the other end of {name}, is down", details)
     check_vlans(port.name, {conf.vlans.access: PVID | UNTAGGED}, _without_default(host, bridge, member.vlans, conf))

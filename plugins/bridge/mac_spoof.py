@@ -82,7 +82,7 @@ def remove_rules(socket: NftSocket, network: str, container_id: str, ifname: str
 
 
 def check(network: str, container_id: str, ifname: str, host_ifname: str, mac: bytes) -> None:
-    """Checks that the attachment's rules exist; raises CniError(999) for a missing one, KernelError."""
+    """Checks that the attachment's rules exist; raises KernelError, and CniError(999) for a missing one."""
     with nft.open_socket() as socket:
         names, _ = _read_names_and_jumps(socket, network, container_id, ifname)
         if nft.get_chains(socket, _PREROUTING) != [_PREROUTING]:

@@ -176,7 +176,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
         conf.masquerade.refuse_unavailable()
     if conf.mac_spoof_check and (problem := mac_spoof.get_problem()):
         hint = 'use another kernel, or set "macspoofchk" to false'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" cannot be served: {problem}', hint)
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"macspoofchk" does not work on this node: {problem}', hint)
 
 
 def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo: Undo) -> port.AttachedVeth:

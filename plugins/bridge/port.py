@@ -45,7 +45,7 @@ class AttachedVeth:
 def create(host: Socket, namespace: Netns, ifname: str, bridge: Link, conf: BridgeConf, undo: Undo) -> AttachedVeth:
     """Creates the veth, attaches its host end to the bridge and configures the port.
 
-    Raises CniError(999) when the container already has an interface `ifname`, BridgeDeletedError, KernelError.
+    Raises KernelError, BridgeDeletedError, and CniError(999) when the container already has an interface `ifname`.
     """
     try:
         filtering = vlan.get_filtering(host, bridge, conf.vlans)

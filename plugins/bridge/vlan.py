@@ -20,7 +20,7 @@ _NATIVE = 1  # the VLAN for untagged frames of a trunk port without "vlan", as w
 def get_filtering(host: Socket, bridge: Link, vlans: PortVlans) -> Filtering | None:
     """Returns the bridge's VLAN filtering state, None when no VLANs are configured.
 
-    Raises NoFilteringError, CniError(7) when filtering cannot be enabled without cutting off ports, KernelError.
+    Raises KernelError, NoFilteringError, and CniError(7) when filtering cannot be enabled without cutting off ports.
     """
     if not vlans.filtering:
         return None

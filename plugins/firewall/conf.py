@@ -101,8 +101,8 @@ def _admin_chain(net_conf: NetConf) -> str:
     name = net_conf.fields.string("iptablesAdminChainName") or "CNI-ADMIN"
     plain = name.isascii() and name.isprintable() and len(name) <= _CHAIN_BYTES
     if not plain or not _CHAIN.fullmatch(name) or name in _RESERVED:
-        hint = f"use 1 to {_CHAIN_BYTES} ASCII characters without blanks, quotes and backslashes, no - or ! in front"
-        hint += ", and no name of iptables or of this plugin"
+        hint = f"use 1 to {_CHAIN_BYTES} ASCII characters without spaces, quotes or backslashes, "
+        hint += "no - or ! at the start, and no name of iptables or of this plugin"
         raise net_conf.fields.error("iptablesAdminChainName", f'is not a valid name for your chain: "{name}"', hint)
     return name
 

@@ -71,7 +71,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from None
     if problem := backend.get_problem(conf):
         fix = 'install what is missing, or set "backend" to another one'
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall cannot be served: {problem}", fix)
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"the firewall does not work on this node: {problem}", fix)
 
 
 def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:

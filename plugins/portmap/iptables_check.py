@@ -51,7 +51,7 @@ def check_chains(host_ports: HostPorts, version: int, state: TableState) -> None
 
 
 def check_rules(host_ports: HostPorts, version: int, listing: Sequence[str], state: TableState) -> None:
-    """Raises CniError(999) if a rule is missing, ShadowedError if a rule of another container comes first."""
+    """Raises CniError(999) if a rule is missing, and ShadowedError if a rule of another container comes first."""
     present = set(listing)
     for chain in (*shared_chains(host_ports), chain_name(host_ports)):
         if f"-N {chain}" not in present:

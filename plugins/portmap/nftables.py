@@ -32,8 +32,8 @@ _NEEDS = "host ports with nftables need a kernel with NAT and fib for the nftabl
 def add(host_ports: HostPorts) -> None:
     """Creates the attachment's rules; replaces existing ones.
 
-    Raises CniError(11) for a port in use with `refuse_conflicts`, CniError(999) with a hint if the kernel lacks a
-    feature, UnavailableError.
+    Raises UnavailableError, CniError(11) for a port in use with `refuse_conflicts`, and CniError(999) with a hint if
+    the kernel lacks a feature.
     """
     with nft.open_socket() as socket:
         try:

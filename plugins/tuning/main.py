@@ -114,7 +114,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks whether ADD would succeed: configuration, the right to change links, dataDir. Raises CniError(50)."""
-    unserved = "tuning cannot be served: "
+    prefix = "tuning does not work on this node: "
     try:
         conf = tuning_conf.parse(args, net_conf)
         allowlist.require(conf.sysctls)
@@ -122,13 +122,13 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
             with Socket() as host:
                 link.probe_set(host)
     except CniError as error:
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, unserved + error.msg, error.details) from error
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, prefix + error.msg, error.details) from error
     if not conf.attributes:
         return  # a backup is then needed at most for a pod with a MAC of its conf, which STATUS does not know
     try:
         directories.check_writable(conf.data_dir)
     except OSError as error:
-        msg = f"{unserved}cannot create files in {conf.data_dir}: {reason(error.errno or 0)}"
+        msg = f"{prefix}cannot create files in {conf.data_dir}: {reason(error.errno or 0)}"
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, 'set "dataDir" to a writable directory') from error
 
 

@@ -206,7 +206,7 @@ def _add_unknown_network_key(root: JsonObject, name: str) -> None:
 def _add_wrong_type(json_object: JsonObject, path: str, node: Node, kinds: tuple[str, ...]) -> None:
     expected = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
     text = str(node.value) if isinstance(node.value, str | int | float) else ""
-    hint = "JSON types are not converted"
+    hint = f"write {expected}"
     if isinstance(node.value, str):
         if BOOLEAN in kinds and text.lower() in ("true", "false"):
             hint = f"write {text.lower()} without quotes"

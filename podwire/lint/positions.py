@@ -254,7 +254,7 @@ class _Reader:
             self._refuse("the file begins with a byte order mark", "save it as UTF-8 without one (BOM)")
         self._skip()
         if not self._peek():
-            self._refuse("the file is empty" if not self._text else "the file contains only blanks")
+            self._refuse("the file is empty" if not self._text else "the file contains only white space")
         if self._text.startswith(("---", "%YAML"), self._at):
             self._refuse("this is YAML, not JSON", "runtimes read JSON only")
 
@@ -291,7 +291,7 @@ class _Reader:
         if char == ",":
             self._refuse("there is one comma too many", "remove it")
         if char == "\u00a0":
-            self._refuse("there is a no-break space", "replace it by an ordinary blank")
+            self._refuse("there is a no-break space", "replace it by an ordinary space")
         self._refuse(f"{char!r} is here instead of {expected}")
 
     def _refuse_scalar(self, error: json.JSONDecodeError) -> NoReturn:

@@ -113,7 +113,9 @@ def require_names(container: str, ifname: str) -> None:
         )
     if not is_interface_name(ifname):
         raise UsageError(
-            Code.INVALID_ENVIRONMENT, f"not a valid interface name: {ifname}", "at most 15 characters, no / : or blank"
+            Code.INVALID_ENVIRONMENT,
+            f"not a valid interface name: {ifname}",
+            "at most 15 characters, no slash, colon or space",
         )
 
 

@@ -139,7 +139,7 @@ def assert_harmless(node, new_sandbox, attack):
         outcome.assert_silent()
     assert node.state() == before
     for plugin, outcome in node.run_all("CHECK", neighbour, neighbour_result).items():
-        assert outcome.status == (plugin == "loopback")  # no plugin has set it up
+        assert outcome.status == (plugin == "loopback")  # no plugin has configured it
     node.run_all("DEL", neighbour, neighbour_result)
 
 

@@ -116,7 +116,7 @@ def test_ifb_that_is_missing_or_down_is_reported(limited):
     net.host.ip("link", "set", ifb, "down")
     error = net.bandwidth("CHECK", pod, result).error()
     assert (error["code"], error["msg"]) == (999, f"Interface {ifb} is down")
-    assert error["details"] == f'set it up: ip link set "{ifb}" up'
+    assert error["details"] == f'bring it up: ip link set "{ifb}" up'
     net.host.ip("link", "set", ifb, "up")
     net.check(pod, result)
     net.host.ip("link", "delete", ifb)

@@ -144,7 +144,7 @@ def test_missing_kernel_module_is_reported(shaped, sandbox, modules, occupied):
         status = shaped.having(cniVersion="1.1.0").bandwidth("STATUS").error()
         failed = shaped.bandwidth("ADD", sandbox, before).error()
         assert state(shaped.host) == empty
-    assert (status["code"], status["msg"]) == (50, f"limits cannot be served: {MISSING[modules]}")
+    assert (status["code"], status["msg"]) == (50, f"limits do not work on this node: {MISSING[modules]}")
     assert failed["code"] == 999
     assert all(module in status["details"] for module in modules)
     assert any(module in failed["details"] for module in modules)

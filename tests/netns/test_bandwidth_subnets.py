@@ -262,6 +262,6 @@ def test_missing_htb_is_reported_only_with_subnets(limits):
         failed = limits.run("ADD", {**RATES, **UNSHAPED}).error()
         assert limits.state() == before
         limits.add()
-    assert (unavailable["code"], unavailable["msg"]) == (50, "limits cannot be served: the kernel has no htb")
+    assert (unavailable["code"], unavailable["msg"]) == (50, "limits do not work on this node: the kernel has no htb")
     assert failed["code"] == 999
     assert all("sch_htb" in error["details"] for error in (unavailable, failed))

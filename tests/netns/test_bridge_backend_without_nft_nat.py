@@ -23,7 +23,7 @@ def test_missing_nat_of_nftables_is_reported(network, sandbox):
     assert (state(net.host), state(sandbox), net.leases()) == (*before, {})
     status = net.run("STATUS").error()
     assert status["code"] == 50
-    assert '"ipMasq" cannot be served: nftables: ' in status["msg"]
+    assert '"ipMasq" does not work on this node: nftables: ' in status["msg"]
     net.delete(sandbox)
 
 

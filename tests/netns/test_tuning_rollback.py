@@ -80,7 +80,7 @@ def test_unusable_data_dir(full_tuning, sandbox, prev_result, tmp_path, where):
     assert error["msg"].startswith("failed to save file eth0.json: ")
     error = net.having(cniVersion="1.1.0").run("STATUS").error()
     assert error["code"] == 50
-    assert error["msg"].startswith(f"tuning cannot be served: cannot create files in {data_dir}: ")
+    assert error["msg"].startswith(f"tuning does not work on this node: cannot create files in {data_dir}: ")
     assert net.delete(sandbox) == ""
     plain = net.having(mtu=None, mac=None, promisc=None, allmulti=None, txQLen=None)
     plain.check(sandbox, plain.add(sandbox, prev_result))

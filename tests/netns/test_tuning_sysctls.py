@@ -168,7 +168,10 @@ def test_allow_list(tuning, sandbox, prev_result, tmp_path, text, allowed):
     assert net.add_error(sandbox, prev_result)["msg"] == REFUSED.format(SOMAXCONN, listed)
     net.check(sandbox, tuning.having(sysctl={SOMAXCONN: "77"}, mtu=1400).add(sandbox, prev_result))
     error = status.error()
-    assert (error["code"], error["msg"]) == (50, f"tuning cannot be served: {REFUSED.format(SOMAXCONN, listed)}")
+    assert (error["code"], error["msg"]) == (
+        50,
+        f"tuning does not work on this node: {REFUSED.format(SOMAXCONN, listed)}",
+    )
 
 
 def test_allow_list_matches_keys_as_written(tuning, sandbox, prev_result, tmp_path):

@@ -162,4 +162,4 @@ def test_status_of_an_invalid_configuration(tuning, keys):
     """STATUS fails with code 50 for a configuration that ADD would refuse."""
     error = tuning.having(cniVersion="1.1.0", **keys).run("STATUS").error()
     assert error["code"] == 50
-    assert error["msg"].startswith("tuning cannot be served: ")
+    assert error["msg"].startswith("tuning does not work on this node: ")

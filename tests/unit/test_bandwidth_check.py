@@ -101,7 +101,7 @@ def test_ifb_that_is_missing_or_down_is_reported():
     """Without an ifb the text is the reference's; an ifb that is down passes no packets."""
     missing = "get ifb device: Link not found", f"packets that the pod sends are not limited; {AGAIN}"
     assert egress(limits(ifbs=())) == missing
-    down = "Interface bwp012345678901 is down", 'set it up: ip link set "bwp012345678901" up'
+    down = "Interface bwp012345678901 is down", 'bring it up: ip link set "bwp012345678901" up'
     assert egress(limits(ifbs=(IFB._replace(flags=0),))) == down
 
 

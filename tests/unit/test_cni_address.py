@@ -31,7 +31,7 @@ def test_addresses_are_printed_in_canonical_form(text, printed):
     ["", "10.1.2", "10.1.2.03", "10.1.2.256", "10.1.2.3 ", "fe80::1%eth0", ":::", "1::2::3", "10.1.2.3/24", "٣.1.1.1"],
 )
 def test_invalid_addresses_are_refused(text):
-    """Leading zeros, zones, blanks and foreign digits are refused, as by Go."""
+    """Leading zeros, zones, spaces and foreign digits are refused, as by Go."""
     with pytest.raises(ValueError, match=r"."):
         parse_ip(text)
 

@@ -82,7 +82,7 @@ def test_last_spelling_of_a_key_is_last():
     ids=lambda text: repr(text[:16]),
 )
 def test_invalid_json_is_refused(text):
-    """Anything but one JSON value, with blanks around it, is a ValueError with a reason."""
+    """Anything but one JSON value, with white space around it, is a ValueError with a reason."""
     with pytest.raises(ValueError, match=r"."):
         gojson.loads(text)
 
@@ -139,7 +139,7 @@ def test_printed_text_is_parsed_to_the_same(value, indent):
 
 
 def test_json_is_printed_as_by_go():
-    """Markup characters and line separators are escaped, other text is unchanged; the indentation is four blanks."""
+    """Markup characters and line separators are escaped, other text is unchanged; the indentation is four spaces."""
     assert gojson.dumps({"a": "<b>&é\u2028"}) == '{"a":"\\u003cb\\u003e\\u0026é\\u2028"}'
     assert gojson.dumps({"a": [1], "b": {}}, indent=4) == '{\n    "a": [\n        1\n    ],\n    "b": {}\n}'
 

@@ -103,7 +103,7 @@ def test_missing_verbs_succeed(verb):
 
 
 def test_result_is_indented_json_in_the_configurations_version():
-    """The result is indented by four blanks, in the shape of the configured version, 0.1.0 without one."""
+    """The result is indented by four spaces, in the shape of the configured version, 0.1.0 without one."""
     assert run("ADD", CONFIG | {"cniVersion": "1.0.0"})[1].startswith(
         b'{\n    "cniVersion": "1.0.0",\n    "interfaces": [\n'
     )

@@ -66,7 +66,7 @@ def test_similar_key_is_suggested(misspelt, expected, tmp_path):
     [
         ("ipMasq", "True", "write true without quotes"),
         ("vlan", "12", "write 12 without quotes"),
-        ("vlan", "x", "JSON types are not converted"),
+        ("vlan", "x", "write an integer"),
         ("vlanTrunk", "1", "write it in brackets: [...]"),
         ("bridge", 5, "write it in double quotes"),
         ("disableCheck", True, 'move it beside "plugins"'),

@@ -99,7 +99,7 @@ def test_nesting_is_unlimited():
     ("text", "position", "problem", "hint"),
     [
         ("", (1, 1), "the file is empty", ""),
-        (" \n", (2, 1), "the file contains only blanks", ""),
+        (" \n", (2, 1), "the file contains only white space", ""),
         ("\ufeff{}", (1, 1), "byte order mark", "UTF-8 without"),
         ("---\nname: a\n", (1, 1), "YAML", "JSON only"),
         ('{\n  "a": 1,\n}', (2, 9), 'comma before "}"', "remove the comma"),
