@@ -82,12 +82,12 @@ def is_shadowed(foreign: ForeignRule, mapping: PortMapping) -> bool:
 def shadowed_error(mapping: PortMapping, foreign: ForeignRule) -> ShadowedError:
     """Returns the error for a mapping whose rule comes after the foreign rule."""
     if foreign.container_id:
-        msg = f"is forwarded to {_describe_owner(foreign)}, whose rule comes first"
+        msg = f"host port {mapping} is forwarded to {_describe_owner(foreign)}, whose rule comes first"
         fix = "the first container keeps the port: remove one of the two containers; GC deletes stale rules"
     else:
-        msg = "is used by an earlier rule that names no container"
+        msg = f"host port {mapping} is used by an earlier rule that names no container"
         fix = 'use another "hostPort", or delete that rule if no program needs it'
-    return ShadowedError(Code.INTERNAL, f"host port {mapping} {msg}", fix)
+    return ShadowedError(Code.INTERNAL, msg, fix)
 
 
 def _conflict_error(mapping: PortMapping, foreign: ForeignRule) -> CniError:
