@@ -55,7 +55,10 @@ def gateway_and_prefix(ip: IPConfig) -> tuple[Address, int] | None:
 
 
 def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:
-    """Returns the gateway for an address to which IPAM assigns none: the subnet's first; None without "isGateway"."""
+    """Returns the gateway for an address to which IPAM assigns none: the subnet's first address.
+
+    Returns None without "isGateway".
+    """
     if not conf.is_gateway:
         return None
     try:
@@ -72,8 +75,7 @@ def _with_default_route(routes: tuple[Route, ...], default: Route) -> tuple[Rout
 
     An otherwise equal route without a gateway is replaced: the kernel would refuse the second one as a duplicate.
     """
-    same = [route for route in routes if route.dst == default.dst]
-    if any(route.gw for route in same):
+    if any(route.gw for route in routes if route.dst == default.dst):
         return routes
     without_gateway = replace(default, gw=None)
     if without_gateway in routes:

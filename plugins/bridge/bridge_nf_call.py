@@ -1,10 +1,11 @@
-"""The kernel setting that sends frames between two ports of a bridge through iptables (module br_netfilter).
+"""bridge-nf-call-iptables: the kernel setting that sends frames between a bridge's ports through iptables.
 
 kube-proxy needs it when a pod calls a service, and the pod that answers is on the same bridge. The answer goes directly
 from port to port. If iptables does not process it, it arrives with the address of the pod instead of the service's,
 and the caller drops it.
 
-The setting applies to the whole host (before Linux 5.3 to all network namespaces), so it is never rolled back.
+The setting exists while the module br_netfilter is loaded. It applies to the whole host (before Linux 5.3 to all
+network namespaces), so it is never rolled back.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from kernel.netfilter import nft
 from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
-_LOAD_MODULE = "load the module on the node: modprobe br_netfilter"
-_KUBE_PROXY = (  # chains that kube-proxy creates in iptables mode with iptables-nft, and in nftables mode
+_LOAD_MODULE_HINT = "load the module on the node: modprobe br_netfilter"
+_KUBE_PROXY_CHAINS = (  # chains that kube-proxy creates in iptables mode with iptables-nft, and in nftables mode
     nft.Chain(nft.Table(nft.IPV4, "nat"), "KUBE-SERVICES"),
     nft.Chain(nft.Table(nft.IPV4, "kube-proxy"), "services"),
 )
@@ -32,7 +33,7 @@ def ensure(conf: BridgeConf) -> None:
     Sets it for IPv4 and IPv6, whichever the pod has, since kube-proxy serves both. Raises CniError(999) on failure.
     """
     if conf.bridge_netfilter is None:
-        _warn(conf)
+        _warn_if_bypassed(conf)
         return
     for name in _wrong_settings(conf):
         sysctl.ensure_or_fail(name, _value(conf), "set whether bridged frames pass iptables")
@@ -66,7 +67,7 @@ def _wrong_settings(conf: BridgeConf) -> list[str]:
             if conf.bridge_netfilter and name == _IPV4:
                 raise internal(
                     f'"bridgeNetfilter" is not available: {error.filename} is missing',
-                    f"{_LOAD_MODULE}; at boot: a file in /etc/modules-load.d",
+                    f"{_LOAD_MODULE_HINT}; at boot: a file in /etc/modules-load.d",
                 ) from error
     return names
 
@@ -80,7 +81,7 @@ def _value(conf: BridgeConf) -> str:
     return "1" if conf.bridge_netfilter else "0"
 
 
-def _warn(conf: BridgeConf) -> None:
+def _warn_if_bypassed(conf: BridgeConf) -> None:
     """Warns on stderr when bridged frames bypass iptables although kube-proxy uses it on this host.
 
     Reads one file if the setting is on; otherwise it also looks up kube-proxy's chains by netlink. Chains of
@@ -94,12 +95,12 @@ def _warn(conf: BridgeConf) -> None:
         # The look-up would load nf_tables on a host that does not use it; such a host has no chains of kube-proxy.
         if not (conf.masquerade or os.path.isdir("/sys/module/nf_tables")):
             return
-        hint = f"{_LOAD_MODULE}; then {hint}"
+        hint = f"{_LOAD_MODULE_HINT}; then {hint}"
     except OSError:
         return
     try:
         with nft.open_socket() as socket:
-            is_used = any(nft.get_chains(socket, *_KUBE_PROXY))
+            is_used = any(nft.get_chains(socket, *_KUBE_PROXY_CHAINS))
     except KernelError:
         return  # unknown: no warning
     if is_used:

@@ -97,7 +97,7 @@ def _check_container_veth(listed: Interface, conf: BridgeConf, sandbox: Sandbox,
 
 
 def _check_host_veth(host_veth: Link | None, bridge: Link, prev_result: Result) -> Link:
-    """Checks that the host veth is a port of the bridge, up, as prevResult lists it; returns it.
+    """Checks that the host veth is up, a port of the bridge, and as prevResult lists it; returns it.
 
     Raises CniError(999).
     """

@@ -162,22 +162,22 @@ def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
     """Returns the IDs of all elements, unique and sorted; an element has "id", both "minID" and "maxID", or all."""
     ids: set[int] = set()
     for item in items:
-        least, most, single = item.integer("minID"), item.integer("maxID"), item.integer("id")
-        if least is not None and most is not None:
-            _check_trunk_id(item, "minID", least)
-            _check_trunk_id(item, "maxID", most)
-            if most < least:
+        min_id, max_id, single_id = item.integer("minID"), item.integer("maxID"), item.integer("id")
+        if min_id is not None and max_id is not None:
+            _check_trunk_id(item, "minID", min_id)
+            _check_trunk_id(item, "maxID", max_id)
+            if max_id < min_id:
                 raise _wrong_vlan(
-                    "minID is greater than maxID in trunk parameter", f'"{item.path("minID")}" is {least}'
+                    "minID is greater than maxID in trunk parameter", f'"{item.path("minID")}" is {min_id}'
                 )
-            ids.update(range(least, most + 1))
-        elif least is not None or most is not None:
-            missing = "maxID" if most is None else "minID"
-            text = f"minID and maxID should be configured simultaneously, {missing} is missing"
-            raise _wrong_vlan(text, f'set "{item.path(missing)}"')
-        if single is not None:
-            _check_trunk_id(item, "id", single)
-            ids.add(single)
+            ids.update(range(min_id, max_id + 1))
+        elif min_id is not None or max_id is not None:
+            missing = "maxID" if max_id is None else "minID"
+            msg = f"minID and maxID should be configured simultaneously, {missing} is missing"
+            raise _wrong_vlan(msg, f'set "{item.path(missing)}"')
+        if single_id is not None:
+            _check_trunk_id(item, "id", single_id)
+            ids.add(single_id)
     return tuple(sorted(ids))
 
 

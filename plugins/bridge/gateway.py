@@ -29,7 +29,7 @@ from plugins.bridge.vlan import check_vlans, get_filtering, port_requests
 from process.undo import Undo
 
 _TRIES = 5  # a retry is needed only if another ADD rolls back after this one has looked up the interface
-_ADD_CREATES_IT = "the next ADD in this network creates it again"
+_NEXT_ADD_HINT = "the next ADD in this network creates it again"
 
 
 def gateway_name(conf: BridgeConf) -> str:
@@ -157,10 +157,10 @@ def _repair_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeCon
         requests += [link.set_request(port, up=False), link.set_request(port, master=bridge.index)]
         requests.append(link.set_request(bridge, mac=bridge.mac_bytes))
     if existing != desired:
-        access = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
+        port_vlans = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
         superfluous = existing.keys() - desired.keys()
         requests += [vlan.remove_request(port, superfluous)] if superfluous else []
-        requests += port_requests(port, access, get_filtering(host, bridge, access))
+        requests += port_requests(port, port_vlans, get_filtering(host, bridge, port_vlans))
     if member is None or not member.is_up:
         requests.append(link.set_request(port, up=True))
     host.change(*requests)
@@ -207,15 +207,15 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
         port, gateway_link = link.get(host, *(link.by_name_request(end.name) for end in ends))
         if port is None or gateway_link is None:
             raise _deleted_error(port_end.name)
-        access = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
+        port_vlans = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
         # A bridge uses the lowest MAC address of its ports until one is set: keep the present one.
         keep_mac = link.set_request(bridge, mac=bridge.mac_bytes)
-        access_requests = port_requests(port, access, get_filtering(host, bridge, access))
-        host.change(*access_requests, keep_mac, link.set_request(gateway_link, up=True, name=name))
+        vlan_requests = port_requests(port, port_vlans, get_filtering(host, bridge, port_vlans))
+        host.change(*vlan_requests, keep_mac, link.set_request(gateway_link, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:
-            reason = veth.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
-            raise reason.prefixed(f'failed to create "{name}": ') from error
+            failure = veth.full_bridge_error(bridge) if error.errno == errno.EXFULL else error
+            raise failure.prefixed(f'failed to create "{name}": ') from error
         _delete_unused(host, bridge, host_veth, conf, ends)
     created = _reuse(host, bridge, conf)
     if created is None:
@@ -260,7 +260,7 @@ def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
         raise internal(f'prevResult has no interface "{name}" on the host', OTHER_ATTACHMENT_HINT)
     (existing,) = link.get(host, link.by_name_request(name))
     if existing is None:
-        raise internal(f"Interface name {name} not found", _ADD_CREATES_IT)
+        raise internal(f"Interface name {name} not found", _NEXT_ADD_HINT)
     if listed.mac and existing.mac != listed.mac:
         details = f'it is {existing.mac}; set it back: ip link set "{name}" address {listed.mac}'
         raise internal(f"Interface {name} Mac doesn't match: {listed.mac}", details)
@@ -274,7 +274,7 @@ def _check_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeConf
     name = gateway_link.name
     (port,) = link.get(host, link.by_index_request(gateway_link.iflink))
     if port is None:
-        raise internal(f"Interface {name} has no other end", _ADD_CREATES_IT)
+        raise internal(f"Interface {name} has no other end", _NEXT_ADD_HINT)
     member = vlan.get_member(host, bridge, port.index)
     if member is None:
         details = f'set it: ip link set "{port.name}" master "{bridge.name}"'

@@ -76,7 +76,7 @@ def add_rules(network: str, container_id: str, ifname: str, host_ifname: str, ma
 def remove_rules(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:
     """Deletes the attachment's rules and chains, even if the reference plugin created them; raises KernelError.
 
-    Missing rules and chains are success.
+    Missing rules and chains are no error.
     """
     _remove(socket, partial(_read_names_and_jumps, socket, network, container_id, ifname))
 

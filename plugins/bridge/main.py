@@ -68,8 +68,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             if conf.is_gateway:  # last: other attachments share the bridge, so an earlier failure must not change it
                 gateway_link = add_gateways(host, bridge, host_veth, conf, result, undo)
                 if gateway_link is not bridge:
-                    listed = veth.result_interface(net_conf, gateway_link)
-                    result = replace(result, interfaces=(*result.interfaces, listed))
+                    gateway_interface = veth.result_interface(net_conf, gateway_link)
+                    result = replace(result, interfaces=(*result.interfaces, gateway_interface))
             bridge_nf_call.ensure(conf)
             mtu.ensure_bridge_mtu(host, bridge, bridge_mtu)
             if conf.ipam_type:
@@ -162,7 +162,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     with Socket() as host:
         bridge = bridge_device.get(host, conf.bridge)
         if bridge is not None:
-            vlan.get_filtering(host, bridge, conf.vlans)  # raises if the bridge cannot filter by the configured VLANs
+            vlan.get_filtering(host, bridge, conf.vlans)  # raises if VLANs are configured but do not work
             veth.refuse_full_bridge(host, bridge)
             gateway_link = get_gateway_link(host, bridge, conf)
             if conf.is_gateway and gateway_link and not conf.force_address:
