@@ -16,7 +16,7 @@ CHANGES = {
     "another VLAN": ["bridge vlan add dev {port} vid 7"],
     "a port again": ["ip link set {port} nomaster", "ip link set {port} master cni0"],
 }
-BY_HAND = "link add link {lower} name cni0.100 type vlan id {vid}"
+BY_HAND = "link add link {parent} name cni0.100 type vlan id {vid}"
 REFUSED = {
     "the bridge not in the VLAN": (("cni0", 100), 'bridge vlan add dev "cni0" vid 100 self'),
     "another VLAN": (("cni0", 200), 'ip link delete "cni0.100"'),
@@ -81,7 +81,7 @@ def test_8021q_interface_is_checked(network, sandbox, bridged):
     """CHECK reports a bridge that no longer passes the VLAN to its 802.1Q interface."""
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
     bridged.run("bridge", "vlan", "add", "dev", "cni0", "vid", "100", "self")
-    bridged.ip(*BY_HAND.format(lower="cni0", vid=100).split())
+    bridged.ip(*BY_HAND.format(parent="cni0", vid=100).split())
     net = network.having(vlan=100)
     result = net.add(sandbox)
     net.check(sandbox, result)
