@@ -26,7 +26,7 @@ RTNLGRP_LINK = 1
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
-# A flag, and the words in a description if it is cleared and if it is set.
+# Flag, word if it is cleared, word if it is set; the words are for the description of a request.
 _UP, _PROMISC = (IFF_UP, "down", "up"), (IFF_PROMISC, "not promiscuous", "promiscuous")
 _ALLMULTI = (IFF_ALLMULTI, "not all-multicast", "all-multicast")
 _ARP_NOTIFY = (
@@ -131,7 +131,7 @@ def get_local_peer(socket: Socket, veth: Link, namespace: Netns) -> Link | None:
 
 
 def local_peer_requests(veth: Link, namespace: Netns) -> list[Request]:
-    """Returns the requests of get_local_peer(), [] for a link without a peer, to send them together with others."""
+    """Returns the requests of get_local_peer(), for a batch with others; [] for a link without a peer."""
     if veth.kind != "veth" or not veth.iflink:
         return []
     descriptor: Attributes = [("NETNSA_FD", namespace.fileno())]

@@ -39,7 +39,7 @@ PROMISES: dict[str, Promise] = {
         "64 processes run ADD, DEL, CHECK and GC at random on 200 containers, some are killed, for each backend and "
         "mixed with the reference plugins; the node is compared with one on which the running containers were "
         "attached sequentially; a second test does the same with host-local alone",
-        "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} asked to retry",
+        "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} returned code 11 (try again)",
     ),
     "model": Promise(
         "Each verb changes only its own objects, also when two networks have containers of the same names.",
@@ -47,7 +47,7 @@ PROMISES: dict[str, Promise] = {
         "{verbs:,} verbs",
     ),
     "fuzz": Promise(
-        "Any stdin, environment, files and kernel answers lead to a result or to an error object.",
+        "Whatever stdin, environment, files and the kernel contain, a plugin returns a result or an error object.",
         "plugins get randomly changed inputs, in private namespaces; a failed ADD leaves nothing behind",
         "{inputs:,} inputs",
     ),
@@ -58,7 +58,7 @@ PROMISES: dict[str, Promise] = {
         "{faults:,} faults",
     ),
     "crash": Promise(
-        "After a killed verb, the next DEL, or GC alone, restores the state before; the next ADD succeeds.",
+        "After a killed verb, the next DEL, or GC alone, restores the state from before it; the next ADD succeeds.",
         "each verb of a full list, with both backends, gets SIGKILL right before and right after each system call that "
         "changes something, in the plugin and in its children; in other runs it gets SIGTERM, and rolls back",
         "{kills:,} kills, {terms} terminations",

@@ -20,7 +20,8 @@ _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0")
 def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Result:
     """Returns the IPAM result with its addresses assigned to `interface`, and with gateways and default routes.
 
-    `interface` is an index into the result's interfaces. Raises CniError(7) for addresses that do not fit the network.
+    `interface` is an index into the result's interfaces. Raises CniError(7) for an
+    MTU that is too small for the addresses, and for a subnet without a usable gateway.
     """
     hint = '; "auto" is the lowest MTU of the host\'s interfaces: set a number instead' if conf.mtu_auto else ""
     refuse_small_mtu(conf.mtu, ipam_result.ips, hint)

@@ -126,13 +126,15 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
 
 
 def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Iterable[Iterable[Cidr]]) -> None:
-    """Raises CniError(7) if all gateways of any range set conflict with addresses of `gateway_link`.
+    """Raises CniError(7) if there is a range set whose gateways all conflict with addresses of `gateway_link`.
 
     Invalid ranges are ignored: the IPAM plugin's STATUS reports them. Raises KernelError.
     """
     existing = [item.address for item in address.list_on_link(host, gateway_link)]
     try:
-        conflict = next(filter(None, (_first_conflict(gateways, existing) for gateways in gateways_by_range_set)), None)
+        conflict = next(
+            filter(None, (_conflict_of_all(gateways, existing) for gateways in gateways_by_range_set)), None
+        )
     except CniError:
         return
     if conflict:
@@ -178,8 +180,9 @@ def _conflict_error(
 ) -> CniError:
     """Returns the error for `other_cidr`, an existing address of `gateway_link` that conflicts with `gateway_cidr`.
 
-    The fix depends on whether other attachments use the bridge, that is, whether it has more than `attachment_ports`
-    ports, the number of this attachment's. The gateway interface of a VLAN always counts as used.
+    The fix depends on whether other attachments use the bridge, that is, whether it has more ports than
+    `attachment_ports`: 1 in ADD, whose port is attached already, 0 in STATUS. The gateway interface of a VLAN always
+    counts as used.
     """
     name, is_bridge = gateway_link.name, gateway_link.kind == "bridge"
     ports = link.count_ports(host, gateway_link.index) - attachment_ports
@@ -195,8 +198,8 @@ def _conflict_error(
     return invalid_conf(msg, details)
 
 
-def _first_conflict(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Cidr, Cidr] | None:
-    """Returns the first gateway and an address that conflicts with it; None if any gateway has no conflict."""
+def _conflict_of_all(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Cidr, Cidr] | None:
+    """Returns the first gateway and an address that conflicts with it, if all gateways conflict; else None."""
     first = None
     for gateway_cidr in gateways:
         conflicting = _list_conflicting(gateway_cidr, existing)

@@ -57,7 +57,7 @@ def refuse_unavailable(conf: BridgeConf) -> None:
 
 
 def _wrong_settings(conf: BridgeConf) -> list[str]:
-    """Returns the settings without the configured value; raises CniError(999) when the kernel module is missing."""
+    """Returns the settings whose value is not the configured one; raises CniError(999) without br_netfilter."""
     names = []
     for name in (_IPV4, _IPV6) if conf.bridge_netfilter is not None else ():
         try:
@@ -92,7 +92,8 @@ def _warn_if_bypassed(conf: BridgeConf) -> None:
         if sysctl.get(_IPV4) != "0":
             return
     except FileNotFoundError:
-        # The look-up would load nf_tables on a host that does not use it; such a host has no chains of kube-proxy.
+        # The look-up would load nf_tables on a host that does not use it; such a host has no chains of kube-proxy. With
+        # masquerading this ADD uses the packet filter anyway.
         if not (conf.masquerade or os.path.isdir("/sys/module/nf_tables")):
             return
         hint = f"{_LOAD_MODULE_HINT}; then {hint}"

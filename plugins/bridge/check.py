@@ -44,7 +44,7 @@ def check_attachment(
     if conf.mac_spoof_check:
         mac_spoof.check(network, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes)
     if conf.is_gateway:
-        _check_gateways(prev_result, gateway_link, host)
+        _check_gateway_addresses(prev_result, gateway_link, host)
     bridge_nf_call.check(conf)
 
 
@@ -129,7 +129,7 @@ def _check_port(conf: BridgeConf, host_veth: Link, host: Socket) -> None:
         )
 
 
-def _check_gateways(prev_result: Result, gateway_link: Link, host: Socket) -> None:
+def _check_gateway_addresses(prev_result: Result, gateway_link: Link, host: Socket) -> None:
     existing = address.keys(address.list_on_link(host, gateway_link))
     for ip in prev_result.ips:
         gateway, prefix_length = gateway_and_prefix(ip) or (None, 0)

@@ -1,7 +1,8 @@
 """The gateway interface of a VLAN, `<bridge>.<vlan>`: created, reused or repaired.
 
 podwire's gateway interface is one end of a veth with both ends on the host; the other end is a port of the bridge in
-the VLAN. It gets this name only once the port is in the VLAN, so an interface with this name is ready for use. ADD
+the VLAN. The gateway interface gets its name only once the port is in the
+VLAN, so an interface with this name is ready for use. ADD
 repairs such a veth. An administrator may have created another kind of interface: ADD checks an 802.1Q interface and
 reports what is wrong, and uses other kinds unchanged.
 """
@@ -25,7 +26,7 @@ from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED
 from plugins.bridge import bridge_device, mtu
 from plugins.bridge.conf import BridgeConf, PortVlans
-from plugins.bridge.vlan import check_vlans, get_filtering, port_requests
+from plugins.bridge.vlan import check_vlans, get_required_filtering, port_requests
 from process.undo import Undo
 
 _TRIES = 5  # a retry is needed only if another ADD rolls back after this one has looked up the interface
@@ -59,7 +60,7 @@ def get_gateway_link(host: Socket, bridge: Link, conf: BridgeConf) -> Link | Non
     return existing
 
 
-def add_gateways(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, result: Result, undo: Undo) -> Link:
+def ensure_gateways(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, result: Result, undo: Undo) -> Link:
     """Adds the gateway addresses to the bridge, or in a VLAN to the gateway interface; returns that link.
 
     A missing gateway interface is created. Another ADD that created it may roll back and delete it after this ADD has
@@ -151,7 +152,7 @@ def _repair_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeCon
         return
     (port,) = link.get(host, link.by_index_request(gateway_link.iflink))
     if port is None:
-        return  # a veth is deleted with its peer, so adding the gateway address fails, and add_gateways() retries
+        return  # a veth is deleted with its peer, so adding the gateway address fails, and ensure_gateways() retries
     requests: list[Request] = []
     if member is None:  # the port stays down until it is in its VLAN; the bridge keeps its MAC address
         requests += [link.set_request(port, up=False), link.set_request(port, master=bridge.index)]
@@ -160,7 +161,7 @@ def _repair_port(host: Socket, bridge: Link, gateway_link: Link, conf: BridgeCon
         port_vlans = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
         superfluous = existing.keys() - desired.keys()
         requests += [vlan.remove_request(port, superfluous)] if superfluous else []
-        requests += port_requests(port, port_vlans, get_filtering(host, bridge, port_vlans))
+        requests += port_requests(port, port_vlans, get_required_filtering(host, bridge, port_vlans))
     if member is None or not member.is_up:
         requests.append(link.set_request(port, up=True))
     host.change(*requests)
@@ -210,7 +211,7 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
         port_vlans = PortVlans(conf.vlans.access, None, conf.vlans.keep_default)
         # A bridge uses the lowest MAC address of its ports until one is set: keep the present one.
         keep_mac = link.set_request(bridge, mac=bridge.mac_bytes)
-        vlan_requests = port_requests(port, port_vlans, get_filtering(host, bridge, port_vlans))
+        vlan_requests = port_requests(port, port_vlans, get_required_filtering(host, bridge, port_vlans))
         host.change(*vlan_requests, keep_mac, link.set_request(gateway_link, up=True, name=name))
     except KernelError as error:
         if error.errno != errno.EEXIST:

@@ -118,7 +118,9 @@ def get_problem() -> str:
             nft.dry_run(socket, nft.table_request(_TABLE), nft.chain_request(_PREROUTING))
     except KernelError as error:
         if error.errno == errno.EEXIST:
-            return f"chain {_PREROUTING} exists with other properties: nft list table bridge {_TABLE.name} ({error})"
+            return (
+                f"chain {_PREROUTING} exists with other properties, see: nft list table bridge {_TABLE.name} ({error})"
+            )
         return f"this kernel has no nftables for bridges: {error}"
     return ""
 
@@ -168,7 +170,9 @@ def _read_names_and_jumps(socket: NftSocket, network: str, container_id: str, if
     already use them; then the names are those with the network's hash.
     """
     reference_names, hashed_names = _both_names(network, container_id, ifname)
-    rules = nft.list_rules(socket, _PREROUTING, reference_names.comment)  # also a prefix of the hashed comment
+    rules = nft.list_rules(
+        socket, _PREROUTING, reference_names.comment
+    )  # and those with the hashed comment, of which this is a prefix
     is_used = any(
         rule.comment == reference_names.comment and _network_hash(rule) not in (b"", _hash(network)) for rule in rules
     )

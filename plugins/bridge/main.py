@@ -28,7 +28,7 @@ from plugins.bridge import addresses, bridge_device, bridge_nf_call, mac_spoof, 
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
-from plugins.bridge.gateway import add_gateways, get_gateway_link, refuse_long_name
+from plugins.bridge.gateway import ensure_gateways, get_gateway_link, refuse_long_name
 from plugins.bridge.repair import repair
 from process import record
 from process.undo import Undo
@@ -51,7 +51,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         conf = mtu.resolve_auto(host, conf)
         attached = _attach(host, namespace, args.ifname, conf, undo)
         bridge, host_veth = attached.bridge, attached.host_veth
-        bridge_mtu = mtu.get_bridge_mtu(host, bridge, conf)
+        bridge_mtu = mtu.choose_bridge_mtu(host, bridge, conf)
         ipam_result = _allocate_addresses(args, net_conf, conf, undo)
         vlan.ensure_filtering(host, bridge, attached.filtering)  # no frame has passed: the container veth is still down
         with Sandbox(namespace, args.ifname) as sandbox:
@@ -66,7 +66,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             if conf.masquerade:
                 conf.masquerade.add(args, net_conf, result, sandbox, undo)
             if conf.is_gateway:  # last: other attachments share the bridge, so an earlier failure must not change it
-                gateway_link = add_gateways(host, bridge, host_veth, conf, result, undo)
+                gateway_link = ensure_gateways(host, bridge, host_veth, conf, result, undo)
                 if gateway_link is not bridge:
                     gateway_interface = veth.result_interface(net_conf, gateway_link)
                     result = replace(result, interfaces=(*result.interfaces, gateway_interface))
@@ -87,7 +87,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     with Socket() as host:
         other_interface_ips = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(
-        *masquerade_options.removal_steps(args, net_conf, other_interface_ips, _remove_mac_spoof_check(args, net_conf)),
+        *masquerade_options.removal_steps(args, net_conf, other_interface_ips, _mac_spoof_removal_step(args, net_conf)),
         partial(delegate.run_ipam, args, net_conf),
     )
 
@@ -137,8 +137,8 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
-    """Removes the attachment's rules."""
-    masquerade_options.remove_rules(args, net_conf, _remove_mac_spoof_check(args, net_conf))
+    """Removes the attachment's rules, for `podwire repair`; interface and addresses stay (skel.Plugin)."""
+    masquerade_options.remove_rules(args, net_conf, _mac_spoof_removal_step(args, net_conf))
 
 
 PLUGIN = Plugin(
@@ -162,7 +162,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     with Socket() as host:
         bridge = bridge_device.get(host, conf.bridge)
         if bridge is not None:
-            vlan.get_filtering(host, bridge, conf.vlans)  # raises if VLANs are configured but do not work
+            vlan.get_required_filtering(host, bridge, conf.vlans)  # raises if VLANs are configured but do not work
             veth.refuse_full_bridge(host, bridge)
             gateway_link = get_gateway_link(host, bridge, conf)
             if conf.is_gateway and gateway_link and not conf.force_address:
@@ -217,11 +217,11 @@ def _result(args: CmdArgs, net_conf: NetConf, ipam_result: Result, links: tuple[
 
 
 def _add_mac_spoof_check(args: CmdArgs, net_conf: NetConf, host_veth: Link, container_veth: Link, undo: Undo) -> None:
-    undo.push("remove the MAC spoof check", partial(nft.run_steps, [_remove_mac_spoof_check(args, net_conf)]))
+    undo.push("remove the MAC spoof check", partial(nft.run_steps, [_mac_spoof_removal_step(args, net_conf)]))
     mac_spoof.add_rules(net_conf.name, args.container_id, args.ifname, host_veth.name, container_veth.mac_bytes)
 
 
-def _remove_mac_spoof_check(args: CmdArgs, net_conf: NetConf) -> Callable[[nft.NftSocket], None]:
+def _mac_spoof_removal_step(args: CmdArgs, net_conf: NetConf) -> Callable[[nft.NftSocket], None]:
     """Returns the step that removes the attachment's MAC spoof check."""
     return lambda socket: mac_spoof.remove_rules(socket, net_conf.name, args.container_id, args.ifname)
 

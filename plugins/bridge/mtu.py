@@ -27,7 +27,7 @@ def resolve_auto(host: Socket, conf: BridgeConf) -> BridgeConf:
     return replace(conf, mtu=_auto_mtu(link.list_all(host))) if conf.mtu_auto else conf
 
 
-def get_bridge_mtu(host: Socket, bridge: Link, conf: BridgeConf) -> int:
+def choose_bridge_mtu(host: Socket, bridge: Link, conf: BridgeConf) -> int:
     """Returns the MTU that the bridge should have with this attachment's port: the lowest MTU of its ports.
 
     If the bridge's MTU is higher, packets from the host that are too large for a port are dropped without notice. If it
@@ -91,8 +91,8 @@ def check(conf: BridgeConf, prev_result: Result, gateway_link: Link, host_veth: 
 def _auto_mtu(links: list[Link]) -> int:
     """Returns the lowest MTU of the host's uplinks that are up, as kubenet does.
 
-    Unlike kubenet, it ignores bridges, veth ports of bridges, and veths with both ends on the host: podwire derives
-    their MTU from this one, so a low value would never rise again.
+    Unlike kubenet, it ignores bridges, veth ports of bridges, and veths with both ends on the host: they have the
+    MTU of an earlier "auto", so a low value would never rise again.
     """
     bridges = {item.index for item in links if item.kind == "bridge"}
     lowest = min((item.mtu for item in links if _is_uplink(item, bridges)), default=0)

@@ -48,7 +48,7 @@ def create(host: Socket, namespace: Netns, ifname: str, bridge: Link, conf: Brid
     Raises KernelError, BridgeDeletedError, and CniError(999) when the container already has an interface `ifname`.
     """
     try:
-        filtering = vlan.get_filtering(host, bridge, conf.vlans)
+        filtering = vlan.get_required_filtering(host, bridge, conf.vlans)
         created = veth.create(host, namespace, ifname, undo, mac=conf.mac, mtu=conf.mtu, master=bridge)
     except CniError as error:
         if link.get(host, link.by_index_request(bridge.index)) == [None]:

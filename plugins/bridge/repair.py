@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from attachment import forwarding
+from attachment.prev_result import RECREATE_HINT
 from attachment.repair import repair_if_missing
 from cni.address import parse_mac
 from cni.args import CmdArgs
@@ -21,7 +22,7 @@ from kernel.rtnl import Socket
 from plugins.bridge import bridge_nf_call, mac_spoof
 from plugins.bridge.conf import BridgeConf
 
-_RECREATE_HINT = (
+_INCOMPLETE_RESULT_HINT = (
     "another plugin or an old CNI version wrote the cached result: remove the container and create it again"
 )
 
@@ -56,7 +57,9 @@ def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple
     container_veth = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
     if container_veth is None or not container_veth.mac:
         raise CniError(
-            Code.INTERNAL, f'the result of ADD does not list the MAC address of "{args.ifname}"', _RECREATE_HINT
+            Code.INTERNAL,
+            f'the result of ADD does not list the MAC address of "{args.ifname}"',
+            _INCOMPLETE_RESULT_HINT,
         )
     with Socket() as host:
         for item in prev_result.interfaces:
@@ -65,5 +68,5 @@ def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple
                 if existing and existing.kind == "veth" and existing.mac == item.mac and existing.master:
                     return item, container_veth
     raise CniError(
-        Code.INTERNAL, "the host veth that the result of ADD lists does not exist on this host", _RECREATE_HINT
+        Code.INTERNAL, "the host veth that the result of ADD lists does not exist on this host", RECREATE_HINT
     )

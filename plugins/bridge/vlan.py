@@ -17,7 +17,7 @@ from plugins.bridge.conf import BridgeConf, PortVlans
 _NATIVE = 1  # the VLAN for untagged frames of a trunk port without "vlan", as with the reference plugin
 
 
-def get_filtering(host: Socket, bridge: Link, vlans: PortVlans) -> Filtering | None:
+def get_required_filtering(host: Socket, bridge: Link, vlans: PortVlans) -> Filtering | None:
     """Returns the bridge's VLAN filtering state, None when no VLANs are configured.
 
     Raises KernelError, NoFilteringError, and CniError(7) when filtering cannot be enabled without cutting off ports.

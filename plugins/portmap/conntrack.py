@@ -31,7 +31,7 @@ def delete_flows(host_ports: HostPorts) -> None:
         return
     try:
         with nft.open_socket() as socket:
-            delete_flows_over(socket, host_ports)
+            delete_flows_with_socket(socket, host_ports)
     except KernelError as error:
         _warn(error)
 
@@ -45,12 +45,12 @@ def delete_stray_flows(host_ports: HostPorts) -> None:
         return
     try:
         with nft.open_socket() as socket:
-            delete_flows_over(socket, host_ports, only_stray=True)
+            delete_flows_with_socket(socket, host_ports, only_stray=True)
     except KernelError as error:
         _warn(error)
 
 
-def delete_flows_over(socket: NftSocket, host_ports: HostPorts, *, only_stray: bool = False) -> None:
+def delete_flows_with_socket(socket: NftSocket, host_ports: HostPorts, *, only_stray: bool = False) -> None:
     """Deletes the flows, with the socket that deleted the rules: closing a second socket would wait for the kernel."""
     try:
         # DEL may not know the pod's addresses: then it deletes the flows of both IP versions.

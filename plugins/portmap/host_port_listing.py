@@ -31,8 +31,8 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
         for chain in rules.attachment_chains(version):
             for rule in nft.list_rules(socket, chain):
                 subject = _port(rule) if chain in rules.port_chains(version) else ""
-                is_complete = len(rule.comment.encode()) < nft_rule.COMMENT_MAX
-                container_id = rule.comment if is_complete else ""
+                may_be_cut = len(rule.comment.encode()) >= nft_rule.COMMENT_MAX
+                container_id = "" if may_be_cut else rule.comment
                 network, where = rules.network(rule), f"chain {rules.nft_family(version)} {chain}"
                 listed.append(
                     OwnedRule(HOST_PORT, NFTABLES, where, rules.owner(rule), network, container_id, subject=subject)

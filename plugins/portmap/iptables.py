@@ -1,11 +1,11 @@
 """The iptables backend: for each container and network a chain in table nat, and jump rules to that chain.
 
-Names, rules, comments and their order equal those of the reference plugin (plugins.portmap.iptables_rules), so that
-each plugin can remove the rules of the other.
+Names, rules, comments and their order equal those of the reference plugin, so that each plugin can remove the rules of
+the other. plugins.portmap.iptables_rules builds them.
 
 Cost in processes (iptables-restore, ip6tables-restore), whatever the number of ports:
-- ADD: none if netlink shows that no existing rule conflicts (kernel.netfilter.iptables_direct). Otherwise one or two
-  for each IP version, as for the first pod of the host, and always with iptables-legacy.
+- ADD: one or two for each IP version for the first pod of the host, if an existing rule may conflict, and with
+  iptables-legacy; otherwise none (kernel.netfilter.iptables_direct).
 - CHECK: none if all rules are in iptables-nft in the form that ADD creates; otherwise one for each IP version.
 - DEL and GC: none, unless iptables-legacy has created table nat.
 
@@ -42,8 +42,8 @@ _CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 def add(host_ports: HostPorts) -> None:
     """Creates the container's rules; replaces existing ones.
 
-    Raises iptables.UnusableError, CniError(11) for a port in use or a busy lock, CniError(999), UnchangedError if no
-    rule has been changed. After any other error the caller removes the rules with `delete` and `delete_legacy`.
+    Raises iptables.UnusableError and UnchangedError, which leave nothing to remove, CniError(11) for a port in use or a
+    busy lock, and CniError(999). After these the caller removes the rules with `delete` and `delete_legacy`.
     """
     may_have_written = False
     previous: dict[int, TableState] = {}
@@ -230,8 +230,9 @@ def _apply_changes(
 ) -> bool:
     """Applies the changes; with `may_fail`, returns False if iptables-restore refuses them.
 
-    It refuses them if the table has changed since it was read. It also refuses them if netlink showed the chains of
-    iptables-nft, but iptables-restore is iptables-legacy, which created its own table: the next round reads it.
+    It refuses changes that were computed from another state of the table: the table has changed since then, or netlink
+    showed iptables-nft's table, but iptables-restore is iptables-legacy. The latter's table exists now: the next round
+    reads it.
     """
     try:
         iptables.apply(changes, TABLE, f"publish host ports of container {host_ports.container_id}")

@@ -27,7 +27,7 @@ from plugins.portmap.iptables_state import TableState
 from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 
-# `-S INPUT` follows each `-C` and runs only if the `-C` succeeds, so its listings count the successful probes.
+# iptables-restore runs each `-S INPUT` only if the `-C` before it succeeds, so each listing of INPUT is one success.
 _MARKER_CHAIN = "INPUT"
 
 
@@ -67,7 +67,7 @@ def check_rules(host_ports: HostPorts, version: int, listing: Sequence[str], sta
 
 
 def _count_successful_probes(listing: Sequence[str], state: TableState) -> int:
-    """Returns the number of successful probes; a listing of the whole table has the marker chain once more."""
+    """Returns the number of successful probes; a listing of the whole table also has the marker chain."""
     return sum(line.startswith(f"-P {_MARKER_CHAIN} ") for line in listing) - state.is_unknown
 
 

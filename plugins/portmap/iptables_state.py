@@ -43,8 +43,8 @@ class TableState:
     """The state of table nat of one IP version.
 
     `listing`: portmap's existing chains and the recognised shared rules, in the format of `iptables -S`.
-    `is_sufficient`: the verb needs only the rules in `listing`, since no existing rule conflicts with new ones, or all
-    rules are recognised. Otherwise iptables-restore must list `chains`, or the whole table if `chains` is empty.
+    `is_sufficient`: `listing` is enough, for ADD because no existing rule conflicts, for CHECK because all rules are
+    recognised. Otherwise iptables-restore must list `chains`, or the whole table if `chains` is empty.
     `chains` has a built-in chain only if it is needed, since it may contain rules that iptables-restore cannot list.
     """
 
@@ -147,7 +147,7 @@ def _get_state(
             listing.append(rule)
         elif candidates:
             unrecognised.append(rule.split()[1])
-    # Jump rules contain the ports of all mappings, whatever the IP version.
+    # CHECK looks for the container's jump rules, which contain the ports of all mappings; ADD only for conflicts.
     ports = frozenset(
         mapping.host_port
         for mapping in (host_ports.mappings if with_container_rules else host_ports.mappings_for(version))

@@ -178,7 +178,7 @@ def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str]
     foreign_before = foreign_rules(host_ports, version, listing, before)
     foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_before])
     if foreign_index is not None:
-        # If no rule of a running container comes before, position 1 has the same effect, and it always exists.
+        # Behind all conflicting rules of running containers; without one at the top, which always exists.
         has_running = any(
             conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_before[:foreign_index]
         )

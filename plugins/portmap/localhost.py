@@ -28,10 +28,10 @@ _FIX = 'set "snat" to false: the host port is then not published at 127.0.0.1'
 def ensure(host_ports: HostPorts, *, guard_is_missing: bool = False) -> None:
     """Creates the guard and enables route_localnet, for a pod with IPv4 and "snat".
 
-    Costs a few netlink messages. Runs iptables-restore only on a kernel without nftables, and there only if
-    route_localnet is disabled, if iptables has no chain that could contain the guard, or if the caller knows that the
-    guard is missing (`guard_is_missing`). If the node's route to the pod does not use the pod's interface, prints that
-    to stderr and changes nothing; ADD then succeeds, as with the reference plugin. Raises CniError(999), KernelError.
+    Costs a few netlink messages. Runs iptables-restore only if the kernel lacks nftables and the guard may be missing:
+    `guard_is_missing` says so, route_localnet is disabled, or iptables has no chain for the guard. If the node's route
+    to the pod does not use the pod's interface, prints that to stderr and changes nothing; ADD then succeeds, as with
+    the reference plugin. Raises CniError(999), KernelError.
     """
     try:
         interface = get_interface_to_pod(host_ports)

@@ -75,16 +75,17 @@ def exists(interface: str) -> bool:
         return False
 
 
-def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collection[str] = ()) -> None:
+def remove(socket: NftSocket, host_veth: str = "", kept_interfaces: Collection[str] = ()) -> None:
     """Disables route_localnet of `host_veth`; deletes its guard and the guards of missing interfaces from nftables.
 
     Changes nothing on a `host_veth` without a guard. Keeps its guard if route_localnet may still be enabled. Keeps the
-    guards of `unchanged_interfaces`, such as the pod's bridge, without reading these links. Raises KernelError.
+    guards of `kept_interfaces`, such as the pod's bridge, without reading these links; `host_veth` may be among them.
+    Raises KernelError.
     """
 
     def attempt() -> set[str]:
         rules = {rule: name for rule in nft.list_rules(socket, _CHAIN) if (name := _interface_of_rule(rule))}
-        missing, disabled = _disable_and_find_unneeded(rules.values(), host_veth, unchanged_interfaces)
+        missing, disabled = _disable_and_find_unneeded(rules.values(), host_veth, kept_interfaces)
         _delete_guards(socket, (rule for rule, name in rules.items() if name in missing or name in disabled))
         return missing
 
@@ -94,12 +95,12 @@ def remove(socket: NftSocket, host_veth: str = "", unchanged_interfaces: Collect
             nft.retry(partial(_ensure_with_socket, socket, name))
 
 
-def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = ()) -> None:
+def remove_legacy(host_veth: str = "", kept_interfaces: Collection[str] = ()) -> None:
     """Deletes from iptables-legacy the guards that remove() deletes from nftables; raises CniError."""
 
     def lines_to_delete_stale(family: int, listing: list[str]) -> list[str]:
         lines = {line: name for line in listing if (name := _interface_of_line(line))}
-        missing, disabled = _disable_and_find_unneeded(lines.values(), host_veth, unchanged_interfaces)
+        missing, disabled = _disable_and_find_unneeded(lines.values(), host_veth, kept_interfaces)
         return iptables_chains.lines_to_delete(
             line for line, name in lines.items() if name in missing or name in disabled
         )
@@ -108,13 +109,13 @@ def remove_legacy(host_veth: str = "", unchanged_interfaces: Collection[str] = (
 
 
 def _disable_and_find_unneeded(
-    names: Iterable[str], host_veth: str, unchanged_interfaces: Collection[str]
+    names: Iterable[str], host_veth: str, kept_interfaces: Collection[str]
 ) -> tuple[set[str], set[str]]:
     """Disables route_localnet of a guarded `host_veth`.
 
     Returns the interfaces that need no guard: the missing ones, and those whose route_localnet has been disabled.
     """
-    links = _get_links({name for name in names if name == host_veth or name not in unchanged_interfaces})
+    links = _get_links({name for name in names if name == host_veth or name not in kept_interfaces})
     missing = {name for name, item in links.items() if item is None}
     return missing, {
         name for name, item in links.items() if name == host_veth and item and _disable_route_localnet(item)

@@ -183,7 +183,7 @@ def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
     netlink_steps: list[Callable[[nft.NftSocket], object]] = [
         lambda socket: iptables.delete(socket, ports),
         lambda socket: nftables.delete(socket, ports),
-        lambda socket: conntrack.delete_flows_over(socket, ports),
+        lambda socket: conntrack.delete_flows_with_socket(socket, ports),
         lambda socket: localhost.delete(socket, ports),
     ]
     steps: list[Callable[[], object]] = [partial(nft.run_steps, netlink_steps)]

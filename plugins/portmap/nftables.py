@@ -139,7 +139,7 @@ def _append_shared_chain_requests(
     chains = CHAINS[version]
     needed = rules.required_chains(host_ports, version)
     base_chain_rules = [reader.list_rules(chain) for chain in (chains.prerouting, chains.output)]
-    accepted_rules = rules.accepted_base_chain_rules(host_ports, version)
+    accepted_rules = rules.valid_base_chain_rules(host_ports, version)
     is_correct = all(
         len(existing) == 1 and nft_rule.is_any_of(accepted_rules, existing[0].expressions)
         for existing in base_chain_rules

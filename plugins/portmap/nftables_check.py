@@ -46,7 +46,7 @@ def _check_shared_chains(reader: TableReader, host_ports: HostPorts, version: in
             state = "without its NAT hook" if reader.has_name(chain) else "missing"
             raise _missing(chain, f"chain {chain} is {state}")
     chains = CHAINS[version]
-    accepted = rules.accepted_base_chain_rules(host_ports, version)
+    accepted = rules.valid_base_chain_rules(host_ports, version)
     for chain in (chains.prerouting, chains.output):
         # The conditions that the reference plugin writes here apply to all networks, so they may exclude packets.
         if not any(nft_rule.is_any_of(accepted, rule.expressions) for rule in reader.list_rules(chain)):

@@ -93,8 +93,8 @@ def required_chains(host_ports: HostPorts, version: int) -> list[Chain]:
     return [chain for chain in chains if host_ports.snat or chain != chains.masquerading]
 
 
-def accepted_base_chain_rules(host_ports: HostPorts, version: int) -> list[bytes]:
-    """Returns the accepted rules of a base chain: podwire's, and the reference plugin's with the same conditions."""
+def valid_base_chain_rules(host_ports: HostPorts, version: int) -> list[bytes]:
+    """Returns the valid rules of a base chain: podwire's, and the reference plugin's with the same conditions."""
     compiled_conditions = conditions.compile_conditions(host_ports.conditions.get(version, ()), version)
     if len(compiled_conditions) > 1:
         return [BASE_CHAIN_RULE]
@@ -135,7 +135,7 @@ def probe_rule(version: int) -> bytes:
 
 
 def reference_port_rules(host_ports: HostPorts, version: int) -> list[list[DesiredRule]]:
-    """Returns the reference plugin's rules for each port: without conditions, and with those that podwire copies."""
+    """Returns, for each port, the forms of the reference plugin's rule: without conditions, and with copied ones."""
     compiled_conditions = conditions.compile_conditions(host_ports.conditions.get(version, ()), version)
     desired = []
     for mapping in host_ports.mappings_for(version):
@@ -193,10 +193,10 @@ def _localhost_masquerading_rules(host_ports: HostPorts, version: int) -> list[D
 def _masquerading_rule(
     host_ports: HostPorts, version: int, source: Network, text: str = "", match: bytes = b""
 ) -> DesiredRule:
-    address, ip = host_ports.addresses[version].ip, nft_family(version)
+    address, family = host_ports.addresses[version].ip, nft_family(version)
     source_text = source if source.prefixlen < source.max_prefixlen else source.network_address
     expressions = nft_rule.source(source) + nft_rule.destination(address) + match + nft_rule.masquerade()
-    return DesiredRule(f"{ip} saddr {source_text} {ip} daddr {address}{text} masquerade", expressions)
+    return DesiredRule(f"{family} saddr {source_text} {family} daddr {address}{text} masquerade", expressions)
 
 
 def nft_family(version: int) -> str:
@@ -234,14 +234,14 @@ def has_no_owner(message: bytes) -> bool:
     return _OWNER_HEADER not in message
 
 
-def may_be_stale(network: bytes, valid_owners: Collection[bytes], message: bytes) -> bool:
+def may_be_stale(network_hash: bytes, valid_owners: Collection[bytes], message: bytes) -> bool:
     """Returns whether the rule in an undecoded message may belong to the network and to none of the `valid_owners`.
 
     True for a rule without owner, as the reference plugin creates it.
     """
     if any(owner in valid_owners for owner in _OWNERS.findall(message)):
         return False
-    return network in message or has_no_owner(message)
+    return network_hash in message or has_no_owner(message)
 
 
 def cannot_be_copied(expressions: bytes) -> bool:
@@ -265,7 +265,7 @@ def belongs_to(rule: Rule, host_ports: HostPorts) -> bool:
 
 
 def condition_destinations(host_ports: HostPorts, version: int) -> list[MatchedDestination]:
-    """Returns what the conditions match: one destination for each rule start into which they are compiled."""
+    """Returns what the conditions match: one destination for each alternative that they compile to."""
     return [
         nft_rule.parse_destination(each)
         for each in conditions.compile_conditions(host_ports.conditions.get(version, ()), version)
@@ -282,11 +282,11 @@ def foreign_rule(rule: Rule, host_ports: HostPorts, destinations: Collection[Mat
     protocol, port, address, other_matches = nft_rule.parse_destination(rule.expressions)
     if not protocol or not port:
         return None
-    is_complete = len(rule.comment.encode()) < nft_rule.COMMENT_MAX  # a comment of the maximum length may have been cut
+    may_be_cut = len(rule.comment.encode()) >= nft_rule.COMMENT_MAX
     has_same_conditions = any(
         (not other_matches or nft_rule.is_same_rule(destination.other_matches, other_matches))
         and (not address or destination.address in (None, address))
         for destination in destinations
     )
-    container_id = rule.comment if is_complete else ""
+    container_id = "" if may_be_cut else rule.comment
     return ForeignRule(protocol, port, address, network(rule), container_id, conditional=not has_same_conditions)

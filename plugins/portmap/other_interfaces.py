@@ -18,7 +18,8 @@ from plugins.portmap.host_ports import HostPorts
 def list_other_addresses(host_ports: HostPorts) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; costs about ten netlink messages.
 
-    Returns none if neither the interface nor its addresses are known, since any address may then belong to it.
+    Returns an empty set if this interface cannot be distinguished from the others: it is missing, and no address of it
+    is known.
     """
     addresses = {item.ip for item in host_ports.addresses.values()}
     try:

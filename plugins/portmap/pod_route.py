@@ -53,7 +53,7 @@ def _fix(socket: Socket, host_ports: HostPorts, address: Address) -> str:
     foreign = route.get_matching(socket, address)
     if foreign is None or foreign.dst.network.prefixlen < host_ports.addresses[4].network.prefixlen:
         return (
-            f"the route of the pod's network is missing, or another one comes first: ip route get {address}; "
+            f"the route of the pod's network is missing, or another one comes first (see: ip route get {address}); "
             "remove the container and create it again"
         )
     (interface,) = link.get(socket, link.by_index_request(foreign.index))

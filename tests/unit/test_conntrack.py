@@ -143,7 +143,7 @@ def test_flows_to_udp_host_ports_are_deleted(monkeypatch, mappings, addresses, d
     )
     monkeypatch.setattr(conntrack, "delete_flows", lambda _, entries: flows_deleted.extend(entries))
     monkeypatch.setattr(route, "list_local_networks", lambda _, version: LOCAL[version])
-    flows.delete_flows_over(Recorder(), HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
+    flows.delete_flows_with_socket(Recorder(), HostPorts("net", "cid", "eth0", tuple(mappings), addresses))
     assert {(str(flow.destination), flow.port) for flow in flows_deleted} == deleted
 
 
@@ -155,7 +155,7 @@ def test_a_failure_is_printed_in_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr(conntrack, "list_udp_flows", refused)
     host_ports = HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp"),), POD)
-    flows.delete_flows_over(Recorder(), host_ports)
+    flows.delete_flows_with_socket(Recorder(), host_ports)
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refused)
     flows.delete_flows(host_ports)
     warning = "portmap: UDP flows may continue to their previous destination"
