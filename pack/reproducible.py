@@ -17,6 +17,9 @@ from pathlib import Path
 
 from pack.build import PACKAGES, ROOT
 
+_BLOCK_BYTES = 64
+_MOST_SHOWN = 40
+
 
 def main() -> int:
     """Returns 0 if both builds gave the same file."""
@@ -28,17 +31,33 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         first = _build(Path(directory) / "a" / "podwire", options, {})
         second = _build(Path(directory) / "a-longer-name" / "podwire-copy", options, other)
-    print(f"sha256 {first}\nsha256 {second}\n{'the same' if first == second else 'NOT REPRODUCIBLE'}")
-    return 0 if first == second else 1
+    for content in (first, second):
+        print(f"sha256 {hashlib.sha256(content).hexdigest()}, {len(content)} bytes")
+    if first == second:
+        print("the same")
+        return 0
+    print("\n".join(["NOT REPRODUCIBLE", *_differences(first, second)]))
+    return 1
 
 
-def _build(root: Path, options: list[str | Path], env: dict[str, str]) -> str:
+def _differences(first: bytes, second: bytes) -> list[str]:
+    """Returns the first blocks that differ, each as its offset in the file and both contents."""
+    offsets = range(0, max(len(first), len(second)), _BLOCK_BYTES)
+    differing = [at for at in offsets if first[at : at + _BLOCK_BYTES] != second[at : at + _BLOCK_BYTES]]
+    shown = [
+        f"{at:#x}: {first[at : at + _BLOCK_BYTES]!r}\n{' ' * len(f'{at:#x}')}  {second[at : at + _BLOCK_BYTES]!r}"
+        for at in differing[:_MOST_SHOWN]
+    ]
+    return [f"{len(differing)} of {len(offsets)} blocks of {_BLOCK_BYTES} bytes differ:", *shown]
+
+
+def _build(root: Path, options: list[str | Path], env: dict[str, str]) -> bytes:
     for name in (*PACKAGES, "pack"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pack.build", "--work", root / "work", "--out", root / "bin", *options]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **env}
     subprocess.run(command, cwd=root, env=variables, stdout=subprocess.DEVNULL, check=True)
-    return hashlib.sha256((root / "bin" / "podwire").read_bytes()).hexdigest()
+    return (root / "bin" / "podwire").read_bytes()
 
 
 if __name__ == "__main__":
