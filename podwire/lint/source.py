@@ -62,11 +62,6 @@ class SourceFile:
             return None
         return JsonObject(self, self.document, self.document.root)
 
-    def worst_severity(self) -> Severity | None:
-        """Returns the worst severity of the findings, None without findings."""
-        severities = {finding.severity for finding in self.findings}
-        return next((severity for severity in Severity if severity in severities), None)
-
 
 @dataclass(frozen=True, eq=False)
 class JsonObject:
