@@ -31,26 +31,11 @@ def transfers(host, pod, result, gateway=GATEWAY):
     return {"ingress": Transfer(host, pod, address(result)), "egress": Transfer(pod, host, gateway)}
 
 
-def measure(transfer, limit, protocol="tcp", **options):
-    """Returns the rate of the arriving data as a fraction of `limit`."""
-    options = {"after": limit // 8 // 5, **options}  # twice the burst
-    rate = rates.tcp(transfer, **options) if protocol == "tcp" else rates.udp(transfer, 2 * limit, **options)
-    return rate / limit
-
-
-def assert_at_limit(transfer, limit, protocol="tcp", **options):
-    """Asserts that a rate is never 10 % above its limit, and in one of three measurements at most 10 % below it."""
-    fractions: list[float] = []
-    while len(fractions) < 3 and (not fractions or fractions[-1] < 0.9):  # less on a machine that is busy
-        fractions.append(measure(transfer, limit, protocol, **options))
-    assert 0.9 < max(fractions) < 1.1, fractions
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_each_direction_has_its_limit(shaped, sandbox, protocol):
     """Packets to a pod are limited within 10 % of one limit, packets from it of another."""
     for direction, transfer in transfers(shaped.host, sandbox, shaped.add(sandbox)).items():
-        assert_at_limit(transfer, BOTH[f"{direction}Rate"], protocol)
+        rates.assert_at_limit(transfer, BOTH[f"{direction}Rate"], protocol)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -60,8 +45,8 @@ def test_limit_of_one_direction_leaves_the_other_unlimited(shaped, sandbox, limi
     flows = transfers(shaped.host, sandbox, shaped.with_runtime_limits(**limits).add(sandbox))
     (limit, _), unlimited = limits.values(), flows.pop(free)
     (limited,) = flows.values()
-    assert measure(unlimited, limit, protocol, seconds=0.2) > UNLIMITED[protocol]
-    assert_at_limit(limited, limit, protocol)
+    assert rates.measure(unlimited, limit, protocol, seconds=0.2) > UNLIMITED[protocol]
+    rates.assert_at_limit(limited, limit, protocol)
 
 
 def test_neighbour_of_a_limited_pod_is_not_limited(shaped, new_sandbox):
@@ -71,8 +56,8 @@ def test_neighbour_of_a_limited_pod_is_not_limited(shaped, new_sandbox):
     result = shaped.bridge.add(other)
     limit = BOTH["egressRate"]
     for transfer in transfers(shaped.host, other, result).values():
-        assert measure(transfer, limit, seconds=0.2) > UNLIMITED["tcp"]
-    assert_at_limit(Transfer(pod, other, address(result)), limit)
+        assert rates.measure(transfer, limit, seconds=0.2) > UNLIMITED["tcp"]
+    rates.assert_at_limit(Transfer(pod, other, address(result)), limit)
 
 
 @pytest.mark.parametrize("runtime", ["containerd", "cri-o"])
@@ -88,7 +73,7 @@ def test_limits_of_annotations_hold_from_the_first_second(shaped, sandbox, runti
     ).result()
     assert [item["name"][:3] for item in result["interfaces"][3:]] == ["bwp"]
     for transfer in transfers(shaped.host, sandbox, result).values():
-        assert_at_limit(transfer, 10_000_000, after=0, seconds=1)
+        rates.assert_at_limit(transfer, 10_000_000, after=0, seconds=1)
 
 
 def test_calls_to_a_host_port_are_limited(bin_dir, host, sandbox, client, store):
@@ -103,8 +88,8 @@ def test_calls_to_a_host_port_are_limited(bin_dir, host, sandbox, client, store)
     result = network.add(run)
     network.check(run, result)
     ip, destination = address(result), (NODE, 8080)
-    assert_at_limit(Transfer(client, sandbox, ip, destination), BOTH["ingressRate"])
-    assert_at_limit(Transfer(sandbox, client, ip, destination, server_sends=True), BOTH["egressRate"])
+    rates.assert_at_limit(Transfer(client, sandbox, ip, destination), BOTH["ingressRate"])
+    rates.assert_at_limit(Transfer(sandbox, client, ip, destination, server_sends=True), BOTH["egressRate"])
 
 
 def test_two_interfaces_of_a_container_have_separate_limits(shaped, sandbox):
@@ -118,5 +103,5 @@ def test_two_interfaces_of_a_container_have_separate_limits(shaped, sandbox):
     sandbox.set_sysctl("net/ipv4/conf/all/arp_ignore", "1")
     other = transfers(shaped.host, sandbox, second, OTHER_GATEWAY)
     for transfer in (transfers(shaped.host, sandbox, first)["egress"], other["egress"]):
-        assert_at_limit(transfer, BOTH["egressRate"])
-    assert_at_limit(other["ingress"], BOTH["ingressRate"])
+        rates.assert_at_limit(transfer, BOTH["egressRate"])
+    rates.assert_at_limit(other["ingress"], BOTH["ingressRate"])

@@ -63,6 +63,29 @@ def udp(transfer: Transfer, offered: float, *, after: int = 0, seconds: float = 
         return _measure(_Datagrams(caller, server.socket, offered), after, seconds)
 
 
+def measure(
+    transfer: Transfer, limit: int, protocol: str = "tcp", *, after: int | None = None, seconds: float = 0.5
+) -> float:
+    """Returns the rate of the arriving data as a fraction of `limit`, in bits/s.
+
+    Measured for `seconds` after the first `after` bytes, by default after twice a burst of a tenth of a second.
+    """
+    after = limit // 8 // 5 if after is None else after
+    if protocol == "tcp":
+        return tcp(transfer, after=after, seconds=seconds) / limit
+    return udp(transfer, 2 * limit, after=after, seconds=seconds) / limit
+
+
+def assert_at_limit(
+    transfer: Transfer, limit: int, protocol: str = "tcp", *, after: int | None = None, seconds: float = 0.5
+) -> None:
+    """Asserts that a rate is never 10 % above its limit, and in one of three measurements at most 10 % below it."""
+    fractions: list[float] = []
+    while len(fractions) < 3 and (not fractions or fractions[-1] < 0.9):  # less on a machine that is busy
+        fractions.append(measure(transfer, limit, protocol, after=after, seconds=seconds))
+    assert 0.9 < max(fractions) < 1.1, fractions
+
+
 class _Stream:
     """A TCP connection with a sender that always sends as much as possible."""
 
