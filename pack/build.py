@@ -43,8 +43,29 @@ C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/image_builde
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 # Static; without a build ID and symbols, which differ between equal programs.
-WRAPPED = ("pthread_self", "_PyCode_New")  # by image_builder.c and share.c
+WRAPPED = ("pthread_self", "PyThread_get_thread_native_id", "_PyCode_New")  # by image_builder.c and share.c
 LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
+# libc chooses string functions by the processor. Interrupts divide repeated instructions, so functions with these use
+# memory in another order on each run. Without any extensions, every x86 processor builds the same bytes.
+_EXTENSIONS = (
+    "AVX_Fast_Unaligned_Load",
+    "AVX2",
+    "AVX512F",
+    "AVX512VL",
+    "BMI2",
+    "ERMS",
+    "FSRM",
+    "SSE4_1",
+    "SSE4_2",
+    "SSSE3",
+)
+_REPEATED = ("movsb", "stosb")
+TUNABLES = ":".join(
+    (
+        "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in _EXTENSIONS),
+        *(f"glibc.cpu.x86_rep_{name}_threshold={0x7FFFFFFF}" for name in _REPEATED),
+    )
+)
 # The build's sources: if they change, every step runs again.
 BUILD_SOURCES = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
 WARM_UP = "_warm_up"  # the name in the image of pack/warm_up.py
@@ -202,8 +223,7 @@ def run_image_builder(target: Target, builder: Path, action: str, out: Path, gro
     Its standard streams are always pipes, since the image contains Python's objects for them.
     """
     command: list[str | Path] = [*target.runner, builder, action, out, groups, *bundles]
-    env = {"PATH": "/usr/bin:/bin", "TZ": "UTC"}
-    done = subprocess.run(command, env=env, input=b"", capture_output=True, check=False)
+    done = subprocess.run(command, env={"GLIBC_TUNABLES": TUNABLES}, input=b"", capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(
             done.stderr.decode(errors="replace") + f"the image builder failed with status {done.returncode}"

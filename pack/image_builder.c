@@ -227,14 +227,25 @@ pthread_t __wrap_pthread_self(void)
     return image_ready ? __real_pthread_self() : 1;
 }
 
+/* So is its ID: threading stores it, and Python allocates no memory for the integers up to 256. */
+unsigned long __real_PyThread_get_thread_native_id(void);
+unsigned long __wrap_PyThread_get_thread_native_id(void);
+
+unsigned long __wrap_PyThread_get_thread_native_id(void)
+{
+    return image_ready ? __real_PyThread_get_thread_native_id() : 1;
+}
+
 int image_builder_main(int argc, char **argv)
 {
     int fd;
 
     int learning = argc > 1 && strcmp(argv[1], "learn") == 0;
+    static char *environment[] = {"PATH=/usr/bin:/bin", "TZ=UTC", NULL};
 
     if (argc < 5)
         die("usage: image-builder learn|dump FILE GROUPS BUNDLE...");
+    environ = environment; /* Python copies it: one size in every build */
     heap_begin_image();
     /* The signal module remembers the actions at its import: set those of a start. */
     for (int number = 1; number < 32; number++)

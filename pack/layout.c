@@ -31,7 +31,6 @@
  * this takes a quarter of the time and misses one block in twenty. All steps include the first one, which is short. */
 #define OFTEN 16
 #define OFTEN_AT_FIRST 255
-#define REUSED 8 /* pages with a reallocated block that stay open */
 #define LINGERING 16
 
 static uint32_t allocated[CLASSES];
@@ -56,8 +55,8 @@ static unsigned char *faults_at;       /* in this step, up to OFTEN */
 static uint32_t step_bit;
 static size_t watched_pages;
 static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or PROT_READ | PROT_WRITE */
-static size_t open_pages[OPEN_MAX], lingering[LINGERING], reused[REUSED];
-static unsigned open_count, lingering_next, reused_next;
+static size_t open_pages[OPEN_MAX], lingering[LINGERING];
+static unsigned open_count, lingering_next;
 
 static void *map(size_t size)
 {
@@ -73,26 +72,8 @@ static size_t granule_of(const void *block)
 
 static void open_page(size_t page, int protection)
 {
-    for (unsigned i = 0; i < REUSED; i++)
-        if (reused[i] == page)
-            return;
     mprotect(page_address(page), PAGE, protection);
     open_for[page] = (unsigned char)protection;
-}
-
-/* A freed block of the image is allocated again. Its user may pass it to a system call, and the kernel cannot access
- * protected pages, so its page stays open until REUSED others were opened. */
-static void open_reused(const void *block)
-{
-    size_t page = page_of(block), oldest = reused[reused_next % REUSED];
-
-    if (page >= watched_pages)
-        return;
-    if (open_for[page] != (PROT_READ | PROT_WRITE))
-        open_page(page, PROT_READ | PROT_WRITE);
-    reused[reused_next++ % REUSED] = page;
-    if (oldest)
-        open_page(oldest, PROT_NONE);
 }
 
 /* ---- allocating by group ---- */
@@ -118,10 +99,13 @@ void *layout_address(unsigned class, size_t size)
 
 void layout_allocated(const void *block, unsigned class)
 {
-    if (heap_sealed == WATCHED)
-        open_reused(block);
-    else if (number_at)
+    if (number_at && heap_sealed != WATCHED)
         number_at[granule_of(block)] = ended ? 0 : allocated[class];
+}
+
+int layout_watches(const void *block)
+{
+    return heap_sealed == WATCHED && page_of(block) < watched_pages;
 }
 
 void layout_end(void)
@@ -264,7 +248,6 @@ void layout_step(unsigned step)
     memset(faults_at, 0, watched_pages * (PAGE / GRANULE));
     memset(open_for, PROT_NONE, sizeof open_for);
     memset(lingering, 0, sizeof lingering);
-    memset(reused, 0, sizeof reused);
     mprotect(page_address(HEAP_LIBC_PAGES), (watched_pages - HEAP_LIBC_PAGES) * PAGE, PROT_NONE);
 }
 

@@ -7,8 +7,12 @@
 /* Returns the address for the next block of this class and size if verbs use it, NULL for any address. */
 void *layout_address(unsigned class, size_t size);
 
-/* Records the address of that block; while uses are recorded, opens the page of a reallocated block. */
+/* Records the address of that block. */
 void layout_allocated(const void *block, unsigned class);
+
+/* Returns whether the uses of this block are recorded now. If it were freed and allocated again, the uses of the new
+ * block would be recorded as its own, and which one that is depends on process IDs and times. */
+int layout_watches(const void *block);
 
 /* Loads the groups that layout.py computed, none from an empty file; returns false on failure. */
 int layout_load(const char *path);

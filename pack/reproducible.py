@@ -1,6 +1,7 @@
 """Builds the executable twice, from copies of the sources in two directories, and compares the bytes.
 
-One rule: the copies share only the machine and its installed packages, neither paths nor caches.
+One rule: the copies share only the machine and its installed packages, neither paths nor caches. For root, the second
+build runs in a new PID namespace, whose process IDs are small.
 
     PYTHONHASHSEED=0 python -m pack.reproducible [--arm64 SYSROOT]
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -28,9 +30,10 @@ def main() -> int:
     sysroot = parser.parse_args().arm64
     options: list[str | Path] = ["--arm64", sysroot.resolve()] if sysroot else []
     other = {"LANG": "C.UTF-8", "TZ": "Asia/Tokyo"}
+    other_pids = ["unshare", "--pid", "--fork"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory() as directory:
-        first = _build(Path(directory) / "a" / "podwire", options, {})
-        second = _build(Path(directory) / "a-longer-name" / "podwire-copy", options, other)
+        first = _build(Path(directory) / "a" / "podwire", [], options, {})
+        second = _build(Path(directory) / "a-longer-name" / "podwire-copy", other_pids, options, other)
     for content in (first, second):
         print(f"sha256 {hashlib.sha256(content).hexdigest()}, {len(content)} bytes")
     if first == second:
@@ -51,12 +54,12 @@ def _differences(first: bytes, second: bytes) -> list[str]:
     return [f"{len(differing)} of {len(offsets)} blocks of {_BLOCK_BYTES} bytes differ:", *shown]
 
 
-def _build(root: Path, options: list[str | Path], env: dict[str, str]) -> bytes:
+def _build(root: Path, launcher: list[str], options: list[str | Path], env: dict[str, str]) -> bytes:
     for name in (*PACKAGES, "pack"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pack.build", "--work", root / "work", "--out", root / "bin", *options]
+    build = [sys.executable, "-m", "pack.build", "--work", root / "work", "--out", root / "bin", *options]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **env}
-    subprocess.run(command, cwd=root, env=variables, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([*launcher, *build], cwd=root, env=variables, stdout=subprocess.DEVNULL, check=True)
     return (root / "bin" / "podwire").read_bytes()
 
 
