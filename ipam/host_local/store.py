@@ -34,9 +34,9 @@ from contextlib import contextmanager, suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
 from cni.errors import CniError, Code
-from ipam.host_local import lock
 from ipam.host_local.boots import Origin
 from ipam.host_local.index import Index
+from kernel import flock
 from process import directories, record
 
 # Errors of reading a name in the store that are ignored: the file is missing, or is not a file of the store.
@@ -60,7 +60,7 @@ def owner_of(container_id: str, ifname: str) -> bytes:
 class Store:
     """The store of `network`. Reading needs no lock; changes need `locked`."""
 
-    def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = lock.LOCK_WAIT_S) -> None:
+    def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = flock.LOCK_WAIT_S) -> None:
         self.directory = f"{data_dir}/{network}"
         self._data_dir = data_dir
         self._network = network
@@ -78,7 +78,7 @@ class Store:
             fd = _open_lock(path)
             if fd >= 0:
                 with record.timed_step(f"wait for the lock {path}"):
-                    lock.acquire(fd, path, self._lock_wait_s)
+                    flock.acquire(fd, path, "the store of addresses", self._lock_wait_s)
             index = self.open_index()
             try:
                 yield Reservations(self.directory, index)

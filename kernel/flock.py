@@ -1,4 +1,4 @@
-"""The lock of a store: flock(2) on its file `lock`, shared with the reference plugin.
+"""Exclusive flock(2) locks, shared with the reference plugins, which lock the same files.
 
 One rule: the wait has a time limit; the notice of a long wait and the error name the process that holds the lock.
 """
@@ -14,8 +14,8 @@ from cni.errors import CniError, Code
 from kernel import locks
 from process.signals import unblocked
 
-# A verb holds the lock for less than a millisecond, or 0.1 s if it scans 10,000 reservations. Ten seconds suffice for a
-# queue of thousands of verbs, and are well below the minutes after which a runtime gives up.
+# A verb holds a lock for about a millisecond, or 0.1 s if it scans 10,000 reservations. Ten seconds suffice for a queue
+# of thousands of verbs, and are well below the minutes after which a runtime gives up.
 LOCK_WAIT_S = 10.0
 
 
@@ -23,8 +23,10 @@ class _ExpiredError(Exception):
     """Raised by the alarm at the end of the wait."""
 
 
-def acquire(fd: int, path: str, wait_s: float) -> None:
+def acquire(fd: int, path: str, awaited: str, wait_s: float = LOCK_WAIT_S) -> None:
     """Locks the open file `fd` (at `path`) exclusively; raises CniError(11) after waiting `wait_s` seconds.
+
+    `awaited` says what the lock protects, for the notice of a long wait. Closing the file releases the lock.
 
     The kernel queues one blocking flock; there is no polling. The first SIGALRM reports a long wait, the second ends
     it.
@@ -41,7 +43,7 @@ def acquire(fd: int, path: str, wait_s: float) -> None:
         if is_last:
             raise _ExpiredError
         is_last = True
-        locks.report_wait("the store of addresses", path)
+        locks.report_wait(awaited, path)
 
     before = signal.signal(signal.SIGALRM, on_alarm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))  # the parent process may have blocked it
