@@ -58,8 +58,8 @@ def list_unicast(socket: Socket, version: int) -> list[InstalledRoute]:
         if message["type"] == _RTN_UNICAST:
             table = message.get_attr("RTA_TABLE") or message["table"]
             metric = message.get_attr("RTA_PRIORITY") or 0
-            dst = _destination(message)
-            routes += [InstalledRoute(dst, gateway, index, table, metric) for index, gateway in _next_hops(message)]
+            dst = destination_of(message)
+            routes += [InstalledRoute(dst, gateway, index, table, metric) for index, gateway in hops_of(message)]
     return routes
 
 
@@ -71,7 +71,7 @@ def list_local_networks(socket: Socket, version: int) -> list[Network]:
     values = {"family": _FAMILIES[version], "type": _RTN_LOCAL, "table": _RT_TABLE_LOCAL}
     request = Request("list the local addresses", RouteMessage, RTM_GETROUTE, NLM_F_DUMP, values)
     # Kernels before 4.20 do not filter.
-    return [_destination(message).network for message in socket.dump(request) if message["type"] == _RTN_LOCAL]
+    return [destination_of(message).network for message in socket.dump(request) if message["type"] == _RTN_LOCAL]
 
 
 def get_interface_to(socket: Socket, address: Address) -> Link | None:
@@ -105,11 +105,11 @@ def get_matching(socket: Socket, address: Address) -> InstalledRoute | None:
     if message is None or message["type"] != _RTN_UNICAST or message["flags"] & _RTM_F_CLONED:
         return None
     table, metric = message.get_attr("RTA_TABLE") or message["table"], message.get_attr("RTA_PRIORITY") or 0
-    next_hops = list(_next_hops(message))
+    next_hops = list(hops_of(message))
     if len(next_hops) != 1:
         return None
     index, gateway = next_hops[0]
-    return InstalledRoute(_destination(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
+    return InstalledRoute(destination_of(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
 
 
 def add_request(
@@ -167,12 +167,12 @@ def delete_connected_request(link: Link, network: Network) -> Request:
     return Request(description, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 
 
-def _next_hops(message: DecodedMessage) -> Iterator[tuple[int, Address | None]]:
+def hops_of(message: DecodedMessage) -> Iterator[tuple[int, Address | None]]:
     """Yields the ifindex and the gateway of each next hop of a route."""
     hops = message.get_attr("RTA_MULTIPATH")
     if hops is None:
         gateway = message.get_attr("RTA_GATEWAY")
-        yield message.get_attr("RTA_OIF") or 0, _address(gateway) if gateway else None
+        yield message.get_attr("RTA_OIF") or 0, address_of(gateway) if gateway else None
         return
     while len(hops) >= _NEXT_HOP.size:
         length, _, _, index = _NEXT_HOP.unpack_from(hops)
@@ -185,17 +185,19 @@ def _next_hops(message: DecodedMessage) -> Iterator[tuple[int, Address | None]]:
             if kind == _RTA_GATEWAY:
                 gateway = attributes[_ATTRIBUTE.size : size]
             attributes = attributes[(size + 3) & ~3 :]
-        yield index, _address(gateway) if gateway else None
+        yield index, address_of(gateway) if gateway else None
 
 
-def _address(packed: bytes) -> Address:
+def address_of(packed: bytes) -> Address:
+    """Returns the address in the bytes of an attribute; raises AnswerError."""
     try:
         return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
     except ValueError as error:
         raise AnswerError(str(error)) from error
 
 
-def _destination(message: DecodedMessage) -> Cidr:
+def destination_of(message: DecodedMessage) -> Cidr:
+    """Returns the destination of a route's message; raises AnswerError."""
     packed = message.get_attr("RTA_DST")
     try:
         if message["family"] == stdlib_socket.AF_INET:

@@ -75,6 +75,10 @@ class DecodedMessage(dict[str, Any]):
             self._first(name, start) for each, start in attribute_offsets(self._data, self._start) if each == number
         ]
 
+    def attribute_numbers(self) -> set[int]:
+        """Returns the numbers of all attributes, also of those that the message class lacks."""
+        return {number for number, _ in attribute_offsets(self._data, self._start)}
+
     def get_attributes(self, specs: AttributeSpecs) -> tuple[Any, ...]:
         """Returns the first attribute of each spec (from `attribute_specs`), or its default; raises AnswerError."""
         return _get_attributes(self._data, self._start, specs)
