@@ -109,7 +109,8 @@ def complete() -> None:
         _warm_up_version(name)
     if _modules.WARM_UP:
         importlib.import_module(_modules.WARM_UP).warm_up(application.PLUGINS)
-        del sys.modules[_modules.WARM_UP]
+        for module in [name for name in sys.modules if name == _modules.WARM_UP or name.partition(".")[0] == "pack"]:
+            del sys.modules[module]
     _normalize()
 
 

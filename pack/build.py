@@ -108,7 +108,21 @@ def application() -> list[Module]:
     stand_ins = freeze.modules_under(STAND_INS, shown="pack/stand_ins")
     warm_up = Module(WARM_UP, (ROOT / "pack" / "warm_up.py").read_bytes(), "pack/warm_up.py", is_package=False)
     boot = boot_modules("podwire.main", [module.name for module in modules], warm_up.name)
-    return [*stand_ins, *modules, warm_up, *boot]
+    return [*stand_ins, *modules, warm_up, *_fake_kernel(), *boot]
+
+
+def _fake_kernel() -> list[Module]:
+    """Returns the package `pack` with the modules that the warm-up imports from it: pack/fake_*.py."""
+    paths = [ROOT / "pack" / "__init__.py", *sorted((ROOT / "pack").glob("fake_*.py"))]
+    return [
+        Module(
+            "pack" if path.stem == "__init__" else f"pack.{path.stem}",
+            path.read_bytes(),
+            f"pack/{path.name}",
+            is_package=path.stem == "__init__",
+        )
+        for path in paths
+    ]
 
 
 def boot_modules(entry: str, names: list[str], warm_up: str = "") -> list[Module]:

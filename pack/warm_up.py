@@ -26,16 +26,16 @@ import kernel.netfilter.iptables
 import kernel.netfilter.iptables_direct
 import kernel.netfilter.nft
 import kernel.netns
-import kernel.route
 import kernel.rtnl
 import kernel.sysctl
 import kernel.traffic
 import process.child
 from cni import gojson, skel
 from cni.address import Cidr, parse_cidr
-from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage, RouteMessage
+from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage
 from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import Attributes, encode
+from pack import fake_routing
 from process.child import Command, Outcome
 
 _TIMES = 20
@@ -128,7 +128,7 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             result = _run_verb(plugins, "ptp", "ADD", routed, leases)
             _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
-        for name, keys in (("bandwidth", _LIMITS), ("tuning", {}), ("tuning", tuned)):
+        for name, keys in (("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned)):
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
@@ -213,9 +213,8 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
             values = {"family": _family(cidr), "prefixlen": cidr.network.prefixlen, "index": index}
             attributes: Attributes = [("IFA_LOCAL", cidr.ip.packed), ("IFA_ADDRESS", cidr.ip.packed)]
             yield encode(AddressMessage, (kernel.address.RTM_NEWADDR, multi, sequence), values, attributes)
-    elif kind == kernel.route.RTM_GETROUTE:
-        values = {"family": request[16], "table": 254, "type": 1}
-        yield encode(RouteMessage, (kernel.route.RTM_NEWROUTE, multi, sequence), values, [("RTA_OIF", _VETH)])
+    elif kind in fake_routing.KINDS:
+        yield from fake_routing.answers(kind, (multi, sequence, 0), request[_HEADER.size :], _VETH)
     elif kind >> 8 == _NEWCHAIN >> 8:
         yield from _nftables(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.link.RTM_GETNSID:
@@ -368,6 +367,7 @@ def _fake_kernel() -> Iterator[str]:
         for module, name, original in originals:
             setattr(module, name, original)
         _netfilter.clear()
+        fake_routing.clear()
         os.close(descriptor)
         shutil.rmtree(temporary)
 

@@ -19,6 +19,7 @@ from tests.support.firewall_tables import Firewall
 from tests.support.hostports import DUAL, PortmapNetwork
 from tests.support.namespaces import Namespace
 from tests.support.publishing import PublishingNetwork, connect, disable_dad
+from tests.support.sbr_network import Sbr
 from tests.support.tool import PORTMAP, Tool
 from tests.support.tuning_network import Tuning
 
@@ -79,6 +80,12 @@ def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
     """A tuning plugin without settings, and with a data directory that does not exist."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
     return Tuning(host, config)
+
+
+@pytest.fixture
+def sbr(bin_dir: Path, host: Namespace) -> Sbr:
+    """The plugin sbr without options."""
+    return Sbr(host, {"cniVersion": "1.0.0", "name": "net", "type": "sbr"})
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ KINDS = {
     "loopback": "interface",
     "portmap": "chained",
     "ptp": "interface",
+    "sbr": "chained",
     "static": "ipam",
     "tuning": "chained",
 }
@@ -31,7 +32,19 @@ CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Plugins that return prevResult unchanged when there is nothing to do.
 RETURNS_PREV_RESULT = CHAINED | {"loopback"}
 # Plugins that enter the sandbox at ADD, and therefore reject an invalid path.
-ENTERS_SANDBOX = {"bridge", "loopback", "macvlan", "ipvlan", "ptp", "tap", "vlan", "dummy", "host-device", "tuning"}
+ENTERS_SANDBOX = {
+    "bridge",
+    "loopback",
+    "macvlan",
+    "ipvlan",
+    "ptp",
+    "tap",
+    "vlan",
+    "dummy",
+    "host-device",
+    "sbr",
+    "tuning",
+}
 
 SUBNET = "10.1.2.0/24"
 
@@ -70,6 +83,7 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
         "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),
+        "sbr": {"table": 5000},  # without tables of its own, for which the interface would have to be up
         "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
         "ptp": {"ipam": host_local(store)},
         "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},

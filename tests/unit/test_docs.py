@@ -34,6 +34,7 @@ PLURALS = {
     CIDR: "CIDRs",
     OBJECT: "objects",
     INTEGER: "integers",
+    IP: "IP addresses",
     BOOLEAN: "booleans",
     LIST: "lists of objects",
 }

@@ -57,6 +57,7 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
         },
     ),
     "ptp": ({"ipam": {"type": "static"}, "dns": DNS, **MASQUERADE}, {"dns": {}}, {"dns": {"options": ["c"]}}),
+    "sbr": ({"table": 5000, "gateways": ["10.1.0.1", "fd00::1"], "addSourceHints": True},),
     "static": (
         {"ipam": {"addresses": [{"address": "10.1.0.2/16", "gateway": "10.1.0.1"}], "routes": ROUTES, "dns": DNS}},
         {"ipam": {}, "args": {"cni": {"ips": ["10.1.0.6/16"]}}},

@@ -1,0 +1,154 @@
+"""CHECK and DEL of sbr: rules and tables of the attachment, and never those of others."""
+
+import os
+
+import pytest
+
+from tests.support.sbr_network import GATEWAY, GATEWAY6, IPV4, IPV6, connect, rules, state, table
+
+
+@pytest.fixture
+def prev_result(host, sandbox):
+    """The result of a dual-stack interface."""
+    return connect(host, sandbox, IPV4, IPV6, gateways=[GATEWAY, GATEWAY6])
+
+
+@pytest.fixture
+def result(sbr, sandbox, prev_result):
+    """The result of ADD."""
+    return sbr.add(sandbox, prev_result)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("rule delete from 10.1.0.2", "Expected rule from 10.1.0.2 is missing"),
+        ("-6 rule delete from fd00:1::2", "Expected rule from fd00:1::2 is missing"),
+        ("route delete default table 100", f"Expected default route via {GATEWAY} in table 100 is missing"),
+        ("-6 route delete default table 101", f"Expected default route via {GATEWAY6} in table 101 is missing"),
+        ("route delete 10.1.0.0/24 table 100", "Expected route to 10.1.0.0/24 in table 100 is missing"),
+        ("-6 route delete fd00:1::/64 table 101", "Expected route to fd00:1::/64 in table 101 is missing"),
+    ],
+)
+def test_check_finds_each_missing_part(sbr, sandbox, result, command, expected):
+    """CHECK names a rule or route that is missing; ADD, which podwire repair runs, creates it again."""
+    before = [table(sandbox, number) for number in (100, 101, "main")]
+    sandbox.ip(*command.split())
+    error = sbr.run("CHECK", sandbox, result).error()
+    assert (error["code"], error["msg"]) == (999, expected)
+    sbr.add(sandbox, result)
+    sbr.check(sandbox, result)
+    assert [table(sandbox, number) for number in (100, 101, "main")] == before
+    assert len(rules(sandbox)) == 2
+
+
+def test_check_of_a_configured_gateway(sbr, sandbox, result):
+    """CHECK accepts another default route than prevResult's, but not another one than "gateways"."""
+    sandbox.ip("route", "replace", "default", "via", "10.1.0.9", "dev", "eth0", "table", "100")
+    sbr.check(sandbox, result)
+    net = sbr.having(gateways=[GATEWAY])
+    expected = f"Expected default route via {GATEWAY} in table 100 is missing"
+    assert net.run("CHECK", sandbox, result).error()["msg"] == expected
+    net.add(sandbox, result)
+    net.check(sandbox, result)
+    assert f"default gateway {GATEWAY} dev eth0" in table(sandbox, 100)
+
+
+def test_check_of_a_configured_table(sbr, sandbox, prev_result):
+    """CHECK with "table" names a missing rule."""
+    net = sbr.having(table=5000)
+    net.add(sandbox, prev_result)
+    sandbox.ip("-6", "rule", "delete", "from", "fd00:1::2")
+    expected = "Expected rule from fd00:1::2 lookup 5000 is missing"
+    assert net.run("CHECK", sandbox, prev_result).error()["msg"] == expected
+
+
+@pytest.mark.parametrize("deleted", ["eth0", "peer-eth0"])
+@pytest.mark.parametrize("has_result", [True, False])
+def test_del_without_the_interface(sbr, host, sandbox, result, deleted, has_result):
+    """Without the interface DEL removes the rules of prevResult's addresses, and without both it does nothing."""
+    (sandbox if deleted == "eth0" else host).ip("link", "delete", deleted)
+    sbr.delete(sandbox, result if has_result else None)
+    assert len(rules(sandbox)) == (0 if has_result else 2)
+
+
+def test_del_without_prev_result(sbr, sandbox, result):
+    """DEL without prevResult, and with an unusable one, removes the rules of the interface's addresses."""
+    sbr.delete(sandbox)
+    assert rules(sandbox) == []
+    sbr.add(sandbox, result)
+    sbr.delete(sandbox, {"cniVersion": "1.0.0", "ips": [{"address": "x"}]})
+    assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
+
+
+def test_second_del(sbr, sandbox, result):
+    """A repeated DEL succeeds and changes nothing."""
+    sbr.delete(sandbox, result)
+    before = state(sandbox)
+    sbr.delete(sandbox, result)
+    assert state(sandbox) == before
+
+
+@pytest.mark.parametrize("netns", [None, "", "missing", "missing/parent", "file"])
+def test_del_without_namespace(sbr, sandbox, result, tmp_path, netns):
+    """DEL succeeds if CNI_NETNS is empty, missing or a plain file, and creates no file (the reference plugin does)."""
+    path = netns and str(tmp_path / netns)
+    if netns == "file":
+        (tmp_path / "file").touch()
+    before = sorted(os.listdir(tmp_path))
+    sbr.delete(path, result, container_id="c")
+    assert sorted(os.listdir(tmp_path)) == before
+    if netns and netns != "file":
+        assert sbr.run("ADD", path, result, container_id="c").error()["code"] == 8
+        assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_rules_of_others_stay(sbr, host, sandbox, prev_result):
+    """DEL leaves rules with further conditions, of other addresses, and for tables of other interfaces."""
+    connect(host, sandbox, "10.9.0.2/24", ifname="other")
+    sandbox.ip("route", "add", "10.77.0.0/16", "dev", "other", "table", "200")
+    for words in (
+        "from 10.1.0.2 fwmark 1 lookup 100",
+        "from 10.1.0.2 to 10.5.0.0/16 lookup 100",
+        "from 10.1.0.2 iif other lookup 100",
+        "from 10.1.0.2 oif other lookup 100",
+        "from 10.1.0.2 tos 0x10 lookup 100",
+        "from 10.1.0.2 ipproto tcp dport 80 lookup 100",
+        "from 10.1.0.2 uidrange 0-5 lookup 100",
+        "from 10.1.0.2 lookup 100 suppress_prefixlength 0",
+        "not from 10.1.0.2 lookup 100",
+        "from 10.1.0.2 lookup 200",
+        "from 10.1.0.2 lookup main",
+        "from 10.1.0.2 blackhole",
+        "from 10.1.0.2 goto 32766",
+        "from 10.1.0.0/24 lookup 100",
+        "from 10.1.0.3 lookup 100",
+    ):
+        sandbox.ip("rule", "add", *words.split())
+    before = rules(sandbox)
+    sbr.add(sandbox, prev_result)
+    assert len(rules(sandbox)) == len(before) + 2
+    assert any("from 10.1.0.2 lookup 101" in line for line in rules(sandbox))
+    sbr.delete(sandbox, prev_result)
+    assert rules(sandbox) == before
+
+
+def test_routes_of_a_shared_table_stay(sbr, host, sandbox, result):
+    """DEL leaves the routes of a table to which another rule refers."""
+    sandbox.ip("rule", "add", "fwmark", "7", "lookup", "100")
+    before = table(sandbox, 100)
+    sbr.delete(sandbox, result)
+    assert [line.partition(": ")[2] for line in rules(sandbox)] == ["from all fwmark 0x7 lookup 100"]
+    assert table(sandbox, 100) == before
+
+
+def test_same_address_on_two_interfaces(sbr, host, sandbox):
+    """DEL of one interface leaves the rule and table of another interface with the same address."""
+    results = {name: connect(host, sandbox, IPV4, ifname=name, gateways=[GATEWAY]) for name in ("net1", "net2")}
+    for name, prev_result in results.items():
+        sbr.add(sandbox, prev_result, ifname=name)
+    assert len(rules(sandbox)) == 2
+    sbr.delete(sandbox, results["net1"], ifname="net1")
+    sbr.check(sandbox, results["net2"], ifname="net2")
+    assert len(rules(sandbox)) == 1
+    assert table(sandbox, 100, "net1") + table(sandbox, 101, "net1") == []

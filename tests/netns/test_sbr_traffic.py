@@ -1,0 +1,175 @@
+"""Real packets of a pod with two interfaces: with sbr, replies leave by the interface that the request came in by."""
+
+import json
+
+import pytest
+
+from tests.support.attaching import reaches
+from tests.support.invocation import run_plugin
+from tests.support.markdown import DOCS, Document
+from tests.support.netlist import NetworkList
+from tests.support.publishing import disable_dad
+from tests.support.sbr_network import captured, connect, rules, state
+from tests.support.tcp import serving, source_address
+
+CLIENTS = {4: "192.0.2.9", 6: "2001:db8::9"}
+PODS = {4: "10.2.0.2", 6: "fd00:2::2"}
+
+
+def prepare(*nodes):
+    """Disables duplicate address detection and enables forwarding."""
+    for namespace in nodes:
+        disable_dad(namespace)
+        namespace.ip("link", "set", "lo", "up")
+        for key in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
+            namespace.set_sysctl(key, "1")
+
+
+def add_client(router, client):
+    """Connects a client to a router; it sends everything through it."""
+    router.ip("link", "add", "clients", "type", "veth", "peer", "name", "up0", "netns", client.name)
+    for namespace, name, number in ((router, "clients", 1), (client, "up0", 9)):
+        for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
+            namespace.ip("address", "add", address, "dev", name, "nodad")
+        namespace.ip("link", "set", name, "up")
+    client.ip("route", "add", "default", "via", "192.0.2.1")
+    client.ip("-6", "route", "add", "default", "via", "2001:db8::1")
+
+
+@pytest.fixture
+def client(host, new_sandbox):
+    """A host behind the router of the second network, unknown to the first network."""
+    return new_sandbox()
+
+
+@pytest.fixture
+def router(new_sandbox, client):
+    """The router of the second network, with the client behind it."""
+    namespace = new_sandbox()
+    prepare(namespace, client)
+    add_client(namespace, client)
+    return namespace
+
+
+@pytest.fixture
+def pod(host, router, sandbox):
+    """A pod with eth0, which has its default routes, and net1 on the router's network."""
+    prepare(host, sandbox)
+    connect(host, sandbox, "10.1.0.2/24", "fd00:1::2/64", gateways=["10.1.0.1", "fd00:1::1"])
+    sandbox.ip("route", "add", "default", "via", "10.1.0.1")
+    sandbox.ip("-6", "route", "add", "default", "via", "fd00:1::1")
+    return sandbox
+
+
+@pytest.fixture
+def prev_result(router, pod):
+    """The result of net1."""
+    addresses, gateways = [f"{PODS[4]}/24", f"{PODS[6]}/64"], ["10.2.0.1", "fd00:2::1"]
+    return connect(router, pod, *addresses, ifname="net1", peer_name="pods", gateways=gateways)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_replies_leave_by_the_right_interface(sbr, host, client, pod, prev_result, version):
+    """Without sbr replies to a client leave by eth0 and are lost; with it they leave by net1 and arrive."""
+    address, source = PODS[version], CLIENTS[version]
+    with captured(pod, "eth0", "net1", source=address, destination=source) as interfaces:
+        assert not reaches(client, address, within_s=1)
+    assert interfaces == {"eth0"}
+    sbr.add(pod, prev_result, ifname="net1")
+    with captured(pod, "eth0", "net1", source=address, destination=source) as interfaces:
+        assert reaches(client, address)
+    assert interfaces == {"net1"}
+    with serving(pod, address):
+        assert source_address(client, address) == source
+    assert reaches(host, {4: "10.1.0.2", 6: "fd00:1::2"}[version])
+    sbr.delete(pod, prev_result, ifname="net1")
+    with captured(pod, "eth0", "net1", source=address, destination=source) as interfaces:
+        assert not reaches(client, address, within_s=1)
+    assert interfaces == {"eth0"}
+
+
+def test_the_pod_uses_its_first_interface_by_default(sbr, host, router, pod, prev_result):
+    """Packets without a bound source address keep leaving by eth0, and bound ones leave by net1."""
+    sbr.add(pod, prev_result, ifname="net1")
+    host.ip("address", "add", "198.51.100.1/32", "dev", "lo")
+    router.ip("address", "add", "198.51.100.1/32", "dev", "lo")
+    for options, interface, source in (((), "eth0", "10.1.0.2"), (("-I", PODS[4]), "net1", PODS[4])):
+        with captured(pod, "eth0", "net1", source=source, destination="198.51.100.1") as interfaces:
+            assert reaches(pod, "198.51.100.1", options=options)
+        assert interfaces == {interface}
+
+
+def test_link_local_traffic(sbr, router, pod, prev_result):
+    """Link-local neighbours of the interface stay reachable, which the reference plugin breaks."""
+    sbr.add(pod, prev_result, ifname="net1")
+    (link,) = json.loads(router.ip("-j", "address", "show", "dev", "pods"))
+    (neighbour,) = [item["local"] for item in link["addr_info"] if item["local"].startswith("fe80")]
+    assert reaches(pod, f"{neighbour}%net1")
+
+
+def test_link_local_gateway(sbr, router, client, pod):
+    """Replies leave through an IPv6 gateway with a link-local address."""
+    prev_result = connect(router, pod, f"{PODS[6]}/64", ifname="net1", peer_name="pods")
+    router.ip("address", "add", "fe80::1/64", "dev", "pods", "nodad")
+    router.ip("route", "add", "fd00:2::/64", "dev", "pods")
+    pod.ip("-6", "route", "add", "default", "via", "fe80::1", "dev", "net1", "metric", "2000")
+    sbr.add(pod, prev_result, ifname="net1")
+    assert reaches(client, PODS[6])
+    sbr.check(pod, prev_result, ifname="net1")
+
+
+def test_source_hints_reach_the_subnet(sbr, router, pod, prev_result):
+    """With "addSourceHints" unbound packets to the second subnet leave by net1, and without it by eth0."""
+    for hints, interface, source in ((False, "eth0", "10.1.0.2"), (True, "net1", PODS[4])):
+        net = sbr.having(addSourceHints=hints)
+        net.add(pod, prev_result, ifname="net1")
+        with captured(pod, "eth0", "net1", source=source, destination="10.2.0.1") as interfaces:
+            reaches(pod, "10.2.0.1", within_s=1)
+        assert interfaces == {interface}
+        net.delete(pod, prev_result, ifname="net1")
+        pod.ip("route", "replace", "10.2.0.0/24", "dev", "net1", "src", PODS[4])
+
+
+def definition():
+    """Returns the list of docs/multus.md with sbr."""
+    lists = [json.loads(block) for block in Document(DOCS / "multus.md").blocks("json")]
+    (body,) = [item for item in lists if any(plugin["type"] == "sbr" for plugin in item.get("plugins", ()))]
+    return NetworkList(body["name"], body["cniVersion"], tuple(body["plugins"]))
+
+
+@pytest.mark.parametrize("kind", ["bridge", "ptp"])
+def test_a_pair_of_networks_as_with_multus(kind, network, host, router, client, sandbox, store):
+    """The list of docs/multus.md, and ptp instead of its bridge, attach net1 beside eth0, and a client reaches it."""
+    prepare(host, sandbox)
+    second = definition()
+    second.plugins[0]["ipam"]["dataDir"] = str(store)
+    if kind == "ptp":
+        ipam = second.plugins[0]["ipam"]
+        second = NetworkList(second.name, second.cni_version, ({"type": "ptp", "ipam": ipam}, {"type": "sbr"}))
+
+    def run(plugin, command, config):
+        return run_plugin(plugin, command, config, host=host, netns=sandbox, ifname="net1", container_id=sandbox.name)
+
+    eth0 = network.add(sandbox)
+    before = state(sandbox)
+    result = second.add(run)
+    host.ip("link", "add", "storage", "type", "veth", "peer", "name", "pods", "netns", router.name)
+    host.ip("link", "set", "storage", "up")
+    router.ip("link", "set", "pods", "up")
+    if kind == "bridge":
+        host.ip("link", "set", "storage", "master", "br-storage")
+        router.ip("address", "add", "10.56.0.1/24", "dev", "pods")
+    else:
+        host.ip("address", "add", "10.57.0.2/24", "dev", "storage")
+        router.ip("address", "add", "10.57.0.1/24", "dev", "pods")
+        router.ip("route", "add", "10.56.0.0/24", "via", "10.57.0.2")
+        host.ip("route", "add", "192.0.2.0/24", "via", "10.57.0.1")
+    address = result["ips"][0]["address"].partition("/")[0]
+    with captured(sandbox, "eth0", "net1", source=address, destination=CLIENTS[4]) as interfaces:
+        assert reaches(client, address)
+    assert interfaces == {"net1"}
+    second.check(run, result)
+    network.check(sandbox, eth0)
+    second.delete(run, result)
+    assert state(sandbox) == before
+    assert rules(sandbox) == []

@@ -1,0 +1,159 @@
+"""Runs sbr's verbs for pods whose interfaces are connected by hand, and reads rules and tables.
+
+One rule: an interface is connected as an interface plugin does it: addresses, up, routes in table main, a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.invocation import Outcome, run_plugin
+from tests.support.namespaces import Namespace
+
+IPV4, GATEWAY = "10.1.0.2/24", "10.1.0.1"
+IPV6, GATEWAY6 = "fd00:1::2/64", "fd00:1::1"
+_CARRIER_S = 5.0
+_ETH_P_ALL, _PACKET_OUTGOING = 3, 4  # linux/if_ether.h, linux/if_packet.h
+_SHOWN = ("gateway", "dev", "scope", "prefsrc", "metric")
+KERNELS_RULES = ["0: from all lookup local", "32766: from all lookup main", "32767: from all lookup default"]
+
+
+@dataclass(frozen=True)
+class Sbr:
+    """A network's sbr; `bin_dir` is the plugin's directory, by default podwire's."""
+
+    host: Namespace
+    config: Mapping[str, Any]
+    bin_dir: Path | None = None
+
+    def having(self, **keys: Any) -> Sbr:
+        """Returns a copy with other top-level keys; None removes a key."""
+        config = {**self.config, **keys}
+        return replace(self, config={key: value for key, value in config.items() if value is not None})
+
+    def with_plugin(self, bin_dir: Path | None) -> Sbr:
+        """Returns a copy with the plugin of another directory, None for podwire's."""
+        return replace(self, bin_dir=bin_dir)
+
+    def request(self, prev_result: object = None) -> dict[str, Any]:
+        """Returns the configuration of one call."""
+        return {**self.config, **({} if prev_result is None else {"prevResult": prev_result})}
+
+    def run(self, command: str, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> Outcome:
+        """Runs one verb; `how` are arguments of start_plugin()."""
+        container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
+        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
+        return run_plugin("sbr", command, self.request(prev_result), **{**defaults, **how})
+
+    def add(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
+        """Runs ADD, which must succeed without a line on stderr; returns its result."""
+        outcome = self.run("ADD", pod, prev_result, **how)
+        result = outcome.result()
+        assert self.bin_dir or outcome.stderr == ""
+        return result
+
+    def add_error(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
+        """Runs ADD, which must fail without changing rules and routes; returns its error."""
+        before = state(pod)
+        error = self.run("ADD", pod, prev_result, **how).error()
+        assert state(pod) == before
+        return error
+
+    def check(self, pod: Namespace, prev_result: object, **how: Any) -> None:
+        """Runs CHECK, which must succeed."""
+        self.run("CHECK", pod, prev_result, **how).assert_silent()
+
+    def delete(self, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> None:
+        """Runs DEL, which must succeed, podwire's without a line on stderr."""
+        outcome = self.run("DEL", pod, prev_result, **how)
+        outcome.assert_silent()
+        assert self.bin_dir or outcome.stderr == ""
+
+
+def connect(
+    peer: Namespace,
+    pod: Namespace,
+    *addresses: str,
+    ifname: str = "eth0",
+    peer_name: str = "",
+    gateways: Sequence[str] = (),
+    defaults: Sequence[str] = (),
+    version: str = "1.0.0",
+) -> dict[str, Any]:
+    """Connects a pod's interface with `peer` and returns the result of the plugin that would have done so.
+
+    `gateways` are those of the addresses in the result, which has none without; the peer gets these addresses.
+    `defaults` are the gateways of default routes in table main.
+    """
+    peer_name = peer_name or f"peer-{ifname}"
+    pod.ip("link", "add", ifname, "type", "veth", "peer", "name", peer_name, "netns", peer.name)
+    ips = []
+    for number, address in enumerate(addresses):
+        pod.ip("address", "add", address, "dev", ifname, "nodad")
+        gateway = gateways[number] if number < len(gateways) else ""
+        if gateway:
+            peer.ip("address", "add", f"{gateway}/{address.partition('/')[2]}", "dev", peer_name, "nodad")
+        ips.append({"address": address, "interface": 1, **({"gateway": gateway} if gateway else {})})
+    peer.ip("link", "set", peer_name, "up")
+    pod.ip("link", "set", ifname, "up")
+    deadline = time.monotonic() + _CARRIER_S
+    while f"fe80::/64 dev {ifname}" not in pod.ip("-6", "route") and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel adds it when the carrier is up
+    for gateway in defaults:
+        pod.ip("route", "add", "default", "via", gateway, "dev", ifname)
+    interfaces = [{"name": peer_name}, {"name": ifname, "mac": "02:00:00:00:00:01", "sandbox": pod.path}]
+    return {"cniVersion": version, "interfaces": interfaces, "ips": ips}
+
+
+def rules(pod: Namespace) -> list[str]:
+    """Returns the rules of both IP versions as `ip rule` prints them, without the kernel's own."""
+    lines = [" ".join(line.split()) for line in (pod.ip("rule") + pod.ip("-6", "rule")).splitlines()]
+    return [line for line in lines if line not in KERNELS_RULES]
+
+
+def table(pod: Namespace, number: int | str, ifname: str = "") -> list[str]:
+    """Returns the routes of a table in the words of `ip route`, both IP versions, with `ifname` those through it."""
+    lines = []
+    for version in ("-4", "-6"):
+        for item in json.loads(pod.ip("-j", version, "route", "show", "table", "all") or "[]"):
+            if str(item.get("table", "main")) == str(number) and ifname in ("", item.get("dev")):
+                lines.append(" ".join([item["dst"], *(f"{key} {item[key]}" for key in _SHOWN if key in item)]))
+    return sorted(lines)
+
+
+def state(pod: Namespace) -> dict[str, list[str]]:
+    """Returns all rules with their priorities, and the routes of all tables, without those that time changes."""
+    routes = (
+        pod.ip("-4", "route", "show", "table", "all") + pod.ip("-6", "route", "show", "table", "all")
+    ).splitlines()
+    return {"rules": rules(pod), "routes": sorted(line.partition(" pref ")[0].strip() for line in routes)}
+
+
+@contextlib.contextmanager
+def captured(pod: Namespace, *ifnames: str, source: str, destination: str) -> Iterator[set[str]]:
+    """Yields a set; after the block it has the interfaces by which the pod sent packets with these addresses."""
+    interfaces: set[str] = set()
+    ends = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed  # adjacent in both headers
+    with contextlib.ExitStack() as stack:
+        sockets = {}
+        with pod.entered():
+            for ifname in ifnames:
+                sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+                sockets[ifname] = stack.enter_context(sniffer)
+                sniffer.bind((ifname, _ETH_P_ALL))
+                sniffer.setblocking(False)
+        yield interfaces
+        for ifname, sniffer in sockets.items():
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    frame, (_, _, kind, *_) = sniffer.recvfrom(2048)
+                    if kind == _PACKET_OUTGOING and ends in frame:
+                        interfaces.add(ifname)
