@@ -65,14 +65,17 @@ class Sandbox:
     def socket(self) -> Socket:
         """The socket in the namespace, opened on first access; raises CniError(8), KernelError."""
         if self._socket is None:
-            with entered(self.namespace):
-                self._socket = Socket()
+            self._socket = self.open_socket()
         return self._socket
+
+    def open_socket(self) -> Socket:
+        """Opens another socket in the namespace; the caller closes it. Raises CniError(8), KernelError."""
+        with entered(self.namespace):
+            return Socket()
 
     def open_listener(self, group: int) -> Socket:
         """Opens a second socket in the namespace, subscribed to a multicast group (RTNLGRP_*); the caller closes it."""
-        with entered(self.namespace):
-            socket = Socket()
+        socket = self.open_socket()
         socket.subscribe(group)
         return socket
 

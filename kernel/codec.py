@@ -123,23 +123,6 @@ class LinkMessage(nlmsg):  # type: ignore[misc]
     af_spec = _AfSpec
 
 
-class _VlanDeviceData(nla):  # type: ignore[misc]
-    nla_map = ((1, "IFLA_VLAN_ID", "uint16"),)
-
-
-class _VlanDeviceInfo(nla):  # type: ignore[misc]
-    nla_map = ((2, "IFLA_INFO_DATA", "link_data"),)
-    link_data = _VlanDeviceData
-
-
-class VlanDeviceMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWLINK of an 802.1Q interface: LinkMessage with its VLAN ID."""
-
-    fields = _LINK_FIELDS
-    nla_map = ((18, "IFLA_LINKINFO", "linkinfo"), (29, "IFLA_EXT_MASK", "uint32"))
-    linkinfo = _VlanDeviceInfo
-
-
 class _VlanInfo(nla):  # type: ignore[misc]
     """IFLA_BRIDGE_VLAN_INFO: struct bridge_vlan_info (linux/if_bridge.h)."""
 
@@ -213,4 +196,4 @@ class RouteMessage(nlmsg):  # type: ignore[misc]
     metrics = _Metrics
 
 
-prepare(LinkMessage, VlanMessage, VlanDeviceMessage, NamespaceMessage, AddressMessage, RouteMessage)
+prepare(LinkMessage, VlanMessage, NamespaceMessage, AddressMessage, RouteMessage)

@@ -5,7 +5,8 @@ When these functions return, the link no longer exists. Only the kernel's acknow
 The kernel unlists a deleted link and removes its addresses and routes within some 2 ms, but acknowledges the request
 only when RCU lets it free the memory, 15 to 25 ms later. A background process waits for that, so that the verb can
 continue as soon as the kernel announces the deletion. That process closes every descriptor that it inherits (the
-caller's pipes, the sandbox, locks) and deletes the host's end of a veth, so its only open file is a socket on the host.
+caller's pipes, the sandbox, locks) and deletes the host's end of a veth, so its only open file is a socket on the host,
+or for a link without such an end, one in the sandbox.
 It ends when the kernel acknowledges the request. It runs no Python and shares the parent's memory: copying the memory,
 page by page, would take a tenth of the time of a DEL.
 """
@@ -35,23 +36,43 @@ def delete_on_host(doomed: Link, host: Socket) -> None:
         host.change(link.delete_request(doomed))
 
 
-def delete_in_background(link_on_host: Link, watched: Link, open_listener: Callable[[], Socket]) -> bool:
-    """Deletes `link_on_host` in a background process; returns whether the kernel announced that `watched` is deleted.
+def delete_in_sandbox(doomed: Link, open_socket: Callable[[], Socket]) -> None:
+    """Deletes an interface without an end on the host; `open_socket` returns a socket in its namespace.
 
-    `open_listener` returns a socket in the namespace of `watched`, subscribed to link changes. False when the process
-    failed or could not be started. Raises CniError(11) when there is no announcement within 60 s.
+    Until the kernel acknowledges the request, the background process's socket keeps that namespace alive. Raises as
+    delete_in_background(), and KernelError.
     """
-    peer = f', the other end of "{watched.name}"' if watched is not link_on_host else ""
-    description = link.delete_request(link_on_host).description + peer
+
+    def open_listener() -> Socket:
+        listener = open_socket()
+        listener.subscribe(link.RTNLGRP_LINK)
+        return listener
+
+    if not delete_in_background(doomed, doomed, open_listener, open_socket):
+        with open_socket() as socket:
+            socket.change(link.delete_request(doomed))
+
+
+def delete_in_background(
+    deleted: Link, watched: Link, open_listener: Callable[[], Socket], open_socket: Callable[[], Socket] = Socket
+) -> bool:
+    """Deletes `deleted` in a background process; returns whether the kernel announced that `watched` is deleted.
+
+    `open_listener` returns a socket in the namespace of `watched`, subscribed to link changes; `open_socket` one in the
+    namespace of `deleted`, by default this process's. False when the process failed or could not be started. Raises
+    CniError(11) when there is no announcement within 60 s.
+    """
+    peer = f', the other end of "{watched.name}"' if watched is not deleted else ""
+    description = link.delete_request(deleted).description + peer
     if record.is_dry_run():
         record.change(description)
         return True
     try:
-        with record.timed_step(description), open_listener() as listener:
-            deleted = _delete(link_on_host, watched, listener)
-        if deleted:
+        with record.timed_step(description), open_listener() as listener, open_socket() as socket:
+            is_deleted = _delete(deleted, watched, listener, socket)
+        if is_deleted:
             record.change(description)
-        return deleted
+        return is_deleted
     except (OSError, KernelError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         print(f"podwire: DEL waits for the kernel, since it cannot start a child process: {why}", file=sys.stderr)
@@ -64,13 +85,12 @@ def _open_listener() -> Socket:
     return socket
 
 
-def _delete(link_on_host: Link, watched: Link, listener: Socket) -> bool:
-    request = link.delete_request(link_on_host)
+def _delete(deleted: Link, watched: Link, listener: Socket, socket: Socket) -> bool:
+    request = link.delete_request(deleted)
     readable, writable = os.pipe()
     try:
         try:
-            with Socket() as socket:
-                child = send_in_background(socket.fileno(), request.encode(1), writable)
+            child = send_in_background(socket.fileno(), request.encode(1), writable)
         finally:
             os.close(writable)
         deadline = Deadline(_DELETION_TIMEOUT_S)
@@ -84,7 +104,7 @@ def _delete(link_on_host: Link, watched: Link, listener: Socket) -> bool:
         os.close(readable)
     raise CniError(
         Code.TRY_AGAIN_LATER,
-        f'delete "{link_on_host.name}": the kernel did not announce the deletion within {_DELETION_TIMEOUT_S:.0f} s',
+        f'delete "{deleted.name}": the kernel did not announce the deletion within {_DELETION_TIMEOUT_S:.0f} s',
     )
 
 

@@ -112,6 +112,19 @@ def get_matching(socket: Socket, address: Address) -> InstalledRoute | None:
     return InstalledRoute(destination_of(message), gateway, index, table, metric, message["proto"] == _RTPROT_KERNEL)
 
 
+def get_default_interface(socket: Socket) -> int:
+    """Returns the ifindex of the default route with the lowest metric, IPv4 before IPv6; 0 without one.
+
+    Raises KernelError.
+    """
+    for version in (4, 6):
+        routes = [each for each in list_unicast(socket, version) if each.table == TABLE_MAIN and each.index]
+        defaults = [each for each in routes if not each.dst.network.prefixlen]
+        if defaults:
+            return min(defaults, key=lambda each: each.metric).index
+    return 0
+
+
 def add_request(
     link: Link, route: Route, gateway: Address | None, *, source: Address | None = None, exists_ok: bool = False
 ) -> Request:

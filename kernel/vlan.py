@@ -12,7 +12,8 @@ from functools import partial
 from socket import AF_BRIDGE
 
 from cni.errors import CniError, Code
-from kernel.codec import LinkMessage, VlanDeviceMessage, VlanMessage
+from kernel.codec import LinkMessage, VlanMessage
+from kernel.codec_links import VlanDeviceMessage
 from kernel.errors import KernelError
 from kernel.link import IFF_UP, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, Link, by_index_request
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket

@@ -1,0 +1,126 @@
+"""The interface of an attachment that consists of one link in the container: macvlan, vlan, dummy and similar plugins.
+
+The plugin creates the link; this module deletes it, gives it addresses, and checks what all kinds have in common.
+"""
+
+from __future__ import annotations
+
+from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
+from attachment.sandbox import Sandbox
+from cni import delegate
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import internal
+from cni.result import DNS, Interface, Result
+from kernel import link
+from kernel.link import Link
+from kernel.link_deletion import delete_in_sandbox
+from kernel.netns import Netns, NetnsMissingError
+from process.undo import Undo
+from process.values import replace
+
+_DNS_KEYS = ("nameservers", "domain", "search", "options")
+
+
+def parse_dns(net_conf: NetConf) -> DNS | None:
+    """Reads the key `dns`; None without settings, so that those of the IPAM result remain. Raises CniError(7)."""
+    dns = net_conf.fields.section("dns")
+    return DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None
+
+
+def refuse_existing(sandbox: Sandbox, kind: str) -> None:
+    """Raises CniError(999) when the container has an interface of this name already; text of the reference plugins.
+
+    So whatever has the name afterwards was created by this ADD, and its rollback may delete it. Raises KernelError.
+    """
+    if sandbox.find_link() is not None:
+        details = (
+            f"{sandbox.path} has an interface of this name: the container is attached already; run DEL first, or set "
+            "CNI_IFNAME to another name"
+        )
+        raise internal(f'failed to rename {kind} to "{sandbox.ifname}": file exists', details)
+
+
+def delete_created(sandbox: Sandbox) -> None:
+    """Deletes the interface that this ADD created, for its rollback; a missing one is success. Raises KernelError."""
+    created = sandbox.find_link()
+    if created is not None:
+        sandbox.socket.change(link.delete_request(created))
+
+
+def configure(
+    args: CmdArgs, net_conf: NetConf, sandbox: Sandbox, container_link: Link, undo: Undo, *, dns: DNS | None = None
+) -> Result:
+    """Sets the interface up with the addresses that IPAM allocates, or without addresses; returns the result.
+
+    `dns`, unless None, replaces the DNS settings of the IPAM result. Raises CniError, KernelError.
+    """
+    ipam_result = Result()
+    if net_conf.ipam_type:
+        allocated = delegate.add_ipam(args, net_conf, undo)
+        ipam_result = replace(allocated, ips=tuple(replace(ip, interface=0) for ip in allocated.ips))
+    interface = result_interface(net_conf, container_link, args.netns)
+    result = replace(ipam_result, interfaces=(interface,))
+    if net_conf.ipam_type:
+        sandbox.configure(container_link, result, dad=True)
+    else:
+        sandbox.socket.change(link.set_request(container_link, up=True))
+    return result if dns is None else replace(result, dns=dns)
+
+
+def result_interface(net_conf: NetConf, container_link: Link, sandbox: str) -> Interface:
+    """Returns a link as an interface of a CNI result, with its MTU since CNI 1.1.0."""
+    mtu = container_link.mtu if net_conf.version == "1.1.0" else 0
+    return Interface(container_link.name, container_link.mac, mtu, sandbox)
+
+
+def delete(args: CmdArgs, net_conf: NetConf, *kinds: str) -> None:
+    """Deletes the interface, then releases its addresses; a missing namespace or interface is success.
+
+    Deletes only a link of one of `kinds`: a process in the container may have given the name to another one. If the
+    interface cannot be deleted, its addresses stay reserved because they are in use. Raises CniError, KernelError.
+    """
+    try:
+        with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+            container_link = sandbox.find_link()
+            if container_link is not None and container_link.kind in kinds:
+                delete_in_sandbox(container_link, sandbox.open_socket)
+    except NetnsMissingError:
+        pass
+    delegate.run_ipam(args, net_conf)
+
+
+def get_listed(args: CmdArgs, prev_result: Result) -> Interface:
+    """Returns the attachment's interface in `prev_result`; raises CniError(999) with the texts of the reference."""
+    for item in prev_result.interfaces:
+        if item.name == args.ifname and item.sandbox:
+            if item.sandbox != args.netns:
+                msg = f"Sandbox in prevResult {item.sandbox} doesn't match configured netns: {args.netns}"
+                raise internal(msg, OTHER_ATTACHMENT_HINT)
+            return item
+    raise internal(f"Container Interface name in prevResult: {args.ifname} not found", OTHER_ATTACHMENT_HINT)
+
+
+def get_checked(sandbox: Sandbox, listed: Interface, kind: str) -> Link:
+    """Returns the interface if it is of `kind`, up, and as prevResult lists it.
+
+    Raises CniError(999) with the texts of the reference plugins, KernelError.
+    """
+    name = sandbox.ifname
+    container_link = sandbox.find_link()
+    if container_link is None:
+        msg = f"Container Interface name in prevResult: {name} not found"
+        raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
+    if container_link.kind != kind:
+        details = f"it is {container_link.kind or 'unknown'}; {RECREATE_HINT}"
+        raise internal(f"Error: Container interface {name} not of type {kind}", details)
+    if listed.mac and container_link.mac != listed.mac:
+        msg = f"Interface {name} Mac {listed.mac} doesn't match container Mac: {container_link.mac}"
+        raise internal(msg, RECREATE_HINT)
+    if not container_link.is_up:
+        raise internal(f"Interface {name} is down", f'in the container: ip link set "{name}" up')
+    # prevResult has the MTU since CNI 1.1.0; a later plugin may have changed the configured one.
+    if listed.mtu and container_link.mtu != listed.mtu:
+        details = f"it is {container_link.mtu}; set it back, or remove the container and create it again"
+        raise internal(f"Interface {name} MTU doesn't match: {listed.mtu}", details)
+    return container_link

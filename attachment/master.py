@@ -1,0 +1,85 @@
+"""The master of an attachment: the link of the host, or of the container, on which macvlan, ipvlan and vlan build.
+
+The key is called `master`, as in the reference plugins. It is the link's parent (IFLA_LINK), not a bridge.
+"""
+
+from __future__ import annotations
+
+from attachment.prev_result import RECREATE_HINT
+from attachment.sandbox import Sandbox
+from cni.args import is_interface_name
+from cni.errors import CniError, Code, internal, invalid_conf
+from cni.fields import Fields
+from cni.keys import BOOLEAN, INTEGER, STRING, Key
+from kernel import link, route
+from kernel.link import Link
+from kernel.rtnl import Socket
+from process.values import dataclass
+
+KEYS = (Key("master", (STRING,)), Key("mtu", (INTEGER,)), Key("linkInContainer", (BOOLEAN,)))
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    """The keys that choose the master: its name, "" for the interface of the default route; `mtu` 0 is the master's.
+
+    With `in_container` the master is an interface of the container.
+    """
+
+    name: str
+    mtu: int
+    in_container: bool
+
+
+def parse(fields: Fields) -> MasterOptions:
+    """Reads `master`, `mtu` (bytes) and `linkInContainer`; raises CniError(7)."""
+    name = fields.string("master")
+    if name and not is_interface_name(name):
+        details = "1 to 15 bytes, no spaces, slashes, colons or percent signs"
+        raise fields.error("master", f'is not a valid interface name: "{name}"', details)
+    return MasterOptions(name, fields.integer("mtu") or 0, fields.boolean("linkInContainer"))
+
+
+def find(socket: Socket, options: MasterOptions) -> Link:
+    """Returns the master that is named or has the default route, in the socket's namespace.
+
+    Raises CniError(999) for a missing one, CniError(7) for an MTU that it does not have; KernelError.
+    """
+    master = _get_named(socket, options.name) if options.name else _find_with_default_route(socket)
+    if not 0 <= options.mtu <= master.mtu:
+        details = f'set "mtu" to 0 for that of "{master.name}", or to a smaller one'
+        raise invalid_conf(f"invalid MTU {options.mtu}, must be [0, master MTU({master.mtu})]", details)
+    return master
+
+
+def refuse_loopback(master: Link) -> None:
+    """Raises CniError(7) for the loopback interface, on which nothing can be built."""
+    if master.flags & link.IFF_LOOPBACK:
+        raise invalid_conf(f'master "{master.name}" is the loopback interface', 'set "master" to a network interface')
+
+
+def check(sandbox: Sandbox, container_link: Link, master: Link, *, in_container: bool) -> None:
+    """Checks that the interface is built on `master`; raises CniError(999).
+
+    Namespaces number their links independently, so the index counts only in the master's namespace.
+    """
+    is_in_sandbox = container_link.iflink_nsid is None
+    if container_link.iflink != master.index or is_in_sandbox != in_container:
+        msg = f'Container interface {container_link.name} is not on master "{master.name}"'
+        raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
+
+
+def _get_named(socket: Socket, name: str) -> Link:
+    (master,) = link.get(socket, link.by_name_request(name))
+    if master is None:
+        details = 'set "master" to an existing interface: ip -brief link'
+        raise CniError(Code.INTERNAL, f'failed to lookup master "{name}": Link not found', details)
+    return master
+
+
+def _find_with_default_route(socket: Socket) -> Link:
+    index = route.get_default_interface(socket)
+    (master,) = link.get(socket, link.by_index_request(index)) if index else [None]
+    if master is None:
+        raise internal("no default route interface found", 'set "master" to the interface to use: ip -brief link')
+    return master

@@ -1,0 +1,74 @@
+"""Netlink messages of links on top of another link, as pyroute2 message classes.
+
+The attribute numbers in IFLA_INFO_DATA depend on the kind of link, so each kind has a message class of its own.
+"""
+
+from __future__ import annotations
+
+from kernel.codec import LinkMessage, nla
+from kernel.wire import prepare
+
+
+class _MacvlanData(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_MACVLAN_MODE", "uint32"), (7, "IFLA_MACVLAN_BC_QUEUE_LEN", "uint32"))
+
+
+class _MacvlanInfo(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "macvlan_data"))
+    macvlan_data = _MacvlanData
+
+
+class MacvlanMessage(LinkMessage):
+    """RTM_NEWLINK of a macvlan interface: struct ifinfomsg and IFLA_MACVLAN_* attributes."""
+
+    linkinfo = _MacvlanInfo
+
+
+class _IpvlanData(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_IPVLAN_MODE", "uint16"), (2, "IFLA_IPVLAN_FLAGS", "uint16"))
+
+
+class _IpvlanInfo(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "ipvlan_data"))
+    ipvlan_data = _IpvlanData
+
+
+class IpvlanMessage(LinkMessage):
+    """RTM_NEWLINK of an ipvlan interface: struct ifinfomsg and IFLA_IPVLAN_* attributes."""
+
+    linkinfo = _IpvlanInfo
+
+
+class _PriorityMap(nla):  # type: ignore[misc]
+    """IFLA_VLAN_QOS_MAPPING: struct ifla_vlan_qos_mapping (linux/if_link.h)."""
+
+    fields = (("from", "I"), ("to", "I"))
+
+
+class _PriorityMaps(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_VLAN_QOS_MAPPING", "mapping"),)
+    mapping = _PriorityMap
+
+
+class _VlanData(nla):  # type: ignore[misc]
+    nla_map = (
+        (1, "IFLA_VLAN_ID", "uint16"),
+        (3, "IFLA_VLAN_EGRESS_QOS", "priorities"),
+        (4, "IFLA_VLAN_INGRESS_QOS", "priorities"),
+        (5, "IFLA_VLAN_PROTOCOL", "be16"),
+    )
+    priorities = _PriorityMaps
+
+
+class _VlanInfo(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "vlan_data"))
+    vlan_data = _VlanData
+
+
+class VlanDeviceMessage(LinkMessage):
+    """RTM_NEWLINK of an 802.1Q interface: struct ifinfomsg and IFLA_VLAN_* attributes."""
+
+    linkinfo = _VlanInfo
+
+
+prepare(MacvlanMessage, IpvlanMessage, VlanDeviceMessage)
