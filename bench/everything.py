@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench import cases, chains, cold, extremes, limits, nodes, parallel, ports
+from bench import cases, chains, cold, extremes, limits, nodes, parallel, ports, source_routing
 from bench.cases import Subjects
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
@@ -51,10 +51,13 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             yield Part("ms", "1,000 routes", cases.bridge(subjects, fewer, "bridge, 1,000 routes", routed, pods))
             batches = cases.throughput(subjects, fewer, network, pods)
             yield Part("ms", "DEL until its last background process has ended, each", batches)
+            yield Part("ms", "sbr", source_routing.sbr(subjects, rounds, "sbr:", network, pods))
             first = cold.first_calls(subjects, few, network, pods[0])
             yield Part("ms", "The first call, with the plugin's file not in the page cache", first)
         with cases.networks(subjects, DUAL) as network:
             yield Part("ms", "Dual stack", cases.bridge(subjects, rounds, "bridge, dual stack", network, pods))
+            rows = source_routing.sbr(subjects, rounds, "sbr, dual stack:", network, pods)
+            yield Part("ms", "sbr, dual stack", rows)
             yield Part(
                 "memory_kib", "Peak of resident memory, the largest process", cases.memory(subjects, network, pods[0])
             )

@@ -110,6 +110,10 @@ class Subject:
         """Returns firewall's configuration without options, as in podman's default list."""
         return {"cniVersion": _VERSION, "name": f"firewall-{self.number}", "type": "firewall", "prevResult": result}
 
+    def sbr(self, result: Config) -> Config:
+        """Returns sbr's configuration without options."""
+        return {"cniVersion": _VERSION, "name": f"routing-{self.number}", "type": "sbr", "prevResult": result}
+
     def tuning(self, result: Config) -> Config:
         """Returns tuning's configuration without options, as in podman's default list."""
         return {"cniVersion": _VERSION, "name": f"tuning-{self.number}", "type": "tuning", "prevResult": result}

@@ -54,6 +54,11 @@ class TableRoute(NamedTuple):
         return self.dst, self.metric, self.indexes, self.gateways
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """The parts in which two routes of the kernel differ: `key`, table and type."""
+        return *self.key, self.table, self.type
+
+    @property
     def is_default(self) -> bool:
         """Whether it is a default route."""
         return not self.dst.prefixlen

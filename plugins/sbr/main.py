@@ -53,7 +53,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, record.timed_step("rules"):
             _lock(namespace)
-            removal.remove(sandbox, _lenient_ips(net_conf, args.ifname), sbr_conf.lenient_table(net_conf))
+            removal.remove(sandbox, _lenient_prev_result(net_conf), sbr_conf.lenient_table(net_conf))
     except NetnsMissingError:
         return
 
@@ -151,10 +151,9 @@ def _ips(prev_result: Result, ifname: str) -> list[IPConfig]:
     return ips
 
 
-def _lenient_ips(net_conf: NetConf, ifname: str) -> list[IPConfig]:
-    """Returns the interface's addresses in prevResult, [] without a usable one."""
+def _lenient_prev_result(net_conf: NetConf) -> Result | None:
+    """Returns prevResult, None without a usable one."""
     try:
-        prev_result = net_conf.prev_result()
+        return net_conf.prev_result()
     except CniError:
-        return []
-    return attachment_ips(prev_result, ifname, strict=False) if prev_result else []
+        return None

@@ -6,32 +6,37 @@ the configured one, or has routes through the interface, or has none. Others' ru
 
 from __future__ import annotations
 
-from attachment.sandbox import Sandbox
-from cni.address import Address
-from cni.result import IPConfig
+from collections.abc import Iterable
+
+from attachment.sandbox import Sandbox, attachment_ips
+from cni.result import IPConfig, Result
 from kernel import address, route_copy, rule
 from kernel.rtnl import Request
 from kernel.rule import Rule
 from plugins.sbr.state import State, get_state, is_choosable
+from plugins.sbr.tables import Tables
 
 
-def remove(sandbox: Sandbox, ips: list[IPConfig], table: int | None) -> None:
-    """Removes the rules of `ips`, or without any of the interface's addresses, and the routes of their tables.
+def remove(sandbox: Sandbox, prev_result: Result | None, table: int | None) -> None:
+    """Removes the rules of the interface's addresses in prevResult, or without any on the interface, and their routes.
 
-    With `table`, the configured one, only rules for it, and no routes. All requests are sent whatever fails. Raises
-    KernelError.
+    With `table`, the configured one, only rules for it, and no routes. Tables whose rules are missing, after a DEL that
+    failed for example, are emptied, too. All requests are sent whatever fails. Raises KernelError.
     """
     state = get_state(sandbox.socket, sandbox.ifname)
-    addresses = {ip.address.ip for ip in ips} or _assigned_addresses(sandbox, state)
+    ips = attachment_ips(prev_result, sandbox.ifname, strict=False) if prev_result else []
+    ips = ips or _assigned(sandbox, state)
     doomed = [
-        (item, source)
+        (item, ip.address.ip)
         for item in state.rules
-        for source in addresses
-        if item.source == source.packed and _is_ours(state, item, table)
+        for ip in {ip.address.ip: ip for ip in ips}.values()
+        if item.source == ip.address.packed and _is_ours(state, item, table)
     ]
     requests = [rule.delete_request(source, item.table) for item, source in doomed]
     if table is None:
-        requests += _route_requests(state, [item for item, _ in doomed])
+        removed = [item for item, _ in doomed]
+        tables = {item.table for item in removed} - {item.table for item in state.rules if item not in removed}
+        requests += _route_requests(state, tables | _stale_tables(state, prev_result, ips))
     if requests:
         sandbox.socket.change(*requests)
 
@@ -45,10 +50,17 @@ def _is_ours(state: State, item: Rule, table: int | None) -> bool:
     return is_choosable(item.table) and (not routes or through_interface)
 
 
-def _route_requests(state: State, doomed: list[Rule]) -> list[Request]:
-    """Returns requests that delete the interface's routes from tables to which no other rule refers."""
-    kept = {item.table for item in state.rules if item not in doomed}
-    tables = {item.table for item in doomed} - kept
+def _stale_tables(state: State, prev_result: Result | None, ips: Iterable[IPConfig]) -> set[int]:
+    """Returns the tables of the addresses whose rules are missing."""
+    tables, stale = Tables(state, prev_result or Result()), set()
+    for ip in ips:
+        while (table := tables.find_without_rule(ip)) is not None:
+            stale.add(table)
+    return stale
+
+
+def _route_requests(state: State, tables: set[int]) -> list[Request]:
+    """Returns requests that delete the interface's routes from `tables`."""
     return [
         route_copy.delete_request(route, route.table)
         for route in state.routes
@@ -56,8 +68,8 @@ def _route_requests(state: State, doomed: list[Rule]) -> list[Request]:
     ]
 
 
-def _assigned_addresses(sandbox: Sandbox, state: State) -> set[Address]:
-    """Returns the addresses of the interface, none if it does not exist."""
+def _assigned(sandbox: Sandbox, state: State) -> list[IPConfig]:
+    """Returns the addresses of the interface, [] if it does not exist."""
     if state.link is None:
-        return set()
-    return {item.address.ip for item in address.list_on_link(sandbox.socket, state.link)}
+        return []
+    return [IPConfig(item.address) for item in address.list_on_link(sandbox.socket, state.link)]

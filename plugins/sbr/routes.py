@@ -5,7 +5,7 @@ Pure functions: nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network
 
 from cni.address import Address, Network
@@ -68,8 +68,8 @@ def missing_routes(
         if item.dst not in present and serves(item, ip, ips) and not (configured and item.is_default)
     ]
     added = [*copies, *_subnet(link, ip, [*existing, *copies])]
-    if not main:
-        added += _results(link, prev_result, ip, [*existing, *added])
+    present |= {item.dst for item in added}
+    added += [item for item in result_routes(link, prev_result, ips, ip) if item.dst not in present]
     defaults = [item for item in (*existing, *copies) if item.is_default]
     if configured:
         defaults = [item for item in defaults if item.gateways == (configured,)]
@@ -77,6 +77,23 @@ def missing_routes(
     if gateway and not defaults:
         added.append(route_copy.build_route(link, _DEFAULTS[ip.address.version], gateway=gateway))
     return sorted(added, key=lambda item: any(item.gateways))
+
+
+def result_routes(link: Link, prev_result: Result, ips: Sequence[IPConfig], ip: IPConfig) -> list[TableRoute]:
+    """Returns the routes of prevResult via a gateway in the subnet of `ip`, except default routes.
+
+    A route without gateway uses that of the first address, as with interface plugins. In ADD these routes are usually
+    in table main already; after the interface was down they are not.
+    """
+    first = next((each for each in ips if each.gateway and each.address.version == ip.address.version), None)
+    built = []
+    for item in prev_result.routes:
+        gateway = item.gw or (first.gateway if ip is first else None)
+        is_reachable = gateway == ip.gateway or (gateway and gateway in ip.address.network)
+        dst = item.dst.network
+        if gateway and is_reachable and dst.prefixlen and item.table in (None, TABLE_MAIN):
+            built.append(route_copy.build_route(link, dst, gateway=gateway, metric=item.priority))
+    return [item for item in built if item.dst.version == ip.address.version]
 
 
 def hints(link: Link, ips: Sequence[IPConfig], main: Sequence[TableRoute]) -> list[TableRoute]:
@@ -104,18 +121,3 @@ def _subnet(link: Link, ip: IPConfig, others: Sequence[TableRoute]) -> list[Tabl
     if subnet.version == 6:
         return [route_copy.build_route(link, subnet, metric=_IPV6_SUBNET_METRIC)]
     return [route_copy.build_route(link, subnet, source=ip.address.ip)]
-
-
-def _results(link: Link, prev_result: Result, ip: IPConfig, others: Sequence[TableRoute]) -> Iterator[TableRoute]:
-    """Yields the routes of prevResult via a gateway of this address that are missing, except default routes."""
-    present = {item.dst for item in others}
-    for item in prev_result.routes:
-        gateway, dst = item.gw or ip.gateway, item.dst.network
-        of_table_main = item.table in (None, TABLE_MAIN)
-        is_its = dst.version == ip.address.version and gateway in (ip.gateway, *_members(gateway, ip))
-        if dst.prefixlen and gateway and is_its and of_table_main and dst not in present:
-            yield route_copy.build_route(link, dst, gateway=gateway, metric=item.priority)
-
-
-def _members(gateway: Address | None, ip: IPConfig) -> tuple[Address, ...]:
-    return (gateway,) if gateway and gateway in ip.address.network else ()

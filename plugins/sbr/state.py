@@ -47,7 +47,7 @@ class State:
 def get_state(socket: Socket, ifname: str) -> State:
     """Reads interface, rules and routes; raises KernelError."""
     container_link, rules = socket.get(link.by_name_request(ifname), rule.list_request())
-    routes = socket.dump(route_copy.list_request())
+    routes = socket.dump(route_copy.list_request(), merge_key=lambda message: route_copy.from_message(message).identity)
     return State(
         link.from_message(container_link) if container_link else None,
         tuple(map(rule.from_message, rules)),

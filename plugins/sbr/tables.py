@@ -7,6 +7,7 @@ Only a table without a rule whose routes all go through the interface is stale: 
 from __future__ import annotations
 
 from cni.result import IPConfig, Result
+from kernel.route_copy import TableRoute
 from plugins.sbr.state import State, is_choosable, tables_of
 
 
@@ -33,8 +34,7 @@ class Tables:
     def find_without_rule(self, ip: IPConfig) -> int | None:
         """Returns a stale table with the address's routes, whose rule was deleted; None without one."""
         for item in self._state.routes:
-            is_its = item.source == ip.address.ip or item.dst == ip.address.network
-            if is_its and item.table not in self._chosen and self._is_stale(item.table):
+            if item.table not in self._chosen and _is_of(item, ip) and self._is_stale(item.table):
                 self._chosen.add(item.table)
                 return item.table
         return None
@@ -54,3 +54,9 @@ class Tables:
     def _is_stale(self, table: int) -> bool:
         known = table in self._with_routes and table not in self._in_rules
         return known and is_choosable(table) and self._state.holds_only_ours(table)
+
+
+def _is_of(item: TableRoute, ip: IPConfig) -> bool:
+    """Returns whether a route leads to the address's subnet, has its source, or a gateway in the subnet."""
+    network = ip.address.network
+    return item.dst == network or item.source == ip.address.ip or any(end in network for end in item.gateways if end)

@@ -101,6 +101,9 @@ def _check_order(items: Sequence[PluginEntry]) -> None:
             text = f"{item.type} creates a second interface with the same name as {creators[0].type}'s"
             item.warn("type", text, "put it into a separate network")
         seen[item.type] = item
+        if item.type == "sbr" and first.type in ("bridge", "ptp") and not first.ipam_type:
+            text = f'sbr routes by source addresses, but {first.type} has no "ipam" that allocates one'
+            item.warn("type", text, 'add an "ipam", or remove sbr')
     for item in items:
         if item.type == "firewall" and item.get("ingressPolicy") in _POLICIES and first.type == "ptp":
             text = f'"ingressPolicy": "{item.get("ingressPolicy")}" needs a bridge, but this network has none'

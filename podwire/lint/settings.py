@@ -24,6 +24,7 @@ from podwire.lint.source import Severity
 _CONTEXT = re.compile(r"^failed to (load netconf|parse network configuration): ")
 _TOP = re.compile(r"[.\[]")
 _RATES = ("ingressRate", "egressRate", "ingressBurst", "egressBurst")
+_KERNEL_TABLES = (253, 254, 255)  # default, main, local
 # Stands for the ranges in the runtime's request; any range will do (TEST-NET-1, RFC 5737).
 _SOME_RANGES = [[{"subnet": "192.0.2.0/24"}]]
 # Capabilities that more plugins use than declare them.
@@ -181,6 +182,15 @@ def _contradictory(item: PluginEntry) -> Iterator[_Remark]:
         yield _Remark("isGateway", text, "remove one of them")
     if item.type == "portmap" and item.is_set("masqAll") and item.get("snat") is False:
         yield _Remark("masqAll", '"masqAll" does nothing with "snat" set to false', 'remove "snat"')
+    if item.type == "sbr" and item.get("table") is not None:
+        for key in ("gateways", "addSourceHints"):
+            if item.get(key):
+                yield _Remark(
+                    key, f'"{key}" does nothing with "table", which something else fills', "remove one of them"
+                )
+        if item.get("table") in _KERNEL_TABLES:
+            text = f"table {item.get('table')} is a table of the kernel, which every packet uses without a rule"
+            yield _Remark("table", text, "use the number of a table that the pod has for this, or remove the key")
     static = item.ipam and item.ipam.name == "static"
     has_requested_ips = item.is_set("capabilities.ips") or item.get("args.cni.ips")
     if static and not item.get("ipam.addresses") and not has_requested_ips:

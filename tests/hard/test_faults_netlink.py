@@ -27,6 +27,7 @@ CASES = [
     ),
     *((verb, plugin, "nftables") for verb in SCENARIOS for plugin in ("bandwidth", "tuning", "ptp")),
     *((verb, "loopback", "nftables") for verb in ("ADD", "DEL", "CHECK")),
+    *((verb, "sbr", "nftables") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
 ]
 
 

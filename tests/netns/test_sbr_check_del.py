@@ -81,6 +81,15 @@ def test_del_without_prev_result(sbr, sandbox, result):
     assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
 
 
+@pytest.mark.parametrize("has_result", [True, False])
+def test_del_without_the_rules(sbr, sandbox, result, has_result):
+    """DEL empties the tables of the addresses also if something else deleted the rules."""
+    sandbox.ip("rule", "delete", "from", "10.1.0.2")
+    sandbox.ip("-6", "rule", "delete", "from", "fd00:1::2")
+    sbr.delete(sandbox, result if has_result else None)
+    assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
+
+
 def test_second_del(sbr, sandbox, result):
     """A repeated DEL succeeds and changes nothing."""
     sbr.delete(sandbox, result)

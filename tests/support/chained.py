@@ -109,6 +109,13 @@ class Chain:
         with pod.entered():
             _SETTING.write_text("0")
 
+    def unroute(self, pod: Namespace) -> None:
+        """Returns the routes to table main that sbr moved and its DEL deleted with their table."""
+        (address,) = (item["local"] for item in netstate.links(pod)["eth0"]["addresses"])
+        device = ("dev", "eth0")
+        pod.ip("route", "replace", "10.22.0.0/16", *device, "proto", "kernel", "scope", "link", "src", address)
+        pod.ip("route", "replace", "default", "via", "10.22.0.1", *device)
+
     def everything(self, pod: Namespace) -> dict[str, Any]:
         """Returns all that the chain can change, on the host, in the pod and in the store."""
         # The guard of 127.0.0.0/8 belongs to the bridge, not to a pod, and exists with either backend.

@@ -13,6 +13,7 @@ from tests.support.chained import CHAIN, Chain, differences
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 
+EARLIER = {"sbr": CHAIN[:1]}  # the plugins before one that is not in the chain
 # Texts that do not help an operator.
 _UNHELPFUL = re.compile(r"\[Errno|\b\w+Error\b|Exception|defect of podwire|Traceback")
 
@@ -57,7 +58,7 @@ class Scenario:
     def __init__(self, host: ScenarioHost, plugin: str) -> None:
         self.host, self.plugin = host, plugin
         self.chain, self.pod = host.chain, host.pod
-        self.earlier_plugins = CHAIN[: CHAIN.index(plugin)] if plugin in CHAIN else ()
+        self.earlier_plugins = CHAIN[: CHAIN.index(plugin)] if plugin in CHAIN else EARLIER.get(plugin, ())
         self.dirty = False
         self.earlier_result = self.chain.add(self.pod, *self.earlier_plugins)
         if plugin == "loopback":  # the kernel keeps 127.0.0.1 from the first time that lo comes up
@@ -95,7 +96,9 @@ class Scenario:
         return defects
 
     def restore_settings(self, *, everything: bool = False) -> None:
-        """Restores the sysctls, which tuning's DEL leaves by design; with `everything` also what its GC leaves."""
+        """Restores what DEL leaves by design: tuning's sysctls, sbr's routes; with `everything` also what GC leaves."""
+        if self.plugin == "sbr":
+            self.chain.unroute(self.pod)
         if self.plugin == "tuning":
             (interface,) = (item for item in self.earlier_result["interfaces"] if item.get("sandbox"))
             self.chain.untune(self.pod, interface["mac"] if everything else "")

@@ -21,6 +21,7 @@ from tests.support.namespaces import Namespace
 IPV4, GATEWAY = "10.1.0.2/24", "10.1.0.1"
 IPV6, GATEWAY6 = "fd00:1::2/64", "fd00:1::1"
 _CARRIER_S = 5.0
+_LATER = ("local fe80:", "anycast ", "multicast ")  # the kernel adds these when the addresses are usable
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4  # linux/if_ether.h, linux/if_packet.h
 _SHOWN = ("gateway", "dev", "scope", "prefsrc", "metric")
 KERNELS_RULES = ["0: from all lookup local", "32766: from all lookup main", "32767: from all lookup default"]
@@ -134,7 +135,8 @@ def state(pod: Namespace) -> dict[str, list[str]]:
     routes = (
         pod.ip("-4", "route", "show", "table", "all") + pod.ip("-6", "route", "show", "table", "all")
     ).splitlines()
-    return {"rules": rules(pod), "routes": sorted(line.partition(" pref ")[0].strip() for line in routes)}
+    stable = [line.partition(" pref ")[0].strip() for line in routes if not line.startswith(_LATER)]
+    return {"rules": rules(pod), "routes": sorted(stable)}
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from cni.result import Route
-from kernel import address, link, route, vlan
+from kernel import address, link, route, route_copy, rule, vlan
 from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
+from kernel.codec_routing import RouteCopyMessage, RuleMessage
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns
@@ -27,7 +28,15 @@ from tests.support.binaries import ROOT
 ifinfmsg = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg").ifinfmsg
 ifaddrmsg = importlib.import_module("pyroute2.netlink.rtnl.ifaddrmsg").ifaddrmsg
 rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
-FULL_CLASSES = {LinkMessage: ifinfmsg, VlanMessage: ifinfmsg, AddressMessage: ifaddrmsg, RouteMessage: rtmsg}
+fibmsg = importlib.import_module("pyroute2.netlink.rtnl.fibmsg").fibmsg
+FULL_CLASSES = {
+    LinkMessage: ifinfmsg,
+    VlanMessage: ifinfmsg,
+    AddressMessage: ifaddrmsg,
+    RouteMessage: rtmsg,
+    RouteCopyMessage: rtmsg,
+    RuleMessage: fibmsg,
+}
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
 ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
@@ -82,6 +91,18 @@ REQUESTS = {
     "IPv6 default route": route.add_request(ETH0, Route(ipaddress.ip_interface("::/0")), GATEWAY6),
     "route": route.add_request(
         ETH0, Route(ipaddress.ip_interface("192.0.2.0/24"), mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY
+    ),
+    "rule": rule.add_request(GATEWAY, 100),
+    "IPv6 rule": rule.add_request(GATEWAY6, 70000),
+    "delete a rule": rule.delete_request(GATEWAY6, 253),
+    "subnet in a table": route_copy.add_request(
+        route_copy.build_route(ETH0, IPV4.network, source=IPV4.ip), 100, replace=True
+    ),
+    "default route in a table": route_copy.add_request(
+        route_copy.build_route(ETH0, ipaddress.ip_network("::/0"), gateway=GATEWAY6), 70000
+    ),
+    "delete from a table": route_copy.delete_request(
+        route_copy.build_route(ETH0, IPV6.network, metric=256, source=IPV6.ip), 101
     ),
     "link route": route.add_request(ETH0, Route(ipaddress.ip_interface("2001:db8::/32"), scope=253, table=100), None),
 }
@@ -172,7 +193,12 @@ def test_messages_are_decoded_as_by_the_full_classes(name):
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    [(LinkMessage, link.RTM_GETLINK), (AddressMessage, address.RTM_GETADDR), (RouteMessage, route.RTM_GETROUTE)],
+    [
+        (LinkMessage, link.RTM_GETLINK),
+        (AddressMessage, address.RTM_GETADDR),
+        (RouteMessage, route.RTM_GETROUTE),
+        (RuleMessage, rule.RTM_GETRULE),
+    ],
 )
 def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, monkeypatch):
     """The machine's links, addresses and routes are decoded to the same values as by the full classes."""

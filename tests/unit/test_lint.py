@@ -212,6 +212,26 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network(BRIDGE, {"type": "macvlan", "master": "eth0"}),
         [("warning", "plugins[1].type", "second interface")],
     ),
+    "sbr without addresses": (
+        network({"type": "bridge"}, {"type": "sbr"}),
+        [("warning", "plugins[1].type", 'bridge has no "ipam"')],
+    ),
+    "sbr with a table": (
+        network(BRIDGE, {"type": "sbr", "table": 5000, "gateways": ["10.1.0.1"], "addSourceHints": True}),
+        [
+            ("warning", "plugins[1].gateways", 'does nothing with "table"'),
+            ("warning", "plugins[1].addSourceHints", 'does nothing with "table"'),
+        ],
+    ),
+    "sbr with table main": (
+        network(BRIDGE, {"type": "sbr", "table": 254}),
+        [("warning", "plugins[1].table", "table of the kernel")],
+    ),
+    "sbr gateways": (
+        network(BRIDGE, {"type": "sbr", "gateways": ["10.1.0.1", "10.1.0.2"]}),
+        [("error", "plugins[1].gateways", "multiple IPv4 addresses")],
+    ),
+    "sbr twice": (network(BRIDGE, {"type": "sbr"}, {"type": "sbr", "table": 5000}), []),
     "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
     "ipam in the list": (
         network(BRIDGE, {"type": "host-local", "ipam": IPAM}),
