@@ -212,7 +212,7 @@ def count_ports(socket: Socket, bridge: int) -> int:
     This takes a third of the time of list_ports(): messages of family AF_BRIDGE are small, and a search for the bytes
     of IFLA_MASTER replaces decoding.
     """
-    master = struct.pack("=HHI", 8, 10, bridge)  # the attribute IFLA_MASTER
+    master = struct.pack("=HHi", 8, 10, bridge)  # the attribute IFLA_MASTER
     values = {"family": AF_BRIDGE}
     description = "count the bridge's ports"
     request = Request(
