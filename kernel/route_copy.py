@@ -159,6 +159,8 @@ def _request(
 
 def _is_listed(body: bytes) -> bool:
     """Returns whether an answer is an IPv4 or IPv6 route outside of table "local"; others are of multicast routing."""
+    if len(body) <= _TABLE_OFFSET:
+        return True  # decoding refuses it
     is_ip = body[_HEADER_BYTES] in (stdlib_socket.AF_INET, stdlib_socket.AF_INET6)
     return is_ip and body[_TABLE_OFFSET] != _TABLE_LOCAL
 

@@ -82,5 +82,5 @@ def _content(source: Address, table: int) -> tuple[dict[str, int], Attributes]:
 
 
 def _is_ip(body: bytes) -> bool:
-    """Returns whether an answer is of IPv4 or IPv6; multicast routing has rules, too."""
-    return body[_FAMILY_OFFSET] in (stdlib_socket.AF_INET, stdlib_socket.AF_INET6)
+    """Returns whether an answer is of IPv4 or IPv6; multicast routing has rules, too. Decoding refuses a short one."""
+    return not body[_FAMILY_OFFSET:] or body[_FAMILY_OFFSET] in (stdlib_socket.AF_INET, stdlib_socket.AF_INET6)

@@ -123,6 +123,9 @@ _CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
         "backend": "iptables", "conditionsV4": ["!", "-s", "10.9.0.0/16"],
         "runtimeConfig": {"portMappings": _PORTS[:2]},
     }),
+    "sbr": ("sbr", {"gateways": ["10.1.2.1", "fd00:1:2::1"]}),
+    "sbr-hints": ("sbr", {"addSourceHints": True}),
+    "sbr-table": ("sbr", {"table": 5000, "gateways": []}),
     "bandwidth": ("bandwidth", {**_LIMITS, "maxBurst": 1_000_000, "unshapedSubnets": ["10.0.0.0/8", "fd00::/8"]}),
     "bandwidth-runtime": ("bandwidth", {
         "runtimeConfig": {"bandwidth": {**_LIMITS, "shapedSubnets": ["10.3.0.0/16"]}},
