@@ -1,4 +1,4 @@
-"""Policy rules: a rule with any condition besides its source belongs to somebody else."""
+"""Policy rules: a rule with any condition besides its source belongs to another program."""
 
 import ipaddress
 
@@ -18,8 +18,8 @@ def rule_with(fields=None, attributes=()):
     message = FULL_CLASSES[RuleMessage]()
     message["header"].update({"type": rule.RTM_NEWRULE, "flags": 0, "sequence_number": 1})
     message.update({"family": 2, "src_len": 32, "table": 100, "action": 1, **(fields or {})})
-    own = [("FRA_SRC", str(SOURCE)), ("FRA_PRIORITY", 32765), ("FRA_SUPPRESS_PREFIXLEN", 0xFFFFFFFF)]
-    message["attrs"] = [*own, ("FRA_TABLE", 100), ("FRA_PROTOCOL", 0), *attributes]
+    plain = [("FRA_SRC", str(SOURCE)), ("FRA_PRIORITY", 32765), ("FRA_SUPPRESS_PREFIXLEN", 0xFFFFFFFF)]
+    message["attrs"] = [*plain, ("FRA_TABLE", 100), ("FRA_PROTOCOL", 0), *attributes]
     message.encode()
     return rule.from_message(decode(RuleMessage, bytes(message.data)))
 
