@@ -25,6 +25,8 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
         (6, "FRA_PRIORITY", "uint32"),
         (14, "FRA_SUPPRESS_PREFIXLEN", "uint32"),
         (15, "FRA_TABLE", "uint32"),
+        (19, "FRA_L3MDEV", "uint8"),
+        (21, "FRA_PROTOCOL", "uint8"),
     )
 
 

@@ -162,7 +162,7 @@ def add_request(
     return Request(description, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
 
 
-def delete_connected_request(link: Link, network: Network) -> Request:
+def delete_connected_request(link: Link, network: Network, table: int = TABLE_MAIN) -> Request:
     """Returns a request that deletes the route that the kernel added to `network` for an address of `link`.
 
     A missing route is success.
@@ -171,11 +171,11 @@ def delete_connected_request(link: Link, network: Network) -> Request:
     values = {
         "family": _FAMILIES[network.version],
         "dst_len": network.prefixlen,
-        "table": TABLE_MAIN,
+        "table": table if table < 256 else 0,
         "proto": _RTPROT_KERNEL,  # a route from IPAM to the same destination stays
         "scope": _SCOPE_NOWHERE,
     }
-    attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", TABLE_MAIN)]
+    attributes: Attributes = [("RTA_OIF", link.index), ("RTA_TABLE", table)]
     attributes.append(("RTA_DST", network.network_address.packed))
     return Request(description, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 

@@ -16,26 +16,31 @@ from kernel.wire import Attributes, DecodedMessage, attribute_specs
 
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
 _TO_TABLE = 1  # FR_ACT_TO_TBL (linux/fib_rules.h)
+_L3MDEV_PRIORITY, _BY_KERNEL = 1000, 2  # FIB_RULE_PREF (drivers/net/vrf.c), RTPROT_KERNEL (linux/rtnetlink.h)
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _FAMILY_OFFSET = 16  # the first byte after struct nlmsghdr
 # Attributes of every rule that selects packets by their source only: FRA_SRC, FRA_PRIORITY, FRA_SUPPRESS_PREFIXLEN
 # (which the kernel always reports), FRA_TABLE, FRA_PAD, FRA_PROTOCOL (who created the rule).
 _SOURCE_ONLY = frozenset((2, 6, 14, 15, 18, 21))
 _UNSET = 0xFFFFFFFF
-_SPECS = attribute_specs(RuleMessage, FRA_SRC=b"", FRA_TABLE=0, FRA_PRIORITY=0, FRA_SUPPRESS_PREFIXLEN=_UNSET)
+_SPECS = attribute_specs(
+    RuleMessage, FRA_SRC=b"", FRA_TABLE=0, FRA_PRIORITY=0, FRA_SUPPRESS_PREFIXLEN=_UNSET, FRA_L3MDEV=0
+)
 
 
 class Rule(NamedTuple):
     """A policy rule: IP version, the source address that it selects, its table, its priority.
 
     `source` is the packed address of a rule like "from 10.1.2.3 lookup 100", which has no other condition, and b"" for
-    every other rule. `table` is 0 for a rule without one.
+    every other rule. `table` is 0 for a rule without one, such as that which selects the table of a packet's VRF
+    (`is_l3mdev`).
     """
 
     version: int
     source: bytes
     table: int
     priority: int
+    is_l3mdev: bool = False
 
 
 def list_request() -> Request:
@@ -45,7 +50,7 @@ def list_request() -> Request:
 
 def from_message(message: DecodedMessage) -> Rule:
     """Returns the rule in an RTM_NEWRULE message."""
-    source, table, priority, suppressed_prefix = message.get_attributes(_SPECS)
+    source, table, priority, suppressed_prefix, l3mdev = message.get_attributes(_SPECS)
     version = 4 if message["family"] == stdlib_socket.AF_INET else 6
     is_source_only = (
         message["action"] == _TO_TABLE
@@ -54,7 +59,7 @@ def from_message(message: DecodedMessage) -> Rule:
         and suppressed_prefix == _UNSET
         and _SOURCE_ONLY.issuperset(message.attribute_numbers())
     )
-    return Rule(version, source if is_source_only else b"", table or message["table"], priority)
+    return Rule(version, source if is_source_only else b"", table or message["table"], priority, bool(l3mdev))
 
 
 def add_request(source: Address, table: int) -> Request:
@@ -62,6 +67,19 @@ def add_request(source: Address, table: int) -> Request:
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     values, attributes = _content(source, table)
     return Request(f"add rule from {source} lookup {table}", RuleMessage, RTM_NEWRULE, flags, values, attributes)
+
+
+def add_l3mdev_request(version: int) -> Request:
+    """Returns a request that adds the rule for the VRFs of an IP version, as the kernel adds it with the first VRF.
+
+    An existing rule is success, and so is the refusal by a kernel without IPv6.
+    """
+    attributes: Attributes = [("FRA_PRIORITY", _L3MDEV_PRIORITY), ("FRA_L3MDEV", 1), ("FRA_PROTOCOL", _BY_KERNEL)]
+    values = {"family": _FAMILIES[version], "action": _TO_TABLE}
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    ignored = errno.EEXIST, errno.EAFNOSUPPORT, errno.EOPNOTSUPP
+    description = f"add the IPv{version} rule for VRFs"
+    return Request(description, RuleMessage, RTM_NEWRULE, flags, values, attributes, ignored)
 
 
 def delete_request(source: Address, table: int) -> Request:

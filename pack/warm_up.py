@@ -35,7 +35,7 @@ from cni.address import Cidr, parse_cidr
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage
 from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import Attributes, encode
-from pack import fake_routing
+from pack import fake_routing, fake_vrf
 from process.child import Command, Outcome
 
 _TIMES = 20
@@ -128,7 +128,8 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             result = _run_verb(plugins, "ptp", "ADD", routed, leases)
             _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
-        for name, keys in (("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned)):
+        chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", fake_vrf.CONF)
+        for name, keys in chained:
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
@@ -200,8 +201,10 @@ class _Socket(socket.socket):
 def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[bytes]:
     dump = flags & kernel.rtnl.NLM_F_DUMP == kernel.rtnl.NLM_F_DUMP
     multi = _NLM_F_MULTI if dump else 0
+    fake_vrf.update(kind, flags, request)
     if kind == kernel.link.RTM_GETLINK:
-        yield _ifb(request, sequence) or _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
+        other = fake_vrf.answer(request, sequence) or _ifb(request, sequence)
+        yield other or _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
     elif kind == kernel.link.RTM_NEWLINK and b"ifb\0" in request:
         _created[kind, _IFB] = request[_HEADER.size :]
     elif kind in _TRAFFIC:
@@ -313,7 +316,7 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
         ("IFLA_IFNAME", _NAMES[index]),
         ("IFLA_MTU", 1500),
         ("IFLA_LINK", _VETH),
-        ("IFLA_MASTER", _BRIDGE),
+        ("IFLA_MASTER", fake_vrf.get_master() if b"eth0\0" in request else _BRIDGE),
         ("IFLA_OPERSTATE", kernel.link.OPERSTATE_UP),
         ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]}),
         ("IFLA_LINK_NETNSID", 0),

@@ -25,11 +25,12 @@ from plugins.portmap.main import PLUGIN as PORTMAP
 from plugins.ptp.main import PLUGIN as PTP
 from plugins.sbr.main import PLUGIN as SBR
 from plugins.tuning.main import PLUGIN as TUNING
+from plugins.vrf.main import PLUGIN as VRF
 from podwire import __version__, cli
 
 PLUGINS: dict[str, Plugin] = {
     plugin.name: plugin
-    for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, PORTMAP, PTP, SBR, STATIC, TUNING)
+    for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, PORTMAP, PTP, SBR, STATIC, TUNING, VRF)
 }
 
 # The release of the reference plugins whose options these plugins support. nerdctl reads it from firewall's first line,

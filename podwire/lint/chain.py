@@ -13,7 +13,6 @@ from podwire.lint.entry import PluginEntry
 from podwire.lint.known import ALL, CHAINED, INTERFACES, IPAMS, nearest
 from podwire.lint.source import Severity, SourceFile
 
-_FIRST_VERSION = {"vrf": "0.3.1"}  # the first version that a plugin of another project supports
 _POLICIES = ("same-bridge", "isolated")
 
 
@@ -55,9 +54,6 @@ def _check_supported(item: PluginEntry, version: str) -> None:
         if version not in plugin.versions:
             text = f"{plugin.name} does not support cniVersion {version}, only {plugin.versions[0]} or later"
             item.error("type", text, f'set "cniVersion" of the network to {plugin.versions[0]} or later')
-    first = _FIRST_VERSION.get(item.type)
-    if first and not versions.at_least(version, first):
-        item.error("type", f"{item.type} does not support cniVersion {version}", f"set it to {first} or later")
 
 
 def _check_known(item: PluginEntry, bin_dirs: Sequence[str]) -> None:

@@ -191,6 +191,9 @@ def _contradictory(item: PluginEntry) -> Iterator[_Remark]:
         if item.get("table") in _KERNEL_TABLES:
             text = f"table {item.get('table')} is a table of the kernel, which every packet uses without a rule"
             yield _Remark("table", text, "use the number of a table that the pod has for this, or remove the key")
+    if item.type == "vrf" and item.get("table") in _KERNEL_TABLES:
+        text = f"table {item.get('table')} is a table of the kernel, which every packet uses: the VRF isolates nothing"
+        yield _Remark("table", text, "use another number, or remove the key")
     static = item.ipam and item.ipam.name == "static"
     has_requested_ips = item.is_set("capabilities.ips") or item.get("args.cni.ips")
     if static and not item.get("ipam.addresses") and not has_requested_ips:

@@ -22,6 +22,7 @@ from tests.support.publishing import PublishingNetwork, connect, disable_dad
 from tests.support.sbr_network import Sbr
 from tests.support.tool import PORTMAP, Tool
 from tests.support.tuning_network import Tuning
+from tests.support.vrf_network import VrfNetwork
 
 IPV4 = [{"subnet": "10.22.0.0/16"}]
 IPV6 = [{"subnet": "fd00:22::/64"}]
@@ -86,6 +87,12 @@ def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
 def sbr(bin_dir: Path, host: Namespace) -> Sbr:
     """The plugin sbr without options."""
     return Sbr(host, {"cniVersion": "1.0.0", "name": "net", "type": "sbr"})
+
+
+@pytest.fixture
+def blue(bin_dir: Path, host: Namespace) -> VrfNetwork:
+    """A network with the VRF `blue`, without a configured table."""
+    return VrfNetwork(host, {"cniVersion": "1.0.0", "name": "net", "type": "vrf", "vrfname": "blue"})
 
 
 @pytest.fixture

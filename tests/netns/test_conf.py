@@ -29,8 +29,9 @@ def samples(capability: str = ""):
 
 
 def list_features(path: Path) -> list[str]:
-    """Returns the kernel features that a sample needs for nftables and limits."""
-    return ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
+    """Returns the kernel features that a sample needs for nftables, limits and VRFs."""
+    vrf = ["vrf"] * ("vrf" in path.stem)
+    return vrf + ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
 
 
 def load(path: Path, store: Path) -> NetworkList:

@@ -27,6 +27,7 @@ KINDS = {
     "sbr": "chained",
     "static": "ipam",
     "tuning": "chained",
+    "vrf": "chained",
 }
 CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Plugins that return prevResult unchanged when there is nothing to do.
@@ -44,7 +45,10 @@ ENTERS_SANDBOX = {
     "host-device",
     "sbr",
     "tuning",
+    "vrf",
 }
+# Features of the kernel (tests.support.kernels.FEATURES) without which ADD and STATUS fail.
+NEEDS = {"vrf": "vrf"}
 
 SUBNET = "10.1.2.0/24"
 
@@ -87,6 +91,7 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
         "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
         "ptp": {"ipam": host_local(store)},
         "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},
+        "vrf": {"vrfname": "blue"},
         "firewall": {"backend": "iptables"},  # not firewalld, which is the machine's
     }
     chained = {"prevResult": prev_result(version, host_interfaces=host_interfaces)} if plugin in CHAINED else {}

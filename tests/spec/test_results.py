@@ -85,6 +85,7 @@ def test_prev_result_is_returned(invoke):
         "routes": [PREV_RESULT["routes"][0], {"dst": "10.0.0.0/8"}],
     }
     assert add_with_prev_result(invoke, "1.1.0", PREV_RESULT).result() == {"cniVersion": "1.1.0", **expected}
+    invoke("DEL").assert_silent()
     old = add_with_prev_result(invoke, "0.4.0", PREV_RESULT).result()
     assert old["interfaces"] == [{"name": "eth0", "mac": "02:00:00:00:00:01"}]
     assert (old["routes"], old["dns"]) == (expected["routes"], expected["dns"])

@@ -126,7 +126,7 @@ class Sources(Chain):
         env = environment(command, CNI_PATH=str(binaries.directory()), **names)
         stdin = MemoryStdin(json.dumps(self.config(plugin, prev_result, **keys)).encode())
         stdout, stderr = io.BytesIO(), io.StringIO()
-        with self.host.entered(), _disturbed(*before), contextlib.redirect_stderr(stderr):
+        with self.host.entered(), disturbed(*before), contextlib.redirect_stderr(stderr):
             status = skel.run(PLUGINS[plugin], env, stdin, stdout, about="", delegates=PLUGINS)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -135,7 +135,8 @@ class Sources(Chain):
 
 
 @contextlib.contextmanager
-def _disturbed(disturbance: Disturbance) -> Iterator[None]:
+def disturbed(disturbance: Disturbance) -> Iterator[None]:
+    """Runs a block in which netlink sockets have a fault."""
     kind = type("Disturbed", (_Socket,), {"disturbance": disturbance})
     with mock.patch.object(rtnl, "socket", SimpleNamespace(**{**vars(socket), "socket": kind})):
         yield

@@ -63,6 +63,7 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
         {"ipam": {}, "args": {"cni": {"ips": ["10.1.0.6/16"]}}},
     ),
     "tuning": (SETTINGS, {"args": {"cni": SETTINGS}}),
+    "vrf": ({"vrfname": "blue", "table": 1001},),
 }
 # Keys that cni.conf reads for every plugin, or libcni or the delegating plugin.
 READ_BY_ALL = {

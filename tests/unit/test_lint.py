@@ -231,6 +231,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network(BRIDGE, {"type": "sbr", "gateways": ["10.1.0.1", "10.1.0.2"]}),
         [("error", "plugins[1].gateways", "multiple IPv4 addresses")],
     ),
+    "vrf with table main": (
+        network(BRIDGE, {"type": "vrf", "vrfname": "blue", "table": 254}),
+        [("warning", "plugins[1].table", "the VRF isolates nothing")],
+    ),
+    "vrf without a name": (
+        network(BRIDGE, {"type": "vrf", "table": 5}),
+        [("error", "plugins[1].type", "valid vrf name")],
+    ),
+    "vrf misspelt": (
+        network(BRIDGE, {"type": "vrf", "vrfname": "blue", "tabel": 5}),
+        [("warning", "plugins[1].tabel", 'unknown key "tabel"')],
+    ),
     "sbr twice": (network(BRIDGE, {"type": "sbr"}, {"type": "sbr", "table": 5000}), []),
     "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
     "ipam in the list": (
@@ -257,7 +269,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         [("error", "plugins[1].type", "only 0.4.0 or later")],
     ),
     "old version for vrf": (
-        network(BRIDGE, {"type": "vrf"}, cniVersion="0.3.0"),
+        network(BRIDGE, {"type": "vrf", "vrfname": "blue"}, cniVersion="0.3.0"),
         [("error", "plugins[1].type", "does not support cniVersion 0.3.0")],
     ),
     "no name": ({"cniVersion": "1.0.0", "plugins": [BRIDGE]}, [("error", "name", "is missing")]),

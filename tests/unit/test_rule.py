@@ -47,7 +47,8 @@ def test_plain_rule():
 )
 def test_rule_with_a_condition(fields, attributes):
     """A rule with a further condition, or another action, has no source and keeps its table."""
-    assert rule_with(fields, attributes) == Rule(4, b"", 100, 32765)
+    is_l3mdev = ("FRA_L3MDEV", 1) in attributes
+    assert rule_with(fields, attributes) == Rule(4, b"", 100, 32765, is_l3mdev)
 
 
 def test_rule_with_an_unknown_attribute():

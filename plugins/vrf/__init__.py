@@ -1,0 +1,1 @@
+"""vrf: puts the pod's interface into a VRF device of the pod."""
