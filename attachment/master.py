@@ -58,13 +58,36 @@ def refuse_loopback(master: Link) -> None:
         raise invalid_conf(f'master "{master.name}" is the loopback interface', 'set "master" to a network interface')
 
 
+def explain_busy(socket: Socket, master: Link, kind: str) -> str:
+    """Returns why `master` cannot have a child of `kind` (EBUSY), and the fix; raises KernelError.
+
+    Only one other link can receive the packets of a link (rx_handler): a bridge, a bond, or its macvlan or ipvlan
+    interfaces. Those of pods are in other namespaces, where this cannot list them.
+    """
+    if master.master:
+        (owner,) = link.get(socket, link.by_index_request(master.master))
+        if owner is not None:
+            details = f'"{master.name}" is a port of {owner.kind} "{owner.name}", which receives its packets; '
+            return details + f'set "master" to "{owner.name}"'
+    other = "ipvlan" if kind == "macvlan" else "macvlan"
+    return (
+        f'"{master.name}" has interfaces of another kind, probably {other} interfaces of pods: {kind} and {other} '
+        f'cannot share a master; set "master" to a VLAN on it or to another interface, or use {other}'
+    )
+
+
 def check(sandbox: Sandbox, container_link: Link, master: Link, *, in_container: bool) -> None:
     """Checks that the interface is built on `master`; raises CniError(999).
 
-    Namespaces number their links independently, so the index counts only in the master's namespace.
+    Namespaces number their links independently, so the index counts only in the master's namespace. On a master of
+    its own kind the kernel builds the interface on the master's parent.
     """
     is_in_sandbox = container_link.iflink_nsid is None
-    if container_link.iflink != master.index or is_in_sandbox != in_container:
+    if master.kind == container_link.kind:
+        is_on_master = container_link.iflink == master.iflink
+    else:
+        is_on_master = container_link.iflink == master.index and is_in_sandbox == in_container
+    if not is_on_master:
         msg = f'Container interface {container_link.name} is not on master "{master.name}"'
         raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
 

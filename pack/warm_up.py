@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import io
-import itertools
 import os
 import shutil
 import socket
@@ -33,17 +32,12 @@ import process.child
 from cni import gojson, skel
 from cni.address import Cidr, parse_cidr
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage
-from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import Attributes, encode
-from pack import fake_routing, fake_vrf
+from pack import fake_child, fake_nftables, fake_routing, fake_vrf
 from process.child import Command, Outcome
 
 _TIMES = 20
 _NLM_F_MULTI, _NLMSG_ERROR, _NLMSG_DONE = 2, 2, 3  # linux/netlink.h
-# linux/netfilter/nf_tables.h
-_NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = 0xA03, 0xA04, 0xA05, 0xA06, 0xA07, 0xA08
-_NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E
-_NEWGEN, _GETGEN = 0xA0F, 0xA10
 _TRAFFIC = {
     kind: kinds
     for kinds in (
@@ -52,11 +46,6 @@ _TRAFFIC = {
     )
     for kind in kinds
 }
-_HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel assigns
-_HANDLE_START = b"\x0c\0\x03\0"
-_NAME_START = struct.Struct("=HH")  # of a chain's name in its rules and in jumps to it: both have type 2
-_ELEMENTS_START = b"\x03\x80"  # NFTA_SET_ELEM_LIST_ELEMENTS, nested, after its length
-_USE = struct.Struct("=HH4s")  # NFTA_CHAIN_USE, of type 6
 _HEADER = struct.Struct("=IHHII")
 _LO, _BRIDGE, _VETH = 1, 2, 3  # the fake kernel's ifindexes; both ends of the veth pair are one link
 _NAMES = {_LO: "lo", _BRIDGE: "cni0", _VETH: "eth0"}
@@ -64,6 +53,7 @@ _ADDRESSES = {
     _LO: ("127.0.0.1/8", "::1/128"),
     _BRIDGE: ("10.1.2.1/24", "fd00:1:2::1/64"),
     _VETH: ("10.1.2.2/24", "fd00:1:2::2/64"),
+    fake_child.INDEX: ("10.1.2.2/24", "fd00:1:2::2/64"),
 }
 _NETWORK = {
     "cniVersion": "1.1.0",
@@ -83,6 +73,7 @@ _LIMITS = {
     }
 }
 _IFB, _IFB_INDEX, _MAC = b"bwp", 1_000_000_003, b"\x02\0\0\0\0\x01"
+_DELETED = (_VETH, fake_child.INDEX, _IFB_INDEX)  # links that a verb deletes in the background
 _IPAM = {
     "type": "host-local",
     "ranges": [
@@ -127,6 +118,8 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             routed = {**network, "type": "ptp"}
             result = _run_verb(plugins, "ptp", "ADD", routed, leases)
             _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
+        yield "macvlan"
+        _run_child_verbs(plugins, {**network, "type": "macvlan", "master": "cni0"}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
         chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", fake_vrf.CONF)
         for name, keys in chained:
@@ -136,11 +129,21 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
         _created.clear()  # a background process deletes the ifb
 
 
-def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str) -> Any:
+def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:
+    """Runs the verbs of a plugin whose interface is on top of another link."""
+    result = _run_verb(plugins, network["type"], "ADD", network, path, fake_child.NAME)
+    for verb in ("CHECK", "DEL"):
+        _run_verb(plugins, network["type"], verb, {**network, "prevResult": result}, path, fake_child.NAME)
+    fake_child.clear()  # a background process deletes the interface
+
+
+def _run_verb(
+    plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str, ifname: str = "eth0"
+) -> Any:
     env = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": "warm-up",
-        "CNI_IFNAME": "eth0",
+        "CNI_IFNAME": ifname,
         "CNI_NETNS": "/proc/self/ns/net",
         "CNI_NETNS_OVERRIDE": "1",
         "CNI_PATH": path,
@@ -159,9 +162,6 @@ def _run_verb(plugins: Mapping[str, Any], name: str, command: str, network: Mapp
     return gojson.loads(stdout.getvalue()) if stdout.getvalue() else None
 
 
-# The nftables objects that a scenario created, by handle: type and content of their messages.
-_netfilter: dict[int, tuple[int, bytes]] = {}
-_handles = itertools.count(1)
 # The objects of traffic control and the ifb, by kind and position: the content of their messages.
 _created: dict[tuple[int, bytes], bytes] = {}
 
@@ -181,7 +181,7 @@ class _Socket(socket.socket):
         super().bind(b"")
         self.sendto(b"notification", self.getsockname())
         header = kernel.link.RTM_DELLINK, 0, 0
-        self._answers = b"".join(encode(LinkMessage, header, {"index": index}, []) for index in (_VETH, _IFB_INDEX))
+        self._answers = b"".join(encode(LinkMessage, header, {"index": index}, []) for index in _DELETED)
 
     def send(self, data: bytes) -> None:  # type: ignore[override]
         """Prepares the answers to a batch of requests."""
@@ -203,10 +203,13 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     multi = _NLM_F_MULTI if dump else 0
     fake_vrf.update(kind, flags, request)
     if kind == kernel.link.RTM_GETLINK:
-        other = fake_vrf.answer(request, sequence) or _ifb(request, sequence)
+        child = b"".join(fake_child.answers(kind, flags, sequence, request))
+        other = child or fake_vrf.answer(request, sequence) or _ifb(request, sequence)
         yield other or _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))
     elif kind == kernel.link.RTM_NEWLINK and b"ifb\0" in request:
         _created[kind, _IFB] = request[_HEADER.size :]
+    elif kind == kernel.link.RTM_NEWLINK:
+        yield from fake_child.answers(kind, flags, sequence, request)
     elif kind in _TRAFFIC:
         yield from _traffic(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.address.RTM_GETADDR:
@@ -218,8 +221,8 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
             yield encode(AddressMessage, (kernel.address.RTM_NEWADDR, multi, sequence), values, attributes)
     elif kind in fake_routing.KINDS:
         yield from fake_routing.answers(kind, (multi, sequence, 0), request[_HEADER.size :], _VETH)
-    elif kind >> 8 == _NEWCHAIN >> 8:
-        yield from _nftables(kind, (multi, sequence, 0), request[_HEADER.size :])
+    elif fake_nftables.is_request(kind):
+        yield from fake_nftables.answers(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.link.RTM_GETNSID:
         yield encode(NamespaceMessage, (kernel.link.RTM_NEWNSID, 0, sequence), {}, [("NETNSA_NSID", 0)])
     if dump or flags & kernel.rtnl.NLM_F_ACK:
@@ -240,70 +243,9 @@ def _traffic(kind: int, header: tuple[int, int, int], content: bytes) -> Iterato
         yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + struct.pack("=i", -errno.ENOENT)
 
 
-def _nftables(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator[bytes]:
-    if kind in (_NEWCHAIN, _NEWRULE, _NEWSET, _NEWSETELEM):
-        _store(kind, content)
-    elif kind == _GETGEN:
-        yield encode(GenerationMessage, (_NEWGEN, 0, header[1]), {}, [("NFTA_GEN_ID", 1)])
-    elif kind == _DELSETELEM:  # there is one pod: delete all elements
-        named = content[: content.rindex(_ELEMENTS_START)]
-        for number in [number for number, message in _netfilter.items() if message[1].startswith(named)]:
-            _netfilter.pop(number)
-    elif kind == _GETSETELEM:
-        for stored_kind, stored in _netfilter.values():
-            if stored_kind == _NEWSETELEM and stored.startswith(content):
-                yield _HEADER.pack(_HEADER.size + len(stored), stored_kind, *header) + stored
-    elif kind == _GETSET:
-        existing = _first_stored(_NEWSET, content)
-        answer = existing or struct.pack("=i", -errno.ENOENT)
-        yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if existing else _NLMSG_ERROR, *header) + answer
-    elif kind in (_DELCHAIN, _DELRULE):
-        start, handle = _HANDLE.unpack(content[-_HANDLE.size :]) if len(content) > _HANDLE.size else (b"", 0)
-        one = [handle] if start == _HANDLE_START else None
-        for number in one or [number for number, message in _netfilter.items() if message[1].startswith(content)]:
-            _netfilter.pop(number, None)
-    elif kind == _GETRULE:
-        for number, (stored_kind, stored) in _netfilter.items():
-            if stored_kind == _NEWRULE and stored.startswith(content):
-                answer = stored + _HANDLE.pack(_HANDLE_START, number)
-                yield _HEADER.pack(_HEADER.size + len(answer), stored_kind, *header) + answer
-    elif kind == _GETCHAIN:
-        existing = _first_stored(_NEWCHAIN, content)
-        answer = existing + _uses(content) if existing else struct.pack("=i", -errno.ENOENT)
-        yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if existing else _NLMSG_ERROR, *header) + answer
-
-
-def _first_stored(kind: int, start: bytes) -> bytes:
-    """Returns the first stored message of a kind that begins with `start`, b"" for none."""
-    return next(
-        (stored for stored_kind, stored in _netfilter.values() if stored_kind == kind and stored.startswith(start)), b""
-    )
-
-
-def _store(kind: int, content: bytes) -> None:
-    if kind == _NEWRULE or not any(stored.startswith(content) for _, stored in _netfilter.values()):
-        _netfilter[next(_handles)] = kind, content
-
-
-def _uses(chain: bytes) -> bytes:
-    """Returns the attribute with the number of a chain's rules plus the jumps to it, as the kernel counts them."""
-    name = chain.rstrip(b"\0").rpartition(b"\0")[2] + b"\0"
-    mark = _NAME_START.pack(_NAME_START.size + len(name), 2) + name
-    rules = [rule for kind, rule in _netfilter.values() if kind == _NEWRULE and rule[0] == chain[0]]
-    return _USE.pack(_USE.size, 6, sum(mark in rule for rule in rules).to_bytes(4, "big"))
-
-
 def _refuse_program(*commands: Command, **unused: object) -> list[Outcome]:
     """Raises RuntimeError: the verbs run iptables' programs only if netlink fails."""
     raise RuntimeError(f"the warm-up ran {' '.join(commands[0].argv)}: {commands[0].stdin.decode()}")
-
-
-def _create_built_in_chains() -> None:
-    """Creates iptables-nft's built-in chains, which a host has before its first pod."""
-    for family in kernel.netfilter.nft.NFPROTO.values():
-        for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
-            chain = kernel.netfilter.nft.Chain(kernel.netfilter.nft.Table(family, table), name, hook)
-            _store(_NEWCHAIN, kernel.netfilter.nft.chain_request(chain).encode(0)[_HEADER.size :])
 
 
 def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
@@ -363,13 +305,13 @@ def _fake_kernel() -> Iterator[str]:
     os.symlink("/proc/self/exe", f"{directory}/host-local")
     for module, name, replacement in replacements:
         setattr(module, name, replacement)
-    _create_built_in_chains()
+    fake_nftables.create_built_in_chains()
     try:
         yield directory
     finally:
         for module, name, original in originals:
             setattr(module, name, original)
-        _netfilter.clear()
+        fake_nftables.clear()
         fake_routing.clear()
         os.close(descriptor)
         shutil.rmtree(temporary)

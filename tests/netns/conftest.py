@@ -12,7 +12,7 @@ import pytest
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
-from tests.support import binaries, scripted_ipam, xtables
+from tests.support import binaries, scripted_ipam, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.firewall_tables import Firewall
@@ -61,6 +61,22 @@ def routed(bin_dir: Path, host: Namespace, store: Path) -> Network:
     ranges = [[{"subnet": "10.23.0.0/24"}], [{"subnet": "fd00:23::/64"}]]
     ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": str(store)}
     return Network(host, {"cniVersion": "1.0.0", "name": "net", "type": "ptp", "ipam": ipam})
+
+
+@pytest.fixture
+def neighbour(host: Namespace, new_sandbox: Callable[[], Namespace]) -> Namespace:
+    """A machine at the other end of the host's uplink, with addresses in the subnets of the networks on it."""
+    machine = new_sandbox()
+    uplink.connect(host, machine)
+    return machine
+
+
+@pytest.fixture
+def macvlan(bin_dir: Path, host: Namespace, neighbour: Namespace, store: Path) -> Network:
+    """A dual-stack network of macvlan with host-local on the host's uplink."""
+    ipam = {"type": "host-local", "ranges": uplink.ranges(), "dataDir": str(store)}
+    conf = {"cniVersion": "1.0.0", "name": "net", "type": "macvlan", "master": uplink.UPLINK, "ipam": ipam}
+    return Network(host, conf)
 
 
 @pytest.fixture

@@ -64,6 +64,16 @@ def leases(store: Path) -> set[str]:
     return {path.name for path in store.glob("[!.]*/*") if path.name[0].isdigit() or ":" in path.name}
 
 
+def create_masters(host, network: NetworkList) -> set[str]:
+    """Creates the interfaces of the host that a list names as `master`; returns the names of all new interfaces."""
+    masters = {plugin["master"] for plugin in network.plugins if "master" in plugin}
+    for name in masters:
+        host.ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
+        for end in (name, f"{name}-peer"):
+            host.ip("link", "set", end, "up")
+    return masters | {f"{name}-peer" for name in masters}
+
+
 def state(host):
     """Returns the host's state; a random veth name is replaced, since the guard of ptp's last host veth stays."""
     return json.loads(re.sub(r"veth[0-9a-f]{8}", "PORT", json.dumps(netstate.state(host, netfilter=True))))
@@ -74,11 +84,11 @@ def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     """Each sample works with ADD, CHECK and DEL, which restores the state."""
     network = load(path, store)
     run = runner(host, sandbox, network)
-    bridges = {plugin["bridge"] for plugin in network.plugins if "bridge" in plugin}
+    staying = {plugin["bridge"] for plugin in network.plugins if "bridge" in plugin} | create_masters(host, network)
 
     # The first attachment leaves what stays by design: the bridge on the host, a queue on the sandbox's lo.
     network.delete(run, network.add(run))
-    assert set(netstate.links(host)) == {"lo", *bridges}
+    assert set(netstate.links(host)) == {"lo", *staying}
     assert set(netstate.links(sandbox)) == {"lo"}
 
     before = state(host), netstate.state(sandbox)

@@ -21,7 +21,7 @@ from tests.support.netstate import links
 
 # Values that differ between attachments.
 CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))
-SOLE = ("bridge", "ptp", "loopback", "host-local", "static")
+SOLE = ("bridge", "ptp", "loopback", "host-local", "macvlan", "static")
 
 
 def documented_result(plugin: str) -> dict[str, Any]:
@@ -55,6 +55,8 @@ def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Call
     """Runs ADD in a fresh namespace, with a separate store of reservations."""
 
     def run(plugin: str, config: Any) -> dict[str, Any]:
+        if "master" in config:
+            host.ip("link", "add", config["master"], "type", "veth", "peer", "name", "wire")
         if config.get("ipam", {}).get("type") == "host-local":
             config = {**config, "ipam": {**config["ipam"], "dataDir": str(store)}}
         return run_plugin(plugin, "ADD", config, netns=sandbox, container_id="web-0-id", host=host).result()

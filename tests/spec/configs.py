@@ -22,6 +22,7 @@ KINDS = {
     "firewall": "chained",
     "host-local": "ipam",
     "loopback": "interface",
+    "macvlan": "interface",
     "portmap": "chained",
     "ptp": "interface",
     "sbr": "chained",
@@ -29,6 +30,9 @@ KINDS = {
     "tuning": "chained",
     "vrf": "chained",
 }
+# Plugins whose interface is on top of an interface of the host, MASTER.
+ON_MASTER = {"macvlan"}
+MASTER = "up0"
 CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Plugins that return prevResult unchanged when there is nothing to do.
 RETURNS_PREV_RESULT = CHAINED | {"loopback"}
@@ -87,6 +91,7 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
         "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),
+        "macvlan": {"master": MASTER, "ipam": host_local(store)},
         "sbr": {"table": 5000},  # without tables of its own, for which the interface would have to be up
         "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
         "ptp": {"ipam": host_local(store)},

@@ -43,8 +43,12 @@ class Invoker:
     def with_sandbox(self, sandbox: Namespace) -> Invoker:
         """Returns the same invoker for another sandbox, prepared as by an interface plugin.
 
-        For a chained plugin the sandbox has an `eth0`, whose host veth is on the host.
+        For a chained plugin the sandbox has an `eth0`, whose host veth is on the host. For a plugin of
+        configs.ON_MASTER the host has the master.
         """
+        if self.plugin in configs.ON_MASTER:
+            assert self.host
+            create_master(self.host)
         if self.plugin in configs.CHAINED:
             assert self.host
             peer = ("peer", "name", host_veth_name(sandbox), "netns", self.host.name)
@@ -54,6 +58,13 @@ class Invoker:
     def with_plugin(self, plugin: str) -> Invoker:
         """Returns an invoker of another plugin with the same host, sandbox and leases."""
         return replace(self, plugin=plugin)
+
+
+def create_master(host: Namespace) -> None:
+    """Creates the master of the plugins' configurations, unless the host has it."""
+    if f" {configs.MASTER}@" not in host.ip("link"):
+        host.ip("link", "add", configs.MASTER, "type", "veth", "peer", "name", f"{configs.MASTER}-peer")
+        host.ip("link", "set", configs.MASTER, "up")
 
 
 def host_veth_name(sandbox: Namespace) -> str:

@@ -8,7 +8,7 @@ from tests.support.binaries import ROOT
 from tests.support.markdown import Document
 
 FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
-MAX_README_LINES = 160
+MAX_README_LINES = 165
 SVG = "{http://www.w3.org/2000/svg}"
 CHARACTER_PX = 7.0  # the average at 13 px
 
@@ -22,7 +22,7 @@ def test_readme_of_a_folder_lists_its_files(folder):
 
 
 def test_readme_is_short():
-    """README has at most 150 lines."""
+    """README has at most 165 lines."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 

@@ -48,6 +48,10 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
         {"ipam": {"routes": []}, "runtimeConfig": {"ipRanges": [[RANGE]], "ips": ["10.1.0.6"]}},
     ),
     "loopback": ({},),
+    "macvlan": (
+        {"mac": "02:00:00:00:00:01", "ipam": {"type": "static"}, "dns": DNS, "runtimeConfig": {}},
+        {"dns": {"options": ["c"]}},
+    ),
     "portmap": (
         {
             "conditionsV4": ["ip", "saddr", "10.0.0.0/8"],
@@ -229,6 +233,7 @@ def test_capabilities_of_the_plugins():
         "bandwidth": ("bandwidth",),
         "bridge": ("mac",),
         "host-local": ("ipRanges", "ips"),
+        "macvlan": ("mac",),
         "portmap": ("portMappings",),
         "static": ("ips",),
         "tuning": ("mac",),

@@ -1,0 +1,82 @@
+"""Parses and validates the configuration of macvlan into a frozen MacvlanConf.
+
+All functions are pure. The other modules of the plugin do not validate the configuration again.
+"""
+
+from __future__ import annotations
+
+from attachment import container_interface, master
+from attachment.master import MasterOptions
+from cni.address import parse_mac
+from cni.args import CmdArgs
+from cni.conf import NetConf
+from cni.errors import invalid_conf
+from cni.keys import DNS as DNS_KEY
+from cni.keys import INTEGER, IPAM_TYPE, MAC, STRING, Key, runtime_config
+from cni.result import DNS
+from process.values import dataclass
+
+MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}  # MACVLAN_MODE_*, linux/if_link.h
+_UINT32_MAX = (1 << 32) - 1
+
+KEYS = (
+    *master.KEYS,
+    Key("mode", (STRING,), choices=tuple(sorted(MODES))),
+    MAC,
+    Key("bcqueuelen", (INTEGER,)),
+    IPAM_TYPE,
+    DNS_KEY,
+    runtime_config(MAC),
+)
+
+
+@dataclass(frozen=True)
+class MacvlanConf:
+    """The configuration of macvlan: `mode` is one of MODES, `mac` b"" for the kernel's choice.
+
+    `ipam_type` is "" for layer 2. `bcqueuelen` is the length of the queue for broadcast and multicast packets, 0 for
+    the kernel's default. `dns`, unless None, replaces the DNS settings of the IPAM result.
+    """
+
+    master: MasterOptions
+    mode: str
+    mac: bytes
+    bcqueuelen: int
+    ipam_type: str
+    dns: DNS | None
+
+
+def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
+    """Returns the validated configuration; raises CniError(7), and CniError(4) for CNI_ARGS.
+
+    The reference plugin has code 999 for both.
+    """
+    fields = net_conf.fields
+    mode = fields.string("mode") or "bridge"
+    if mode not in MODES:
+        raise invalid_conf(f'unknown macvlan mode: "{mode}"', f'set "mode" to one of {", ".join(sorted(MODES))}')
+    return MacvlanConf(
+        master=master.parse(fields),
+        mode=mode,
+        mac=_mac(args, net_conf),
+        bcqueuelen=fields.integer("bcqueuelen", minimum=0, maximum=_UINT32_MAX) or 0,
+        ipam_type=net_conf.ipam_type,
+        dns=container_interface.parse_dns(net_conf),
+    )
+
+
+def _mac(args: CmdArgs, net_conf: NetConf) -> bytes:
+    """Returns the requested MAC address, b"" for none: runtimeConfig before CNI_ARGS before the plain key."""
+    from_env = args.cni_args("MAC").get("MAC", "")
+    text = net_conf.runtime_config.string("mac") or from_env or net_conf.fields.string("mac")
+    if not text:
+        return b""
+    try:
+        mac = parse_mac(text)
+    except ValueError as error:
+        details = "write it like 02:00:00:00:00:01"
+        raise invalid_conf(f"invalid args {text} for MAC addr: {error}", details) from None
+    if len(mac) != 6 or mac[0] & 1 or not any(mac):
+        details = f"{text} is not a unicast Ethernet address: six bytes, the first one even, as in 02:00:00:00:00:01"
+        raise invalid_conf("failed to create macvlan: cannot assign requested address", details)
+    return mac
