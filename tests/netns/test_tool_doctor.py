@@ -27,7 +27,7 @@ def node(host, tmp_path) -> DoctorNode:
 
 def needed(name: str) -> list[str]:
     text = (ROOT / "conf" / name).read_text()
-    return ["nft_nat"] * ("nftables" in name) + ["ifb", "tbf"] * ('"bandwidth"' in text)
+    return ["nft_nat"] * ("nftables" in name) + ["vrf"] * ("vrf" in name) + ["ifb", "tbf"] * ('"bandwidth"' in text)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from pathlib import Path
 from tests.runner.schedule import Part
 
 REPORTS = Path("build/reports")
-KERNELS = REPORTS / "kernels"  # reports of tests/netns, which runs on two kernels
+KERNELS = REPORTS / "kernels"  # reports of tests/netns and tests/spec, which run on two kernels
 
 # The number of parts that share the tests of a directory.
 _FIRST_KERNEL, _SECOND_KERNEL, _HARD, _UNIT = 5, 4, 3, 2
+_ON_BOTH_KERNELS = ("tests/netns", "tests/spec")
 _BUILT = ("test-root", "binaries")
 _LINT = ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports"
 _TYPES = ".venv/bin/mypy"
@@ -29,6 +30,7 @@ def check() -> list[Part]:
 def all_parts() -> list[Part]:
     """Returns every part: the builds, then the parts that others wait for, then the longest."""
     first = [_first_kernel(share) for share in range(_FIRST_KERNEL)]
+    first.append(_pytest("spec", ["tests/spec"], reports=KERNELS))
     second = [_second_kernel(share, tuple(part.name for part in first)) for share in range(_SECOND_KERNEL)]
     portable = ["--share", "0/16", "tests/spec"]
     return [
@@ -41,7 +43,7 @@ def all_parts() -> list[Part]:
         _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
         _pytest("clients", ["tests/clients"]),
         *(_pytest(f"hard-sample-{share}", [f"--share={share}/{_HARD}", "tests/hard"]) for share in range(_HARD)),
-        _pytest("built-files", ["tests/pack", "tests/spec"]),
+        _pytest("built-files", ["tests/pack"]),
         *(_unit(share, isolated=True) for share in range(_UNIT)),
         _pytest("release", ["tests/release"], needs=(*_BUILT, "build-arm64")),
         _pytest("deploy", ["tests/deploy"]),
@@ -85,7 +87,7 @@ def _second_kernel(share: int, first: tuple[str, ...]) -> Part:
     name = f"second-kernel-{share}"
     options = [f"--share={share}/{_SECOND_KERNEL}", f"--besides={KERNELS}", f"--report={KERNELS}/{name}.json"]
     program = (sys.executable, "-m", "tests.support.second_kernel")
-    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options, "tests/netns"), _BUILT, first)
+    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options, *_ON_BOTH_KERNELS), _BUILT, first)
 
 
 def _pytest(

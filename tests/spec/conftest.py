@@ -72,6 +72,11 @@ def host_veth_name(sandbox: Namespace) -> str:
     return f"h{sandbox.name[-12:]}"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks the suite as a crowd: on the second kernel it runs only for plugins that the running kernel cannot run."""
+    item.add_marker("crowd")
+
+
 @pytest.fixture(scope="session")
 def quiet_host() -> Iterator[Namespace | None]:
     """A namespace for invocations that must fail; None without root, as then a plugin cannot change anything."""
