@@ -21,7 +21,6 @@ from kernel.rule import Rule
 from kernel.vrf import Vrf
 from plugins.vrf import tables
 from plugins.vrf.conf import VrfConf
-from process import record
 from process.stderr import one_line
 from process.undo import Undo
 
@@ -56,8 +55,6 @@ def create(socket: Socket, conf: VrfConf, routes: Sequence[TableRoute], undo: Un
         if isinstance(error.__cause__, KernelError) and error.__cause__.errno == errno.EEXIST:
             undo.clear()  # another program has created the device meanwhile, and this verb nothing
         raise
-    if message is None and record.is_dry_run():
-        return Vrf(-1, conf.name, vrf.KIND, table, ALIAS, is_up=True)
     if message is None:
         raise internal(f"could not add VRF {conf.name}: link not found", "something deleted it meanwhile")
     return vrf.from_message(message)
