@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.spec import configs
 from tests.support import kernels, netstate
 from tests.support.invocation import run_plugin
 from tests.support.processes import output
@@ -29,11 +30,14 @@ COMMENT = re.compile(r'--comment ("(?:[^"\\]|\\.)*"|\S+)')
 SIBLINGS = ("portmap", "bandwidth", "host-local", "bridge", "static", "ptp", "tuning", "firewall")
 WITH_RESULT = ("portmap", "bandwidth", "tuning", "firewall")
 SYSCTL = "net.ipv4.conf.IFNAME.arp_filter"
-ON_A_VETH = ("bandwidth", "tuning")  # they work on an existing interface
+ON_A_VETH = ("bandwidth", "sbr", "tuning")  # they work on an existing interface
 
 
 class Target:
-    """A host with a pod, and configurations of all plugins for the texts; `run` attaches and detaches."""
+    """A host with a pod, and configurations of plugins for the texts; `run` attaches and detaches.
+
+    A plugin without a configuration here has the minimal one, with which ADD may fail.
+    """
 
     def __init__(self, host, sandbox, tmp_path):
         self.host, self.sandbox, self.tmp_path = host, sandbox, tmp_path
@@ -58,10 +62,13 @@ class Target:
         }
         sandbox.ip("link", "add", "shaped0", "type", "veth", "peer", "name", "h0", "netns", host.name)
         self.configs["bandwidth"]["prevResult"] = prev_result("1.0.0", "10.22.0.2/16", host_interfaces=["h0"])
+        result = prev_result("1.0.0", "10.22.0.2/16", ifname="shaped0")
+        self.configs["sbr"] = {**common, "table": 5000, "prevResult": result}
 
     def run(self, plugin, *path_and_text, between=None, **options):
         """Runs ADD, CHECK and DEL with a text at a path of the configuration; returns whether ADD succeeded."""
-        config = json.loads(json.dumps(self.configs[plugin]))
+        own = self.configs.get(plugin) or configs.config(plugin, "1.0.0", self.store)
+        config = json.loads(json.dumps(own))
         if path_and_text:
             *path, last, text = path_and_text
             place = config
