@@ -67,8 +67,8 @@ class Target:
 
     def run(self, plugin, *path_and_text, between=None, **options):
         """Runs ADD, CHECK and DEL with a text at a path of the configuration; returns whether ADD succeeded."""
-        own = self.configs.get(plugin) or configs.config(plugin, "1.0.0", self.store)
-        config = json.loads(json.dumps(own))
+        minimal = self.configs.get(plugin) or configs.config(plugin, "1.0.0", self.store)
+        config = json.loads(json.dumps(minimal))
         if path_and_text:
             *path, last, text = path_and_text
             place = config
