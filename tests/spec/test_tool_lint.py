@@ -35,7 +35,7 @@ def test_samples_have_no_findings():
     """The sample networks have no findings, and the executable contains all their plugins."""
     done = lint("conf")
     assert (done.returncode, done.stderr) == (OK, "")
-    assert done.stdout.splitlines()[-1] == f"{len(list((ROOT / 'conf').iterdir()))} files: no findings"
+    assert done.stdout.splitlines()[-1] == f"{len(list((ROOT / 'conf').glob('*.conflist')))} files: no findings"
     assert '"podwire" of 10-podwire.conflist' in done.stdout
 
 
