@@ -261,7 +261,7 @@ def create_veth_request(
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)]}
     attributes: Attributes = [("IFLA_IFNAME", host.name), ("IFLA_ADDRESS", host.mac)]
     attributes += [("IFLA_MASTER", master)] if master else []
-    # The length of the transmit queue is 0, as the reference plugins set it; a qdisc can have a limit of its own.
+    # Transmit queue length 0, as the reference plugins set it; a qdisc with an explicit limit ignores it.
     attributes += [*_mtu(mtu), ("IFLA_TXQLEN", 0), ("IFLA_LINKINFO", info)]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     description = f'make veth pair "{host.name}" - "{container.name}"'

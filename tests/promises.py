@@ -36,9 +36,9 @@ PROMISES: dict[str, Promise] = {
     ),
     "storm": Promise(
         "With any verbs in parallel, no address is allocated twice, no rule is lost, and nothing is leaked.",
-        "64 processes run ADD, DEL, CHECK and GC at random on 200 containers, some are killed, for each backend and "
-        "mixed with the reference plugins; the node is compared with one on which the running containers were "
-        "attached sequentially; a second test does the same with host-local alone",
+        "64 processes run ADD, DEL, CHECK and GC at random on 200 containers, and some are killed; once with each "
+        "backend, and again mixed with the reference plugins; the node is then compared with one on which the running "
+        "containers were attached sequentially; a second test does the same with host-local alone",
         "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} returned code 11 (try again)",
     ),
     "model": Promise(
@@ -58,7 +58,7 @@ PROMISES: dict[str, Promise] = {
         "{faults:,} faults",
     ),
     "crash": Promise(
-        "After a killed verb, the next DEL, or GC alone, restores the state from before it; the next ADD succeeds.",
+        "After a killed verb, the next DEL, or GC alone, restores the state before that verb; the next ADD succeeds.",
         "each verb of a full list, with both backends, gets SIGKILL right before and right after each system call that "
         "changes something, in the plugin and in its children; in other runs it gets SIGTERM, and rolls back",
         "{kills:,} kills, {terms} terminations",

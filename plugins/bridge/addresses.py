@@ -74,7 +74,7 @@ def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:
 def _with_default_route(routes: tuple[Route, ...], default: Route) -> tuple[Route, ...]:
     """Adds `default` to the routes, unless they already have a default route with a gateway; returns the routes.
 
-    An otherwise equal route without a gateway is replaced: the kernel would refuse the second one as a duplicate.
+    A route that differs from `default` only in having no gateway is replaced: the kernel would refuse to add both.
     """
     if any(route.gw for route in routes if route.dst == default.dst):
         return routes

@@ -112,7 +112,7 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
     for version in dict.fromkeys(gateway.version for gateway, _ in gateways):
         forwarding.enable(version)
     if requests:
-        # As the reference plugin does: a bridge keeps a MAC address that was set, and otherwise follows its ports.
+        # As the reference plugin does, set the MAC address that the link has now: otherwise a bridge follows its ports.
         requests.append(link.set_request(gateway_link, mac=gateway_link.mac_bytes))
         try:
             host.change(*requests)
@@ -138,7 +138,7 @@ def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Ite
     except CniError:
         return
     if conflict:
-        raise _conflict_error(host, gateway_link, *conflict, attachment_ports=0)
+        raise _conflict_error(host, gateway_link, *conflict, ignored_ports=0)
 
 
 def _delete_unused(host: Socket, name: str, mac: bytes) -> None:
@@ -165,7 +165,7 @@ def _address_requests(
     for gateway_cidr in starmap(with_prefix, gateways):
         conflicting = _list_conflicting(gateway_cidr, existing)
         if conflicting and not conf.force_address:
-            raise _conflict_error(host, gateway_link, gateway_cidr, conflicting[0], attachment_ports=1)
+            raise _conflict_error(host, gateway_link, gateway_cidr, conflicting[0], ignored_ports=1)
         for other_cidr in conflicting:
             existing.remove(other_cidr)
             requests.append(address.remove_request(gateway_link, other_cidr))
@@ -176,16 +176,16 @@ def _address_requests(
 
 
 def _conflict_error(
-    host: Socket, gateway_link: Link, gateway_cidr: Cidr, other_cidr: Cidr, *, attachment_ports: int
+    host: Socket, gateway_link: Link, gateway_cidr: Cidr, other_cidr: Cidr, *, ignored_ports: int
 ) -> CniError:
     """Returns the error for `other_cidr`, an existing address of `gateway_link` that conflicts with `gateway_cidr`.
 
-    The fix depends on whether other attachments use the bridge, that is, whether it has more ports than
-    `attachment_ports`: 1 in ADD, whose port is attached already, 0 in STATUS. The gateway interface of a VLAN always
+    The fix depends on whether other attachments use the bridge. `ignored_ports` is the number of ports of this
+    attachment: 1 in ADD, which has attached its port already; 0 in STATUS. The gateway interface of a VLAN always
     counts as used.
     """
     name, is_bridge = gateway_link.name, gateway_link.kind == "bridge"
-    ports = link.count_ports(host, gateway_link.index) - attachment_ports
+    ports = link.count_ports(host, gateway_link.index) - ignored_ports
     if is_bridge and ports <= 0:
         details = f'ip address del {other_cidr} dev "{name}" # no other attachment uses it'
     else:

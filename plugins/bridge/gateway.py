@@ -1,10 +1,9 @@
 """The gateway interface of a VLAN, `<bridge>.<vlan>`: created, reused or repaired.
 
 podwire's gateway interface is one end of a veth with both ends on the host; the other end is a port of the bridge in
-the VLAN. The gateway interface gets its name only once the port is in the
-VLAN, so an interface with this name is ready for use. ADD
-repairs such a veth. An administrator may have created another kind of interface: ADD checks an 802.1Q interface and
-reports what is wrong, and uses other kinds unchanged.
+the VLAN. The gateway interface gets its name only once the port is in the VLAN, so an interface with this name is ready
+for use. If another program has changed the port since, the next ADD repairs it. An administrator may have created
+another kind of interface: ADD checks an 802.1Q interface and reports what is wrong, and uses other kinds unchanged.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def _is_local_veth(gateway_link: Link) -> bool:
 def _without_default(host: Socket, bridge: Link, existing: vlan.VlanFlags, conf: BridgeConf) -> vlan.VlanFlags:
     """Returns a port's VLANs without the bridge's default VLAN, unless that is the configured VLAN.
 
-    A network with "preserveDefaultVlan" leaves the port in the default VLAN, so being in it is no error.
+    A network with "preserveDefaultVlan" leaves the port in the default VLAN, too, so a port in it is no error.
     """
     if existing.keys() <= {conf.vlans.access}:
         return existing

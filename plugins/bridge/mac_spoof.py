@@ -146,7 +146,7 @@ def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]]) ->
 
 
 def _delete(
-    socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]], delete_or_flush: Callable[[Chain], Request]
+    socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]], removal_request: Callable[[Chain], Request]
 ) -> None:
     names, jumps = read()
     chains = nft.get_chains(socket, names.chain, names.mac_chain)
@@ -154,7 +154,7 @@ def _delete(
         socket,
         *(nft.delete_rule_request(_PREROUTING, rule) for rule in jumps),
         *(nft.flush_chain_request(chain) for chain in chains if chain),
-        *(delete_or_flush(chain) for chain in chains if chain),
+        *(removal_request(chain) for chain in chains if chain),
     )
 
 
@@ -170,9 +170,8 @@ def _read_names_and_jumps(socket: NftSocket, network: str, container_id: str, if
     already use them; then the names are those with the network's hash.
     """
     reference_names, hashed_names = _both_names(network, container_id, ifname)
-    rules = nft.list_rules(
-        socket, _PREROUTING, reference_names.comment
-    )  # and those with the hashed comment, of which this is a prefix
+    # The hashed comment begins with the reference plugin's comment, so this lists the rules with either.
+    rules = nft.list_rules(socket, _PREROUTING, reference_names.comment)
     is_used = any(
         rule.comment == reference_names.comment and _network_hash(rule) not in (b"", _hash(network)) for rule in rules
     )

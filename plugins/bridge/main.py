@@ -34,7 +34,7 @@ from process import record
 from process.undo import Undo
 from process.values import replace
 
-_CONTAINER_INDEX = 2  # of the container's interface in the result: bridge, host veth, container veth
+_CONTAINER_INDEX = 2  # in the result's interfaces: bridge, host veth, container veth
 _BRIDGE_TRIES = 5  # a retry is needed only if another ADD rolls back after this one has looked up the bridge
 
 

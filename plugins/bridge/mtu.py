@@ -72,7 +72,7 @@ def check(conf: BridgeConf, prev_result: Result, gateway_link: Link, host_veth: 
 
     The ends are compared with prevResult. Before CNI 1.1.0 it does not contain the MTU, so a change by a later plugin
     (tuning) cannot be distinguished from another program's, and any MTU passes. The bridge's MTU may be lower than the
-    veth's, because of other ports; a higher MTU is an error, since the bridge drops packets.
+    veth's, because of other ports. A higher one is an error: the bridge drops packets that are too large for the veth.
     """
     if not conf.mtu and not conf.mtu_auto:
         return

@@ -31,7 +31,7 @@ class BridgeDeletedError(CniError):
 
 @dataclass(frozen=True)
 class AttachedVeth:
-    """A veth whose host end is a port of `bridge` and up; `bridge` is the bridge's state after it was attached.
+    """A veth whose host end is a port of `bridge` and up; `bridge` is the bridge's state after the veth was attached.
 
     `container_veth` is None if the caller has to look it up, `filtering` is None if no VLANs are configured.
     """

@@ -116,7 +116,8 @@ def _with_next_match(tokens: _Tokens, rules: list[_RuleStart], version: int) -> 
     if operator == "!=":
         matches = b"".join(selector.compare(operator, value, mask) for value in values)
         return [_append_match(rule, selector, matches) for rule in rules]
-    operator = "" if in_set else operator  # nft compiles `ct state new` and `ct state == new` differently
+    # Each value of a set gets a rule like `ct state new`, which nft compiles differently from `ct state == new`.
+    operator = "" if in_set else operator
     return [
         _append_match(rule, selector, selector.compare(operator, value, mask), value)
         for rule in rules

@@ -29,7 +29,7 @@ _MARK_BIT = 13  # packet mark 0x2000, the default of the reference plugin
 _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # a word that iptables-restore accepts unquoted
 _QUOTED_BYTES = 3  # two quotes and the space before a word; escapes are not counted
-_WORDS_BYTES = 4096  # of 10,239 bytes that iptables-restore accepts in a line, with escapes and the rest of the rule
+_WORDS_BYTES = 4096  # iptables-restore accepts 10,239 bytes in a line; escapes and the rest of the rule need space, too
 _CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
 
 KEYS = (

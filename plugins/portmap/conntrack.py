@@ -1,4 +1,4 @@
-"""Deletes UDP flows to changed host ports from conntrack, so that the new rules apply to them.
+"""Deletes from conntrack the UDP flows to changed host ports, so that the new rules apply to these flows.
 
 conntrack keeps the NAT decision of a flow's first packet. Without the deletion, a client that keeps sending from one
 port (a resolver, a phone, a syslog daemon) would reach a deleted pod, or bypass a new one. TCP connections end with the

@@ -4,8 +4,8 @@ Names, rules, comments and their order equal those of the reference plugin, so t
 the other. plugins.portmap.iptables_rules builds them.
 
 Cost in processes (iptables-restore, ip6tables-restore), whatever the number of ports:
-- ADD: one or two for each IP version for the first pod of the host, if an existing rule may conflict, and with
-  iptables-legacy; otherwise none (kernel.netfilter.iptables_direct).
+- ADD: one or two for each IP version in three cases: for the first pod of the host, if an existing rule may conflict,
+  or with iptables-legacy; otherwise none (kernel.netfilter.iptables_direct).
 - CHECK: none if all rules are in iptables-nft in the form that ADD creates; otherwise one for each IP version.
 - DEL and GC: none, unless iptables-legacy has created table nat.
 
@@ -42,8 +42,8 @@ _CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 def add(host_ports: HostPorts) -> None:
     """Creates the container's rules; replaces existing ones.
 
-    Raises iptables.UnusableError and UnchangedError, which leave nothing to remove, CniError(11) for a port in use or a
-    busy lock, and CniError(999). After these the caller removes the rules with `delete` and `delete_legacy`.
+    Raises iptables.UnusableError and UnchangedError, which leave nothing to remove. Raises CniError(11) for a port in
+    use or a busy lock, and CniError(999): then the caller removes the rules with `delete` and `delete_legacy`.
     """
     may_have_written = False
     previous: dict[int, TableState] = {}
@@ -230,9 +230,9 @@ def _apply_changes(
 ) -> bool:
     """Applies the changes; with `may_fail`, returns False if iptables-restore refuses them.
 
-    It refuses changes that were computed from another state of the table: the table has changed since then, or netlink
-    showed iptables-nft's table, but iptables-restore is iptables-legacy. The latter's table exists now: the next round
-    reads it.
+    It refuses changes that do not fit the table. Either another process has changed the table since it was read, or
+    the changes were computed from iptables-nft's table, but iptables-restore is iptables-legacy. In the second case
+    the attempt has created iptables-legacy's table, and the next round reads it.
     """
     try:
         iptables.apply(changes, TABLE, f"publish host ports of container {host_ports.container_id}")

@@ -67,7 +67,10 @@ def check_rules(host_ports: HostPorts, version: int, listing: Sequence[str], sta
 
 
 def _count_successful_probes(listing: Sequence[str], state: TableState) -> int:
-    """Returns the number of successful probes; a listing of the whole table also has the marker chain."""
+    """Returns the number of successful probes.
+
+    A listing of the whole table contains the marker chain once without a probe: it is not counted.
+    """
     return sum(line.startswith(f"-P {_MARKER_CHAIN} ") for line in listing) - state.is_unknown
 
 

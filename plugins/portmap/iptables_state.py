@@ -84,9 +84,10 @@ def forwards_elsewhere(socket: NftSocket, host_ports: HostPorts, chains: Iterabl
 
 
 def delete_duplicate_rules(host_ports: HostPorts) -> None:
-    """Deletes duplicate shared rules, which parallel first ADDs of a host create; raises KernelError.
+    """Deletes duplicate shared rules; raises KernelError.
 
-    iptables-nft retries a commit after a conflict without reading the table again.
+    The first ADDs on a host create them if they run in parallel: iptables-nft retries a commit after a conflict without
+    reading the table again.
     """
     try:
         with nft.open_socket() as socket:

@@ -33,10 +33,10 @@ def lines_for_add(
     """Returns the lines that create the missing rules of `host_ports`, each in its position.
 
     `listing`: the lines of `iptables -S` for the built-in chains, the shared chains, the container's chain, and the
-    chains of containers that may have published the same port. In the container's chain, the rules that forward to
-    `other_addresses`, those of the container's other interfaces, are kept and come first. Raises CniError(999) if the
-    external mark chain is missing or the container's chain belongs to another container; CniError(11) if a port is in
-    use.
+    chains of containers that may have published the same port. `other_addresses`: the addresses of the container's
+    other interfaces; existing rules that forward to them are kept, and come first in the container's chain. Raises
+    CniError(999) if the external mark chain is missing or the container's chain belongs to another container;
+    CniError(11) if a port is in use.
     """
     _refuse_foreign_chain(host_ports, listing)
     existing_lines = set(listing)
@@ -125,7 +125,8 @@ def _refuse_foreign_chain(host_ports: HostPorts, listing: Iterable[str]) -> None
                 Code.INTERNAL,
                 f"chain {jump_rule.target} already belongs to container {jump_rule.container_id} "
                 f"of network {jump_rule.network}",
-                "network name and container ID, joined, are the same text for both: rename one of the networks",
+                "the chain's name is a hash of network name and container ID, joined; both owners have the same joined "
+                "text: rename one of the networks",
             )
 
 
@@ -178,7 +179,7 @@ def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str]
     foreign_before = foreign_rules(host_ports, version, listing, before)
     foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_before])
     if foreign_index is not None:
-        # Behind all conflicting rules of running containers; without one at the top, which always exists.
+        # After all conflicting rules of running containers; if there are none, at the top of the chain.
         has_running = any(
             conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_before[:foreign_index]
         )

@@ -5,9 +5,9 @@ accepts packets for 127.0.0.0/8 from that interface: a pod, or a machine on the 
 node's loopback (CVE-2020-8558). The guard drops such packets before NAT. It does not drop replies to connections from
 127.0.0.1: they arrive with the node's address as destination, which NAT changes to 127.0.0.1 only afterwards.
 
-The guard is created before route_localnet is enabled, and deleted after it is disabled. ADD enables it on
-the interface over which the host reaches the pod (plugins.portmap.pod_route). DEL disables it only on the pod's own
-host veth: on a bridge it stays enabled, since other pods use the bridge.
+The guard is created before route_localnet is enabled, and deleted after route_localnet is disabled. ADD enables
+route_localnet on the interface over which the host reaches the pod (plugins.portmap.pod_route). DEL disables it only on
+the pod's own host veth: on a bridge it stays enabled, since other pods use the bridge.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FIX = 'set "snat" to false: the host port is then not published at 127.0.0.1'
 def ensure(host_ports: HostPorts, *, guard_is_missing: bool = False) -> None:
     """Creates the guard and enables route_localnet, for a pod with IPv4 and "snat".
 
-    Costs a few netlink messages. Runs iptables-restore only if the kernel lacks nftables and the guard may be missing:
-    `guard_is_missing` says so, route_localnet is disabled, or iptables has no chain for the guard. If the node's route
+    Costs a few netlink messages. If the kernel lacks nftables, runs iptables-restore unless the guard probably exists:
+    `guard_is_missing` is False, route_localnet is enabled, and iptables has a chain for the guard. If the node's route
     to the pod does not use the pod's interface, prints that to stderr and changes nothing; ADD then succeeds, as with
     the reference plugin. Raises CniError(999), KernelError.
     """
@@ -83,7 +83,10 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
 
 
 def delete_legacy(host_ports: HostPorts) -> None:
-    """Deletes the guards from iptables-legacy if route_localnet of the host veth is still enabled; raises CniError."""
+    """Deletes from iptables-legacy the guards that `delete` deletes from nftables; raises CniError.
+
+    Does nothing unless route_localnet of the host veth is still enabled.
+    """
     if host_ports.host_veth and _is_enabled(host_ports.host_veth):
         loopback_guard.remove_legacy(host_ports.host_veth, host_ports.host_interfaces)
 

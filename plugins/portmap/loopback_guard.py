@@ -79,8 +79,8 @@ def remove(socket: NftSocket, host_veth: str = "", kept_interfaces: Collection[s
     """Disables route_localnet of `host_veth`; deletes its guard and the guards of missing interfaces from nftables.
 
     Changes nothing on a `host_veth` without a guard. Keeps its guard if route_localnet may still be enabled. Keeps the
-    guards of `kept_interfaces`, such as the pod's bridge, without reading these links; `host_veth` may be among them.
-    Raises KernelError.
+    guards of `kept_interfaces`, such as the pod's bridge, without reading these links, except that of `host_veth`,
+    which may be one of them. Raises KernelError.
     """
 
     def attempt() -> set[str]:

@@ -188,7 +188,7 @@ def _condition_copy_requests(
 
 
 def _port_rule_requests(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
-    """Returns requests that write the attachment's rules in position to chain hostports; [] if they are correct."""
+    """Returns requests that write the attachment's rules to their place in chain hostports; [] if they are correct."""
     candidates = reader.list_candidates(host_ports, version)
     positions = [index for index, located in enumerate(candidates) if rules.belongs_to(located.rule, host_ports)]
     ports = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in positions}
@@ -199,20 +199,20 @@ def _port_rule_requests(reader: TableReader, host_ports: HostPorts, version: int
         if not any(at < index and port == (foreign.protocol, foreign.host_port) for at, port in ports.items())
     ]
     foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_rules])
-    before = None if foreign_index is None else foreign_rules[foreign_index][0]
+    insertion_index = None if foreign_index is None else foreign_rules[foreign_index][0]
     desired, existing = rules.port_rules(host_ports, version), [candidates[index] for index in positions]
     userdata = rules.userdata(host_ports)
-    if _are_equal(desired, existing, userdata) and (before is None or before > positions[0]):
+    if _are_equal(desired, existing, userdata) and (insertion_index is None or insertion_index > positions[0]):
         return []
     if (
-        before is None
+        insertion_index is None
         and positions
         and not any(conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_rules)
     ):
-        before = positions[0]  # keep the position; the address may have changed
+        insertion_index = positions[0]  # keep the position; the address may have changed
     chain, handle = CHAINS[version].hostports, 0
-    if before is not None:
-        chain, handle = candidates[before].chain, candidates[before].rule.handle
+    if insertion_index is not None:
+        chain, handle = candidates[insertion_index].chain, candidates[insertion_index].rule.handle
     return [nft.rule_request(chain, item.expressions, userdata, before=handle) for item in desired] + [
         *map(_delete_rule_request, existing)
     ]

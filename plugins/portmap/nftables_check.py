@@ -59,9 +59,9 @@ def _check_shared_chains(reader: TableReader, host_ports: HostPorts, version: in
 def _has_reference_form(host_ports: HostPorts, version: int, existing: Sequence[LocatedRule]) -> bool:
     """Returns whether the reference plugin has created the attachment's rules.
 
-    Its rules have no owner in userdata. podwire's rules lose the owner when `nft` lists and loads them, since nft keeps
-    only the comment. Then only the masquerading rule for hairpin distinguishes them; if there is none, the rules of the
-    two plugins are the same.
+    The reference plugin's rules have no owner in userdata. podwire's rules lose the owner when `nft` lists and loads
+    them, since nft keeps only the comment. Then only the masquerading rule for hairpin shows which plugin has created
+    the rules; without such a rule, both plugins create the same rules.
     """
     if not existing or any(rules.owner(located.rule) for located in existing):
         return False

@@ -135,7 +135,10 @@ def probe_rule(version: int) -> bytes:
 
 
 def reference_port_rules(host_ports: HostPorts, version: int) -> list[list[DesiredRule]]:
-    """Returns, for each port, the forms of the reference plugin's rule: without conditions, and with copied ones."""
+    """Returns, for each port, the forms of the reference plugin's rule: without and with conditions.
+
+    ADD of podwire copies the conditions into the reference plugin's rules.
+    """
     compiled_conditions = conditions.compile_conditions(host_ports.conditions.get(version, ()), version)
     desired = []
     for mapping in host_ports.mappings_for(version):
@@ -230,7 +233,7 @@ def network(rule: Rule) -> str:
 
 
 def has_no_owner(message: bytes) -> bool:
-    """Returns whether the rule in an undecoded message has no owner, as a rule of the reference plugin."""
+    """Returns whether the rule in an undecoded message has no owner, like the reference plugin's rules."""
     return _OWNER_HEADER not in message
 
 
@@ -253,7 +256,7 @@ def belongs_to(rule: Rule, host_ports: HostPorts) -> bool:
     """Returns whether a rule belongs to the attachment.
 
     A rule of the reference plugin does if its comment names the container and it contains one of the attachment's
-    addresses, or if these are unknown.
+    addresses. If the addresses are unknown, the comment is enough.
     """
     rule_owner = owner(rule)
     if rule_owner:
