@@ -10,7 +10,7 @@ from attachment.sandbox import Sandbox
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import internal
+from cni.errors import CniError, internal, invalid_conf
 from cni.result import DNS, Interface, Result
 from kernel import link
 from kernel.link import Link
@@ -26,6 +26,13 @@ def parse_dns(net_conf: NetConf) -> DNS | None:
     """Reads the key `dns`; None without settings, so that those of the IPAM result remain. Raises CniError(7)."""
     dns = net_conf.fields.section("dns")
     return DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None
+
+
+def refuse_untyped_ipam(net_conf: NetConf, context: str = "") -> None:
+    """Raises CniError(7) for the key `ipam` without a type, with the text of the reference plugins behind `context`."""
+    if net_conf.fields.has("ipam") and not net_conf.ipam_type:
+        details = '"ipam" has no "type"; for an interface without addresses omit "ipam"'
+        raise invalid_conf(f"{context}no plugin name provided", details)
 
 
 def refuse_existing(sandbox: Sandbox, kind: str) -> None:
@@ -49,19 +56,31 @@ def delete_created(sandbox: Sandbox) -> None:
 
 
 def configure(
-    args: CmdArgs, net_conf: NetConf, sandbox: Sandbox, container_link: Link, undo: Undo, *, dns: DNS | None = None
+    args: CmdArgs,
+    net_conf: NetConf,
+    sandbox: Sandbox,
+    container_link: Link,
+    undo: Undo,
+    *,
+    dns: DNS | None = None,
+    prev_result: Result | None = None,
+    ipam_context: str = "",
 ) -> Result:
     """Sets the interface up with the addresses that IPAM allocates, or without addresses; returns the result.
 
-    `dns`, unless None, replaces the DNS settings of the IPAM result. Raises CniError, KernelError.
+    Without IPAM the interface gets addresses, routes and DNS settings of `prev_result`. `dns`, unless None, replaces
+    the DNS settings. Errors of IPAM begin with `ipam_context`. Raises CniError, KernelError.
     """
-    ipam_result = Result()
+    addressing = prev_result or Result()
     if net_conf.ipam_type:
-        allocated = delegate.add_ipam(args, net_conf, undo)
-        ipam_result = replace(allocated, ips=tuple(replace(ip, interface=0) for ip in allocated.ips))
+        try:
+            addressing = delegate.add_ipam(args, net_conf, undo)
+        except CniError as error:
+            raise error.prefixed(ipam_context) from error
     interface = result_interface(net_conf, container_link, args.netns)
-    result = replace(ipam_result, interfaces=(interface,))
-    if net_conf.ipam_type:
+    ips = tuple(replace(ip, interface=0) for ip in addressing.ips)
+    result = replace(addressing, ips=ips, interfaces=(interface,))
+    if ips:
         sandbox.configure(container_link, result, dad=True)
     else:
         sandbox.socket.change(link.set_request(container_link, up=True))

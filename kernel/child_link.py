@@ -5,12 +5,27 @@ A child is created in the namespace where it is used, and its parent is in the n
 
 from __future__ import annotations
 
+import errno
+import os
+from functools import partial
+
 from cni.address import format_mac
 from kernel.codec_links import IpvlanMessage, MacvlanMessage, VlanDeviceMessage
-from kernel.link import RTM_GETLINK, RTM_NEWLINK, Link, by_index_request
+from kernel.errors import KernelError
+from kernel.link import (
+    RTM_GETLINK,
+    RTM_NEWLINK,
+    Link,
+    by_index_request,
+    by_name_request,
+    delete_request,
+    get,
+    set_request,
+)
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes, DecodedMessage
+from process.undo import Undo
 
 _MESSAGES = {"macvlan": MacvlanMessage, "ipvlan": IpvlanMessage, "vlan": VlanDeviceMessage}
 
@@ -40,6 +55,52 @@ def create_request(
     return Request(description, _MESSAGES[kind], RTM_NEWLINK, flags, {}, attributes)
 
 
+def create(
+    socket: Socket,
+    sandbox_socket: Socket,
+    kind: str,
+    name: str,
+    parent: Link,
+    namespace: Netns | None,
+    data: Attributes,
+    *,
+    mac: bytes = b"",
+    mtu: int = 0,
+) -> None:
+    """Creates the link of create_request(); `sandbox_socket` is in `namespace`. Raises KernelError.
+
+    Older kernels, such as 6.1, refuse a name that exists in the namespace of `socket`, too ("eth0" of the host). There
+    the link gets a random name first.
+    """
+    try:
+        socket.change(create_request(kind, name, parent, namespace, data, mac=mac, mtu=mtu))
+        return
+    except KernelError as error:
+        if error.errno != errno.EEXIST or namespace is None:
+            raise
+    temporary = f"{kind[:4]}{os.urandom(4).hex()}"
+    with Undo() as undo:
+        undo.push(f'delete "{temporary}"', partial(_delete, sandbox_socket, temporary))
+        socket.change(create_request(kind, temporary, parent, namespace, data, mac=mac, mtu=mtu))
+        (created,) = get(sandbox_socket, by_name_request(temporary))
+        if created is not None:
+            sandbox_socket.change(set_request(created, name=name))
+
+
+def probe_create(socket: Socket, kind: str) -> None:
+    """Raises KernelError if no link of `kind` can be created: EOPNOTSUPP if the kernel has no such links, EPERM.
+
+    Probes with a request that always fails, since "/" is an invalid name; the kernel loads the module.
+    """
+    attributes: Attributes = [("IFLA_IFNAME", "/"), ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]})]
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    try:
+        socket.send(Request(f'create {kind} "/"', _MESSAGES[kind], RTM_NEWLINK, flags, {}, attributes))
+    except KernelError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+            raise
+
+
 def get_data(socket: Socket, child: Link) -> DecodedMessage | None:
     """Returns the attributes of a link's kind (IFLA_INFO_DATA), None if the link is missing; raises KernelError."""
     request = by_index_request(child.index)
@@ -47,3 +108,9 @@ def get_data(socket: Socket, child: Link) -> DecodedMessage | None:
     info = message and message.get_attr("IFLA_LINKINFO")
     data: DecodedMessage | None = info and info.get_attr("IFLA_INFO_DATA")
     return data
+
+
+def _delete(socket: Socket, name: str) -> None:
+    (existing,) = get(socket, by_name_request(name))
+    if existing is not None:
+        socket.change(delete_request(existing))

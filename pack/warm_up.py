@@ -120,6 +120,9 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
         yield "macvlan"
         _run_child_verbs(plugins, {**network, "type": "macvlan", "master": "cni0"}, leases)
+        for name in ("vlan", "ipvlan"):
+            yield name
+            _run_child_verbs(plugins, {**network, "type": name, "vlanId": 5, "master": "cni0"}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
         chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", fake_vrf.CONF)
         for name, keys in chained:

@@ -20,18 +20,35 @@ from ipam.static.main import PLUGIN as STATIC
 from plugins.bandwidth.main import PLUGIN as BANDWIDTH
 from plugins.bridge.main import PLUGIN as BRIDGE
 from plugins.firewall.main import PLUGIN as FIREWALL
+from plugins.ipvlan.main import PLUGIN as IPVLAN
 from plugins.loopback.main import PLUGIN as LOOPBACK
 from plugins.macvlan.main import PLUGIN as MACVLAN
 from plugins.portmap.main import PLUGIN as PORTMAP
 from plugins.ptp.main import PLUGIN as PTP
 from plugins.sbr.main import PLUGIN as SBR
 from plugins.tuning.main import PLUGIN as TUNING
+from plugins.vlan.main import PLUGIN as VLAN
 from plugins.vrf.main import PLUGIN as VRF
 from podwire import __version__, cli
 
 PLUGINS: dict[str, Plugin] = {
     plugin.name: plugin
-    for plugin in (BANDWIDTH, BRIDGE, FIREWALL, HOST_LOCAL, LOOPBACK, MACVLAN, PORTMAP, PTP, SBR, STATIC, TUNING, VRF)
+    for plugin in (
+        BANDWIDTH,
+        BRIDGE,
+        FIREWALL,
+        HOST_LOCAL,
+        IPVLAN,
+        LOOPBACK,
+        MACVLAN,
+        PORTMAP,
+        PTP,
+        SBR,
+        STATIC,
+        TUNING,
+        VLAN,
+        VRF,
+    )
 }
 
 # The release of the reference plugins whose options these plugins support. nerdctl reads it from firewall's first line,

@@ -30,10 +30,16 @@ def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf) ->
         data.append(("IFLA_MACVLAN_BC_QUEUE_LEN", conf.bcqueuelen))
     namespace = None if conf.master.in_container else sandbox.namespace
     try:
-        socket.change(
-            child_link.create_request(
-                "macvlan", sandbox.ifname, parent, namespace, data, mac=conf.mac, mtu=conf.master.mtu
-            )
+        child_link.create(
+            socket,
+            sandbox.socket,
+            "macvlan",
+            sandbox.ifname,
+            parent,
+            namespace,
+            data,
+            mac=conf.mac,
+            mtu=conf.master.mtu,
         )
     except KernelError as error:
         explanation = _explain(error.errno, socket, parent, conf.mode)

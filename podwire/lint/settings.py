@@ -201,9 +201,21 @@ def _contradictory(item: PluginEntry) -> Iterator[_Remark]:
         yield _Remark("ipam", text, 'add "addresses", or "capabilities": {"ips": true} for a runtime that chooses')
 
 
+def _questionable(item: PluginEntry) -> Iterator[_Remark]:
+    """Finds values that the kernel accepts, but that seldom do what is meant."""
+    if item.type == "vlan" and not item.get("vlanId"):
+        path = "type" if item.get("vlanId") is None else "vlanId"
+        text = "VLAN ID 0 is a tag without a VLAN: the packets only carry a priority"
+        yield _Remark(path, text, 'set "vlanId" to the ID of the VLAN, 1 to 4094')
+    if item.type == "ipvlan" and item.get("mode") in ("l3", "l3s") and item.get("ipam.gateway"):
+        text = f'"gateway" does nothing in mode {item.get("mode")}: the host routes the packets'
+        yield _Remark("ipam.gateway", text, 'remove it, or use mode "l2"')
+
+
 _RULES: tuple[Callable[[PluginEntry], Iterator[_Remark]], ...] = (
     _undeclared_capabilities,
     _addressless,
     _incomplete,
     _contradictory,
+    _questionable,
 )

@@ -18,6 +18,7 @@ from tests.support.tcp import PORT, serving, source_address
 
 FILES = sorted((ROOT / "conf").glob("*.conflist"))
 HOST_PORT = 8000
+MASTERED = {"ipvlan": "ipvlan", "92-vlan": "vlan_device"}
 UPLINK = {4: ("192.0.2.1", "192.0.2.2", 24), 6: ("2001:db8::1", "2001:db8::2", 64)}  # the host's, the client's
 
 
@@ -31,7 +32,8 @@ def samples(capability: str = ""):
 def list_features(path: Path) -> list[str]:
     """Returns the kernel features that a sample needs for nftables, limits and VRFs."""
     vrf = ["vrf"] * ("vrf" in path.stem)
-    return vrf + ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
+    masters = [need for name, need in MASTERED.items() if name in path.stem]
+    return vrf + masters + ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
 
 
 def load(path: Path, store: Path) -> NetworkList:

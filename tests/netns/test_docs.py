@@ -21,7 +21,7 @@ from tests.support.netstate import links
 
 # Values that differ between attachments.
 CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))
-SOLE = ("bridge", "ptp", "loopback", "host-local", "macvlan", "static")
+SOLE = ("bridge", "ptp", "loopback", "host-local", "ipvlan", "macvlan", "vlan", "static")
 
 
 def documented_result(plugin: str) -> dict[str, Any]:

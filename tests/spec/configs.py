@@ -21,6 +21,7 @@ KINDS = {
     "bridge": "interface",
     "firewall": "chained",
     "host-local": "ipam",
+    "ipvlan": "interface",
     "loopback": "interface",
     "macvlan": "interface",
     "portmap": "chained",
@@ -28,10 +29,11 @@ KINDS = {
     "sbr": "chained",
     "static": "ipam",
     "tuning": "chained",
+    "vlan": "interface",
     "vrf": "chained",
 }
 # Plugins whose interface is on top of an interface of the host, MASTER.
-ON_MASTER = {"macvlan"}
+ON_MASTER = {"ipvlan", "macvlan", "vlan"}
 MASTER = "up0"
 CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Plugins that return prevResult unchanged when there is nothing to do.
@@ -52,7 +54,7 @@ ENTERS_SANDBOX = {
     "vrf",
 }
 # Features of the kernel (tests.support.kernels.FEATURES) without which ADD and STATUS fail.
-NEEDS = {"vrf": "vrf"}
+NEEDS = {"ipvlan": "ipvlan", "vlan": "vlan_device", "vrf": "vrf"}
 
 SUBNET = "10.1.2.0/24"
 
@@ -91,11 +93,13 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
         "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),
+        "ipvlan": {"master": MASTER, "ipam": host_local(store)},
         "macvlan": {"master": MASTER, "ipam": host_local(store)},
         "sbr": {"table": 5000},  # without tables of its own, for which the interface would have to be up
         "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
         "ptp": {"ipam": host_local(store)},
         "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},
+        "vlan": {"master": MASTER, "vlanId": 100, "ipam": host_local(store)},
         "vrf": {"vrfname": "blue"},
         "firewall": {"backend": "iptables"},  # not firewalld, which is the machine's
     }

@@ -88,6 +88,19 @@ def test_dots_stand_for_values(message, is_there):
 
 def test_page_has_enough_messages():
     """The page has a section for each plugin but loopback, and more than a hundred messages."""
-    plugins = {"bridge", "ptp", "host-local", "macvlan", "static", "portmap", "bandwidth", "firewall", "sbr", "tuning"}
+    plugins = {
+        "bridge",
+        "ptp",
+        "host-local",
+        "ipvlan",
+        "macvlan",
+        "vlan",
+        "static",
+        "portmap",
+        "bandwidth",
+        "firewall",
+        "sbr",
+        "tuning",
+    }
     assert plugins - set(PAGE.headings()) == set()
     assert len(set(quoted())) > 100

@@ -47,6 +47,7 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
         {"ipam": {**RANGE, "ranges": [[OTHER]], "routes": ROUTES}, "args": {"cni": {"ips": ["10.1.0.6"]}}},
         {"ipam": {"routes": []}, "runtimeConfig": {"ipRanges": [[RANGE]], "ips": ["10.1.0.6"]}},
     ),
+    "ipvlan": ({"mode": "l3", "dns": DNS},),
     "loopback": ({},),
     "macvlan": (
         {"mac": "02:00:00:00:00:01", "ipam": {"type": "static"}, "dns": DNS, "runtimeConfig": {}},
@@ -67,6 +68,7 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
         {"ipam": {}, "args": {"cni": {"ips": ["10.1.0.6/16"]}}},
     ),
     "tuning": (SETTINGS, {"args": {"cni": SETTINGS}}),
+    "vlan": ({"master": "up0", "ingressQosMap": ["1:5"], "egressQosMap": ["5:1"], "dns": DNS},),
     "vrf": ({"vrfname": "blue", "table": 1001},),
 }
 # Keys that cni.conf reads for every plugin, or libcni or the delegating plugin.
@@ -221,7 +223,7 @@ def test_choices_are_those_that_the_parser_accepts(name, capsys):
                 config = {part: config}
             problem = ""
             try:
-                parse_config(plugin, {"ipMasq": True, "ipam": {"type": "host-local"}, **config})
+                parse_config(plugin, {"ipMasq": True, "master": "up0", "ipam": {"type": "host-local"}, **config})
             except CniError as error:
                 problem = error.msg
             assert bool(problem or capsys.readouterr().err) is (word not in key.choices), (path, word, problem)

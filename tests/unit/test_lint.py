@@ -243,6 +243,20 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network(BRIDGE, {"type": "vrf", "vrfname": "blue", "tabel": 5}),
         [("warning", "plugins[1].tabel", 'unknown key "tabel"')],
     ),
+    "vlan without ID": (
+        network({"type": "vlan", "master": "eth0"}),
+        [("warning", "plugins[0].type", "VLAN ID 0 is a tag without a VLAN")],
+    ),
+    "ipvlan with a gateway": (
+        network(
+            {
+                "type": "ipvlan",
+                "mode": "l3",
+                "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "gateway": "10.1.0.1"},
+            }
+        ),
+        [("warning", "plugins[0].ipam.gateway", "does nothing in mode l3")],
+    ),
     "sbr twice": (network(BRIDGE, {"type": "sbr"}, {"type": "sbr", "table": 5000}), []),
     "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
     "ipam in the list": (

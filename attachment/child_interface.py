@@ -1,0 +1,76 @@
+"""The interface of a container that is built on a master: creating it in the sandbox, explaining why that fails.
+
+The kernel creates the interface in the container's namespace, with its final name.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from attachment import container_interface
+from attachment.master import MasterOptions
+from attachment.sandbox import Sandbox
+from cni.errors import internal
+from kernel import child_link
+from kernel.errors import KernelError, reason
+from kernel.link import Link
+from kernel.rtnl import Socket
+from kernel.wire import Attributes
+from process.undo import Undo
+
+_FAILURES = {"ipvlan": "failed to create ipvlan", "vlan": "failed to create vlan"}  # the reference plugins' texts
+
+
+@contextmanager
+def master_socket(options: MasterOptions, sandbox: Sandbox) -> Iterator[Socket]:
+    """Yields a socket in the master's namespace: the host's, or the sandbox's with `linkInContainer`."""
+    if options.in_container:
+        yield sandbox.socket
+    else:
+        with Socket() as socket:
+            yield socket
+
+
+def create(
+    kind: str,
+    socket: Socket,
+    parent: Link,
+    sandbox: Sandbox,
+    options: MasterOptions,
+    data: Attributes,
+    undo: Undo,
+    explain: Callable[[KernelError], str],
+) -> Link:
+    """Creates the interface on `parent`, which is in the namespace of `socket`; pushes its deletion on `undo`.
+
+    `explain` returns the cause and the fix of an error, "" for an unknown one. Raises CniError(999) with the text of
+    the reference plugins if the name is in use or the kernel refuses, KernelError.
+    """
+    container_interface.refuse_existing(sandbox, kind)
+    undo.push(f'delete "{sandbox.ifname}"', partial(container_interface.delete_created, sandbox))
+    namespace = None if options.in_container else sandbox.namespace
+    try:
+        child_link.create(socket, sandbox.socket, kind, sandbox.ifname, parent, namespace, data, mtu=options.mtu)
+    except KernelError as error:
+        details = "; ".join(filter(None, (error.explanation, explain(error))))
+        raise internal(f"{_FAILURES[kind]}: {reason(error.errno)}", details or error.details) from error
+    return sandbox.get_link()
+
+
+def refuse_missing_module(kind: str, module: str) -> None:
+    """Raises CniError(999) if the kernel cannot create links of `kind`, KernelError without the privilege."""
+    with Socket() as socket:
+        try:
+            child_link.probe_create(socket, kind)
+        except KernelError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            raise internal(f"the kernel has no {kind} interfaces", module_hint(module)) from error
+
+
+def module_hint(module: str) -> str:
+    """Returns the fix for a missing kernel module."""
+    return f"the kernel module {module} is not loaded, or the kernel lacks it: modprobe {module}"

@@ -1,0 +1,1 @@
+"""ipvlan: an interface of the pod that shares the MAC address of an interface of the host."""

@@ -1,0 +1,56 @@
+"""Parses and validates the configuration of ipvlan into a frozen IpvlanConf.
+
+All functions are pure. The other modules of the plugin do not validate the configuration again.
+"""
+
+from __future__ import annotations
+
+from attachment import container_interface, master
+from attachment.master import MasterOptions
+from cni.conf import NetConf
+from cni.errors import invalid_conf
+from cni.keys import DNS as DNS_KEY
+from cni.keys import IPAM_TYPE, STRING, Key
+from cni.result import DNS, Result
+from process.values import dataclass, replace
+
+MODES = {"l2": 0, "l3": 1, "l3s": 2}  # IPVLAN_MODE_*, linux/if_link.h
+
+KEYS = (*master.KEYS, Key("mode", (STRING,), choices=tuple(MODES)), IPAM_TYPE, DNS_KEY)
+
+
+@dataclass(frozen=True)
+class IpvlanConf:
+    """The configuration of ipvlan: `mode` is one of MODES; `dns`, unless None, replaces other DNS settings."""
+
+    master: MasterOptions
+    mode: str
+    dns: DNS | None
+
+
+def parse(net_conf: NetConf) -> IpvlanConf:
+    """Returns the validated configuration; raises CniError(7) with the reference plugin's texts (its code is 999).
+
+    Without the key `ipam` the interface has the addresses of prevResult, or none; `ipam` without a type is an error.
+    """
+    fields = net_conf.fields
+    container_interface.refuse_untyped_ipam(net_conf)
+    mode = fields.string("mode") or "l2"
+    if mode not in MODES:
+        raise invalid_conf(f'unknown ipvlan mode: "{mode}"', f'set "mode" to one of {", ".join(MODES)}')
+    return IpvlanConf(master.parse(fields), mode, container_interface.parse_dns(net_conf))
+
+
+def choose_master(options: MasterOptions, prev_result: Result | None) -> MasterOptions:
+    """Returns the options with the master of a chained ipvlan, the only interface of prevResult, unless one is named.
+
+    Raises CniError(7) if prevResult has no or several interfaces.
+    """
+    if options.name or prev_result is None:
+        return options
+    names = [item.name for item in prev_result.interfaces]
+    if len(names) != 1 or not names[0]:
+        msg = "chained master failure. PrevResult lacks a single named interface"
+        listed = ", ".join(names) or "none"
+        raise invalid_conf(msg, f'set "master": the plugin before ipvlan returned these interfaces: {listed}')
+    return replace(options, name=names[0])

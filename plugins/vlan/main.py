@@ -1,0 +1,107 @@
+"""The verbs of vlan.
+
+ADD creates the interface in the container's namespace. DEL needs neither the master nor a valid configuration.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from attachment import child_interface, container_interface, master
+from attachment.sandbox import Sandbox, check_addresses_and_routes
+from cni import delegate
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
+from cni.errors import run_status_checks
+from cni.result import Result
+from cni.skel import Plugin
+from kernel.netns import Netns
+from kernel.rtnl import Socket
+from plugins.vlan import conf as vlan_conf
+from plugins.vlan import interface
+from process.undo import Undo
+
+_IPAM_CONTEXT = "failed to execute IPAM delegate: "  # the reference plugin's text
+
+
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Creates the VLAN interface, with the addresses that IPAM allocates, or without addresses.
+
+    A failure is rolled back.
+    """
+    conf = vlan_conf.parse(net_conf)
+    net_conf.refuse_missing_ipam()
+    with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
+        with child_interface.master_socket(conf.master, sandbox) as socket:
+            parent = master.find(socket, conf.master)
+            master.refuse_loopback(parent)
+            interface.refuse_down(parent)
+            container_link = child_interface.create(
+                "vlan",
+                socket,
+                parent,
+                sandbox,
+                conf.master,
+                interface.get_attributes(conf),
+                undo,
+                lambda error: interface.explain(error, parent, conf),
+            )
+        return container_interface.configure(
+            args, net_conf, sandbox, container_link, undo, dns=conf.dns, ipam_context=_IPAM_CONTEXT
+        )
+
+
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the interface and releases its addresses; a missing namespace, interface or master is success."""
+    container_interface.delete(args, net_conf, "vlan")
+
+
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the interface against prevResult, which later plugins may have changed; IPAM checks its part."""
+    conf = vlan_conf.parse(net_conf)
+    prev_result = net_conf.required_prev_result("vlan: Required prevResult missing")
+    with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+        delegate.run_ipam(args, net_conf)
+        listed = container_interface.get_listed(args, prev_result)
+        with child_interface.master_socket(conf.master, sandbox) as socket:
+            parent = master.find(socket, conf.master)
+        container_link = container_interface.get_checked(sandbox, listed, "vlan")
+        interface.check(sandbox, container_link, conf)
+        master.check(sandbox, container_link, parent, in_container=conf.master.in_container)
+        check_addresses_and_routes(sandbox, container_link, prev_result)
+
+
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Makes IPAM release the addresses of attachments that are not in `valid`.
+
+    Interfaces need no removal: the kernel deletes them with their network namespaces.
+    """
+    delegate.run_ipam(args, net_conf)
+
+
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks whether ADD can succeed: configuration, kernel, master, IPAM. Raises CniError(50), CniError(51)."""
+    run_status_checks(partial(_refuse_unavailable, net_conf), partial(delegate.run_ipam, args, net_conf))
+
+
+PLUGIN = Plugin(
+    "vlan",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=lambda args, net_conf: vlan_conf.parse(net_conf),
+    keys=vlan_conf.KEYS,
+)
+
+
+def _refuse_unavailable(net_conf: NetConf) -> None:
+    conf = vlan_conf.parse(net_conf)
+    child_interface.refuse_missing_module("vlan", "8021q")
+    if conf.master.in_container:  # STATUS is not about a container
+        return
+    with Socket() as socket:
+        parent = master.find(socket, conf.master)
+    master.refuse_loopback(parent)
+    interface.refuse_down(parent)
