@@ -1,11 +1,11 @@
-"""Netlink messages of links on top of another link, as pyroute2 message classes.
+"""Netlink messages of links on top of another link, and of neighbours, as pyroute2 message classes.
 
 The attribute numbers in IFLA_INFO_DATA depend on the kind of link, so each kind has a message class of its own.
 """
 
 from __future__ import annotations
 
-from kernel.codec import LinkMessage, nla
+from kernel.codec import LinkMessage, nla, nlmsg
 from kernel.wire import prepare
 
 
@@ -71,4 +71,19 @@ class VlanDeviceMessage(LinkMessage):
     linkinfo = _VlanInfo
 
 
-prepare(MacvlanMessage, IpvlanMessage, VlanDeviceMessage)
+class NeighbourMessage(nlmsg):  # type: ignore[misc]
+    """RTM_NEWNEIGH and related messages: struct ndmsg and NDA_* attributes (linux/neighbour.h)."""
+
+    fields = (
+        ("family", "B"),
+        ("__pad1", "B"),
+        ("__pad2", "H"),
+        ("ifindex", "i"),
+        ("state", "H"),
+        ("flags", "B"),
+        ("ndm_type", "B"),
+    )
+    nla_map = ((1, "NDA_DST", "cdata"), (2, "NDA_LLADDR", "cdata"), (8, "NDA_IFINDEX", "uint32"))
+
+
+prepare(MacvlanMessage, IpvlanMessage, VlanDeviceMessage, NeighbourMessage)

@@ -5,7 +5,7 @@ All functions are pure. The other modules of the plugin do not validate the conf
 
 from __future__ import annotations
 
-from attachment import container_interface, master
+from attachment import container_interface, host_access, master
 from attachment.master import MasterOptions
 from cni.address import parse_mac
 from cni.args import CmdArgs
@@ -24,6 +24,7 @@ KEYS = (
     Key("mode", (STRING,), choices=tuple(sorted(MODES))),
     MAC,
     Key("bcqueuelen", (INTEGER,)),
+    host_access.KEY,
     IPAM_TYPE,
     DNS_KEY,
     runtime_config(MAC),
@@ -44,6 +45,7 @@ class MacvlanConf:
     bcqueuelen: int
     ipam_type: str
     dns: DNS | None
+    host_access: bool
 
 
 def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
@@ -55,14 +57,33 @@ def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
     mode = fields.string("mode") or "bridge"
     if mode not in MODES:
         raise invalid_conf(f'unknown macvlan mode: "{mode}"', f'set "mode" to one of {", ".join(sorted(MODES))}')
-    return MacvlanConf(
+    conf = MacvlanConf(
         master=master.parse(fields),
         mode=mode,
         mac=_mac(args, net_conf),
         bcqueuelen=fields.integer("bcqueuelen", minimum=0, maximum=_UINT32_MAX) or 0,
         ipam_type=net_conf.ipam_type,
         dns=container_interface.parse_dns(net_conf),
+        host_access=fields.boolean(host_access.KEY.name),
     )
+    if conf.host_access:
+        _refuse_host_access(conf)
+    return conf
+
+
+def _refuse_host_access(conf: MacvlanConf) -> None:
+    """Raises CniError(7) for a configuration with which the host cannot reach the pod."""
+    reason = ""
+    if conf.mode == "passthru":
+        reason = 'mode "passthru" gives the pod the whole master'
+    elif conf.mode != "bridge":
+        reason = f'interfaces of mode "{conf.mode}" do not reach other interfaces on the same master'
+    elif conf.master.in_container:
+        reason = 'with "linkInContainer" the master is not on the host'
+    elif not conf.ipam_type:
+        reason = 'the host needs routes to the pod\'s addresses, and without "ipam" it has none'
+    if reason:
+        raise invalid_conf(f'"hostAccess" is not possible: {reason}', 'remove "hostAccess", or the other setting')
 
 
 def _mac(args: CmdArgs, net_conf: NetConf) -> bytes:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from attachment import master
+from attachment import container_interface, master
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.errors import CniError, internal
+from cni.result import Result
 from kernel import child_link
 from kernel.errors import KernelError, reason
 from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.wire import Attributes
 from plugins.macvlan.conf import MODES, MacvlanConf
+from process.undo import Undo
+from process.values import replace
 
 _MODE_NAMES = {number: name for name, number in MODES.items()}
 
@@ -47,6 +51,26 @@ def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf) ->
             f"failed to create macvlan: {reason(error.errno)}",
             "; ".join(filter(None, (error.explanation, explanation))),
         ) from error
+
+
+def recreate(
+    socket: Socket,
+    parent: Link,
+    sandbox: Sandbox,
+    conf: MacvlanConf,
+    mac: bytes,
+    prev_result: Result,
+    undo: Undo,
+) -> None:
+    """Creates the interface again with MAC address `mac`, and the addresses and routes of prevResult.
+
+    Raises CniError(999), KernelError.
+    """
+    undo.push(f'delete "{sandbox.ifname}"', partial(container_interface.delete_created, sandbox))
+    create(socket, parent, sandbox, replace(conf, mac=mac))
+    container_link = sandbox.get_link()
+    with explained_failures(container_link, parent):
+        sandbox.configure(container_link, prev_result, dad=True)
 
 
 @contextmanager

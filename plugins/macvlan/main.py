@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from attachment import container_interface, master
-from attachment.sandbox import Sandbox, check_addresses_and_routes
+from attachment import container_interface, host_access, master
+from attachment.host_access import Ends, HostLinkKind
+from attachment.repair import repair_if_missing
+from attachment.sandbox import Sandbox, attachment_ips, check_addresses_and_routes
 from cni import delegate
+from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import run_status_checks
+from cni.errors import CniError, run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
 from kernel.link import Link
@@ -25,6 +28,8 @@ from plugins.macvlan import interface
 from plugins.macvlan.conf import MacvlanConf
 from process.undo import Undo
 
+_HOST_LINK = HostLinkKind("macvlan", [("IFLA_MACVLAN_MODE", macvlan_conf.MODES["bridge"])], has_mac=True)
+
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """Creates the interface on the master, with the addresses that IPAM allocates, or without addresses.
@@ -33,48 +38,100 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """
     conf = macvlan_conf.parse(args, net_conf)
     net_conf.refuse_missing_ipam()
-    with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
-        with _open_master_socket(conf, sandbox) as socket:
-            parent = master.find(socket, conf.master)
-            master.refuse_loopback(parent)
-            container_interface.refuse_existing(sandbox, "macvlan")
-            undo.push(f'delete "{args.ifname}"', partial(container_interface.delete_created, sandbox))
-            interface.create(socket, parent, sandbox, conf)
+    with (
+        Netns(args.netns) as namespace,
+        Sandbox(namespace, args.ifname) as sandbox,
+        _open_master_socket(conf, sandbox) as socket,
+        Undo() as undo,
+    ):
+        parent = master.find(socket, conf.master)
+        master.refuse_loopback(parent)
+        container_interface.refuse_existing(sandbox, "macvlan")
+        undo.push(f'delete "{args.ifname}"', partial(container_interface.delete_created, sandbox))
+        interface.create(socket, parent, sandbox, conf)
         container_link = sandbox.get_link()
         with interface.explained_failures(container_link, parent):
-            return container_interface.configure(args, net_conf, sandbox, container_link, undo, dns=conf.dns)
+            result = container_interface.configure(args, net_conf, sandbox, container_link, undo, dns=conf.dns)
+        if conf.host_access:
+            ends = Ends(socket, parent, sandbox, container_link)
+            host_access.add(_HOST_LINK, ends, args, net_conf, result, undo)
+        return result
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Deletes the interface and releases its addresses; a missing namespace, interface or master is success."""
-    container_interface.delete(args, net_conf, "macvlan")
+    delete = partial(container_interface.delete, args, net_conf, "macvlan")
+    if net_conf.fields.raw(host_access.KEY.name) is True:
+        run_all(partial(_remove_host_access, args, net_conf), delete)
+    else:
+        delete()
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks the interface against prevResult, which later plugins may have changed; IPAM checks its part."""
     conf = macvlan_conf.parse(args, net_conf)
     prev_result = net_conf.required_prev_result("required prevResult missing")
-    with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
-        with _open_master_socket(conf, sandbox) as socket:
-            parent = master.find(socket, conf.master)
+    with (
+        Netns(args.netns) as namespace,
+        Sandbox(namespace, args.ifname) as sandbox,
+        _open_master_socket(conf, sandbox) as socket,
+    ):
+        parent = master.find(socket, conf.master)
         delegate.run_ipam(args, net_conf)
         listed = container_interface.get_listed(args, prev_result)
         container_link = container_interface.get_checked(sandbox, listed, "macvlan")
         interface.check(sandbox, container_link, parent, conf)
         check_addresses_and_routes(sandbox, container_link, prev_result)
+        if conf.host_access:
+            host_access.check(Ends(socket, parent, sandbox, container_link), args, prev_result)
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Makes IPAM release the addresses of attachments that are not in `valid`.
+    """Deletes the host's routes to attachments that are not in `valid`, and makes IPAM release their addresses.
 
     Interfaces need no removal: the kernel deletes them with their network namespaces.
     """
-    delegate.run_ipam(args, net_conf)
+    run_all(partial(host_access.collect, net_conf.name, valid), partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks whether ADD can succeed: configuration, master, IPAM. Raises CniError(50), CniError(51)."""
     run_status_checks(partial(_refuse_unavailable, args, net_conf), partial(delegate.run_ipam, args, net_conf))
+
+
+def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
+    """Recreates the interface if the kernel deleted it with its master, and the host's access to the pod.
+
+    The interface gets the MAC address, the addresses and the routes in prevResult. IPAM is not called: the addresses
+    are still reserved.
+    """
+    conf = macvlan_conf.parse(args, net_conf)
+    prev_result = net_conf.required_prev_result()
+    listed = container_interface.get_listed(args, prev_result)
+    with (
+        Netns(args.netns) as namespace,
+        Sandbox(namespace, args.ifname) as sandbox,
+        _open_master_socket(conf, sandbox) as socket,
+        Undo() as undo,
+    ):
+        parent = master.find(socket, conf.master)
+        mac = parse_mac(listed.mac) if listed.mac else conf.mac
+        recreate = partial(interface.recreate, socket, parent, sandbox, conf, mac, prev_result, undo)
+        repair_if_missing(f'the interface "{args.ifname}"', sandbox.get_link, recreate)
+        container_link = sandbox.find_link()
+        if conf.host_access and container_link is not None:
+            ends = Ends(socket, parent, sandbox, container_link)
+            repair_if_missing(
+                "the host's access",
+                partial(host_access.check, ends, args, prev_result),
+                partial(host_access.add, _HOST_LINK, ends, args, net_conf, prev_result, undo),
+            )
+
+
+def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
+    """Removes the host's access to the pod."""
+    if net_conf.fields.raw(host_access.KEY.name) is True:
+        _remove_host_access(args, net_conf)
 
 
 PLUGIN = Plugin(
@@ -86,6 +143,8 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=macvlan_conf.parse,
     keys=macvlan_conf.KEYS,
+    cmd_repair=cmd_repair,
+    cmd_remove_rules=cmd_remove_rules,
 )
 
 
@@ -97,6 +156,16 @@ def _open_master_socket(conf: MacvlanConf, sandbox: Sandbox) -> Iterator[Socket]
     else:
         with Socket() as socket:
             yield socket
+
+
+def _remove_host_access(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the host's routes to the addresses in prevResult, or without a usable one to all of the attachment's."""
+    try:
+        prev_result = net_conf.prev_result()
+    except CniError:
+        prev_result = None
+    ips = attachment_ips(prev_result, args.ifname, strict=False) if prev_result else []
+    host_access.remove(args, net_conf, [ip.address.ip for ip in ips])
 
 
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:

@@ -1,0 +1,40 @@
+"""Neighbour entries (ARP and neighbour discovery): permanent ones for addresses whose MAC address is known.
+
+*_request functions return a Request and do no I/O; functions that take a Socket send requests through it.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+
+from cni.address import Address, format_mac
+from kernel import route
+from kernel.codec_links import NeighbourMessage
+from kernel.link import Link
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Request, Socket
+
+RTM_NEWNEIGH, RTM_GETNEIGH = 28, 30
+_NUD_PERMANENT = 0x80  # linux/neighbour.h
+_FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
+
+
+def set_request(link: Link, neighbour: Address, mac: bytes) -> Request:
+    """Returns a request that sets a permanent entry: packets to `neighbour` through `link` go to `mac`."""
+    values = {"family": _FAMILIES[neighbour.version], "ifindex": link.index, "state": _NUD_PERMANENT}
+    description = f'set the MAC address of {neighbour} on "{link.name}" to {format_mac(mac)}'
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
+    attributes = [("NDA_DST", neighbour.packed), ("NDA_LLADDR", mac)]
+    return Request(description, NeighbourMessage, RTM_NEWNEIGH, flags, values, attributes)
+
+
+def list_permanent(socket: Socket, link: Link) -> dict[Address, bytes]:
+    """Returns the permanent entries of a link: the MAC address of each neighbour; raises KernelError."""
+    only = [("NDA_IFINDEX", link.index)]  # Linux 4.4 and later; struct ndmsg does not filter
+    description = f'list the neighbours of "{link.name}"'
+    request = Request(description, NeighbourMessage, RTM_GETNEIGH, NLM_F_DUMP, {}, only)
+    entries = {}
+    for message in socket.dump(request):
+        packed = message.get_attr("NDA_DST")
+        if message["ifindex"] == link.index and message["state"] & _NUD_PERMANENT and packed:
+            entries[route.address_of(packed)] = message.get_attr("NDA_LLADDR") or b""
+    return entries

@@ -1,0 +1,94 @@
+"""`podwire repair` with macvlan: the host's access, and interfaces that the kernel deleted with their master."""
+
+import pytest
+
+from tests.support import uplink
+from tests.support.attaching import address, reaches
+from tests.support.netlist import NetworkList
+from tests.support.netstate import shown, state
+from tests.support.repair_node import Node
+from tests.support.uplink import UPLINK, WIRE
+
+pytestmark = pytest.mark.needs("macvlan")
+
+NODE = [item.partition("/")[0] for item in uplink.HOST]
+
+
+@pytest.fixture
+def node(bin_dir, host, neighbour, store, tmp_path):
+    """A node with addresses on the master, and a dual-stack network of macvlan with host access."""
+    give_addresses(host)
+    ipam = {"type": "host-local", "dataDir": str(store), "ranges": uplink.ranges()}
+    plugin = {"type": "macvlan", "master": UPLINK, "hostAccess": True, "ipam": ipam}
+    return Node(host, NetworkList("net", "1.0.0", (plugin,)), tmp_path / "cni", {})
+
+
+def give_addresses(host):
+    """Gives the master the node's addresses."""
+    for item in uplink.HOST:
+        host.ip("address", "add", item, "dev", UPLINK)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("host link delete {link}",),
+        ("host link set {link} down",),
+        ("host route flush proto 112", "host -6 route flush proto 112"),
+        ("pod neighbour flush dev eth0 nud permanent",),
+        ("pod -6 route delete fd00:25::250",),
+    ],
+)
+def test_host_access_is_restored(node, sandbox, commands):
+    """Repair restores the host's access, and then finds nothing to repair."""
+    result = node.add(sandbox)
+    before = state(node.host), state(sandbox)
+    name = f"pwha{shown(node.host, UPLINK)['ifindex']}"
+    for command in commands:
+        where, *words = command.format(link=name).split()
+        (node.host if where == "host" else sandbox).ip(*words)
+    outcome = node.tool("--dry-run")
+    assert outcome.status == 1
+    assert "macvlan: restore the host's access: " in outcome.stdout.decode()
+    assert node.repair() == {sandbox.name: "repaired"}
+    node.check(sandbox, result)
+    for number in (0, 1):
+        assert reaches(sandbox, NODE[number])
+        assert reaches(node.host, address(result, number))
+    assert (state(node.host), state(sandbox)) == before
+    assert node.repair() == {sandbox.name: "fine"}
+    node.delete(sandbox, result)
+
+
+def test_interface_of_a_returned_master_is_created_again(node, sandbox, neighbour):
+    """When a deleted master is back, repair creates the pod's interface with its MAC address and addresses."""
+    result = node.add(sandbox)
+    before = state(node.host), state(sandbox)
+    mac = shown(node.host, UPLINK)["address"]
+    node.host.ip("link", "delete", UPLINK)
+    assert f'failed to lookup master \\"{UPLINK}\\": Link not found' in node.tool("--json").stdout.decode()
+    uplink.connect(node.host, neighbour)
+    node.host.ip("link", "set", UPLINK, "address", mac)
+    give_addresses(node.host)
+    assert node.repair() == {sandbox.name: "repaired"}
+    node.check(sandbox, result)
+    assert shown(sandbox, "eth0")["address"] == result["interfaces"][0]["mac"]
+    for number in (0, 1):
+        assert reaches(sandbox, NODE[number])
+        assert reaches(node.host, address(result, number))
+        assert reaches(neighbour, address(result, number))
+    assert result["interfaces"][0]["mac"] in neighbour.ip("neighbour", "show", address(result), "dev", WIRE)
+    after = state(node.host), state(sandbox)
+    assert without_host_link(after[0]) == without_host_link(before[0])
+    assert after[1] == before[1]
+    node.delete(sandbox, result)
+
+
+def without_host_link(host_state):
+    """Returns a host's state without the host link, whose name has the new master's ifindex, and its routes."""
+    kept = {name: link for name, link in host_state["links"].items() if not name.startswith("pwha")}
+    routes = {
+        family: [item for item in items if not item.get("dev", "").startswith("pwha")]
+        for family, items in host_state["routes"].items()
+    }
+    return {**host_state, "links": kept, "routes": routes}
