@@ -35,17 +35,18 @@ def refuse_untyped_ipam(net_conf: NetConf, context: str = "") -> None:
         raise invalid_conf(f"{context}no plugin name provided", details)
 
 
-def refuse_existing(sandbox: Sandbox, kind: str) -> None:
+def refuse_existing(sandbox: Sandbox, kind: str, msg: str = "") -> None:
     """Raises CniError(999) when the container has an interface of this name already; text of the reference plugins.
 
-    So whatever has the name afterwards was created by this ADD, and its rollback may delete it. Raises KernelError.
+    `msg` replaces the text of plugins that create the interface under a temporary name and rename it. Whatever has the
+    name afterwards was created by this ADD, and its rollback may delete it. Raises KernelError.
     """
     if sandbox.find_link() is not None:
         details = (
             f"{sandbox.path} has an interface of this name: the container is attached already; run DEL first, or set "
             "CNI_IFNAME to another name"
         )
-        raise internal(f'failed to rename {kind} to "{sandbox.ifname}": file exists', details)
+        raise internal(msg or f'failed to rename {kind} to "{sandbox.ifname}": file exists', details)
 
 
 def delete_created(sandbox: Sandbox) -> None:
@@ -65,11 +66,13 @@ def configure(
     dns: DNS | None = None,
     prev_result: Result | None = None,
     ipam_context: str = "",
+    await_ipv6: bool = True,
 ) -> Result:
     """Sets the interface up with the addresses that IPAM allocates, or without addresses; returns the result.
 
     Without IPAM the interface gets addresses, routes and DNS settings of `prev_result`. `dns`, unless None, replaces
-    the DNS settings. Errors of IPAM begin with `ipam_context`. Raises CniError, KernelError.
+    the DNS settings. Errors of IPAM begin with `ipam_context`. With `await_ipv6` it waits until IPv6 addresses are
+    usable. Raises CniError, KernelError.
     """
     addressing = prev_result or Result()
     if net_conf.ipam_type:
@@ -81,7 +84,7 @@ def configure(
     ips = tuple(replace(ip, interface=0) for ip in addressing.ips)
     result = replace(addressing, ips=ips, interfaces=(interface,))
     if ips:
-        sandbox.configure(container_link, result, dad=True)
+        sandbox.configure(container_link, result, dad=True, await_ipv6=await_ipv6)
     else:
         sandbox.socket.change(link.set_request(container_link, up=True))
     return result if dns is None else replace(result, dns=dns)
@@ -120,8 +123,8 @@ def get_listed(args: CmdArgs, prev_result: Result) -> Interface:
     raise internal(f"Container Interface name in prevResult: {args.ifname} not found", OTHER_ATTACHMENT_HINT)
 
 
-def get_checked(sandbox: Sandbox, listed: Interface, kind: str) -> Link:
-    """Returns the interface if it is of `kind`, up, and as prevResult lists it.
+def get_checked(sandbox: Sandbox, listed: Interface, kind: str | None) -> Link:
+    """Returns the interface if it is of `kind` (None for any), up, and as prevResult lists it.
 
     Raises CniError(999) with the texts of the reference plugins, KernelError.
     """
@@ -130,7 +133,7 @@ def get_checked(sandbox: Sandbox, listed: Interface, kind: str) -> Link:
     if container_link is None:
         msg = f"Container Interface name in prevResult: {name} not found"
         raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
-    if container_link.kind != kind:
+    if kind is not None and container_link.kind != kind:
         details = f"it is {container_link.kind or 'unknown'}; {RECREATE_HINT}"
         raise internal(f"Error: Container interface {name} not of type {kind}", details)
     if listed.mac and container_link.mac != listed.mac:

@@ -94,10 +94,11 @@ class Sandbox:
             )
         return container_link
 
-    def configure(self, container_link: Link, result: Result, *, dad: bool) -> None:
+    def configure(self, container_link: Link, result: Result, *, dad: bool, await_ipv6: bool = True) -> None:
         """Adds the addresses and routes of `result`, sets the interface up and waits until its addresses are usable.
 
-        `dad` runs IPv6 duplicate address detection. Addresses without an interface index belong to other interfaces.
+        `dad` runs IPv6 duplicate address detection, which needs a carrier: without `await_ipv6` nothing waits for it.
+        Addresses without an interface index belong to other interfaces.
         Raises KernelError, and CniError for a wrong index and for a duplicate address.
         """
         ips = attachment_ips(result, self.ifname)
@@ -112,7 +113,7 @@ class Sandbox:
                 link.set_request(container_link, up=True),
                 *add_routes_requests(container_link, result),
             )
-        if ipv6:
+        if ipv6 and await_ipv6:
             with record.timed_step("wait for the IPv6 addresses"):
                 self._wait_usable(container_link)
 

@@ -86,4 +86,25 @@ class NeighbourMessage(nlmsg):  # type: ignore[misc]
     nla_map = ((1, "NDA_DST", "cdata"), (2, "NDA_LLADDR", "cdata"), (8, "NDA_IFINDEX", "uint32"))
 
 
-prepare(MacvlanMessage, IpvlanMessage, VlanDeviceMessage, NeighbourMessage)
+class _TunData(nla):  # type: ignore[misc]
+    nla_map = (
+        (1, "IFLA_TUN_OWNER", "uint32"),
+        (2, "IFLA_TUN_GROUP", "uint32"),
+        (3, "IFLA_TUN_TYPE", "uint8"),
+        (6, "IFLA_TUN_PERSIST", "uint8"),
+        (7, "IFLA_TUN_MULTI_QUEUE", "uint8"),
+    )
+
+
+class _TunInfo(nla):  # type: ignore[misc]
+    nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "tun_data"))
+    tun_data = _TunData
+
+
+class TunMessage(LinkMessage):
+    """RTM_NEWLINK of a tun or tap device: struct ifinfomsg and IFLA_TUN_* attributes."""
+
+    linkinfo = _TunInfo
+
+
+prepare(MacvlanMessage, IpvlanMessage, TunMessage, VlanDeviceMessage, NeighbourMessage)

@@ -1,4 +1,4 @@
-"""The interface on top of another link in the warm-up's fake kernel: macvlan and similar kinds.
+"""The interface of plugins that create a single link, in the warm-up's fake kernel: macvlan, tap and similar kinds.
 
 One rule: there is one such interface, NAME; it exists from its creation until clear().
 """
@@ -11,15 +11,19 @@ import struct
 from collections.abc import Iterator
 
 import kernel.link
+import kernel.tap
 from kernel.codec import LinkMessage
+from kernel.codec_links import TunMessage
 from kernel.rtnl import NLM_F_CREATE
-from kernel.wire import encode
+from kernel.tap import TapOptions
+from kernel.wire import Attributes, encode
 
 NAME, INDEX = "net1", 4
 _HEADER = struct.Struct("=IHHII")
 _INTERFACE = struct.Struct("=BxHiII")  # struct ifinfomsg
 _NLMSG_ERROR = 2  # linux/netlink.h
 _MAC = b"\x02\0\0\0\0\x02"
+_TAP: Attributes = [("IFLA_TUN_TYPE", 2), ("IFLA_TUN_PERSIST", 1), ("IFLA_TUN_MULTI_QUEUE", 0)]
 
 # The attributes of the message that created the interface.
 _created: list[bytes] = []
@@ -38,6 +42,13 @@ def answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[by
         yield _link(sequence)
     elif kind == kernel.link.RTM_GETLINK:
         yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, 0, sequence, 0) + struct.pack("=i", -errno.ENODEV)
+
+
+def create_tap(name: str, options: TapOptions) -> None:
+    """Stores the tap device as the interface, as the ioctls of kernel.tap.create() do."""
+    info = {"attrs": [("IFLA_INFO_KIND", kernel.tap.KIND), ("IFLA_INFO_DATA", {"attrs": _TAP})]}
+    message = encode(TunMessage, (0, 0, 0), {}, [("IFLA_IFNAME", name), ("IFLA_LINKINFO", info)])
+    _created[:] = [message[_HEADER.size + _INTERFACE.size :]]
 
 
 def clear() -> None:

@@ -27,6 +27,7 @@ import kernel.netfilter.nft
 import kernel.netns
 import kernel.rtnl
 import kernel.sysctl
+import kernel.tap
 import kernel.traffic
 import process.child
 from cni import gojson, skel
@@ -74,6 +75,13 @@ _LIMITS = {
 }
 _IFB, _IFB_INDEX, _MAC = b"bwp", 1_000_000_003, b"\x02\0\0\0\0\x01"
 _DELETED = (_VETH, fake_child.INDEX, _IFB_INDEX)  # links that a verb deletes in the background
+_SINGLE_LINKS: dict[str, dict[str, Any]] = {  # plugins whose interface is a single link in the container
+    "dummy": {},
+    "ipvlan": {"master": "cni0"},
+    "macvlan": {"master": "cni0"},
+    "tap": {"mtu": 1500, "bridge": ""},
+    "vlan": {"master": "cni0", "vlanId": 5},
+}
 _IPAM = {
     "type": "host-local",
     "ranges": [
@@ -118,11 +126,9 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             routed = {**network, "type": "ptp"}
             result = _run_verb(plugins, "ptp", "ADD", routed, leases)
             _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
-        yield "macvlan"
-        _run_child_verbs(plugins, {**network, "type": "macvlan", "master": "cni0"}, leases)
-        for name in ("vlan", "ipvlan"):
+        for name, keys in _SINGLE_LINKS.items():
             yield name
-            _run_child_verbs(plugins, {**network, "type": name, "vlanId": 5, "master": "cni0"}, leases)
+            _run_child_verbs(plugins, {**network, "type": name, **keys}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
         chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", fake_vrf.CONF)
         for name, keys in chained:
@@ -133,7 +139,7 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:
-    """Runs the verbs of a plugin whose interface is on top of another link."""
+    """Runs the verbs of a plugin whose interface is a single link in the container."""
     result = _run_verb(plugins, network["type"], "ADD", network, path, fake_child.NAME)
     for verb in ("CHECK", "DEL"):
         _run_verb(plugins, network["type"], verb, {**network, "prevResult": result}, path, fake_child.NAME)
@@ -337,6 +343,7 @@ def _replacements(directory: str) -> list[tuple[Any, str, Any]]:
         (kernel.netfilter.iptables_direct, "is_nft", bool),
         (process.child, "run", _refuse_program),
         (kernel.link, "random_mac", lambda: _MAC),
+        (kernel.tap, "create", fake_child.create_tap),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.link_deletion, "send_in_background", lambda socket, request, report: 0),
         (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 0),

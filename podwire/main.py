@@ -19,6 +19,7 @@ from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from ipam.static.main import PLUGIN as STATIC
 from plugins.bandwidth.main import PLUGIN as BANDWIDTH
 from plugins.bridge.main import PLUGIN as BRIDGE
+from plugins.dummy.main import PLUGIN as DUMMY
 from plugins.firewall.main import PLUGIN as FIREWALL
 from plugins.ipvlan.main import PLUGIN as IPVLAN
 from plugins.loopback.main import PLUGIN as LOOPBACK
@@ -26,6 +27,7 @@ from plugins.macvlan.main import PLUGIN as MACVLAN
 from plugins.portmap.main import PLUGIN as PORTMAP
 from plugins.ptp.main import PLUGIN as PTP
 from plugins.sbr.main import PLUGIN as SBR
+from plugins.tap.main import PLUGIN as TAP
 from plugins.tuning.main import PLUGIN as TUNING
 from plugins.vlan.main import PLUGIN as VLAN
 from plugins.vrf.main import PLUGIN as VRF
@@ -36,6 +38,7 @@ PLUGINS: dict[str, Plugin] = {
     for plugin in (
         BANDWIDTH,
         BRIDGE,
+        DUMMY,
         FIREWALL,
         HOST_LOCAL,
         IPVLAN,
@@ -45,6 +48,7 @@ PLUGINS: dict[str, Plugin] = {
         PTP,
         SBR,
         STATIC,
+        TAP,
         TUNING,
         VLAN,
         VRF,

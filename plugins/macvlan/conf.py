@@ -5,9 +5,8 @@ All functions are pure. The other modules of the plugin do not validate the conf
 
 from __future__ import annotations
 
-from attachment import container_interface, host_access, master
+from attachment import container_interface, host_access, master, requested_mac
 from attachment.master import MasterOptions
-from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.errors import invalid_conf
@@ -60,7 +59,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
     conf = MacvlanConf(
         master=master.parse(fields),
         mode=mode,
-        mac=_mac(args, net_conf),
+        mac=requested_mac.parse(args, net_conf, "macvlan"),
         bcqueuelen=fields.integer("bcqueuelen", minimum=0, maximum=_UINT32_MAX) or 0,
         ipam_type=net_conf.ipam_type,
         dns=container_interface.parse_dns(net_conf),
@@ -84,20 +83,3 @@ def _refuse_host_access(conf: MacvlanConf) -> None:
         reason = 'the host needs routes to the pod\'s addresses, and without "ipam" it has none'
     if reason:
         raise invalid_conf(f'"hostAccess" is not possible: {reason}', 'remove "hostAccess", or the other setting')
-
-
-def _mac(args: CmdArgs, net_conf: NetConf) -> bytes:
-    """Returns the requested MAC address, b"" for none: runtimeConfig before CNI_ARGS before the plain key."""
-    from_env = args.cni_args("MAC").get("MAC", "")
-    text = net_conf.runtime_config.string("mac") or from_env or net_conf.fields.string("mac")
-    if not text:
-        return b""
-    try:
-        mac = parse_mac(text)
-    except ValueError as error:
-        details = "write it like 02:00:00:00:00:01"
-        raise invalid_conf(f"invalid args {text} for MAC addr: {error}", details) from None
-    if len(mac) != 6 or mac[0] & 1 or not any(mac):
-        details = f"{text} is not a unicast Ethernet address: six bytes, the first one even, as in 02:00:00:00:00:01"
-        raise invalid_conf("failed to create macvlan: cannot assign requested address", details)
-    return mac

@@ -93,6 +93,21 @@ def shaped(network: Network) -> BandwidthNetwork:
 
 
 @pytest.fixture
+def tap(bin_dir: Path, host: Namespace, store: Path) -> Network:
+    """A network of tap with host-local and an IPv4 range."""
+    ipam = {"type": "host-local", "subnet": "10.27.0.0/24", "dataDir": str(store)}
+    return Network(host, {"cniVersion": "1.0.0", "name": "net", "type": "tap", "ipam": ipam})
+
+
+@pytest.fixture
+def dummy(bin_dir: Path, host: Namespace, store: Path) -> Network:
+    """A dual-stack network of dummy with host-local and an IPv4 route."""
+    ranges = [[{"subnet": "10.33.0.0/24"}], [{"subnet": "fd00:33::/64"}]]
+    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "192.0.2.0/24"}], "dataDir": str(store)}
+    return Network(host, {"cniVersion": "1.0.0", "name": "net", "type": "dummy", "ipam": ipam})
+
+
+@pytest.fixture
 def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
     """A tuning plugin without settings, and with a data directory that does not exist."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "tuning", "dataDir": str(tmp_path / "tuning")}

@@ -30,10 +30,12 @@ def samples(capability: str = ""):
 
 
 def list_features(path: Path) -> list[str]:
-    """Returns the kernel features that a sample needs for nftables, limits and VRFs."""
-    vrf = ["vrf"] * ("vrf" in path.stem)
+    """Returns the kernel features that a sample needs for nftables, limits and kinds of interfaces."""
+    kinds = [kind for kind in ("dummy", "vrf") if kind in path.stem]
     masters = [need for name, need in MASTERED.items() if name in path.stem]
-    return vrf + masters + ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
+    return (
+        kinds + masters + ["nft_nat"] * ("nftables" in path.stem) + ["ifb", "tbf"] * ("bandwidth" in path.read_text())
+    )
 
 
 def load(path: Path, store: Path) -> NetworkList:
@@ -159,7 +161,7 @@ def test_limits_are_set(path, bin_dir, host, sandbox, store):
         assert any(f"tbf 1: root rate {rate} " in line.replace(f"dev {name} ", "") for line in qdiscs(host, name))
 
 
-@pytest.mark.needs("nft_nat", "ifb", "tbf")
+@pytest.mark.needs("nft_nat", "ifb", "tbf", "vrf", "dummy")
 def test_samples_can_be_used_together(bin_dir, host, sandbox, new_sandbox, store):
     """All samples work on one host, since their names, bridges and subnets do not conflict."""
     networks = [load(path, store) for path in FILES]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.spec import configs
 from tests.support.invocation import Config, environment, run_plugin
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
@@ -21,7 +22,12 @@ from tests.support.netstate import links
 
 # Values that differ between attachments.
 CHANGING = (("veth[0-9a-f]{8}", "veth"), ("(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", "mac"), ('/run/netns/[^"]+', "netns"))
-SOLE = ("bridge", "ptp", "loopback", "host-local", "ipvlan", "macvlan", "vlan", "static")
+SOLE = ("bridge", "dummy", "ptp", "loopback", "host-local", "ipvlan", "macvlan", "vlan", "static", "tap")
+
+
+def needing(name: str) -> Any:
+    """Returns a plugin as a parameter, with the kernel feature that it needs."""
+    return pytest.param(name, marks=pytest.mark.needs(configs.NEEDS[name]) if name in configs.NEEDS else ())
 
 
 def documented_result(plugin: str) -> dict[str, Any]:
@@ -64,7 +70,7 @@ def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Call
     return run
 
 
-@pytest.mark.parametrize("name", SOLE)
+@pytest.mark.parametrize("name", map(needing, SOLE))
 def test_result_in_a_page_is_the_printed_one(add, name):
     """The example configuration in the page of an interface or IPAM plugin has the result below it."""
     assert with_placeholders(add(name, documented_config(name))) == with_placeholders(documented_result(name))

@@ -19,6 +19,7 @@ READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "ptp", "tuning", 
 KINDS = {
     "bandwidth": "chained",
     "bridge": "interface",
+    "dummy": "interface",
     "firewall": "chained",
     "host-local": "ipam",
     "ipvlan": "interface",
@@ -28,6 +29,7 @@ KINDS = {
     "ptp": "interface",
     "sbr": "chained",
     "static": "ipam",
+    "tap": "interface",
     "tuning": "chained",
     "vlan": "interface",
     "vrf": "chained",
@@ -54,7 +56,7 @@ ENTERS_SANDBOX = {
     "vrf",
 }
 # Features of the kernel (tests.support.kernels.FEATURES) without which ADD and STATUS fail.
-NEEDS = {"ipvlan": "ipvlan", "vlan": "vlan_device", "vrf": "vrf"}
+NEEDS = {"dummy": "dummy", "ipvlan": "ipvlan", "vlan": "vlan_device", "vrf": "vrf"}
 
 SUBNET = "10.1.2.0/24"
 
@@ -93,11 +95,13 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
         "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),
+        "dummy": {"ipam": host_local(store)},
         "ipvlan": {"master": MASTER, "ipam": host_local(store)},
         "macvlan": {"master": MASTER, "ipam": host_local(store)},
         "sbr": {"table": 5000},  # without tables of its own, for which the interface would have to be up
         "static": {"ipam": static("10.1.2.7/24", "fd00:1::7/64")},
         "ptp": {"ipam": host_local(store)},
+        "tap": {"ipam": host_local(store)},
         "tuning": {**_TUNING, "dataDir": str(store.with_name("tuning"))},
         "vlan": {"master": MASTER, "vlanId": 100, "ipam": host_local(store)},
         "vrf": {"vrfname": "blue"},

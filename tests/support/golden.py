@@ -127,7 +127,7 @@ def _attributes(text: str) -> dict[str, str]:
     pairs = {"flags": ",".join(sorted(flags.strip("<>").split(",")))}
     while words:
         word = words.pop(0)
-        if word in ("bridge", "bridge_slave", "veth", "ifb", "macvlan"):
+        if word in ("bridge", "bridge_slave", "veth", "ifb", "macvlan", "multi_queue", "tun"):
             pairs[word] = "yes"
         elif words:
             value = words.pop(0)

@@ -92,6 +92,7 @@ def test_page_has_enough_messages():
         "bridge",
         "ptp",
         "host-local",
+        "dummy",
         "ipvlan",
         "macvlan",
         "vlan",
@@ -101,6 +102,7 @@ def test_page_has_enough_messages():
         "firewall",
         "sbr",
         "tuning",
+        "tap",
     }
     assert plugins - set(PAGE.headings()) == set()
     assert len(set(quoted())) > 100

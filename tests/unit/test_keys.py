@@ -42,6 +42,7 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
         },
         {"bridgeNetfilter": True, "args": {"cni": {"mac": "02:00:00:00:00:01"}}},
     ),
+    "dummy": ({"ipam": {"type": "static"}},),
     "firewall": ({"ingressPolicy": "open"},),
     "host-local": (
         {"ipam": {**RANGE, "ranges": [[OTHER]], "routes": ROUTES}, "args": {"cni": {"ips": ["10.1.0.6"]}}},
@@ -66,6 +67,10 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
     "static": (
         {"ipam": {"addresses": [{"address": "10.1.0.2/16", "gateway": "10.1.0.1"}], "routes": ROUTES, "dns": DNS}},
         {"ipam": {}, "args": {"cni": {"ips": ["10.1.0.6/16"]}}},
+    ),
+    "tap": (
+        {"mac": "02:00:00:00:00:01", "ipam": {"type": "static"}, "dns": DNS, "runtimeConfig": {}},
+        {"dns": {"options": ["c"]}},
     ),
     "tuning": (SETTINGS, {"args": {"cni": SETTINGS}}),
     "vlan": ({"master": "up0", "ingressQosMap": ["1:5"], "egressQosMap": ["5:1"], "dns": DNS},),
@@ -238,6 +243,7 @@ def test_capabilities_of_the_plugins():
         "macvlan": ("mac",),
         "portmap": ("portMappings",),
         "static": ("ips",),
+        "tap": ("mac",),
         "tuning": ("mac",),
     }
 

@@ -1,0 +1,1 @@
+"""dummy: an interface that has addresses and discards what is sent on it."""
