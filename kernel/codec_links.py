@@ -9,6 +9,12 @@ from kernel.codec import LinkMessage, nla, nlmsg
 from kernel.wire import prepare
 
 
+class DeviceMessage(LinkMessage):
+    """RTM_NEWLINK with the address that a device has from its manufacturer (Linux 5.6)."""
+
+    nla_map = (*LinkMessage.nla_map, (54, "IFLA_PERM_ADDRESS", "cdata"))  # type: ignore[assignment]  # another length
+
+
 class _MacvlanData(nla):  # type: ignore[misc]
     nla_map = ((1, "IFLA_MACVLAN_MODE", "uint32"), (7, "IFLA_MACVLAN_BC_QUEUE_LEN", "uint32"))
 
@@ -107,4 +113,4 @@ class TunMessage(LinkMessage):
     linkinfo = _TunInfo
 
 
-prepare(MacvlanMessage, IpvlanMessage, TunMessage, VlanDeviceMessage, NeighbourMessage)
+prepare(DeviceMessage, MacvlanMessage, IpvlanMessage, TunMessage, VlanDeviceMessage, NeighbourMessage)

@@ -34,7 +34,7 @@ from cni import gojson, skel
 from cni.address import Cidr, parse_cidr
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage
 from kernel.wire import Attributes, encode
-from pack import fake_child, fake_nftables, fake_routing, fake_vrf
+from pack import fake_child, fake_device, fake_nftables, fake_routing, fake_vrf
 from process.child import Command, Outcome
 
 _TIMES = 20
@@ -55,6 +55,7 @@ _ADDRESSES = {
     _BRIDGE: ("10.1.2.1/24", "fd00:1:2::1/64"),
     _VETH: ("10.1.2.2/24", "fd00:1:2::2/64"),
     fake_child.INDEX: ("10.1.2.2/24", "fd00:1:2::2/64"),
+    fake_device.INDEX: ("10.1.2.2/24", "fd00:1:2::2/64"),
 }
 _NETWORK = {
     "cniVersion": "1.1.0",
@@ -77,6 +78,7 @@ _IFB, _IFB_INDEX, _MAC = b"bwp", 1_000_000_003, b"\x02\0\0\0\0\x01"
 _DELETED = (_VETH, fake_child.INDEX, _IFB_INDEX)  # links that a verb deletes in the background
 _SINGLE_LINKS: dict[str, dict[str, Any]] = {  # plugins whose interface is a single link in the container
     "dummy": {},
+    "host-device": {"device": fake_device.ON_HOST},
     "ipvlan": {"master": "cni0"},
     "macvlan": {"master": "cni0"},
     "tap": {"mtu": 1500, "bridge": ""},
@@ -128,7 +130,7 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
         for name, keys in _SINGLE_LINKS.items():
             yield name
-            _run_child_verbs(plugins, {**network, "type": name, **keys}, leases)
+            _run_child_verbs(plugins, {**network, "type": name, "dataDir": f"{leases}/devices", **keys}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
         chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", fake_vrf.CONF)
         for name, keys in chained:
@@ -139,10 +141,11 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:
-    """Runs the verbs of a plugin whose interface is a single link in the container."""
-    result = _run_verb(plugins, network["type"], "ADD", network, path, fake_child.NAME)
+    """Runs the verbs of a plugin whose interface is on top of another link, or moved."""
+    ifname = fake_device.IN_SANDBOX if network["type"] == "host-device" else fake_child.NAME
+    result = _run_verb(plugins, network["type"], "ADD", network, path, ifname)
     for verb in ("CHECK", "DEL"):
-        _run_verb(plugins, network["type"], verb, {**network, "prevResult": result}, path, fake_child.NAME)
+        _run_verb(plugins, network["type"], verb, {**network, "prevResult": result}, path, ifname)
     fake_child.clear()  # a background process deletes the interface
 
 
@@ -211,7 +214,9 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     dump = flags & kernel.rtnl.NLM_F_DUMP == kernel.rtnl.NLM_F_DUMP
     multi = _NLM_F_MULTI if dump else 0
     fake_vrf.update(kind, flags, request)
-    if kind == kernel.link.RTM_GETLINK:
+    if fake_device.is_meant(kind, request[_HEADER.size :]):
+        yield from fake_device.answers(kind, (multi, sequence, 0), request[_HEADER.size :], _MAC)
+    elif kind == kernel.link.RTM_GETLINK:
         child = b"".join(fake_child.answers(kind, flags, sequence, request))
         other = child or fake_vrf.answer(request, sequence) or _ifb(request, sequence)
         yield other or _link(request, (kernel.link.RTM_NEWLINK, multi, sequence))

@@ -21,6 +21,7 @@ from plugins.bandwidth.main import PLUGIN as BANDWIDTH
 from plugins.bridge.main import PLUGIN as BRIDGE
 from plugins.dummy.main import PLUGIN as DUMMY
 from plugins.firewall.main import PLUGIN as FIREWALL
+from plugins.host_device.main import PLUGIN as HOST_DEVICE
 from plugins.ipvlan.main import PLUGIN as IPVLAN
 from plugins.loopback.main import PLUGIN as LOOPBACK
 from plugins.macvlan.main import PLUGIN as MACVLAN
@@ -40,6 +41,7 @@ PLUGINS: dict[str, Plugin] = {
         BRIDGE,
         DUMMY,
         FIREWALL,
+        HOST_DEVICE,
         HOST_LOCAL,
         IPVLAN,
         LOOPBACK,

@@ -16,6 +16,7 @@ from tests.support import binaries, scripted_ipam, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.firewall_tables import Firewall
+from tests.support.host_device_network import create_device, dual_stack
 from tests.support.hostports import DUAL, PortmapNetwork
 from tests.support.namespaces import Namespace
 from tests.support.publishing import PublishingNetwork, connect, disable_dad
@@ -112,6 +113,13 @@ def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
     """A tuning plugin without settings, and with a data directory that does not exist."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "tuning", "dataDir": str(tmp_path / "tuning")}
     return Tuning(host, config)
+
+
+@pytest.fixture
+def moved(bin_dir: Path, host: Namespace, tmp_path: Path, store: Path) -> Network:
+    """A dual-stack network of host-device, and its device on the host."""
+    create_device(host)
+    return dual_stack(host, tmp_path, store)
 
 
 @pytest.fixture

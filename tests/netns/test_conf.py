@@ -48,8 +48,8 @@ def load(path: Path, store: Path) -> NetworkList:
     for plugin in network.plugins:
         if "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
-        if plugin["type"] == "tuning":
-            plugin["dataDir"] = str(store.with_name("tuning"))
+        if plugin["type"] in ("host-device", "tuning"):
+            plugin["dataDir"] = str(store.with_name(plugin["type"]))
     return network
 
 
@@ -61,6 +61,15 @@ def runner(host, sandbox, network: NetworkList) -> Run:
         return run_plugin(plugin, command, config, host=host, netns=sandbox, ifname=ifname, container_id=sandbox.name)
 
     return run
+
+
+def create_devices(host, network: NetworkList) -> set[str]:
+    """Creates the devices on the host that a sample moves into pods, each with its peer; returns their names."""
+    names = {plugin["device"] for plugin in network.plugins if "device" in plugin}
+    for name in names:
+        host.ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
+        host.ip("link", "set", f"{name}-peer", "up")
+    return names | {f"{name}-peer" for name in names}
 
 
 def leases(store: Path) -> set[str]:
@@ -89,6 +98,7 @@ def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
     network = load(path, store)
     run = runner(host, sandbox, network)
     staying = {plugin["bridge"] for plugin in network.plugins if "bridge" in plugin} | create_masters(host, network)
+    staying |= create_devices(host, network)
 
     # The first attachment leaves what stays by design: the bridge on the host, a queue on the sandbox's lo.
     network.delete(run, network.add(run))
@@ -166,6 +176,8 @@ def test_samples_can_be_used_together(bin_dir, host, sandbox, new_sandbox, store
     """All samples work on one host, since their names, bridges and subnets do not conflict."""
     networks = [load(path, store) for path in FILES]
     assert len({network.name for network in networks}) == len(networks)
+    for network in networks:
+        create_devices(host, network)
     attachments = [(network, runner(host, new_sandbox(), network)) for network in networks]
     results = [network.add(run) for network, run in attachments]
     for (network, run), result in zip(attachments, results, strict=True):

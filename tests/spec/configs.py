@@ -14,13 +14,14 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
 # Plugins that read CNI_ARGS, or whose IPAM plugin reads it, and therefore reject invalid values.
-READS_CNI_ARGS = {"bridge", "host-local", "static", "macvlan", "ptp", "tuning", "tap"}
+READS_CNI_ARGS = {"bridge", "host-device", "host-local", "static", "macvlan", "ptp", "tuning", "tap"}
 # A chained plugin needs prevResult.
 KINDS = {
     "bandwidth": "chained",
     "bridge": "interface",
     "dummy": "interface",
     "firewall": "chained",
+    "host-device": "interface",
     "host-local": "ipam",
     "ipvlan": "interface",
     "loopback": "interface",
@@ -88,10 +89,16 @@ def versions(plugin: str) -> tuple[str, ...]:
 def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dict[str, Any]:
     """Returns a minimal valid configuration of `plugin`, with its leases in `store`.
 
-    The prevResult of a chained plugin contains `host_interfaces`, the host's ends of veths.
+    The prevResult of a chained plugin contains `host_interfaces`, the host's ends of veths. The first one is the
+    device of host-device.
     """
     plugin_keys: dict[str, dict[str, Any]] = {
         "bridge": {"bridge": "cni0", "isGateway": True, "ipam": host_local(store)},
+        "host-device": {
+            "device": next(iter(host_interfaces), "eth7"),
+            "dataDir": str(store.with_name("devices")),
+            "ipam": host_local(store),
+        },
         "host-local": {"ipam": host_local(store)},
         "portmap": {"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
         "bandwidth": dict.fromkeys(_BANDWIDTH, 1_000_000),

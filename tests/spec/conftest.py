@@ -44,8 +44,12 @@ class Invoker:
         """Returns the same invoker for another sandbox, prepared as by an interface plugin.
 
         For a chained plugin the sandbox has an `eth0`, whose host veth is on the host. For a plugin of
-        configs.ON_MASTER the host has the master.
+        configs.ON_MASTER the host has the master, and for host-device a device.
         """
+        if self.plugin == "host-device":
+            assert self.host
+            name = host_veth_name(sandbox)
+            self.host.ip("link", "add", name, "type", "veth", "peer", "name", f"p{name[1:]}")
         if self.plugin in configs.ON_MASTER:
             assert self.host
             create_master(self.host)

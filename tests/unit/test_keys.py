@@ -44,6 +44,19 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "dummy": ({"ipam": {"type": "static"}},),
     "firewall": ({"ingressPolicy": "open"},),
+    "host-device": (
+        {
+            "device": "eth1",
+            "hwaddr": "02:00:00:00:00:01",
+            "kernelpath": "/sys/devices/pci0000:00/0000:00:03.0",
+            "pciBusID": "0000:00:03.0",
+            "dataDir": "/run/devices",
+            "runtimeConfig": {"deviceID": "0000:00:03.0"},
+            "ipam": {"type": "static"},
+            "dns": DNS,
+        },
+        {"capabilities": {"deviceID": True}, "dns": {}},
+    ),
     "host-local": (
         {"ipam": {**RANGE, "ranges": [[OTHER]], "routes": ROUTES}, "args": {"cni": {"ips": ["10.1.0.6"]}}},
         {"ipam": {"routes": []}, "runtimeConfig": {"ipRanges": [[RANGE]], "ips": ["10.1.0.6"]}},
@@ -83,6 +96,7 @@ READ_BY_ALL = {
     "type",
     "plugins",
     "capabilities",
+    "capabilities.deviceID",
     "capabilities.ips",
     "ipam",
     "ipam.type",
@@ -239,6 +253,7 @@ def test_capabilities_of_the_plugins():
     assert {name: plugin.capabilities for name, plugin in PLUGINS.items() if plugin.capabilities} == {
         "bandwidth": ("bandwidth",),
         "bridge": ("mac",),
+        "host-device": ("deviceID",),
         "host-local": ("ipRanges", "ips"),
         "macvlan": ("mac",),
         "portmap": ("portMappings",),

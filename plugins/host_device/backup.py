@@ -1,0 +1,196 @@
+"""The state of a device before ADD: a file for each attachment, by which DEL recognizes and restores the device.
+
+    <dataDir>/<container ID>:<ifname>.json      (mode 0600)
+
+- No interface name contains a colon, so each file is one attachment's. A long container ID is replaced by its hash.
+- A file appears with its content or not at all: it is written as a draft and renamed.
+- A file of an earlier boot describes nothing that exists: by then the device is back, as the node's boot sets it up.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from hashlib import sha512
+
+from cni import gojson
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from kernel.errors import reason
+from kernel.saved_address import SavedAddress
+from process import directories, files, record
+from process.undo import Undo
+from process.values import dataclass
+
+_JSON, _DRAFT = ".json", "~"  # no container ID begins with a tilde
+_MAX_BYTES = 1 << 16
+_UINT32_MAX = (1 << 32) - 1
+_LONG = 200  # of 255 bytes (NAME_MAX)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A device before ADD, and the attachment that has it.
+
+    `index` is its ifindex on the host, `container_index` the one in the container, 0 while the move is not finished.
+    `life` is the boot and the container's network namespace. `addresses` are its permanent addresses on the host.
+    """
+
+    network: str
+    attachment: Attachment
+    netns: str
+    life: str
+    name: str
+    kind: str
+    index: int
+    container_index: int
+    mac: str
+    permanent_mac: str
+    pci_id: str
+    alias: str
+    mtu: int
+    is_up: bool
+    addresses: tuple[SavedAddress, ...]
+
+
+class Store:
+    """The files in one directory."""
+
+    def __init__(self, data_dir: str) -> None:
+        self.data_dir = data_dir
+
+    def load(self, attachment: Attachment) -> Saved | None:
+        """Returns the state of an attachment, None without a valid file; raises OSError."""
+        saved = self._read(self._path(attachment))
+        return saved if saved and saved.attachment == attachment else None
+
+    def save(self, saved: Saved, undo: Undo) -> None:
+        """Writes the file of an attachment, with its undo; raises CniError(5)."""
+        undo.push(f"remove {self._path(saved.attachment)}", partial(self.remove, saved.attachment))
+        self.replace(saved)
+
+    def replace(self, saved: Saved) -> None:
+        """Writes the file of an attachment; raises CniError(5)."""
+        path = self._path(saved.attachment)
+        try:
+            _write(path, f"{self.data_dir}/{_DRAFT}{os.path.basename(path)}", gojson.dumps(_members(saved), indent=1))
+        except OSError as error:
+            msg = f'failed to save the state of "{saved.name}" in {path}: {reason(error.errno or 0)}'
+            raise CniError(Code.IO_FAILURE, msg, 'set "dataDir" to a writable directory') from error
+
+    def remove(self, attachment: Attachment) -> None:
+        """Deletes the file of an attachment, and the draft of a killed ADD; raises OSError."""
+        path = self._path(attachment)
+        _delete(f"{self.data_dir}/{_DRAFT}{os.path.basename(path)}")
+        _delete(path)
+
+    def list_all(self) -> list[Saved]:
+        """Returns all valid states, of all networks."""
+        try:
+            names = sorted(os.listdir(self.data_dir))
+        except OSError:
+            return []
+        paths = [f"{self.data_dir}/{name}" for name in names if name.endswith(_JSON) and not name.startswith(_DRAFT)]
+        return [saved for saved in map(self._read, paths) if saved]
+
+    def _path(self, attachment: Attachment) -> str:
+        container_id, ifname = attachment
+        if len(container_id) > _LONG:
+            container_id = sha512(container_id.encode()).hexdigest()
+        return f"{self.data_dir}/{container_id}:{ifname}{_JSON}"
+
+    def _read(self, path: str) -> Saved | None:
+        try:
+            return _parse(files.read(path, _MAX_BYTES))
+        except (OSError, ValueError, CniError):
+            return None
+
+
+def _members(saved: Saved) -> dict[str, object]:
+    return {
+        "network": saved.network,
+        "containerID": saved.attachment.container_id,
+        "ifname": saved.attachment.ifname,
+        "netns": saved.netns,
+        "life": saved.life,
+        "name": saved.name,
+        "kind": saved.kind,
+        "index": saved.index,
+        "containerIndex": saved.container_index,
+        "mac": saved.mac,
+        "permanentMAC": saved.permanent_mac,
+        "pciID": saved.pci_id,
+        "alias": saved.alias,
+        "mtu": saved.mtu,
+        "up": saved.is_up,
+        "addresses": [item._asdict() for item in saved.addresses],
+    }
+
+
+def _parse(content: bytes) -> Saved:
+    """Returns the state in a file; raises ValueError, CniError for an invalid one."""
+    value = gojson.loads(content)
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    fields = Fields(value)
+    saved = Saved(
+        network=fields.string("network"),
+        attachment=Attachment(fields.string("containerID"), fields.string("ifname")),
+        netns=fields.string("netns"),
+        life=fields.string("life"),
+        name=fields.string("name"),
+        kind=fields.string("kind"),
+        index=fields.integer("index", minimum=0) or 0,
+        container_index=fields.integer("containerIndex", minimum=0) or 0,
+        mac=fields.string("mac"),
+        permanent_mac=fields.string("permanentMAC"),
+        pci_id=fields.string("pciID"),
+        alias=fields.string("alias"),
+        mtu=fields.integer("mtu", minimum=0, maximum=(1 << 31) - 1) or 0,
+        is_up=fields.boolean("up"),
+        addresses=tuple(_address(item) for item in fields.objects("addresses")),
+    )
+    if not saved.name or not saved.life:
+        raise ValueError("it is incomplete")
+    return saved
+
+
+def _address(fields: Fields) -> SavedAddress:
+    def number(key: str) -> int:
+        return fields.integer(key, minimum=0, maximum=_UINT32_MAX) or 0
+
+    return SavedAddress(
+        fields.string("local"),
+        number("prefix"),
+        number("scope"),
+        number("flags"),
+        fields.string("peer"),
+        fields.string("broadcast"),
+    )
+
+
+def _write(path: str, draft: str, text: str) -> None:
+    if record.change(f"save {path}"):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(draft, flags, 0o600)
+        except FileNotFoundError:
+            directories.create(os.path.dirname(path), 0o700)
+            fd = os.open(draft, flags, 0o600)
+        try:
+            directories.write(fd, text.encode())
+        finally:
+            os.close(fd)
+        os.rename(draft, path)
+
+
+def _delete(path: str) -> None:
+    try:
+        if record.is_dry_run():
+            os.lstat(path)
+        else:
+            os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    record.change(f"remove {path}")

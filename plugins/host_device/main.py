@@ -1,0 +1,267 @@
+"""The verbs of host-device.
+
+ADD records the device's state, moves it into the container and configures it. DEL brings it back by that record,
+wherever and under whatever name the device is, or by its alias if the reference plugin moved it.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from attachment import container_interface
+from attachment.presence import Presence, get_presence
+from attachment.prev_result import RECREATE_HINT
+from attachment.sandbox import Sandbox, check_addresses_and_routes
+from cni import delegate
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError, Code, internal, run_all, run_status_checks
+from cni.result import Interface, Result
+from cni.skel import Plugin
+from kernel import device, link, saved_address, sysfs
+from kernel.device import Device
+from kernel.errors import KernelError, reason
+from kernel.netns import Netns, NetnsMissingError
+from kernel.rtnl import Socket
+from plugins.host_device import conf as host_device_conf
+from plugins.host_device import home, selection
+from plugins.host_device.backup import Saved, Store
+from plugins.host_device.selection import Selection
+from process import directories, record
+from process.stderr import one_line
+from process.undo import Undo
+from process.values import replace
+
+
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Moves the device into the container, with the addresses that IPAM allocates, or without addresses.
+
+    A failure moves the device back, with its former name, state and addresses. A device with a driver for programs in
+    user space has no interface: its addresses are only returned.
+    """
+    conf = host_device_conf.parse(net_conf)
+    net_conf.refuse_missing_ipam()
+    selected = selection.select(conf)
+    if selected.is_dpdk:
+        with Netns(args.netns), Undo() as undo:
+            result = _add_dpdk(args, net_conf, selected, undo)
+        return result if conf.dns is None else replace(result, dns=conf.dns)
+    with Netns(args.netns) as namespace, Socket() as host, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
+        candidate = _get_device(host, selected, Store(conf.data_dir))
+        selection.refuse_needed(host, candidate)
+        if sandbox.find_link() is not None:
+            details = f"{sandbox.path} has an interface of this name: the container is attached already, or run DEL"
+            raise internal(f"{_not_moved(args.ifname, candidate)}: file exists", details)
+        pci_id = _move(args, net_conf, conf.data_dir, host, sandbox, candidate, undo)
+        result = container_interface.configure(args, net_conf, sandbox, sandbox.get_link(), undo, dns=conf.dns)
+        return _with_pci_id(result, net_conf, pci_id)
+
+
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Brings the device back to the host, then releases its addresses; a missing namespace or device is success.
+
+    If the device cannot be brought back, its addresses stay reserved because they are in use, and DEL can be repeated.
+    """
+    conf = host_device_conf.lenient(net_conf)
+    _bring_back(args, Store(conf.data_dir), conf.device)
+    delegate.run_ipam(args, net_conf)
+
+
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the interface against prevResult, which later plugins may have changed; IPAM checks its part."""
+    conf = host_device_conf.parse(net_conf)
+    if not conf.selects_device:
+        raise host_device_conf.no_device()
+    prev_result = net_conf.required_prev_result()
+    with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+        delegate.run_ipam(args, net_conf)
+        if _is_dpdk(selection.select(conf) if conf.pci_bus_id or conf.device_id else None):
+            return
+        listed = container_interface.get_listed(args, prev_result)
+        container_link = container_interface.get_checked(sandbox, listed, None)
+        if container_link.flags & link.IFF_LOOPBACK:
+            raise internal(f"Container interface {args.ifname} is the loopback interface", RECREATE_HINT)
+        check_addresses_and_routes(sandbox, container_link, prev_result)
+
+
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Restores devices whose attachments are not in `valid` and that the kernel has moved back to the host.
+
+    A device in an existing namespace stays: GC's list alone does not prove that nothing uses it.
+    """
+    store = Store(host_device_conf.lenient(net_conf).data_dir)
+    stale = [item for item in store.list_all() if item.network == net_conf.name and item.attachment not in valid]
+    run_all(*(partial(_collect, store, item) for item in stale), partial(delegate.run_ipam, args, net_conf))
+
+
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks configuration, the right to change links, dataDir, and IPAM; raises CniError(50).
+
+    Not the device, which is in a container while it is used.
+    """
+    run_status_checks(partial(_refuse_unavailable, net_conf), partial(delegate.run_ipam, args, net_conf))
+
+
+def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
+    """Brings back the device of a container that is no longer running, for `podwire repair`."""
+    store = Store(host_device_conf.lenient(net_conf).data_dir)
+    saved = store.load(Attachment(args.container_id, args.ifname))
+    if saved:
+        _collect(store, saved)
+
+
+PLUGIN = Plugin(
+    "host-device",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=lambda args, net_conf: host_device_conf.parse(net_conf),
+    keys=host_device_conf.KEYS,
+)
+
+
+def _add_dpdk(args: CmdArgs, net_conf: NetConf, selected: Selection, undo: Undo) -> Result:
+    ipam_result = delegate.add_ipam(args, net_conf, undo) if net_conf.ipam_type else Result()
+    ips = tuple(replace(ip, interface=0) for ip in ipam_result.ips)
+    result = replace(ipam_result, ips=ips, interfaces=(Interface(args.ifname, sandbox=args.netns),))
+    return _with_pci_id(result, net_conf, selected.pci_id)
+
+
+def _is_dpdk(selected: Selection | None) -> bool:
+    return selected is not None and selected.is_dpdk
+
+
+def _get_device(host: Socket, selected: Selection, store: Store) -> Device:
+    """Returns the device; names the container that has it if it is not on the host. Raises CniError, KernelError."""
+    try:
+        return selection.get_device(host, selected)
+    except KernelError:
+        raise
+    except CniError as error:
+        for saved in store.list_all():
+            if saved.name == selected.conf.device or (selected.pci_id and saved.pci_id == selected.pci_id):
+                container_id, ifname = saved.attachment
+                details = f'"{saved.name}" is in container {container_id} as {ifname}; after a crash: podwire repair'
+                raise CniError(error.code, error.msg, details) from error
+        raise
+
+
+def _move(
+    args: CmdArgs, net_conf: NetConf, data_dir: str, host: Socket, sandbox: Sandbox, candidate: Device, undo: Undo
+) -> str:
+    """Records the device and moves it into the sandbox; returns its PCI address. Raises CniError, KernelError.
+
+    The kernel changes name and alias after the move, so no program on the host sees a rename.
+    """
+    store, before = Store(data_dir), candidate.link
+    saved = Saved(
+        network=net_conf.name,
+        attachment=Attachment(args.container_id, args.ifname),
+        netns=args.netns,
+        life=home.compute_life(sandbox.namespace, sandbox.socket),
+        name=before.name,
+        kind=before.kind,
+        index=before.index,
+        container_index=0,
+        mac=before.mac,
+        permanent_mac=candidate.permanent_mac,
+        pci_id=sysfs.get_pci_address(before.name),
+        alias=before.alias,
+        mtu=before.mtu,
+        is_up=before.is_up,
+        addresses=saved_address.list_on_link(host, before),
+    )
+    store.save(saved, undo)
+    undo.push(f'move "{before.name}" back to the host', partial(home.bring_home, host, sandbox, saved))
+    try:
+        with record.timed_step("move the device"):
+            request = device.move_request(
+                before, sandbox.namespace, "the container", name=args.ifname, alias=before.name
+            )
+            host.change(request)
+    except KernelError as error:
+        msg = f"{_not_moved(args.ifname, candidate)}: {reason(error.errno)}"
+        raise CniError(error.code, msg, error.details) from error
+    store.replace(replace(saved, container_index=sandbox.get_link().index))
+    return saved.pci_id
+
+
+def _not_moved(ifname: str, candidate: Device) -> str:
+    """Returns the reference plugin's text for a device that cannot be moved."""
+    return f'failed to move link failed to move "{ifname}" (host: "{candidate.link.name}") to container NS'
+
+
+def _with_pci_id(result: Result, net_conf: NetConf, pci_id: str) -> Result:
+    """Returns the result with the device's PCI address, which results have since CNI 1.1.0."""
+    if net_conf.version != "1.1.0" or not pci_id:
+        return result
+    return replace(result, interfaces=tuple(replace(item, pci_id=pci_id) for item in result.interfaces))
+
+
+def _bring_back(args: CmdArgs, store: Store, configured: str) -> None:
+    attachment = Attachment(args.container_id, args.ifname)
+    saved = store.load(attachment)
+    if saved and not home.is_of_this_boot(saved):
+        store.remove(attachment)
+        saved = None
+    is_home = False
+    with Socket() as host:
+        try:
+            with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
+                if saved:
+                    is_home = home.bring_home(host, sandbox, saved)
+                else:
+                    _bring_back_by_alias(host, sandbox, configured)
+        except NetnsMissingError:
+            is_home = saved is not None and home.bring_home_from_host(host, saved)
+    if saved:
+        _finish(store, saved, is_home=is_home)
+
+
+def _bring_back_by_alias(host: Socket, sandbox: Sandbox, configured: str) -> None:
+    """Moves a device of the reference plugin back: its name on the host is its alias."""
+    links = link.list_all(sandbox.socket)
+    named = [item for item in links if item.name == sandbox.ifname and item.alias]
+    candidate = next((item for item in named if not configured or item.alias == configured), None)
+    if candidate is None and configured:
+        candidate = next((item for item in links if item.alias == configured), None)
+    if candidate is not None:
+        home.move_home(host, sandbox, candidate, candidate.alias, "")
+
+
+def _collect(store: Store, saved: Saved) -> None:
+    """Restores a device that is on the host, which proves that the container no longer has it.
+
+    The state of another device is deleted if the namespace no longer exists. Raises CniError, KernelError, OSError.
+    """
+    if not home.is_of_this_boot(saved):
+        store.remove(saved.attachment)
+        return
+    with Socket() as host:
+        is_home = home.bring_home_from_host(host, saved)
+    if is_home or get_presence(saved.netns) is Presence.GONE:
+        _finish(store, saved, is_home=is_home)
+
+
+def _finish(store: Store, saved: Saved, *, is_home: bool) -> None:
+    """Deletes the state of a device that is home, or that was deleted with its namespace, as virtual ones are."""
+    if is_home or saved.kind:
+        store.remove(saved.attachment)
+        return
+    msg = f'host-device: "{saved.name}" is not on the host yet; when it appears there, run: podwire repair'
+    print(one_line(msg), file=sys.stderr)
+
+
+def _refuse_unavailable(net_conf: NetConf) -> None:
+    conf = host_device_conf.parse(net_conf)
+    with Socket() as host:
+        link.probe_set(host)
+    try:
+        directories.check_writable(conf.data_dir)
+    except OSError as error:
+        msg = f"host-device does not work on this node: cannot create files in {conf.data_dir}"
+        details = 'set "dataDir" to a writable directory'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"{msg}: {reason(error.errno or 0)}", details) from error

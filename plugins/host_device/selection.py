@@ -1,0 +1,148 @@
+"""Finds the device that a configuration selects, and refuses those that the node cannot do without.
+
+Error texts are those of the reference plugin, as far as it has them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cni.address import parse_mac
+from cni.args import is_interface_name
+from cni.errors import CniError, internal, invalid_conf
+from kernel import device, link, route, sysfs
+from kernel.device import Device
+from kernel.errors import reason
+from kernel.rtnl import Socket
+from plugins.host_device.conf import HostDeviceConf, no_device
+from process.values import dataclass
+
+# Drivers that hand a PCI device to a program in user space: it has no network interface.
+_USER_SPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+_PREFIX = "failed to find host device: "
+_LIST_HINT = "list the node's interfaces: ip -brief link"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected device; `pci_id` is "" on other buses; `is_dpdk` means a driver for programs in user space."""
+
+    conf: HostDeviceConf
+    pci_id: str = ""
+    auxiliary_id: str = ""
+    is_dpdk: bool = False
+
+
+def select(conf: HostDeviceConf) -> Selection:
+    """Returns the selection; raises CniError(7) if nothing is selected, CniError(999) for a missing bus device."""
+    if not conf.selects_device:
+        raise no_device()
+    pci_id = "" if conf.device or conf.hwaddr or conf.kernel_path else conf.pci_bus_id
+    if conf.device_id:
+        if os.path.exists(sysfs.pci_path(conf.device_id)):
+            pci_id = conf.device_id
+        elif os.path.exists(sysfs.auxiliary_path(conf.device_id)):
+            return Selection(conf, auxiliary_id=conf.device_id)
+        else:
+            msg = f"runtime config DeviceID {conf.device_id} not found or unsupported"
+            raise internal(msg, "the device plugin allocated a device that the node's PCI and auxiliary buses lack")
+    if not pci_id:
+        return Selection(conf)
+    return Selection(conf, pci_id, is_dpdk=_get_driver(pci_id) in _USER_SPACE_DRIVERS)
+
+
+def get_device(socket: Socket, selection: Selection) -> Device:
+    """Returns the selected interface of the host; raises CniError(999), KernelError."""
+    conf = selection.conf
+    if selection.auxiliary_id:
+        return _get_named(socket, _first_interface(sysfs.auxiliary_path(selection.auxiliary_id)))
+    if conf.device and not conf.device_id:
+        return _get_named(socket, conf.device)
+    if conf.hwaddr and not conf.device_id:
+        return _get_with_mac(socket, conf.hwaddr)
+    if conf.kernel_path and not conf.device_id:
+        return _get_named(socket, _get_below(conf.kernel_path))
+    name = sysfs.find_pci_interface(selection.pci_id)
+    if not name:
+        details = "its driver created no network interface, or the interface is in a container already"
+        raise internal(f"{_PREFIX}no net directory under pci device {selection.pci_id}", details)
+    return _get_named(socket, name)
+
+
+def refuse_needed(socket: Socket, candidate: Device) -> None:
+    """Raises CniError(7) for an interface that the node needs: loopback, a port, the default route's; KernelError."""
+    name = candidate.link.name
+    if candidate.link.flags & link.IFF_LOOPBACK:
+        raise invalid_conf(f'"{name}" is the loopback interface, which cannot be moved', _LIST_HINT)
+    if candidate.link.master:
+        (master,) = link.get(socket, link.by_index_request(candidate.link.master))
+        of = f' of "{master.name}"' if master else ""
+        details = (
+            f'a move would detach it for good: detach it first (ip link set "{name}" nomaster), or use another one'
+        )
+        raise invalid_conf(f'"{name}" is a port{of}', details)
+    if route.get_default_interface(socket) == candidate.link.index:
+        details = (
+            "without it the node would be unreachable: select another interface, or for pods on this network use "
+            f'macvlan or ipvlan with "master": "{name}"'
+        )
+        raise invalid_conf(f'"{name}" carries the node\'s default route', details)
+
+
+def _get_driver(pci_id: str) -> str:
+    try:
+        return sysfs.get_driver(pci_id)
+    except (OSError, ValueError) as error:
+        number = error.errno or 0 if isinstance(error, OSError) else 0
+        msg = f"error with host device: lstat {sysfs.pci_path(pci_id)}/driver: {reason(number)}"
+        raise internal(msg, "the PCI device is missing or has no driver: lspci -k") from error
+
+
+def _get_named(socket: Socket, name: str) -> Device:
+    candidate = device.get(socket, name) if is_interface_name(name) else None
+    if candidate is None:
+        raise internal(f"{_PREFIX}Link not found", f'the host has no interface "{name}"; {_LIST_HINT}')
+    return candidate
+
+
+def _get_with_mac(socket: Socket, hwaddr: str) -> Device:
+    try:
+        mac = parse_mac(hwaddr)
+    except ValueError:
+        msg = f'{_PREFIX}failed to parse MAC address "{hwaddr}": address {hwaddr}: invalid MAC address'
+        raise invalid_conf(msg, 'write "hwaddr" like "02:00:00:00:00:01"') from None
+    candidates = [item for item in device.list_all(socket) if parse_or_none(item.link.mac) == mac]
+    if not candidates:
+        raise internal(f"{_PREFIX}failed to find physical interface", f"no interface has {hwaddr}; {_LIST_HINT}")
+    # VLAN interfaces and bridges have the address of the link below them: the one without a lower link comes first.
+    return min(candidates, key=lambda item: (not item.permanent_mac, item.link.kind in ("vlan", "bridge", "bond")))
+
+
+def parse_or_none(mac: str) -> bytes | None:
+    """Returns the bytes of a MAC address, None for a link without one."""
+    try:
+        return parse_mac(mac)
+    except ValueError:
+        return None
+
+
+def _get_below(kernel_path: str) -> str:
+    if not kernel_path.startswith("/sys/devices/") or ".." in kernel_path.split("/") or "\0" in kernel_path:
+        msg = f'{_PREFIX}kernel device path "{kernel_path}" must be absolute and begin with /sys/devices/'
+        raise invalid_conf(msg, "for the path of an interface: readlink -f /sys/class/net/NAME/device")
+    return _first_interface(kernel_path.rstrip("/"))
+
+
+def _first_interface(path: str) -> str:
+    try:
+        names = sysfs.list_interfaces(path)
+    except OSError as error:
+        msg = f'{_PREFIX}failed to read directory {path}/net: "open {path}/net: {reason(error.errno or 0)}"'
+        raise internal(msg, "the device is missing, or has no network interface on the host") from error
+    if not names:
+        raise _missing(path)
+    return names[0]
+
+
+def _missing(path: str) -> CniError:
+    return internal(f"{_PREFIX}failed to find network device in path {path}/net", "it may be in a container already")

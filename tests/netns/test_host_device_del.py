@@ -1,0 +1,148 @@
+"""host-device: DEL, GC and rollback bring the device back, whatever happened to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.host_device_network import MAC, files
+from tests.support.injection import run_injected
+from tests.support.namespaces import Namespace
+from tests.support.netstate import links, state
+
+
+def rename(pod: Namespace, name: str, alias: str) -> None:
+    pod.ip("link", "set", "eth0", "down")
+    pod.ip("link", "set", "eth0", "name", name)
+    pod.ip("link", "set", name, "alias", alias)
+
+
+@pytest.mark.parametrize("alias", ["hd0", "mine", ""])
+def test_device_renamed_in_the_container(moved, host, sandbox, alias):
+    """DEL finds a device that the pod renamed, also if the pod changed or deleted its alias."""
+    before = state(host)
+    result = moved.add(sandbox)
+    rename(sandbox, "lan0", alias)
+    moved.delete(sandbox, result)
+    assert state(host) == before
+    assert (moved.leases(), files(moved)) == ({}, [])
+
+
+def test_used_name_on_the_host(moved, host, sandbox):
+    """DEL fails while another interface has the name, the pod keeps the device and its address; then DEL succeeds."""
+    result = moved.add(sandbox)
+    host.ip("link", "add", "hd0", "type", "bridge")
+    before = state(sandbox)
+    error = moved.run("DEL", sandbox, prev_result=result).error()
+    assert error["msg"] == 'failed to move "hd0" to hostNS: file exists'
+    assert state(sandbox) == before
+    assert len(moved.leases()) == 2
+    moved.check(sandbox, result)
+    host.ip("link", "del", "hd0")
+    moved.delete(sandbox, result)
+    assert "192.0.2.7" in host.ip("address", "show", "hd0")
+    assert (moved.leases(), files(moved)) == ({}, [])
+
+
+def leave_as_the_kernel(host: Namespace, sandbox: Namespace, name: str) -> None:
+    """Does what the kernel does with a physical device whose namespace is deleted: moves it to the host, down."""
+    if name != "eth0":
+        sandbox.ip("link", "set", "eth0", "down")
+        sandbox.ip("link", "set", "eth0", "name", name)
+    sandbox.ip("link", "set", name, "netns", host.name)
+    sandbox.delete()
+
+
+@pytest.mark.parametrize("name", ["eth0", "dev21"])
+@pytest.mark.parametrize("netns", ["path", "empty"])
+def test_device_that_the_kernel_moved_back(moved, host, sandbox, name, netns):
+    """After a crash of the pod DEL renames and restores the device that the kernel moved to the host."""
+    before = state(host)
+    result = moved.add(sandbox)
+    path = sandbox.path
+    leave_as_the_kernel(host, sandbox, name)
+    moved.delete(path if netns == "path" else "", result, container_id=sandbox.name)
+    assert state(host) == before
+    assert (moved.leases(), files(moved)) == ({}, [])
+
+
+def test_gc_brings_back_devices_of_deleted_containers(moved, host, sandbox):
+    """GC restores the device of a container whose namespace no longer exists, and releases its addresses."""
+    before = state(host)
+    moved.add(sandbox)
+    leave_as_the_kernel(host, sandbox, "eth0")
+    moved.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
+    assert state(host) == before
+    assert (moved.leases(), files(moved)) == ({}, [])
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_gc_leaves_the_device_of_a_running_container(moved, sandbox, valid):
+    """GC does not move the device of a container whose namespace exists, listed or not."""
+    result = moved.add(sandbox)
+    attachments = [{"containerID": sandbox.name, "ifname": "eth0"}] if valid else []
+    moved.having(ipam=None, **{"cni.dev/valid-attachments": attachments}).run("GC").assert_silent()
+    assert "eth0" in links(sandbox)
+    moved.delete(sandbox, result)
+
+
+def test_virtual_device_deleted_with_its_namespace(moved, host, sandbox):
+    """DEL succeeds and releases the addresses if the kernel deleted the device with the namespace."""
+    result = moved.add(sandbox)
+    path = sandbox.path
+    sandbox.delete()
+    moved.delete(path, result, container_id=sandbox.name)
+    assert (moved.leases(), files(moved)) == ({}, [])
+
+
+def test_del_without_add_touches_nothing(moved, host, sandbox):
+    """DEL of a container that was never attached succeeds, and leaves its interfaces alone."""
+    sandbox.ip("link", "add", "eth0", "type", "bridge")
+    before = state(host), state(sandbox)
+    moved.delete(sandbox)
+    moved.having(device=None, runtimeConfig={"deviceID": "0000:ff:00.0"}).delete(sandbox)
+    assert (state(host), state(sandbox)) == before
+
+
+def test_failed_ipam(moved, host, sandbox):
+    """If IPAM fails, the device is back with its former name, state and addresses."""
+    before = state(host), state(sandbox)
+    for keys in ({"type": "no-such-ipam"}, {"type": "static", "addresses": [{"address": "x"}]}):
+        moved.having(ipam=keys).run("ADD", sandbox).error()
+        assert (state(host), state(sandbox)) == before
+        assert files(moved) == []
+
+
+@pytest.mark.needs("syscall_injection")
+@pytest.mark.parametrize("number", range(1, 12))
+def test_failed_exchange(moved, host, sandbox, number):
+    """If the kernel does not take a request, ADD moves the device back, or DEL can be repeated."""
+    before = state(host), state(sandbox)
+    injection = f"sendto:error=ENOBUFS:when={number}"
+    outcome = run_injected(host, "host-device", "ADD", moved.config, sandbox, injection)
+    if outcome.status:
+        assert "no buffer space available" in outcome.error()["msg"]
+        assert (state(host), state(sandbox)) == before
+        assert (moved.leases(), files(moved)) == ({}, [])
+        moved.add(sandbox)
+    run_injected(host, "host-device", "DEL", moved.config, sandbox, injection)
+    moved.delete(sandbox)
+    assert set(links(host)) == {"lo", "hd0", "hp0"}
+    assert files(moved) == []
+
+
+@pytest.mark.parametrize(("creator", "deleter"), [("podwire", "reference"), ("reference", "podwire")])
+def test_each_plugin_deletes_the_others_attachment(moved, host, sandbox, bin_dir, reference, creator, deleter):
+    """An attachment of podwire or of the reference plugin passes CHECK and DEL of the other."""
+    directories = {"podwire": bin_dir, "reference": reference}
+    net = moved.having(cniVersion="1.0.0")
+    one, other = (replace(net, bin_dir=directories[name], path=str(directories[name])) for name in (creator, deleter))
+    result = one.add(sandbox)
+    other.check(sandbox, result)
+    other.delete(sandbox, result)
+    assert set(links(host)) == {"lo", "hd0", "hp0"}
+    assert set(links(sandbox)) == {"lo"}
+    assert net.leases() == {}
+    replace(net, bin_dir=bin_dir, path=str(bin_dir)).delete(sandbox, result)
+    assert links(host)["hd0"]["address"] == MAC
