@@ -5,7 +5,7 @@ All functions are pure. The other modules of the plugin do not validate the conf
 
 from __future__ import annotations
 
-from attachment import container_interface, host_access, master, requested_mac
+from attachment import conflict_detection, container_interface, host_access, master, requested_mac
 from attachment.master import MasterOptions
 from cni.args import CmdArgs
 from cni.conf import NetConf
@@ -23,6 +23,7 @@ KEYS = (
     Key("mode", (STRING,), choices=tuple(sorted(MODES))),
     MAC,
     Key("bcqueuelen", (INTEGER,)),
+    conflict_detection.KEY,
     host_access.KEY,
     IPAM_TYPE,
     DNS_KEY,
@@ -45,6 +46,7 @@ class MacvlanConf:
     ipam_type: str
     dns: DNS | None
     host_access: bool
+    conflict_detection: bool
 
 
 def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
@@ -64,6 +66,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
         ipam_type=net_conf.ipam_type,
         dns=container_interface.parse_dns(net_conf),
         host_access=fields.boolean(host_access.KEY.name),
+        conflict_detection=fields.boolean(conflict_detection.KEY.name),
     )
     if conf.host_access:
         _refuse_host_access(conf)

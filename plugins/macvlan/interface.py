@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from attachment import container_interface, master
+from attachment import child_interface, container_interface, master
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.errors import CniError, internal
@@ -113,5 +113,5 @@ def _explain(number: int, socket: Socket, parent: Link, mode: str) -> str:
             'Ethernet interface; set "master" to another interface'
         )
     if number == errno.EOPNOTSUPP:
-        return "the kernel module macvlan is not loaded: modprobe macvlan"
+        return child_interface.module_hint("macvlan")
     return ""

@@ -5,11 +5,9 @@ ADD creates the interface in the container's namespace and registers the undo of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
-from attachment import container_interface, host_access, master
+from attachment import child_interface, container_interface, host_access, master
 from attachment.host_access import Ends, HostLinkKind
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips, check_addresses_and_routes
@@ -25,7 +23,6 @@ from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.macvlan import conf as macvlan_conf
 from plugins.macvlan import interface
-from plugins.macvlan.conf import MacvlanConf
 from process.undo import Undo
 
 _HOST_LINK = HostLinkKind("macvlan", [("IFLA_MACVLAN_MODE", macvlan_conf.MODES["bridge"])], has_mac=True)
@@ -41,7 +38,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     with (
         Netns(args.netns) as namespace,
         Sandbox(namespace, args.ifname) as sandbox,
-        _open_master_socket(conf, sandbox) as socket,
+        child_interface.master_socket(conf.master, sandbox) as socket,
         Undo() as undo,
     ):
         parent = master.find(socket, conf.master)
@@ -51,7 +48,15 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         interface.create(socket, parent, sandbox, conf)
         container_link = sandbox.get_link()
         with interface.explained_failures(container_link, parent):
-            result = container_interface.configure(args, net_conf, sandbox, container_link, undo, dns=conf.dns)
+            result = container_interface.configure(
+                args,
+                net_conf,
+                sandbox,
+                container_link,
+                undo,
+                dns=conf.dns,
+                detect_conflicts=conf.conflict_detection,
+            )
         if conf.host_access:
             ends = Ends(socket, parent, sandbox, container_link)
             host_access.add(_HOST_LINK, ends, args, net_conf, result, undo)
@@ -74,7 +79,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     with (
         Netns(args.netns) as namespace,
         Sandbox(namespace, args.ifname) as sandbox,
-        _open_master_socket(conf, sandbox) as socket,
+        child_interface.master_socket(conf.master, sandbox) as socket,
     ):
         parent = master.find(socket, conf.master)
         delegate.run_ipam(args, net_conf)
@@ -111,7 +116,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
     with (
         Netns(args.netns) as namespace,
         Sandbox(namespace, args.ifname) as sandbox,
-        _open_master_socket(conf, sandbox) as socket,
+        child_interface.master_socket(conf.master, sandbox) as socket,
         Undo() as undo,
     ):
         parent = master.find(socket, conf.master)
@@ -148,16 +153,6 @@ PLUGIN = Plugin(
 )
 
 
-@contextmanager
-def _open_master_socket(conf: MacvlanConf, sandbox: Sandbox) -> Iterator[Socket]:
-    """Yields a socket in the master's namespace: the host's, or the sandbox's with `linkInContainer`."""
-    if conf.master.in_container:
-        yield sandbox.socket
-    else:
-        with Socket() as socket:
-            yield socket
-
-
 def _remove_host_access(args: CmdArgs, net_conf: NetConf) -> None:
     """Deletes the host's routes to the addresses in prevResult, or without a usable one to all of the attachment's."""
     try:
@@ -170,6 +165,7 @@ def _remove_host_access(args: CmdArgs, net_conf: NetConf) -> None:
 
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     conf = macvlan_conf.parse(args, net_conf)
+    child_interface.refuse_missing_module("macvlan", "macvlan")
     if conf.master.in_container:  # STATUS is not about a container
         return
     with Socket() as socket:
