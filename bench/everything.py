@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench import cases, chains, cold, extremes, limits, nodes, parallel, ports, source_routing
+from bench import cases, chains, cold, extremes, limits, masters, nodes, parallel, ports, source_routing
 from bench.cases import Subjects
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
@@ -52,6 +52,8 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             batches = cases.throughput(subjects, fewer, network, pods)
             yield Part("ms", "DEL until its last background process has ended, each", batches)
             yield Part("ms", "sbr", source_routing.sbr(subjects, rounds, "sbr:", network, pods))
+            rows = masters.macvlan(subjects, rounds, "macvlan:", network, pods)
+            yield Part("ms", "macvlan with host-local", rows)
             first = cold.first_calls(subjects, few, network, pods[0])
             yield Part("ms", "The first call, with the plugin's file not in the page cache", first)
         with cases.networks(subjects, DUAL) as network:

@@ -13,6 +13,7 @@ _MASQUERADE = {"ADD": 0.35, "DEL": 0.25}
 _PORT = {"ADD": 0.25, "DEL": 0.2}
 _MANY_PORTS = {"ADD": 0.02, "CHECK": 0.05, "DEL": 0.3}
 _LIMITS = {"ADD": 0.4, "DEL": 0.35}
+_ON_MASTER = {"ADD": 0.5, "DEL": 0.35}
 _SOURCE_ROUTING = {"ADD": 0.5, "DEL": 0.35}
 _FULL_CHAIN = {"ADD": 0.25, "DEL": 0.15}
 _PODMAN = {"ADD": 0.3, "DEL": 0.25}
@@ -34,6 +35,7 @@ _TARGETS: Mapping[str, Mapping[str, float]] = {
     "": {"VERSION": 0.6},
     "bridge": _BRIDGE,
     "bridge, dual stack": _BRIDGE,
+    "macvlan:": _ON_MASTER,
     "sbr:": _SOURCE_ROUTING,
     "sbr, dual stack:": _SOURCE_ROUTING,
     **{

@@ -78,6 +78,7 @@ def test_floor_has_a_column_if_one_was_measured():
         ("full chain, iptables, 50 in parallel: ADD", 0.3),
         ("full chain, iptables, 8 in parallel: ADD", None),
         ("host-local CHECK, 10 in use", None),
+        ("macvlan: DEL", 0.35),
         ("sbr: ADD", 0.5),
         ("sbr, dual stack: DEL", 0.35),
         ("2 limits: CHECK", 0.5),
