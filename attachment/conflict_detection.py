@@ -2,7 +2,7 @@
 
 The kernel does the same for IPv6 addresses (RFC 4862), and every ADD waits for that.
 
-The interface has no address yet. Three ARP probes are sent, one to two seconds apart, and an address is free if nobody
+The interface has no address yet. Three ARP probes are sent, one to two seconds apart. An address is free if no host
 has answered two seconds after the last one. An answer ends the wait.
 """
 

@@ -207,6 +207,15 @@ def _questionable(item: PluginEntry) -> Iterator[_Remark]:
         path = "type" if item.get("vlanId") is None else "vlanId"
         text = "VLAN ID 0 is a tag without a VLAN: the packets only carry a priority"
         yield _Remark(path, text, 'set "vlanId" to the ID of the VLAN, 1 to 4094')
+    if item.type == "macvlan" and item.get("mac"):
+        is_ignored = item.get("mode") == "passthru"
+        text = (
+            'with mode "passthru" the interface has the MAC address of its master, and "mac" is ignored'
+            if is_ignored
+            else '"mac" gives every pod of this network the same MAC address: a second pod on the node gets none'
+        )
+        hint = "remove the key" if is_ignored else 'remove the key, or use "capabilities": {"mac": true}'
+        yield _Remark("mac", text, hint)
     if item.type == "ipvlan" and item.get("mode") in ("l3", "l3s") and item.get("ipam.gateway"):
         text = f'"gateway" does nothing in mode {item.get("mode")}: the host routes the packets'
         yield _Remark("ipam.gateway", text, 'remove it, or use mode "l2"')

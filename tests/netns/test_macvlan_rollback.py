@@ -58,7 +58,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "another MAC": (("link", "set", "eth0", "address", "02:00:00:00:00:09"), {}, "Interface eth0 Mac "),
     "down": (("link", "set", "eth0", "down"), {}, "Interface eth0 is down"),
     "no address": (("addr", "del", "10.25.0.2/24", "dev", "eth0"), {}, "Expected address 10.25.0.2/24 is not on"),
-    "renamed": (("link", "set", "eth0", "name", "x0"), {}, "Container Interface name in prevResult: eth0 not found"),
+    "deleted": (("link", "del", "eth0"), {}, "Container Interface name in prevResult: eth0 not found"),
 }
 
 

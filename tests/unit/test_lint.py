@@ -243,6 +243,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network(BRIDGE, {"type": "vrf", "vrfname": "blue", "tabel": 5}),
         [("warning", "plugins[1].tabel", 'unknown key "tabel"')],
     ),
+    "MAC address for all pods": (
+        network({"type": "macvlan", "master": "eth0", "mac": "02:00:00:00:00:01"}),
+        [("warning", "plugins[0].mac", '"mac" gives every pod of this network the same MAC address')],
+    ),
+    "MAC address with passthru": (
+        network({"type": "macvlan", "master": "eth0", "mode": "passthru", "mac": "02:00:00:00:00:01"}),
+        [("warning", "plugins[0].mac", 'with mode "passthru" the interface has the MAC address of its master')],
+    ),
+    "impossible host access": (
+        network({"type": "macvlan", "master": "eth0", "mode": "private", "hostAccess": True}),
+        [("error", "plugins[0].hostAccess", '"hostAccess" is not possible: interfaces of mode "private"')],
+    ),
     "vlan without ID": (
         network({"type": "vlan", "master": "eth0"}),
         [("warning", "plugins[0].type", "VLAN ID 0 is a tag without a VLAN")],
