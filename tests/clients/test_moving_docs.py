@@ -51,7 +51,7 @@ def test_commands_of_the_page_work(empty_machine, needs_programs, bin_dir, refer
     assert "0 problems, 0 warnings" in printed
     assert "dry run: replace /opt/cni/bin/bridge" in printed
     assert node.installed_plugins() == "podwire"
-    assert {"macvlan", "podwire", ".podwire-replaced"} <= set(empty_machine.run("ls", "-A", "/opt/cni/bin").split())
+    assert {"dhcp", "podwire", ".podwire-replaced"} <= set(empty_machine.run("ls", "-A", "/opt/cni/bin").split())
     printed = run_blocks(AFTER)
     assert re.search(r"^net +\w+ +old .* ok$", printed, re.MULTILINE)
     assert "0 problems, 0 warnings" in printed

@@ -63,6 +63,8 @@ def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Call
     def run(plugin: str, config: Any) -> dict[str, Any]:
         if "master" in config:
             host.ip("link", "add", config["master"], "type", "veth", "peer", "name", "wire")
+            for end in (config["master"], "wire"):
+                host.ip("link", "set", end, "up")
         if config.get("ipam", {}).get("type") == "host-local":
             config = {**config, "ipam": {**config["ipam"], "dataDir": str(store)}}
         return run_plugin(plugin, "ADD", config, netns=sandbox, container_id="web-0-id", host=host).result()

@@ -53,7 +53,7 @@ def version(node, path):
 
 def kubernetes_cni(directory, number):
     """Builds a package that owns names in /opt/cni/bin, as kubernetes-cni does."""
-    files = {f"{BIN}/{name}": REFERENCE.format(number) for name in ("bridge", "macvlan")}
+    files = {f"{BIN}/{name}": REFERENCE.format(number) for name in ("bridge", "dhcp")}
     return roots.build(directory, "kubernetes-cni", number, files)
 
 
@@ -74,7 +74,7 @@ def test_package_is_installed_upgraded_removed_and_purged(node, package, older, 
     assert node.run("dpkg", "--verify", "podwire") == ""
     now = node.state()
     assert now[f"{DEBIAN_BIN}/bridge.distrib"] == before[f"{DEBIAN_BIN}/bridge"]
-    assert now[f"{DEBIAN_BIN}/macvlan"] == before[f"{DEBIAN_BIN}/macvlan"]
+    assert now[f"{DEBIAN_BIN}/dhcp"] == before[f"{DEBIAN_BIN}/dhcp"]
     assert not (node.path / "etc/cni").exists()
     node.run("dpkg", "--remove", "podwire")
     assert node.state() == before
@@ -88,12 +88,12 @@ def test_package_that_owns_a_name_is_upgraded(node, package, tmp_path):
     node.install(kubernetes_cni(tmp_path, "1"))
     node.install(package)
     assert "1.1.0" in version(node, f"/{BIN}/bridge")
-    assert node.run(f"/{BIN}/macvlan") == "reference 1\n"
+    assert node.run(f"/{BIN}/dhcp") == "reference 1\n"
     node.install(kubernetes_cni(tmp_path, "2"))
     assert "1.1.0" in version(node, f"/{BIN}/bridge")
     node.run("dpkg", "--remove", "podwire")
     assert node.run(f"/{BIN}/bridge") == "reference 2\n"
-    assert sorted(path.name for path in (node.path / BIN).iterdir()) == ["bridge", "macvlan"]
+    assert sorted(path.name for path in (node.path / BIN).iterdir()) == ["bridge", "dhcp"]
 
 
 def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path):
@@ -103,7 +103,7 @@ def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path
     installed = node.state()
     node.install(kubernetes_cni(tmp_path, "1"))
     assert node.state() == installed | {
-        path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/macvlan")
+        path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/dhcp")
     }
     node.run("dpkg", "--purge", "kubernetes-cni")
     assert node.state() == installed

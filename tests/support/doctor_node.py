@@ -72,8 +72,8 @@ class DoctorNode:
         for plugin in body["plugins"]:
             if plugin.get("ipam", {}).get("type") == "host-local":
                 plugin["ipam"]["dataDir"] = str(self.directory / "leases")
-            if plugin["type"] == "tuning":
-                plugin["dataDir"] = str(self.directory / "tuning")
+            if plugin["type"] in ("host-device", "tuning"):
+                plugin["dataDir"] = str(self.directory / plugin["type"])
         return NetworkList.load(self.configure(name, body))
 
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
