@@ -121,10 +121,15 @@ def _create(descriptor: int, name: str, options: TapOptions) -> None:
     flags = _IFF_TAP | _IFF_NO_PI | _IFF_TUN_EXCL | (_IFF_MULTI_QUEUE if options.multi_queue else 0)
     fcntl.ioctl(descriptor, _TUNSETIFF, _IFREQ.pack(os.fsencode(name), flags))
     if options.owner is not None:
-        fcntl.ioctl(descriptor, _TUNSETOWNER, options.owner)
+        fcntl.ioctl(descriptor, _TUNSETOWNER, _signed(options.owner))
     if options.group is not None:
-        fcntl.ioctl(descriptor, _TUNSETGROUP, options.group)
+        fcntl.ioctl(descriptor, _TUNSETGROUP, _signed(options.group))
     fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
+
+
+def _signed(number: int) -> int:
+    """Returns the C int with the bits of a 32-bit ID, since fcntl.ioctl() takes no other."""
+    return number - (1 << 32) if number >> 31 else number
 
 
 def _create_labelled(descriptor: int, name: str, options: TapOptions) -> None:

@@ -7,14 +7,12 @@ import errno
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.address import format_mac
-from cni.errors import CniError, Code, internal
+from cni.errors import internal, invalid_conf
 from kernel import link, selinux, tap
-from kernel.errors import KernelError, reason
+from kernel.errors import reason
 from kernel.link import Link
 from kernel.netns import entered
 from plugins.tap.conf import TapConf
-
-_NO_SELINUX = 'SELinux is not enabled on this host: remove "selinuxContext"'
 
 
 def find_bridge(sandbox: Sandbox, name: str) -> Link | None:
@@ -40,7 +38,8 @@ def create(sandbox: Sandbox, conf: TapConf, bridge: Link | None) -> Link:
         with entered(sandbox.namespace):
             tap.create(sandbox.ifname, conf.options)
     except tap.LabelError as error:
-        raise _label_error(error) from error
+        details = "the label must be valid, and the policy must allow this process the dyntransition to it"
+        raise internal(f"failed set socket label: {reason(error.errno)}", details) from error
     created = sandbox.get_link()
     if not (conf.mac or conf.mtu or bridge):
         return created
@@ -74,18 +73,11 @@ def check(sandbox: Sandbox, container_link: Link, conf: TapConf) -> None:
         raise internal(f'Tap {name} is not a port of bridge "{bridge.name}"', details)
 
 
-def refuse_unavailable(conf: TapConf) -> None:
-    """Raises CniError(7) for a label without SELinux, KernelError if tap devices cannot be created."""
+def refuse_label(conf: TapConf) -> None:
+    """Raises CniError(7) for a label on a host without SELinux, with the text of the reference plugin."""
     if conf.options.selinux_label and not selinux.is_enabled():
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"failed set socket label: {reason(errno.EOPNOTSUPP)}", _NO_SELINUX)
-    tap.probe_device()
-
-
-def _label_error(error: KernelError) -> CniError:
-    """Returns the error of a refused label, with the text of the reference plugin."""
-    hint = "the label must be valid, and the policy must allow this process the dyntransition to it"
-    details = hint if selinux.is_enabled() else _NO_SELINUX
-    return internal(f"failed set socket label: {reason(error.errno)}", details)
+        details = 'SELinux is not enabled on this host: remove "selinuxContext"'
+        raise invalid_conf(f"failed set socket label: {reason(errno.EOPNOTSUPP)}", details)
 
 
 def _shown(value: int | None) -> str:

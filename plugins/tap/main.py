@@ -28,6 +28,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     A failure is rolled back. IPv6 addresses stay tentative until a program opens the device: nothing waits for it.
     """
     conf = tap_conf.parse(args, net_conf)
+    device.refuse_label(conf)
     net_conf.refuse_missing_ipam()
     with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
         bridge = device.find_bridge(sandbox, conf.bridge)
@@ -80,4 +81,5 @@ PLUGIN = Plugin(
 
 
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
-    device.refuse_unavailable(tap_conf.parse(args, net_conf))
+    device.refuse_label(tap_conf.parse(args, net_conf))
+    tap.probe_device()
