@@ -14,7 +14,19 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
 # Plugins that read CNI_ARGS, or whose IPAM plugin reads it, and therefore reject invalid values.
-READS_CNI_ARGS = {"bridge", "host-device", "host-local", "static", "macvlan", "ptp", "tuning", "tap"}
+READS_CNI_ARGS = {
+    "bridge",
+    "dummy",
+    "host-device",
+    "host-local",
+    "ipvlan",
+    "macvlan",
+    "ptp",
+    "static",
+    "tap",
+    "tuning",
+    "vlan",
+}
 # A chained plugin needs prevResult.
 KINDS = {
     "bandwidth": "chained",

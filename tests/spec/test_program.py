@@ -89,7 +89,7 @@ def test_link_with_another_name_runs_the_plugin_of_its_target(refused, tmp_path)
 
 def test_file_may_be_replaced_while_it_runs(invoke, tmp_path):
     """An upgrade that renames a new file over the running one does not affect the invocation."""
-    shutil.copytree(binaries.directory(), tmp_path / "bin")
+    binaries.copy_to(tmp_path / "bin")
     file = tmp_path / "bin" / invoke.plugin
     process = start_plugin(
         invoke.plugin, "ADD", host=invoke.host, netns=invoke.sandbox, bin_dir=tmp_path / "bin"

@@ -6,6 +6,7 @@ One rule: the list of plugins is the list of files, so tests include a new plugi
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,3 +48,15 @@ def explain_missing() -> str:
         return ""
     hint = "build them before the tests" if in_ci() else "run `make binaries`, or set PODWIRE_BIN_DIR"
     return f"no plugin executables in {directory()}: {hint}"
+
+
+def copy_to(target: Path) -> None:
+    """Copies the built executables to a new directory; names of one file stay names of one file."""
+    target.mkdir()
+    copies: dict[int, Path] = {}
+    for source in sorted(file for file in directory().iterdir() if file.is_file()):
+        number = source.stat().st_ino
+        if number in copies:
+            (target / source.name).hardlink_to(copies[number])
+        else:
+            copies[number] = Path(shutil.copy2(source, target))
