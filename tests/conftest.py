@@ -15,7 +15,8 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
-from tests.support import binaries, kernels, namespaces  # noqa: E402 - after the registration that makes asserts explain
+from tests.spec import configs  # noqa: E402 - after the registration that makes asserts explain
+from tests.support import binaries, kernels, namespaces  # noqa: E402 - as above
 from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 from tests.support.processes import PATH  # noqa: E402 - as above
@@ -60,9 +61,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test with the fixture `plugin` once for each built plugin; without any, once, to fail with the reason."""
+    """Runs a test with the fixture `plugin` once for each built plugin; without any, once, to fail with the reason.
+
+    On the second kernel, only for plugins that the running kernel cannot run.
+    """
     if "plugin" in metafunc.fixturenames:
-        metafunc.parametrize("plugin", binaries.names() or [""], indirect=True)
+        names = binaries.names() or [""]
+        if kernels.has("in_user_mode_linux"):
+            names = [name for name in names if name in configs.NEEDS]
+        metafunc.parametrize("plugin", names, indirect=True)
 
 
 @pytest.fixture

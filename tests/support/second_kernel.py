@@ -27,7 +27,7 @@ PROGRAM = "linux.uml"
 SHARED = Path("/run/shared")  # the shared directory, in the second kernel
 
 _INIT = Path(__file__).with_suffix(".sh")
-_MEMORY_BYTES = 1 << 30  # the collection of tests/netns and tests/spec takes some 500 MB
+_MEMORY_BYTES = 1 << 30
 _TIMEOUT = "--timeout=300"  # of a test: the longest takes 40 s, on a busy machine three times as long
 _PASSED_ON = ("CI", "PODWIRE_BIN_DIR", "REFERENCE")
 
