@@ -57,6 +57,7 @@ class Plugin:
 
     `cmd_repair` is not a verb of the specification: with an attachment's configuration and its cached result
     (prevResult) it restores the packet filter rules that a flush removed, and nothing else, for `podwire repair`.
+    `cmd_reclaim`, too: it restores what the kernel moved to the host when it deleted the attachment's namespace.
     `cmd_remove_rules` removes these rules again if the container has ended meanwhile, but not the interface and its
     addresses. `parse` reads and refuses a configuration as ADD does, and changes nothing; `keys` are the keys that it
     reads besides the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would
@@ -70,6 +71,7 @@ class Plugin:
     cmd_gc: Collect | None = None
     cmd_status: Verb | None = None
     cmd_repair: Verb | None = None
+    cmd_reclaim: Verb | None = None
     cmd_remove_rules: Verb | None = None
     parse: Callable[[CmdArgs, NetConf], object] | None = None
     keys: tuple[Key, ...] = ()

@@ -107,13 +107,26 @@ class Repairer:
         if known.network is None or known.result is None or not known.netns:
             return Outcome(known, UNKNOWN)
         if identity is None or not _is_running(known):
-            return Outcome(known, UNSEEN if known.presence in (Presence.ELSEWHERE, Presence.UNKNOWN) else GONE)
+            if known.presence in (Presence.ELSEWHERE, Presence.UNKNOWN):
+                return Outcome(known, UNSEEN)
+            return self._reclaim(known)
         self._seen[known.path] = identity
         parts = tuple(self._part(known, plugin) for plugin in known.network.plugins)
         outcome = Outcome(known, self._state(parts), parts)
         if outcome.touched and not self.planned and _identity(known.path) != identity:
             return self._remove_rules(outcome)
         return outcome
+
+    def _reclaim(self, known: CachedAttachment) -> Outcome:
+        """Has plugins return to the host what the kernel kept of an attachment whose namespace was deleted."""
+        parts = []
+        for config in known.network.plugins if known.network else ():
+            plugin = self.plugins.get(str(config["type"]))
+            if plugin and plugin.cmd_reclaim:
+                with recording(dry_run=self.planned) as record:
+                    error = self._run(plugin.cmd_reclaim, "DEL", known, config)
+                parts.append(Part(plugin.name, tuple(record.changes), error))
+        return Outcome(known, FAILED if any(part.error for part in parts) else GONE, tuple(parts))
 
     def _part(self, known: CachedAttachment, config: Mapping[str, object]) -> Part:
         name = str(config["type"])

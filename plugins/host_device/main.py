@@ -107,8 +107,11 @@ def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
     """Brings back the device of a container that is no longer running, for `podwire repair`."""
     store = Store(host_device_conf.lenient(net_conf).data_dir)
     saved = store.load(Attachment(args.container_id, args.ifname))
-    if saved:
-        _collect(store, saved)
+    if saved is None or not home.is_of_this_boot(saved):
+        return
+    with Socket() as host:
+        if home.find_on_host(device.list_all(host), saved) and record.change(f'restore the device "{saved.name}"'):
+            _collect(store, saved)
 
 
 PLUGIN = Plugin(
@@ -118,6 +121,7 @@ PLUGIN = Plugin(
     cmd_check=cmd_check,
     cmd_gc=cmd_gc,
     cmd_status=cmd_status,
+    cmd_reclaim=cmd_reclaim,
     parse=lambda args, net_conf: host_device_conf.parse(net_conf),
     keys=host_device_conf.KEYS,
 )

@@ -9,7 +9,9 @@ import pytest
 from tests.support.host_device_network import MAC, files
 from tests.support.injection import run_injected
 from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList
 from tests.support.netstate import links, state
+from tests.support.repair_node import Node
 
 
 def rename(pod: Namespace, name: str, alias: str) -> None:
@@ -146,3 +148,21 @@ def test_each_plugin_deletes_the_others_attachment(moved, host, sandbox, bin_dir
     assert net.leases() == {}
     replace(net, bin_dir=bin_dir, path=str(bin_dir)).delete(sandbox, result)
     assert links(host)["hd0"]["address"] == MAC
+
+
+def test_repair_brings_back_devices_of_deleted_containers(moved, host, sandbox, new_sandbox, tmp_path):
+    """`podwire repair` restores the device of a crashed pod, before the runtime's DEL; a dry run only reports it."""
+    before = state(host)
+    config = {key: value for key, value in moved.config.items() if key not in ("name", "cniVersion")}
+    node = Node(host, NetworkList("net", "1.1.0", (config,)), tmp_path / "cni")
+    result = node.add(sandbox)
+    container_id, path, running = sandbox.name, sandbox.path, new_sandbox()
+    node.write_entry(running.path, running.name, result)  # proves that the runtime's directory is visible here
+    leave_as_the_kernel(host, sandbox, "eth0")
+    assert 'restore the device "hd0"' in node.tool("--dry-run").stdout.decode()
+    assert "eth0" in links(host)
+    assert node.repair() == {container_id: "gone", running.name: "fine"}
+    assert state(host) == before
+    moved.delete(path, result, container_id=container_id)
+    assert state(host) == before
+    assert (moved.leases(), files(moved)) == ({}, [])
