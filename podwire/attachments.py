@@ -64,6 +64,11 @@ class CachedAttachment:
         return self.network is not None and all(plugin["type"] == "loopback" for plugin in self.network.plugins)
 
     @property
+    def is_confined(self) -> bool:
+        """Whether no packet leaves the pod by its interface, lo or a dummy: other pods may have the same addresses."""
+        return self.network is not None and self.network.plugins[0]["type"] in ("loopback", "dummy")
+
+    @property
     def pod(self) -> str:
         """The pod's "namespace/name" (Kubernetes), the container's name (podman), or ""."""
         pairs = dict(pair.partition("=")[::2] for pair in self.cni_args.split(";"))

@@ -197,11 +197,11 @@ def _duplicates(node: Node) -> Iterator[Finding]:
     host = {one.address.ip: (one.address, index) for index, assigned in node.addresses.items() for one in assigned}
     seen: dict[object, str] = {}
     for one in node.running:
+        if one.is_confined:
+            continue
         for ip in one.typed_result.ips:
             pod = f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
             address = ip.address.ip
-            if address.is_loopback:
-                continue  # every pod has it
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:

@@ -175,7 +175,7 @@ def test_hundred_attachments_are_checked_in_time(node, new_sandbox):
     assert "all 100 were checked" in texts or re.search(
         r"\d+ of 100 attachments were checked; not \d+: time was up", texts
     )
-    assert worked < 5
+    assert worked < 10  # twice the limit: attachments whose check has begun are checked to the end
 
 
 def test_control_characters_are_escaped(node):

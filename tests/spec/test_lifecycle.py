@@ -117,7 +117,8 @@ def test_parallel_verbs(invoke, new_sandbox):
 
     def config_of(number):
         ports = {"portMappings": [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]}
-        return pods[number].config(**({"runtimeConfig": ports} if invoke.plugin == "portmap" else {}))
+        differing = {"portmap": {"runtimeConfig": ports}, "vlan": {"vlanId": 100 + number}}
+        return pods[number].config(**differing.get(invoke.plugin, {}))
 
     with ThreadPoolExecutor(count) as pool:
         results = list(pool.map(attach, range(count)))

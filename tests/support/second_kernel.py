@@ -81,6 +81,7 @@ def _line(shared: Path, output: int, processor: int) -> list[str]:
     return [
         *("taskset", "--cpu-list", str(processors[~position if turn % 2 else position])),
         *(PROGRAM, f"mem={_MEMORY_BYTES >> 20}M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
+        "lsm=yama",  # without SELinux, as the first kernel: without a policy, it accepts every label
         *("quiet", "loglevel=4", "con=null", "con0=null,fd:1", f"ssl0=null,fd:{output}"),
         *(f"init={_INIT}", f"PODWIRE_SHARED={shared}", f"uml_dir={shared}/", "umid=uml"),
     ]
