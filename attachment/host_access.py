@@ -148,6 +148,25 @@ def list_node_addresses(host: Socket, master: Link) -> list[Address]:
     return [item for item in assigned if item.version == 4 or not item.is_link_local]
 
 
+def list_owners(host: Socket) -> dict[int, set[int]]:
+    """Returns the owners of the routes through each host link, by its ifindex; raises KernelError."""
+    owners: dict[int, set[int]] = {}
+    for item in _list_routes(host):
+        for index in item.indexes:
+            owners.setdefault(index, set()).add(item.metric)
+    return owners
+
+
+def get_owner(network: str, attachment: Attachment) -> int:
+    """Returns the number by which `list_owners` identifies an attachment."""
+    return _owner(network, attachment)
+
+
+def is_of_network(owner: int, network: str) -> bool:
+    """Returns whether an owner may be an attachment of a network: it has only 16 bits of the hash of the name."""
+    return owner >> 16 == _hash(network)
+
+
 def _ensure_host_link(how: HostLinkKind, ends: Ends) -> Link:
     """Returns the host link of the master, which it creates if it is missing, and brings up."""
     name = _name(ends.master)

@@ -50,6 +50,9 @@ STATE   ok            its namespace and its interface exist, and CHECK of podwir
         not seen      its namespace exists, but cannot be entered: without root, or from within a container
         unknown       its namespace is missing here, which does not prove that the container has stopped
 
+HOST    the host veth of the pod's interface; of an interface without one, the host's interface that it is built on, its
+        kind and its mode or VLAN: eth0 (macvlan bridge), eth0 (vlan 100), (dummy)
+
 HOST PORTS  8080->80/tcp: port 8080 of the host is forwarded to port 80 of the pod. "!": the packet filter has no rule
             for it. "?": the packet filter could not be read, or CHECK of portmap fails.
 
@@ -211,7 +214,7 @@ def _row(pod: Pod) -> list[Text]:
         short_id(pod.attachment.container_id) or "-",
         pod.pod or "-",
         pod.attachment.ifname or "-",
-        pod.host_interface or "-",
+        pod.way_out or "-",
         " ".join(pod.addresses) or "-",
         ports or "-",
         limits(pod) or "-",

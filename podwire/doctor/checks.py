@@ -16,6 +16,7 @@ from podwire.doctor import (
     forward,
     kernel,
     links,
+    masters,
     packetfilter,
     programs,
     runtime,
@@ -32,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     *attachments.CHECKS,
     *addresses.CHECKS,
     *links.CHECKS,
+    *masters.CHECKS,
     *runtime.CHECKS,
 )
 

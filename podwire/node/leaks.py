@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from shlex import quote
 
+from attachment import host_access
 from cni.conf import Attachment
 from cni.versions import at_least
 from kernel.link import Link
@@ -36,6 +37,7 @@ def find_leaks(snapshot: Snapshot) -> tuple[Leak, ...]:
         *finder.veths(),
         *finder.rules(),
         *finder.ifbs(),
+        *finder.host_links(),
         *finder.backups(),
     )
 
@@ -132,6 +134,24 @@ class _Finder:
                 attachment = Attachment(named.container_id, named.ifname) if named else NO_ATTACHMENT
                 fix = fix_for(self.snapshot, network, attachment) if named else _delete_command(link)
                 yield Leak("ifb", f"interface {link.name}, which limits a pod's egress", fix, network, attachment)
+
+    def host_links(self) -> Iterator[Leak]:
+        """Yields what `hostAccess` has left on the host: routes to pods that no longer run, links without a route."""
+        pods = {host_access.get_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
+        for link, owners in self.snapshot.kernel.host_links.items():
+            if not owners:
+                yield Leak("host link", f"interface {link.name}, by which the host reached pods", _delete_command(link))
+            for owner in owners:
+                pod = pods.get(owner)
+                networks = [name for name in self._recorded if host_access.is_of_network(owner, name)]
+                if pod is None and networks and self._has_records(networks[0]):
+                    network, attachment = networks[0], NO_ATTACHMENT
+                elif pod is not None and pod.leaked:
+                    network, attachment = pod.network, pod.attachment
+                else:
+                    continue
+                fix = fix_for(self.snapshot, network, attachment)
+                yield Leak("host route", f"the host's route to a pod through {link.name}", fix, network, attachment)
 
     def backups(self) -> Iterator[Leak]:
         """Yields the tuning plugin's backups of interface settings."""

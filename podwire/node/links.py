@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from attachment import host_access
 from attachment.sandbox import Sandbox
 from cni.address import Address, Cidr
 from cni.errors import CniError
@@ -40,13 +41,15 @@ class NetworkNamespace:
 class Kernel:
     """The host's links, its addresses by interface index, the namespaces by path, and rate limits.
 
-    `limits` are in bytes/s, by interface index. `unseen` describes what could not be read.
+    `limits` are in bytes/s, by interface index. `host_links` are those of `hostAccess`, with the owners of the routes
+    through each (attachment/host_access.py). `unseen` describes what could not be read.
     """
 
     links: tuple[Link, ...] = ()
     addresses: Mapping[int, tuple[Cidr, ...]] = field(default_factory=dict)
     namespaces: Mapping[str, NetworkNamespace] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
+    host_links: Mapping[Link, frozenset[int]] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
 
     @cached_property
@@ -121,6 +124,7 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
             except CniError as error:
                 limits = {}
                 unseen.append(f"limits: {error.msg}")
+            host_links = _host_links(host, links)
             by_inode, aliases, hidden = _list_paths(paths)
             read = list(_read_namespaces(host, list(by_inode.values())))
     except CniError as error:
@@ -132,7 +136,13 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
         unseen.append(f"network namespaces of veth peers of this host cannot be seen{reason}")
     by_path = {namespace.path: namespace for namespace in read}
     namespaces = by_path | {path: by_path[first] for path, first in aliases.items() if first in by_path}
-    return Kernel(links, addresses, namespaces, limits, tuple(unseen))
+    return Kernel(links, addresses, namespaces, limits, host_links, tuple(unseen))
+
+
+def _host_links(host: Socket, links: Iterable[Link]) -> dict[Link, frozenset[int]]:
+    host_links = [item for item in links if host_access.is_host_link(item)]
+    owners = host_access.list_owners(host) if host_links else {}
+    return {item: frozenset(owners.get(item.index, ())) for item in host_links}
 
 
 def _addresses(socket: Socket) -> dict[int, tuple[Cidr, ...]]:

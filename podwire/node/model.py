@@ -16,13 +16,16 @@ _HASH = re.compile(r"[0-9a-f]{32,}")
 DOCUMENT = """\
 {"networks": [{"name", "path", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
                "attachments", "problem"}],
- "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked", "hostInterface", "bridge",
-                  "addresses", "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
+ "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked",
+                  "kind", "hostInterface", "bridge", "master", "mode", "addresses",
+                  "hostPorts": [{"hostIP", "hostPort", "containerPort", "protocol", "confirmed"}],
                   "limits": {"receives", "sends"}, "problems": ["..."]}],
  "bridges": [{"name", "addresses", "ports"}], "hostInterfaces": [{"name", "addresses"}],
  "leaks": [{"kind", "what", "network", "containerID", "ifname", "cure"}], "complete", "unseen": ["..."]}
-Limits are in bits/s, null for none. "confirmed": whether the packet filter has the host port's rule; null if it could
-not be read or CHECK of portmap fails. "complete" is false if anything is "unseen"."""
+"kind" is the kernel's kind of the pod's interface ("veth", "macvlan"), "" if it could not be read; "master" is
+the host's interface that it is built on, "mode" its configured mode or VLAN. Limits are in bits/s, null for none.
+"confirmed": whether the packet filter has the host port's rule; null if it could not be read or CHECK of portmap
+fails. "complete" is false if anything is "unseen"."""
 
 
 class State(StrEnum):
@@ -62,6 +65,8 @@ class HostPort:
 class Pod:
     """An attachment: `pod` is "namespace/name" if known, `addresses` are in CIDR notation.
 
+    `kind` is the kind of the pod's interface in the kernel, `master` the host's interface that it is built on, `mode`
+    its configured mode, or its VLAN: "" for none, or if unknown. A veth has `host_interface`, and perhaps `bridge`.
     `receives` and `sends` are rate limits in bits/s, from the pod's point of view. `leaked`: its container is no longer
     running. `problems` are the errors of its plugins' CHECK.
     """
@@ -71,14 +76,25 @@ class Pod:
     state: State
     pod: str = ""
     netns: str = ""
+    kind: str = ""
     host_interface: str = ""
     bridge: str = ""
+    master: str = ""
+    mode: str = ""
     addresses: tuple[str, ...] = ()
     host_ports: tuple[HostPort, ...] = ()
     receives: int | None = None
     sends: int | None = None
     leaked: bool = False
     problems: tuple[str, ...] = ()
+
+    @property
+    def way_out(self) -> str:
+        """The host veth, or the master with the kind and mode of the pod's interface."""
+        if self.host_interface or not self.kind or self.kind == "veth":
+            return self.host_interface
+        kind = f"({' '.join(filter(None, (self.kind, self.mode)))})"
+        return f"{self.master} {kind}" if self.master else kind
 
     def to_json(self) -> dict[str, object]:
         """Returns this object's part of the JSON document."""
@@ -90,8 +106,11 @@ class Pod:
             "netns": self.netns,
             "state": str(self.state),
             "leaked": self.leaked,
+            "kind": self.kind,
             "hostInterface": self.host_interface,
             "bridge": self.bridge,
+            "master": self.master,
+            "mode": self.mode,
             "addresses": list(self.addresses),
             "hostPorts": [
                 {

@@ -33,6 +33,16 @@ from podwire.node.rules import Rules
 _BITS = 8
 
 
+# The key with the mode of an interface of a kind, and the key's default.
+_MODES = {"macvlan": ("mode", "bridge"), "ipvlan": ("mode", "l2"), "vlan": ("vlanId", 0)}
+
+
+class _LinkFields(TypedDict):
+    kind: str
+    master: str
+    mode: str
+
+
 class _HostFields(TypedDict):
     host_interface: str
     bridge: str
@@ -128,6 +138,7 @@ class Snapshot:
             host_ports=tuple(self._host_ports(item)),
             leaked=presence is Presence.GONE,
             **self._host_fields(item.network_name, item.attachment, host_veth),
+            **self._link_fields(item, namespace),
         )
 
     def _uncached_pods(self) -> Iterable[Pod]:
@@ -199,6 +210,22 @@ class Snapshot:
             "receives": receives and receives * _BITS,
             "sends": sends and sends * _BITS,
         }
+
+    def _link_fields(self, item: CachedAttachment, namespace: NetworkNamespace | None) -> _LinkFields:
+        """Returns the fields of a pod that come from its interface and from the configuration of that interface."""
+        links = namespace.links if namespace else None
+        container_link = links.get(item.attachment.ifname) if links else None
+        if container_link is None:
+            return {"kind": "", "master": "", "mode": ""}
+        kind, master = container_link.kind, None
+        if kind in _MODES and container_link.iflink_nsid is not None:  # with linkInContainer it is in the pod
+            master = self.kernel.by_index.get(container_link.iflink)
+        mode: object = ""
+        for plugin in item.network.plugins if item.network else ():
+            if plugin["type"] == kind in _MODES:
+                key, default = _MODES[kind]
+                mode = plugin.get(key) or default
+        return {"kind": kind, "master": master.name if master else "", "mode": str(mode)}
 
     def _host_ports(self, item: CachedAttachment) -> Iterable[HostPort]:
         """Yields the host ports in the runtime's request; one is confirmed if the packet filter has its rule."""

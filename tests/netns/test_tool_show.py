@@ -51,8 +51,11 @@ def test_attachment_is_described_completely(node, sandbox):
         "netns": sandbox.path,
         "state": "ok",
         "leaked": False,
+        "kind": "veth",
         "hostInterface": host_end(result),
         "bridge": "cni0",
+        "master": "",
+        "mode": "",
         "addresses": [f"{address(result)}/24"],
         "hostPorts": [
             {"hostIP": "", "hostPort": 8080, "containerPort": 80, "protocol": "tcp", "confirmed": True},

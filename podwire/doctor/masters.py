@@ -1,0 +1,81 @@
+"""Checks the masters of networks with macvlan, ipvlan or vlan: they exist, are up, and have a carrier.
+
+Without pods, STATUS of the plugin reports a missing master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from kernel.link import OPERSTATE_UP, OPERSTATES
+from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
+from podwire.doctor.node import Node
+from podwire.networks import Network
+
+_GROUP = "links"
+_ON_MASTER = ("macvlan", "ipvlan", "vlan")
+
+_MISSING = Fault(
+    "master-missing",
+    Severity.PROBLEM,
+    "the host's interface that pods of a network are built on does not exist: they have no connection",
+    "create the interface again, then `podwire repair NETWORK`; or set `master` to another one, and create the pods "
+    "again",
+)
+_DOWN = Fault(
+    "master-down",
+    Severity.PROBLEM,
+    "the host's interface that pods of a network are built on is down: they have no connection",
+    "`ip link set MASTER up`",
+)
+_NO_CARRIER = Fault(
+    "master-without-carrier",
+    Severity.PROBLEM,
+    "the host's interface that pods of a network are built on is up, but has no carrier: a cable or a peer is missing",
+    "connect the interface, or bring up its other end",
+)
+
+
+def _masters(node: Node) -> Iterator[Finding]:
+    for network in node.networks:
+        for name in _list_masters(network, node):
+            yield from _master(node, network.name, name)
+
+
+def _list_masters(network: Network, node: Node) -> Iterator[str]:
+    """Yields the names of the masters on the host: those configured, and without one the default route's interface."""
+    for plugin in network.plugins:
+        if plugin["type"] in _ON_MASTER and plugin.get("linkInContainer") is not True and node.has_pods(network.name):
+            name = plugin.get("master")
+            if isinstance(name, str) and name:
+                yield name
+            elif plugin is network.plugins[0]:  # one behind another plugin takes the interface of that plugin
+                yield from (uplink.name for uplink in node.used_uplinks[:1])
+
+
+def _master(node: Node, network: str, name: str) -> Iterator[Finding]:
+    master = node.link(name)
+    if master is None:
+        text = f'its pods are running, but their master "{name}" does not exist'
+        fix = f"create {name} again, then: {node.command('repair', network)}"
+        yield _MISSING.finding(network, text, fix, objects=(name,))
+    elif not master.is_up:
+        yield _DOWN.finding(network, f'its master "{name}" is down', f"ip link set {quote(name)} up", objects=(name,))
+    elif master.operstate not in (OPERSTATE_UP, OPERSTATES.index("unknown")):
+        text = f'its master "{name}" is up, but has no carrier ({OPERSTATES[master.operstate]})'
+        fix = f"connect {name}, or bring up its other end"
+        yield _NO_CARRIER.finding(network, text, fix, objects=(name,))
+    else:
+        yield ok_finding("masters", network, f'its master "{name}" is up')
+
+
+CHECKS = (
+    Check(
+        _GROUP,
+        "masters",
+        "no network with pods is built on an interface of the host",
+        _masters,
+        (_MISSING, _DOWN, _NO_CARRIER),
+    ),
+)
