@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench import cases, chains, cold, extremes, limits, masters, nodes, parallel, ports, source_routing
+from bench import cases, chains, cold, extremes, interfaces, limits, nodes, parallel, ports, source_routing
 from bench.cases import Subjects
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
@@ -51,9 +51,9 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             yield Part("ms", "1,000 routes", cases.bridge(subjects, fewer, "bridge, 1,000 routes", routed, pods))
             batches = cases.throughput(subjects, fewer, network, pods)
             yield Part("ms", "DEL until its last background process has ended, each", batches)
-            yield Part("ms", "sbr", source_routing.sbr(subjects, rounds, "sbr:", network, pods))
-            rows = masters.macvlan(subjects, rounds, "macvlan:", network, pods)
-            yield Part("ms", "macvlan with host-local", rows)
+            yield Part("ms", "After bridge", source_routing.chained(subjects, rounds, network, pods))
+            rows = interfaces.interfaces(subjects, rounds, network, pods)
+            yield Part("ms", "Other interfaces with host-local", rows)
             first = cold.first_calls(subjects, few, network, pods[0])
             yield Part("ms", "The first call, with the plugin's file not in the page cache", first)
         with cases.networks(subjects, DUAL) as network:
@@ -75,6 +75,14 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
     yield Part("pod_ms", f"A node of {PODS} pods as kubelet starts and stops them, each", nodes.pods(subjects, fewest))
     yield _host_local(subjects, few, floors)
     yield Part("size_bytes", "Files; hard links to one file count once", cases.size(subjects))
+
+
+def measure_family(subjects: Subjects, rounds: int, _floors: Floors | None) -> Iterator[Part]:
+    """Measures the interfaces without a host veth, sbr and vrf, of which this kernel has what they need."""
+    with _pods() as pods, cases.networks(subjects, SINGLE) as network:
+        rows = interfaces.interfaces(subjects, rounds, network, pods)
+        yield Part("ms", "Other interfaces with host-local", rows)
+        yield Part("ms", "After bridge", source_routing.chained(subjects, rounds, network, pods))
 
 
 def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[Part]:

@@ -114,6 +114,17 @@ class Subject:
         """Returns sbr's configuration without options."""
         return {"cniVersion": _VERSION, "name": f"routing-{self.number}", "type": "sbr", "prevResult": result}
 
+    def vrf(self, result: Config) -> Config:
+        """Returns vrf's configuration with a VRF for each implementation."""
+        vrfname = f"bench{self.number}"
+        return {
+            "cniVersion": _VERSION,
+            "name": f"vrf-{self.number}",
+            "type": "vrf",
+            "vrfname": vrfname,
+            "prevResult": result,
+        }
+
     def tuning(self, result: Config) -> Config:
         """Returns tuning's configuration without options, as in podman's default list."""
         return {"cniVersion": _VERSION, "name": f"tuning-{self.number}", "type": "tuning", "prevResult": result}
