@@ -46,7 +46,7 @@ SOURCES := $(shell find process cni kernel attachment ipam plugins podwire pack/
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick image-tests reproducible clean \
+.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-second-kernel image-tests reproducible clean \
     needs-build needs-test needs-second-kernel newer-python release test-root new-test-root \
     test-clients test-deploy test-release test-arm64 \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
