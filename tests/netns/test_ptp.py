@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -260,6 +261,10 @@ def test_gc_releases_unlisted_addresses(routed, new_sandbox):
     assert net.leases() == {"10.23.0.2": one.name, "fd00:23::2": one.name}
 
 
+def has_link_local(namespace):
+    return "scope link" in namespace.ip("-6", "address", "show")
+
+
 def test_addresses_and_routes_equal_the_references(routed, new_sandbox, reference):
     """With the same configuration, host and pod have the same addresses and routes as with the reference."""
     states = []
@@ -268,8 +273,7 @@ def test_addresses_and_routes_equal_the_references(routed, new_sandbox, referenc
         net = replace(routed, bin_dir=directory, path=str(directory))
         result = net.add(pod)
         # The kernel adds it when it notices the carrier: on a busy machine after ADD.
-        for namespace in (pod, net.host):
-            assert eventually(lambda namespace=namespace: "scope link" in namespace.ip("-6", "address", "show"))
+        assert eventually(partial(has_link_local, pod)) and eventually(partial(has_link_local, net.host))
         namespaces = [golden.of(namespace) for namespace in (pod, net.host)]
         listing = json.dumps([(each["addresses"], each["routes"]) for each in namespaces], indent=1)
         addresses = rf"\b({re.escape(address(result))}|{address(result, 1)})\b"
