@@ -273,7 +273,8 @@ def test_addresses_and_routes_equal_the_references(routed, new_sandbox, referenc
         net = replace(routed, bin_dir=directory, path=str(directory))
         result = net.add(pod)
         # The kernel adds it when it notices the carrier: on a busy machine after ADD.
-        assert eventually(partial(has_link_local, pod)) and eventually(partial(has_link_local, net.host))
+        assert eventually(partial(has_link_local, pod))
+        assert eventually(partial(has_link_local, net.host))
         namespaces = [golden.of(namespace) for namespace in (pod, net.host)]
         listing = json.dumps([(each["addresses"], each["routes"]) for each in namespaces], indent=1)
         addresses = rf"\b({re.escape(address(result))}|{address(result, 1)})\b"
