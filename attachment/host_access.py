@@ -27,7 +27,6 @@ from cni.keys import BOOLEAN, Key
 from cni.result import Result
 from kernel import address, child_link, flock, link, neighbour, route, route_copy, sysctl
 from kernel.link import Link
-from kernel.link_deletion import delete_on_host
 from kernel.netns import Netns
 from kernel.route_copy import TableRoute
 from kernel.rtnl import Request, Socket
@@ -83,6 +82,8 @@ def add(how: HostLinkKind, ends: Ends, args: CmdArgs, net_conf: NetConf, result:
 def remove(args: CmdArgs, net_conf: NetConf, pods: Iterable[Address]) -> None:
     """Deletes the host's routes to an attachment, and each host link without further routes.
 
+    Without a route to delete, all host links without routes: a killed verb may have created a link and no route.
+
     `pods` are the attachment's addresses; without any, all routes of the attachment are deleted. Raises CniError(11),
     KernelError.
     """
@@ -95,7 +96,10 @@ def remove(args: CmdArgs, net_conf: NetConf, pods: Iterable[Address]) -> None:
     with Socket() as host, _locked():
         routes = _list_routes(host)
         doomed = [item for item in routes if is_doomed(item)]
-        _delete(host, doomed, [item for item in routes if not is_doomed(item)])
+        if doomed:
+            _delete(host, doomed, [item for item in routes if not is_doomed(item)])
+        else:
+            _delete_unused(host, routes)
 
 
 def collect(network: str, valid: Iterable[Attachment]) -> None:
@@ -109,10 +113,7 @@ def collect(network: str, valid: Iterable[Attachment]) -> None:
         doomed = [item for item in routes if item.metric >> 16 == _hash(network) and item.metric not in valid_owners]
         kept = [item for item in routes if item not in doomed]
         _delete(host, doomed, kept)
-        used = {index for item in kept for index in item.indexes}
-        for host_link in link.list_all(host):
-            if is_host_link(host_link) and host_link.index not in used:
-                delete_on_host(host_link, host)
+        _delete_unused(host, kept)
 
 
 def check(ends: Ends, args: CmdArgs, prev_result: Result) -> None:
@@ -232,7 +233,18 @@ def _delete(host: Socket, doomed: list[TableRoute], kept: list[TableRoute]) -> N
     unused = {index for item in doomed for index in item.indexes} - used
     for host_link in link.get(host, *map(link.by_index_request, sorted(unused))) if unused else ():
         if host_link is not None and is_host_link(host_link):
-            delete_on_host(host_link, host)
+            host.change(link.delete_request(host_link))
+
+
+def _delete_unused(host: Socket, kept: list[TableRoute]) -> None:
+    """Deletes the host links through which no route in `kept` is.
+
+    Not in the background: a child process would inherit the lock, and keep it if the verb is killed.
+    """
+    used = {index for item in kept for index in item.indexes}
+    for host_link in link.list_all(host):
+        if is_host_link(host_link) and host_link.index not in used:
+            host.change(link.delete_request(host_link))
 
 
 def _find_host_link(host: Socket, master: Link) -> Link | None:

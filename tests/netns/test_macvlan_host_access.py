@@ -160,6 +160,20 @@ def test_a_failed_add_leaves_nothing(accessible, sandbox, new_sandbox):
     assert state(accessible.host) == during
 
 
+@pytest.mark.parametrize("earlier", ["ADD", "DEL"])
+def test_del_removes_the_link_of_a_killed_verb(accessible, sandbox, earlier):
+    """A host link without routes, which an ADD or DEL leaves that is killed between link and routes, ends with DEL."""
+    before = state(accessible.host)
+    result = accessible.add(sandbox) if earlier == "DEL" else None
+    if earlier == "DEL":
+        for version in (4, 6):
+            accessible.host.ip(f"-{version}", "route", "flush", "proto", "112")
+    else:
+        accessible.host.ip("link", "add", host_link(accessible.host), "link", UPLINK, "type", "macvlan")
+    accessible.delete(sandbox, result)
+    assert state(accessible.host) == before
+
+
 def test_gc_removes_the_routes_of_unlisted_attachments(accessible, new_sandbox):
     """GC keeps the routes of listed attachments and of other networks, and deletes an unused host link."""
     one, two, three = new_sandbox(), new_sandbox(), new_sandbox()
