@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import namespaces
+from tests.support import namespaces, pod_interfaces
 from tests.support.chained import CHAIN, Chain
 from tests.support.fault_scenarios import ScenarioHost
 
@@ -22,18 +22,20 @@ def nightly(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def new_scenario_host(root: None, bin_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ScenarioHost]]:
-    """A function that creates a host with an attached pod, for a backend; a test with a dirty host creates another."""
+    """A function that creates a host with another pod, for the backend "none" only its lease; anew for a dirty host."""
     with ExitStack() as stack:
 
         def create(
             backend: str, kind: type[Chain] = Chain, prepare: Callable[[Path], object] | None = None
         ) -> ScenarioHost:
             host = stack.enter_context(namespaces.temporary_host())
+            pod_interfaces.create_objects(host, 1)
             pod, other = (stack.enter_context(namespaces.temporary()) for _ in range(2))
             chain = kind(host, tmp_path / f"leases-{host.name}", backend)
             if prepare:
                 prepare(chain.store)
-            replace(chain, published=("9080:80",)).add(other, *CHAIN)
+            plugins = CHAIN if backend != "none" else ("host-local",)
+            replace(chain, published=("9080:80",)).add(other, *plugins)
             return ScenarioHost(chain, pod, other)
 
         yield create

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import promises
-from tests.support.crash_node import Node, State
+from tests.support.crash_node import INTERFACES, Node, State
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 from tests.support.tracing import GRACE_S, Point, Run, as_subreaper, run_traced
@@ -38,7 +38,9 @@ class Kind:
 
     def __str__(self) -> str:
         others = "beside a neighbour" if self.neighbour else "the first pod"
-        return ", ".join([self.backend, others, *(["ptp"] if self.interface == "ptp" else [])])
+        return ", ".join(
+            [*filter(None, [self.backend]), others, *([self.interface] if self.interface != "bridge" else [])]
+        )
 
     def create(self, directory: Path) -> Node:
         options: dict[str, Any] = {"interface": self.interface, "spoof": self.neighbour and self.interface == "bridge"}
@@ -47,6 +49,9 @@ class Kind:
 
 KINDS = [Kind(backend, neighbour) for backend in ("iptables", "nftables") for neighbour in (True, False)]
 KINDS += [Kind("iptables", neighbour=False, interface="ptp"), Kind("nftables", neighbour=True, interface="ptp")]
+# hostAccess creates a link with the first pod, and deletes it with the last one.
+KINDS += [Kind("", neighbour=True, interface=interface) for interface in INTERFACES]
+KINDS += [Kind("", neighbour=False, interface="macvlan")]
 
 
 @dataclass
@@ -92,7 +97,7 @@ def prepare_step(node: Node, verb: str, place: int) -> Step:
         return Step(node, pod, verb, plugin["type"], chain.request(plugin, result))
     result = chain.add(run)
     if verb == "GC":
-        pod.delete()
+        node.end_pod(pod)
         for earlier in chain.plugins[:place]:
             node.runner(None)(
                 earlier["type"], "GC", chain.collection(earlier, node.valid_attachments())
@@ -115,13 +120,26 @@ def delete_without_result(step: Step) -> None:
 
 def delete_without_netns(step: Step) -> None:
     """Deletes the sandbox, then runs DEL."""
-    step.pod.delete()
+    step.node.end_pod(step.pod)
     step.node.with_capabilities().delete(step.node.runner(step.pod), step.result)
 
 
 def collect(step: Step) -> None:
     """Deletes the sandbox, then runs GC alone."""
-    step.pod.delete()
+    step.node.end_pod(step.pod)
+    step.node.chain.collect(step.node.runner(None), step.node.valid_attachments())
+
+
+def repair_and_delete(step: Step) -> None:
+    """Runs `podwire repair` while the pod is running, then DEL."""
+    step.node.repair(step.pod, step.result)
+    delete(step)
+
+
+def repair_and_collect(step: Step) -> None:
+    """Deletes the sandbox, runs `podwire repair`, then GC alone."""
+    step.node.end_pod(step.pod)
+    step.node.repair(step.pod, step.result)
     step.node.chain.collect(step.node.runner(None), step.node.valid_attachments())
 
 
@@ -132,6 +150,9 @@ RECOVERIES = {
     "GC": (collect, delete),
     "STATUS": (delete,),
 }
+# Interfaces that `podwire repair` restores, or returns to the host.
+REPAIRED = ("macvlan", "host-device")
+REPAIRS = (repair_and_delete, repair_and_collect)
 
 
 @pytest.fixture
@@ -299,6 +320,8 @@ def test_killed_verb_leaks_nothing(kind: Kind, verb: str, by: signal.Signals, tm
         if by == signal.SIGTERM:  # its time between two calls makes no difference; children do not get it
             points = [(place, point) for place, point in points if not point.after and point.process == 0]
         recoveries = RECOVERIES[verb]
+        if kind.interface in REPAIRED and verb in ("ADD", "DEL"):
+            recoveries = (*recoveries, *REPAIRS)
         if nightly and kind.neighbour:
             trials = [Trial(verb, place, by, point, recovery) for place, point in points for recovery in recoveries]
         else:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests import promises
+from tests.spec import configs
+from tests.support import pod_interfaces
 from tests.support.fault_scenarios import SCENARIOS, ScenarioHost, explain_bad_report
 from tests.support.syscall_faults import Fault, list_faults
 
@@ -23,6 +25,8 @@ CASES: list[Case] = [
     *((verb, plugin, "nftables") for verb in SCENARIOS for plugin in ("bandwidth", "tuning", "ptp", "host-local")),
     *((verb, plugin, "nftables") for verb in ("ADD", "DEL", "CHECK") for plugin in ("loopback", "static")),
     *((verb, "sbr", "nftables") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
+    *((verb, plugin, "none") for plugin in pod_interfaces.KEYS for verb in SCENARIOS),
+    *((verb, "vrf", "none") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
 ]
 
 
@@ -36,7 +40,7 @@ def sample(faults: list[Fault], nightly: bool, number: int) -> list[Fault]:
     return faults if nightly else faults[number % step :: step]
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", [configs.on_its_kernel(case[1], case) for case in CASES], ids="-".join)
 def test_one_system_call_fails(new_scenario_host: Callable[[str], ScenarioHost], nightly: bool, case: Case) -> None:
     """ADD is complete or leaves nothing, DEL and GC can be repeated, CHECK and STATUS change nothing; all report it."""
     assert_survives(new_scenario_host, nightly, case, children=False)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests import promises
+from tests.spec import configs
+from tests.support import pod_interfaces
 from tests.support.fault_scenarios import SCENARIOS, ScenarioHost, explain_bad_report
 from tests.support.netlink_faults import Disturbance, Sources
 
@@ -28,6 +30,8 @@ CASES = [
     *((verb, plugin, "nftables") for verb in SCENARIOS for plugin in ("bandwidth", "tuning", "ptp")),
     *((verb, "loopback", "nftables") for verb in ("ADD", "DEL", "CHECK")),
     *((verb, "sbr", "nftables") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
+    *((verb, plugin, "none") for plugin in pod_interfaces.KEYS for verb in SCENARIOS),
+    *((verb, "vrf", "none") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
 ]
 
 
@@ -41,7 +45,7 @@ def disturbances(seen: list[tuple[int, bool]]) -> Iterator[Disturbance]:
             yield Disturbance(number, "interrupted")
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", [configs.on_its_kernel(case[1], case) for case in CASES], ids="-".join)
 def test_one_kernel_request_fails(
     new_scenario_host: Callable[..., ScenarioHost], nightly: bool, case: tuple[str, str, str]
 ) -> None:

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from tests import promises
-from tests.support import xtables
+from tests.spec import configs
+from tests.support import pod_interfaces, xtables
 from tests.support.binaries import ROOT
 
 NFT, LEGACY = pytest.mark.needs("iptables_nft_nat"), pytest.mark.needs("iptables_legacy_nat")
@@ -28,6 +29,10 @@ VARIANTS = [
         marks=pytest.mark.needs("nft_nat"),
     ),
     pytest.param({"backend": "nftables", "hidden": True}, id="/proc/sys hidden", marks=pytest.mark.needs("nft_nat")),
+]
+# Pods whose interface is on a master, or is a device of the host.
+INTERFACES = [
+    configs.on_its_kernel(name, {"backend": "nftables", "interface": name}, id=name) for name in pod_interfaces.KEYS
 ]
 SAMPLE_S = 5
 
@@ -52,6 +57,13 @@ def test_storm_with_ptp_or_hidden_sysctls(root, bin_dir, tmp_path, nightly, plan
 
     An ADD that cannot see the kernel's sysctls may fail; DEL and GC do not need them.
     """
+    storm(plan, tmp_path, nightly=nightly)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("plan", INTERFACES)
+def test_storm_without_bridge(root, bin_dir, tmp_path, nightly, plan):
+    """A storm of pods without a bridge leaves no host link and no route, and every device is on the host again."""
     storm(plan, tmp_path, nightly=nightly)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.results import prev_result
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -75,6 +77,11 @@ SUBNET = "10.1.2.0/24"
 
 _BANDWIDTH = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 _TUNING = {"mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}
+
+
+def on_its_kernel(plugin: str, *values: Any, **how: Any) -> Any:
+    """Returns the parameters of a test that runs on kernels with the features that `plugin` needs."""
+    return pytest.param(*values, marks=pytest.mark.needs(NEEDS[plugin]) if plugin in NEEDS else (), **how)
 
 
 def host_local(store: Path, *subnets: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A whole chain on a temporary host, from bridge with host-local to tuning; and ptp, loopback, static. One verb a call.
+"""A whole chain on a temporary host, from bridge with host-local to tuning; and the other plugins. One verb a call.
 
 `everything()` returns all state that any of these plugins changes, so that tests compare all of it.
 """
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import bandwidth_network, binaries, netstate
+from tests.support import bandwidth_network, binaries, netstate, pod_interfaces
 from tests.support.hostports import ports
 from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
 
 CHAIN = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of ADD
 _TIMEOUT_S = 60.0
+_L3MDEV = 1000  # the priority of the kernel's rules for VRF devices, which it never deletes
 _SETTING = Path("/proc/sys/net/ipv4/conf/eth0/arp_filter")
 _GUARD = re.compile(r"^table ip mangle \{$.*?^\}$\n?", re.MULTILINE | re.DOTALL)
 
@@ -123,7 +124,9 @@ class Chain:
         lines = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
         host = bandwidth_network.state(self.host) | {"nft": lines}
         pod_state = netstate.state(pod) | {"setting": _read_setting(pod)}
-        return {"host": host, "pod": pod_state, "leases": self.leases(), "backups": self.saved()}
+        pod_state["rules"] = [rule for rule in pod_state["rules"] if rule["priority"] != _L3MDEV]
+        files = {"leases": self.leases(), "backups": self.saved(), "devices": pod_interfaces.device_files(self.store)}
+        return {"host": host, "pod": pod_state, **files}
 
     def _options_of(self, plugin: str) -> dict[str, Any]:
         ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
@@ -144,6 +147,12 @@ class Chain:
             return {"sysctl": sysctl, **attributes, "dataDir": str(self.backups)}
         if plugin == "ptp":
             return {"ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
+        if plugin == "vrf":
+            return {"vrfname": "blue"}
+        if plugin in pod_interfaces.KEYS:
+            keys = {**pod_interfaces.KEYS[plugin], **pod_interfaces.keys_of_pod(plugin, 0), "ipam": ipam}
+            directory = {"dataDir": str(pod_interfaces.devices_directory(self.store))}
+            return keys | (directory if plugin == "host-device" else {})
         if plugin == "static":
             return {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}]}}
         return {}

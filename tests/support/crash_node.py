@@ -12,12 +12,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support import bandwidth_network, netstate
+from tests.support import bandwidth_network, netstate, pod_interfaces, repair_node
 from tests.support.attaching import BOOKKEEPING
 from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace, create, temporary_host
@@ -26,6 +26,14 @@ from tests.support.processes import output
 from tests.support.publishing import disable_dad
 
 State = dict[str, Any]
+
+# Chains of an interface plugin that needs no bridge, with plugins that follow it. Other interface plugins need the
+# second kernel, on which verbs cannot be traced: user-mode Linux lacks PTRACE_GET_SYSCALL_INFO.
+INTERFACES = {
+    "macvlan": ("macvlan", "sbr"),
+    "host-device": ("host-device",),
+    "tap": ("tap",),
+}
 
 SHARED_BRIDGE = "cni0"  # no verb deletes it or its address
 _DRAFT = "~"  # prefix of an unfinished index; the next index that is written replaces it
@@ -48,10 +56,17 @@ def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool
     """Returns a network with all plugins: dual stack, masquerading, TCP and UDP host ports, limits in both directions.
 
     With ptp, only firewall and tuning follow, and tuning sets both ends. With the MAC spoof check (`spoof`), tuning
-    does not change the MAC address.
+    does not change the MAC address. An interface of INTERFACES has the plugins listed there.
     """
     ranges = [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
+    if interface in INTERFACES:
+        first, *chained = INTERFACES[interface]
+        keys = {**pod_interfaces.KEYS[first], **pod_interfaces.keys_of_pod(first, 1)}
+        if first == "host-device":
+            keys["dataDir"] = str(pod_interfaces.devices_directory(store))
+        others = ({"type": name} for name in chained)
+        return NetworkList("crash", "1.1.0", ({"type": first, **keys, "ipam": ipam}, *others))
     bridge = {
         "type": "bridge",
         "bridge": SHARED_BRIDGE,
@@ -102,6 +117,8 @@ class Node:
         stack = ExitStack()
         host = stack.enter_context(temporary_host())
         disable_dad(host)
+        if interface in INTERFACES:
+            pod_interfaces.create_objects(host, 2)
         store = directory / "leases"
         node = cls(host, store, network(store, backend, interface=interface, spoof=spoof), stack)
         if neighbour:
@@ -123,7 +140,29 @@ class Node:
         """Returns the network for a pod with host ports, limits and a MAC address, which differ by `offset`."""
         mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
         mac = f"02:00:00:00:00:{offset // 1000:02x}"
-        return self.chain.with_capabilities(portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac)
+        plugins = [
+            {**plugin, **pod_interfaces.keys_of_pod(plugin["type"], offset // 1000)} for plugin in self.chain.plugins
+        ]
+        return replace(self.chain, plugins=tuple(plugins)).with_capabilities(
+            portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac
+        )
+
+    def end_pod(self, pod: Namespace) -> None:
+        """Deletes a pod's namespace; host-device's device returns to the host, as a physical device does."""
+        if self.chain.plugins[0]["type"] == "host-device":
+            pod_interfaces.end_pod(pod, self.host.name)
+        else:
+            pod.delete()
+
+    def repair(self, pod: Namespace, result: dict[str, Any] | None) -> None:
+        """Runs `podwire repair` with a cache that has a pod's `result`, if it has any."""
+        cache = self.store.with_name(f"{self.store.name}-cache")
+        node = repair_node.Node(self.host, self.with_capabilities(), cache)
+        node.file(pod.name).parent.mkdir(parents=True, exist_ok=True)
+        if result:
+            node.write_entry(pod.path, pod.name, result)
+        node.repair()
+        node.file(pod.name).unlink(missing_ok=True)
 
     def variables(self, pod: Namespace | None) -> dict[str, str]:
         """Returns the variables of a verb for a pod; GC and STATUS have none."""
@@ -163,6 +202,7 @@ class Node:
         state["beside"] = [name for name in _names(self.store, ".podwire") if not name.startswith(_DRAFT)]
         saved = backups(self.store)
         state["backups"] = {name: (saved / name).read_text() for name in _names(saved)}
+        state["devices"] = pod_interfaces.device_files(self.store)
         state["notes"] = _names(saved, ".podwire")
         if self.neighbour:
             state["neighbour"] = netstate.state(self.neighbour[0])

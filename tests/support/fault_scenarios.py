@@ -9,11 +9,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support import pod_interfaces
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 
-EARLIER = {"sbr": CHAIN[:1]}  # the plugins before one that is not in the chain
+EARLIER = {"sbr": CHAIN[:1], "vrf": ("dummy",)}  # the plugins before one that is not in the chain
 # Texts that do not help an operator.
 _UNHELPFUL = re.compile(r"\[Errno|\b\w+Error\b|Exception|defect of podwire|Traceback")
 
@@ -96,7 +97,12 @@ class Scenario:
         return defects
 
     def restore_settings(self, *, everything: bool = False) -> None:
-        """Restores what DEL leaves by design: tuning's sysctls, sbr's routes; with `everything` also what GC leaves."""
+        """Restores what DEL leaves by design: tuning's sysctls, sbr's routes; with `everything` also what GC leaves.
+
+        And what DEL of host-device could not restore, which it prints.
+        """
+        if self.plugin == "host-device" and everything:
+            pod_interfaces.restore_device(self.chain.host)
         if self.plugin == "sbr":
             self.chain.unroute(self.pod)
         if self.plugin == "tuning":
@@ -193,7 +199,10 @@ class Gc(Scenario):
     def collectable_state(self) -> dict[str, Any]:
         """Returns the state that GC changes; an interface plugin's other objects have new names in each attempt."""
         state = self.chain.everything(self.pod)
-        return {"nft": state["host"]["nft"], "leases": state["leases"]} if not self.earlier_plugins else state
+        if self.earlier_plugins:
+            return state
+        access = pod_interfaces.host_access(state["host"])
+        return {"nft": state["host"]["nft"], "leases": state["leases"], "access": access}
 
     def attempt(self, *before: Any) -> Outcome:
         return self.chain.run(self.plugin, "GC", self.pod, None, *before, **self.host.valid_attachments())

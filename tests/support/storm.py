@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, hidden_sysctls, namespaces, xtables
+from tests.support import binaries, hidden_sysctls, namespaces, pod_interfaces, xtables
 from tests.support.invocation import Outcome
 from tests.support.process_pool import Call, Job, ProcessPool, random_kill_delay_s
 from tests.support.storm_plan import IFNAME, NAME, Container, Plan, Report
@@ -115,7 +115,9 @@ class Storm:
         elif not by_reference and self._chance.random() < 0.3:
             if not container.by_reference and self._chance.random() < 0.5:
                 return self._forget(container)
-            container.pod.delete()  # the pod ended before its DEL; the reference plugins then leave its rules
+            container.end_pod(
+                self.plan.interface
+            )  # the pod ended before its DEL; the reference plugins then leave its rules
         return self._delete(container, by_reference=by_reference, fatal=fatal)
 
     def _cleanup(self) -> Iterator[Job]:
@@ -170,7 +172,7 @@ class Storm:
         """The runtime forgets a container whose pod no longer runs: the next GC must remove its objects."""
         container.state = "lost"
         self._used = {address: name for address, name in self._used.items() if name != container.name}
-        container.pod.delete()
+        container.end_pod(self.plan.interface)
         yield from ()
 
     def _dispute(self, container: Container) -> Job:
@@ -246,7 +248,8 @@ class Storm:
     def _call(
         self, container: Container, plugin: str, verb: str, by_reference: bool, doomed: bool = False, args: str = ""
     ) -> Call:
-        config = self._config(plugin, "1.0.0") | {"runtimeConfig": container.runtime_config()}
+        config = self._config(plugin, "1.0.0") | pod_interfaces.keys_of_pod(plugin, container.number)
+        config["runtimeConfig"] = container.runtime_config()
         if container.result is not None:
             config["prevResult"] = container.result
         directory = Path(self.plan.reference) if by_reference else self._directory(verb)
@@ -283,8 +286,17 @@ class Storm:
         if plugin == "tuning":
             sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
             return config | {"sysctl": sysctl, "mtu": 1400, "dataDir": str(self.backups)}
+        if plugin == "vrf":
+            return config | {"vrfname": "blue"}
+        if plugin == "sbr":
+            return config
         ranges, routes = [[{"subnet": "10.22.0.0/24"}]], [{"dst": "0.0.0.0/0"}]
         ipam: dict[str, Any] = {"type": "host-local", "dataDir": str(self.store), "ranges": ranges}
+        if plugin in pod_interfaces.KEYS:
+            config |= pod_interfaces.KEYS[plugin] | pod_interfaces.keys_of_pod(plugin, 0)
+            if plugin == "host-device":
+                config["dataDir"] = str(pod_interfaces.devices_directory(self.store))
+            return config | {"ipam": ipam | {"routes": routes}}
         config |= {"ipMasq": True, "ipMasqBackend": self.plan.backend}
         if plugin == "ptp":
             return config | {"ipam": ipam | {"routes": routes}}

@@ -19,7 +19,16 @@ from pathlib import Path
 
 from ipam.host_local.index import Index
 from ipam.host_local.store import Store
-from tests.support import bandwidth_network, namespaces, netstate, private_host, publishing, tcp, xtables
+from tests.support import (
+    bandwidth_network,
+    namespaces,
+    netstate,
+    pod_interfaces,
+    private_host,
+    publishing,
+    tcp,
+    xtables,
+)
 from tests.support.attaching import reaches
 from tests.support.namespaces import Namespace
 from tests.support.publishing import CLIENT, NODE
@@ -29,6 +38,7 @@ from tests.support.storm_plan import RESULTS, Container, Plan, containers
 _CLEANUP_TIMEOUT_S = 10.0  # the kernel deletes namespaces and their interfaces in the background
 _LINES_MAX = 30
 _PODS_TESTED = 5  # pods that exchange packets
+_HOST_LINK = re.compile(r"\bpwha[0-9]+\b")  # its name contains the ifindex of its master
 _MAC = re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b")
 
 Lines = Counter[str]
@@ -37,6 +47,9 @@ Lines = Counter[str]
 def run_and_check(storm: Storm, host: Namespace, external: Namespace) -> None:
     """Runs `storm` on `host`, the current namespace, and checks the state that it leaves."""
     with namespaces.temporary_host() as second:
+        if storm.plan.interface in pod_interfaces.KEYS:
+            for namespace in (host, second):
+                pod_interfaces.create_objects(namespace, len(storm.containers))
         sequential = Storm(storm.plan, storm.store.with_name("sequential"), containers(storm.plan))
         if storm.plan.reference:  # its parallel first ADDs create shared objects twice
             _warm_up(storm)
@@ -50,7 +63,10 @@ def run_and_check(storm: Storm, host: Namespace, external: Namespace) -> None:
         storm.add_problems(*sequential.report.problems)
         _compare(storm, "with the running pods", host, state_lines(second, sequential.running(), storm.plan.tools))
         compare_store(storm)
-        _exchange(storm, external)
+        if storm.plan.interface == "macvlan":
+            _exchange_on_master(storm, host)
+        elif storm.plan.interface not in pod_interfaces.KEYS:
+            _exchange(storm, external)
         storm.delete_all()
         _compare(storm, "after the last DEL", host, before)
         compare_store(storm)
@@ -80,10 +96,10 @@ def state_lines(host: Namespace, running: list[Container], tools: str = "") -> L
     # empty chain to the other one; the next DEL deletes it. The rules of iptables-nft are in nft's lines, too.
     if not any("-A CNI-FORWARD-OWNERS " in line for line in lines):
         lines = [line for line in lines if not line.endswith("tables :CNI-FORWARD-OWNERS -")]
-    names = {each.host_veth: f"host veth of {each.name}" for each in running if each.result}
+    names = {each.host_veth: f"host veth of {each.name}" for each in running if each.result and each.host_veth}
     veth = re.compile(r"\bveth[0-9a-f]{8}\b")
     named = (veth.sub(lambda match: names.get(match[0], match[0]), line) for line in lines)
-    return Counter(_MAC.sub("MAC", line) for line in named if "uplink" not in line)
+    return Counter(_HOST_LINK.sub("host link", _MAC.sub("MAC", line)) for line in named if "uplink" not in line)
 
 
 def compare_store(storm: Storm) -> None:
@@ -99,6 +115,9 @@ def compare_store(storm: Storm) -> None:
     if index.complete and {owner: index.find(owner) for owner in expected} != expected:
         storm.add_problems("the index differs from the reservations")
     index.close()
+    devices = {f"{each.name}:eth0.json" for each in storm.running()} if storm.plan.interface == "host-device" else set()
+    if (files := set(pod_interfaces.device_files(storm.store))) != devices:
+        storm.add_problems(f"devices: surplus {files - devices}, missing {devices - files}")
     other_files = {path.name for path in Path(store.directory).iterdir()} - {each.address for each in storm.running()}
     if other_files != {"lock", "last_reserved_ip.0"}:
         storm.add_problems(f"the store also contains {other_files}")
@@ -136,6 +155,18 @@ def _exchange(storm: Storm, external: Namespace) -> None:
                 storm.add_problems(f"{container.name} cannot reach the external host")
             if not reaches(container.pod, other.address):
                 storm.add_problems(f"{container.name} cannot reach {other.name}")
+
+
+def _exchange_on_master(storm: Storm, host: Namespace) -> None:
+    """Sends packets from pods to each other and to the node, and from the node to pods."""
+    tested = storm.running()[:_PODS_TESTED]
+    for container, other in zip(tested, tested[1:] + tested[:1], strict=True):
+        if not reaches(container.pod, other.address):
+            storm.add_problems(f"{container.name} cannot reach {other.name}")
+        if not reaches(container.pod, pod_interfaces.NODE[0]):
+            storm.add_problems(f"{container.name} cannot reach the node")
+        if not reaches(host, container.address):
+            storm.add_problems(f"the node cannot reach {container.name}")
 
 
 def main(text: str) -> None:

@@ -5,16 +5,28 @@ One rule: nothing here changes the node, except that `containers` creates the po
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import namespaces
+from tests.support import namespaces, pod_interfaces
 from tests.support.namespaces import Namespace
 from tests.support.tcp import PORT
 
-CHAINED = ("portmap", "bandwidth", "firewall", "tuning")  # after the interface plugin, in the order of the list
+_AFTER_VETH = ("portmap", "bandwidth", "firewall", "tuning")
+# The plugins after each interface plugin, in the order of the list.
+CHAINED = {
+    "bridge": _AFTER_VETH,
+    "ptp": _AFTER_VETH,
+    "macvlan": ("tuning",),
+    "host-device": ("tuning",),
+    "tap": ("sbr", "tuning"),
+    "ipvlan": ("vrf", "tuning"),
+    "vlan": ("tuning",),
+    "dummy": ("tuning",),
+}
 IFNAME = "eth0"
 RESULTS = Path("/var/lib/cni/results")  # libcni's cache; here in a private mount
 
@@ -26,7 +38,7 @@ _FIRST_PORT = 20_000
 class Plan:
     """The parameters of a storm. `reference` is the directory of the reference plugins, "" to run podwire's only.
 
-    `interface` is the interface plugin, "bridge" or "ptp". With `hidden`, some verbs cannot see /proc/sys: then only
+    `interface` is the interface plugin. With `hidden`, some verbs cannot see /proc/sys: then only
     ADD may fail.
     """
 
@@ -45,7 +57,7 @@ class Plan:
     @property
     def plugins(self) -> tuple[str, ...]:
         """The plugins of the list, in order."""
-        return (self.interface, *CHAINED)
+        return (self.interface, *CHAINED[self.interface])
 
 
 @dataclass
@@ -73,9 +85,9 @@ class Container:
 
     @property
     def host_veth(self) -> str:
-        """The name of the host veth; the container must have one."""
+        """The name of the host veth, "" without one."""
         assert self.result is not None
-        return next(str(each["name"]) for each in self.result["interfaces"] if each["name"].startswith("veth"))
+        return next((str(each["name"]) for each in self.result["interfaces"] if each["name"].startswith("veth")), "")
 
     @property
     def host_port(self) -> int:
@@ -86,6 +98,13 @@ class Container:
     def cached(self) -> Path:
         """The path of its cache file."""
         return RESULTS / f"{NAME}-{self.name}-{IFNAME}"
+
+    def end_pod(self, interface: str) -> None:
+        """Deletes the pod; host-device's device returns to the host, the current namespace, as a physical one does."""
+        if interface == "host-device":
+            pod_interfaces.end_pod(self.pod, str(os.getpid()))
+        else:
+            self.pod.delete()
 
     def runtime_config(self) -> dict[str, Any]:
         """Returns its runtimeConfig: a TCP port; also a UDP port for every third container, limits for every second."""
