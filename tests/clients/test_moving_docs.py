@@ -24,7 +24,9 @@ from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList, Run
 from tests.support.processes import output
+from tests.support.samples import create_interfaces
 
+HOST_ACCESS_PROTOCOL = "112"  # of macvlan's routes to pods
 PAGE = Document(DOCS / "moving.md")
 BEFORE, STEP, AFTER, BACK, CLEANING = PAGE.blocks("sh")
 KEYS = next(table for table in PAGE.tables() if "DEL of podwire's pods" in table[0])
@@ -79,6 +81,8 @@ def build_network(row: dict[str, str], store: Path) -> NetworkList:
     ]
     if plugin == "ptp without":
         plugins = [{"type": "ptp"}]
+    if plugin == "macvlan":
+        plugins = [{"type": "macvlan", "master": "up0", "ipam": ipam}]
     for each in plugins:
         each.update(keys if plugin in (each["type"], "any") else {})
     version = keys["cniVersion"] if plugin == "list" else "1.0.0"
@@ -90,6 +94,8 @@ def build_network(row: dict[str, str], store: Path) -> NetworkList:
 def test_rows_state_what_the_reference_does_with_a_key(host, bin_dir, reference, tmp_path, row):
     """On a network with the row's key the reference plugins' DEL of podwire's pod, what it leaves, and ADD match."""
     network = build_network(row, tmp_path)
+    if create_interfaces(host, network):
+        host.ip("address", "add", "10.22.0.250/24", "dev", "up0")
     with namespaces.temporary() as old_pod, namespaces.temporary() as new_pod:
         podwire, other = (runner(host, old_pod, directory) for directory in (bin_dir, reference))
         result = network.add(podwire)
@@ -100,6 +106,9 @@ def test_rows_state_what_the_reference_does_with_a_key(host, bin_dir, reference,
         assert describe_remains(host, old_pod.name, tmp_path) == "nothing"
         with pytest.raises(AssertionError) if row["new pods"] == "fail" else contextlib.nullcontext():
             network.add(runner(host, new_pod, reference))
+            if network.plugins[0]["type"] == "macvlan":
+                assert describe_remains(host, new_pod.name, tmp_path) == "address"
+                return
             rules = netstate.iptables_rules(host)
             assert any(new_pod.name in rule and "-A POSTROUTING" in rule for rule in rules)
             assert any(new_pod.name in rule and "-A CNI-HOSTPORT-DNAT" in rule for rule in rules)
@@ -118,4 +127,5 @@ def describe_remains(host: Namespace, container_id: str, store: Path) -> str:
     rules += [
         line for line in netstate.iptables_rules(host) if container_id in line and "CNI-FORWARD-OWNERS" not in line
     ]
-    return ", ".join(["address"] * has_address + ["rules"] * bool(rules)) or "nothing"
+    routes = host.ip("route", "show", "proto", HOST_ACCESS_PROTOCOL)
+    return ", ".join(["address"] * has_address + ["rules"] * bool(rules) + ["routes"] * bool(routes)) or "nothing"

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support import libcni, netstate
-from tests.support.invocation import Config, Outcome, run_plugin
+from tests.support import netstate
+from tests.support.invocation import run_plugin
 from tests.support.markdown import DOCS, Document
+from tests.support.multus import Multus
 from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList
-
-POD_ARGS = "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
 
 
 def definition() -> dict[str, Any]:
@@ -26,55 +24,10 @@ def definition() -> dict[str, Any]:
     return parsed
 
 
-class Multus:
-    """Runs the definition's plugins as Multus does, and stores the result in its cache."""
-
-    def __init__(self, host: Namespace, directory: Path) -> None:
-        config = definition()
-        for plugin in config["plugins"]:
-            if "ipam" in plugin:
-                plugin["ipam"]["dataDir"] = str(directory / "leases")
-        self.host, self.config = host, config
-        self.cache = directory / "cache"  # /var/lib/cni/multus on a node
-        (self.cache / "results").mkdir(parents=True)
-        self.list = NetworkList(config["name"], config["cniVersion"], tuple(config["plugins"]))
-
-    def add(self, pod: Namespace) -> dict[str, Any]:
-        """Adds `net1` and writes the result to the cache."""
-        result = self.list.add(self._run(pod))
-        libcni.write_entry(
-            self.cache,
-            self.list.name,
-            pod.name,
-            netns=pod.path,
-            ifname="net1",
-            result=result,
-            config=self.config,
-        )
-        return result
-
-    def check(self, pod: Namespace, result: dict[str, Any]) -> None:
-        """Checks `net1`."""
-        self.list.check(self._run(pod), result)
-
-    def delete(self, pod: Namespace) -> None:
-        """Deletes `net1` with the cached result, then the cache entry."""
-        (path,) = (self.cache / "results").iterdir()
-        self.list.delete(self._run(pod), json.loads(path.read_text())["result"])
-        path.unlink()
-
-    def _run(self, pod: Namespace) -> Any:
-        def run(plugin: str, command: str, config: Config) -> Outcome:
-            how = {"netns": pod, "ifname": "net1", "container_id": pod.name, "args": POD_ARGS}
-            return run_plugin(plugin, command, config, host=self.host, **how)
-
-        return run
-
-
 @pytest.fixture
 def multus(bin_dir: Path, host: Namespace, tmp_path: Path) -> Multus:
     """Multus on a host, with the definition of the page."""
-    return Multus(host, tmp_path)
+    return Multus(host, definition(), tmp_path)
 
 
 def test_the_definition_attaches_a_second_network(multus: Multus, host: Namespace, sandbox: Namespace, network: Any):

@@ -1,0 +1,66 @@
+"""Multus on a host: runs the plugins of a definition for a pod's `net1`, with the calls that Multus makes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support import libcni
+from tests.support.invocation import Config, Outcome, run_plugin
+from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList, Run
+
+POD_ARGS = "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
+IFNAME = "net1"
+
+
+class Multus:
+    """Runs a definition's plugins as Multus does, and stores the result in its cache."""
+
+    def __init__(self, host: Namespace, definition: dict[str, Any], directory: Path) -> None:
+        """Uses `directory` for reservations and cache."""
+        config = copy.deepcopy(definition)
+        for plugin in config["plugins"]:
+            if "ipam" in plugin:
+                plugin["ipam"]["dataDir"] = str(directory / "leases")
+        self.host, self.config = host, config
+        self.cache = directory / "cache"  # /var/lib/cni/multus on a node
+        (self.cache / "results").mkdir(parents=True)
+        self.list = NetworkList(config["name"], config["cniVersion"], tuple(config["plugins"]))
+
+    def add(self, pod: Namespace) -> dict[str, Any]:
+        """Adds `net1` and writes the result to the cache."""
+        result = self.list.add(run_as_multus(self.host, pod, pod.path))
+        libcni.write_entry(
+            self.cache,
+            self.list.name,
+            pod.name,
+            netns=pod.path,
+            ifname=IFNAME,
+            result=result,
+            config=self.config,
+        )
+        return result
+
+    def check(self, pod: Namespace, result: dict[str, Any]) -> None:
+        """Checks `net1`."""
+        self.list.check(run_as_multus(self.host, pod, pod.path), result)
+
+    def delete(self, pod: Namespace, netns: str | None = None) -> None:
+        """Deletes `net1` with the cached result, then the cache entry; `netns` is CNI_NETNS, by default the pod's."""
+        (path,) = (self.cache / "results").glob(f"*-{pod.name}-{IFNAME}")
+        result = json.loads(path.read_text())["result"]
+        self.list.delete(run_as_multus(self.host, pod, pod.path if netns is None else netns), result)
+        path.unlink()
+
+
+def run_as_multus(host: Namespace, pod: Namespace, netns: str, ifname: str = IFNAME) -> Run:
+    """Returns a function that runs a plugin for an interface of a pod, with the variables that Multus passes."""
+
+    def run(plugin: str, command: str, config: Config) -> Outcome:
+        how = {"netns": netns, "ifname": ifname, "container_id": pod.name, "args": POD_ARGS}
+        return run_plugin(plugin, command, config, host=host, **how)
+
+    return run
