@@ -21,7 +21,11 @@ from kernel.rtnl import Socket
 from kernel.wire import Attributes
 from process.undo import Undo
 
-_FAILURES = {"ipvlan": "failed to create ipvlan", "vlan": "failed to create vlan"}  # the reference plugins' texts
+_FAILURES = {  # the reference plugins' texts
+    "ipvlan": "failed to create ipvlan",
+    "macvlan": "failed to create macvlan",
+    "vlan": "failed to create vlan",
+}
 
 
 @contextmanager
@@ -43,17 +47,21 @@ def create(
     data: Attributes,
     undo: Undo,
     explain: Callable[[KernelError], str],
+    *,
+    mac: bytes = b"",
 ) -> Link:
     """Creates the interface on `parent`, which is in the namespace of `socket`; pushes its deletion on `undo`.
 
-    `explain` returns the cause and the fix of an error, "" for an unknown one. Raises CniError(999) with the text of
-    the reference plugins if the name is in use or the kernel refuses, KernelError.
+    `explain` returns the cause and the fix of an error, "" for an unknown one; `mac` b"" is the kernel's choice. Raises
+    CniError(999) with the text of the reference plugins if the name is in use or the kernel refuses, KernelError.
     """
     container_interface.refuse_existing(sandbox, kind)
     undo.push(f'delete "{sandbox.ifname}"', partial(container_interface.delete_created, sandbox))
     namespace = None if options.in_container else sandbox.namespace
     try:
-        child_link.create(socket, sandbox.socket, kind, sandbox.ifname, parent, namespace, data, mtu=options.mtu)
+        child_link.create(
+            socket, sandbox.socket, kind, sandbox.ifname, parent, namespace, data, mac=mac, mtu=options.mtu
+        )
     except KernelError as error:
         details = "; ".join(filter(None, (error.explanation, explain(error))))
         raise internal(f"{_FAILURES[kind]}: {reason(error.errno)}", details or error.details) from error

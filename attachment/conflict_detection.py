@@ -2,7 +2,8 @@
 
 The kernel does the same for IPv6 addresses (RFC 4862), and every ADD waits for that.
 
-The interface has no address yet. Three ARP probes are sent, one to two seconds apart. An address is free if no host
+The interface has no address yet, so an ipvlan interface would get no answers: its master receives them instead. Three
+ARP probes are sent, one to two seconds apart. An address is free if no host
 has answered two seconds after the last one. An answer ends the wait.
 """
 
@@ -12,8 +13,10 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import nullcontext
 from ipaddress import IPv4Address
 
+from attachment.master import refuse_down
 from attachment.sandbox import Sandbox, attachment_ips
 from cni.address import format_mac
 from cni.errors import internal
@@ -21,7 +24,7 @@ from cni.keys import BOOLEAN, Key
 from cni.result import Result
 from kernel import link
 from kernel.link import Link
-from kernel.netns import entered
+from kernel.netns import Netns, entered
 from kernel.rtnl import Deadline, wait_readable
 from process import record
 
@@ -41,31 +44,50 @@ def refuse_conflicts(sandbox: Sandbox, container_link: Link, result: Result) -> 
 
     The interface is down before and after. Raises KernelError, OSError, CniError(8).
     """
+    probed = _probed_addresses(sandbox, result)
+    if probed:
+        sandbox.socket.change(link.set_request(container_link, up=True))
+        _refuse_used(sandbox.namespace, container_link, probed)
+        # The kernel announces the addresses when the interface comes up.
+        sandbox.socket.change(link.set_request(container_link, up=False))
+
+
+def refuse_conflicts_on_master(sandbox: Sandbox, master: Link, result: Result, *, in_container: bool) -> None:
+    """Detects conflicts as above, through the master of an ipvlan interface, which has the same MAC address.
+
+    With `in_container` the master is in the sandbox. Raises CniError(7) if the master is down.
+    """
+    probed = _probed_addresses(sandbox, result)
+    if probed:
+        refuse_down(master)
+        _refuse_used(sandbox.namespace if in_container else None, master, probed)
+
+
+def _probed_addresses(sandbox: Sandbox, result: Result) -> dict[bytes, IPv4Address]:
     ips = (ip.address.ip for ip in attachment_ips(result, sandbox.ifname))
-    probed = {ip.packed: ip for ip in ips if isinstance(ip, IPv4Address)}
-    if not probed or record.is_dry_run():
-        return
-    sandbox.socket.change(link.set_request(container_link, up=True))
-    with entered(sandbox.namespace):
+    return {} if record.is_dry_run() else {ip.packed: ip for ip in ips if isinstance(ip, IPv4Address)}
+
+
+def _refuse_used(namespace: Netns | None, prober: Link, probed: Mapping[bytes, IPv4Address]) -> None:
+    """Sends probes from the link `prober` in `namespace`, None for the current one, and reads the answers."""
+    with entered(namespace) if namespace else nullcontext():
         packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.htons(_ETH_P_ARP))
     with packets, record.timed_step("detect address conflicts"):
-        packets.bind((container_link.name, _ETH_P_ARP))
+        packets.bind((prober.name, _ETH_P_ARP))
         for number in range(1, _PROBES + 1):
             for packed in probed:
-                packets.sendto(_probe(container_link, packed), (container_link.name, _ETH_P_ARP, 0, 0, _BROADCAST))
+                packets.sendto(_probe(prober, packed), (prober.name, _ETH_P_ARP, 0, 0, _BROADCAST))
             interval_s = _INTERVAL_MIN_S + _INTERVAL_RANGE_S * os.urandom(1)[0] / 255
-            _listen(packets, container_link, probed, interval_s if number < _PROBES else _ANNOUNCE_WAIT_S)
-    # The kernel announces the addresses when the interface comes up.
-    sandbox.socket.change(link.set_request(container_link, up=False))
+            _listen(packets, prober, probed, interval_s if number < _PROBES else _ANNOUNCE_WAIT_S)
 
 
-def _probe(container_link: Link, packed: bytes) -> bytes:
+def _probe(prober: Link, packed: bytes) -> bytes:
     """Returns an ARP request for an address, without an address of the sender, which no host stores."""
     ethernet = _ETHERNET, _ETH_P_IP, 6, 4, _REQUEST
-    return _PACKET.pack(*ethernet, container_link.mac_bytes, bytes(4), bytes(6), packed)
+    return _PACKET.pack(*ethernet, prober.mac_bytes, bytes(4), bytes(6), packed)
 
 
-def _listen(packets: socket.socket, container_link: Link, probed: Mapping[bytes, IPv4Address], wait_s: float) -> None:
+def _listen(packets: socket.socket, prober: Link, probed: Mapping[bytes, IPv4Address], wait_s: float) -> None:
     """Reads ARP packets for `wait_s` seconds; raises CniError(999) for one of another user of an address."""
     deadline = Deadline(wait_s)
     while (remaining_s := deadline.remaining_s()) and wait_readable([packets.fileno()], remaining_s):
@@ -75,6 +97,6 @@ def _listen(packets: socket.socket, container_link: Link, probed: Mapping[bytes,
         *_, operation, sender_mac, sender, _, target = _PACKET.unpack_from(content)
         # A probe of another host for the same address is a conflict, too (RFC 5227 section 2.1.1).
         packed = target if operation == _REQUEST and sender == bytes(4) else sender
-        if packed in probed and sender_mac != container_link.mac_bytes:
+        if packed in probed and sender_mac != prober.mac_bytes:
             details = "remove the address there, or exclude it from the IPAM range; host-local's next ADD tries another"
             raise internal(f"address {probed[packed]} is in use by {format_mac(sender_mac)}", details)

@@ -5,7 +5,8 @@ The plugin creates the link; this module deletes it, gives it addresses, and che
 
 from __future__ import annotations
 
-from attachment import conflict_detection
+from collections.abc import Callable
+
 from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni import delegate
@@ -68,13 +69,13 @@ def configure(
     prev_result: Result | None = None,
     ipam_context: str = "",
     await_ipv6: bool = True,
-    detect_conflicts: bool = False,
+    detect_conflicts: Callable[[Result], None] | None = None,
 ) -> Result:
     """Sets the interface up with the addresses that IPAM allocates, or without addresses; returns the result.
 
     Without IPAM the interface gets addresses, routes and DNS settings of `prev_result`. `dns`, unless None, replaces
     the DNS settings. Errors of IPAM begin with `ipam_context`. With `await_ipv6` it waits until IPv6 addresses are
-    usable; `detect_conflicts` refuses addresses in use. Raises CniError, KernelError.
+    usable; `detect_conflicts` raises CniError for addresses in use. Raises CniError, KernelError.
     """
     addressing = prev_result or Result()
     if net_conf.ipam_type:
@@ -87,7 +88,7 @@ def configure(
     result = replace(addressing, ips=ips, interfaces=(interface,))
     if ips:
         if detect_conflicts:
-            conflict_detection.refuse_conflicts(sandbox, container_link, result)
+            detect_conflicts(result)
         sandbox.configure(container_link, result, dad=True, await_ipv6=await_ipv6)
     else:
         sandbox.socket.change(link.set_request(container_link, up=True))

@@ -1,9 +1,13 @@
 """`hostAccess`: a pod on macvlan or ipvlan and its own node reach each other, which the kernel otherwise prevents.
 
-A master does not receive the packets of the links on it. So the host gets a link of the same kind on the master, the
-host link, and a route through it to each address of a pod. A pod gets a route and a neighbour entry for each address of
-the node on the master: the host link never answers for these addresses, or other machines on the network would learn
-its MAC address for them.
+The links on a master do not receive the packets that the master sends. So the host gets a link of the same kind on the
+master, the host link, and a route through it to each address of a pod. A pod gets a route and a neighbour entry for
+each address of the node on the master: the host link never answers for these addresses, or other machines on the
+network would learn its MAC address for them.
+
+A macvlan host link has a MAC address of its own, to which pods send. All ipvlan interfaces have the master's: the
+kernel passes pods' packets for it to the master if no ipvlan interface has the destination address. For the same
+reason an ipvlan host link would get no answer to an ARP request, so it sends none: pods have its MAC address, too.
 
 One rule: all state is in the kernel. The protocol of a route marks it as podwire's, its metric names the attachment,
 and the host link is deleted with its last route. A lock on the host's namespace makes verbs change them sequentially.
@@ -18,11 +22,13 @@ from functools import partial
 from hashlib import sha512
 from typing import NamedTuple
 
+from attachment.master import MasterOptions
+from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips
 from cni.address import Address, Network, host_cidr
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import internal
+from cni.errors import CniError, internal, invalid_conf
 from cni.keys import BOOLEAN, Key
 from cni.result import Result
 from kernel import address, child_link, flock, link, neighbour, route, route_copy, sysctl
@@ -59,6 +65,16 @@ class Ends(NamedTuple):
     container_link: Link
 
 
+def refuse_impossible(options: MasterOptions, ipam_type: str, reason: str = "") -> None:
+    """Raises CniError(7) for a configuration with which the host cannot reach the pod; `reason` is the plugin's."""
+    if not reason and options.in_container:
+        reason = 'with "linkInContainer" the master is not on the host'
+    elif not reason and not ipam_type:
+        reason = 'the host needs routes to the pod\'s addresses, and without "ipam" it has none'
+    if reason:
+        raise invalid_conf(f'"hostAccess" is not possible: {reason}', 'remove "hostAccess", or the other setting')
+
+
 def add(how: HostLinkKind, ends: Ends, args: CmdArgs, net_conf: NetConf, result: Result, undo: Undo) -> None:
     """Creates the host link unless it exists, and the routes and neighbour entries of both sides.
 
@@ -82,7 +98,8 @@ def add(how: HostLinkKind, ends: Ends, args: CmdArgs, net_conf: NetConf, result:
 def remove(args: CmdArgs, net_conf: NetConf, pods: Iterable[Address]) -> None:
     """Deletes the host's routes to an attachment, and each host link without further routes.
 
-    Without a route to delete, all host links without routes: a killed verb may have created a link and no route.
+    Without a route to delete, all host links without routes: a killed verb may have created a link and no route, and
+    `ip link set down` deletes routes.
 
     `pods` are the attachment's addresses; without any, all routes of the attachment are deleted. Raises CniError(11),
     KernelError.
@@ -100,6 +117,30 @@ def remove(args: CmdArgs, net_conf: NetConf, pods: Iterable[Address]) -> None:
             _delete(host, doomed, [item for item in routes if not is_doomed(item)])
         else:
             _delete_unused(host, routes)
+
+
+def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the routes to the addresses in prevResult, or without a usable one to all of the attachment's.
+
+    The rest of the configuration may be invalid. Raises CniError(11), KernelError.
+    """
+    if net_conf.fields.raw(KEY.name) is not True:
+        return
+    try:
+        prev_result = net_conf.prev_result()
+    except CniError:
+        prev_result = None
+    ips = attachment_ips(prev_result, args.ifname, strict=False) if prev_result else []
+    remove(args, net_conf, [ip.address.ip for ip in ips])
+
+
+def repair(how: HostLinkKind, ends: Ends, args: CmdArgs, net_conf: NetConf, prev_result: Result, undo: Undo) -> None:
+    """Creates what check() reports as missing. Raises CniError(11), CniError(999), KernelError."""
+    repair_if_missing(
+        "the host's access",
+        partial(check, ends, args, prev_result),
+        partial(add, how, ends, args, net_conf, prev_result, undo),
+    )
 
 
 def collect(network: str, valid: Iterable[Attachment]) -> None:
@@ -123,6 +164,8 @@ def check(ends: Ends, args: CmdArgs, prev_result: Result) -> None:
     if host_link is None or not host_link.is_up:
         msg = f'The host has no access to the pods on "{ends.master.name}": {_name(ends.master)} is missing or down'
         raise internal(msg, _REPAIR)
+    if not _reaches_pods(host_link):
+        raise internal(f"The host's interface {host_link.name} uses ARP, whose answers it does not get", _REPAIR)
     present = {item.dst for item in _list_routes(ends.host) if item.is_through(host_link)}
     for pod in pods:
         if host_cidr(pod).network not in present:
@@ -184,7 +227,15 @@ def _ensure_host_link(how: HostLinkKind, ends: Ends) -> Link:
         raise internal(f'the host\'s interface "{name}" {kind}, not {how.kind}', f"delete it: ip link del {name}")
     if not host_link.is_up:
         ends.host.change(link.set_request(host_link, up=True))
+    # In mode l2 the kernel clears the flag when the link comes up.
+    if not how.has_mac and not (host_link.is_up and _reaches_pods(host_link)):
+        ends.host.change(link.set_request(host_link, noarp=True))
     return host_link
+
+
+def _reaches_pods(host_link: Link) -> bool:
+    """Returns whether the host can send through the link: an ipvlan link that uses ARP gets no answers."""
+    return host_link.kind != "ipvlan" or bool(host_link.flags & link.IFF_NOARP)
 
 
 def _write_parameters(name: str) -> None:

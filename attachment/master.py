@@ -58,6 +58,12 @@ def refuse_loopback(master: Link) -> None:
         raise invalid_conf(f'master "{master.name}" is the loopback interface', 'set "master" to a network interface')
 
 
+def refuse_down(master: Link) -> None:
+    """Raises CniError(7) if the master is down, for interfaces that need it to be up at ADD."""
+    if not master.is_up:
+        raise invalid_conf(f'master "{master.name}" is down', f'ip link set "{master.name}" up')
+
+
 def explain_busy(socket: Socket, master: Link, kind: str) -> str:
     """Returns why `master` cannot have a child of `kind` (EBUSY), and the fix; raises KernelError.
 

@@ -23,12 +23,14 @@ from process.values import dataclass
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90
 RTNLGRP_LINK = 1
-IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x8, 0x10, 0x100, 0x200  # linux/if.h
+IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT = 0x1, 0x8, 0x10  # linux/if.h
+IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI = 0x80, 0x100, 0x200
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
 # Flag, word if it is cleared, word if it is set; the words are for the description of a request.
 _UP, _PROMISC = (IFF_UP, "down", "up"), (IFF_PROMISC, "not promiscuous", "promiscuous")
 _ALLMULTI = (IFF_ALLMULTI, "not all-multicast", "all-multicast")
+_NOARP = (IFF_NOARP, "to use ARP", "not to use ARP")
 _ARP_NOTIFY = (
     "IFLA_AF_SPEC",
     {"attrs": [("AF_INET", {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]})]},
@@ -295,6 +297,7 @@ def set_request(
     up: bool | None = None,
     promisc: bool | None = None,
     allmulti: bool | None = None,
+    noarp: bool | None = None,
     mac: bytes = b"",
     mtu: int = 0,
     tx_queue: int | None = None,
@@ -304,12 +307,13 @@ def set_request(
 ) -> Request:
     """Returns a request that sets the given attributes of a link in one message, as `ip link set` does.
 
-    `arp_notify` has the kernel announce addresses by gratuitous ARP. A new name takes effect before the link comes up.
-    The request fails with EEXIST if another link has that name.
+    With `noarp` the kernel resolves no neighbours: all have the link's MAC address. `arp_notify` has it announce
+    addresses by gratuitous ARP. A new name takes effect before the link comes up. The request fails with EEXIST if
+    another link has that name.
     """
     values = {"index": link.index, "flags": 0, "change": 0}
     words: list[str] = []
-    for (flag, *states), on in ((_UP, up), (_PROMISC, promisc), (_ALLMULTI, allmulti)):
+    for (flag, *states), on in ((_UP, up), (_PROMISC, promisc), (_ALLMULTI, allmulti), (_NOARP, noarp)):
         if on is not None:
             values["flags"] |= flag * on
             values["change"] |= flag

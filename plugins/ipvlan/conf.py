@@ -5,7 +5,7 @@ All functions are pure. The other modules of the plugin do not validate the conf
 
 from __future__ import annotations
 
-from attachment import container_interface, master
+from attachment import conflict_detection, container_interface, host_access, master
 from attachment.master import MasterOptions
 from cni.conf import NetConf
 from cni.errors import invalid_conf
@@ -16,7 +16,14 @@ from process.values import dataclass, replace
 
 MODES = {"l2": 0, "l3": 1, "l3s": 2}  # IPVLAN_MODE_*, linux/if_link.h
 
-KEYS = (*master.KEYS, Key("mode", (STRING,), choices=tuple(MODES)), IPAM_TYPE, DNS_KEY)
+KEYS = (
+    *master.KEYS,
+    Key("mode", (STRING,), choices=tuple(MODES)),
+    conflict_detection.KEY,
+    host_access.KEY,
+    IPAM_TYPE,
+    DNS_KEY,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,8 @@ class IpvlanConf:
     master: MasterOptions
     mode: str
     dns: DNS | None
+    host_access: bool
+    conflict_detection: bool
 
 
 def parse(net_conf: NetConf) -> IpvlanConf:
@@ -38,7 +47,19 @@ def parse(net_conf: NetConf) -> IpvlanConf:
     mode = fields.string("mode") or "l2"
     if mode not in MODES:
         raise invalid_conf(f'unknown ipvlan mode: "{mode}"', f'set "mode" to one of {", ".join(MODES)}')
-    return IpvlanConf(master.parse(fields), mode, container_interface.parse_dns(net_conf))
+    conf = IpvlanConf(
+        master=master.parse(fields),
+        mode=mode,
+        dns=container_interface.parse_dns(net_conf),
+        host_access=fields.boolean(host_access.KEY.name),
+        conflict_detection=fields.boolean(conflict_detection.KEY.name),
+    )
+    if conf.host_access:
+        host_access.refuse_impossible(conf.master, net_conf.ipam_type)
+    if conf.conflict_detection and mode != "l2":
+        msg = f'"conflictDetection" is not possible: in mode "{mode}" pods do not use ARP'
+        raise invalid_conf(msg, 'remove "conflictDetection", or use mode "l2"')
+    return conf
 
 
 def choose_master(options: MasterOptions, prev_result: Result | None) -> MasterOptions:

@@ -1,20 +1,24 @@
-"""The ipvlan interface of a container: its mode in the kernel, and why the kernel refuses to create it."""
+"""The ipvlan interface of a container: creating it, checking it, and explaining why the kernel refuses it."""
 
 from __future__ import annotations
 
 import errno
+from functools import partial
 
-from attachment import master
-from attachment.child_interface import module_hint
+from attachment import child_interface, master
+from attachment.master import MasterOptions
 from attachment.sandbox import Sandbox
 from cni.errors import internal
-from kernel import child_link
+from cni.result import Result
+from kernel import child_link, link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.wire import Attributes
 from plugins.ipvlan.conf import MODES, IpvlanConf
+from process.undo import Undo
 
+_STRICT, _LOOSE = "1", "2"  # rp_filter, Documentation/networking/ip-sysctl.rst
 _MODE_NAMES = {number: name for name, number in MODES.items()}
 
 
@@ -23,13 +27,42 @@ def get_attributes(conf: IpvlanConf) -> Attributes:
     return [("IFLA_IPVLAN_MODE", MODES[conf.mode])]
 
 
-def explain(error: KernelError, socket: Socket, parent: Link) -> str:
-    """Returns why the kernel refused to create the interface, and the fix, "" if unknown; raises KernelError."""
-    if error.errno == errno.EBUSY:
-        return master.explain_busy(socket, parent, "ipvlan")
-    if error.errno == errno.EOPNOTSUPP and not error.explanation:
-        return module_hint("ipvlan")
-    return ""
+def create(
+    socket: Socket, parent: Link, sandbox: Sandbox, options: MasterOptions, conf: IpvlanConf, undo: Undo
+) -> Link:
+    """Creates the interface on `parent`, in the sandbox; `socket` is in the namespace of `parent`.
+
+    Raises CniError(999) with the kernel's reason and an explanation.
+    """
+    explain = partial(_explain, socket, parent)
+    return child_interface.create("ipvlan", socket, parent, sandbox, options, get_attributes(conf), undo, explain)
+
+
+def find_master(socket: Socket, options: MasterOptions, container_link: Link) -> Link:
+    """Returns the master of an existing interface: the one that is named, otherwise the one that the kernel reports.
+
+    The default route may have changed since ADD, and of a chained ipvlan prevResult no longer lists the master. Raises
+    CniError, KernelError.
+    """
+    if not options.name:
+        (parent,) = link.get(socket, link.by_index_request(container_link.iflink))
+        if parent is not None:
+            return parent
+    return master.find(socket, options)
+
+
+def refuse_strict_reverse_path(conf: IpvlanConf, parent: Link, result: Result) -> None:
+    """Raises CniError(999) if the node would drop the IPv4 packets of its pods.
+
+    In mode l2 they arrive on the master, but the routes to the pods are through the host link.
+    """
+    if conf.mode != "l2" or not any(ip.address.version == 4 for ip in result.ips):
+        return
+    name = f"ipv4/conf/{parent.name}/rp_filter"
+    values = sysctl.get("ipv4/conf/all/rp_filter"), sysctl.get(name)
+    if max(values) == _STRICT:  # the kernel uses the larger one
+        msg = f'the node drops packets of pods to it: rp_filter of "{parent.name}" is strict'
+        raise internal(msg, f'on the node: {sysctl.command(name, _LOOSE)}; or use mode "l3"')
 
 
 def check(sandbox: Sandbox, container_link: Link, conf: IpvlanConf) -> None:
@@ -47,3 +80,12 @@ def check(sandbox: Sandbox, container_link: Link, conf: IpvlanConf) -> None:
             "networks on it, then remove the container and create it again"
         )
         raise internal(msg, details)
+
+
+def _explain(socket: Socket, parent: Link, error: KernelError) -> str:
+    """Returns why the kernel refused to create the interface, and the fix, "" if unknown; raises KernelError."""
+    if error.errno == errno.EBUSY:
+        return master.explain_busy(socket, parent, "ipvlan")
+    if error.errno == errno.EOPNOTSUPP and not error.explanation:
+        return child_interface.module_hint("ipvlan")
+    return ""

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from attachment import child_interface, container_interface, master
+from attachment import child_interface, conflict_detection, container_interface, host_access, master
+from attachment.host_access import Ends, HostLinkKind
+from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import run_status_checks
+from cni.errors import run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
+from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.ipvlan import conf as ipvlan_conf
 from plugins.ipvlan import interface
+from plugins.ipvlan.conf import IpvlanConf
 from process.undo import Undo
 
 
@@ -33,28 +37,42 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     options = ipvlan_conf.choose_master(conf.master, prev_result)
     if prev_result is None or not prev_result.ips:
         net_conf.refuse_missing_ipam()
-    with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
-        with child_interface.master_socket(options, sandbox) as socket:
-            parent = master.find(socket, options)
-            master.refuse_loopback(parent)
-            container_link = child_interface.create(
-                "ipvlan",
-                socket,
-                parent,
-                sandbox,
-                options,
-                interface.get_attributes(conf),
-                undo,
-                lambda error: interface.explain(error, socket, parent),
-            )
-        return container_interface.configure(
-            args, net_conf, sandbox, container_link, undo, dns=conf.dns, prev_result=prev_result
+    with (
+        Netns(args.netns) as namespace,
+        Sandbox(namespace, args.ifname) as sandbox,
+        child_interface.master_socket(options, sandbox) as socket,
+        Undo() as undo,
+    ):
+        parent = master.find(socket, options)
+        master.refuse_loopback(parent)
+        container_link = interface.create(socket, parent, sandbox, options, conf, undo)
+        # The master receives the answers until the interface has the address.
+        detect_conflicts = partial(
+            conflict_detection.refuse_conflicts_on_master, sandbox, parent, in_container=options.in_container
         )
+        result = container_interface.configure(
+            args,
+            net_conf,
+            sandbox,
+            container_link,
+            undo,
+            dns=conf.dns,
+            prev_result=prev_result,
+            detect_conflicts=detect_conflicts if conf.conflict_detection else None,
+        )
+        if conf.host_access:
+            ends = Ends(socket, parent, sandbox, container_link)
+            interface.refuse_strict_reverse_path(conf, parent, result)
+            host_access.add(_host_link(conf), ends, args, net_conf, result, undo)
+        return result
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Deletes the interface and releases its addresses; a missing namespace, interface or master is success."""
-    container_interface.delete(args, net_conf, "ipvlan")
+    run_all(
+        partial(host_access.remove_if_enabled, args, net_conf),
+        partial(container_interface.delete, args, net_conf, "ipvlan"),
+    )
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
@@ -70,24 +88,57 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         listed = container_interface.get_listed(args, prev_result)
         container_link = container_interface.get_checked(sandbox, listed, "ipvlan")
         interface.check(sandbox, container_link, conf)
-        if conf.master.name:
-            with child_interface.master_socket(conf.master, sandbox) as socket:
-                parent = master.find(socket, conf.master)
+        if not conf.master.name and not conf.host_access:
+            check_addresses_and_routes(sandbox, container_link, prev_result)
+            return
+        with child_interface.master_socket(conf.master, sandbox) as socket:
+            parent = interface.find_master(socket, conf.master, container_link)
             master.check(sandbox, container_link, parent, in_container=conf.master.in_container)
-        check_addresses_and_routes(sandbox, container_link, prev_result)
+            check_addresses_and_routes(sandbox, container_link, prev_result)
+            if conf.host_access:
+                interface.refuse_strict_reverse_path(conf, parent, prev_result)
+                host_access.check(Ends(socket, parent, sandbox, container_link), args, prev_result)
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Makes IPAM release the addresses of attachments that are not in `valid`.
+    """Deletes the host's routes to attachments that are not in `valid`, and makes IPAM release their addresses.
 
     Interfaces need no removal: the kernel deletes them with their network namespaces.
     """
-    delegate.run_ipam(args, net_conf)
+    run_all(partial(host_access.collect, net_conf.name, valid), partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks whether ADD can succeed: configuration, kernel, master, IPAM. Raises CniError(50), CniError(51)."""
     run_status_checks(partial(_refuse_unavailable, net_conf), partial(delegate.run_ipam, args, net_conf))
+
+
+def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
+    """Recreates the interface if the kernel deleted it with its master, and the host's access to the pod.
+
+    The interface gets the addresses and the routes in prevResult. IPAM is not called: the addresses are still reserved.
+    A missing interface needs `master`: a chained ipvlan does not know the master any more.
+    """
+    conf = ipvlan_conf.parse(net_conf)
+    prev_result = net_conf.required_prev_result()
+    container_interface.get_listed(args, prev_result)
+    with (
+        Netns(args.netns) as namespace,
+        Sandbox(namespace, args.ifname) as sandbox,
+        child_interface.master_socket(conf.master, sandbox) as socket,
+        Undo() as undo,
+    ):
+        if conf.master.name:
+            parent = master.find(socket, conf.master)
+            recreate = partial(_recreate, socket, parent, sandbox, conf, prev_result, undo)
+            repair_if_missing(f'the interface "{args.ifname}"', sandbox.get_link, recreate)
+        container_link = sandbox.find_link() if conf.host_access else None
+        if container_link is not None:
+            interface.check(sandbox, container_link, conf)
+            parent = interface.find_master(socket, conf.master, container_link)
+            interface.refuse_strict_reverse_path(conf, parent, prev_result)
+            ends = Ends(socket, parent, sandbox, container_link)
+            host_access.repair(_host_link(conf), ends, args, net_conf, prev_result, undo)
 
 
 PLUGIN = Plugin(
@@ -99,7 +150,21 @@ PLUGIN = Plugin(
     cmd_status=cmd_status,
     parse=lambda args, net_conf: ipvlan_conf.parse(net_conf),
     keys=ipvlan_conf.KEYS,
+    cmd_repair=cmd_repair,
+    cmd_remove_rules=host_access.remove_if_enabled,
 )
+
+
+def _host_link(conf: IpvlanConf) -> HostLinkKind:
+    return HostLinkKind("ipvlan", interface.get_attributes(conf), has_mac=False)
+
+
+def _recreate(
+    socket: Socket, parent: Link, sandbox: Sandbox, conf: IpvlanConf, prev_result: Result, undo: Undo
+) -> None:
+    """Creates the interface again, with the addresses and routes of prevResult; raises CniError(999), KernelError."""
+    container_link = interface.create(socket, parent, sandbox, conf.master, conf, undo)
+    sandbox.configure(container_link, prev_result, dad=True)
 
 
 def _refuse_unavailable(net_conf: NetConf) -> None:

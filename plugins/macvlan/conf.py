@@ -80,9 +80,4 @@ def _refuse_host_access(conf: MacvlanConf) -> None:
         reason = 'mode "passthru" gives the pod the whole master'
     elif conf.mode != "bridge":
         reason = f'interfaces of mode "{conf.mode}" do not reach other interfaces on the same master'
-    elif conf.master.in_container:
-        reason = 'with "linkInContainer" the master is not on the host'
-    elif not conf.ipam_type:
-        reason = 'the host needs routes to the pod\'s addresses, and without "ipam" it has none'
-    if reason:
-        raise invalid_conf(f'"hostAccess" is not possible: {reason}', 'remove "hostAccess", or the other setting')
+    host_access.refuse_impossible(conf.master, conf.ipam_type, reason)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from attachment import child_interface, container_interface, master
+from attachment import child_interface, master
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.errors import CniError, internal
 from cni.result import Result
 from kernel import child_link
-from kernel.errors import KernelError, reason
+from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Socket
 from kernel.wire import Attributes
@@ -24,7 +24,7 @@ from process.values import replace
 _MODE_NAMES = {number: name for name, number in MODES.items()}
 
 
-def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf) -> None:
+def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf, undo: Undo) -> Link:
     """Creates the interface on `parent`, in the sandbox; `socket` is in the namespace of `parent`.
 
     Raises CniError(999) with the kernel's reason and an explanation.
@@ -32,43 +32,18 @@ def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf) ->
     data: Attributes = [("IFLA_MACVLAN_MODE", MODES[conf.mode])]
     if conf.bcqueuelen:
         data.append(("IFLA_MACVLAN_BC_QUEUE_LEN", conf.bcqueuelen))
-    namespace = None if conf.master.in_container else sandbox.namespace
-    try:
-        child_link.create(
-            socket,
-            sandbox.socket,
-            "macvlan",
-            sandbox.ifname,
-            parent,
-            namespace,
-            data,
-            mac=conf.mac,
-            mtu=conf.master.mtu,
-        )
-    except KernelError as error:
-        explanation = _explain(error.errno, socket, parent, conf.mode)
-        raise internal(
-            f"failed to create macvlan: {reason(error.errno)}",
-            "; ".join(filter(None, (error.explanation, explanation))),
-        ) from error
+    explain = partial(_explain, socket, parent, conf.mode)
+    return child_interface.create("macvlan", socket, parent, sandbox, conf.master, data, undo, explain, mac=conf.mac)
 
 
 def recreate(
-    socket: Socket,
-    parent: Link,
-    sandbox: Sandbox,
-    conf: MacvlanConf,
-    mac: bytes,
-    prev_result: Result,
-    undo: Undo,
+    socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf, mac: bytes, prev_result: Result, undo: Undo
 ) -> None:
     """Creates the interface again with MAC address `mac`, and the addresses and routes of prevResult.
 
     Raises CniError(999), KernelError.
     """
-    undo.push(f'delete "{sandbox.ifname}"', partial(container_interface.delete_created, sandbox))
-    create(socket, parent, sandbox, replace(conf, mac=mac))
-    container_link = sandbox.get_link()
+    container_link = create(socket, parent, sandbox, replace(conf, mac=mac), undo)
     with explained_failures(container_link, parent):
         sandbox.configure(container_link, prev_result, dad=True)
 
@@ -98,8 +73,9 @@ def check(sandbox: Sandbox, container_link: Link, parent: Link, conf: MacvlanCon
         raise internal(msg, f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
 
 
-def _explain(number: int, socket: Socket, parent: Link, mode: str) -> str:
+def _explain(socket: Socket, parent: Link, mode: str, error: KernelError) -> str:
     """Returns why the kernel refused to create the interface, and the fix; raises KernelError."""
+    number = error.errno
     if number == errno.EBUSY:
         return master.explain_busy(socket, parent, "macvlan")
     if number == errno.EINVAL and mode == "passthru":

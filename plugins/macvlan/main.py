@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from attachment import child_interface, container_interface, host_access, master
+from attachment import child_interface, conflict_detection, container_interface, host_access, master
 from attachment.host_access import Ends, HostLinkKind
 from attachment.repair import repair_if_missing
-from attachment.sandbox import Sandbox, attachment_ips, check_addresses_and_routes
+from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni import delegate
 from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, run_all, run_status_checks
+from cni.errors import run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
 from kernel.link import Link
@@ -43,10 +43,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     ):
         parent = master.find(socket, conf.master)
         master.refuse_loopback(parent)
-        container_interface.refuse_existing(sandbox, "macvlan")
-        undo.push(f'delete "{args.ifname}"', partial(container_interface.delete_created, sandbox))
-        interface.create(socket, parent, sandbox, conf)
-        container_link = sandbox.get_link()
+        container_link = interface.create(socket, parent, sandbox, conf, undo)
+        detect_conflicts = partial(conflict_detection.refuse_conflicts, sandbox, container_link)
         with interface.explained_failures(container_link, parent):
             result = container_interface.configure(
                 args,
@@ -55,7 +53,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
                 container_link,
                 undo,
                 dns=conf.dns,
-                detect_conflicts=conf.conflict_detection,
+                detect_conflicts=detect_conflicts if conf.conflict_detection else None,
             )
         if conf.host_access:
             ends = Ends(socket, parent, sandbox, container_link)
@@ -65,11 +63,10 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Deletes the interface and releases its addresses; a missing namespace, interface or master is success."""
-    delete = partial(container_interface.delete, args, net_conf, "macvlan")
-    if net_conf.fields.raw(host_access.KEY.name) is True:
-        run_all(partial(_remove_host_access, args, net_conf), delete)
-    else:
-        delete()
+    run_all(
+        partial(host_access.remove_if_enabled, args, net_conf),
+        partial(container_interface.delete, args, net_conf, "macvlan"),
+    )
 
 
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
@@ -126,17 +123,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
         container_link = sandbox.find_link()
         if conf.host_access and container_link is not None:
             ends = Ends(socket, parent, sandbox, container_link)
-            repair_if_missing(
-                "the host's access",
-                partial(host_access.check, ends, args, prev_result),
-                partial(host_access.add, _HOST_LINK, ends, args, net_conf, prev_result, undo),
-            )
-
-
-def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
-    """Removes the host's access to the pod."""
-    if net_conf.fields.raw(host_access.KEY.name) is True:
-        _remove_host_access(args, net_conf)
+            host_access.repair(_HOST_LINK, ends, args, net_conf, prev_result, undo)
 
 
 PLUGIN = Plugin(
@@ -149,18 +136,8 @@ PLUGIN = Plugin(
     parse=macvlan_conf.parse,
     keys=macvlan_conf.KEYS,
     cmd_repair=cmd_repair,
-    cmd_remove_rules=cmd_remove_rules,
+    cmd_remove_rules=host_access.remove_if_enabled,
 )
-
-
-def _remove_host_access(args: CmdArgs, net_conf: NetConf) -> None:
-    """Deletes the host's routes to the addresses in prevResult, or without a usable one to all of the attachment's."""
-    try:
-        prev_result = net_conf.prev_result()
-    except CniError:
-        prev_result = None
-    ips = attachment_ips(prev_result, args.ifname, strict=False) if prev_result else []
-    host_access.remove(args, net_conf, [ip.address.ip for ip in ips])
 
 
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:

@@ -7,7 +7,7 @@ import errno
 from attachment.child_interface import module_hint
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
-from cni.errors import internal, invalid_conf
+from cni.errors import internal
 from kernel import child_link
 from kernel.errors import KernelError
 from kernel.link import Link
@@ -25,12 +25,6 @@ def get_attributes(conf: VlanConf) -> Attributes:
     if conf.egress:
         data.append(("IFLA_VLAN_EGRESS_QOS", _mappings(conf.egress)))
     return data
-
-
-def refuse_down(parent: Link) -> None:
-    """Raises CniError(7) if the master is down: the kernel refuses to bring up a VLAN interface on it."""
-    if not parent.is_up:
-        raise invalid_conf(f'master "{parent.name}" is down', f'ip link set "{parent.name}" up')
 
 
 def explain(error: KernelError, parent: Link, conf: VlanConf) -> str:

@@ -35,7 +35,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         with child_interface.master_socket(conf.master, sandbox) as socket:
             parent = master.find(socket, conf.master)
             master.refuse_loopback(parent)
-            interface.refuse_down(parent)
+            master.refuse_down(parent)  # the kernel refuses to bring up a VLAN interface on it
             container_link = child_interface.create(
                 "vlan",
                 socket,
@@ -104,4 +104,4 @@ def _refuse_unavailable(net_conf: NetConf) -> None:
     with Socket() as socket:
         parent = master.find(socket, conf.master)
     master.refuse_loopback(parent)
-    interface.refuse_down(parent)
+    master.refuse_down(parent)

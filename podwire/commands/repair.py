@@ -61,9 +61,10 @@ sources, and IP forwarding, for every running pod, with the configuration that l
 restarted, and connections continue. Run it after `nft flush ruleset`, `iptables -F`, a reload or restart of firewalld.
 
 CHECK of each plugin decides what is missing. Nothing that passes CHECK is changed, so you can run this at any time.
-sbr's rules and routing tables in the pods are restored, too, and macvlan's hostAccess. A macvlan interface that the
-kernel deleted with its master is created again when the master is back. Other interfaces, addresses and limits are not
-repaired, since a flush does not delete them: if CHECK reports one of them as missing, create the container again.
+sbr's rules and routing tables in the pods are restored, too, and hostAccess of macvlan and ipvlan. An interface of
+these that the kernel deleted with its master is created again when the master is back. Other interfaces, addresses and
+limits are not repaired, since a flush does not delete them: if CHECK reports one of them as missing, create the
+container again.
 
 A pod that is deleted at the same time stays deleted: repaired attachments are watched for a moment (--settle), which
 takes most of the command's time. Plugins of other vendors (flannel, calico) are not repaired.

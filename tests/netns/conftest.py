@@ -81,6 +81,12 @@ def macvlan(bin_dir: Path, host: Namespace, neighbour: Namespace, store: Path) -
 
 
 @pytest.fixture
+def ipvlan(macvlan: Network) -> Network:
+    """A dual-stack network of ipvlan with host-local on the host's uplink."""
+    return macvlan.having(type="ipvlan")
+
+
+@pytest.fixture
 def published(dual_network: Network) -> PublishingNetwork:
     """A dual-stack, masqueraded network as in conf/10, with portmap after bridge."""
     disable_dad(dual_network.host)

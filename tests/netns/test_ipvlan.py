@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.attaching import Network, address, reaches
+from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
-
-
-@pytest.fixture
-def ipvlan(bin_dir, host, store):
-    """A dual-stack network of ipvlan with host-local on the host's uplink."""
-    host.ip("link", "add", "up0", "type", "veth", "peer", "name", "wire0")
-    host.ip("link", "set", "up0", "up")
-    host.ip("link", "set", "wire0", "up")
-    ranges = [[{"subnet": "10.25.0.0/24"}], [{"subnet": "fd00:25::/64"}]]
-    ipam = {"type": "host-local", "ranges": ranges, "dataDir": str(store)}
-    return Network(host, {"cniVersion": "1.0.0", "name": "net", "type": "ipvlan", "master": "up0", "ipam": ipam})
 
 
 @pytest.mark.needs("ipvlan")

@@ -6,12 +6,15 @@ The uplink is one end of a veth; the other end, in the machine's namespace, repr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.support.namespaces import Namespace
+from tests.support.netstate import shown
 from tests.support.publishing import disable_dad
 
 UPLINK, WIRE = "up0", "wire0"
 SUBNETS = ("10.25.0.0/24", "fd00:25::/64")
+ROUTED = ("10.26.0.0/24", "fd00:26::/64")  # of pods in ipvlan's modes l3 and l3s
 HOST, NEIGHBOUR = ("10.25.0.250/24", "fd00:25::250/64"), ("10.25.0.251/24", "fd00:25::251/64")  # above host-local's
 
 
@@ -25,6 +28,32 @@ def connect(host: Namespace, neighbour: Namespace, addresses: Sequence[str] = NE
     neighbour.ip("link", "set", WIRE, "up")
     for address in addresses:
         neighbour.ip("address", "add", address, "dev", WIRE)
+
+
+def give_addresses(host: Namespace) -> None:
+    """Gives the uplink the node's addresses."""
+    for address in HOST:
+        host.ip("address", "add", address, "dev", UPLINK)
+
+
+def route_pods(neighbour: Namespace) -> None:
+    """Gives the machine routes to the subnets ROUTED by the node."""
+    for subnet, via in zip(ROUTED, HOST, strict=True):
+        neighbour.ip("route", "add", subnet, "via", via.partition("/")[0])
+
+
+def host_link(host: Namespace) -> str:
+    """Returns the name of the host link of `hostAccess`."""
+    return f"pwha{shown(host, UPLINK)['ifindex']}"
+
+
+def plugin(kind: str, ipam: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration of "macvlan", "ipvlan l2", "ipvlan l3" or "ipvlan l3s"; l3 uses ROUTED."""
+    name, _, mode = kind.partition(" ")
+    if mode in ("l3", "l3s"):
+        routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+        ipam = {**ipam, "ranges": ranges(*ROUTED), "routes": routes}
+    return {"type": name, "master": UPLINK, **({"mode": mode} if mode else {}), "ipam": ipam}
 
 
 def ranges(*subnets: str) -> list[list[dict[str, str]]]:

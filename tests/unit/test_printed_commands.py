@@ -24,6 +24,7 @@ SETTINGS = {
     ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
     ("plugins/bridge/bridge_nf_call.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "setting"): "disable_ipv6 of the bridge",
+    ("plugins/ipvlan/interface.py", "name"): "rp_filter of the master: loose, and only if it was strict",
     (
         "plugins/portmap/localhost.py",
         "route_localnet_setting(interface)",

@@ -1,4 +1,4 @@
-"""`podwire repair` with macvlan: the host's access, and interfaces that the kernel deleted with their master."""
+"""`podwire repair` restores `hostAccess`, and interfaces that the kernel deleted with their master."""
 
 import pytest
 
@@ -9,24 +9,23 @@ from tests.support.netstate import shown, state
 from tests.support.repair_node import Node
 from tests.support.uplink import UPLINK, WIRE
 
-pytestmark = pytest.mark.needs("macvlan")
-
 NODE = [item.partition("/")[0] for item in uplink.HOST]
 
 
-@pytest.fixture
-def node(bin_dir, host, neighbour, store, tmp_path):
-    """A node with addresses on the master, and a dual-stack network of macvlan with host access."""
-    give_addresses(host)
+@pytest.fixture(
+    params=[
+        pytest.param("macvlan", marks=pytest.mark.needs("macvlan")),
+        pytest.param("ipvlan l2", marks=pytest.mark.needs("ipvlan")),
+        pytest.param("ipvlan l3", marks=pytest.mark.needs("ipvlan")),
+    ]
+)
+def node(bin_dir, host, neighbour, store, tmp_path, request):
+    """A node with addresses on the master, and a dual-stack network with host access."""
+    uplink.give_addresses(host)
+    uplink.route_pods(neighbour)
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": uplink.ranges()}
-    plugin = {"type": "macvlan", "master": UPLINK, "hostAccess": True, "ipam": ipam}
+    plugin = {**uplink.plugin(request.param, ipam), "hostAccess": True}
     return Node(host, NetworkList("net", "1.0.0", (plugin,)), tmp_path / "cni", {})
-
-
-def give_addresses(host):
-    """Gives the master the node's addresses."""
-    for item in uplink.HOST:
-        host.ip("address", "add", item, "dev", UPLINK)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_host_access_is_restored(node, sandbox, commands):
         (node.host if where == "host" else sandbox).ip(*words)
     outcome = node.tool("--dry-run")
     assert outcome.status == 1
-    assert "macvlan: restore the host's access: " in outcome.stdout.decode()
+    assert f"{node.chain.plugins[0]['type']}: restore the host's access: " in outcome.stdout.decode()
     assert node.repair() == {sandbox.name: "repaired"}
     node.check(sandbox, result)
     for number in (0, 1):
@@ -69,7 +68,8 @@ def test_interface_of_a_returned_master_is_created_again(node, sandbox, neighbou
     assert f'failed to lookup master \\"{UPLINK}\\": Link not found' in node.tool("--json").stdout.decode()
     uplink.connect(node.host, neighbour)
     node.host.ip("link", "set", UPLINK, "address", mac)
-    give_addresses(node.host)
+    uplink.give_addresses(node.host)
+    uplink.route_pods(neighbour)
     assert node.repair() == {sandbox.name: "repaired"}
     node.check(sandbox, result)
     assert shown(sandbox, "eth0")["address"] == result["interfaces"][0]["mac"]

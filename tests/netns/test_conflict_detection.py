@@ -1,4 +1,4 @@
-"""macvlan's `conflictDetection`: an address that another host uses is refused (RFC 5227, RFC 4862)."""
+"""`conflictDetection` of macvlan and ipvlan: an address that another host uses is refused (RFC 5227, RFC 4862)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,25 @@ from tests.support.invocation import finish
 from tests.support.netstate import shown, state
 from tests.support.uplink import WIRE
 
-pytestmark = pytest.mark.needs("macvlan")
-
 ETH_P_ARP = 0x806  # linux/if_ether.h
 
 
+@pytest.fixture(
+    params=[
+        pytest.param("macvlan", marks=pytest.mark.needs("macvlan")),
+        pytest.param("ipvlan", marks=pytest.mark.needs("ipvlan")),
+    ]
+)
+def dual(macvlan, request):
+    """The dual-stack network of each plugin, without conflict detection."""
+    return macvlan.having(type=request.param)
+
+
 @pytest.fixture
-def careful(macvlan):
+def careful(dual):
     """The IPv4 network with conflict detection."""
-    ipam = {**macvlan.config["ipam"], "ranges": uplink.ranges(uplink.SUBNETS[0])}
-    return macvlan.having(conflictDetection=True, ipam=ipam)
+    ipam = {**dual.config["ipam"], "ranges": uplink.ranges(uplink.SUBNETS[0])}
+    return dual.having(conflictDetection=True, ipam=ipam)
 
 
 def test_address_of_another_host_is_refused(careful, sandbox, neighbour):
@@ -74,18 +83,18 @@ def test_without_the_key_ipv4_is_not_probed(careful, sandbox, neighbour):
 
 
 @pytest.mark.parametrize("configured", [True, None])
-def test_ipv6_conflicts_are_always_detected(macvlan, sandbox, neighbour, configured):
+def test_ipv6_conflicts_are_always_detected(dual, sandbox, neighbour, configured):
     """The kernel detects a used IPv6 address, with and without the key; ADD leaves nothing."""
     neighbour.ip("address", "add", "fd00:25::2/64", "dev", WIRE, "nodad")
-    ipam = {**macvlan.config["ipam"], "ranges": uplink.ranges(uplink.SUBNETS[1])}
-    net = macvlan.having(ipam=ipam, conflictDetection=configured)
+    ipam = {**dual.config["ipam"], "ranges": uplink.ranges(uplink.SUBNETS[1])}
+    net = dual.having(ipam=ipam, conflictDetection=configured)
     error = net.run("ADD", sandbox).error()
     assert error["msg"] == "link eth0 has address fd00:25::2 in DADFAILED state"
     assert net.leases() == {}
 
 
-def test_layer_2_has_no_address_to_probe(macvlan, sandbox):
+def test_layer_2_has_no_address_to_probe(dual, sandbox):
     """Without addresses conflict detection does nothing."""
     started = time.monotonic()
-    macvlan.having(ipam=None, conflictDetection=True).add(sandbox)
+    dual.having(ipam=None, conflictDetection=True).add(sandbox)
     assert time.monotonic() - started < 3

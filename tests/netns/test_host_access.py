@@ -1,4 +1,4 @@
-"""macvlan's `hostAccess`: pods and their own node reach each other; the host link exists while a pod needs it."""
+"""`hostAccess` of macvlan and ipvlan: pods and their node reach each other; the host link exists while it is needed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
 from tests.support.uplink import UPLINK, WIRE
 
-pytestmark = pytest.mark.needs("macvlan")
+MACVLAN = pytest.param("macvlan", marks=pytest.mark.needs("macvlan"))
+IPVLAN, *ROUTED = (pytest.param(f"ipvlan {mode}", marks=pytest.mark.needs("ipvlan")) for mode in ("l2", "l3", "l3s"))
 
 ETH_P_ARP = 0x806  # linux/if_ether.h
 NODE = [item.partition("/")[0] for item in uplink.HOST]
 NEIGHBOUR = [item.partition("/")[0] for item in uplink.NEIGHBOUR]
 
 
-@pytest.fixture
-def accessible(macvlan):
+@pytest.fixture(params=[MACVLAN, IPVLAN])
+def accessible(macvlan, neighbour, request):
     """The network with host access, on a node with an IPv4 and an IPv6 address on the master."""
-    for item in uplink.HOST:
-        macvlan.host.ip("address", "add", item, "dev", UPLINK)
-    return macvlan.having(hostAccess=True, cniVersion="1.1.0")
-
-
-def host_link(host) -> str:
-    """Returns the name of the host link."""
-    return f"pwha{shown(host, UPLINK)['ifindex']}"
+    uplink.give_addresses(macvlan.host)
+    uplink.route_pods(neighbour)
+    plugin = uplink.plugin(request.param, macvlan.config["ipam"])
+    return macvlan.having(**plugin, hostAccess=True, cniVersion="1.1.0")
 
 
 def routes(host) -> set[str]:
@@ -42,6 +39,7 @@ def routes(host) -> set[str]:
     return {item["dst"] for each in items for item in each}
 
 
+@pytest.mark.parametrize("accessible", [MACVLAN, IPVLAN, *ROUTED], indirect=True)
 def test_node_and_pods_reach_each_other(accessible, new_sandbox, neighbour):
     """Two pods, the node and a machine on the wire reach each other, by IPv4 and IPv6 and in both directions."""
     one, two = new_sandbox(), new_sandbox()
@@ -57,6 +55,7 @@ def test_node_and_pods_reach_each_other(accessible, new_sandbox, neighbour):
         assert reaches(accessible.host, NEIGHBOUR[number])
 
 
+@pytest.mark.parametrize("accessible", [MACVLAN, IPVLAN, *ROUTED], indirect=True)
 @pytest.mark.parametrize("first", ["pod", "node"])
 def test_either_side_may_send_first(accessible, new_sandbox, first):
     """The first packet after ADD arrives, whichever side sends it."""
@@ -67,6 +66,7 @@ def test_either_side_may_send_first(accessible, new_sandbox, first):
         assert reaches(sender, receiver, within_s=1)
 
 
+@pytest.mark.parametrize("accessible", [MACVLAN], indirect=True)
 @pytest.mark.parametrize("rp_filter", ["0", "1", "2"])
 def test_only_the_master_answers_for_the_node(accessible, sandbox, neighbour, rp_filter):
     """A machine on the wire learns the master's MAC address for the node, with each reverse path filter."""
@@ -96,6 +96,7 @@ def list_arp_senders(namespace, target) -> set[str]:
     return senders
 
 
+@pytest.mark.parametrize("accessible", [MACVLAN, *ROUTED], indirect=True)
 def test_strict_arp_settings_of_the_node_do_not_matter(accessible, sandbox):
     """Pod and node reach each other if the node answers ARP only on the interface that has the address."""
     for key, value in (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "1")):
@@ -110,7 +111,7 @@ def test_host_link_exists_as_long_as_a_pod_needs_it(accessible, new_sandbox):
     before = state(accessible.host)
     one, two = new_sandbox(), new_sandbox()
     first = accessible.add(one)
-    name = host_link(accessible.host)
+    name = uplink.host_link(accessible.host)
     assert links(accessible.host)[name]["addresses"] == []
     mac = shown(accessible.host, name)["address"]
     second = accessible.add(two)
@@ -126,7 +127,7 @@ def test_host_link_exists_as_long_as_a_pod_needs_it(accessible, new_sandbox):
     assert shown(accessible.host, name)["address"] == mac
 
 
-@pytest.mark.parametrize("missing", ["namespace", "path", "prevResult", "both", "master"])
+@pytest.mark.parametrize("missing", ["namespace", "path", "prevResult", "both", "master", "routes"])
 def test_del_removes_the_routes_without(accessible, sandbox, missing):
     """DEL removes routes and host link without namespace, path or prevResult; the kernel does so with the master."""
     before = set(links(accessible.host))
@@ -137,6 +138,8 @@ def test_del_removes_the_routes_without(accessible, sandbox, missing):
     if missing == "master":
         accessible.host.ip("link", "del", UPLINK)
         before = {"lo"}
+    if missing == "routes":
+        accessible.host.ip("link", "set", uplink.host_link(accessible.host), "down")
     for _ in range(2):
         accessible.delete(pod, None if missing in ("prevResult", "both") else result, container_id=sandbox.name)
     assert set(links(accessible.host)) == before
@@ -146,17 +149,17 @@ def test_del_removes_the_routes_without(accessible, sandbox, missing):
 def test_a_failed_add_leaves_nothing(accessible, sandbox, new_sandbox):
     """If the last step fails, ADD leaves neither host link nor routes, and keeps those of other pods."""
     before = state(accessible.host), state(sandbox)
-    foreign = host_link(accessible.host)
+    foreign = uplink.host_link(accessible.host)
     accessible.host.ip("link", "add", foreign, "type", "veth", "peer", "name", "other")
     error = accessible.run("ADD", sandbox).error()
-    assert error["msg"] == f'the host\'s interface "{foreign}" is veth, not macvlan'
+    assert error["msg"] == f'the host\'s interface "{foreign}" is veth, not {accessible.config["type"]}'
     accessible.host.ip("link", "del", foreign)
     assert (state(accessible.host), state(sandbox), accessible.leases()) == (*before, {})
     accessible.add(new_sandbox())
     during = state(accessible.host)
-    sandbox.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1")
-    bad = accessible.run("ADD", sandbox, env={"CNI_ARGS": "X=1"}).error()
-    assert bad["code"] == 4
+    missing = {"dst": "192.0.2.0/24", "gw": "203.0.113.1"}
+    bad = accessible.having(ipam={**accessible.config["ipam"], "routes": [missing]}).run("ADD", sandbox).error()
+    assert bad["msg"].startswith("failed to add route")
     assert state(accessible.host) == during
 
 
@@ -218,8 +221,8 @@ def fresh(network):
 
 
 BROKEN = {
-    "host link": lambda host, pod: host.ip("link", "del", host_link(host)),
-    "host link down": lambda host, pod: host.ip("link", "set", host_link(host), "down"),
+    "host link": lambda host, pod: host.ip("link", "del", uplink.host_link(host)),
+    "host link down": lambda host, pod: host.ip("link", "set", uplink.host_link(host), "down"),
     "route": lambda host, pod: host.ip("route", "del", "10.25.0.2", "proto", "112"),
     "IPv6 route": lambda host, pod: host.ip("-6", "route", "del", "fd00:25::2", "proto", "112"),
     "route in the pod": lambda host, pod: pod.ip("-6", "route", "del", NODE[1]),
@@ -228,7 +231,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("case", [*BROKEN])
 def test_check_reports_what_is_missing(accessible, sandbox, case):
     """CHECK reports a missing part of the host's access and names the command that restores it."""
     result = accessible.add(sandbox)
@@ -238,33 +241,39 @@ def test_check_reports_what_is_missing(accessible, sandbox, case):
     assert error["details"] == "run: podwire repair"
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+MODES: dict[str, tuple[dict[str, Any], str]] = {
     "private": ({"mode": "private"}, 'interfaces of mode "private" do not reach other interfaces on the same master'),
     "vepa": ({"mode": "vepa"}, 'interfaces of mode "vepa" do not reach other interfaces on the same master'),
     "passthru": ({"mode": "passthru"}, 'mode "passthru" gives the pod the whole master'),
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "linkInContainer": ({"linkInContainer": True}, 'with "linkInContainer" the master is not on the host'),
     "layer 2": ({"ipam": None}, 'the host needs routes to the pod\'s addresses, and without "ipam" it has none'),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    ("accessible", "case"),
+    [("macvlan", case) for case in (*MODES, *REFUSED)] + [("ipvlan l2", case) for case in REFUSED],
+    indirect=["accessible"],
+)
 def test_impossible_settings_are_refused(accessible, sandbox, case):
     """Host access is refused with the reason where it cannot work."""
-    keys, reason = REFUSED[case]
+    keys, reason = {**MODES, **REFUSED}[case]
     error = accessible.having(**keys).run("ADD", sandbox).error()
     assert (error["code"], error["msg"]) == (7, f'"hostAccess" is not possible: {reason}')
     assert set(links(sandbox)) == {"lo"}
 
 
-def test_node_without_addresses_on_the_master(macvlan, sandbox):
-    """Without an address on the master the node reaches the pod with another address."""
-    macvlan.host.ip("address", "add", "192.0.2.1/32", "dev", "lo")
-    net = macvlan.having(hostAccess=True)
-    result = net.add(sandbox)
-    sandbox.ip("route", "add", "default", "dev", "eth0")
-    net.check(sandbox, result)
-    net.delete(sandbox, result)
-    assert set(links(macvlan.host)) == {"lo", UPLINK}
+def test_node_without_addresses_on_the_master(accessible, sandbox):
+    """Without an address on the master the node has routes to the pod, and the pod none to the node."""
+    accessible.host.ip("address", "flush", "dev", UPLINK)
+    result = accessible.add(sandbox)
+    accessible.check(sandbox, result)
+    assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
+    assert not sandbox.ip("neighbour", "show", "nud", "permanent")
+    accessible.delete(sandbox, result)
+    assert set(links(accessible.host)) == {"lo", UPLINK}
 
 
 def test_reference_plugin_deletes_the_pod(accessible, sandbox, reference):
