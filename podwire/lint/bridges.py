@@ -24,13 +24,13 @@ def check(items: Sequence[PluginEntry], pools: Sequence[Pool]) -> None:
         if item.type == "bridge":
             sharing.setdefault(repr(_bridge(item)), []).append(item)
     for sharers in sharing.values():
-        for one, two in _pairs(sharers):
+        for one, two in pairs(sharers):
             _check_shared(one, two, ranges)
-    for one, two in _pairs([item for item in items if item.type == "portmap" and item.get("backend")]):
+    for one, two in pairs([item for item in items if item.type == "portmap" and item.get("backend")]):
         _check_backends(one, two)
 
 
-def _pairs(items: Sequence[PluginEntry]) -> Iterator[tuple[PluginEntry, PluginEntry]]:
+def pairs(items: Sequence[PluginEntry]) -> Iterator[tuple[PluginEntry, PluginEntry]]:
     """Yields each entry with the first ten before it that are of different networks."""
     for number, two in enumerate(items):
         for one in items[: min(number, _MAX_COMPARED)]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
-from podwire.lint import bridges, chain, entry, names, ranges, settings, source
+from podwire.lint import bridges, chain, entry, masters, names, ranges, settings, source
 from podwire.lint.entry import PluginEntry
 from podwire.lint.source import Severity, SourceFile
 from podwire.networks import SUFFIXES
@@ -98,6 +98,7 @@ def _check_together(items: Sequence[PluginEntry]) -> None:
     pools = [pool for one in items for pool in ranges.check(one)]
     ranges.check_all(pools)
     bridges.check(items, pools)
+    masters.check(items)
 
 
 def _check_broken(files: Sequence[SourceFile], winner: SourceFile | None) -> None:

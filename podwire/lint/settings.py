@@ -216,9 +216,21 @@ def _questionable(item: PluginEntry) -> Iterator[_Remark]:
         )
         hint = "remove the key" if is_ignored else 'remove the key, or use "capabilities": {"mac": true}'
         yield _Remark("mac", text, hint)
-    if item.type == "ipvlan" and item.get("mode") in ("l3", "l3s") and item.get("ipam.gateway"):
-        text = f'"gateway" does nothing in mode {item.get("mode")}: the host routes the packets'
-        yield _Remark("ipam.gateway", text, 'remove it, or use mode "l2"')
+    if item.type == "ipvlan" and item.get("mode") in ("l3", "l3s"):
+        for path in _gateways(item):
+            text = f'"gateway" does nothing in mode {item.get("mode")}: the host routes the packets'
+            yield _Remark(path, text, 'remove it, or use mode "l2"')
+
+
+def _gateways(item: PluginEntry) -> Iterator[str]:
+    """Yields the keys of the gateways that the IPAM configuration sets."""
+    if item.get("ipam.gateway"):
+        yield "ipam.gateway"
+    ranges = item.get("ipam.ranges")
+    for number, inner in enumerate(ranges if isinstance(ranges, list) else []):
+        for index, one in enumerate(inner if isinstance(inner, list) else []):
+            if isinstance(one, dict) and one.get("gateway"):
+                yield f"ipam.ranges[{number}][{index}].gateway"
 
 
 _RULES: tuple[Callable[[PluginEntry], Iterator[_Remark]], ...] = (

@@ -269,6 +269,35 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         ),
         [("warning", "plugins[0].ipam.gateway", "does nothing in mode l3")],
     ),
+    "ipvlan with gateways of ranges": (
+        network(
+            {
+                "type": "ipvlan",
+                "mode": "l3s",
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.1.0.0/16"}, {"subnet": "10.2.0.0/16", "gateway": "10.2.0.1"}]],
+                },
+            }
+        ),
+        [("warning", "plugins[0].ipam.ranges[0][1].gateway", "does nothing in mode l3s")],
+    ),
+    "ipvlan with a gateway in l2": (
+        network({"type": "ipvlan", "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "gateway": "10.1.0.1"}}),
+        [],
+    ),
+    "VLAN ID 0": (
+        network({"type": "vlan", "master": "eth0", "vlanId": 0}),
+        [("warning", "plugins[0].vlanId", "VLAN ID 0 is a tag without a VLAN")],
+    ),
+    "conflict detection without ARP": (
+        network({"type": "ipvlan", "mode": "l3", "conflictDetection": True}),
+        [("error", "plugins[0].conflictDetection", 'in mode "l3" pods do not use ARP')],
+    ),
+    "ipvlan with impossible host access": (
+        network({"type": "ipvlan", "linkInContainer": True, "hostAccess": True, "ipam": IPAM}),
+        [("error", "plugins[0].hostAccess", 'with "linkInContainer" the master is not on the host')],
+    ),
     "sbr twice": (network(BRIDGE, {"type": "sbr"}, {"type": "sbr", "table": 5000}), []),
     "twice": (network(BRIDGE, PORTMAP, PORTMAP), [("warning", "plugins[2].type", "twice")]),
     "ipam in the list": (
