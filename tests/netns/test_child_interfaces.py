@@ -153,10 +153,10 @@ def test_dns(net, sandbox, tmp_path, dns):
     (tmp_path / "resolv.conf").write_text("nameserver 10.25.0.9\nsearch a\n")
     ipam = {**net.config["ipam"], "resolvConf": str(tmp_path / "resolv.conf")}
     result = net.having(ipam=ipam, dns=dns).add(sandbox)
-    given = (
+    expected = (
         {key: value for key, value in dns.items() if value} if dns else {"nameservers": ["10.25.0.9"], "search": ["a"]}
     )
-    assert result.get("dns", {}) == given
+    assert result.get("dns", {}) == expected
 
 
 @pytest.mark.needs("vlan_device")

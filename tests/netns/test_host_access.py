@@ -172,7 +172,9 @@ def test_del_removes_the_link_of_a_killed_verb(accessible, sandbox, earlier):
         for version in (4, 6):
             accessible.host.ip(f"-{version}", "route", "flush", "proto", "112")
     else:
-        accessible.host.ip("link", "add", uplink.host_link(accessible.host), "link", UPLINK, "type", "macvlan")
+        accessible.host.ip(
+            "link", "add", uplink.host_link(accessible.host), "link", UPLINK, "type", accessible.config["type"]
+        )
     accessible.delete(sandbox, result)
     assert state(accessible.host) == before
 
