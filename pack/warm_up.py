@@ -48,6 +48,9 @@ _TRAFFIC = {
     for kind in kinds
 }
 _HEADER = struct.Struct("=IHHII")
+# A file of procfs, as old kernels have for namespaces, that only this process opens: sbr and vrf lock it, and a build
+# that waited for a lock would have another layout.
+_NETNS = "/proc/self/status"
 _LO, _BRIDGE, _VETH = 1, 2, 3  # the fake kernel's ifindexes; both ends of the veth pair are one link
 _NAMES = {_LO: "lo", _BRIDGE: "cni0", _VETH: "eth0"}
 _ADDRESSES = {
@@ -156,8 +159,7 @@ def _run_verb(
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": "warm-up",
         "CNI_IFNAME": ifname,
-        "CNI_NETNS": "/proc/self/ns/net",
-        "CNI_NETNS_OVERRIDE": "1",
+        "CNI_NETNS": _NETNS,
         "CNI_PATH": path,
     }
     stdout = io.BytesIO()
