@@ -66,10 +66,11 @@ def _from_message(message: DecodedMessage) -> SavedAddress | None:
     local, peer, broadcast, flags = message.get_attributes(_SPECS)
     flags = flags or message["flags"]
     is_ipv6_link_local = message["family"] == stdlib_socket.AF_INET6 and message["scope"] == _SCOPE_LINK
-    if not flags & _PERMANENT or is_ipv6_link_local or not (local or peer):
+    text = _text(local or peer)
+    if not flags & _PERMANENT or is_ipv6_link_local or not text:
         return None
     return SavedAddress(
-        _text(local or peer),
+        text,
         message["prefixlen"],
         message["scope"],
         flags & _SETTINGS,

@@ -3,27 +3,35 @@
     <dataDir>/<container ID>:<ifname>.json      (mode 0600)
 
 - No interface name contains a colon, so each file is one attachment's. A long container ID is replaced by its hash.
-- A file appears with its content or not at all: it is written as a draft and renamed.
+- A file appears with its content or not at all: it is written as a draft and renamed. All writers share one draft,
+  under a lock on the directory: of killed ADDs at most one draft remains, until the next ADD, DEL or GC.
 - A file of an earlier boot describes nothing that exists: by then the device is back, as the node's boot sets it up.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha512
 
 from cni import gojson
+from cni.address import parse_ip
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from kernel import flock
 from kernel.errors import reason
 from kernel.saved_address import SavedAddress
 from process import directories, files, record
 from process.undo import Undo
 from process.values import dataclass
 
-_JSON, _DRAFT = ".json", "~"  # no container ID begins with a tilde
+_JSON, _DRAFT = ".json", "~draft"  # no container ID begins with a tilde
+# Errors of this process or of the disk: the file may be a valid one.
+_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 _MAX_BYTES = 1 << 16
 _UINT32_MAX = (1 << 32) - 1
 _LONG = 200  # of 255 bytes (NAME_MAX)
@@ -61,7 +69,7 @@ class Store:
         self.data_dir = data_dir
 
     def load(self, attachment: Attachment) -> Saved | None:
-        """Returns the state of an attachment, None without a valid file; raises OSError."""
+        """Returns the state of an attachment, None without a valid file; raises CniError(5) if it cannot be read."""
         saved = self._read(self._path(attachment))
         return saved if saved and saved.attachment == attachment else None
 
@@ -74,24 +82,31 @@ class Store:
         """Writes the file of an attachment; raises CniError(5)."""
         path = self._path(saved.attachment)
         try:
-            _write(path, f"{self.data_dir}/{_DRAFT}{os.path.basename(path)}", gojson.dumps(_members(saved), indent=1))
+            self._write(path, gojson.dumps(_members(saved), indent=1))
         except OSError as error:
             msg = f'failed to save the state of "{saved.name}" in {path}: {reason(error.errno or 0)}'
             raise CniError(Code.IO_FAILURE, msg, 'set "dataDir" to a writable directory') from error
 
     def remove(self, attachment: Attachment) -> None:
-        """Deletes the file of an attachment, and the draft of a killed ADD; raises OSError."""
-        path = self._path(attachment)
-        _delete(f"{self.data_dir}/{_DRAFT}{os.path.basename(path)}")
-        _delete(path)
+        """Deletes the file of an attachment, and the draft of a killed ADD; raises OSError, CniError(11)."""
+        self.remove_draft()
+        _delete(self._path(attachment))
+
+    def remove_draft(self) -> None:
+        """Deletes the draft of a killed ADD; raises OSError, CniError(11)."""
+        if os.path.lexists(f"{self.data_dir}/{_DRAFT}"):
+            with self._locked():  # unless it is being written
+                _delete(f"{self.data_dir}/{_DRAFT}")
 
     def list_all(self) -> list[Saved]:
-        """Returns all valid states, of all networks."""
+        """Returns all valid states, of all networks; raises CniError(5) if one cannot be read."""
         try:
             names = sorted(os.listdir(self.data_dir))
-        except OSError:
+        except OSError as error:
+            if error.errno in _TEMPORARY:
+                raise _unreadable(self.data_dir, error) from error
             return []
-        paths = [f"{self.data_dir}/{name}" for name in names if name.endswith(_JSON) and not name.startswith(_DRAFT)]
+        paths = [f"{self.data_dir}/{name}" for name in names if name.endswith(_JSON)]
         return [saved for saved in map(self._read, paths) if saved]
 
     def _path(self, attachment: Attachment) -> str:
@@ -103,8 +118,39 @@ class Store:
     def _read(self, path: str) -> Saved | None:
         try:
             return _parse(files.read(path, _MAX_BYTES))
-        except (OSError, ValueError, CniError):
+        except OSError as error:
+            if error.errno in _TEMPORARY:
+                raise _unreadable(path, error) from error
             return None
+        except (ValueError, CniError):
+            return None
+
+    def _write(self, path: str, text: str) -> None:
+        if record.change(f"save {path}"):
+            if not os.path.isdir(self.data_dir):
+                directories.create(self.data_dir, 0o700)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            draft = f"{self.data_dir}/{_DRAFT}"
+            with self._locked():
+                fd = os.open(draft, flags, 0o600)
+                try:
+                    directories.write(fd, text.encode())
+                finally:
+                    os.close(fd)
+                os.rename(draft, path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self.data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            flock.acquire(fd, self.data_dir, "the states of devices")
+            yield
+        finally:
+            os.close(fd)
+
+
+def _unreadable(path: str, error: OSError) -> CniError:
+    return CniError(Code.IO_FAILURE, f"failed to read {path}: {reason(error.errno or 0)}", "the verb can be repeated")
 
 
 def _members(saved: Saved) -> dict[str, object]:
@@ -157,32 +203,16 @@ def _parse(content: bytes) -> Saved:
 
 
 def _address(fields: Fields) -> SavedAddress:
-    def number(key: str) -> int:
-        return fields.integer(key, minimum=0, maximum=_UINT32_MAX) or 0
+    """Returns an address in a file; raises ValueError, CniError for an invalid one."""
 
-    return SavedAddress(
-        fields.string("local"),
-        number("prefix"),
-        number("scope"),
-        number("flags"),
-        fields.string("peer"),
-        fields.string("broadcast"),
-    )
+    def number(key: str, maximum: int) -> int:
+        return fields.integer(key, minimum=0, maximum=maximum) or 0
 
-
-def _write(path: str, draft: str, text: str) -> None:
-    if record.change(f"save {path}"):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(draft, flags, 0o600)
-        except FileNotFoundError:
-            directories.create(os.path.dirname(path), 0o700)
-            fd = os.open(draft, flags, 0o600)
-        try:
-            directories.write(fd, text.encode())
-        finally:
-            os.close(fd)
-        os.rename(draft, path)
+    local, peer, broadcast = map(fields.string, ("local", "peer", "broadcast"))
+    for text in (local, *filter(None, (peer, broadcast))):
+        parse_ip(text)
+    prefix, scope = number("prefix", 128), number("scope", 255)
+    return SavedAddress(local, prefix, scope, number("flags", _UINT32_MAX), peer, broadcast)
 
 
 def _delete(path: str) -> None:

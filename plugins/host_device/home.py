@@ -31,8 +31,12 @@ def compute_life(namespace: Netns, socket: Socket) -> str:
 
 
 def is_of_this_boot(saved: Saved) -> bool:
-    """Returns whether the device was moved in this boot; after a reboot all devices are on the host."""
-    return bool(_boot_id()) and saved.life.partition(" ")[0] == _boot_id()
+    """Returns whether the device was moved in this boot; after a reboot all devices are on the host.
+
+    If a boot ID could not be read, now or at ADD, the device counts as one of this boot.
+    """
+    then, now = saved.life.partition(" ")[0], _boot_id()
+    return not then or not now or then == now
 
 
 def bring_home(host: Socket, sandbox: Sandbox, saved: Saved) -> bool:

@@ -92,7 +92,8 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     """
     store = Store(host_device_conf.lenient(net_conf).data_dir)
     stale = [item for item in store.list_all() if item.network == net_conf.name and item.attachment not in valid]
-    run_all(*(partial(_collect, store, item) for item in stale), partial(delegate.run_ipam, args, net_conf))
+    collect = (partial(_collect, store, item) for item in stale)
+    run_all(*collect, store.remove_draft, partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
@@ -223,6 +224,8 @@ def _bring_back(args: CmdArgs, store: Store, configured: str) -> None:
             is_home = saved is not None and home.bring_home_from_host(host, saved)
     if saved:
         _finish(store, saved, is_home=is_home)
+    else:
+        store.remove(attachment)
 
 
 def _bring_back_by_alias(host: Socket, sandbox: Sandbox, configured: str) -> None:

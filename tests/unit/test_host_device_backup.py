@@ -1,0 +1,52 @@
+"""host-device's files: an invalid one is no state, and one that cannot be read now is an error."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from plugins.host_device.backup import Store
+from process import files
+
+ATTACHMENT = Attachment("c", "eth0")
+ADDRESS = {"local": "192.0.2.1", "prefix": 24, "scope": 0, "flags": 0, "peer": "", "broadcast": ""}
+STATE = {"network": "net", "containerID": "c", "ifname": "eth0", "life": "boot 1", "name": "hd0"}
+
+
+@pytest.fixture
+def load(tmp_path):
+    """A function that stores a state with an address and loads it."""
+
+    def run(**keys):
+        content = {**STATE, "addresses": [{**ADDRESS, **keys}]}
+        (tmp_path / "c:eth0.json").write_text(json.dumps(content))
+        return Store(str(tmp_path)).load(ATTACHMENT)
+
+    return run
+
+
+def test_valid_state(load):
+    """A valid state is loaded."""
+    assert load().addresses[0].local == "192.0.2.1"
+
+
+@pytest.mark.parametrize("keys", [{"local": ""}, {"local": "x"}, {"peer": "1.2.3"}, {"prefix": 129}, {"scope": 256}])
+def test_invalid_address(load, keys):
+    """A file with an invalid address is no state."""
+    assert load(**keys) is None
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOMEM])
+def test_unreadable_file(load, monkeypatch, code):
+    """A file that cannot be read now is an error, so that DEL can be repeated and nothing is forgotten."""
+
+    def fail(path, size):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "read", fail)
+    with pytest.raises(CniError) as caught:
+        load()
+    assert caught.value.code == Code.IO_FAILURE
