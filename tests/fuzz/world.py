@@ -31,7 +31,7 @@ from kernel.codec import LinkMessage
 from kernel.codec_netfilter import RuleMessage
 from podwire.main import PLUGINS
 from tests.fuzz.cases import Case
-from tests.support import binaries, private_host
+from tests.support import binaries, pod_interfaces, private_host
 from tests.support.invocation import strict_json
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
@@ -39,6 +39,7 @@ from tests.support.streams import MemoryStdin
 
 HOME = Path("/run/fuzz")
 LEASES, RESULTS, TUNING = HOME / "leases", Path("/var/lib/cni/results"), HOME / "tuning"
+DEVICES = HOME / "devices"
 _PROGRAMS = binaries.directory()  # before this process changes its directory
 _HANG_S = 20.0
 _PEAK_KIB = 100 << 10
@@ -68,6 +69,7 @@ def enter() -> World:
     chained.ip("link", "set", "eth0", "up")
     chained.ip("addr", "add", "10.1.2.5/24", "dev", "eth0")
     host.ip("link", "set", "h0", "up")
+    pod_interfaces.create_objects(host, 1)
     kernel.netfilter.nft._FREED_AFTER_US = 0
     return World(host, Namespace("pod"), chained)
 
@@ -75,6 +77,10 @@ def enter() -> World:
 def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Returns whether nothing was leaked; any verb may remove the empty reservation of an earlier crash."""
     return {**before, "leases": None} == {**after, "leases": None} and not set(after["leases"]) - set(before["leases"])
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*"))
 
 
 def _deletion(index: int) -> rtnl.Request:
@@ -229,6 +235,8 @@ class World:
             if deletion_verdict != "done":
                 raise FaultError(f"DEL after ADD: {error.decode()}")
             self._delete_bridges(before)
+            if (devices := _names(DEVICES)) != before["devices"]:
+                raise FaultError(f"DEL after ADD left {devices}")
             if (attributes := self._attributes()) != before["attributes"]:
                 raise FaultError(f"DEL after ADD left {attributes}, not {before['attributes']}")
         elif not _same(before, after := self._state()):
@@ -265,20 +273,31 @@ class World:
             "rules": rules,
             "leases": leases(HOME) + leases(Path("/var/lib/cni/networks")),
             "attributes": self._attributes(),
-            "backups": sorted(path.name for path in TUNING.glob("*")),
+            "backups": _names(TUNING),
+            "devices": _names(DEVICES),
         }
 
     def _attributes(self) -> list[Any]:
-        """Returns the attributes that tuning sets and restores, of both ends of the chained pod's veth."""
+        """Returns the attributes that plugins set and restore: both ends of the chained pod's veth, and a device."""
         host, *_, chained = self._links
-        ends = [*link.get(host, link.by_name_request("h0")), *link.get(chained, link.by_name_request("eth0"))]
+        ends = [
+            *link.get(host, link.by_name_request("h0")),
+            *link.get(host, link.by_name_request("hd0")),
+            *link.get(chained, link.by_name_request("eth0")),
+        ]
         return [end and (end.mac, end.mtu, end.flags & _SETTABLE) for end in ends]
 
     def _delete_bridges(self, before: dict[str, Any]) -> None:
-        """Deletes the bridges that a case created: they outlive attachments."""
+        """Deletes the bridges that a case created: they outlive attachments.
+
+        Raises FaultError for another link that does, and for a link that the host has lost.
+        """
         host = self._links[0]
         known = set(before["links"][0])
         links = host.dump(rtnl.Request("", LinkMessage, link.RTM_GETLINK, rtnl.NLM_F_DUMP))
+        names = {message.get_attr("IFLA_IFNAME") for message in links}
+        if wrong := (known - names) | {name for name in names - known if name.startswith("pwha")}:
+            raise FaultError(f"the links {wrong} are lost or left")
         created = [message["index"] for message in links if message.get_attr("IFLA_IFNAME") not in known | {"cni0"}]
         for index in created:
             with contextlib.suppress(CniError):
