@@ -107,6 +107,7 @@ def delete(args: CmdArgs, net_conf: NetConf, *kinds: str) -> None:
     Deletes only a link of one of `kinds`: a process in the container may have given the name to another one. If the
     interface cannot be deleted, its addresses stay reserved because they are in use. Raises CniError, KernelError.
     """
+    delegate.release_lease(args, net_conf)
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
             container_link = sandbox.find_link()

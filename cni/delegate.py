@@ -11,6 +11,7 @@ import os
 import select
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 
 from cni import gojson, skel
@@ -72,6 +73,16 @@ def run_ipam(args: CmdArgs, conf: NetConf) -> None:
     """Runs the verb in `args` of the network's IPAM plugin, if there is one; raises its error unchanged."""
     if conf.ipam_type:
         run(conf.ipam_type, args, conf)
+
+
+def release_lease(args: CmdArgs, conf: NetConf) -> None:
+    """Runs DEL of the IPAM plugin dhcp, which releases its lease over the interface; call it before the deletion.
+
+    `run_ipam` after the deletion repeats it, as for every IPAM plugin, and reports its error.
+    """
+    if conf.ipam_type == "dhcp":
+        with suppress(CniError):
+            run_ipam(args, conf)
 
 
 def gateways(args: CmdArgs, conf: NetConf) -> Iterator[Iterable[Cidr]]:

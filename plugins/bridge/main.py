@@ -84,6 +84,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     still in use. Otherwise all steps run, and failures are reported at the end. DEL looks for rules of every option,
     even if the configuration no longer has it; that takes about 0.3 ms and starts no process.
     """
+    delegate.release_lease(args, net_conf)
     with Socket() as host:
         other_interface_ips = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(

@@ -64,6 +64,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     If the device cannot be brought back, its addresses stay reserved because they are in use, and DEL can be repeated.
     """
     conf = host_device_conf.lenient(net_conf)
+    delegate.release_lease(args, net_conf)
     _bring_back(args, Store(conf.data_dir), conf.device)
     delegate.run_ipam(args, net_conf)
 

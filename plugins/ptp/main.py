@@ -72,6 +72,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     Keeps the addresses if the interface cannot be deleted: they are still in use. Otherwise tries all steps, then
     reports failures.
     """
+    delegate.release_lease(args, net_conf)
     with Socket() as host:
         other_interface_ips = veth.delete_attachment_veth(args, net_conf, host)
     run_all(
