@@ -46,7 +46,7 @@ def show(node: DoctorNode) -> dict[str, Any]:
             SAMPLE, ("macvlan", "eth0", "bridge"), "eth0 (macvlan bridge)", marks=pytest.mark.needs("macvlan")
         ),
         pytest.param(
-            "91-ipvlan.conflist", ("ipvlan", "eth0", "l3"), "eth0 (ipvlan l3)", marks=pytest.mark.needs("ipvlan")
+            "91-ipvlan.conflist", ("ipvlan", "eth2", "l3"), "eth2 (ipvlan l3)", marks=pytest.mark.needs("ipvlan")
         ),
         pytest.param(
             "92-vlan.conflist", ("vlan", "eth0", "100"), "eth0 (vlan 100)", marks=pytest.mark.needs("vlan_device")
