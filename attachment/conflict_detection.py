@@ -2,9 +2,9 @@
 
 The kernel does the same for IPv6 addresses (RFC 4862), and every ADD waits for that.
 
-The interface has no address yet, so an ipvlan interface would get no answers: its master receives them instead. Three
-ARP probes are sent, one to two seconds apart. An address is free if no host
-has answered two seconds after the last one. An answer ends the wait.
+Three ARP probes are sent, one to two seconds apart. An address is free if no host has answered two seconds after the
+last one. An answer ends the wait. The interface has no address yet, so the answers for an ipvlan interface arrive on
+its master: the probes are sent from there.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def refuse_conflicts(sandbox: Sandbox, container_link: Link, result: Result) -> 
 
 
 def refuse_conflicts_on_master(sandbox: Sandbox, master: Link, result: Result, *, in_container: bool) -> None:
-    """Detects conflicts as above, through the master of an ipvlan interface, which has the same MAC address.
+    """Raises CniError(999) if another host uses an IPv4 address of an ipvlan interface; probes from its master.
 
-    With `in_container` the master is in the sandbox. Raises CniError(7) if the master is down.
+    Both have the same MAC address. With `in_container` the master is in the sandbox. Raises CniError(7) if the master
+    is down, KernelError, OSError, CniError(8).
     """
     probed = _probed_addresses(sandbox, result)
     if probed:
@@ -69,7 +70,7 @@ def _probed_addresses(sandbox: Sandbox, result: Result) -> dict[bytes, IPv4Addre
 
 
 def _refuse_used(namespace: Netns | None, prober: Link, probed: Mapping[bytes, IPv4Address]) -> None:
-    """Sends probes from the link `prober` in `namespace`, None for the current one, and reads the answers."""
+    """Sends probes from `prober`, a link in `namespace` or the current one; raises CniError(999) for an answer."""
     with entered(namespace) if namespace else nullcontext():
         packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.htons(_ETH_P_ARP))
     with packets, record.timed_step("detect address conflicts"):

@@ -5,9 +5,10 @@ master, the host link, and a route through it to each address of a pod. A pod ge
 each address of the node on the master: the host link never answers for these addresses, or other machines on the
 network would learn its MAC address for them.
 
-A macvlan host link has a MAC address of its own, to which pods send. All ipvlan interfaces have the master's: the
-kernel passes pods' packets for it to the master if no ipvlan interface has the destination address. For the same
-reason an ipvlan host link would get no answer to an ARP request, so it sends none: pods have its MAC address, too.
+A macvlan host link has a MAC address of its own, to which pods send. All ipvlan interfaces have the master's. If no
+ipvlan interface has a packet's destination address, the kernel passes the packet to the master. So the master would
+receive the answers to ARP requests of an ipvlan host link. Therefore that link does not use ARP, and sends to its MAC
+address, which the pods have, too.
 
 One rule: all state is in the kernel. The protocol of a route marks it as podwire's, its metric names the attachment,
 and the host link is deleted with its last route. A lock on the host's namespace makes verbs change them sequentially.
@@ -49,15 +50,18 @@ _REPAIR = "run: podwire repair"
 
 
 class HostLinkKind(NamedTuple):
-    """The kind of the host link, the attributes of that kind, and whether it has a MAC address of its own."""
+    """The kernel's name of the host link's kind, its attributes, and whether it has a MAC address of its own."""
 
-    kind: str
+    name: str
     data: Attributes
     has_mac: bool
 
 
-class Ends(NamedTuple):
-    """The links that a pod's access needs: the master, and the pod's interface in its sandbox."""
+class AccessLinks(NamedTuple):
+    """The two links that reach each other: the master on the host, and the pod's interface in its sandbox.
+
+    `host` is a socket in the master's namespace.
+    """
 
     host: Socket
     master: Link
@@ -75,48 +79,46 @@ def refuse_impossible(options: MasterOptions, ipam_type: str, reason: str = "") 
         raise invalid_conf(f'"hostAccess" is not possible: {reason}', 'remove "hostAccess", or the other setting')
 
 
-def add(how: HostLinkKind, ends: Ends, args: CmdArgs, net_conf: NetConf, result: Result, undo: Undo) -> None:
+def add(kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf, result: Result, undo: Undo) -> None:
     """Creates the host link unless it exists, and the routes and neighbour entries of both sides.
 
     Raises CniError(11), CniError(999), KernelError.
     """
-    pods = [ip.address.ip for ip in attachment_ips(result, args.ifname, strict=False)]
-    versions = {pod.version for pod in pods}
-    nodes = [item for item in list_node_addresses(ends.host, ends.master) if item.version in versions]
-    undo.push("remove the host's access", partial(remove, args, net_conf, pods))
+    pod_ips = [ip.address.ip for ip in attachment_ips(result, args.ifname, strict=False)]
+    node_ips = _list_reachable(links, pod_ips)
+    undo.push("remove the host's access", partial(remove, args, net_conf, pod_ips))
     with record.timed_step("give the host access"), _locked():
-        host_link = _ensure_host_link(how, ends)
-        # An equal destination is that of an earlier attachment, which had the address and got no DEL.
-        stale = [item for item in _list_routes(ends.host) if item.dst in {host_cidr(pod).network for pod in pods}]
-        ends.host.change(
+        host_link = _ensure_host_link(kind, links)
+        # A route to one of the pod's addresses is that of an earlier attachment, which got no DEL.
+        destinations = {host_cidr(ip).network for ip in pod_ips}
+        stale = [item for item in _list_routes(links.host) if item.dst in destinations]
+        links.host.change(
             *(route_copy.delete_request(item, item.table) for item in stale),
-            *_host_requests(host_link, pods, nodes, _owner(net_conf.name, _attachment(args))),
+            *_host_requests(host_link, pod_ips, node_ips, compute_owner(net_conf.name, _attachment(args))),
         )
-    ends.sandbox.socket.change(*_pod_requests(ends.container_link, host_link, nodes))
+    links.sandbox.socket.change(*_pod_requests(links.container_link, host_link, node_ips))
 
 
-def remove(args: CmdArgs, net_conf: NetConf, pods: Iterable[Address]) -> None:
-    """Deletes the host's routes to an attachment, and each host link without further routes.
+def remove(args: CmdArgs, net_conf: NetConf, pod_ips: Iterable[Address]) -> None:
+    """Deletes the host's routes to an attachment, and their host links unless other routes use these.
 
-    Without a route to delete, all host links without routes: a killed verb may have created a link and no route, and
-    `ip link set down` deletes routes.
-
-    `pods` are the attachment's addresses; without any, all routes of the attachment are deleted. Raises CniError(11),
-    KernelError.
+    `pod_ips` are the attachment's addresses; without any, all routes of the attachment are deleted. If there is no
+    route to delete, all host links without routes are deleted: a killed verb may have created a link but no route, and
+    `ip link set down` deletes routes. Raises CniError(11), KernelError.
     """
-    owner = _owner(net_conf.name, _attachment(args))
-    destinations = {host_cidr(pod).network for pod in pods}
+    owner = compute_owner(net_conf.name, _attachment(args))
+    destinations = {host_cidr(ip).network for ip in pod_ips}
 
-    def is_doomed(item: TableRoute) -> bool:
+    def is_of_attachment(item: TableRoute) -> bool:
         return item.metric == owner and (not destinations or item.dst in destinations)
 
     with Socket() as host, _locked():
         routes = _list_routes(host)
-        doomed = [item for item in routes if is_doomed(item)]
-        if doomed:
-            _delete(host, doomed, [item for item in routes if not is_doomed(item)])
+        deletable = [item for item in routes if is_of_attachment(item)]
+        if deletable:
+            _delete(host, deletable, [item for item in routes if not is_of_attachment(item)])
         else:
-            _delete_unused(host, routes)
+            _delete_unused_links(host, routes)
 
 
 def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
@@ -134,12 +136,14 @@ def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
     remove(args, net_conf, [ip.address.ip for ip in ips])
 
 
-def repair(how: HostLinkKind, ends: Ends, args: CmdArgs, net_conf: NetConf, prev_result: Result, undo: Undo) -> None:
+def repair(
+    kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf, prev_result: Result, undo: Undo
+) -> None:
     """Creates what check() reports as missing. Raises CniError(11), CniError(999), KernelError."""
     repair_if_missing(
         "the host's access",
-        partial(check, ends, args, prev_result),
-        partial(add, how, ends, args, net_conf, prev_result, undo),
+        partial(check, links, args, prev_result),
+        partial(add, kind, links, args, net_conf, prev_result, undo),
     )
 
 
@@ -148,36 +152,33 @@ def collect(network: str, valid: Iterable[Attachment]) -> None:
 
     Raises CniError(11), KernelError.
     """
-    valid_owners = {_owner(network, item) for item in valid}
+    valid_owners = {compute_owner(network, item) for item in valid}
     with Socket() as host, _locked():
         routes = _list_routes(host)
-        doomed = [item for item in routes if item.metric >> 16 == _hash(network) and item.metric not in valid_owners]
-        kept = [item for item in routes if item not in doomed]
-        _delete(host, doomed, kept)
-        _delete_unused(host, kept)
+        stale = [item for item in routes if is_of_network(item.metric, network) and item.metric not in valid_owners]
+        remaining = [item for item in routes if item not in stale]
+        _delete(host, stale, remaining)
+        _delete_unused_links(host, remaining)
 
 
-def check(ends: Ends, args: CmdArgs, prev_result: Result) -> None:
+def check(links: AccessLinks, args: CmdArgs, prev_result: Result) -> None:
     """Checks the host link, its routes to the pod, and the pod's entries for the node; raises CniError(999)."""
-    pods = [ip.address.ip for ip in attachment_ips(prev_result, args.ifname, strict=False)]
-    host_link = _find_host_link(ends.host, ends.master)
+    pod_ips = [ip.address.ip for ip in attachment_ips(prev_result, args.ifname, strict=False)]
+    host_link = _find_host_link(links.host, links.master)
     if host_link is None or not host_link.is_up:
-        msg = f'The host has no access to the pods on "{ends.master.name}": {_name(ends.master)} is missing or down'
+        msg = f'The host has no access to the pods on "{links.master.name}": {_name(links.master)} is missing or down'
         raise internal(msg, _REPAIR)
     if not _reaches_pods(host_link):
         raise internal(f"The host's interface {host_link.name} uses ARP, whose answers it does not get", _REPAIR)
-    present = {item.dst for item in _list_routes(ends.host) if item.is_through(host_link)}
-    for pod in pods:
-        if host_cidr(pod).network not in present:
-            raise internal(f"The host's route to {pod} through {host_link.name} is missing", _REPAIR)
-    entries = neighbour.list_permanent(ends.sandbox.socket, ends.container_link)
-    versions = {pod.version for pod in pods}
-    for node in list_node_addresses(ends.host, ends.master):
-        if node.version not in versions:
-            continue
-        routes = ends.sandbox.list_routes(node.version).get(host_cidr(node).network)
-        if not routes or entries.get(node) != host_link.mac_bytes:
-            msg = f"The container's route or neighbour entry for the node's address {node} is missing"
+    destinations = {item.dst for item in _list_routes(links.host) if item.is_through(host_link)}
+    for ip in pod_ips:
+        if host_cidr(ip).network not in destinations:
+            raise internal(f"The host's route to {ip} through {host_link.name} is missing", _REPAIR)
+    entries = neighbour.list_permanent(links.sandbox.socket, links.container_link)
+    for ip in _list_reachable(links, pod_ips):
+        routes = links.sandbox.list_routes(ip.version).get(host_cidr(ip).network)
+        if not routes or entries.get(ip) != host_link.mac_bytes:
+            msg = f"The container's route or neighbour entry for the node's address {ip} is missing"
             raise internal(msg, _REPAIR)
 
 
@@ -193,7 +194,7 @@ def list_node_addresses(host: Socket, master: Link) -> list[Address]:
 
 
 def list_owners(host: Socket) -> dict[int, set[int]]:
-    """Returns the owners of the routes through each host link, by its ifindex; raises KernelError."""
+    """Returns the owners (compute_owner) of the routes through each host link, by its ifindex; raises KernelError."""
     owners: dict[int, set[int]] = {}
     for item in _list_routes(host):
         for index in item.indexes:
@@ -201,9 +202,9 @@ def list_owners(host: Socket) -> dict[int, set[int]]:
     return owners
 
 
-def get_owner(network: str, attachment: Attachment) -> int:
-    """Returns the number by which `list_owners` identifies an attachment."""
-    return _owner(network, attachment)
+def compute_owner(network: str, attachment: Attachment) -> int:
+    """Returns the metric of an attachment's routes: 16 bits for its network, and 16 for the attachment."""
+    return _hash(network) << 16 | _hash("/".join(attachment))
 
 
 def is_of_network(owner: int, network: str) -> bool:
@@ -211,25 +212,31 @@ def is_of_network(owner: int, network: str) -> bool:
     return owner >> 16 == _hash(network)
 
 
-def _ensure_host_link(how: HostLinkKind, ends: Ends) -> Link:
+def _list_reachable(links: AccessLinks, pod_ips: Iterable[Address]) -> list[Address]:
+    """Returns the node's addresses of the IP versions that the pod has; raises KernelError."""
+    versions = {ip.version for ip in pod_ips}
+    return [ip for ip in list_node_addresses(links.host, links.master) if ip.version in versions]
+
+
+def _ensure_host_link(kind: HostLinkKind, links: AccessLinks) -> Link:
     """Returns the host link of the master, which it creates if it is missing, and brings up."""
-    name = _name(ends.master)
-    host_link = _find_host_link(ends.host, ends.master)
+    name = _name(links.master)
+    host_link = _find_host_link(links.host, links.master)
     if host_link is None:
-        mac = _mac(ends.master) if how.has_mac else b""
-        ends.host.change(child_link.create_request(how.kind, name, ends.master, None, how.data, mac=mac))
+        mac = _mac(links.master) if kind.has_mac else b""
+        links.host.change(child_link.create_request(kind.name, name, links.master, None, kind.data, mac=mac))
         _write_parameters(name)
-        host_link = _find_host_link(ends.host, ends.master)
+        host_link = _find_host_link(links.host, links.master)
         if record.is_dry_run():
-            host_link = ends.master._replace(name=name, kind=how.kind, flags=0)
-    if host_link is None or host_link.kind != how.kind:
-        kind = f"is {host_link.kind}" if host_link else "was deleted"
-        raise internal(f'the host\'s interface "{name}" {kind}, not {how.kind}', f"delete it: ip link del {name}")
+            host_link = links.master._replace(name=name, kind=kind.name, flags=0)
+    if host_link is None or host_link.kind != kind.name:
+        state = f"is {host_link.kind}" if host_link else "was deleted"
+        raise internal(f'the host\'s interface "{name}" {state}, not {kind.name}', f"delete it: ip link del {name}")
     if not host_link.is_up:
-        ends.host.change(link.set_request(host_link, up=True))
+        links.host.change(link.set_request(host_link, up=True))
     # In mode l2 the kernel clears the flag when the link comes up.
-    if not how.has_mac and not (host_link.is_up and _reaches_pods(host_link)):
-        ends.host.change(link.set_request(host_link, noarp=True))
+    if not kind.has_mac and not (host_link.is_up and _reaches_pods(host_link)):
+        links.host.change(link.set_request(host_link, noarp=True))
     return host_link
 
 
@@ -247,21 +254,23 @@ def _write_parameters(name: str) -> None:
     sysctl.try_write(f"ipv6/conf/{name}/disable_ipv6", "0")
 
 
-def _host_requests(host_link: Link, pods: Iterable[Address], nodes: list[Address], owner: int) -> Iterator[Request]:
+def _host_requests(
+    host_link: Link, pod_ips: Iterable[Address], node_ips: list[Address], owner: int
+) -> Iterator[Request]:
     """Yields requests that route the pod's addresses through the host link, with the node's address as source."""
-    for pod in pods:
-        source = next((node for node in nodes if node.version == pod.version), None)
-        item = _build_route(host_link, host_cidr(pod).network, source, owner)
-        yield route_copy.add_request(item, route.TABLE_MAIN, description=f"add route {pod} dev {host_link.name}")
+    for ip in pod_ips:
+        source = next((node_ip for node_ip in node_ips if node_ip.version == ip.version), None)
+        item = _build_route(host_link, host_cidr(ip).network, source, owner)
+        yield route_copy.add_request(item, route.TABLE_MAIN, description=f"add route {ip} dev {host_link.name}")
 
 
-def _pod_requests(container_link: Link, host_link: Link, nodes: Iterable[Address]) -> Iterator[Request]:
+def _pod_requests(container_link: Link, host_link: Link, node_ips: Iterable[Address]) -> Iterator[Request]:
     """Yields requests by which the pod sends to the node's addresses through the host link."""
-    for node in nodes:
-        item = _build_route(container_link, host_cidr(node).network, None, 0)
-        description = f"add route {node} dev {container_link.name}"
+    for ip in node_ips:
+        item = _build_route(container_link, host_cidr(ip).network, None, 0)
+        description = f"add route {ip} dev {container_link.name}"
         yield route_copy.add_request(item, route.TABLE_MAIN, description=description)
-        yield neighbour.set_request(container_link, node, host_link.mac_bytes)
+        yield neighbour.set_request(container_link, ip, host_link.mac_bytes)
 
 
 def _build_route(through: Link, dst: Network, source: Address | None, metric: int) -> TableRoute:
@@ -275,27 +284,34 @@ def _list_routes(host: Socket) -> list[TableRoute]:
     return [item for item in listed if item.values["proto"] == _PROTOCOL]
 
 
-def _delete(host: Socket, doomed: list[TableRoute], kept: list[TableRoute]) -> None:
-    """Deletes routes, and their host links if no route in `kept` is through them."""
-    if not doomed:
+def _delete(host: Socket, routes: list[TableRoute], remaining: list[TableRoute]) -> None:
+    """Deletes routes, and their host links unless a route in `remaining` uses these."""
+    if not routes:
         return
-    host.change(*(route_copy.delete_request(item, item.table) for item in doomed))
-    used = {index for item in kept for index in item.indexes}
-    unused = {index for item in doomed for index in item.indexes} - used
-    for host_link in link.get(host, *map(link.by_index_request, sorted(unused))) if unused else ():
-        if host_link is not None and is_host_link(host_link):
-            host.change(link.delete_request(host_link))
+    host.change(*(route_copy.delete_request(item, item.table) for item in routes))
+    unused = _list_indexes(routes) - _list_indexes(remaining)
+    if unused:
+        _delete_host_links(host, filter(None, link.get(host, *map(link.by_index_request, sorted(unused)))))
 
 
-def _delete_unused(host: Socket, kept: list[TableRoute]) -> None:
-    """Deletes the host links through which no route in `kept` is.
+def _delete_unused_links(host: Socket, remaining: list[TableRoute]) -> None:
+    """Deletes the host links that no route in `remaining` uses."""
+    used = _list_indexes(remaining)
+    _delete_host_links(host, (item for item in link.list_all(host) if item.index not in used))
+
+
+def _list_indexes(routes: Iterable[TableRoute]) -> set[int]:
+    return {index for item in routes for index in item.indexes}
+
+
+def _delete_host_links(host: Socket, links: Iterable[Link]) -> None:
+    """Deletes the links that are host links.
 
     Not in the background: a child process would inherit the lock, and keep it if the verb is killed.
     """
-    used = {index for item in kept for index in item.indexes}
-    for host_link in link.list_all(host):
-        if is_host_link(host_link) and host_link.index not in used:
-            host.change(link.delete_request(host_link))
+    for item in links:
+        if is_host_link(item):
+            host.change(link.delete_request(item))
 
 
 def _find_host_link(host: Socket, master: Link) -> Link | None:
@@ -316,11 +332,6 @@ def _mac(master: Link) -> bytes:
 
 def _attachment(args: CmdArgs) -> Attachment:
     return Attachment(args.container_id, args.ifname)
-
-
-def _owner(network: str, attachment: Attachment) -> int:
-    """Returns the metric of an attachment's routes: 16 bits for its network, and 16 for the attachment."""
-    return _hash(network) << 16 | _hash("/".join(attachment))
 
 
 def _hash(text: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from attachment import child_interface, conflict_detection, container_interface, host_access, master
-from attachment.host_access import Ends, HostLinkKind
+from attachment.host_access import AccessLinks, HostLinkKind
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni import delegate
@@ -61,9 +61,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             detect_conflicts=detect_conflicts if conf.conflict_detection else None,
         )
         if conf.host_access:
-            ends = Ends(socket, parent, sandbox, container_link)
+            links = AccessLinks(socket, parent, sandbox, container_link)
             interface.refuse_strict_reverse_path(conf, parent, result)
-            host_access.add(_host_link(conf), ends, args, net_conf, result, undo)
+            host_access.add(_host_link_kind(conf), links, args, net_conf, result, undo)
         return result
 
 
@@ -97,7 +97,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             check_addresses_and_routes(sandbox, container_link, prev_result)
             if conf.host_access:
                 interface.refuse_strict_reverse_path(conf, parent, prev_result)
-                host_access.check(Ends(socket, parent, sandbox, container_link), args, prev_result)
+                host_access.check(AccessLinks(socket, parent, sandbox, container_link), args, prev_result)
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
@@ -137,8 +137,8 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
             interface.check(sandbox, container_link, conf)
             parent = interface.find_master(socket, conf.master, container_link)
             interface.refuse_strict_reverse_path(conf, parent, prev_result)
-            ends = Ends(socket, parent, sandbox, container_link)
-            host_access.repair(_host_link(conf), ends, args, net_conf, prev_result, undo)
+            links = AccessLinks(socket, parent, sandbox, container_link)
+            host_access.repair(_host_link_kind(conf), links, args, net_conf, prev_result, undo)
 
 
 PLUGIN = Plugin(
@@ -155,7 +155,7 @@ PLUGIN = Plugin(
 )
 
 
-def _host_link(conf: IpvlanConf) -> HostLinkKind:
+def _host_link_kind(conf: IpvlanConf) -> HostLinkKind:
     return HostLinkKind("ipvlan", interface.get_attributes(conf), has_mac=False)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from attachment import child_interface, conflict_detection, container_interface, host_access, master
-from attachment.host_access import Ends, HostLinkKind
+from attachment.host_access import AccessLinks, HostLinkKind
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni import delegate
@@ -25,7 +25,7 @@ from plugins.macvlan import conf as macvlan_conf
 from plugins.macvlan import interface
 from process.undo import Undo
 
-_HOST_LINK = HostLinkKind("macvlan", [("IFLA_MACVLAN_MODE", macvlan_conf.MODES["bridge"])], has_mac=True)
+_HOST_LINK_KIND = HostLinkKind("macvlan", [("IFLA_MACVLAN_MODE", macvlan_conf.MODES["bridge"])], has_mac=True)
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
@@ -56,8 +56,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
                 detect_conflicts=detect_conflicts if conf.conflict_detection else None,
             )
         if conf.host_access:
-            ends = Ends(socket, parent, sandbox, container_link)
-            host_access.add(_HOST_LINK, ends, args, net_conf, result, undo)
+            links = AccessLinks(socket, parent, sandbox, container_link)
+            host_access.add(_HOST_LINK_KIND, links, args, net_conf, result, undo)
         return result
 
 
@@ -85,7 +85,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         interface.check(sandbox, container_link, parent, conf)
         check_addresses_and_routes(sandbox, container_link, prev_result)
         if conf.host_access:
-            host_access.check(Ends(socket, parent, sandbox, container_link), args, prev_result)
+            host_access.check(AccessLinks(socket, parent, sandbox, container_link), args, prev_result)
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
@@ -122,8 +122,8 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
         repair_if_missing(f'the interface "{args.ifname}"', sandbox.get_link, recreate)
         container_link = sandbox.find_link()
         if conf.host_access and container_link is not None:
-            ends = Ends(socket, parent, sandbox, container_link)
-            host_access.repair(_HOST_LINK, ends, args, net_conf, prev_result, undo)
+            links = AccessLinks(socket, parent, sandbox, container_link)
+            host_access.repair(_HOST_LINK_KIND, links, args, net_conf, prev_result, undo)
 
 
 PLUGIN = Plugin(

@@ -136,8 +136,8 @@ class _Finder:
                 yield Leak("ifb", f"interface {link.name}, which limits a pod's egress", fix, network, attachment)
 
     def host_links(self) -> Iterator[Leak]:
-        """Yields what `hostAccess` has left on the host: routes to pods that no longer run, links without a route."""
-        pods = {host_access.get_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
+        """Yields leaked objects of `hostAccess`: routes to pods no longer running, host links without routes."""
+        pods = {host_access.compute_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
         for link, owners in self.snapshot.kernel.host_links.items():
             if not owners:
                 yield Leak("host link", f"interface {link.name}, by which the host reached pods", _delete_command(link))
