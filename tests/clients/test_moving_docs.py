@@ -26,7 +26,7 @@ from tests.support.netlist import NetworkList, Run
 from tests.support.processes import output
 from tests.support.samples import create_interfaces
 
-HOST_ACCESS_PROTOCOL = "112"  # of macvlan's routes to pods
+HOST_ACCESS_PROTOCOL = "112"  # of the host's routes to pods, with `hostAccess`
 PAGE = Document(DOCS / "moving.md")
 BEFORE, STEP, AFTER, BACK, CLEANING = PAGE.blocks("sh")
 KEYS = next(table for table in PAGE.tables() if "DEL of podwire's pods" in table[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import binaries, scripted_ipam
+from tests.support import binaries, mount_wrapper, scripted_ipam
 from tests.support.attaching import Network
 from tests.support.invocation import environment, finish, start_plugin
 from tests.support.namespaces import Namespace
@@ -148,7 +147,9 @@ def test_full_disk_fails_no_verb(network: Network, sandbox: Namespace, tmp_path:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = f"mount -t tmpfs -o size=8k podwire {disk}; head -c 8000 /dev/zero | tr '\\0' '\\n' > {disk}/log"
-    bin_dir = install_wrapper(tmp_path / "bin", mounted, after=f"tail -c 200 {disk}/log | tr -d '\\n' | wc -c >&2")
+    bin_dir = mount_wrapper.install(
+        tmp_path / "bin", "bridge", mounted, after=f"tail -c 200 {disk}/log | tr -d '\\n' | wc -c >&2"
+    )
     full = replace(enable_log(network, disk / "log"), bin_dir=bin_dir, path=str(binaries.directory()))
     outcome = full.run("ADD", sandbox)
     assert outcome.result()["ips"]
@@ -217,7 +218,7 @@ def with_journald(network: Network, directory: Path, fill: str) -> Network:
         mount --rbind /run/netns {run}/netns
         (cd {run}/systemd; {fill})
         mount --rbind {run} /run"""
-    bin_dir = install_wrapper(directory / "bin", script)
+    bin_dir = mount_wrapper.install(directory / "bin", "bridge", script)
     return replace(enable_log(network, "journald"), bin_dir=bin_dir, path=str(binaries.directory()))
 
 
@@ -244,16 +245,6 @@ def test_delegates_log(network: Network, sandbox: Namespace, file: Path, tmp_pat
     replace(enable_log(network, file), path=str(other)).delete(sandbox)
     assert [line["plugin"] for line in read_lines(file)] == ["bridge", "host-local", "bridge"]
     assert [change.split()[0] for change in read_lines(file)[1]["changes"]] == ["release"]
-
-
-def install_wrapper(directory: Path, before: str, after: str = "") -> Path:
-    """Returns a directory with a `bridge` in a mount namespace, between the shell commands `before` and `after`."""
-    directory.mkdir()
-    program = directory / "bridge"
-    script = f"{before}\n{binaries.directory()}/bridge\nstatus=$?\n{after}\nexit $status"
-    program.write_text(f"#!/bin/sh\nexec unshare --mount --propagation private sh -c {shlex.quote(script)}\n")
-    program.chmod(0o755)
-    return directory
 
 
 def built_version() -> str:

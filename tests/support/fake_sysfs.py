@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support import binaries
+from tests.support import mount_wrapper
 
 PCI, VIRTIO, DPDK, DRIVERLESS, SUBFUNCTION = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0", "card.sf.2"
 KERNEL_PATH = f"/sys/devices/pci0000:00/{PCI}"
@@ -34,12 +34,7 @@ def create(root: Path, interface: str) -> None:
 
 def install(directory: Path, root: Path) -> Path:
     """Creates `directory` with a host-device that sees `root` as /sys; returns it."""
-    directory.mkdir()
-    plugin = directory / "host-device"
-    commands = f"mount --bind {root} /sys; exec {binaries.directory() / plugin.name}"
-    plugin.write_text(f"#!/bin/sh\nexec unshare --mount sh -ec '{commands}'\n")
-    plugin.chmod(0o755)
-    return directory
+    return mount_wrapper.install(directory, "host-device", f"mount --bind {root} /sys || exit 1")
 
 
 def _link(link: Path, target: Path, root: Path) -> None:

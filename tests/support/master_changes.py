@@ -1,0 +1,44 @@
+"""What CHECK of macvlan, ipvlan and vlan reports: changes of an interface on a master, of its master and its addresses.
+
+One rule: each change is to a pod that has just passed CHECK.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tests.support.attaching import Network
+from tests.support.namespaces import Namespace
+
+
+class Change(NamedTuple):
+    """Arguments of `ip` in the pod, changed keys of the configuration, and the beginning of CHECK's message."""
+
+    command: tuple[str, ...]
+    keys: dict[str, Any]
+    text: str
+
+
+CHANGES = {
+    "another master": Change((), {"master": "up9"}, 'Container interface eth0 is not on master "up9"'),
+    "no master": Change((), {"master": "zz"}, 'failed to lookup master "zz": Link not found'),
+    "down": Change(("link", "set", "eth0", "down"), {}, "Interface eth0 is down"),
+    "no address": Change(("addr", "del", "10.25.0.2/24", "dev", "eth0"), {}, "Expected address 10.25.0.2/24 is not on"),
+    "no IPv6 address": Change(
+        ("addr", "del", "fd00:25::2/64", "dev", "eth0"),
+        {},
+        "Expected address fd00:25::2/64 is not on",
+    ),
+    "deleted": Change(("link", "del", "eth0"), {}, "Container Interface name in prevResult: eth0 not found"),
+}
+
+
+def assert_reported(net: Network, sandbox: Namespace, change: Change) -> None:
+    """Asserts that CHECK passes after ADD, and reports the change."""
+    net.host.ip("link", "add", "up9", "type", "veth", "peer", "name", "up8")
+    result = net.add(sandbox)
+    net.check(sandbox, result)
+    if change.command:
+        sandbox.ip(*change.command)
+    error = net.having(**change.keys).run("CHECK", sandbox, prev_result=result).error()
+    assert error["msg"].startswith(change.text)
