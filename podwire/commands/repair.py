@@ -62,9 +62,10 @@ restarted, and connections continue. Run it after `nft flush ruleset`, `iptables
 
 CHECK of each plugin decides what is missing. Nothing that passes CHECK is changed, so you can run this at any time.
 sbr's rules and routing tables in the pods are restored, too, and hostAccess of macvlan and ipvlan. An interface of
-these that the kernel deleted with its master is created again when the master is back. Other interfaces, addresses and
-limits are not repaired, since a flush does not delete them: if CHECK reports one of them as missing, create the
-container again.
+macvlan or ipvlan that the kernel deleted with its master is created again when the master is back. host-device's name
+and settings of a device are restored if the kernel moved it to the host when it deleted the pod's namespace. Other
+interfaces, addresses and limits are not repaired, since a flush does not delete them: if CHECK reports one of them as
+missing, create the container again.
 
 A pod that is deleted at the same time stays deleted: repaired attachments are watched for a moment (--settle), which
 takes most of the command's time. Plugins of other vendors (flannel, calico) are not repaired.
