@@ -131,7 +131,7 @@ bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=D
 bench-quick: binaries needs-test ## run the main rows of bench, in a minute or two (root)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
 
-bench-second-kernel: binaries needs-test needs-second-kernel ## the other plugins, also those whose interfaces this kernel lacks
+bench-second-kernel: binaries needs-test needs-second-kernel ## compare the plugins beside bridge and ptp on the second kernel
 	$(PY) -m bench.run --second-kernel --rounds 15
 
 image-tests: venv ## run CPython's tests inside a start-up image

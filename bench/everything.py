@@ -52,7 +52,7 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             batches = cases.throughput(subjects, fewer, network, pods)
             yield Part("ms", "DEL until its last background process has ended, each", batches)
             yield Part("ms", "After bridge", source_routing.chained(subjects, rounds, network, pods))
-            rows = interfaces.interfaces(subjects, rounds, network, pods)
+            rows = interfaces.all_plugins(subjects, rounds, network, pods)
             yield Part("ms", "Other interfaces with host-local", rows)
             first = cold.first_calls(subjects, few, network, pods[0])
             yield Part("ms", "The first call, with the plugin's file not in the page cache", first)
@@ -77,10 +77,10 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
     yield Part("size_bytes", "Files; hard links to one file count once", cases.size(subjects))
 
 
-def measure_family(subjects: Subjects, rounds: int, _floors: Floors | None) -> Iterator[Part]:
-    """Measures the interfaces without a host veth, sbr and vrf, of which this kernel has what they need."""
+def measure_other_plugins(subjects: Subjects, rounds: int, _floors: Floors | None) -> Iterator[Part]:
+    """Measures plugins that create no host veth, sbr and vrf, as far as this kernel supports them."""
     with _pods() as pods, cases.networks(subjects, SINGLE) as network:
-        rows = interfaces.interfaces(subjects, rounds, network, pods)
+        rows = interfaces.all_plugins(subjects, rounds, network, pods)
         yield Part("ms", "Other interfaces with host-local", rows)
         yield Part("ms", "After bridge", source_routing.chained(subjects, rounds, network, pods))
 

@@ -28,16 +28,16 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def interfaces(subjects: Subjects, rounds: int, network: Network, pods: Sequence[Namespace]) -> list[Row]:
-    """Measures ADD, CHECK and DEL of each plugin of which this kernel has the interfaces and both have the file.
+def all_plugins(subjects: Subjects, rounds: int, network: Network, pods: Sequence[Namespace]) -> list[Row]:
+    """Measures ADD, CHECK and DEL of each plugin that both implementations have and this kernel supports.
 
-    The addresses are those of a bridge network's ranges.
+    The addresses are from a bridge network's ranges.
     """
     rows = []
     for plugin, keys in _KEYS.items():
         needed = [configs.NEEDS[plugin]] if plugin in configs.NEEDS else []
         if all((subject.bin_dir / plugin).exists() for subject in subjects) and not kernels.lacking(needed):
-            with _links():
+            with _master_and_device():
                 rows += _measure(subjects, rounds, plugin, keys, network, pods)
     return rows
 
@@ -58,8 +58,8 @@ def _measure(
 
 
 @contextmanager
-def _links() -> Iterator[None]:
-    """Creates the master and the device for the duration of the block; each is one end of a veth of the host."""
+def _master_and_device() -> Iterator[None]:
+    """Creates the master and the device for the duration of the block; each is one end of a veth on the host."""
     for name in (_MASTER, _DEVICE):
         output("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
         for end in (name, f"{name}-peer"):

@@ -77,17 +77,17 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     only.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} rounds of the main cases")
     only.add_argument("--mappings", action="store_true", help="measure only connections through 1,000 host ports")
     only.add_argument(
-        "--family", action="store_true", help="measure only the plugins beside bridge, ptp and their chain"
+        "--other-plugins", action="store_true", help="measure only the plugins beside bridge, ptp and their chain"
     )
     only.add_argument("--counts", action="store_true", help="only count system calls and messages, with strace")
-    parser.add_argument("--second-kernel", action="store_true", help="measure --family in the second kernel")
+    parser.add_argument("--second-kernel", action="store_true", help="measure --other-plugins in the second kernel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     parser.add_argument("--write", action="store_true", help="write docs/performance.md and its plot")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.write and (options.mappings or options.quick or options.counts or options.family):
-        parser.error("--write needs a full run, without --quick, --mappings, --family and --counts")
+    if options.write and (options.mappings or options.quick or options.counts or options.other_plugins):
+        parser.error("--write needs a full run, without --quick, --mappings, --other-plugins and --counts")
     return options
 
 
@@ -96,7 +96,7 @@ def _chosen(options: argparse.Namespace) -> Callable[[cases.Subjects, int], dict
         _measure_mappings: options.mappings,
         _count: options.counts,
         _measure_main: options.quick,
-        _measure_family: options.family,
+        _measure_other_plugins: options.other_plugins,
     }
     return next((measurement for measurement, is_set in measurements.items() if is_set), _measure)
 
@@ -108,7 +108,7 @@ def _run(
     private_host.enter("/var/lib/cni")
     adopt_orphans()
     # A disk, as on a node: on a tmpfs, writing many leases would look faster than it is.
-    if measure is _measure_family:  # it has few leases, and runs on the second kernel, which has no disk
+    if measure is _measure_other_plugins:  # it has few leases, and runs on the second kernel, which has no disk
         _DISK.mkdir()
     else:
         private_host.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
@@ -138,9 +138,9 @@ def _measure_main(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
     return _report(subjects, rounds, everything.measure_main)
 
 
-def _measure_family(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+def _measure_other_plugins(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
     """Measures only the plugins beside bridge, ptp and their chain."""
-    return _report(subjects, rounds, everything.measure_family)
+    return _report(subjects, rounds, everything.measure_other_plugins)
 
 
 def _report(
@@ -167,8 +167,8 @@ def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object
 
 
 def _measure_in_second_kernel(rounds: int) -> int:
-    """Runs `--family` in the second kernel, which has the interfaces that this kernel may lack; returns its status."""
-    line = [sys.executable, "-B", "-m", "bench.run", "--family", f"--rounds={rounds}"]
+    """Runs `--other-plugins` in the second kernel, for interfaces that this kernel lacks; returns the exit status."""
+    line = [sys.executable, "-B", "-m", "bench.run", "--other-plugins", f"--rounds={rounds}"]
     variables = {name: os.environ[name] for name in ("PODWIRE_BIN_DIR", "REFERENCE") if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="podwire-kernel-", dir="/var/tmp") as directory:
         return second_kernel.boot(line, Path(directory), env=variables)

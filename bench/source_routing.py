@@ -1,4 +1,4 @@
-"""Plugins that change the routing of an interface, sbr and vrf: after bridge's ADD and before its DEL, not measured.
+"""Plugins that change the routing of an interface, sbr and vrf; bridge's ADD before and its DEL after are not measured.
 
 One rule: every round begins with a new interface, since DEL does not return routes to table main.
 """
