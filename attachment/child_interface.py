@@ -9,6 +9,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 from attachment import container_interface
 from attachment.master import MasterOptions
@@ -38,33 +39,41 @@ def master_socket(options: MasterOptions, sandbox: Sandbox) -> Iterator[Socket]:
             yield socket
 
 
-def create(
-    kind: str,
-    socket: Socket,
-    parent: Link,
-    sandbox: Sandbox,
-    options: MasterOptions,
-    data: Attributes,
-    undo: Undo,
-    explain: Callable[[KernelError], str],
-    *,
-    mac: bytes = b"",
-) -> Link:
+class ChildSpec(NamedTuple):
+    """The kind of an interface and the attributes of that kind; the kernel chooses a MAC address for `mac` b"".
+
+    `explain` returns the cause and the fix of the kernel's error, "" for an unknown one.
+    """
+
+    kind: str
+    data: Attributes
+    explain: Callable[[KernelError], str]
+    mac: bytes = b""
+
+
+def create(spec: ChildSpec, socket: Socket, parent: Link, sandbox: Sandbox, options: MasterOptions, undo: Undo) -> Link:
     """Creates the interface on `parent`, which is in the namespace of `socket`; pushes its deletion on `undo`.
 
-    `explain` returns the cause and the fix of an error, "" for an unknown one; `mac` b"" is the kernel's choice. Raises
-    CniError(999) with the text of the reference plugins if the name is in use or the kernel refuses, KernelError.
+    Raises CniError(999) with the reference plugins' text if the name is in use or the kernel refuses, KernelError.
     """
-    container_interface.refuse_existing(sandbox, kind)
+    container_interface.refuse_existing(sandbox, spec.kind)
     undo.push(f'delete "{sandbox.ifname}"', partial(container_interface.delete_created, sandbox))
     namespace = None if options.in_container else sandbox.namespace
     try:
         child_link.create(
-            socket, sandbox.socket, kind, sandbox.ifname, parent, namespace, data, mac=mac, mtu=options.mtu
+            socket,
+            sandbox.socket,
+            spec.kind,
+            sandbox.ifname,
+            parent,
+            namespace,
+            spec.data,
+            mac=spec.mac,
+            mtu=options.mtu,
         )
     except KernelError as error:
-        details = "; ".join(filter(None, (error.explanation, explain(error))))
-        raise internal(f"{_FAILURES[kind]}: {reason(error.errno)}", details or error.details) from error
+        details = "; ".join(filter(None, (error.explanation, spec.explain(error))))
+        raise internal(f"{_FAILURES[spec.kind]}: {reason(error.errno)}", details or error.details) from error
     return sandbox.get_link()
 
 

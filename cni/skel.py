@@ -57,7 +57,7 @@ class Plugin:
 
     `cmd_repair` is not a verb of the specification: with an attachment's configuration and its cached result
     (prevResult) it restores the packet filter rules that a flush removed, and nothing else, for `podwire repair`.
-    `cmd_reclaim`, too: it restores what the kernel moved to the host when it deleted the attachment's namespace.
+    Neither is `cmd_reclaim`: it restores devices that the kernel moved to the host when it deleted the namespace.
     `cmd_remove_rules` removes these rules again if the container has ended meanwhile, but not the interface and its
     addresses. `parse` reads and refuses a configuration as ADD does, and changes nothing; `keys` are the keys that it
     reads besides the common ones (keys.COMMON). `gateways`, of an IPAM plugin, yields for each address that ADD would

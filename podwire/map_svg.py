@@ -137,7 +137,7 @@ def _pod(pod: Pod) -> _Box:
     if pod.pod:
         lines.append(pod.attachment.container_id[:12])
     lines.append(f"network {pod.network}")
-    lines.append(f"{pod.attachment.ifname or '?'} - {pod.way_out or 'no host interface'}")
+    lines.append(f"{pod.attachment.ifname or '?'} - {pod.host_side or 'no host interface'}")
     lines += pod.addresses
     lines += [f"host port {port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports]
     lines += [

@@ -118,7 +118,7 @@ class Repairer:
         return outcome
 
     def _reclaim(self, known: CachedAttachment) -> Outcome:
-        """Has plugins return to the host what the kernel kept of an attachment whose namespace was deleted."""
+        """Makes plugins restore the devices that the kernel moved to the host when it deleted the namespace."""
         parts = []
         for config in known.network.plugins if known.network else ():
             plugin = self.plugins.get(str(config["type"]))

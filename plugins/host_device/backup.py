@@ -30,7 +30,7 @@ from process.undo import Undo
 from process.values import dataclass
 
 _JSON, _DRAFT = ".json", "~draft"  # no container ID begins with a tilde
-# Errors of this process or of the disk: the file may be a valid one.
+# With these errors, of this process or of the disk, a file may be valid although it cannot be read.
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 _MAX_BYTES = 1 << 16
 _UINT32_MAX = (1 << 32) - 1
@@ -195,15 +195,15 @@ def _parse(content: bytes) -> Saved:
         alias=fields.string("alias"),
         mtu=fields.integer("mtu", minimum=0, maximum=(1 << 31) - 1) or 0,
         is_up=fields.boolean("up"),
-        addresses=tuple(_address(item) for item in fields.objects("addresses")),
+        addresses=tuple(_parse_address(item) for item in fields.objects("addresses")),
     )
     if not saved.name or not saved.life:
         raise ValueError("it is incomplete")
     return saved
 
 
-def _address(fields: Fields) -> SavedAddress:
-    """Returns an address in a file; raises ValueError, CniError for an invalid one."""
+def _parse_address(fields: Fields) -> SavedAddress:
+    """Returns an address of the file; raises ValueError, CniError for an invalid one."""
 
     def number(key: str, maximum: int) -> int:
         return fields.integer(key, minimum=0, maximum=maximum) or 0

@@ -1,7 +1,7 @@
 """The verbs of host-device.
 
-ADD records the device's state, moves it into the container and configures it. DEL brings it back by that record,
-wherever and under whatever name the device is, or by its alias if the reference plugin moved it.
+ADD saves the device's state, moves it into the container and configures it. DEL recognizes the device by that state,
+in the container or on the host and under any name, or by its alias if the reference plugin moved it, and restores it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernel.errors import KernelError, reason
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.host_device import conf as host_device_conf
-from plugins.host_device import home, selection
+from plugins.host_device import restoration, selection
 from plugins.host_device.backup import Saved, Store
 from plugins.host_device.selection import Selection
 from process import directories, record
@@ -59,13 +59,13 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Brings the device back to the host, then releases its addresses; a missing namespace or device is success.
+    """Returns the device to the host, then releases its addresses; a missing namespace or device is success.
 
-    If the device cannot be brought back, its addresses stay reserved because they are in use, and DEL can be repeated.
+    If the device cannot be returned, its addresses stay reserved because they are in use, and DEL can be repeated.
     """
     conf = host_device_conf.lenient(net_conf)
     delegate.release_lease(args, net_conf)
-    _bring_back(args, Store(conf.data_dir), conf.device)
+    _return_device(args, Store(conf.data_dir), conf.device)
     delegate.run_ipam(args, net_conf)
 
 
@@ -93,8 +93,8 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     """
     store = Store(host_device_conf.lenient(net_conf).data_dir)
     stale = [item for item in store.list_all() if item.network == net_conf.name and item.attachment not in valid]
-    collect = (partial(_collect, store, item) for item in stale)
-    run_all(*collect, store.remove_draft, partial(delegate.run_ipam, args, net_conf))
+    collections = (partial(_collect, store, item) for item in stale)
+    run_all(*collections, store.remove_draft, partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
@@ -106,13 +106,15 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
-    """Brings back the device of a container that is no longer running, for `podwire repair`."""
+    """Restores the device of a container that is no longer running, for `podwire repair`."""
     store = Store(host_device_conf.lenient(net_conf).data_dir)
     saved = store.load(Attachment(args.container_id, args.ifname))
-    if saved is None or not home.is_of_this_boot(saved):
+    if saved is None or not restoration.is_of_this_boot(saved):
         return
     with Socket() as host:
-        if home.find_on_host(device.list_all(host), saved) and record.change(f'restore the device "{saved.name}"'):
+        if restoration.find_on_host(device.list_all(host), saved) and record.change(
+            f'restore the device "{saved.name}"'
+        ):
             _collect(store, saved)
 
 
@@ -158,7 +160,7 @@ def _get_device(host: Socket, selected: Selection, store: Store) -> Device:
 def _move(
     args: CmdArgs, net_conf: NetConf, data_dir: str, host: Socket, sandbox: Sandbox, candidate: Device, undo: Undo
 ) -> str:
-    """Records the device and moves it into the sandbox; returns its PCI address. Raises CniError, KernelError.
+    """Saves the device's state and moves it into the sandbox; returns its PCI address. Raises CniError, KernelError.
 
     The kernel changes name and alias after the move, so no program on the host sees a rename.
     """
@@ -167,7 +169,7 @@ def _move(
         network=net_conf.name,
         attachment=Attachment(args.container_id, args.ifname),
         netns=args.netns,
-        life=home.compute_life(sandbox.namespace, sandbox.socket),
+        life=restoration.compute_life(sandbox.namespace, sandbox.socket),
         name=before.name,
         kind=before.kind,
         index=before.index,
@@ -181,7 +183,7 @@ def _move(
         addresses=saved_address.list_on_link(host, before),
     )
     store.save(saved, undo)
-    undo.push(f'move "{before.name}" back to the host', partial(home.bring_home, host, sandbox, saved))
+    undo.push(f'move "{before.name}" back to the host', partial(restoration.return_device, host, sandbox, saved))
     try:
         with record.timed_step("move the device"):
             request = device.move_request(
@@ -207,29 +209,29 @@ def _with_pci_id(result: Result, net_conf: NetConf, pci_id: str) -> Result:
     return replace(result, interfaces=tuple(replace(item, pci_id=pci_id) for item in result.interfaces))
 
 
-def _bring_back(args: CmdArgs, store: Store, configured: str) -> None:
+def _return_device(args: CmdArgs, store: Store, configured: str) -> None:
     attachment = Attachment(args.container_id, args.ifname)
     saved = store.load(attachment)
-    if saved and not home.is_of_this_boot(saved):
+    if saved and not restoration.is_of_this_boot(saved):
         store.remove(attachment)
         saved = None
-    is_home = False
+    is_on_host = False
     with Socket() as host:
         try:
             with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
                 if saved:
-                    is_home = home.bring_home(host, sandbox, saved)
+                    is_on_host = restoration.return_device(host, sandbox, saved)
                 else:
-                    _bring_back_by_alias(host, sandbox, configured)
+                    _return_by_alias(host, sandbox, configured)
         except NetnsMissingError:
-            is_home = saved is not None and home.bring_home_from_host(host, saved)
+            is_on_host = saved is not None and restoration.restore_on_host(host, saved)
     if saved:
-        _finish(store, saved, is_home=is_home)
+        _finish(store, saved, is_on_host=is_on_host)
     else:
         store.remove(attachment)
 
 
-def _bring_back_by_alias(host: Socket, sandbox: Sandbox, configured: str) -> None:
+def _return_by_alias(host: Socket, sandbox: Sandbox, configured: str) -> None:
     """Moves a device of the reference plugin back: its name on the host is its alias."""
     links = link.list_all(sandbox.socket)
     named = [item for item in links if item.name == sandbox.ifname and item.alias]
@@ -237,7 +239,7 @@ def _bring_back_by_alias(host: Socket, sandbox: Sandbox, configured: str) -> Non
     if candidate is None and configured:
         candidate = next((item for item in links if item.alias == configured), None)
     if candidate is not None:
-        home.move_home(host, sandbox, candidate, candidate.alias, "")
+        restoration.move_to_host(host, sandbox, candidate, candidate.alias, "")
 
 
 def _collect(store: Store, saved: Saved) -> None:
@@ -245,18 +247,18 @@ def _collect(store: Store, saved: Saved) -> None:
 
     The state of another device is deleted if the namespace no longer exists. Raises CniError, KernelError, OSError.
     """
-    if not home.is_of_this_boot(saved):
+    if not restoration.is_of_this_boot(saved):
         store.remove(saved.attachment)
         return
     with Socket() as host:
-        is_home = home.bring_home_from_host(host, saved)
-    if is_home or get_presence(saved.netns) is Presence.GONE:
-        _finish(store, saved, is_home=is_home)
+        is_on_host = restoration.restore_on_host(host, saved)
+    if is_on_host or get_presence(saved.netns) is Presence.GONE:
+        _finish(store, saved, is_on_host=is_on_host)
 
 
-def _finish(store: Store, saved: Saved, *, is_home: bool) -> None:
-    """Deletes the state of a device that is home, or that was deleted with its namespace, as virtual ones are."""
-    if is_home or saved.kind:
+def _finish(store: Store, saved: Saved, *, is_on_host: bool) -> None:
+    """Deletes the state of a device that is on the host, or that the kernel deleted, as it does virtual ones."""
+    if is_on_host or saved.kind:
         store.remove(saved.attachment)
         return
     msg = f'host-device: "{saved.name}" is not on the host yet; when it appears there, run: podwire repair'

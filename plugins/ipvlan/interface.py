@@ -6,6 +6,7 @@ import errno
 from functools import partial
 
 from attachment import child_interface, master
+from attachment.child_interface import ChildSpec
 from attachment.master import MasterOptions
 from attachment.sandbox import Sandbox
 from cni.errors import internal
@@ -34,15 +35,15 @@ def create(
 
     Raises CniError(999) with the kernel's reason and an explanation.
     """
-    explain = partial(_explain, socket, parent)
-    return child_interface.create("ipvlan", socket, parent, sandbox, options, get_attributes(conf), undo, explain)
+    spec = ChildSpec("ipvlan", get_attributes(conf), partial(_explain, socket, parent))
+    return child_interface.create(spec, socket, parent, sandbox, options, undo)
 
 
 def find_master(socket: Socket, options: MasterOptions, container_link: Link) -> Link:
-    """Returns the master of an existing interface: the one that is named, otherwise the one that the kernel reports.
+    """Returns the master of an existing interface: the configured one, otherwise the one that the kernel reports.
 
-    The default route may have changed since ADD, and of a chained ipvlan prevResult no longer lists the master. Raises
-    CniError, KernelError.
+    The default route may have changed since ADD, and the prevResult of a chained ipvlan no longer lists the master.
+    Raises CniError, KernelError.
     """
     if not options.name:
         (parent,) = link.get(socket, link.by_index_request(container_link.iflink))

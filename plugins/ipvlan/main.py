@@ -46,7 +46,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         parent = master.find(socket, options)
         master.refuse_loopback(parent)
         container_link = interface.create(socket, parent, sandbox, options, conf, undo)
-        # The master receives the answers until the interface has the address.
+        # Until the interface has the address, the kernel passes the answers to the master.
         detect_conflicts = partial(
             conflict_detection.refuse_conflicts_on_master, sandbox, parent, in_container=options.in_container
         )
@@ -117,7 +117,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
     """Recreates the interface if the kernel deleted it with its master, and the host's access to the pod.
 
     The interface gets the addresses and the routes in prevResult. IPAM is not called: the addresses are still reserved.
-    A missing interface needs `master`: a chained ipvlan does not know the master any more.
+    A missing interface is recreated only if `master` is set: the master of a chained ipvlan is known only at ADD.
     """
     conf = ipvlan_conf.parse(net_conf)
     prev_result = net_conf.required_prev_result()

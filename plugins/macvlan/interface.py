@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from attachment import child_interface, master
+from attachment.child_interface import ChildSpec
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.errors import CniError, internal
@@ -32,8 +33,8 @@ def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf, un
     data: Attributes = [("IFLA_MACVLAN_MODE", MODES[conf.mode])]
     if conf.bcqueuelen:
         data.append(("IFLA_MACVLAN_BC_QUEUE_LEN", conf.bcqueuelen))
-    explain = partial(_explain, socket, parent, conf.mode)
-    return child_interface.create("macvlan", socket, parent, sandbox, conf.master, data, undo, explain, mac=conf.mac)
+    spec = ChildSpec("macvlan", data, partial(_explain, socket, parent, conf.mode), mac=conf.mac)
+    return child_interface.create(spec, socket, parent, sandbox, conf.master, undo)
 
 
 def recreate(

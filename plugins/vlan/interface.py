@@ -27,7 +27,7 @@ def get_attributes(conf: VlanConf) -> Attributes:
     return data
 
 
-def explain(error: KernelError, parent: Link, conf: VlanConf) -> str:
+def explain(parent: Link, conf: VlanConf, error: KernelError) -> str:
     """Returns why the kernel refused to create the interface, and the fix, "" if unknown."""
     if error.errno == errno.EEXIST:
         return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from attachment import child_interface, container_interface, master
+from attachment.child_interface import ChildSpec
 from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni import delegate
 from cni.args import CmdArgs
@@ -36,16 +37,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             parent = master.find(socket, conf.master)
             master.refuse_loopback(parent)
             master.refuse_down(parent)  # the kernel refuses to bring up a VLAN interface on it
-            container_link = child_interface.create(
-                "vlan",
-                socket,
-                parent,
-                sandbox,
-                conf.master,
-                interface.get_attributes(conf),
-                undo,
-                lambda error: interface.explain(error, parent, conf),
-            )
+            spec = ChildSpec("vlan", interface.get_attributes(conf), partial(interface.explain, parent, conf))
+            container_link = child_interface.create(spec, socket, parent, sandbox, conf.master, undo)
         return container_interface.configure(
             args, net_conf, sandbox, container_link, undo, dns=conf.dns, ipam_context=_IPAM_CONTEXT
         )

@@ -214,7 +214,7 @@ def _row(pod: Pod) -> list[Text]:
         short_id(pod.attachment.container_id) or "-",
         pod.pod or "-",
         pod.attachment.ifname or "-",
-        pod.way_out or "-",
+        pod.host_side or "-",
         " ".join(pod.addresses) or "-",
         ports or "-",
         limits(pod) or "-",

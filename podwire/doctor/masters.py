@@ -44,13 +44,13 @@ def _masters(node: Node) -> Iterator[Finding]:
 
 
 def _list_masters(network: Network, node: Node) -> Iterator[str]:
-    """Yields the names of the masters on the host: those configured, and without one the default route's interface."""
+    """Yields the names of the masters on the host: the configured ones, or the interface of the default route."""
     for plugin in network.plugins:
         if plugin["type"] in _ON_MASTER and plugin.get("linkInContainer") is not True and node.has_pods(network.name):
             name = plugin.get("master")
             if isinstance(name, str) and name:
                 yield name
-            elif plugin is network.plugins[0]:  # one behind another plugin takes the interface of that plugin
+            elif plugin is network.plugins[0]:  # a chained ipvlan uses the interface of prevResult
                 yield from (uplink.name for uplink in node.used_uplinks[:1])
 
 

@@ -28,9 +28,9 @@ def check(items: Sequence[PluginEntry]) -> None:
         ):
             sharing.setdefault(str(item.get("master") or ""), []).append(item)
     for master, sharers in sharing.items():
-        named = f'"{master}"' if master else "the interface of the default route"
+        described = f'"{master}"' if master else "the interface of the default route"
         for one, two in pairs(sharers):
-            _check_shared(named, one, two)
+            _check_shared(described, one, two)
 
 
 def _check_shared(master: str, one: PluginEntry, two: PluginEntry) -> None:

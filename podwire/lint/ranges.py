@@ -109,7 +109,7 @@ def _check_one(pool: Pool) -> None:
 
 
 def _link(item: PluginEntry) -> str:
-    """Returns the interface through which the node, or its network, reaches the pods of a network."""
+    """Describes the interface through which the node, or its network, reaches the pods of a network."""
     if item.type == "ipvlan" and item.get("mode") in ("l3", "l3s"):
         return f"ipvlan in mode {item.get('mode')}"
     return f'bridge "{item.get("bridge") or "cni0"}"' if item.type == "bridge" else item.type

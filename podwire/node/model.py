@@ -89,8 +89,8 @@ class Pod:
     problems: tuple[str, ...] = ()
 
     @property
-    def way_out(self) -> str:
-        """The host veth, or the master with the kind and mode of the pod's interface."""
+    def host_side(self) -> str:
+        """The host veth; without one the master, with the kind and mode of the pod's interface."""
         if self.host_interface or not self.kind or self.kind == "veth":
             return self.host_interface
         kind = f"({' '.join(filter(None, (self.kind, self.mode)))})"

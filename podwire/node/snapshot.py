@@ -31,9 +31,7 @@ from podwire.node.records import Records, Reservation
 from podwire.node.rules import Rules
 
 _BITS = 8
-
-
-# The key with the mode of an interface of a kind, and the key's default.
+# By kind of interface: the configuration key that is shown as its mode, and the key's default.
 _MODES = {"macvlan": ("mode", "bridge"), "ipvlan": ("mode", "l2"), "vlan": ("vlanId", 0)}
 
 

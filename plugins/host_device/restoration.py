@@ -1,7 +1,7 @@
-"""Brings a device back to the host, with the name, MAC address, MTU, addresses and state that it had before ADD.
+"""Returns a device to the host, with the name, MAC address, MTU, addresses and state that it had before ADD.
 
 A device is recognized by what ADD recorded, since a container may rename it, and the kernel does when it moves a
-physical device out of a deleted namespace: the device then is on the host, called CNI_IFNAME or dev<N>.
+physical device out of a deleted namespace: then the device is on the host, as CNI_IFNAME or dev<N>.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOST = "/proc/self/ns/net"
 
 
 def compute_life(namespace: Netns, socket: Socket) -> str:
-    """Returns boot ID and namespace, by its cookie, unique in a boot, or (before Linux 5.14) its inode."""
+    """Returns the boot ID, and the cookie of the namespace, unique in a boot, or (before Linux 5.14) its inode."""
     return f"{_boot_id()} {socket.get_namespace_cookie() or os.fstat(namespace.fileno()).st_ino}"
 
 
@@ -35,11 +35,11 @@ def is_of_this_boot(saved: Saved) -> bool:
 
     If a boot ID could not be read, now or at ADD, the device counts as one of this boot.
     """
-    then, now = saved.life.partition(" ")[0], _boot_id()
-    return not then or not now or then == now
+    boot_at_add, boot_now = saved.life.partition(" ")[0], _boot_id()
+    return not boot_at_add or not boot_now or boot_at_add == boot_now
 
 
-def bring_home(host: Socket, sandbox: Sandbox, saved: Saved) -> bool:
+def return_device(host: Socket, sandbox: Sandbox, saved: Saved) -> bool:
     """Moves the device from the sandbox to the host; returns False if it is in neither. Raises CniError, KernelError.
 
     A device that is on the host already is only renamed and restored.
@@ -47,13 +47,13 @@ def bring_home(host: Socket, sandbox: Sandbox, saved: Saved) -> bool:
     is_same_life = compute_life(sandbox.namespace, sandbox.socket) == saved.life
     candidate = find_in_sandbox(device.list_all(sandbox.socket), saved, is_same_life=is_same_life)
     if candidate is None:
-        return bring_home_from_host(host, saved)
-    move_home(host, sandbox, candidate, saved.name, saved.alias)
-    restore(host, saved)
+        return restore_on_host(host, saved)
+    move_to_host(host, sandbox, candidate, saved.name, saved.alias)
+    _restore(host, saved)
     return True
 
 
-def bring_home_from_host(host: Socket, saved: Saved) -> bool:
+def restore_on_host(host: Socket, saved: Saved) -> bool:
     """Renames and restores a device that the kernel moved to the host; returns False if there is none.
 
     Raises CniError(999) if its name is used, KernelError.
@@ -66,21 +66,21 @@ def bring_home_from_host(host: Socket, saved: Saved) -> bool:
         host.change(link.set_request(candidate, up=False))
         host.change(link.set_request(candidate, name=saved.name))
     host.change(link.set_alias_request(candidate.index, saved.alias))
-    restore(host, saved)
+    _restore(host, saved)
     return True
 
 
-def move_home(host: Socket, sandbox: Sandbox, candidate: Link, name: str, alias: str) -> None:
+def move_to_host(host: Socket, sandbox: Sandbox, candidate: Link, name: str, alias: str) -> None:
     """Moves a link from the sandbox to the host as `name`; a failure leaves it in the sandbox as it was.
 
     The link is renamed in the sandbox, so that programs on the host, such as udev, see no rename. If the container has
     another interface of that name, the kernel renames it after the move. Raises CniError(999), KernelError.
     """
     refuse_used_name(host, candidate.name, name)
-    with Netns(_HOST) as home, Undo() as undo:
+    with Netns(_HOST) as host_namespace, Undo() as undo:
         undo.push(f'restore "{candidate.name}" in the container', partial(_restore_in_sandbox, sandbox, candidate))
         sandbox.socket.change(link.set_request(candidate, up=False), device.rename_request(candidate, name, alias))
-        sandbox.socket.change(device.move_request(candidate, home, "the host", name=name, alias=alias))
+        sandbox.socket.change(device.move_request(candidate, host_namespace, "the host", name=name, alias=alias))
 
 
 def refuse_used_name(host: Socket, present: str, name: str) -> None:
@@ -94,7 +94,7 @@ def refuse_used_name(host: Socket, present: str, name: str) -> None:
         raise internal(f'failed to move "{name}" to hostNS: file exists', details)
 
 
-def restore(host: Socket, saved: Saved) -> None:
+def _restore(host: Socket, saved: Saved) -> None:
     """Restores MAC address, MTU, state and addresses, each as far as possible; prints failures on stderr."""
     current = device.get(host, saved.name)
     if current is None:
