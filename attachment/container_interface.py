@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
 from attachment.sandbox import Sandbox
+from attachment.veth import refuse_small_mtu
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import NetConf
@@ -87,6 +88,7 @@ def configure(
     ips = tuple(replace(ip, interface=0) for ip in addressing.ips)
     result = replace(addressing, ips=ips, interfaces=(interface,))
     if ips:
+        refuse_small_mtu(container_link.mtu, ips)
         if detect_conflicts:
             detect_conflicts(result)
         sandbox.configure(container_link, result, dad=True, await_ipv6=await_ipv6)

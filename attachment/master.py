@@ -59,9 +59,19 @@ def refuse_loopback(master: Link) -> None:
 
 
 def refuse_down(master: Link) -> None:
-    """Raises CniError(7) if the master is down, for interfaces that need it to be up at ADD."""
+    """Raises CniError(7) if the master is down: the pod would have no connection.
+
+    ADD accepts a master without carrier, which may come later, as the reference plugins do.
+    """
     if not master.is_up:
         raise invalid_conf(f'master "{master.name}" is down', f'ip link set "{master.name}" up')
+
+
+def refuse_without_carrier(master: Link) -> None:
+    """Raises CniError(7) if the master is down or has no carrier, for STATUS."""
+    refuse_down(master)
+    if not master.flags & link.IFF_LOWER_UP:
+        raise invalid_conf(f'master "{master.name}" has no carrier', "connect it, or bring up its other end")
 
 
 def explain_busy(socket: Socket, master: Link, kind: str) -> str:

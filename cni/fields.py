@@ -95,7 +95,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong_type(key, "an integer", value)
         if not minimum <= value <= maximum:
-            raise self.error(key, f"must be between {minimum} and {maximum}, not {value}")
+            raise self.error(key, f"must be between {minimum} and {maximum}, not {value}", "correct it, or remove it")
         return value
 
     def ip(self, key: str) -> Address | None:

@@ -45,6 +45,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     ):
         parent = master.find(socket, options)
         master.refuse_loopback(parent)
+        master.refuse_down(parent)
         container_link = interface.create(socket, parent, sandbox, options, conf, undo)
         # Until the interface has the address, the kernel passes the answers to the master.
         detect_conflicts = partial(
@@ -173,4 +174,6 @@ def _refuse_unavailable(net_conf: NetConf) -> None:
     if conf.master.in_container or not conf.master.name:  # a chained ipvlan gets its master at ADD
         return
     with Socket() as socket:
-        master.refuse_loopback(master.find(socket, conf.master))
+        parent = master.find(socket, conf.master)
+    master.refuse_loopback(parent)
+    master.refuse_without_carrier(parent)

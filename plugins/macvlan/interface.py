@@ -79,6 +79,8 @@ def _explain(socket: Socket, parent: Link, mode: str, error: KernelError) -> str
     number = error.errno
     if number == errno.EBUSY:
         return master.explain_busy(socket, parent, "macvlan")
+    if number == errno.EINVAL and error.explanation:
+        return ""
     if number == errno.EINVAL and mode == "passthru":
         return (
             f'an interface of mode passthru needs "{parent.name}" for itself: another macvlan interface is on it, or '

@@ -43,6 +43,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     ):
         parent = master.find(socket, conf.master)
         master.refuse_loopback(parent)
+        master.refuse_down(parent)
         container_link = interface.create(socket, parent, sandbox, conf, undo)
         detect_conflicts = partial(conflict_detection.refuse_conflicts, sandbox, container_link)
         with interface.explained_failures(container_link, parent):
@@ -148,3 +149,4 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     with Socket() as socket:
         parent: Link = master.find(socket, conf.master)
     master.refuse_loopback(parent)
+    master.refuse_without_carrier(parent)

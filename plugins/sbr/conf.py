@@ -63,6 +63,8 @@ def _gateways(texts: tuple[str, ...]) -> tuple[Address, ...]:
             gateway = parse_ip(text)
         except ValueError:
             raise _error(f"invalid static gateway IP address: {text}") from None
+        if gateway.is_unspecified:
+            raise _error(f"invalid static gateway IP address: {text}")
         if first := gateways.get(gateway.version):
             raise _error(f"gateways list contains multiple IPv{gateway.version} addresses: {first} and {gateway}")
         gateways[gateway.version] = gateway

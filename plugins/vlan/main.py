@@ -97,4 +97,4 @@ def _refuse_unavailable(net_conf: NetConf) -> None:
     with Socket() as socket:
         parent = master.find(socket, conf.master)
     master.refuse_loopback(parent)
-    master.refuse_down(parent)
+    master.refuse_without_carrier(parent)

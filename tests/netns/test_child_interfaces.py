@@ -144,20 +144,6 @@ def test_dns(net, sandbox, tmp_path, dns):
     assert result.get("dns", {}) == expected
 
 
-@pytest.mark.needs("vlan_device")
-def test_master_that_is_down(macvlan, sandbox):
-    """A master that is down is refused by vlan, with the command that brings it up, also by STATUS."""
-    net = macvlan.having(**KEYS["vlan"], cniVersion="1.1.0")
-    net.host.ip("link", "set", UPLINK, "down")
-    before = state(net.host), state(sandbox)
-    error = net.run("ADD", sandbox).error()
-    assert (error["code"], error["msg"], error["details"]) == (7, 'master "up0" is down', 'ip link set "up0" up')
-    assert (state(net.host), state(sandbox), net.leases()) == (*before, {})
-    assert net.run("STATUS").error()["code"] == 50
-    net.host.ip("link", "set", UPLINK, "up")
-    net.add(sandbox)
-
-
 @pytest.mark.needs("ipvlan")
 def test_ipvlan_on_a_master_in_the_container(ipvlan, sandbox):
     """With `linkInContainer` the master, and without `master` the default route, is in the pod."""

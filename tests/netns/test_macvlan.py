@@ -104,6 +104,8 @@ REFUSED: dict[str, tuple[dict[str, object], int, str]] = {
     "mode": ({"mode": "Bridge"}, 7, 'unknown macvlan mode: "Bridge"'),
     "negative MTU": ({"mtu": -1}, 7, "invalid MTU -1, must be [0, master MTU(1500)]"),
     "large MTU": ({"mtu": 9000}, 7, "invalid MTU 9000, must be [0, master MTU(1500)]"),
+    "MTU without IPv6": ({"mtu": 1279}, 7, '"mtu" 1279 is too small for the IPv6 addresses that IPAM allocates'),
+    "small MTU": ({"mtu": 50}, 999, "failed to create macvlan: invalid argument"),
     "MTU of another type": ({"mtu": "1400"}, 7, '"mtu" must be an integer, not a string'),
     "negative queue": ({"bcqueuelen": -1}, 7, '"bcqueuelen" must be between 0 and 4294967295, not -1'),
     "MAC": ({"mac": "zz"}, 7, "invalid args zz for MAC addr: address zz: invalid MAC address"),
@@ -261,7 +263,7 @@ def test_used_mac_address_is_explained(macvlan, new_sandbox):
 
 def test_master_that_is_not_ethernet_is_explained(macvlan, sandbox):
     """A tunnel without Ethernet addresses cannot be a master."""
-    macvlan.host.ip("tuntap", "add", "tun0", "mode", "tun")
+    macvlan.host.run("sh", "-ec", "ip tuntap add tun0 mode tun; ip link set tun0 up")
     error = macvlan.having(master="tun0").run("ADD", sandbox).error()
     assert error["msg"] == "failed to create macvlan: invalid argument"
     assert "it is not an Ethernet interface" in error["details"]

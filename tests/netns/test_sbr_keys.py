@@ -118,6 +118,7 @@ def test_source_hints(sbr, sandbox, prev_result):
             {"gateways": ["10.1.0.1", "10.1.0.2", "::1"]},
             "gateways list cannot contain more than 2 entries (one IPv4, one IPv6)",
         ),
+        ({"gateways": ["0.0.0.0"]}, "invalid static gateway IP address: 0.0.0.0"),
         ({"gateways": ["x"]}, "invalid static gateway IP address: x"),
         ({"gateways": ["10.1.0.0/24"]}, "invalid static gateway IP address: 10.1.0.0/24"),
         (
