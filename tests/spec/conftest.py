@@ -68,7 +68,8 @@ def create_master(host: Namespace) -> None:
     """Creates the master of the plugins' configurations, unless the host has it."""
     if f" {configs.MASTER}@" not in host.ip("link"):
         host.ip("link", "add", configs.MASTER, "type", "veth", "peer", "name", f"{configs.MASTER}-peer")
-        host.ip("link", "set", configs.MASTER, "up")
+        for end in (configs.MASTER, f"{configs.MASTER}-peer"):
+            host.ip("link", "set", end, "up")
 
 
 def host_veth_name(sandbox: Namespace) -> str:
