@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests.support.attaching import reaches
+from tests.support.machine import eventually
 from tests.support.netstate import links, state
 
 
@@ -70,7 +71,7 @@ def test_del_of_a_namespace_without_a_file(network, sandbox, unset):
     holder = subprocess.Popen(["nsenter", f"--net={sandbox.path}", "sleep", "60"])
     try:
         list_links = ("nsenter", f"--net=/proc/{holder.pid}/ns/net", "ip", "-o", "link", "show")
-        network.host.run(*list_links)
+        assert eventually(lambda: "eth0" in network.host.run(*list_links))  # the process is in the namespace
         sandbox.delete()
         assert "eth0" in network.host.run(*list_links)
         network.delete(None if unset else sandbox.path, result, container_id=sandbox.name)
