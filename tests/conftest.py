@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
     )
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
-    about = "of the tests that passed on another kernel, according to these reports, run each third only"
+    about = "of the tests that passed on another kernel, according to these reports, run each sixth only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
 
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the tests that no other kernel has passed, a third of the others, and of these this run's share."""
+    """Selects the tests that no other kernel has passed, a sixth of the others, and of these this run's share."""
     if directory := config.getoption("--besides"):
         passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
