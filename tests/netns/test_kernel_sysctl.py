@@ -13,7 +13,7 @@ from kernel import sysctl
 from tests.support.namespaces import Namespace
 
 FORWARD = "ipv4/ip_forward"
-WRITERS, ROUNDS = 16, 60  # without a lock about every eighth round ends without forwarding
+WRITERS, ROUNDS = 16, 20  # without a lock about every eighth round ends without forwarding
 
 
 @pytest.fixture
