@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
         few = [item for item in elsewhere if not item.get_closest_marker("crowd")]
-        again = set(few[:: kernels.AGAIN])
+        again = set(few[1 :: kernels.AGAIN])
         items[:] = [item for item in items if item.nodeid not in passed or item in again]
     first, step = map(int, config.getoption("--share").split("/"))
     items[:] = items[first::step]

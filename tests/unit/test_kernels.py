@@ -135,7 +135,7 @@ def test_a_sixth_of_the_tests_that_passed_elsewhere_runs(tmp_path):
     items: Any = [Item("o1", "crowd"), *map(Item, (*other, "new", "newer"))]
     config: Any = SimpleNamespace(getoption=options.get)
     pytest_collection_modifyitems(config, items)
-    assert [item.nodeid for item in items] == ["o0", "o6", "skipped", "failed", "new", "newer"]
+    assert [item.nodeid for item in items] == ["o1", "o7", "skipped", "failed", "new", "newer"]
 
 
 def test_no_report_at_all_is_a_failure(tmp_path, capsys):
