@@ -20,8 +20,8 @@ _MISSING = Fault(
     "master-missing",
     Severity.PROBLEM,
     "the host's interface that pods of a network are built on does not exist: they have no connection",
-    "create the interface again, then `podwire repair NETWORK`; or set `master` to another one, and create the pods "
-    "again",
+    "create the interface again, then `podwire repair NETWORK`, or for vlan create the pods again; or set `master` to "
+    "another one, and create the pods again",
 )
 _DOWN = Fault(
     "master-down",
@@ -39,26 +39,30 @@ _NO_CARRIER = Fault(
 
 def _masters(node: Node) -> Iterator[Finding]:
     for network in node.networks:
-        for name in _list_masters(network, node):
-            yield from _master(node, network.name, name)
+        for kind, name in _list_masters(network, node):
+            yield from _master(node, network.name, kind, name)
 
 
-def _list_masters(network: Network, node: Node) -> Iterator[str]:
-    """Yields the names of the masters on the host: the configured ones, or the interface of the default route."""
+def _list_masters(network: Network, node: Node) -> Iterator[tuple[str, str]]:
+    """Yields a plugin's type, and the name of its master on the host: the configured one, or the default route's."""
     for plugin in network.plugins:
-        if plugin["type"] in _ON_MASTER and plugin.get("linkInContainer") is not True and node.has_pods(network.name):
+        kind = str(plugin["type"])
+        if kind in _ON_MASTER and plugin.get("linkInContainer") is not True and node.has_pods(network.name):
             name = plugin.get("master")
             if isinstance(name, str) and name:
-                yield name
+                yield kind, name
             elif plugin is network.plugins[0]:  # a chained ipvlan uses the interface of prevResult
-                yield from (uplink.name for uplink in node.used_uplinks[:1])
+                yield from ((kind, uplink.name) for uplink in node.used_uplinks[:1])
 
 
-def _master(node: Node, network: str, name: str) -> Iterator[Finding]:
+def _master(node: Node, network: str, kind: str, name: str) -> Iterator[Finding]:
     master = node.link(name)
     if master is None:
         text = f'its pods are running, but their master "{name}" does not exist'
-        fix = f"create {name} again, then: {node.command('repair', network)}"
+        command = node.command("repair", network)
+        fix = f"create {name} again, then: {command}"
+        if kind == "vlan":
+            fix = f"create {name} again, then remove the pods and create them again: their VLAN interfaces are lost"
         yield _MISSING.finding(network, text, fix, objects=(name,))
     elif not master.is_up:
         yield _DOWN.finding(network, f'its master "{name}" is down', f"ip link set {quote(name)} up", objects=(name,))

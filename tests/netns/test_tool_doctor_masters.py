@@ -92,6 +92,16 @@ def test_deleted_master(node, network, sandbox):
     assert list_problems(node.list_findings()) == []
 
 
+@pytest.mark.needs("vlan_device")
+def test_deleted_master_of_vlans(node, sandbox):
+    """`podwire repair` cannot restore a VLAN interface, so the advice is to create the pods again."""
+    network = add(node, "92-vlan.conflist")
+    node.attach(network, sandbox)
+    node.host.ip("link", "delete", "eth0")
+    advice = node.find("master-missing")["cure"]
+    assert advice.startswith("create eth0 again, then remove the pods and create them again")
+
+
 def load_changed(node: DoctorNode, version: str, **keys: Any) -> NetworkList:
     """Changes keys of the macvlan plugin in net.d, and the list's version; `None` removes a key."""
     body = json.loads((node.conf / SAMPLE).read_text())
