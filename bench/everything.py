@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench import cases, chains, cold, extremes, interfaces, limits, nodes, parallel, ports, source_routing
+from bench import cases, chains, cold, extremes, interfaces, limits, nodes, parallel, ports, routing
 from bench.cases import Subjects
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
@@ -51,14 +51,12 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             yield Part("ms", "1,000 routes", cases.bridge(subjects, fewer, "bridge, 1,000 routes", routed, pods))
             batches = cases.throughput(subjects, fewer, network, pods)
             yield Part("ms", "DEL until its last background process has ended, each", batches)
-            yield Part("ms", "After bridge", source_routing.chained(subjects, rounds, network, pods))
-            rows = interfaces.all_plugins(subjects, rounds, network, pods)
-            yield Part("ms", "Other interfaces with host-local", rows)
+            yield from _other_plugins(subjects, rounds, network, pods)
             first = cold.first_calls(subjects, few, network, pods[0])
             yield Part("ms", "The first call, with the plugin's file not in the page cache", first)
         with cases.networks(subjects, DUAL) as network:
             yield Part("ms", "Dual stack", cases.bridge(subjects, rounds, "bridge, dual stack", network, pods))
-            rows = source_routing.sbr(subjects, rounds, "sbr, dual stack:", network, pods)
+            rows = routing.sbr(subjects, rounds, "sbr, dual stack:", network, pods)
             yield Part("ms", "sbr, dual stack", rows)
             yield Part(
                 "memory_kib", "Peak of resident memory, the largest process", cases.memory(subjects, network, pods[0])
@@ -80,9 +78,7 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
 def measure_other_plugins(subjects: Subjects, rounds: int, _floors: Floors | None) -> Iterator[Part]:
     """Measures plugins that create no host veth, sbr and vrf, as far as this kernel supports them."""
     with _pods() as pods, cases.networks(subjects, SINGLE) as network:
-        rows = interfaces.all_plugins(subjects, rounds, network, pods)
-        yield Part("ms", "Other interfaces with host-local", rows)
-        yield Part("ms", "After bridge", source_routing.chained(subjects, rounds, network, pods))
+        yield from _other_plugins(subjects, rounds, network, pods)
 
 
 def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[Part]:
@@ -108,6 +104,14 @@ def measure_main(subjects: Subjects, rounds: int, floors: Floors | None) -> Iter
 def _pods() -> Iterator[list[Namespace]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(namespaces.temporary()) for _ in range(_PODS)]
+
+
+def _other_plugins(
+    subjects: Subjects, rounds: int, network: cases.Network, pods: Sequence[Namespace]
+) -> Iterator[Part]:
+    rows = interfaces.all_plugins(subjects, rounds, network, pods)
+    yield Part("ms", "Other interfaces with host-local", rows)
+    yield Part("ms", "After bridge", routing.chained(subjects, rounds, network, pods))
 
 
 def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace], floors: Floors | None) -> Part:

@@ -13,8 +13,7 @@ _MASQUERADE = {"ADD": 0.35, "DEL": 0.25}
 _PORT = {"ADD": 0.25, "DEL": 0.2}
 _MANY_PORTS = {"ADD": 0.02, "CHECK": 0.05, "DEL": 0.3}
 _LIMITS = {"ADD": 0.4, "DEL": 0.35}
-_ON_MASTER = {"ADD": 0.5, "DEL": 0.35}
-_ROUTING = {"ADD": 0.5, "DEL": 0.35}
+_OTHER_PLUGIN = {"ADD": 0.5, "DEL": 0.35}
 _FULL_CHAIN = {"ADD": 0.25, "DEL": 0.15}
 _PODMAN = {"ADD": 0.3, "DEL": 0.25}
 _PARALLEL = {"ADD": 0.3, "DEL": 0.3}  # wall time
@@ -35,9 +34,9 @@ _TARGETS: Mapping[str, Mapping[str, float]] = {
     "": {"VERSION": 0.6},
     "bridge": _BRIDGE,
     "bridge, dual stack": _BRIDGE,
-    **dict.fromkeys(("macvlan:", "ipvlan:", "vlan:", "host-device:"), _ON_MASTER),
-    **dict.fromkeys(("sbr:", "vrf:"), _ROUTING),
-    "sbr, dual stack:": _ROUTING,
+    **dict.fromkeys(
+        ("macvlan:", "ipvlan:", "vlan:", "host-device:", "sbr:", "sbr, dual stack:", "vrf:"), _OTHER_PLUGIN
+    ),
     **{
         title.format(backend): by_verb for title, by_verb in _BY_BACKEND.items() for backend in ("iptables", "nftables")
     },
