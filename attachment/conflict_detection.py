@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from ipaddress import IPv4Address
 
-from attachment.master import refuse_down
 from attachment.sandbox import Sandbox, attachment_ips
 from cni.address import format_mac
 from cni.errors import internal
@@ -55,12 +54,11 @@ def refuse_conflicts(sandbox: Sandbox, container_link: Link, result: Result) -> 
 def refuse_conflicts_on_master(sandbox: Sandbox, master: Link, result: Result, *, in_container: bool) -> None:
     """Raises CniError(999) if another host uses an IPv4 address of an ipvlan interface; probes from its master.
 
-    Both have the same MAC address. With `in_container` the master is in the sandbox. Raises CniError(7) if the master
-    is down, KernelError, OSError, CniError(8).
+    Both have the same MAC address. `master` is up, with `in_container` in the sandbox. Raises KernelError, OSError,
+    CniError(8).
     """
     probed = _probed_addresses(sandbox, result)
     if probed:
-        refuse_down(master)
         _refuse_used(sandbox.namespace if in_container else None, master, probed)
 
 

@@ -52,24 +52,26 @@ def find(socket: Socket, options: MasterOptions) -> Link:
     return master
 
 
-def refuse_loopback(master: Link) -> None:
-    """Raises CniError(7) for the loopback interface, on which nothing can be built."""
-    if master.flags & link.IFF_LOOPBACK:
-        raise invalid_conf(f'master "{master.name}" is the loopback interface', 'set "master" to a network interface')
+def find_usable(socket: Socket, options: MasterOptions) -> Link:
+    """Returns the master of a new interface, as find(); raises CniError(7) for loopback and for one that is down.
 
-
-def refuse_down(master: Link) -> None:
-    """Raises CniError(7) if the master is down: the pod would have no connection.
-
-    ADD accepts a master without carrier, which may come later, as the reference plugins do.
+    A master without carrier is accepted, which may come later, as by the reference plugins.
     """
-    if not master.is_up:
-        raise invalid_conf(f'master "{master.name}" is down', f'ip link set "{master.name}" up')
+    master = find(socket, options)
+    _refuse_loopback_or_down(master)
+    return master
 
 
-def refuse_without_carrier(master: Link) -> None:
-    """Raises CniError(7) if the master is down or has no carrier, for STATUS."""
-    refuse_down(master)
+def refuse_unusable(options: MasterOptions) -> None:
+    """Raises what find_usable() raises for a master on the host, and CniError(7) for one without carrier, for STATUS.
+
+    With `linkInContainer` nothing is checked: STATUS is not about a container.
+    """
+    if options.in_container:
+        return
+    with Socket() as socket:
+        master = find(socket, options)
+    _refuse_loopback_or_down(master)
     if not master.flags & link.IFF_LOWER_UP:
         raise invalid_conf(f'master "{master.name}" has no carrier', "connect it, or bring up its other end")
 
@@ -122,3 +124,11 @@ def _find_with_default_route(socket: Socket) -> Link:
     if master is None:
         raise internal("no default route interface found", 'set "master" to the interface to use: ip -brief link')
     return master
+
+
+def _refuse_loopback_or_down(master: Link) -> None:
+    """Raises CniError(7) for the loopback interface, on which nothing can be built, and for a master that is down."""
+    if master.flags & link.IFF_LOOPBACK:
+        raise invalid_conf(f'master "{master.name}" is the loopback interface', 'set "master" to a network interface')
+    if not master.is_up:
+        raise invalid_conf(f'master "{master.name}" is down', f'ip link set "{master.name}" up')

@@ -43,9 +43,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         child_interface.master_socket(options, sandbox) as socket,
         Undo() as undo,
     ):
-        parent = master.find(socket, options)
-        master.refuse_loopback(parent)
-        master.refuse_down(parent)
+        parent = master.find_usable(socket, options)
         container_link = interface.create(socket, parent, sandbox, options, conf, undo)
         # Until the interface has the address, the kernel passes the answers to the master.
         detect_conflicts = partial(
@@ -171,9 +169,5 @@ def _recreate(
 def _refuse_unavailable(net_conf: NetConf) -> None:
     conf = ipvlan_conf.parse(net_conf)
     child_interface.refuse_missing_module("ipvlan", "ipvlan")
-    if conf.master.in_container or not conf.master.name:  # a chained ipvlan gets its master at ADD
-        return
-    with Socket() as socket:
-        parent = master.find(socket, conf.master)
-    master.refuse_loopback(parent)
-    master.refuse_without_carrier(parent)
+    if conf.master.name:  # a chained ipvlan gets its master at ADD
+        master.refuse_unusable(conf.master)

@@ -18,9 +18,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
-from kernel.link import Link
 from kernel.netns import Netns
-from kernel.rtnl import Socket
 from plugins.macvlan import conf as macvlan_conf
 from plugins.macvlan import interface
 from process.undo import Undo
@@ -41,9 +39,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         child_interface.master_socket(conf.master, sandbox) as socket,
         Undo() as undo,
     ):
-        parent = master.find(socket, conf.master)
-        master.refuse_loopback(parent)
-        master.refuse_down(parent)
+        parent = master.find_usable(socket, conf.master)
         container_link = interface.create(socket, parent, sandbox, conf, undo)
         detect_conflicts = partial(conflict_detection.refuse_conflicts, sandbox, container_link)
         with interface.explained_failures(container_link, parent):
@@ -144,9 +140,4 @@ PLUGIN = Plugin(
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     conf = macvlan_conf.parse(args, net_conf)
     child_interface.refuse_missing_module("macvlan", "macvlan")
-    if conf.master.in_container:  # STATUS is not about a container
-        return
-    with Socket() as socket:
-        parent: Link = master.find(socket, conf.master)
-    master.refuse_loopback(parent)
-    master.refuse_without_carrier(parent)
+    master.refuse_unusable(conf.master)

@@ -17,7 +17,6 @@ from cni.errors import run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
 from kernel.netns import Netns
-from kernel.rtnl import Socket
 from plugins.vlan import conf as vlan_conf
 from plugins.vlan import interface
 from process.undo import Undo
@@ -34,9 +33,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     net_conf.refuse_missing_ipam()
     with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
         with child_interface.master_socket(conf.master, sandbox) as socket:
-            parent = master.find(socket, conf.master)
-            master.refuse_loopback(parent)
-            master.refuse_down(parent)  # the kernel refuses to bring up a VLAN interface on it
+            parent = master.find_usable(socket, conf.master)
             spec = ChildSpec("vlan", interface.get_attributes(conf), partial(interface.explain, parent, conf))
             container_link = child_interface.create(spec, socket, parent, sandbox, conf.master, undo)
         return container_interface.configure(
@@ -92,9 +89,4 @@ PLUGIN = Plugin(
 def _refuse_unavailable(net_conf: NetConf) -> None:
     conf = vlan_conf.parse(net_conf)
     child_interface.refuse_missing_module("vlan", "8021q")
-    if conf.master.in_container:  # STATUS is not about a container
-        return
-    with Socket() as socket:
-        parent = master.find(socket, conf.master)
-    master.refuse_loopback(parent)
-    master.refuse_without_carrier(parent)
+    master.refuse_unusable(conf.master)
