@@ -72,14 +72,7 @@ def test_check_reports_changes(net, sandbox, change):
 
 def test_another_kind(net, sandbox):
     """CHECK refuses an interface of another kind, and DEL leaves it alone."""
-    result = net.add(sandbox)
-    sandbox.ip("link", "del", "eth0")
-    sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
-    error = net.run("CHECK", sandbox, prev_result=result).error()
-    assert error["msg"] == f"Error: Container interface eth0 not of type {net.config['type']}"
-    net.delete(sandbox, result)
-    assert set(links(sandbox)) == {"lo", "eth0", "eth1"}
-    assert net.leases() == {}
+    master_changes.assert_another_kind_is_refused(net, sandbox)
 
 
 @pytest.mark.needs("vlan_device")

@@ -69,14 +69,7 @@ def test_check_reports_changes(macvlan, sandbox, change):
 
 def test_check_refuses_another_kind(macvlan, sandbox):
     """CHECK refuses an interface of another kind, and DEL leaves it alone."""
-    result = macvlan.add(sandbox)
-    sandbox.ip("link", "del", "eth0")
-    sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
-    error = macvlan.run("CHECK", sandbox, prev_result=result).error()
-    assert error["msg"] == "Error: Container interface eth0 not of type macvlan"
-    macvlan.delete(sandbox, result)
-    assert set(links(sandbox)) == {"lo", "eth0", "eth1"}
-    assert macvlan.leases() == {}
+    master_changes.assert_another_kind_is_refused(macvlan, sandbox)
 
 
 def test_check_needs_the_result_of_this_attachment(macvlan, sandbox, new_sandbox):

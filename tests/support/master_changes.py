@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
+from tests.support.netstate import links
 
 
 class Change(NamedTuple):
@@ -31,6 +32,18 @@ CHANGES = {
     ),
     "deleted": Change(("link", "del", "eth0"), {}, "Container Interface name in prevResult: eth0 not found"),
 }
+
+
+def assert_another_kind_is_refused(net: Network, sandbox: Namespace) -> None:
+    """Asserts that CHECK refuses an interface of another kind, and that DEL leaves it alone."""
+    result = net.add(sandbox)
+    sandbox.ip("link", "del", "eth0")
+    sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+    error = net.run("CHECK", sandbox, prev_result=result).error()
+    assert error["msg"] == f"Error: Container interface eth0 not of type {net.config['type']}"
+    net.delete(sandbox, result)
+    assert set(links(sandbox)) == {"lo", "eth0", "eth1"}
+    assert net.leases() == {}
 
 
 def assert_reported(net: Network, sandbox: Namespace, change: Change) -> None:
