@@ -9,10 +9,20 @@ from kernel.codec import LinkMessage, nla, nlmsg
 from kernel.wire import prepare
 
 
-class DeviceMessage(LinkMessage):
-    """RTM_NEWLINK with the address that a device has from its manufacturer (Linux 5.6)."""
+class _Properties(nla):  # type: ignore[misc]
+    nla_map = ((53, "IFLA_ALT_IFNAME", "asciiz"),)
 
-    nla_map = (*LinkMessage.nla_map, (54, "IFLA_PERM_ADDRESS", "cdata"))  # type: ignore[assignment]  # another length
+
+class DeviceMessage(LinkMessage):
+    """RTM_NEWLINK with group, altnames (Linux 5.5), and the address that a device has from its manufacturer (5.6)."""
+
+    nla_map = (  # type: ignore[assignment]  # another length
+        *LinkMessage.nla_map,
+        (27, "IFLA_GROUP", "uint32"),
+        (52, "IFLA_PROP_LIST", "properties|nested"),
+        (54, "IFLA_PERM_ADDRESS", "cdata"),
+    )
+    properties = _Properties
 
 
 class _MacvlanData(nla):  # type: ignore[misc]

@@ -24,7 +24,7 @@ RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWNSID, RTM_GETNSID = 88, 90
 RTNLGRP_LINK = 1
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT = 0x1, 0x8, 0x10  # linux/if.h
-IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI, IFF_LOWER_UP = 0x80, 0x100, 0x200, 0x10000
+IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI, IFF_MULTICAST, IFF_LOWER_UP = 0x80, 0x100, 0x200, 0x1000, 0x10000
 OPERSTATE_UP = 6
 OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
 # Flag, word if it is cleared, word if it is set; the words are for the description of a request.

@@ -30,7 +30,7 @@ from process.undo import Undo
 from process.values import dataclass
 
 _JSON, _DRAFT = ".json", "~draft"  # no container ID begins with a tilde
-# With these errors, of this process or of the disk, a file may be valid although it cannot be read.
+# Errors of this process or of the disk: the file may be a valid one.
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 _MAX_BYTES = 1 << 16
 _UINT32_MAX = (1 << 32) - 1
@@ -43,6 +43,8 @@ class Saved:
 
     `index` is its ifindex on the host, `container_index` the one in the container, 0 while the move is not finished.
     `life` is the boot and the container's network namespace. `addresses` are its permanent addresses on the host.
+    `flags`, `tx_queue` and `group` are None in a file without them. `returning_mac` is the MAC address with which DEL
+    moves the device back, "" until then.
     """
 
     network: str
@@ -59,7 +61,12 @@ class Saved:
     alias: str
     mtu: int
     is_up: bool
+    flags: int | None
+    tx_queue: int | None
+    group: int | None
+    altnames: tuple[str, ...]
     addresses: tuple[SavedAddress, ...]
+    returning_mac: str = ""
 
 
 class Store:
@@ -170,6 +177,11 @@ def _members(saved: Saved) -> dict[str, object]:
         "alias": saved.alias,
         "mtu": saved.mtu,
         "up": saved.is_up,
+        "flags": saved.flags,
+        "txQueue": saved.tx_queue,
+        "group": saved.group,
+        "altnames": list(saved.altnames),
+        "returningMAC": saved.returning_mac,
         "addresses": [item._asdict() for item in saved.addresses],
     }
 
@@ -195,6 +207,11 @@ def _parse(content: bytes) -> Saved:
         alias=fields.string("alias"),
         mtu=fields.integer("mtu", minimum=0, maximum=(1 << 31) - 1) or 0,
         is_up=fields.boolean("up"),
+        flags=fields.integer("flags", minimum=0, maximum=_UINT32_MAX),
+        tx_queue=fields.integer("txQueue", minimum=0, maximum=_UINT32_MAX),
+        group=fields.integer("group", minimum=0, maximum=_UINT32_MAX),
+        altnames=fields.strings("altnames"),
+        returning_mac=fields.string("returningMAC"),
         addresses=tuple(_parse_address(item) for item in fields.objects("addresses")),
     )
     if not saved.name or not saved.life:
@@ -203,7 +220,7 @@ def _parse(content: bytes) -> Saved:
 
 
 def _parse_address(fields: Fields) -> SavedAddress:
-    """Returns an address of the file; raises ValueError, CniError for an invalid one."""
+    """Returns an address in a file; raises ValueError, CniError for an invalid one."""
 
     def number(key: str, maximum: int) -> int:
         return fields.integer(key, minimum=0, maximum=maximum) or 0

@@ -74,13 +74,14 @@ def no_device() -> CniError:
 
 
 def lenient(net_conf: NetConf) -> HostDeviceConf:
-    """Returns what DEL and GC need, `device` and `data_dir`; invalid values count as absent."""
+    """Returns what DEL and GC need, `device`, `hwaddr` and `data_dir`; invalid values count as absent."""
     try:
         data_dir = _data_dir(net_conf)
     except CniError:
         data_dir = DATA_DIR
     try:
-        return HostDeviceConf(device=net_conf.fields.string("device"), data_dir=data_dir)
+        fields = net_conf.fields
+        return HostDeviceConf(device=fields.string("device"), hwaddr=fields.string("hwaddr"), data_dir=data_dir)
     except CniError:
         return HostDeviceConf(data_dir=data_dir)
 

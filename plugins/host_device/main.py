@@ -1,7 +1,7 @@
 """The verbs of host-device.
 
-ADD saves the device's state, moves it into the container and configures it. DEL recognizes the device by that state,
-in the container or on the host and under any name, or by its alias if the reference plugin moved it, and restores it.
+ADD records the device's state, moves it into the container and configures it. DEL brings it back by that record,
+wherever and under whatever name the device is, or by its alias if the reference plugin moved it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kernel.rtnl import Socket
 from plugins.host_device import conf as host_device_conf
 from plugins.host_device import restoration, selection
 from plugins.host_device.backup import Saved, Store
+from plugins.host_device.conf import HostDeviceConf
 from plugins.host_device.selection import Selection
 from process import directories, record
 from process.stderr import one_line
@@ -50,8 +51,11 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     with Netns(args.netns) as namespace, Socket() as host, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
         candidate = _get_device(host, selected, Store(conf.data_dir))
         selection.refuse_needed(host, candidate)
-        if sandbox.find_link() is not None:
-            details = f"{sandbox.path} has an interface of this name: the container is attached already, or run DEL"
+        if sandbox.find_link() is not None or _is_attached(args, conf.data_dir, sandbox):
+            details = (
+                f"{sandbox.path} has an interface of this name, or had one that it renamed: the container is attached "
+                "already, or run DEL"
+            )
             raise internal(f"{_not_moved(args.ifname, candidate)}: file exists", details)
         pci_id = _move(args, net_conf, conf.data_dir, host, sandbox, candidate, undo)
         result = container_interface.configure(args, net_conf, sandbox, sandbox.get_link(), undo, dns=conf.dns)
@@ -65,7 +69,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """
     conf = host_device_conf.lenient(net_conf)
     delegate.release_lease(args, net_conf)
-    _return_device(args, Store(conf.data_dir), conf.device)
+    _return_device(args, net_conf.name, conf)
     delegate.run_ipam(args, net_conf)
 
 
@@ -109,7 +113,7 @@ def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
     """Restores the device of a container that is no longer running, for `podwire repair`."""
     store = Store(host_device_conf.lenient(net_conf).data_dir)
     saved = store.load(Attachment(args.container_id, args.ifname))
-    if saved is None or not restoration.is_of_this_boot(saved):
+    if saved is None or saved.network != net_conf.name or not restoration.is_of_this_boot(saved):
         return
     with Socket() as host:
         if restoration.find_on_host(device.list_all(host), saved) and record.change(
@@ -180,6 +184,10 @@ def _move(
         alias=before.alias,
         mtu=before.mtu,
         is_up=before.is_up,
+        flags=before.flags & device.FLAGS,
+        tx_queue=before.tx_queue,
+        group=candidate.group,
+        altnames=candidate.altnames,
         addresses=saved_address.list_on_link(host, before),
     )
     store.save(saved, undo)
@@ -209,37 +217,61 @@ def _with_pci_id(result: Result, net_conf: NetConf, pci_id: str) -> Result:
     return replace(result, interfaces=tuple(replace(item, pci_id=pci_id) for item in result.interfaces))
 
 
-def _return_device(args: CmdArgs, store: Store, configured: str) -> None:
-    attachment = Attachment(args.container_id, args.ifname)
+def _is_attached(args: CmdArgs, data_dir: str, sandbox: Sandbox) -> bool:
+    """Returns whether the sandbox has the device of this attachment, of any network, under another name."""
+    saved = Store(data_dir).load(Attachment(args.container_id, args.ifname))
+    return (
+        saved is not None
+        and restoration.is_of_this_boot(saved)
+        and restoration.find_in_sandbox(sandbox, saved) is not None
+    )
+
+
+def _return_device(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
+    store, attachment = Store(conf.data_dir), Attachment(args.container_id, args.ifname)
     saved = store.load(attachment)
     if saved and not restoration.is_of_this_boot(saved):
         store.remove(attachment)
         saved = None
-    is_on_host = False
+    if saved and saved.network != network:
+        return  # the interface is another network's; the ADD of this one failed
+    is_on_host, is_deleted = False, False
     with Socket() as host:
         try:
             with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
                 if saved:
-                    is_on_host = restoration.return_device(host, sandbox, saved)
+                    is_on_host = restoration.return_device(host, sandbox, saved, store)
                 else:
-                    _return_by_alias(host, sandbox, configured)
+                    _return_unrecorded(host, sandbox, conf)
         except NetnsMissingError:
             is_on_host = saved is not None and restoration.restore_on_host(host, saved)
+            is_deleted = True
     if saved:
-        _finish(store, saved, is_on_host=is_on_host)
+        _finish(store, saved, is_on_host=is_on_host, is_deleted=is_deleted)
     else:
         store.remove(attachment)
 
 
-def _return_by_alias(host: Socket, sandbox: Sandbox, configured: str) -> None:
-    """Moves a device of the reference plugin back: its name on the host is its alias."""
-    links = link.list_all(sandbox.socket)
-    named = [item for item in links if item.name == sandbox.ifname and item.alias]
-    candidate = next((item for item in named if not configured or item.alias == configured), None)
-    if candidate is None and configured:
-        candidate = next((item for item in links if item.alias == configured), None)
-    if candidate is not None:
-        restoration.move_to_host(host, sandbox, candidate, candidate.alias, "")
+def _return_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> None:
+    """Moves a device of the reference plugin back, which is called CNI_IFNAME; its name on the host is its alias.
+
+    A pod can create an interface with any name and alias, also after a first DEL. So nothing is moved if the configured
+    device is on the host, and no interface that can only be the pod's. Raises CniError, KernelError.
+    """
+    candidate = device.get(sandbox.socket, sandbox.ifname)
+    if candidate is None or candidate.link.name != sandbox.ifname or not candidate.link.alias:
+        return
+    item = candidate.link
+    if conf.device:
+        is_selected = item.alias == conf.device and device.get(host, conf.device) is None
+    elif conf.hwaddr:
+        is_selected = selection.parse_or_none(item.mac) == selection.parse_or_none(conf.hwaddr)
+    else:
+        is_selected = not item.kind  # devices of a bus are physical ones
+    # Its peer or parent is in the container, too. That of a device of the host is not.
+    is_of_pod = bool(item.iflink) and item.iflink_nsid is None
+    if is_selected and not is_of_pod:
+        restoration.move_to_host(host, sandbox, candidate, item.alias, "")
 
 
 def _collect(store: Store, saved: Saved) -> None:
@@ -253,12 +285,15 @@ def _collect(store: Store, saved: Saved) -> None:
     with Socket() as host:
         is_on_host = restoration.restore_on_host(host, saved)
     if is_on_host or get_presence(saved.netns) is Presence.GONE:
-        _finish(store, saved, is_on_host=is_on_host)
+        _finish(store, saved, is_on_host=is_on_host, is_deleted=True)
 
 
-def _finish(store: Store, saved: Saved, *, is_on_host: bool) -> None:
-    """Deletes the state of a device that is on the host, or that the kernel deleted, as it does virtual ones."""
-    if is_on_host or saved.kind:
+def _finish(store: Store, saved: Saved, *, is_on_host: bool, is_deleted: bool) -> None:
+    """Deletes the state of a device that is on the host, or that was deleted with its namespace, as virtual ones are.
+
+    The pod may have moved a device on, to a namespace that nothing shows here: its state stays.
+    """
+    if is_on_host or (saved.kind and is_deleted):
         store.remove(saved.attachment)
         return
     msg = f'host-device: "{saved.name}" is not on the host yet; when it appears there, run: podwire repair'

@@ -1,13 +1,14 @@
-"""Returns a device to the host, with the name, MAC address, MTU, addresses and state that it had before ADD.
+"""Returns a device to the host, with the names, settings, addresses and state that it had before ADD.
 
 A device is recognized by what ADD recorded, since a container may rename it, and the kernel does when it moves a
-physical device out of a deleted namespace: then the device is on the host, as CNI_IFNAME or dev<N>.
+physical device out of a deleted namespace: the device then is on the host, called CNI_IFNAME or dev<N>.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 
 from attachment.sandbox import Sandbox
@@ -18,15 +19,16 @@ from kernel.device import Device
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
-from plugins.host_device.backup import Saved
+from plugins.host_device.backup import Saved, Store
 from process.stderr import one_line
 from process.undo import Undo
+from process.values import replace
 
 _HOST = "/proc/self/ns/net"
 
 
 def compute_life(namespace: Netns, socket: Socket) -> str:
-    """Returns the boot ID, and the cookie of the namespace, unique in a boot, or (before Linux 5.14) its inode."""
+    """Returns boot ID and namespace, by its cookie, unique in a boot, or (before Linux 5.14) its inode."""
     return f"{_boot_id()} {socket.get_namespace_cookie() or os.fstat(namespace.fileno()).st_ino}"
 
 
@@ -39,17 +41,19 @@ def is_of_this_boot(saved: Saved) -> bool:
     return not boot_at_add or not boot_now or boot_at_add == boot_now
 
 
-def return_device(host: Socket, sandbox: Sandbox, saved: Saved) -> bool:
+def return_device(host: Socket, sandbox: Sandbox, saved: Saved, store: Store | None = None) -> bool:
     """Moves the device from the sandbox to the host; returns False if it is in neither. Raises CniError, KernelError.
 
-    A device that is on the host already is only renamed and restored.
+    A device that is on the host already is only renamed and restored. `store` gets the MAC address with which the
+    device comes back: if DEL is killed after the move, the next DEL recognizes the device by it.
     """
-    is_same_life = compute_life(sandbox.namespace, sandbox.socket) == saved.life
-    candidate = find_in_sandbox(device.list_all(sandbox.socket), saved, is_same_life=is_same_life)
+    candidate = find_in_sandbox(sandbox, saved)
     if candidate is None:
         return restore_on_host(host, saved)
-    move_to_host(host, sandbox, candidate, saved.name, saved.alias)
-    _restore(host, saved)
+    if store and candidate.link.mac != saved.mac:
+        _try(partial(store.replace, replace(saved, returning_mac=candidate.link.mac)))
+    move_to_host(host, sandbox, candidate, saved.name, saved.alias, saved.altnames)
+    restore(host, saved)
     return True
 
 
@@ -61,41 +65,65 @@ def restore_on_host(host: Socket, saved: Saved) -> bool:
     candidate = find_on_host(device.list_all(host), saved)
     if candidate is None:
         return False
-    if candidate.name != saved.name:
-        refuse_used_name(host, candidate.name, saved.name)
-        host.change(link.set_request(candidate, up=False))
-        host.change(link.set_request(candidate, name=saved.name))
-    host.change(link.set_alias_request(candidate.index, saved.alias))
-    _restore(host, saved)
+    item = candidate.link
+    if foreign := _foreign(candidate, saved.altnames):
+        host.change(device.delete_altnames_request(item, foreign))
+    if item.name != saved.name:
+        refuse_used_name(host, item.name, saved.name)
+        host.change(link.set_request(item, up=False))
+        host.change(link.set_request(item, name=saved.name))
+    host.change(link.set_alias_request(item.index, saved.alias))
+    restore(host, saved)
     return True
 
 
-def move_to_host(host: Socket, sandbox: Sandbox, candidate: Link, name: str, alias: str) -> None:
+def move_to_host(
+    host: Socket, sandbox: Sandbox, candidate: Device, name: str, alias: str, altnames: tuple[str, ...] | None = None
+) -> None:
     """Moves a link from the sandbox to the host as `name`; a failure leaves it in the sandbox as it was.
 
     The link is renamed in the sandbox, so that programs on the host, such as udev, see no rename. If the container has
-    another interface of that name, the kernel renames it after the move. Raises CniError(999), KernelError.
+    another interface of that name, the kernel renames it after the move. The host must not get names that the pod
+    chose: altnames other than `altnames` are deleted in the sandbox. They are None without a record, by which alone
+    the other interface of the name can be called the wrong one. Raises CniError(999), KernelError.
     """
-    refuse_used_name(host, candidate.name, name)
+    item, foreign = candidate.link, _foreign(candidate, altnames)
+    for used in (name, *(other for other in candidate.altnames if other not in foreign)):
+        refuse_used_name(host, item.name, used, is_recorded=altnames is not None)
     with Netns(_HOST) as host_namespace, Undo() as undo:
-        undo.push(f'restore "{candidate.name}" in the container', partial(_restore_in_sandbox, sandbox, candidate))
-        sandbox.socket.change(link.set_request(candidate, up=False), device.rename_request(candidate, name, alias))
-        sandbox.socket.change(device.move_request(candidate, host_namespace, "the host", name=name, alias=alias))
+        if foreign:
+            undo.push("restore altnames", partial(sandbox.socket.change, device.add_altnames_request(item, foreign)))
+            sandbox.socket.change(device.delete_altnames_request(item, foreign))
+        undo.push(f'restore "{item.name}" in the container', partial(_restore_in_sandbox, sandbox, item))
+        sandbox.socket.change(link.set_request(item, up=False), device.rename_request(item, name, alias))
+        sandbox.socket.change(device.move_request(item, host_namespace, "the host", name=name, alias=alias))
 
 
-def refuse_used_name(host: Socket, present: str, name: str) -> None:
-    """Raises CniError(999), text of the reference plugin, if another link of the host has the name; KernelError."""
+def refuse_used_name(host: Socket, present: str, name: str, *, is_recorded: bool = True) -> None:
+    """Raises CniError(999), text of the reference plugin, if another link of the host has the name; KernelError.
+
+    Without a record of the device the error does not advise to rename the other link.
+    """
     (obstacle,) = link.get(host, link.by_name_request(name))
-    if obstacle is not None:
+    if obstacle is None:
+        return
+    if not is_recorded:
+        details = f'the host has an interface "{name}", and no record proves that "{present}" in the container was it'
+    elif obstacle.name != name:
+        details = (
+            f'it is an altname of "{obstacle.name}" meanwhile, and "{present}" waits for it: ip link property del '
+            f'dev "{obstacle.name}" altname "{name}"; then DEL can be repeated'
+        )
+    else:
         details = (
             f'another interface of the host got this name meanwhile, and "{present}" waits for it: rename the other '
             f'one (ip link set "{name}" name NEW); then DEL can be repeated'
         )
-        raise internal(f'failed to move "{name}" to hostNS: file exists', details)
+    raise internal(f'failed to move "{name}" to hostNS: file exists', details)
 
 
-def _restore(host: Socket, saved: Saved) -> None:
-    """Restores MAC address, MTU, state and addresses, each as far as possible; prints failures on stderr."""
+def restore(host: Socket, saved: Saved) -> None:
+    """Restores settings, state, addresses and altnames, each as far as possible; prints failures on stderr."""
     current = device.get(host, saved.name)
     if current is None:
         return
@@ -105,30 +133,37 @@ def _restore(host: Socket, saved: Saved) -> None:
         steps.append(link.set_request(item, mac=parse_mac(saved.mac)))
     if saved.mtu and item.mtu != saved.mtu:
         steps.append(link.set_request(item, mtu=saved.mtu))
+    if saved.flags is not None and saved.tx_queue is not None and saved.group is not None:
+        then = (saved.flags & device.FLAGS, saved.tx_queue, saved.group)
+        if then != (item.flags & device.FLAGS, item.tx_queue, current.group):
+            steps.append(device.set_flags_request(item, *then))
     if saved.is_up != item.is_up:
         steps.append(link.set_request(item, up=saved.is_up))
     steps += [saved_address.add_request(item, address) for address in saved.addresses]
+    missing = [name for name in saved.altnames if name not in current.altnames]
+    steps += [device.add_altnames_request(item, (name,)) for name in missing]
     for step in steps:
-        try:
-            host.change(step)
-        except CniError as error:
-            print(one_line(f"host-device: cannot restore the device: {error}"), file=sys.stderr)
+        _try(partial(host.change, step))
 
 
-def find_in_sandbox(devices: list[Device], saved: Saved, *, is_same_life: bool) -> Link | None:
-    """Returns the device among the links of a sandbox, whatever its name; None if it is not there."""
-    same_kind = [item for item in devices if item.link.kind == saved.kind]
-    if is_same_life and saved.container_index:
+def find_in_sandbox(sandbox: Sandbox, saved: Saved) -> Device | None:
+    """Returns the device among the links of a sandbox, whatever its name; None if it is not there.
+
+    Raises KernelError.
+    """
+    same_kind = [item for item in device.list_all(sandbox.socket) if item.link.kind == saved.kind]
+    if saved.container_index and compute_life(sandbox.namespace, sandbox.socket) == saved.life:
         for item in same_kind:
             if item.link.index == saved.container_index and item.permanent_mac == saved.permanent_mac:
-                return item.link
+                return item
     return _find_alike(same_kind, saved)
 
 
-def find_on_host(devices: list[Device], saved: Saved) -> Link | None:
+def find_on_host(devices: list[Device], saved: Saved) -> Device | None:
     """Returns the device among the links of the host; None if it is not there.
 
-    Without a permanent MAC address the device must have its index and its MAC address, or its alias.
+    Without a permanent MAC address the device must have its index and its MAC address or alias; or, as the kernel
+    changes an index that another link has, its MAC address and its name or alias.
     """
     same_kind = [item for item in devices if item.link.kind == saved.kind]
     if saved.permanent_mac:
@@ -136,21 +171,37 @@ def find_on_host(devices: list[Device], saved: Saved) -> Link | None:
     indexes = (saved.container_index, saved.index)
     for item in same_kind:
         if item.link.index in indexes and (item.link.mac == saved.mac or item.link.alias == saved.name):
-            return item.link
+            return item
+    macs = set(filter(None, (saved.mac, saved.returning_mac)))
+    for item in same_kind:
+        if item.link.mac in macs and saved.name in (item.link.name, item.link.alias):
+            return item
     return None
 
 
-def _find_alike(devices: list[Device], saved: Saved) -> Link | None:
+def _find_alike(devices: list[Device], saved: Saved) -> Device | None:
     """Returns the device by its permanent MAC address, else by its alias, else by name and MAC address."""
     if saved.permanent_mac:
-        matching = [item.link for item in devices if item.permanent_mac == saved.permanent_mac]
+        matching = [item for item in devices if item.permanent_mac == saved.permanent_mac]
     else:
         names = (saved.name, saved.attachment.ifname)
-        matching = [item.link for item in devices if item.link.alias == saved.name] or [
-            item.link for item in devices if item.link.mac == saved.mac and item.link.name in names
+        matching = [item for item in devices if item.link.alias == saved.name] or [
+            item for item in devices if item.link.mac == saved.mac and item.link.name in names
         ]
     # Functions of one card can share an address.
-    return min(matching, key=lambda item: item.index != saved.container_index, default=None)
+    return min(matching, key=lambda item: item.link.index != saved.container_index, default=None)
+
+
+def _foreign(candidate: Device, altnames: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the altnames that the device did not have at ADD; none if those are unknown."""
+    return () if altnames is None else tuple(name for name in candidate.altnames if name not in altnames)
+
+
+def _try(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except CniError as error:
+        print(one_line(f"host-device: cannot restore the device: {error}"), file=sys.stderr)
 
 
 def _restore_in_sandbox(sandbox: Sandbox, before: Link) -> None:

@@ -1,0 +1,141 @@
+"""host-device: a pod that changes names, aliases, altnames and flags neither blocks DEL nor changes the host."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.host_device_network import files
+from tests.support.injection import run_injected
+from tests.support.namespaces import Namespace
+from tests.support.netstate import links, shown, state
+
+
+def create_in_pod(pod: Namespace, name: str, alias: str) -> None:
+    """Creates a veth in the pod, with both ends there."""
+    pod.ip("link", "add", name, "type", "veth", "peer", "name", "inner0")
+    pod.ip("link", "set", name, "alias", alias)
+
+
+@pytest.mark.parametrize("name", ["eth0", "foo"])
+@pytest.mark.parametrize("renamed", [True, False])
+def test_repeated_del_ignores_interfaces_of_the_pod(moved, host, sandbox, name, renamed):
+    """A repeated DEL succeeds, and leaves an interface with the device's alias, which the pod created, in the pod."""
+    moved.delete(sandbox, moved.add(sandbox))
+    create_in_pod(sandbox, name, "hd0")
+    if renamed:
+        host.ip("link", "set", "hd0", "name", "other0")
+    before = state(host), state(sandbox)
+    moved.delete(sandbox)
+    assert (state(host), state(sandbox)) == before
+
+
+@pytest.mark.parametrize("keys", [{"runtimeConfig": {"deviceID": "0000:ff:00.0"}}, {"hwaddr": "02:00:00:00:00:d0"}])
+def test_del_without_file_ignores_virtual_interfaces(moved, host, sandbox, keys):
+    """A device of a bus is a physical one: DEL without a file does not move a virtual interface with an alias."""
+    sandbox.ip("link", "add", "eth0", "type", "bridge")
+    sandbox.ip("link", "set", "eth0", "alias", "eth9")
+    before = state(host), state(sandbox)
+    moved.having(device=None, **keys).delete(sandbox)
+    assert (state(host), state(sandbox)) == before
+
+
+def test_networks_with_the_same_interface(moved, host, sandbox):
+    """DEL of a network whose ADD failed leaves the device of another network with the same interface name."""
+    host.ip("link", "add", "b0", "type", "bridge")
+    first, second = moved.having(name="na", ipam=None), moved.having(name="nb", device="b0", ipam=None)
+    result = first.add(sandbox)
+    sandbox.ip("link", "set", "eth0", "down")
+    sandbox.ip("link", "set", "eth0", "name", "lan0")
+    before = state(host), state(sandbox), files(moved)
+    assert second.run("ADD", sandbox).error()["msg"].endswith("to container NS: file exists")
+    second.delete(sandbox)
+    second.having(device=None, runtimeConfig={"deviceID": "0000:ff:00.0"}).delete(sandbox)
+    assert (state(host), state(sandbox), files(moved)) == before
+    first.delete(sandbox, result)
+    assert {"hd0", "b0"} <= set(links(host))
+    assert files(moved) == []
+
+
+@pytest.mark.parametrize("name", ["hp0", "hd0", "cni0"])
+@pytest.mark.parametrize("crashed", [True, False])
+def test_altnames_of_the_pod(moved, host, sandbox, name, crashed):
+    """DEL deletes altnames that the pod added, and adds those that it deleted, also after the pod crashed."""
+    host.ip("link", "property", "add", "dev", "hd0", "altname", "lab0", "altname", "lab1")
+    before = state(host)
+    result = moved.add(sandbox)
+    path = sandbox.path
+    if not crashed:
+        sandbox.ip("link", "property", "add", "dev", "eth0", "altname", name)
+    sandbox.ip("link", "property", "del", "dev", "eth0", "altname", "lab1")
+    if crashed:
+        sandbox.ip("link", "set", "eth0", "netns", host.name)
+        host.ip("link", "property", "add", "dev", "eth0", "altname", "cni0" if name == "hp0" else name)
+        sandbox.delete()
+    moved.delete(path, result, container_id=sandbox.name)
+    assert state(host) == before
+    assert files(moved) == []
+
+
+def test_failed_del_keeps_altnames(moved, host, sandbox):
+    """While the name is another interface's altname, DEL names the command that frees it, and the pod is unchanged."""
+    moved.add(sandbox)
+    sandbox.ip("link", "property", "add", "dev", "eth0", "altname", "cni0")
+    host.ip("link", "property", "add", "dev", "hp0", "altname", "hd0")
+    before = state(host), state(sandbox)
+    error = moved.run("DEL", sandbox).error()
+    assert error["msg"] == 'failed to move "hd0" to hostNS: file exists'
+    assert 'ip link property del dev "hp0" altname "hd0"' in error["details"]
+    assert (state(host), state(sandbox)) == before
+    host.ip("link", "property", "del", "dev", "hp0", "altname", "hd0")
+    moved.delete(sandbox)
+    assert "altnames" not in shown(host, "hd0")
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_flags_of_the_pod(moved, host, sandbox, on_host):
+    """DEL restores flags, queue length and group, whether the pod set or cleared them."""
+    switches = ("arp", "promisc", "allmulticast", "multicast")
+    changed = [*sum(zip(switches, ("off", "on", "on", "off"), strict=True), ()), "txqueuelen", "5", "group", "77"]
+    cleared = [*sum(zip(switches, ("on", "off", "off", "on"), strict=True), ()), "txqueuelen", "1000", "group", "0"]
+    if on_host:
+        host.ip("link", "set", "hd0", *changed)
+    before = state(host)
+    moved.add(sandbox)
+    sandbox.ip("link", "set", "eth0", *(cleared if on_host else changed))
+    moved.delete(sandbox)
+    assert state(host) == before
+
+
+def test_device_that_the_pod_moved_on(moved, host, sandbox, new_sandbox):
+    """The file of a device in a third namespace stays, and DEL restores the device when it is on the host again."""
+    before = state(host)
+    moved.add(sandbox)
+    nested = new_sandbox()
+    sandbox.ip("link", "set", "eth0", "netns", nested.name)
+    outcome = moved.run("DEL", sandbox)
+    outcome.assert_silent()
+    assert '"hd0" is not on the host yet' in outcome.stderr
+    assert files(moved) == [f"{sandbox.name}:eth0.json"]
+    nested.ip("link", "set", "eth0", "netns", host.name)
+    moved.delete(sandbox)
+    assert state(host) == before
+    assert files(moved) == []
+
+
+@pytest.mark.needs("syscall_injection")
+@pytest.mark.parametrize("number", range(3, 13))
+def test_killed_del(moved, host, sandbox, number):
+    """DEL that is killed at any request is completed by the next, also if the kernel changed the device's index."""
+    before = links(host)["hd0"]
+    moved.add(sandbox)
+    sandbox.ip("link", "set", "eth0", "address", "02:00:00:00:00:77")
+    (path,) = (f"{moved.config['dataDir']}/{name}" for name in files(moved))
+    with open(path) as file:
+        index = json.load(file)["containerIndex"]
+    host.ip("link", "add", "x0", "index", str(index), "type", "bridge")
+    run_injected(host, "host-device", "DEL", moved.config, sandbox, f"sendto:signal=KILL:when={number}")
+    moved.delete(sandbox)
+    assert links(host)["hd0"] == before
+    assert files(moved) == []
