@@ -25,7 +25,7 @@ from kernel.errors import KernelError, reason
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.host_device import conf as host_device_conf
-from plugins.host_device import restoration, selection
+from plugins.host_device import home, routes, selection
 from plugins.host_device.backup import Saved, Store
 from plugins.host_device.conf import HostDeviceConf
 from plugins.host_device.selection import Selection
@@ -51,6 +51,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     with Netns(args.netns) as namespace, Socket() as host, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
         candidate = _get_device(host, selected, Store(conf.data_dir))
         selection.refuse_needed(host, candidate)
+        selection.refuse_parent(host, candidate.link)
         if sandbox.find_link() is not None or _is_attached(args, conf.data_dir, sandbox):
             details = (
                 f"{sandbox.path} has an interface of this name, or had one that it renamed: the container is attached "
@@ -191,6 +192,7 @@ def _move(
         addresses=saved_address.list_on_link(host, before),
     )
     store.save(saved, undo)
+    undo.push("restore the routes", partial(routes.restore, host, before.name, routes.list_through(host, before)))
     undo.push(f'move "{before.name}" back to the host', partial(restoration.return_device, host, sandbox, saved))
     try:
         with record.timed_step("move the device"):

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 
+from attachment import host_access
 from cni.address import parse_mac
 from cni.args import is_interface_name
 from cni.errors import CniError, internal, invalid_conf
 from kernel import device, link, route, sysfs
 from kernel.device import Device
 from kernel.errors import reason
+from kernel.link import Link
 from kernel.rtnl import Socket
 from plugins.host_device.conf import HostDeviceConf, no_device
 from process.values import dataclass
 
 # Drivers that hand a PCI device to a program in user space: it has no network interface.
 _USER_SPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+_PEERED = ("veth", "vxcan", "netkit")  # IFLA_LINK is the other end
 _PREFIX = "failed to find host device: "
 _LIST_HINT = "list the node's interfaces: ip -brief link"
 
@@ -87,6 +90,28 @@ def refuse_needed(socket: Socket, candidate: Device) -> None:
             f'macvlan or ipvlan with "master": "{name}"'
         )
         raise invalid_conf(f'"{name}" carries the node\'s default route', details)
+
+
+def refuse_parent(socket: Socket, item: Link) -> None:
+    """Raises CniError(7) for a host link of `hostAccess`, and for a device that has links on it; KernelError.
+
+    A move leaves those links without a network, pods' interfaces among them. Links in other namespaces are invisible
+    here.
+    """
+    if host_access.is_host_link(item):
+        details = "macvlan or ipvlan created it, and deletes it with the last pod's route: select another interface"
+        raise invalid_conf(f'"{item.name}" connects the node with its pods ("hostAccess")', details)
+    names = [
+        f'"{each.name}"'
+        for each in link.list_all(socket)
+        if each.iflink == item.index and each.iflink_nsid is None and each.kind not in _PEERED
+    ]
+    if names:
+        details = (
+            "a move would cut them off, and pods on the same device: delete them first (ip link del), or select "
+            f'another interface; for pods on this network use macvlan or ipvlan with "master": "{item.name}"'
+        )
+        raise invalid_conf(f'"{item.name}" has other interfaces on it: {", ".join(sorted(names))}', details)
 
 
 def _get_driver(pci_id: str) -> str:
