@@ -25,7 +25,7 @@ from kernel.errors import KernelError, reason
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.host_device import conf as host_device_conf
-from plugins.host_device import home, routes, selection
+from plugins.host_device import restoration, routes, selection
 from plugins.host_device.backup import Saved, Store
 from plugins.host_device.conf import HostDeviceConf
 from plugins.host_device.selection import Selection
@@ -54,8 +54,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         selection.refuse_parent(host, candidate.link)
         if sandbox.find_link() is not None or _is_attached(args, conf.data_dir, sandbox):
             details = (
-                f"{sandbox.path} has an interface of this name, or had one that it renamed: the container is attached "
-                "already, or run DEL"
+                f"{sandbox.path} has an interface of this name, or renamed it: the container is attached already, or "
+                "run DEL"
             )
             raise internal(f"{_not_moved(args.ifname, candidate)}: file exists", details)
         pci_id = _move(args, net_conf, conf.data_dir, host, sandbox, candidate, undo)
@@ -155,7 +155,9 @@ def _get_device(host: Socket, selected: Selection, store: Store) -> Device:
         raise
     except CniError as error:
         for saved in store.list_all():
-            if saved.name == selected.conf.device or (selected.pci_id and saved.pci_id == selected.pci_id):
+            if selected.conf.device in (saved.name, *saved.altnames) or (
+                selected.pci_id and saved.pci_id == selected.pci_id
+            ):
                 container_id, ifname = saved.attachment
                 details = f'"{saved.name}" is in container {container_id} as {ifname}; after a crash: podwire repair'
                 raise CniError(error.code, error.msg, details) from error

@@ -31,6 +31,7 @@ def load(tmp_path):
 def test_valid_state(load):
     """A valid state is loaded."""
     assert load().addresses[0].local == "192.0.2.1"
+    assert load().flags is None  # not 0: DEL leaves the flags as they are
 
 
 @pytest.mark.parametrize("keys", [{"local": ""}, {"local": "x"}, {"peer": "1.2.3"}, {"prefix": 129}, {"scope": 256}])
