@@ -5,13 +5,13 @@ master, the host link, and a route through it to each address of a pod. A pod ge
 each address of the node on the master: the host link never answers for these addresses, or other machines on the
 network would learn its MAC address for them.
 
-A macvlan host link has a MAC address of its own, to which pods send. All ipvlan interfaces have the master's. If no
+A macvlan host link has a MAC address of its own, to which pod_ips send. All ipvlan interfaces have the master's. If no
 ipvlan interface has a packet's destination address, the kernel passes the packet to the master. So the master would
 receive the answers to ARP requests of an ipvlan host link. Therefore that link does not use ARP, and sends to its MAC
-address, which the pods have, too.
+address, which the pod_ips have, too.
 
-One rule: all state is in the kernel. The protocol of a route marks it as podwire's, its metric names the attachment,
-and the host link is deleted with its last route. A lock on the host's namespace makes verbs change them sequentially.
+One rule: all state is in the kernel. The routes name their attachments (attachment/host_routes.py), and the host link
+is deleted with its last route. A lock on the host's namespace makes verbs change them sequentially.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from functools import partial
 from hashlib import sha512
 from typing import NamedTuple
 
+from attachment import host_routes
+from attachment.host_routes import Owner
 from attachment.master import MasterOptions
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips
-from cni.address import Address, Network, host_cidr
+from cni.address import Address, format_mac, host_cidr
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError, internal, invalid_conf
 from cni.keys import BOOLEAN, Key
 from cni.result import Result
-from kernel import address, child_link, flock, link, neighbour, route, route_copy, sysctl
+from kernel import address, child_link, flock, link, neighbour, sysctl
 from kernel.link import Link
 from kernel.netns import Netns
 from kernel.route_copy import TableRoute
@@ -44,7 +46,6 @@ from process.undo import Undo
 KEY = Key("hostAccess", (BOOLEAN,))
 PREFIX = "pwha"
 _NAME = re.compile(f"{PREFIX}[0-9]+")
-_PROTOCOL = 112  # of the routes to pods; the kernel and routing daemons use other numbers (linux/rtnetlink.h)
 _HOST = "/proc/self/ns/net"
 _REPAIR = "run: podwire repair"
 
@@ -79,22 +80,39 @@ def refuse_impossible(options: MasterOptions, ipam_type: str, reason: str = "") 
         raise invalid_conf(f'"hostAccess" is not possible: {reason}', 'remove "hostAccess", or the other setting')
 
 
+def refuse_node_addresses(links: AccessLinks, args: CmdArgs, result: Result) -> None:
+    """Raises CniError(7) for an address of the node on the master; KernelError.
+
+    Run before the pod gets the address, which it announces to the network.
+    """
+    node_ips = list_node_addresses(links.host, links.master)
+    for pod in _list_pod_addresses(result, args):
+        if pod in node_ips:
+            raise invalid_conf(
+                f"the pod's address {pod} is the node's on \"{links.master.name}\"",
+                "exclude the node's address from IPAM's range: with host-local by rangeStart and rangeEnd",
+            )
+
+
 def add(kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf, result: Result, undo: Undo) -> None:
     """Creates the host link unless it exists, and the routes and neighbour entries of both sides.
 
-    Raises CniError(11), CniError(999), KernelError.
+    A route through the same host link is replaced: an earlier attachment had the address and got no DEL, or IPAM would
+    not have allocated it again. Raises CniError(11), CniError(999), KernelError.
     """
-    pod_ips = [ip.address.ip for ip in attachment_ips(result, args.ifname, strict=False)]
-    node_ips = _list_reachable(links, pod_ips)
-    undo.push("remove the host's access", partial(remove, args, net_conf, pod_ips))
+    pod_ips = _list_pod_addresses(result, args)
+    versions = {pod.version for pod in pod_ips}
+    node_ips = [item for item in list_node_addresses(links.host, links.master) if item.version in versions]
+    owner = _owner(net_conf, args)
     with record.timed_step("give the host access"), _locked():
+        destinations = host_routes.destinations_of(pod_ips)
+        replaced = [item for item in host_routes.list_marked(links.host) if item.dst in destinations]
+        _refuse_other_links(links, [item for item in replaced if host_routes.get_route_owner(item) != owner])
+        undo.push("remove the host's access", partial(_roll_back, owner, pod_ips, replaced))
         host_link = _ensure_host_link(kind, links)
-        # A route to one of the pod's addresses is that of an earlier attachment, which got no DEL.
-        destinations = {host_cidr(ip).network for ip in pod_ips}
-        stale = [item for item in _list_routes(links.host) if item.dst in destinations]
         links.host.change(
-            *(route_copy.delete_request(item, item.table) for item in stale),
-            *_host_requests(host_link, pod_ips, node_ips, compute_owner(net_conf.name, _attachment(args))),
+            *host_routes.delete_requests(replaced),
+            *_host_requests(host_link, pod_ips, node_ips, owner),
         )
     links.sandbox.socket.change(*_pod_requests(links.container_link, host_link, node_ips))
 
@@ -106,17 +124,11 @@ def remove(args: CmdArgs, net_conf: NetConf, pod_ips: Iterable[Address]) -> None
     route to delete, all host links without routes are deleted: a killed verb may have created a link but no route, and
     `ip link set down` deletes routes. Raises CniError(11), KernelError.
     """
-    owner = compute_owner(net_conf.name, _attachment(args))
-    destinations = {host_cidr(ip).network for ip in pod_ips}
-
-    def is_of_attachment(item: TableRoute) -> bool:
-        return item.metric == owner and (not destinations or item.dst in destinations)
-
     with Socket() as host, _locked():
-        routes = _list_routes(host)
-        deletable = [item for item in routes if is_of_attachment(item)]
+        routes = host_routes.list_marked(host)
+        deletable = _select(routes, _owner(net_conf, args), pod_ips)
         if deletable:
-            _delete(host, deletable, [item for item in routes if not is_of_attachment(item)])
+            _delete(host, deletable, [item for item in routes if item not in deletable])
         else:
             _delete_unused_links(host, routes)
 
@@ -126,25 +138,48 @@ def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
 
     The rest of the configuration may be invalid. Raises CniError(11), KernelError.
     """
+    if net_conf.fields.raw(KEY.name) is True:
+        prev_result = _usable_prev_result(net_conf)
+        remove(args, net_conf, _list_pod_addresses(prev_result, args) if prev_result else [])
+
+
+def forget_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the neighbour entries of the host links with the MAC address of an interface that is deleted.
+
+    A pod's interface also answers for the addresses of its other interfaces on the master, which would be unreachable.
+    Without a MAC address in prevResult all entries are deleted: the kernel learns them again. Raises KernelError.
+    """
     if net_conf.fields.raw(KEY.name) is not True:
         return
-    try:
-        prev_result = net_conf.prev_result()
-    except CniError:
-        prev_result = None
-    ips = attachment_ips(prev_result, args.ifname, strict=False) if prev_result else []
-    remove(args, net_conf, [ip.address.ip for ip in ips])
+    prev_result = _usable_prev_result(net_conf)
+    listed = prev_result.interfaces if prev_result else ()
+    macs = {item.mac.lower() for item in listed if item.name == args.ifname and item.mac}
+    with Socket() as host:
+        entries = [item for item in neighbour.list_learned(host) if not macs or format_mac(item.mac) in macs]
+        indexes = sorted({item.ifindex for item in entries})
+        host_links_or_none = link.get(host, *map(link.by_index_request, indexes)) if indexes else ()
+        host_links = {item.index: item for item in host_links_or_none if item is not None and is_host_link(item)}
+        stale = [item for item in entries if item.ifindex in host_links]
+        host.change(*(neighbour.delete_request(host_links[item.ifindex], item.address) for item in stale))
 
 
 def repair(
     kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf, prev_result: Result, undo: Undo
 ) -> None:
-    """Creates what check() reports as missing. Raises CniError(11), CniError(999), KernelError."""
-    repair_if_missing(
-        "the host's access",
-        partial(check, links, args, prev_result),
-        partial(add, kind, links, args, net_conf, prev_result, undo),
-    )
+    """Creates what check() reports as missing, and deletes what is stale in the pod.
+
+    Raises CniError(11), CniError(999), KernelError.
+    """
+
+    def restore() -> None:
+        add(kind, links, args, net_conf, prev_result, undo)
+        stale = _list_stale(links)
+        links.sandbox.socket.change(
+            *host_routes.delete_requests(stale),
+            *(neighbour.delete_request(links.container_link, item.dst.network_address) for item in stale),
+        )
+
+    repair_if_missing("the host's access", partial(check, links, args, prev_result), restore)
 
 
 def collect(network: str, valid: Iterable[Attachment]) -> None:
@@ -152,10 +187,13 @@ def collect(network: str, valid: Iterable[Attachment]) -> None:
 
     Raises CniError(11), KernelError.
     """
-    valid_owners = {compute_owner(network, item) for item in valid}
+    valid_owners = {host_routes.get_owner(network, item) for item in valid}
     with Socket() as host, _locked():
-        routes = _list_routes(host)
-        stale = [item for item in routes if is_of_network(item.metric, network) and item.metric not in valid_owners]
+        routes = host_routes.list_marked(host)
+        owners = [(item, host_routes.get_route_owner(item)) for item in routes]
+        stale = [
+            item for item, owner in owners if host_routes.is_of_network(owner, network) and owner not in valid_owners
+        ]
         remaining = [item for item in routes if item not in stale]
         _delete(host, stale, remaining)
         _delete_unused_links(host, remaining)
@@ -163,23 +201,29 @@ def collect(network: str, valid: Iterable[Attachment]) -> None:
 
 def check(links: AccessLinks, args: CmdArgs, prev_result: Result) -> None:
     """Checks the host link, its routes to the pod, and the pod's entries for the node; raises CniError(999)."""
-    pod_ips = [ip.address.ip for ip in attachment_ips(prev_result, args.ifname, strict=False)]
+    pod_ips = _list_pod_addresses(prev_result, args)
     host_link = _find_host_link(links.host, links.master)
     if host_link is None or not host_link.is_up:
         msg = f'The host has no access to the pods on "{links.master.name}": {_name(links.master)} is missing or down'
         raise internal(msg, _REPAIR)
     if not _reaches_pods(host_link):
         raise internal(f"The host's interface {host_link.name} uses ARP, whose answers it does not get", _REPAIR)
-    destinations = {item.dst for item in _list_routes(links.host) if item.is_through(host_link)}
-    for ip in pod_ips:
-        if host_cidr(ip).network not in destinations:
-            raise internal(f"The host's route to {ip} through {host_link.name} is missing", _REPAIR)
+    present = {item.dst for item in host_routes.list_marked(links.host) if item.is_through(host_link)}
+    for pod in pod_ips:
+        if host_cidr(pod).network not in present:
+            raise internal(f"The host's route to {pod} through {host_link.name} is missing", _REPAIR)
     entries = neighbour.list_permanent(links.sandbox.socket, links.container_link)
-    for ip in _list_reachable(links, pod_ips):
-        routes = links.sandbox.list_routes(ip.version).get(host_cidr(ip).network)
-        if not routes or entries.get(ip) != host_link.mac_bytes:
-            msg = f"The container's route or neighbour entry for the node's address {ip} is missing"
+    versions = {pod.version for pod in pod_ips}
+    for node in list_node_addresses(links.host, links.master):
+        if node.version not in versions:
+            continue
+        routes = links.sandbox.list_routes(node.version).get(host_cidr(node).network)
+        if not routes or entries.get(node) != host_link.mac_bytes:
+            msg = f"The container's route or neighbour entry for the node's address {node} is missing"
             raise internal(msg, _REPAIR)
+    for item in _list_stale(links):
+        msg = f"The container's route to {item.dst.network_address} is stale: the node no longer has this address"
+        raise internal(msg, _REPAIR)
 
 
 def is_host_link(item: Link) -> bool:
@@ -193,29 +237,27 @@ def list_node_addresses(host: Socket, master: Link) -> list[Address]:
     return [item for item in assigned if item.version == 4 or not item.is_link_local]
 
 
-def list_owners(host: Socket) -> dict[int, set[int]]:
-    """Returns the owners (compute_owner) of the routes through each host link, by its ifindex; raises KernelError."""
-    owners: dict[int, set[int]] = {}
-    for item in _list_routes(host):
-        for index in item.indexes:
-            owners.setdefault(index, set()).add(item.metric)
-    return owners
+def _refuse_other_links(links: AccessLinks, routes: Iterable[TableRoute]) -> None:
+    """Raises CniError(999) for a route of another attachment through the host link of another master; KernelError."""
+    host_link = _find_host_link(links.host, links.master)
+    for item in routes:
+        others = set(item.indexes) - {host_link.index if host_link else 0}
+        for other in link.get(links.host, *map(link.by_index_request, sorted(others))) if others else ():
+            if other is not None:
+                pod = item.dst.network_address
+                raise internal(
+                    f"the host's route to {pod} is through {other.name}, for a pod on another master",
+                    "give one of the pods another address; if the other pod does not run any more: "
+                    f"ip {'-6 ' if pod.version == 6 else ''}route del {pod} dev {other.name} proto 112",
+                )
 
 
-def compute_owner(network: str, attachment: Attachment) -> int:
-    """Returns the metric of an attachment's routes: 16 bits for its network, and 16 for the attachment."""
-    return _hash(network) << 16 | _hash("/".join(attachment))
-
-
-def is_of_network(owner: int, network: str) -> bool:
-    """Returns whether an owner may be an attachment of a network: it has only 16 bits of the hash of the name."""
-    return owner >> 16 == _hash(network)
-
-
-def _list_reachable(links: AccessLinks, pod_ips: Iterable[Address]) -> list[Address]:
-    """Returns the node's addresses of the IP versions that the pod has; raises KernelError."""
-    versions = {ip.version for ip in pod_ips}
-    return [ip for ip in list_node_addresses(links.host, links.master) if ip.version in versions]
+def _roll_back(owner: Owner, pod_ips: list[Address], replaced: list[TableRoute]) -> None:
+    """Deletes an attachment's routes, restores those that they replaced, and deletes host links without routes."""
+    with Socket() as host, _locked():
+        created = _select(host_routes.list_marked(host), owner, pod_ips)
+        host.change(*host_routes.delete_requests(created), *host_routes.restore_requests(replaced))
+        _delete_unused_links(host, host_routes.list_marked(host))
 
 
 def _ensure_host_link(kind: HostLinkKind, links: AccessLinks) -> Link:
@@ -255,40 +297,40 @@ def _write_parameters(name: str) -> None:
 
 
 def _host_requests(
-    host_link: Link, pod_ips: Iterable[Address], node_ips: list[Address], owner: int
+    host_link: Link, pod_ips: Iterable[Address], node_ips: list[Address], owner: Owner
 ) -> Iterator[Request]:
     """Yields requests that route the pod's addresses through the host link, with the node's address as source."""
-    for ip in pod_ips:
-        source = next((node_ip for node_ip in node_ips if node_ip.version == ip.version), None)
-        item = _build_route(host_link, host_cidr(ip).network, source, owner)
-        yield route_copy.add_request(item, route.TABLE_MAIN, description=f"add route {ip} dev {host_link.name}")
+    for pod in pod_ips:
+        source = next((node for node in node_ips if node.version == pod.version), None)
+        yield host_routes.add_request(host_link, pod, source, owner)
 
 
 def _pod_requests(container_link: Link, host_link: Link, node_ips: Iterable[Address]) -> Iterator[Request]:
     """Yields requests by which the pod sends to the node's addresses through the host link."""
-    for ip in node_ips:
-        item = _build_route(container_link, host_cidr(ip).network, None, 0)
-        description = f"add route {ip} dev {container_link.name}"
-        yield route_copy.add_request(item, route.TABLE_MAIN, description=description)
-        yield neighbour.set_request(container_link, ip, host_link.mac_bytes)
+    for node in node_ips:
+        yield host_routes.add_request(container_link, node)
+        yield neighbour.set_request(container_link, node, host_link.mac_bytes)
 
 
-def _build_route(through: Link, dst: Network, source: Address | None, metric: int) -> TableRoute:
-    item = route_copy.build_route(through, dst, source=source, metric=metric)
-    return item._replace(values={**item.values, "proto": _PROTOCOL})
+def _list_stale(links: AccessLinks) -> list[TableRoute]:
+    """Returns the pod's routes to addresses that the node no longer has on the master; raises KernelError."""
+    node_ips = host_routes.destinations_of(list_node_addresses(links.host, links.master))
+    listed = host_routes.list_marked(links.sandbox.socket)
+    return [item for item in listed if item.is_through(links.container_link) and item.dst not in node_ips]
 
 
-def _list_routes(host: Socket) -> list[TableRoute]:
-    """Returns the host's routes to pods, of all networks."""
-    listed = map(route_copy.from_message, host.dump(route_copy.list_request()))
-    return [item for item in listed if item.values["proto"] == _PROTOCOL]
+def _select(routes: list[TableRoute], owner: Owner, pod_ips: Iterable[Address]) -> list[TableRoute]:
+    """Returns an attachment's routes to `pod_ips`, without any all of its routes."""
+    destinations = host_routes.destinations_of(pod_ips)
+    owned = [item for item in routes if host_routes.get_route_owner(item) == owner]
+    return [item for item in owned if not destinations or item.dst in destinations]
 
 
 def _delete(host: Socket, routes: list[TableRoute], remaining: list[TableRoute]) -> None:
     """Deletes routes, and their host links unless a route in `remaining` uses these."""
     if not routes:
         return
-    host.change(*(route_copy.delete_request(item, item.table) for item in routes))
+    host.change(*host_routes.delete_requests(routes))
     unused = _list_indexes(routes) - _list_indexes(remaining)
     if unused:
         _delete_host_links(host, filter(None, link.get(host, *map(link.by_index_request, sorted(unused)))))
@@ -330,12 +372,20 @@ def _mac(master: Link) -> bytes:
     return bytes(mac)
 
 
-def _attachment(args: CmdArgs) -> Attachment:
-    return Attachment(args.container_id, args.ifname)
+def _owner(net_conf: NetConf, args: CmdArgs) -> Owner:
+    return host_routes.get_owner(net_conf.name, Attachment(args.container_id, args.ifname))
 
 
-def _hash(text: str) -> int:
-    return int.from_bytes(sha512(text.encode()).digest()[:2], "big") or 1
+def _list_pod_addresses(result: Result, args: CmdArgs) -> list[Address]:
+    return [ip.address.ip for ip in attachment_ips(result, args.ifname, strict=False)]
+
+
+def _usable_prev_result(net_conf: NetConf) -> Result | None:
+    """Returns prevResult, None for an invalid one."""
+    try:
+        return net_conf.prev_result()
+    except CniError:
+        return None
 
 
 @contextmanager

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket as stdlib_socket
+from typing import NamedTuple
 
 from cni.address import Address, format_mac
 from kernel import route
@@ -13,9 +15,17 @@ from kernel.codec_links import NeighbourMessage
 from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Request, Socket
 
-RTM_NEWNEIGH, RTM_GETNEIGH = 28, 30
-_NUD_PERMANENT = 0x80  # linux/neighbour.h
+RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
+_NUD_NOARP, _NUD_PERMANENT = 0x40, 0x80  # linux/neighbour.h
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
+
+
+class Neighbour(NamedTuple):
+    """An entry: the ifindex of its link, the neighbour's address and MAC address."""
+
+    ifindex: int
+    address: Address
+    mac: bytes
 
 
 def set_request(link: Link, neighbour: Address, mac: bytes) -> Request:
@@ -25,6 +35,24 @@ def set_request(link: Link, neighbour: Address, mac: bytes) -> Request:
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
     attributes = [("NDA_DST", neighbour.packed), ("NDA_LLADDR", mac)]
     return Request(description, NeighbourMessage, RTM_NEWNEIGH, flags, values, attributes)
+
+
+def delete_request(link: Link, neighbour: Address) -> Request:
+    """Returns a request that deletes the entry of `neighbour` on `link`; a missing entry is success."""
+    values = {"family": _FAMILIES[neighbour.version], "ifindex": link.index}
+    description = f'forget the MAC address of {neighbour} on "{link.name}"'
+    attributes = [("NDA_DST", neighbour.packed)]
+    return Request(description, NeighbourMessage, RTM_DELNEIGH, NLM_F_ACK, values, attributes, (errno.ENOENT,))
+
+
+def list_learned(socket: Socket) -> list[Neighbour]:
+    """Returns the entries of all links that the kernel learned from the network; raises KernelError."""
+    entries = []
+    for message in socket.dump(Request("list the neighbours", NeighbourMessage, RTM_GETNEIGH, NLM_F_DUMP, {})):
+        packed, mac = message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR")
+        if packed and mac and not message["state"] & (_NUD_NOARP | _NUD_PERMANENT):
+            entries.append(Neighbour(message["ifindex"], route.address_of(packed), mac))
+    return entries
 
 
 def list_permanent(socket: Socket, link: Link) -> dict[Address, bytes]:

@@ -10,6 +10,7 @@ import errno
 import socket as stdlib_socket
 import sys
 from collections.abc import Mapping
+from struct import Struct
 from typing import NamedTuple
 
 from cni.address import Address, Network, format_ip
@@ -27,6 +28,7 @@ _IPV6_METRIC = 1024  # IP6_RT_PRIO_USER, which the kernel sets in a new route wi
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _ONLINK = 4  # RTNH_F_ONLINK
 _HEADER_BYTES, _TABLE_OFFSET = 16, 20  # of struct nlmsghdr; of rtm_table in a message
+_METRIC, _RTAX_CWND = Struct("=HHI"), 7  # one of RTA_METRICS: struct rtattr and a number (linux/rtnetlink.h)
 _HOP_BYTES = 8  # struct rtnexthop: length (2 bytes), flags, hops, ifindex
 # A deletion names the next hop, but not the metrics and preference: the kernel compares all that it is given.
 _IDENTIFYING = ("RTA_DST", "RTA_OIF", "RTA_GATEWAY", "RTA_PRIORITY", "RTA_PREFSRC", "RTA_MULTIPATH", "RTA_VIA")
@@ -57,6 +59,13 @@ class TableRoute(NamedTuple):
     def identity(self) -> tuple[object, ...]:
         """The parts in which two routes of the kernel differ: `key`, table and type."""
         return *self.key, self.table, self.type
+
+    @property
+    def congestion_window(self) -> int:
+        """The clamp of the congestion window (RTAX_CWND), 0 without one; the kernel ignores it unless it is locked."""
+        metrics = dict(self.attributes).get("RTA_METRICS", b"")
+        assert isinstance(metrics, bytes)
+        return _find_metric(metrics, _RTAX_CWND)
 
     @property
     def is_default(self) -> bool:
@@ -102,7 +111,13 @@ def from_message(message: DecodedMessage) -> TableRoute:
 
 
 def build_route(
-    link: Link, dst: Network, *, gateway: Address | None = None, source: Address | None = None, metric: int = 0
+    link: Link,
+    dst: Network,
+    *,
+    gateway: Address | None = None,
+    source: Address | None = None,
+    metric: int = 0,
+    congestion_window: int = 0,
 ) -> TableRoute:
     """Returns a route through `link` that is not in the kernel yet; an IPv4 route without gateway has scope link."""
     metric = metric or (_IPV6_METRIC if dst.version == 6 else 0)
@@ -122,6 +137,8 @@ def build_route(
         attributes.append(("RTA_PREFSRC", source.packed))
     if metric:
         attributes.append(("RTA_PRIORITY", metric))
+    if congestion_window:
+        attributes.append(("RTA_METRICS", _METRIC.pack(_METRIC.size, _RTAX_CWND, congestion_window)))
     return TableRoute(dst, 0, metric, UNICAST, (link.index,), (gateway,), source, values, tuple(attributes))
 
 
@@ -163,6 +180,17 @@ def _is_listed(body: bytes) -> bool:
         return True  # decoding refuses it
     is_ip = body[_HEADER_BYTES] in (stdlib_socket.AF_INET, stdlib_socket.AF_INET6)
     return is_ip and body[_TABLE_OFFSET] != _TABLE_LOCAL
+
+
+def _find_metric(metrics: bytes, number: int) -> int:
+    """Returns one of the numbers in RTA_METRICS, 0 without it."""
+    offset = 0
+    while offset + _METRIC.size <= len(metrics):
+        length, kind, value = _METRIC.unpack_from(metrics, offset)
+        if kind == number:
+            return int(value)
+        offset += max(_METRIC.size, (length + 3) & ~3)
+    return 0
 
 
 def _without_flags(hops: bytes) -> bytes:

@@ -45,10 +45,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     ):
         parent = master.find_usable(socket, options)
         container_link = interface.create(socket, parent, sandbox, options, conf, undo)
-        # Until the interface has the address, the kernel passes the answers to the master.
-        detect_conflicts = partial(
-            conflict_detection.refuse_conflicts_on_master, sandbox, parent, in_container=options.in_container
-        )
+        links = AccessLinks(socket, parent, sandbox, container_link)
         result = container_interface.configure(
             args,
             net_conf,
@@ -57,10 +54,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             undo,
             dns=conf.dns,
             prev_result=prev_result,
-            detect_conflicts=detect_conflicts if conf.conflict_detection else None,
+            detect_conflicts=partial(_refuse_conflicts, conf, links, args),
         )
         if conf.host_access:
-            links = AccessLinks(socket, parent, sandbox, container_link)
             interface.refuse_strict_reverse_path(conf, parent, result)
             host_access.add(_host_link_kind(conf), links, args, net_conf, result, undo)
         return result
@@ -156,6 +152,17 @@ PLUGIN = Plugin(
 
 def _host_link_kind(conf: IpvlanConf) -> HostLinkKind:
     return HostLinkKind("ipvlan", interface.get_attributes(conf), has_mac=False)
+
+
+def _refuse_conflicts(conf: IpvlanConf, links: AccessLinks, args: CmdArgs, result: Result) -> None:
+    """Raises CniError for an address that the node uses, or with `conflictDetection` another host."""
+    if conf.host_access:
+        host_access.refuse_node_addresses(links, args, result)
+    if conf.conflict_detection:
+        # The master receives the answers until the interface has the address.
+        conflict_detection.refuse_conflicts_on_master(
+            links.sandbox, links.master, result, in_container=conf.master.in_container
+        )
 
 
 def _recreate(

@@ -21,6 +21,7 @@ from cni.skel import Plugin
 from kernel.netns import Netns
 from plugins.macvlan import conf as macvlan_conf
 from plugins.macvlan import interface
+from plugins.macvlan.conf import MacvlanConf
 from process.undo import Undo
 
 _HOST_LINK_KIND = HostLinkKind("macvlan", [("IFLA_MACVLAN_MODE", macvlan_conf.MODES["bridge"])], has_mac=True)
@@ -41,7 +42,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     ):
         parent = master.find_usable(socket, conf.master)
         container_link = interface.create(socket, parent, sandbox, conf, undo)
-        detect_conflicts = partial(conflict_detection.refuse_conflicts, sandbox, container_link)
+        links = AccessLinks(socket, parent, sandbox, container_link)
         with interface.explained_failures(container_link, parent):
             result = container_interface.configure(
                 args,
@@ -50,10 +51,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
                 container_link,
                 undo,
                 dns=conf.dns,
-                detect_conflicts=detect_conflicts if conf.conflict_detection else None,
+                detect_conflicts=partial(_refuse_conflicts, conf, links, args),
             )
         if conf.host_access:
-            links = AccessLinks(socket, parent, sandbox, container_link)
             host_access.add(_HOST_LINK_KIND, links, args, net_conf, result, undo)
         return result
 
@@ -63,6 +63,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     run_all(
         partial(host_access.remove_if_enabled, args, net_conf),
         partial(container_interface.delete, args, net_conf, "macvlan"),
+        partial(host_access.forget_if_enabled, args, net_conf),
     )
 
 
@@ -135,6 +136,14 @@ PLUGIN = Plugin(
     cmd_repair=cmd_repair,
     cmd_remove_rules=host_access.remove_if_enabled,
 )
+
+
+def _refuse_conflicts(conf: MacvlanConf, links: AccessLinks, args: CmdArgs, result: Result) -> None:
+    """Raises CniError for an address that the node uses, or with `conflictDetection` another host."""
+    if conf.host_access:
+        host_access.refuse_node_addresses(links, args, result)
+    if conf.conflict_detection:
+        conflict_detection.refuse_conflicts(links.sandbox, links.container_link, result)
 
 
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from shlex import quote
 
-from attachment import host_access
+from attachment import host_routes
 from cni.conf import Attachment
 from cni.versions import at_least
 from kernel.link import Link
@@ -137,13 +137,13 @@ class _Finder:
 
     def host_links(self) -> Iterator[Leak]:
         """Yields leaked objects of `hostAccess`: routes to pods no longer running, host links without routes."""
-        pods = {host_access.compute_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
+        pods = {host_routes.get_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
         for link, owners in self.snapshot.kernel.host_links.items():
             if not owners:
                 yield Leak("host link", f"interface {link.name}, by which the host reached pods", _delete_command(link))
             for owner in owners:
                 pod = pods.get(owner)
-                networks = [name for name in self._recorded if host_access.is_of_network(owner, name)]
+                networks = [name for name in self._recorded if host_routes.is_of_network(owner, name)]
                 if pod is None and networks and self._has_records(networks[0]):
                     network, attachment = networks[0], NO_ATTACHMENT
                 elif pod is not None and pod.leaked:

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from attachment import host_access
+from attachment import host_access, host_routes
+from attachment.host_routes import Owner
 from attachment.sandbox import Sandbox
 from cni.address import Address, Cidr
 from cni.errors import CniError
@@ -42,14 +43,14 @@ class Kernel:
     """The host's links, its addresses by interface index, the namespaces by path, and rate limits.
 
     `limits` are in bytes/s, by interface index. `host_links` are those of `hostAccess`, with the owners of the routes
-    through each (attachment/host_access.py). `unseen` describes what could not be read.
+    through each (attachment/host_routes.py). `unseen` describes what could not be read.
     """
 
     links: tuple[Link, ...] = ()
     addresses: Mapping[int, tuple[Cidr, ...]] = field(default_factory=dict)
     namespaces: Mapping[str, NetworkNamespace] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
-    host_links: Mapping[Link, frozenset[int]] = field(default_factory=dict)
+    host_links: Mapping[Link, frozenset[Owner]] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
 
     @cached_property
@@ -139,9 +140,9 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     return Kernel(links, addresses, namespaces, limits, host_links, tuple(unseen))
 
 
-def _host_links(host: Socket, links: Iterable[Link]) -> dict[Link, frozenset[int]]:
+def _host_links(host: Socket, links: Iterable[Link]) -> dict[Link, frozenset[Owner]]:
     host_links = [item for item in links if host_access.is_host_link(item)]
-    owners = host_access.list_owners(host) if host_links else {}
+    owners = host_routes.list_owners(host) if host_links else {}
     return {item: frozenset(owners.get(item.index, ())) for item in host_links}
 
 

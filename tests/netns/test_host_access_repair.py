@@ -93,3 +93,26 @@ def without_host_link(host_state):
         for family, items in host_state["routes"].items()
     }
     return {**host_state, "links": kept, "routes": routes}
+
+
+VIP = ("10.25.0.99", "fd00:25::99")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_address_that_the_node_lost_is_reached_elsewhere(node, sandbox, neighbour, number):
+    """When an address of the node moves to another machine, repair deletes the pod's stale route."""
+    prefix = (24, 64)[number]
+    result = node.add(sandbox)
+    before = state(sandbox)
+    node.host.ip("address", "add", f"{VIP[number]}/{prefix}", "dev", UPLINK)
+    assert node.repair() == {sandbox.name: "repaired"}
+    assert reaches(sandbox, VIP[number])
+    node.host.ip("address", "del", f"{VIP[number]}/{prefix}", "dev", UPLINK)
+    neighbour.ip("address", "add", f"{VIP[number]}/{prefix}", "dev", WIRE)
+    assert f"route to {VIP[number]} is stale" in node.tool("--dry-run").stdout.decode()
+    assert node.repair() == {sandbox.name: "repaired"}
+    assert reaches(sandbox, VIP[number])
+    assert state(sandbox) == before
+    assert VIP[number] not in sandbox.ip("neighbour", "show", "nud", "permanent")
+    node.check(sandbox, result)
+    assert node.repair() == {sandbox.name: "fine"}

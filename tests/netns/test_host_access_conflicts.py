@@ -1,0 +1,132 @@
+"""`hostAccess` when several attachments have something in common: an address, a mark of their routes, a pod."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import uplink
+from tests.support.attaching import address, reaches
+from tests.support.netstate import links, shown, state
+from tests.support.uplink import UPLINK, WIRE
+
+MACVLAN = pytest.param("macvlan", marks=pytest.mark.needs("macvlan"))
+IPVLAN = pytest.param("ipvlan l2", marks=pytest.mark.needs("ipvlan"))
+NODE = [item.partition("/")[0] for item in uplink.HOST]
+POD = ("10.25.0.2/24", "fd00:25::2/64")
+
+
+@pytest.fixture(params=[MACVLAN, IPVLAN])
+def accessible(macvlan, neighbour, request):
+    """The network with host access, on a node with an IPv4 and an IPv6 address on the master."""
+    uplink.give_addresses(macvlan.host)
+    uplink.route_pods(neighbour)
+    plugin = uplink.plugin(request.param, macvlan.config["ipam"])
+    return macvlan.having(**plugin, hostAccess=True, cniVersion="1.1.0")
+
+
+def static(*addresses: str) -> dict[str, object]:
+    """Returns an `ipam` that gives each pod the same addresses."""
+    return {"type": "static", "addresses": [{"address": item} for item in addresses]}
+
+
+def route(host, destination) -> dict[str, Any]:
+    """Returns the host's route to one address of a pod."""
+    (item,) = json.loads(host.ip("-j", "route", "show", destination, "proto", "112"))
+    return dict(item)
+
+
+def test_a_failed_add_restores_the_route_that_it_replaced(accessible, new_sandbox):
+    """If ADD fails after it has replaced the route of an earlier attachment, the rollback restores that route."""
+    one, two = new_sandbox(), new_sandbox()
+    accessible.having(ipam=static(POD[0])).add(one)
+    during = state(accessible.host)
+    link = uplink.host_link(accessible.host)
+    accessible.host.set_sysctl(f"net/ipv6/conf/{link}/disable_ipv6", "1")
+    error = accessible.having(ipam=static(*POD), name="other").run("ADD", two).error()
+    assert error["msg"].startswith("failed to add route fd00:25::2")
+    accessible.host.set_sysctl(f"net/ipv6/conf/{link}/disable_ipv6", "0")
+    assert state(accessible.host) == during
+    accessible.host.ip("neighbour", "flush", "dev", link)
+    assert reaches(accessible.host, "10.25.0.2")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_route_of_another_master_is_not_replaced(accessible, new_sandbox, number):
+    """ADD refuses an address to which the host has a route through another master, names it, and changes nothing."""
+    one, two = new_sandbox(), new_sandbox()
+    accessible.host.ip("link", "add", "up1", "type", "veth", "peer", "name", "wire1")
+    accessible.host.ip("link", "set", "up1", "up")
+    network = accessible.having(ipam=static(POD[number]))
+    result = network.add(one)
+    before = state(accessible.host), state(two)
+    error = network.having(name="other", master="up1").run("ADD", two).error()
+    pod, link = POD[number].partition("/")[0], uplink.host_link(accessible.host)
+    assert error["msg"] == f"the host's route to {pod} is through {link}, for a pod on another master"
+    assert (state(accessible.host), state(two)) == before
+    network.check(one, result)
+    assert reaches(accessible.host, pod)
+    accessible.host.ip(*error["details"].partition(": ip ")[2].split())
+    network.having(name="other", master="up1").add(two)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_address_of_the_node_is_refused(accessible, sandbox, neighbour, number):
+    """ADD refuses the node's address for the pod, before the pod announces it to the network."""
+    before = state(accessible.host), state(sandbox)
+    assert reaches(neighbour, NODE[number])
+    known = neighbour.ip("-j", "neighbour", "show", NODE[number], "dev", WIRE)
+    error = accessible.having(ipam=static(uplink.HOST[number])).run("ADD", sandbox).error()
+    assert (error["code"], error["msg"]) == (7, f"the pod's address {NODE[number]} is the node's on \"{UPLINK}\"")
+    assert error["details"].startswith("exclude the node's address from IPAM's range")
+    assert (state(accessible.host), state(sandbox)) == before
+    after = neighbour.ip("-j", "neighbour", "show", NODE[number], "dev", WIRE)
+    assert json.loads(after)[0]["lladdr"] == json.loads(known)[0]["lladdr"]
+
+
+@pytest.mark.parametrize("mark", ["metric", "cwnd"])
+def test_equal_marks_alone_do_not_make_a_route_the_attachments(accessible, sandbox, mark):
+    """A route with only one of the two marks of an attachment stays: DEL without prevResult needs both of them."""
+    accessible.add(sandbox)
+    marked = route(accessible.host, "10.25.0.2")
+    metrics = {"metric": marked["metric"], "cwnd": marked["metrics"][0]["cwnd"]}
+    metrics[mark] ^= 0x10000
+    words = (str(word) for item in metrics.items() for word in item)
+    link = uplink.host_link(accessible.host)
+    accessible.host.ip("route", "add", "10.25.0.77", "dev", link, "proto", "112", "scope", "link", *words)
+    kept = route(accessible.host, "10.25.0.77")
+    accessible.delete("", container_id=sandbox.name)
+    assert json.loads(accessible.host.ip("-j", "route", "show", "proto", "112")) == [kept]
+    empty: list[object] = []
+    accessible.having(**{"cni.dev/valid-attachments": empty}).run("GC").assert_silent()
+    assert (link in links(accessible.host)) == (mark == "cwnd")  # of another network, which GC leaves alone
+
+
+def test_similar_container_ids_are_distinguished(accessible, new_sandbox):
+    """DEL without prevResult keeps the routes of a container whose ID has the same 16-bit hash."""
+    one, two = new_sandbox(), new_sandbox()
+    accessible.add(one, container_id="pod64")
+    result = accessible.add(two, container_id="pod361")
+    accessible.delete("", container_id="pod64")
+    accessible.check(two, result, container_id="pod361")
+
+
+@pytest.mark.parametrize("accessible", [MACVLAN], indirect=True)
+@pytest.mark.parametrize("with_result", [True, False])
+def test_a_pod_with_two_interfaces_keeps_one(accessible, sandbox, with_result):
+    """After DEL of one of a pod's interfaces on a master, the host reaches the other interface at once."""
+    first = accessible.add(sandbox)
+    second = accessible.having(name="other", ipam=static("10.25.0.200/24")).add(sandbox, ifname="net1")
+    link, mac = uplink.host_link(accessible.host), shown(sandbox, "net1")["address"]
+    for number in (0, 1):  # what the host has learned if net1 has answered first
+        accessible.host.ip(
+            "neighbour", "replace", address(first, number), "lladdr", mac, "dev", link, "nud", "reachable"
+        )
+    accessible.having(name="other", ipam=static("10.25.0.200/24")).delete(
+        sandbox, second if with_result else None, ifname="net1"
+    )
+    for number in (0, 1):
+        assert reaches(accessible.host, address(first, number), within_s=2)
+    accessible.check(sandbox, first)
