@@ -38,6 +38,7 @@ def route(host, destination) -> dict[str, Any]:
     return dict(item)
 
 
+@pytest.mark.parametrize("accessible", [MACVLAN], indirect=True)  # the kernel refuses ipvlan a used address
 def test_a_failed_add_restores_the_route_that_it_replaced(accessible, new_sandbox):
     """If ADD fails after it has replaced the route of an earlier attachment, the rollback restores that route."""
     one, two = new_sandbox(), new_sandbox()
