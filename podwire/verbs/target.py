@@ -22,7 +22,7 @@ from podwire.attachments import CachedAttachment
 from podwire.command import UsageError
 from podwire.lint import positions
 from podwire.lint.known import nearest
-from podwire.lock import exclusive_lock
+from podwire.lock import exclusive_namespace
 from podwire.networks import Network
 
 
@@ -59,10 +59,10 @@ def namespace_lock(netns: str) -> AbstractContextManager[None]:
     Of two parallel ADDs one fails, and its DEL would remove the other's interface. A missing namespace is not locked.
     """
     try:
-        descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if netns else -1
+        place = os.stat(netns)
     except OSError:
-        descriptor = -1
-    return nullcontext() if descriptor < 0 else exclusive_lock(descriptor, f"attaches or detaches {netns}")
+        return nullcontext()
+    return exclusive_namespace(place, f"attaches or detaches {netns}")
 
 
 def cnitool_container_id(netns: str) -> str:

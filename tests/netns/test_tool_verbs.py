@@ -358,6 +358,14 @@ def test_check_refuses_the_host_namespace(tool: Tool, sandbox: Namespace):
     assert "is this host's own network namespace, not a pod's" in text
 
 
+def test_plugins_that_lock_the_namespace(tool: Tool, sandbox: Namespace):
+    """ADD, CHECK and DEL of a list with sbr, which locks the namespace's file, do not wait for the tool's lock."""
+    tool.configure(tool.bridge(), {"type": "sbr"})
+    for verb in ("add", "check", "del"):
+        assert "waiting" not in tool.succeed(verb, "net", sandbox.name)
+    assert not list(tool.cache.iterdir())
+
+
 def test_parallel_adds_of_one_namespace(tool: Tool, new_sandbox: Callable[[], Namespace]):
     """Of parallel ADDs of one namespace one succeeds, and the others fail and remove nothing."""
     for number in range(4):
