@@ -249,7 +249,8 @@ def _return_device(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
                     _return_unrecorded(host, sandbox, conf)
         except NetnsMissingError:
             is_on_host = saved is not None and restoration.restore_on_host(host, saved)
-            is_deleted = True
+            # Without CNI_NETNS the namespace may still exist, with the device: then the file stays for the next DEL.
+            is_deleted = saved is None or not restoration.has_namespace(saved)
     if saved:
         _finish(store, saved, is_on_host=is_on_host, is_deleted=is_deleted)
     else:

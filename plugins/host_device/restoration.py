@@ -17,7 +17,7 @@ from cni.errors import CniError, internal
 from kernel import boot, device, link, saved_address
 from kernel.device import Device
 from kernel.link import Link
-from kernel.netns import Netns
+from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.host_device.backup import Saved, Store
 from process.stderr import one_line
@@ -39,6 +39,15 @@ def is_of_this_boot(saved: Saved) -> bool:
     """
     boot_at_add, boot_now = saved.life.partition(" ")[0], _boot_id()
     return not boot_at_add or not boot_now or boot_at_add == boot_now
+
+
+def has_namespace(saved: Saved) -> bool:
+    """Returns whether the container's namespace still exists at the path of ADD; raises CniError, KernelError."""
+    try:
+        with Netns(saved.netns) as namespace, Sandbox(namespace, saved.attachment.ifname) as sandbox:
+            return compute_life(namespace, sandbox.socket) == saved.life
+    except NetnsMissingError:
+        return False
 
 
 def return_device(host: Socket, sandbox: Sandbox, saved: Saved, store: Store | None = None) -> bool:

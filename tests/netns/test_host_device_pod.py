@@ -108,6 +108,18 @@ def test_flags_of_the_pod(moved, host, sandbox, on_host):
     assert state(host) == before
 
 
+def test_del_without_namespace_of_a_running_pod(moved, host, sandbox):
+    """DEL without CNI_NETNS keeps the file while the namespace exists, so that the next DEL restores the device."""
+    before = state(host)
+    moved.add(sandbox)
+    outcome = moved.run("DEL", "", container_id=sandbox.name)
+    outcome.assert_silent()
+    assert '"hd0" is not on the host yet' in outcome.stderr
+    moved.delete(sandbox)
+    assert state(host) == before
+    assert files(moved) == []
+
+
 def test_device_that_the_pod_moved_on(moved, host, sandbox, new_sandbox):
     """The file of a device in a third namespace stays, and DEL restores the device when it is on the host again."""
     before = state(host)
