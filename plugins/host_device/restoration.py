@@ -54,12 +54,14 @@ def return_device(host: Socket, sandbox: Sandbox, saved: Saved, store: Store | N
     """Moves the device from the sandbox to the host; returns False if it is in neither. Raises CniError, KernelError.
 
     A device that is on the host already is only renamed and restored. `store` gets the MAC address with which the
-    device comes back: if DEL is killed after the move, the next DEL recognizes the device by it.
+    device comes back: if DEL is killed after the move, the next DEL recognizes the device by it. The pod chose that
+    address, so it is stored only if no other interface of the host has the name.
     """
     candidate = find_in_sandbox(sandbox, saved)
     if candidate is None:
         return restore_on_host(host, saved)
     if store and candidate.link.mac != saved.mac:
+        _refuse_used_names(host, candidate, saved.name, saved.altnames)
         _try(partial(store.replace, replace(saved, returning_mac=candidate.link.mac)))
     move_to_host(host, sandbox, candidate, saved.name, saved.alias, saved.altnames)
     restore(host, saved)
@@ -97,8 +99,7 @@ def move_to_host(
     the other interface of the name can be called the wrong one. Raises CniError(999), KernelError.
     """
     item, foreign = candidate.link, _foreign(candidate, altnames)
-    for used in (name, *(other for other in candidate.altnames if other not in foreign)):
-        refuse_used_name(host, item.name, used, is_recorded=altnames is not None)
+    _refuse_used_names(host, candidate, name, altnames)
     with Netns(_HOST) as host_namespace, Undo() as undo:
         if foreign:
             undo.push("restore altnames", partial(sandbox.socket.change, device.add_altnames_request(item, foreign)))
@@ -199,6 +200,13 @@ def _find_alike(devices: list[Device], saved: Saved) -> Device | None:
         ]
     # Functions of one card can share an address.
     return min(matching, key=lambda item: item.link.index != saved.container_index, default=None)
+
+
+def _refuse_used_names(host: Socket, candidate: Device, name: str, altnames: tuple[str, ...] | None) -> None:
+    """Raises CniError(999) if another link of the host has `name` or an altname that the device keeps; KernelError."""
+    foreign = _foreign(candidate, altnames)
+    for used in (name, *(other for other in candidate.altnames if other not in foreign)):
+        refuse_used_name(host, candidate.link.name, used, is_recorded=altnames is not None)
 
 
 def _foreign(candidate: Device, altnames: tuple[str, ...] | None) -> tuple[str, ...]:

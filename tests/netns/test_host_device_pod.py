@@ -120,6 +120,18 @@ def test_del_without_namespace_of_a_running_pod(moved, host, sandbox):
     assert files(moved) == []
 
 
+def test_del_leaves_another_interface_of_the_name(moved, host, sandbox):
+    """A pod cannot make DEL change the host's interface that got the device's name, by choosing its MAC address."""
+    moved.add(sandbox)
+    host.ip("link", "add", "hd0", "address", "02:00:00:00:00:77", "type", "veth", "peer", "name", "hd9")
+    sandbox.ip("link", "set", "eth0", "address", "02:00:00:00:00:77")
+    assert moved.run("DEL", sandbox).error()["msg"] == 'failed to move "hd0" to hostNS: file exists'
+    sandbox.ip("link", "del", "eth0")
+    before = state(host)
+    moved.delete(sandbox)
+    assert state(host) == before
+
+
 def test_device_that_the_pod_moved_on(moved, host, sandbox, new_sandbox):
     """The file of a device in a third namespace stays, and DEL restores the device when it is on the host again."""
     before = state(host)
