@@ -51,8 +51,8 @@ def show(node: DoctorNode) -> dict[str, Any]:
         pytest.param(
             "92-vlan.conflist", ("vlan", "eth0", "100"), "eth0 (vlan 100)", marks=pytest.mark.needs("vlan_device")
         ),
-        pytest.param("93-tap.conflist", ("tun", "", ""), "(tun)"),
         pytest.param("94-dummy.conflist", ("dummy", "", ""), "(dummy)", marks=pytest.mark.needs("dummy")),
+        pytest.param("95-tap.conflist", ("tun", "", ""), "(tun)"),
     ],
 )
 def test_show_describes_interfaces_without_a_host_veth(node, sandbox, sample, expected, column):
