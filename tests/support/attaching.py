@@ -1,4 +1,4 @@
-"""A network of an interface plugin on a temporary host: attaches, checks and detaches pods as a runtime does.
+"""Networks on a temporary host, of one plugin or of bridge and a chained plugin: runs verbs for pods as a runtime does.
 
 The container ID of a pod is the name of its namespace.
 """
@@ -9,9 +9,9 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from tests.support.invocation import Outcome, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
@@ -72,6 +72,36 @@ class Network:
     def _how(self, pod: Namespace | str | None, how: dict[str, Any]) -> dict[str, Any]:
         defaults = {"netns": pod, "host": self.host, "path": self.path, "bin_dir": self.bin_dir, "env": self.env}
         return {**defaults, **({"container_id": pod.name} if isinstance(pod, Namespace) else {}), **how}
+
+
+@dataclass(frozen=True)
+class ChainedNetwork:
+    """A bridge network with the plugin TYPE after bridge; `keys` are its options, `bin_dir` is its directory.
+
+    `keys` override the network's keys, such as "name"; None omits a key. Without `bin_dir` the plugin is podwire's.
+    """
+
+    TYPE: ClassVar[str]
+
+    bridge: Network
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    bin_dir: Path | None = None
+
+    @property
+    def host(self) -> Namespace:
+        """The namespace that represents the node."""
+        return self.bridge.host
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of the chained plugin, without prevResult."""
+        network = {key: self.bridge.config[key] for key in ("cniVersion", "name")}
+        config = {**network, "type": self.TYPE, **self.keys}
+        return {key: value for key, value in config.items() if value is not None}
+
+    def having(self, **keys: Any) -> Self:
+        """Returns the same network with other options of the chained plugin; None omits a key."""
+        return replace(self, keys={**self.keys, **keys})
 
 
 def address(result: Mapping[str, Any], number: int = 0) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support import netstate
-from tests.support.attaching import Network
+from tests.support.attaching import ChainedNetwork
 from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
@@ -29,31 +29,10 @@ _PARENT = re.compile(r"qdisc (?:ingress|clsact) \S+ dev (\S+)")  # qdiscs that c
 
 
 @dataclass(frozen=True)
-class BandwidthNetwork:
-    """A bridge network with the bandwidth plugin; `keys` are its options, `bin_dir` is its directory.
+class BandwidthNetwork(ChainedNetwork):
+    """A bridge network with the bandwidth plugin."""
 
-    `keys` override the network's keys, such as "name"; None omits a key.
-    """
-
-    bridge: Network
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    bin_dir: Path | None = None
-
-    @property
-    def host(self) -> Namespace:
-        """The namespace that represents the node."""
-        return self.bridge.host
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration of bandwidth, without prevResult."""
-        network = {key: self.bridge.config[key] for key in ("cniVersion", "name")}
-        config = {**network, "type": "bandwidth", **self.keys}
-        return {key: value for key, value in config.items() if value is not None}
-
-    def having(self, **keys: Any) -> BandwidthNetwork:
-        """Returns the same network with other options of bandwidth; None omits a key."""
-        return replace(self, keys={**self.keys, **keys})
+    TYPE = "bandwidth"
 
     def with_runtime_limits(self, **limits: int) -> BandwidthNetwork:
         """Returns the same network with the limits in runtimeConfig."""

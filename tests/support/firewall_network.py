@@ -7,11 +7,10 @@ test runs with any backend.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.support.attaching import Network, address, reaches
+from tests.support.attaching import ChainedNetwork, address, reaches
 from tests.support.firewall_sets import Firewall
 from tests.support.namespaces import Namespace
 
@@ -38,16 +37,10 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class FirewallNetwork:
-    """A bridge network with the firewall plugin; `keys` are its options, `bin_dir` is its directory."""
+class FirewallNetwork(ChainedNetwork):
+    """A bridge network with the firewall plugin."""
 
-    bridge: Network
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    bin_dir: Path | None = None
-
-    def having(self, **keys: Any) -> FirewallNetwork:
-        """Returns the same network with other options of the firewall; None omits one."""
-        return replace(self, keys={**self.keys, **keys})
+    TYPE = "firewall"
 
     def sibling(self, name: str, bridge: str, subnet: str) -> FirewallNetwork:
         """Returns another network with the same firewall, but with another bridge and subnet."""
@@ -67,5 +60,4 @@ class FirewallNetwork:
 
     def firewall(self, result: Mapping[str, Any]) -> Firewall:
         """Returns the firewall plugin with bridge's result as prevResult."""
-        network_keys = {key: self.bridge.config[key] for key in ("cniVersion", "name")} | {"type": "firewall"}
-        return Firewall(self.bridge.host, network_keys, self.bin_dir).having(prevResult=result, **self.keys)
+        return Firewall(self.host, self.config, self.bin_dir).having(prevResult=result)

@@ -6,12 +6,11 @@ reference plugin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tests.support.attaching import Network, reaches
+from tests.support.attaching import ChainedNetwork, reaches
 from tests.support.hostports import PortmapNetwork
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
@@ -21,21 +20,10 @@ GATEWAY, GATEWAY6 = "10.22.0.1", "fd00:22::1"  # addresses of the bridge
 
 
 @dataclass(frozen=True)
-class PublishingNetwork:
-    """A bridge network with portmap chained after bridge; `keys` are portmap's options, `bin_dir` has the plugin."""
+class PublishingNetwork(ChainedNetwork):
+    """A bridge network with portmap."""
 
-    bridge: Network
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    bin_dir: Path | None = None
-
-    @property
-    def host(self) -> Namespace:
-        """The node."""
-        return self.bridge.host
-
-    def having(self, **keys: Any) -> PublishingNetwork:
-        """Returns a copy with other options of portmap."""
-        return replace(self, keys={**self.keys, **keys})
+    TYPE = "portmap"
 
     def add(self, pod: Namespace, *mappings: str) -> dict[str, Any]:
         """Attaches `pod`; a failure fails the test."""
@@ -49,9 +37,8 @@ class PublishingNetwork:
 
     def portmap(self, command: str, pod: Namespace, mappings: Sequence[str], prev_result: object = None) -> Outcome:
         """Runs one verb of portmap only; mappings as in `hostports.ports`."""
-        config = {key: self.bridge.config[key] for key in ("cniVersion", "name")} | {"type": "portmap"}
-        network = PortmapNetwork(self.host, config, self.bin_dir, netns=pod)
-        return network.having(*mappings, prevResult=prev_result, **self.keys).run(command, pod.name)
+        network = PortmapNetwork(self.host, self.config, self.bin_dir, netns=pod)
+        return network.having(*mappings, prevResult=prev_result).run(command, pod.name)
 
 
 def disable_dad(namespace: Namespace) -> None:
