@@ -1,4 +1,4 @@
-"""`hostAccess` when several attachments have something in common: an address, a mark of their routes, a pod."""
+"""`hostAccess` when attachments share an address, a mark of their routes, a pod; or an address with the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def accessible(macvlan, neighbour, request):
 
 
 def static(*addresses: str) -> dict[str, object]:
-    """Returns an `ipam` that gives each pod the same addresses."""
+    """Returns an `ipam` that allocates the same addresses to each pod."""
     return {"type": "static", "addresses": [{"address": item} for item in addresses]}
 
 
@@ -41,36 +41,39 @@ def route(host, destination) -> dict[str, Any]:
 @pytest.mark.parametrize("accessible", [MACVLAN], indirect=True)  # the kernel refuses ipvlan a used address
 def test_a_failed_add_restores_the_route_that_it_replaced(accessible, new_sandbox):
     """If ADD fails after it has replaced the route of an earlier attachment, the rollback restores that route."""
-    one, two = new_sandbox(), new_sandbox()
-    accessible.having(ipam=static(POD[0])).add(one)
-    during = state(accessible.host)
+    first, second = new_sandbox(), new_sandbox()
+    accessible.having(ipam=static(POD[0])).add(first)
+    before = state(accessible.host)
     link = uplink.host_link(accessible.host)
     accessible.host.set_sysctl(f"net/ipv6/conf/{link}/disable_ipv6", "1")
-    error = accessible.having(ipam=static(*POD), name="other").run("ADD", two).error()
+    error = accessible.having(ipam=static(*POD), name="other").run("ADD", second).error()
     assert error["msg"].startswith("failed to add route fd00:25::2")
     accessible.host.set_sysctl(f"net/ipv6/conf/{link}/disable_ipv6", "0")
-    assert state(accessible.host) == during
+    assert state(accessible.host) == before
     accessible.host.ip("neighbour", "flush", "dev", link)
     assert reaches(accessible.host, "10.25.0.2")
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_route_of_another_master_is_not_replaced(accessible, new_sandbox, number):
-    """ADD refuses an address to which the host has a route through another master, names it, and changes nothing."""
-    one, two = new_sandbox(), new_sandbox()
+    """ADD refuses an address to which the host has a route through another master's host link, and changes nothing.
+
+    The command in the error deletes the route; then ADD succeeds.
+    """
+    first, second = new_sandbox(), new_sandbox()
     accessible.host.ip("link", "add", "up1", "type", "veth", "peer", "name", "wire1")
     accessible.host.ip("link", "set", "up1", "up")
     network = accessible.having(ipam=static(POD[number]))
-    result = network.add(one)
-    before = state(accessible.host), state(two)
-    error = network.having(name="other", master="up1").run("ADD", two).error()
+    result = network.add(first)
+    before = state(accessible.host), state(second)
+    error = network.having(name="other", master="up1").run("ADD", second).error()
     pod, link = POD[number].partition("/")[0], uplink.host_link(accessible.host)
     assert error["msg"] == f"the host's route to {pod} is through {link}, for a pod on another master"
-    assert (state(accessible.host), state(two)) == before
-    network.check(one, result)
+    assert (state(accessible.host), state(second)) == before
+    network.check(first, result)
     assert reaches(accessible.host, pod)
     accessible.host.ip(*error["details"].partition(": ip ")[2].split())
-    network.having(name="other", master="up1").add(two)
+    network.having(name="other", master="up1").add(second)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -78,18 +81,21 @@ def test_the_address_of_the_node_is_refused(accessible, sandbox, neighbour, numb
     """ADD refuses the node's address for the pod, before the pod announces it to the network."""
     before = state(accessible.host), state(sandbox)
     assert reaches(neighbour, NODE[number])
-    known = neighbour.ip("-j", "neighbour", "show", NODE[number], "dev", WIRE)
+    entry = neighbour.ip("-j", "neighbour", "show", NODE[number], "dev", WIRE)
     error = accessible.having(ipam=static(uplink.HOST[number])).run("ADD", sandbox).error()
     assert (error["code"], error["msg"]) == (7, f"the pod's address {NODE[number]} is the node's on \"{UPLINK}\"")
     assert error["details"].startswith("exclude the node's address from IPAM's range")
     assert (state(accessible.host), state(sandbox)) == before
-    after = neighbour.ip("-j", "neighbour", "show", NODE[number], "dev", WIRE)
-    assert json.loads(after)[0]["lladdr"] == json.loads(known)[0]["lladdr"]
+    later_entry = neighbour.ip("-j", "neighbour", "show", NODE[number], "dev", WIRE)
+    assert json.loads(later_entry)[0]["lladdr"] == json.loads(entry)[0]["lladdr"]
 
 
 @pytest.mark.parametrize("mark", ["metric", "cwnd"])
-def test_equal_marks_alone_do_not_make_a_route_the_attachments(accessible, sandbox, mark):
-    """A route with only one of the two marks of an attachment stays: DEL without prevResult needs both of them."""
+def test_del_ignores_routes_with_one_equal_mark(accessible, sandbox, mark):
+    """DEL without prevResult deletes only routes with both marks of the attachment, not one with a single equal mark.
+
+    GC of the network deletes the other route only if that has the mark of the network (`cwnd`).
+    """
     accessible.add(sandbox)
     marked = route(accessible.host, "10.25.0.2")
     metrics = {"metric": marked["metric"], "cwnd": marked["metrics"][0]["cwnd"]}
@@ -107,16 +113,16 @@ def test_equal_marks_alone_do_not_make_a_route_the_attachments(accessible, sandb
 
 def test_similar_container_ids_are_distinguished(accessible, new_sandbox):
     """DEL without prevResult keeps the routes of a container whose ID has the same 16-bit hash."""
-    one, two = new_sandbox(), new_sandbox()
-    accessible.add(one, container_id="pod64")
-    result = accessible.add(two, container_id="pod361")
+    first, second = new_sandbox(), new_sandbox()
+    accessible.add(first, container_id="pod64")
+    result = accessible.add(second, container_id="pod361")
     accessible.delete("", container_id="pod64")
-    accessible.check(two, result, container_id="pod361")
+    accessible.check(second, result, container_id="pod361")
 
 
 @pytest.mark.parametrize("accessible", [MACVLAN], indirect=True)
 @pytest.mark.parametrize("with_result", [True, False])
-def test_a_pod_with_two_interfaces_keeps_one(accessible, sandbox, with_result):
+def test_del_of_one_of_two_interfaces(accessible, sandbox, with_result):
     """After DEL of one of a pod's interfaces on a master, the host reaches the other interface at once."""
     first = accessible.add(sandbox)
     second = accessible.having(name="other", ipam=static("10.25.0.200/24")).add(sandbox, ifname="net1")

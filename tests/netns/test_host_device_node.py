@@ -1,4 +1,4 @@
-"""host-device: ADD refuses devices that other interfaces need, and a failed one restores the host's routes."""
+"""host-device: ADD refuses devices that other interfaces need, and a failed ADD restores the host's routes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.netstate import shown, state
 
 @pytest.mark.parametrize("prefix", ["mv", "pwha"])
 def test_device_with_interfaces_on_it_is_refused(moved, host, sandbox, prefix):
-    """ADD refuses a device with a macvlan interface on it, and names that; nothing changes."""
+    """ADD refuses a device that has a macvlan interface on it, names the interface, and changes nothing."""
     name = f"{prefix}{shown(host, 'hd0')['ifindex']}"
     host.ip("link", "add", name, "link", "hd0", "type", "macvlan")
     host.ip("link", "set", name, "up")

@@ -1,4 +1,4 @@
-"""host-device: a pod that changes names, aliases, altnames and flags neither blocks DEL nor changes the host."""
+"""host-device: DEL restores the device, and changes nothing else, whatever names and flags the pod has set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def create_in_pod(pod: Namespace, name: str, alias: str) -> None:
 @pytest.mark.parametrize("name", ["eth0", "foo"])
 @pytest.mark.parametrize("renamed", [True, False])
 def test_repeated_del_ignores_interfaces_of_the_pod(moved, host, sandbox, name, renamed):
-    """A repeated DEL succeeds, and leaves an interface with the device's alias, which the pod created, in the pod."""
+    """A repeated DEL succeeds, and does not move an interface that the pod created with the device's name as alias."""
     moved.delete(sandbox, moved.add(sandbox))
     create_in_pod(sandbox, name, "hd0")
     if renamed:
@@ -33,7 +33,10 @@ def test_repeated_del_ignores_interfaces_of_the_pod(moved, host, sandbox, name, 
 
 @pytest.mark.parametrize("keys", [{"runtimeConfig": {"deviceID": "0000:ff:00.0"}}, {"hwaddr": "02:00:00:00:00:d0"}])
 def test_del_without_file_ignores_virtual_interfaces(moved, host, sandbox, keys):
-    """A device of a bus is a physical one: DEL without a file does not move a virtual interface with an alias."""
+    """DEL without a file does not move a virtual interface with an alias, which cannot be the configured device.
+
+    `deviceID` selects physical devices; the other interface's MAC address is not `hwaddr`.
+    """
     sandbox.ip("link", "add", "eth0", "type", "bridge")
     sandbox.ip("link", "set", "eth0", "alias", "eth9")
     before = state(host), state(sandbox)
@@ -42,7 +45,7 @@ def test_del_without_file_ignores_virtual_interfaces(moved, host, sandbox, keys)
 
 
 def test_networks_with_the_same_interface(moved, host, sandbox):
-    """DEL of a network whose ADD failed leaves the device of another network with the same interface name."""
+    """After a failed ADD, DEL of its network does not move the device that another network moved to the pod."""
     host.ip("link", "add", "b0", "type", "bridge")
     first, second = moved.having(name="na", ipam=None), moved.having(name="nb", device="b0", ipam=None)
     result = first.add(sandbox)
@@ -61,7 +64,7 @@ def test_networks_with_the_same_interface(moved, host, sandbox):
 @pytest.mark.parametrize("name", ["hp0", "hd0", "cni0"])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_altnames_of_the_pod(moved, host, sandbox, name, crashed):
-    """DEL deletes altnames that the pod added, and adds those that it deleted, also after the pod crashed."""
+    """DEL deletes altnames that the pod added and adds those that it deleted, also if its namespace was deleted."""
     host.ip("link", "property", "add", "dev", "hd0", "altname", "lab0", "altname", "lab1")
     before = state(host)
     result = moved.add(sandbox)
@@ -79,7 +82,7 @@ def test_altnames_of_the_pod(moved, host, sandbox, name, crashed):
 
 
 def test_failed_del_keeps_altnames(moved, host, sandbox):
-    """While the name is another interface's altname, DEL names the command that frees it, and the pod is unchanged."""
+    """If another interface has the device's name as altname, DEL fails, changes nothing and prints the fix."""
     moved.add(sandbox)
     sandbox.ip("link", "property", "add", "dev", "eth0", "altname", "cni0")
     host.ip("link", "property", "add", "dev", "hp0", "altname", "hd0")
@@ -132,8 +135,8 @@ def test_del_leaves_another_interface_of_the_name(moved, host, sandbox):
     assert state(host) == before
 
 
-def test_device_that_the_pod_moved_on(moved, host, sandbox, new_sandbox):
-    """The file of a device in a third namespace stays, and DEL restores the device when it is on the host again."""
+def test_device_in_a_third_namespace(moved, host, sandbox, new_sandbox):
+    """If the pod moved the device to a third namespace, DEL keeps its file; a later DEL restores it on the host."""
     before = state(host)
     moved.add(sandbox)
     nested = new_sandbox()
@@ -151,7 +154,7 @@ def test_device_that_the_pod_moved_on(moved, host, sandbox, new_sandbox):
 @pytest.mark.needs("syscall_injection")
 @pytest.mark.parametrize("number", range(3, 13))
 def test_killed_del(moved, host, sandbox, number):
-    """DEL that is killed at any request is completed by the next, also if the kernel changed the device's index."""
+    """The next DEL completes one that was killed at any request, also if the kernel changed the device's index."""
     before = links(host)["hd0"]
     moved.add(sandbox)
     sandbox.ip("link", "set", "eth0", "address", "02:00:00:00:00:77")
