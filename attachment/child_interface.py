@@ -1,4 +1,4 @@
-"""The interface of a container that is built on a master: creating it in the sandbox, explaining why that fails.
+"""Creates the interface of a macvlan, ipvlan or vlan attachment on its master, and explains why the kernel refuses it.
 
 The kernel creates the interface in the container's namespace, with its final name.
 """
@@ -40,9 +40,9 @@ def master_socket(options: MasterOptions, sandbox: Sandbox) -> Iterator[Socket]:
 
 
 class ChildSpec(NamedTuple):
-    """The kind of an interface and the attributes of that kind; the kernel chooses a MAC address for `mac` b"".
+    """The kind of a new interface ("macvlan"), its attributes (IFLA_*), and its MAC address, b"" for a random one.
 
-    `explain` returns the cause and the fix of the kernel's error, "" for an unknown one.
+    `explain` returns the cause and the fix of an error of the kernel, "" for an unknown error.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class ChildSpec(NamedTuple):
 def create(spec: ChildSpec, socket: Socket, parent: Link, sandbox: Sandbox, options: MasterOptions, undo: Undo) -> Link:
     """Creates the interface on `parent`, which is in the namespace of `socket`; pushes its deletion on `undo`.
 
-    Raises CniError(999) with the reference plugins' text if the name is in use or the kernel refuses, KernelError.
+    Raises CniError(999), text of the reference plugins, if the name is in use or the kernel refuses; KernelError.
     """
     container_interface.refuse_existing(sandbox, spec.kind)
     undo.push(f'delete "{sandbox.ifname}"', partial(container_interface.delete_created, sandbox))

@@ -5,10 +5,10 @@ master, the host link, and a route through it to each address of a pod. A pod ge
 each address of the node on the master: the host link never answers for these addresses, or other machines on the
 network would learn its MAC address for them.
 
-A macvlan host link has a MAC address of its own, to which pod_ips send. All ipvlan interfaces have the master's. If no
+A macvlan host link has a MAC address of its own, to which pods send. All ipvlan interfaces have the master's. If no
 ipvlan interface has a packet's destination address, the kernel passes the packet to the master. So the master would
-receive the answers to ARP requests of an ipvlan host link. Therefore that link does not use ARP, and sends to its MAC
-address, which the pod_ips have, too.
+receive the answers to ARP requests of an ipvlan host link. Therefore that link does not use ARP: it sends all packets
+to its own MAC address, which is also that of the pods.
 
 One rule: all state is in the kernel. The routes name their attachments (attachment/host_routes.py), and the host link
 is deleted with its last route. A lock on the host's namespace makes verbs change them sequentially.
@@ -44,14 +44,14 @@ from process import record
 from process.undo import Undo
 
 KEY = Key("hostAccess", (BOOLEAN,))
-PREFIX = "pwha"
-_NAME = re.compile(f"{PREFIX}[0-9]+")
-_HOST = "/proc/self/ns/net"
+_PREFIX = "pwha"
+_HOST_LINK_NAME = re.compile(f"{_PREFIX}[0-9]+")
+_HOST_NETNS = "/proc/self/ns/net"
 _REPAIR = "run: podwire repair"
 
 
 class HostLinkKind(NamedTuple):
-    """The kernel's name of the host link's kind, its attributes, and whether it has a MAC address of its own."""
+    """The kind of a host link ("macvlan"), its attributes (IFLA_*), and whether it has a MAC address of its own."""
 
     name: str
     data: Attributes
@@ -59,9 +59,9 @@ class HostLinkKind(NamedTuple):
 
 
 class AccessLinks(NamedTuple):
-    """The two links that reach each other: the master on the host, and the pod's interface in its sandbox.
+    """The links of an attachment with `hostAccess`: the master on the host, and the pod's interface on it.
 
-    `host` is a socket in the master's namespace.
+    `host` is a socket in the master's namespace, which is the host's.
     """
 
     host: Socket
@@ -81,15 +81,15 @@ def refuse_impossible(options: MasterOptions, ipam_type: str, reason: str = "") 
 
 
 def refuse_node_addresses(links: AccessLinks, args: CmdArgs, result: Result) -> None:
-    """Raises CniError(7) for an address of the node on the master; KernelError.
+    """Raises CniError(7) if IPAM has allocated an address that the node has on the master; KernelError.
 
     Run before the pod gets the address, which it announces to the network.
     """
-    node_ips = list_node_addresses(links.host, links.master)
-    for pod in _list_pod_addresses(result, args):
-        if pod in node_ips:
+    node_ips = _list_node_ips(links.host, links.master)
+    for pod_ip in _pod_ips(result, args):
+        if pod_ip in node_ips:
             raise invalid_conf(
-                f"the pod's address {pod} is the node's on \"{links.master.name}\"",
+                f"the pod's address {pod_ip} is the node's on \"{links.master.name}\"",
                 "exclude the node's address from IPAM's range: with host-local by rangeStart and rangeEnd",
             )
 
@@ -100,14 +100,14 @@ def add(kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf
     A route through the same host link is replaced: an earlier attachment had the address and got no DEL, or IPAM would
     not have allocated it again. Raises CniError(11), CniError(999), KernelError.
     """
-    pod_ips = _list_pod_addresses(result, args)
-    versions = {pod.version for pod in pod_ips}
-    node_ips = [item for item in list_node_addresses(links.host, links.master) if item.version in versions]
+    pod_ips = _pod_ips(result, args)
+    versions = {pod_ip.version for pod_ip in pod_ips}
+    node_ips = [item for item in _list_node_ips(links.host, links.master) if item.version in versions]
     owner = _owner(net_conf, args)
     with record.timed_step("give the host access"), _locked():
         destinations = host_routes.destinations_of(pod_ips)
         replaced = [item for item in host_routes.list_marked(links.host) if item.dst in destinations]
-        _refuse_other_links(links, [item for item in replaced if host_routes.get_route_owner(item) != owner])
+        _refuse_other_links(links, [item for item in replaced if host_routes.owner_of(item) != owner])
         undo.push("remove the host's access", partial(_roll_back, owner, pod_ips, replaced))
         host_link = _ensure_host_link(kind, links)
         links.host.change(
@@ -117,48 +117,42 @@ def add(kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf
     links.sandbox.socket.change(*_pod_requests(links.container_link, host_link, node_ips))
 
 
-def remove(args: CmdArgs, net_conf: NetConf, pod_ips: Iterable[Address]) -> None:
+def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
     """Deletes the host's routes to an attachment, and their host links unless other routes use these.
 
-    `pod_ips` are the attachment's addresses; without any, all routes of the attachment are deleted. If there is no
-    route to delete, all host links without routes are deleted: a killed verb may have created a link but no route, and
-    `ip link set down` deletes routes. Raises CniError(11), KernelError.
+    Deletes the routes to the addresses in prevResult, or without a valid prevResult all routes of the attachment. If it
+    has none, all host links without routes are deleted: a killed verb may have created a link but no route, and
+    `ip link set down` deletes routes. The rest of the configuration may be invalid. Raises CniError(11), KernelError.
     """
+    if not _is_enabled(net_conf):
+        return
+    prev_result = _prev_result_or_none(net_conf)
+    pod_ips = _pod_ips(prev_result, args) if prev_result else []
     with Socket() as host, _locked():
         routes = host_routes.list_marked(host)
-        deletable = _select(routes, _owner(net_conf, args), pod_ips)
+        deletable = _routes_of(_owner(net_conf, args), routes, pod_ips)
         if deletable:
-            _delete(host, deletable, [item for item in routes if item not in deletable])
+            _delete_routes(host, deletable, [item for item in routes if item not in deletable])
         else:
             _delete_unused_links(host, routes)
 
 
-def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
-    """Deletes the routes to the addresses in prevResult, or without a usable one to all of the attachment's.
-
-    The rest of the configuration may be invalid. Raises CniError(11), KernelError.
-    """
-    if net_conf.fields.raw(KEY.name) is True:
-        prev_result = _usable_prev_result(net_conf)
-        remove(args, net_conf, _list_pod_addresses(prev_result, args) if prev_result else [])
-
-
-def forget_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
-    """Deletes the neighbour entries of the host links with the MAC address of an interface that is deleted.
+def delete_neighbours_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
+    """Deletes the host's neighbour entries with the MAC address of the interface that DEL has deleted.
 
     A pod's interface also answers for the addresses of its other interfaces on the master, which would be unreachable.
     Without a MAC address in prevResult all entries are deleted: the kernel learns them again. Raises KernelError.
     """
-    if net_conf.fields.raw(KEY.name) is not True:
+    if not _is_enabled(net_conf):
         return
-    prev_result = _usable_prev_result(net_conf)
+    prev_result = _prev_result_or_none(net_conf)
     listed = prev_result.interfaces if prev_result else ()
     macs = {item.mac.lower() for item in listed if item.name == args.ifname and item.mac}
     with Socket() as host:
         entries = [item for item in neighbour.list_learned(host) if not macs or format_mac(item.mac) in macs]
         indexes = sorted({item.ifindex for item in entries})
-        host_links_or_none = link.get(host, *map(link.by_index_request, indexes)) if indexes else ()
-        host_links = {item.index: item for item in host_links_or_none if item is not None and is_host_link(item)}
+        links_or_none = link.get(host, *map(link.by_index_request, indexes)) if indexes else ()
+        host_links = {item.index: item for item in links_or_none if item is not None and is_host_link(item)}
         stale = [item for item in entries if item.ifindex in host_links]
         host.change(*(neighbour.delete_request(host_links[item.ifindex], item.address) for item in stale))
 
@@ -166,14 +160,14 @@ def forget_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
 def repair(
     kind: HostLinkKind, links: AccessLinks, args: CmdArgs, net_conf: NetConf, prev_result: Result, undo: Undo
 ) -> None:
-    """Creates what check() reports as missing, and deletes what is stale in the pod.
+    """Restores the host's access if check() fails: creates missing objects, and deletes the pod's stale routes.
 
     Raises CniError(11), CniError(999), KernelError.
     """
 
     def restore() -> None:
         add(kind, links, args, net_conf, prev_result, undo)
-        stale = _list_stale(links)
+        stale = _list_stale_routes(links)
         links.sandbox.socket.change(
             *host_routes.delete_requests(stale),
             *(neighbour.delete_request(links.container_link, item.dst.network_address) for item in stale),
@@ -187,85 +181,88 @@ def collect(network: str, valid: Iterable[Attachment]) -> None:
 
     Raises CniError(11), KernelError.
     """
-    valid_owners = {host_routes.get_owner(network, item) for item in valid}
+    valid_owners = {host_routes.compute_owner(network, item) for item in valid}
     with Socket() as host, _locked():
         routes = host_routes.list_marked(host)
-        owners = [(item, host_routes.get_route_owner(item)) for item in routes]
+        owners = [(item, host_routes.owner_of(item)) for item in routes]
         stale = [
             item for item, owner in owners if host_routes.is_of_network(owner, network) and owner not in valid_owners
         ]
         remaining = [item for item in routes if item not in stale]
-        _delete(host, stale, remaining)
+        _delete_routes(host, stale, remaining)
         _delete_unused_links(host, remaining)
 
 
 def check(links: AccessLinks, args: CmdArgs, prev_result: Result) -> None:
     """Checks the host link, its routes to the pod, and the pod's entries for the node; raises CniError(999)."""
-    pod_ips = _list_pod_addresses(prev_result, args)
+    pod_ips = _pod_ips(prev_result, args)
     host_link = _find_host_link(links.host, links.master)
     if host_link is None or not host_link.is_up:
-        msg = f'The host has no access to the pods on "{links.master.name}": {_name(links.master)} is missing or down'
-        raise internal(msg, _REPAIR)
+        master, name = links.master.name, _host_link_name(links.master)
+        raise internal(f'The host has no access to the pods on "{master}": {name} is missing or down', _REPAIR)
     if not _reaches_pods(host_link):
         raise internal(f"The host's interface {host_link.name} uses ARP, whose answers it does not get", _REPAIR)
     present = {item.dst for item in host_routes.list_marked(links.host) if item.is_through(host_link)}
-    for pod in pod_ips:
-        if host_cidr(pod).network not in present:
-            raise internal(f"The host's route to {pod} through {host_link.name} is missing", _REPAIR)
+    for pod_ip in pod_ips:
+        if host_cidr(pod_ip).network not in present:
+            raise internal(f"The host's route to {pod_ip} through {host_link.name} is missing", _REPAIR)
     entries = neighbour.list_permanent(links.sandbox.socket, links.container_link)
-    versions = {pod.version for pod in pod_ips}
-    for node in list_node_addresses(links.host, links.master):
-        if node.version not in versions:
+    versions = {pod_ip.version for pod_ip in pod_ips}
+    for node_ip in _list_node_ips(links.host, links.master):
+        if node_ip.version not in versions:
             continue
-        routes = links.sandbox.list_routes(node.version).get(host_cidr(node).network)
-        if not routes or entries.get(node) != host_link.mac_bytes:
-            msg = f"The container's route or neighbour entry for the node's address {node} is missing"
+        routes = links.sandbox.list_routes(node_ip.version).get(host_cidr(node_ip).network)
+        if not routes or entries.get(node_ip) != host_link.mac_bytes:
+            msg = f"The container's route or neighbour entry for the node's address {node_ip} is missing"
             raise internal(msg, _REPAIR)
-    for item in _list_stale(links):
+    for item in _list_stale_routes(links):
         msg = f"The container's route to {item.dst.network_address} is stale: the node no longer has this address"
         raise internal(msg, _REPAIR)
 
 
 def is_host_link(item: Link) -> bool:
     """Returns whether a link of the host is one that this module created."""
-    return item.kind in ("macvlan", "ipvlan") and _NAME.fullmatch(item.name) is not None
+    return item.kind in ("macvlan", "ipvlan") and _HOST_LINK_NAME.fullmatch(item.name) is not None
 
 
-def list_node_addresses(host: Socket, master: Link) -> list[Address]:
+def _list_node_ips(host: Socket, master: Link) -> list[Address]:
     """Returns the node's addresses on the master, without link-local IPv6 addresses; raises KernelError."""
     assigned = (item.address.ip for item in address.list_on_link(host, master))
     return [item for item in assigned if item.version == 4 or not item.is_link_local]
 
 
 def _refuse_other_links(links: AccessLinks, routes: Iterable[TableRoute]) -> None:
-    """Raises CniError(999) for a route of another attachment through the host link of another master; KernelError."""
+    """Raises CniError(999) if one of `routes` is through another link than the master's host link; KernelError."""
     host_link = _find_host_link(links.host, links.master)
     for item in routes:
         others = set(item.indexes) - {host_link.index if host_link else 0}
         for other in link.get(links.host, *map(link.by_index_request, sorted(others))) if others else ():
             if other is not None:
-                pod = item.dst.network_address
+                pod_ip = item.dst.network_address
                 raise internal(
-                    f"the host's route to {pod} is through {other.name}, for a pod on another master",
+                    f"the host's route to {pod_ip} is through {other.name}, for a pod on another master",
                     "give one of the pods another address; if the other pod does not run any more: "
-                    f"ip {'-6 ' if pod.version == 6 else ''}route del {pod} dev {other.name} proto 112",
+                    f"ip {'-6 ' if pod_ip.version == 6 else ''}route del {pod_ip} dev {other.name} proto 112",
                 )
 
 
 def _roll_back(owner: Owner, pod_ips: list[Address], replaced: list[TableRoute]) -> None:
     """Deletes an attachment's routes, restores those that they replaced, and deletes host links without routes."""
     with Socket() as host, _locked():
-        created = _select(host_routes.list_marked(host), owner, pod_ips)
+        created = _routes_of(owner, host_routes.list_marked(host), pod_ips)
         host.change(*host_routes.delete_requests(created), *host_routes.restore_requests(replaced))
         _delete_unused_links(host, host_routes.list_marked(host))
 
 
 def _ensure_host_link(kind: HostLinkKind, links: AccessLinks) -> Link:
-    """Returns the host link of the master, which it creates if it is missing, and brings up."""
-    name = _name(links.master)
+    """Creates the host link of the master unless it exists, brings it up, and returns it.
+
+    Raises CniError(999) for a link of this name and of another kind, KernelError.
+    """
+    name = _host_link_name(links.master)
     host_link = _find_host_link(links.host, links.master)
     if host_link is None:
-        mac = _mac(links.master) if kind.has_mac else b""
+        mac = _compute_mac(links.master) if kind.has_mac else b""
         links.host.change(child_link.create_request(kind.name, name, links.master, None, kind.data, mac=mac))
         _write_parameters(name)
         host_link = _find_host_link(links.host, links.master)
@@ -288,7 +285,7 @@ def _reaches_pods(host_link: Link) -> bool:
 
 
 def _write_parameters(name: str) -> None:
-    """Sets the parameters of a new host link, before it comes up, so that it answers for no address but its own."""
+    """Sets sysctl parameters of a new host link, before it comes up, so that it answers for no address but its own."""
     sysctl.try_write(f"ipv4/conf/{name}/arp_ignore", "8")
     sysctl.try_write(f"ipv6/conf/{name}/accept_ra", "0")
     # Its only IPv6 address is link-local and follows from its MAC address; without the wait it is usable at once.
@@ -300,88 +297,94 @@ def _host_requests(
     host_link: Link, pod_ips: Iterable[Address], node_ips: list[Address], owner: Owner
 ) -> Iterator[Request]:
     """Yields requests that route the pod's addresses through the host link, with the node's address as source."""
-    for pod in pod_ips:
-        source = next((node for node in node_ips if node.version == pod.version), None)
-        yield host_routes.add_request(host_link, pod, source, owner)
+    for pod_ip in pod_ips:
+        source = next((node_ip for node_ip in node_ips if node_ip.version == pod_ip.version), None)
+        yield host_routes.add_request(host_link, pod_ip, source, owner)
 
 
 def _pod_requests(container_link: Link, host_link: Link, node_ips: Iterable[Address]) -> Iterator[Request]:
-    """Yields requests by which the pod sends to the node's addresses through the host link."""
-    for node in node_ips:
-        yield host_routes.add_request(container_link, node)
-        yield neighbour.set_request(container_link, node, host_link.mac_bytes)
+    """Yields requests that make the pod send packets for the node's addresses to the host link's MAC address."""
+    for node_ip in node_ips:
+        yield host_routes.add_request(container_link, node_ip)
+        yield neighbour.set_request(container_link, node_ip, host_link.mac_bytes)
 
 
-def _list_stale(links: AccessLinks) -> list[TableRoute]:
+def _list_stale_routes(links: AccessLinks) -> list[TableRoute]:
     """Returns the pod's routes to addresses that the node no longer has on the master; raises KernelError."""
-    node_ips = host_routes.destinations_of(list_node_addresses(links.host, links.master))
+    node_ips = host_routes.destinations_of(_list_node_ips(links.host, links.master))
     listed = host_routes.list_marked(links.sandbox.socket)
     return [item for item in listed if item.is_through(links.container_link) and item.dst not in node_ips]
 
 
-def _select(routes: list[TableRoute], owner: Owner, pod_ips: Iterable[Address]) -> list[TableRoute]:
-    """Returns an attachment's routes to `pod_ips`, without any all of its routes."""
+def _routes_of(owner: Owner, routes: Iterable[TableRoute], pod_ips: Iterable[Address]) -> list[TableRoute]:
+    """Returns those of `routes` that an attachment owns: to `pod_ips`, or if there are none to any address."""
     destinations = host_routes.destinations_of(pod_ips)
-    owned = [item for item in routes if host_routes.get_route_owner(item) == owner]
+    owned = [item for item in routes if host_routes.owner_of(item) == owner]
     return [item for item in owned if not destinations or item.dst in destinations]
 
 
-def _delete(host: Socket, routes: list[TableRoute], remaining: list[TableRoute]) -> None:
-    """Deletes routes, and their host links unless a route in `remaining` uses these."""
+def _delete_routes(host: Socket, routes: list[TableRoute], remaining: list[TableRoute]) -> None:
+    """Deletes `routes`, and their host links unless a route in `remaining` uses these."""
     if not routes:
         return
     host.change(*host_routes.delete_requests(routes))
-    unused = _list_indexes(routes) - _list_indexes(remaining)
+    unused = _indexes_of(routes) - _indexes_of(remaining)
     if unused:
         _delete_host_links(host, filter(None, link.get(host, *map(link.by_index_request, sorted(unused)))))
 
 
 def _delete_unused_links(host: Socket, remaining: list[TableRoute]) -> None:
     """Deletes the host links that no route in `remaining` uses."""
-    used = _list_indexes(remaining)
+    used = _indexes_of(remaining)
     _delete_host_links(host, (item for item in link.list_all(host) if item.index not in used))
 
 
-def _list_indexes(routes: Iterable[TableRoute]) -> set[int]:
+def _indexes_of(routes: Iterable[TableRoute]) -> set[int]:
     return {index for item in routes for index in item.indexes}
 
 
-def _delete_host_links(host: Socket, links: Iterable[Link]) -> None:
-    """Deletes the links that are host links.
+def _delete_host_links(host: Socket, candidates: Iterable[Link]) -> None:
+    """Deletes those of `candidates` that are host links.
 
     Not in the background: a child process would inherit the lock, and keep it if the verb is killed.
     """
-    for item in links:
+    for item in candidates:
         if is_host_link(item):
             host.change(link.delete_request(item))
 
 
 def _find_host_link(host: Socket, master: Link) -> Link | None:
-    return link.get(host, link.by_name_request(_name(master)))[0]
+    return link.get(host, link.by_name_request(_host_link_name(master)))[0]
 
 
-def _name(master: Link) -> str:
+def _host_link_name(master: Link) -> str:
     """Returns the name of the master's host link; the kernel deletes it with the master, which frees the ifindex."""
-    return f"{PREFIX}{master.index}"
+    return f"{_PREFIX}{master.index}"
 
 
-def _mac(master: Link) -> bytes:
-    """Returns the host link's MAC address: the same one when the link is created again, since pods have it."""
+def _compute_mac(master: Link) -> bytes:
+    """Returns the host link's MAC address: the same when the link is recreated, since the pods' entries have it."""
     mac = bytearray(sha512(b"podwire host access " + master.mac_bytes).digest()[:6])
     mac[0] = mac[0] & 0xFE | 0x02
     return bytes(mac)
 
 
 def _owner(net_conf: NetConf, args: CmdArgs) -> Owner:
-    return host_routes.get_owner(net_conf.name, Attachment(args.container_id, args.ifname))
+    return host_routes.compute_owner(net_conf.name, Attachment(args.container_id, args.ifname))
 
 
-def _list_pod_addresses(result: Result, args: CmdArgs) -> list[Address]:
+def _pod_ips(result: Result, args: CmdArgs) -> list[Address]:
+    """Returns the addresses of the attachment's interface in a result."""
     return [ip.address.ip for ip in attachment_ips(result, args.ifname, strict=False)]
 
 
-def _usable_prev_result(net_conf: NetConf) -> Result | None:
-    """Returns prevResult, None for an invalid one."""
+def _is_enabled(net_conf: NetConf) -> bool:
+    """Returns whether `hostAccess` is true, also in an otherwise invalid configuration."""
+    return net_conf.fields.raw(KEY.name) is True
+
+
+def _prev_result_or_none(net_conf: NetConf) -> Result | None:
+    """Returns prevResult, None for a missing or invalid one."""
     try:
         return net_conf.prev_result()
     except CniError:
@@ -391,6 +394,6 @@ def _usable_prev_result(net_conf: NetConf) -> Result | None:
 @contextmanager
 def _locked() -> Iterator[None]:
     """Holds the lock on the host links of this namespace; raises CniError(11)."""
-    with Netns(_HOST) as namespace:
-        flock.acquire(namespace.fileno(), _HOST, "the host's access to pods")
+    with Netns(_HOST_NETNS) as namespace:
+        flock.acquire(namespace.fileno(), _HOST_NETNS, "the host's access to pods")
         yield

@@ -1,9 +1,12 @@
-"""The host's routes to pods that `hostAccess` creates, and the marks by which each of them names its attachment.
+"""The routes that `hostAccess` creates, on the host to pods and in pods to the host, and the marks of their owners.
 
-The protocol marks a route as podwire's. The metric is a hash of container ID and interface name. The clamp of the
-congestion window is a hash of the network's name: the kernel stores it, but ignores it unless it is locked
-(ip-route(8), `cwnd`). With 32 bits each, two of 110 attachments of a network have equal marks on one of 700,000 nodes,
-and even there DEL with prevResult compares the addresses, too. Two networks have equal marks with probability 2^-32.
+The protocol marks a route as podwire's. Two further marks of a route on the host name its owner, an attachment: the
+metric is a hash of container ID and interface name; the clamp of the congestion window is a hash of the network's name.
+The kernel stores the clamp, but ignores it unless it is locked (ip-route(8), `cwnd`).
+
+The hashes have 32 bits. With 110 attachments of a network on each node, two of them have equal marks on one node of
+700,000, and even there DEL with prevResult compares the addresses, too. Two networks have equal marks with probability
+2^-32.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ class Owner(NamedTuple):
     attachment: int
 
 
-def get_owner(network: str, attachment: Attachment) -> Owner:
-    """Returns the owner of the routes to an attachment."""
+def compute_owner(network: str, attachment: Attachment) -> Owner:
+    """Returns the hashes that mark the routes to an attachment."""
     return Owner(_hash(network), _hash("/".join(attachment)))
 
 
-def get_route_owner(item: TableRoute) -> Owner:
-    """Returns the owner of a route, by its marks."""
+def owner_of(item: TableRoute) -> Owner:
+    """Returns the owner of one of the host's routes, from its marks."""
     return Owner(item.congestion_window, item.metric)
 
 
@@ -49,7 +52,7 @@ def list_owners(host: Socket) -> dict[int, set[Owner]]:
     owners: dict[int, set[Owner]] = {}
     for item in list_marked(host):
         for index in item.indexes:
-            owners.setdefault(index, set()).add(get_route_owner(item))
+            owners.setdefault(index, set()).add(owner_of(item))
     return owners
 
 
@@ -60,7 +63,7 @@ def list_marked(socket: Socket) -> list[TableRoute]:
 
 
 def add_request(through: Link, dst: Address, source: Address | None = None, owner: Owner | None = None) -> Request:
-    """Returns a request that routes one address through a link; routes in pods have no owner."""
+    """Returns a request that adds a route to one address through a link; `owner` is None in a pod."""
     item = route_copy.build_route(
         through,
         host_cidr(dst).network,
@@ -83,7 +86,7 @@ def delete_requests(items: Iterable[TableRoute]) -> list[Request]:
 
 
 def destinations_of(addresses: Iterable[Address]) -> set[Network]:
-    """Returns the destinations of the routes to addresses."""
+    """Returns the destinations of routes to `addresses`: one host network (/32, /128) for each."""
     return {host_cidr(item).network for item in addresses}
 
 

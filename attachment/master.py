@@ -21,9 +21,10 @@ KEYS = (Key("master", (STRING,)), Key("mtu", (INTEGER,)), Key("linkInContainer",
 
 @dataclass(frozen=True)
 class MasterOptions:
-    """The keys that choose the master: its name, "" for the interface of the default route; `mtu` 0 is the master's.
+    """The keys that choose the master, and the MTU of the interface on it.
 
-    With `in_container` the master is an interface of the container.
+    `name` "" stands for the interface of the default route, `mtu` 0 for the MTU of the master. With `in_container` the
+    master is an interface of the container.
     """
 
     name: str
@@ -41,9 +42,9 @@ def parse(fields: Fields) -> MasterOptions:
 
 
 def find(socket: Socket, options: MasterOptions) -> Link:
-    """Returns the master that is named or has the default route, in the socket's namespace.
+    """Returns the configured master, by default the interface of the default route, in the socket's namespace.
 
-    Raises CniError(999) for a missing one, CniError(7) for an MTU that it does not have; KernelError.
+    Raises CniError(999) for a missing master, CniError(7) if `mtu` exceeds the master's; KernelError.
     """
     master = _get_named(socket, options.name) if options.name else _find_with_default_route(socket)
     if not 0 <= options.mtu <= master.mtu:
@@ -53,9 +54,9 @@ def find(socket: Socket, options: MasterOptions) -> Link:
 
 
 def find_usable(socket: Socket, options: MasterOptions) -> Link:
-    """Returns the master of a new interface, as find(); raises CniError(7) for loopback and for one that is down.
+    """Returns the master of a new interface, as find(); raises CniError(7) if it is loopback or down.
 
-    A master without carrier is accepted, which may come later, as by the reference plugins.
+    Accepts a master without carrier, as the reference plugins do: the carrier may come later.
     """
     master = find(socket, options)
     _refuse_loopback_or_down(master)
@@ -63,9 +64,9 @@ def find_usable(socket: Socket, options: MasterOptions) -> Link:
 
 
 def refuse_unusable(options: MasterOptions) -> None:
-    """Raises what find_usable() raises for a master on the host, and CniError(7) for one without carrier, for STATUS.
+    """Raises the errors of find_usable(), and CniError(7) for a master without carrier; for STATUS.
 
-    With `linkInContainer` nothing is checked: STATUS is not about a container.
+    With `linkInContainer` it checks nothing: STATUS has no container.
     """
     if options.in_container:
         return
@@ -77,10 +78,10 @@ def refuse_unusable(options: MasterOptions) -> None:
 
 
 def explain_busy(socket: Socket, master: Link, kind: str) -> str:
-    """Returns why `master` cannot have a child of `kind` (EBUSY), and the fix; raises KernelError.
+    """Returns why the kernel refuses an interface of `kind` on `master` (EBUSY), and the fix; raises KernelError.
 
-    Only one other link can receive the packets of a link (rx_handler): a bridge, a bond, or its macvlan or ipvlan
-    interfaces. Those of pods are in other namespaces, where this cannot list them.
+    Packets of a link are passed to one receiver only (rx_handler): to its bridge or bond, or to the macvlan or the
+    ipvlan interfaces on it. Those of pods are in other namespaces, and cannot be listed here.
     """
     if master.master:
         (owner,) = link.get(socket, link.by_index_request(master.master))

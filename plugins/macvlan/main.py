@@ -63,7 +63,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     run_all(
         partial(host_access.remove_if_enabled, args, net_conf),
         partial(container_interface.delete, args, net_conf, "macvlan"),
-        partial(host_access.forget_if_enabled, args, net_conf),
+        partial(host_access.delete_neighbours_if_enabled, args, net_conf),
     )
 
 

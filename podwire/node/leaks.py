@@ -137,7 +137,7 @@ class _Finder:
 
     def host_links(self) -> Iterator[Leak]:
         """Yields leaked objects of `hostAccess`: routes to pods no longer running, host links without routes."""
-        pods = {host_routes.get_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
+        pods = {host_routes.compute_owner(pod.network, pod.attachment): pod for pod in self.snapshot.pods}
         for link, owners in self.snapshot.kernel.host_links.items():
             if not owners:
                 yield Leak("host link", f"interface {link.name}, by which the host reached pods", _delete_command(link))
