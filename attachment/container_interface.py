@@ -1,11 +1,9 @@
 """The interface of an attachment that consists of one link in the container: macvlan, vlan, dummy and similar plugins.
 
-The plugin creates the link; this module deletes it, gives it addresses, and checks what all kinds have in common.
+The plugin creates the link. This module has what all kinds of links have in common: addresses, checks, deletion.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
 from attachment.sandbox import Sandbox
@@ -59,24 +57,21 @@ def delete_created(sandbox: Sandbox) -> None:
         sandbox.socket.change(link.delete_request(created))
 
 
-def configure(
+def allocate_addresses(
     args: CmdArgs,
     net_conf: NetConf,
-    sandbox: Sandbox,
     container_link: Link,
     undo: Undo,
     *,
     dns: DNS | None = None,
     prev_result: Result | None = None,
     ipam_context: str = "",
-    await_ipv6: bool = True,
-    detect_conflicts: Callable[[Result], None] | None = None,
 ) -> Result:
-    """Sets the interface up with the addresses that IPAM allocates, or without addresses; returns the result.
+    """Makes IPAM allocate the interface's addresses; returns the result of ADD, which lists the interface.
 
-    Without IPAM the interface gets addresses, routes and DNS settings of `prev_result`. `dns`, unless None, replaces
-    the DNS settings. Errors of IPAM begin with `ipam_context`. With `await_ipv6` it waits until IPv6 addresses are
-    usable; `detect_conflicts` raises CniError for addresses in use. Raises CniError, KernelError.
+    Without IPAM the result has the addresses, routes and DNS settings of `prev_result`, or none. `dns`, unless None,
+    replaces the DNS settings. Errors of IPAM begin with `ipam_context`. Raises CniError, also for an MTU that is too
+    small for the addresses.
     """
     addressing = prev_result or Result()
     if net_conf.ipam_type:
@@ -86,15 +81,21 @@ def configure(
             raise error.prefixed(ipam_context) from error
     interface = result_interface(net_conf, container_link, args.netns)
     ips = tuple(replace(ip, interface=0) for ip in addressing.ips)
-    result = replace(addressing, ips=ips, interfaces=(interface,))
     if ips:
         refuse_small_mtu(container_link.mtu, ips)
-        if detect_conflicts:
-            detect_conflicts(result)
+    result = replace(addressing, ips=ips, interfaces=(interface,))
+    return result if dns is None else replace(result, dns=dns)
+
+
+def configure(sandbox: Sandbox, container_link: Link, result: Result, *, await_ipv6: bool = True) -> None:
+    """Sets the interface up, with the addresses and routes of the result of allocate_addresses().
+
+    With `await_ipv6` it waits until IPv6 addresses are usable. Raises CniError, KernelError.
+    """
+    if result.ips:
         sandbox.configure(container_link, result, dad=True, await_ipv6=await_ipv6)
     else:
         sandbox.socket.change(link.set_request(container_link, up=True))
-    return result if dns is None else replace(result, dns=dns)
 
 
 def result_interface(net_conf: NetConf, container_link: Link, sandbox: str) -> Interface:

@@ -85,8 +85,9 @@ def refuse_node_addresses(links: AccessLinks, args: CmdArgs, result: Result) -> 
 
     Run before the pod gets the address, which it announces to the network.
     """
-    node_ips = _list_node_ips(links.host, links.master)
-    for pod_ip in _pod_ips(result, args):
+    pod_ips = _pod_ips(result, args)
+    node_ips = _list_node_ips(links.host, links.master) if pod_ips else []
+    for pod_ip in pod_ips:
         if pod_ip in node_ips:
             raise invalid_conf(
                 f"the pod's address {pod_ip} is the node's on \"{links.master.name}\"",

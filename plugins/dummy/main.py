@@ -32,7 +32,10 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         container_interface.refuse_existing(sandbox, _KIND, "failed to create dummy: file exists")
         undo.push(f'delete "{args.ifname}"', partial(container_interface.delete_created, sandbox))
         _create(sandbox)
-        return container_interface.configure(args, net_conf, sandbox, sandbox.get_link(), undo)
+        container_link = sandbox.get_link()
+        result = container_interface.allocate_addresses(args, net_conf, container_link, undo)
+        container_interface.configure(sandbox, container_link, result)
+        return result
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:

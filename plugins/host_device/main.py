@@ -59,7 +59,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             )
             raise internal(f"{_not_moved(args.ifname, candidate)}: file exists", details)
         pci_id = _move(args, net_conf, conf.data_dir, host, sandbox, candidate, undo)
-        result = container_interface.configure(args, net_conf, sandbox, sandbox.get_link(), undo, dns=conf.dns)
+        container_link = sandbox.get_link()
+        result = container_interface.allocate_addresses(args, net_conf, container_link, undo, dns=conf.dns)
+        container_interface.configure(sandbox, container_link, result)
         return _with_pci_id(result, net_conf, pci_id)
 
 

@@ -28,7 +28,10 @@ KEYS = (
 
 @dataclass(frozen=True)
 class IpvlanConf:
-    """The configuration of ipvlan: `mode` is one of MODES; `dns`, unless None, replaces other DNS settings."""
+    """The configuration of ipvlan: `mode` is one of MODES.
+
+    `dns`, unless None, replaces the DNS settings of IPAM or prevResult.
+    """
 
     master: MasterOptions
     mode: str
@@ -62,16 +65,16 @@ def parse(net_conf: NetConf) -> IpvlanConf:
     return conf
 
 
-def choose_master(options: MasterOptions, prev_result: Result | None) -> MasterOptions:
-    """Returns the options with the master of a chained ipvlan, the only interface of prevResult, unless one is named.
+def with_chained_master(conf: IpvlanConf, prev_result: Result | None) -> IpvlanConf:
+    """Returns the configuration for ADD: the master of a chained ipvlan is the only interface of prevResult.
 
-    Raises CniError(7) if prevResult has no or several interfaces.
+    The key `master` takes precedence. Raises CniError(7) if prevResult has no interface or several.
     """
-    if options.name or prev_result is None:
-        return options
+    if conf.master.name or prev_result is None:
+        return conf
     names = [item.name for item in prev_result.interfaces]
     if len(names) != 1 or not names[0]:
         msg = "chained master failure. PrevResult lacks a single named interface"
         listed = ", ".join(names) or "none"
         raise invalid_conf(msg, f'set "master": the plugin before ipvlan returned these interfaces: {listed}')
-    return replace(options, name=names[0])
+    return replace(conf, master=replace(conf.master, name=names[0]))

@@ -1,4 +1,4 @@
-"""The ipvlan interface of a container: creating it, checking it, and explaining why the kernel refuses it."""
+"""Creates and checks the ipvlan interface of a container, and explains why the kernel refuses it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ def get_attributes(conf: IpvlanConf) -> Attributes:
     return [("IFLA_IPVLAN_MODE", MODES[conf.mode])]
 
 
-def create(
-    socket: Socket, parent: Link, sandbox: Sandbox, options: MasterOptions, conf: IpvlanConf, undo: Undo
-) -> Link:
+def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: IpvlanConf, undo: Undo) -> Link:
     """Creates the interface on `parent`, in the sandbox; `socket` is in the namespace of `parent`.
 
     Raises CniError(999) with the kernel's reason and an explanation.
     """
     spec = ChildSpec("ipvlan", get_attributes(conf), partial(_explain, socket, parent))
-    return child_interface.create(spec, socket, parent, sandbox, options, undo)
+    return child_interface.create(spec, socket, parent, sandbox, conf.master, undo)
+
+
+def recreate(socket: Socket, parent: Link, sandbox: Sandbox, conf: IpvlanConf, prev_result: Result, undo: Undo) -> None:
+    """Creates the interface again, with the addresses and routes of prevResult; raises CniError(999), KernelError."""
+    container_link = create(socket, parent, sandbox, conf, undo)
+    sandbox.configure(container_link, prev_result, dad=True)
 
 
 def find_master(socket: Socket, options: MasterOptions, container_link: Link) -> Link:
-    """Returns the master of an existing interface: the configured one, otherwise the one that the kernel reports.
+    """Returns the master of an existing interface: the configured master, otherwise the parent in the kernel.
 
     The default route may have changed since ADD, and the prevResult of a chained ipvlan no longer lists the master.
     Raises CniError, KernelError.
@@ -53,7 +57,7 @@ def find_master(socket: Socket, options: MasterOptions, container_link: Link) ->
 
 
 def refuse_strict_reverse_path(conf: IpvlanConf, parent: Link, result: Result) -> None:
-    """Raises CniError(999) if the node would drop the IPv4 packets of its pods.
+    """Raises CniError(999) if rp_filter makes the node drop the IPv4 packets of its pods.
 
     In mode l2 they arrive on the master, but the routes to the pods are through the host link.
     """

@@ -1,7 +1,7 @@
 """The verbs of ipvlan.
 
-ADD creates the interface in the container's namespace. A chained ipvlan, which has prevResult at ADD, takes over the
-addresses of prevResult. DEL needs neither the master nor a valid configuration.
+ADD creates the interface in the container's namespace. A chained ipvlan, which gets a prevResult at ADD, gives the
+addresses in it to the interface. DEL needs neither the master nor a valid configuration.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
-from kernel.link import Link
 from kernel.netns import Netns
-from kernel.rtnl import Socket
 from plugins.ipvlan import conf as ipvlan_conf
 from plugins.ipvlan import interface
 from plugins.ipvlan.conf import IpvlanConf
@@ -34,28 +32,23 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """
     conf = ipvlan_conf.parse(net_conf)
     prev_result = net_conf.prev_result()
-    options = ipvlan_conf.choose_master(conf.master, prev_result)
+    conf = ipvlan_conf.with_chained_master(conf, prev_result)
     if prev_result is None or not prev_result.ips:
         net_conf.refuse_missing_ipam()
     with (
         Netns(args.netns) as namespace,
         Sandbox(namespace, args.ifname) as sandbox,
-        child_interface.master_socket(options, sandbox) as socket,
+        child_interface.master_socket(conf.master, sandbox) as socket,
         Undo() as undo,
     ):
-        parent = master.find_usable(socket, options)
-        container_link = interface.create(socket, parent, sandbox, options, conf, undo)
+        parent = master.find_usable(socket, conf.master)
+        container_link = interface.create(socket, parent, sandbox, conf, undo)
         links = AccessLinks(socket, parent, sandbox, container_link)
-        result = container_interface.configure(
-            args,
-            net_conf,
-            sandbox,
-            container_link,
-            undo,
-            dns=conf.dns,
-            prev_result=prev_result,
-            detect_conflicts=partial(_refuse_conflicts, conf, links, args),
+        result = container_interface.allocate_addresses(
+            args, net_conf, container_link, undo, dns=conf.dns, prev_result=prev_result
         )
+        _refuse_conflicts(conf, links, args, result)
+        container_interface.configure(sandbox, container_link, result)
         if conf.host_access:
             interface.refuse_strict_reverse_path(conf, parent, result)
             host_access.add(_host_link_kind(conf), links, args, net_conf, result, undo)
@@ -125,7 +118,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
     ):
         if conf.master.name:
             parent = master.find(socket, conf.master)
-            recreate = partial(_recreate, socket, parent, sandbox, conf, prev_result, undo)
+            recreate = partial(interface.recreate, socket, parent, sandbox, conf, prev_result, undo)
             repair_if_missing(f'the interface "{args.ifname}"', sandbox.get_link, recreate)
         container_link = sandbox.find_link() if conf.host_access else None
         if container_link is not None:
@@ -155,7 +148,7 @@ def _host_link_kind(conf: IpvlanConf) -> HostLinkKind:
 
 
 def _refuse_conflicts(conf: IpvlanConf, links: AccessLinks, args: CmdArgs, result: Result) -> None:
-    """Raises CniError for an address that the node uses, or with `conflictDetection` another host."""
+    """Raises CniError for an allocated address that the node has, or with `conflictDetection` another host."""
     if conf.host_access:
         host_access.refuse_node_addresses(links, args, result)
     if conf.conflict_detection:
@@ -163,14 +156,6 @@ def _refuse_conflicts(conf: IpvlanConf, links: AccessLinks, args: CmdArgs, resul
         conflict_detection.refuse_conflicts_on_master(
             links.sandbox, links.master, result, in_container=conf.master.in_container
         )
-
-
-def _recreate(
-    socket: Socket, parent: Link, sandbox: Sandbox, conf: IpvlanConf, prev_result: Result, undo: Undo
-) -> None:
-    """Creates the interface again, with the addresses and routes of prevResult; raises CniError(999), KernelError."""
-    container_link = interface.create(socket, parent, sandbox, conf.master, conf, undo)
-    sandbox.configure(container_link, prev_result, dad=True)
 
 
 def _refuse_unavailable(net_conf: NetConf) -> None:

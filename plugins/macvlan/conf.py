@@ -33,10 +33,10 @@ KEYS = (
 
 @dataclass(frozen=True)
 class MacvlanConf:
-    """The configuration of macvlan: `mode` is one of MODES, `mac` b"" for the kernel's choice.
+    """The configuration of macvlan: `mode` is one of MODES; with `mac` b"" the kernel chooses a MAC address.
 
-    `ipam_type` is "" for layer 2. `bcqueuelen` is the length of the queue for broadcast and multicast packets, 0 for
-    the kernel's default. `dns`, unless None, replaces the DNS settings of the IPAM result.
+    `ipam_type` is "" for an interface without addresses. `bcqueuelen` is the length of the queue for broadcast and
+    multicast packets, 0 for the kernel's default. `dns`, unless None, replaces the DNS settings of the IPAM result.
     """
 
     master: MasterOptions
@@ -74,7 +74,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> MacvlanConf:
 
 
 def _refuse_host_access(conf: MacvlanConf) -> None:
-    """Raises CniError(7) for a configuration with which the host cannot reach the pod."""
+    """Raises CniError(7) for a mode or another key with which the host cannot reach the pod."""
     reason = ""
     if conf.mode == "passthru":
         reason = 'mode "passthru" gives the pod the whole master'

@@ -1,4 +1,4 @@
-"""The macvlan interface of a container: creating it, checking it, and explaining why the kernel refuses it."""
+"""Creates and checks the macvlan interface of a container, and explains why the kernel refuses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from kernel.rtnl import Socket
 from kernel.wire import Attributes
 from plugins.macvlan.conf import MODES, MacvlanConf
 from process.undo import Undo
-from process.values import replace
 
 _MODE_NAMES = {number: name for name, number in MODES.items()}
 
@@ -38,20 +37,17 @@ def create(socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf, un
 
 
 def recreate(
-    socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf, mac: bytes, prev_result: Result, undo: Undo
+    socket: Socket, parent: Link, sandbox: Sandbox, conf: MacvlanConf, prev_result: Result, undo: Undo
 ) -> None:
-    """Creates the interface again with MAC address `mac`, and the addresses and routes of prevResult.
-
-    Raises CniError(999), KernelError.
-    """
-    container_link = create(socket, parent, sandbox, replace(conf, mac=mac), undo)
+    """Creates the interface again, with the addresses and routes of prevResult; raises CniError(999), KernelError."""
+    container_link = create(socket, parent, sandbox, conf, undo)
     with explained_failures(container_link, parent):
         sandbox.configure(container_link, prev_result, dad=True)
 
 
 @contextmanager
 def explained_failures(container_link: Link, parent: Link) -> Iterator[None]:
-    """Explains in the block why the kernel refuses to bring the interface up: its MAC address is in use."""
+    """Adds to a KernelError of the block why the kernel refuses to set the interface up: its MAC address is in use."""
     try:
         yield
     except KernelError as error:
@@ -75,7 +71,7 @@ def check(sandbox: Sandbox, container_link: Link, parent: Link, conf: MacvlanCon
 
 
 def _explain(socket: Socket, parent: Link, mode: str, error: KernelError) -> str:
-    """Returns why the kernel refused to create the interface, and the fix; raises KernelError."""
+    """Returns why the kernel refused to create the interface, and the fix, "" if unknown; raises KernelError."""
     number = error.errno
     if number == errno.EBUSY:
         return master.explain_busy(socket, parent, "macvlan")

@@ -23,6 +23,7 @@ from plugins.macvlan import conf as macvlan_conf
 from plugins.macvlan import interface
 from plugins.macvlan.conf import MacvlanConf
 from process.undo import Undo
+from process.values import replace
 
 _HOST_LINK_KIND = HostLinkKind("macvlan", [("IFLA_MACVLAN_MODE", macvlan_conf.MODES["bridge"])], has_mac=True)
 
@@ -43,16 +44,10 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         parent = master.find_usable(socket, conf.master)
         container_link = interface.create(socket, parent, sandbox, conf, undo)
         links = AccessLinks(socket, parent, sandbox, container_link)
+        result = container_interface.allocate_addresses(args, net_conf, container_link, undo, dns=conf.dns)
         with interface.explained_failures(container_link, parent):
-            result = container_interface.configure(
-                args,
-                net_conf,
-                sandbox,
-                container_link,
-                undo,
-                dns=conf.dns,
-                detect_conflicts=partial(_refuse_conflicts, conf, links, args),
-            )
+            _refuse_conflicts(conf, links, args, result)
+            container_interface.configure(sandbox, container_link, result)
         if conf.host_access:
             host_access.add(_HOST_LINK_KIND, links, args, net_conf, result, undo)
         return result
@@ -115,8 +110,8 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
         Undo() as undo,
     ):
         parent = master.find(socket, conf.master)
-        mac = parse_mac(listed.mac) if listed.mac else conf.mac
-        recreate = partial(interface.recreate, socket, parent, sandbox, conf, mac, prev_result, undo)
+        recreated = replace(conf, mac=parse_mac(listed.mac)) if listed.mac else conf
+        recreate = partial(interface.recreate, socket, parent, sandbox, recreated, prev_result, undo)
         repair_if_missing(f'the interface "{args.ifname}"', sandbox.get_link, recreate)
         container_link = sandbox.find_link()
         if conf.host_access and container_link is not None:
@@ -139,7 +134,7 @@ PLUGIN = Plugin(
 
 
 def _refuse_conflicts(conf: MacvlanConf, links: AccessLinks, args: CmdArgs, result: Result) -> None:
-    """Raises CniError for an address that the node uses, or with `conflictDetection` another host."""
+    """Raises CniError for an allocated address that the node has, or with `conflictDetection` another host."""
     if conf.host_access:
         host_access.refuse_node_addresses(links, args, result)
     if conf.conflict_detection:

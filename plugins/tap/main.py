@@ -34,8 +34,10 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         bridge = device.find_bridge(sandbox, conf.bridge)
         container_interface.refuse_existing(sandbox, "tap")
         undo.push(f'delete "{args.ifname}"', partial(container_interface.delete_created, sandbox))
-        created = device.create(sandbox, conf, bridge)
-        return container_interface.configure(args, net_conf, sandbox, created, undo, dns=conf.dns, await_ipv6=False)
+        container_link = device.create(sandbox, conf, bridge)
+        result = container_interface.allocate_addresses(args, net_conf, container_link, undo, dns=conf.dns)
+        container_interface.configure(sandbox, container_link, result, await_ipv6=False)
+        return result
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:

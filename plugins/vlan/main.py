@@ -36,9 +36,11 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             parent = master.find_usable(socket, conf.master)
             spec = ChildSpec("vlan", interface.get_attributes(conf), partial(interface.explain, parent, conf))
             container_link = child_interface.create(spec, socket, parent, sandbox, conf.master, undo)
-        return container_interface.configure(
-            args, net_conf, sandbox, container_link, undo, dns=conf.dns, ipam_context=_IPAM_CONTEXT
+        result = container_interface.allocate_addresses(
+            args, net_conf, container_link, undo, dns=conf.dns, ipam_context=_IPAM_CONTEXT
         )
+        container_interface.configure(sandbox, container_link, result)
+        return result
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
