@@ -1,11 +1,11 @@
-"""The state of a device before ADD: a file for each attachment, by which DEL recognizes and restores the device.
+"""Saves the state of a device before ADD: a file for each attachment, by which DEL recognizes and restores the device.
 
     <dataDir>/<container ID>:<ifname>.json      (mode 0600)
 
 - No interface name contains a colon, so each file is one attachment's. A long container ID is replaced by its hash.
 - A file appears with its content or not at all: it is written as a draft and renamed. All writers share one draft,
   under a lock on the directory: of killed ADDs at most one draft remains, until the next ADD, DEL or GC.
-- A file of an earlier boot describes nothing that exists: by then the device is back, as the node's boot sets it up.
+- A file of an earlier boot is obsolete: after a reboot all devices are on the host, as the node's boot sets them up.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _JSON, _DRAFT = ".json", "~draft"  # no container ID begins with a tilde
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 _MAX_BYTES = 1 << 16
 _UINT32_MAX = (1 << 32) - 1
-_LONG = 200  # of 255 bytes (NAME_MAX)
+_MAX_ID_CHARACTERS = 200  # a file name has at most 255 bytes (NAME_MAX)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A device before ADD, and the attachment that has it.
+    """The state of a device before ADD, and the attachment that has the device.
 
     `index` is its ifindex on the host, `container_index` the one in the container, 0 while the move is not finished.
-    `life` is the boot and the container's network namespace. `addresses` are its permanent addresses on the host.
+    `life` names the boot and the container's network namespace. `addresses` are its permanent addresses on the host.
     `flags`, `tx_queue` and `group` are None in a file without them. `returning_mac` is the MAC address with which DEL
     moves the device back, "" until then.
     """
@@ -76,20 +76,20 @@ class Store:
         self.data_dir = data_dir
 
     def load(self, attachment: Attachment) -> Saved | None:
-        """Returns the state of an attachment, None without a valid file; raises CniError(5) if it cannot be read."""
+        """Returns the state of an attachment's device, None without a valid file; raises CniError(5)."""
         saved = self._read(self._path(attachment))
         return saved if saved and saved.attachment == attachment else None
 
     def save(self, saved: Saved, undo: Undo) -> None:
-        """Writes the file of an attachment, with its undo; raises CniError(5)."""
+        """Writes the file of an attachment, and pushes its deletion on `undo`; raises CniError(5)."""
         undo.push(f"remove {self._path(saved.attachment)}", partial(self.remove, saved.attachment))
-        self.replace(saved)
+        self.update(saved)
 
-    def replace(self, saved: Saved) -> None:
+    def update(self, saved: Saved) -> None:
         """Writes the file of an attachment; raises CniError(5)."""
         path = self._path(saved.attachment)
         try:
-            self._write(path, gojson.dumps(_members(saved), indent=1))
+            self._write(path, gojson.dumps(_to_json(saved), indent=1))
         except OSError as error:
             msg = f'failed to save the state of "{saved.name}" in {path}: {reason(error.errno or 0)}'
             raise CniError(Code.IO_FAILURE, msg, 'set "dataDir" to a writable directory') from error
@@ -118,7 +118,7 @@ class Store:
 
     def _path(self, attachment: Attachment) -> str:
         container_id, ifname = attachment
-        if len(container_id) > _LONG:
+        if len(container_id) > _MAX_ID_CHARACTERS:
             container_id = sha512(container_id.encode()).hexdigest()
         return f"{self.data_dir}/{container_id}:{ifname}{_JSON}"
 
@@ -160,7 +160,7 @@ def _unreadable(path: str, error: OSError) -> CniError:
     return CniError(Code.IO_FAILURE, f"failed to read {path}: {reason(error.errno or 0)}", "the verb can be repeated")
 
 
-def _members(saved: Saved) -> dict[str, object]:
+def _to_json(saved: Saved) -> dict[str, object]:
     return {
         "network": saved.network,
         "containerID": saved.attachment.container_id,

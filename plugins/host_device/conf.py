@@ -1,6 +1,6 @@
-"""The configuration of host-device: keys, parsing, a frozen dataclass.
+"""Parses and validates the configuration of host-device into a frozen HostDeviceConf.
 
-One rule: no I/O; `plugins.host_device.selection` finds the device that the configuration selects.
+One rule: no I/O. `plugins.host_device.selection` finds the device that the configuration selects.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ KEYS = (
 
 @dataclass(frozen=True)
 class HostDeviceConf:
-    """The parsed configuration; the first of `device_id`, `device`, `hwaddr`, `kernel_path`, `pci_bus_id` counts.
+    """The parsed configuration of host-device.
 
-    `device_id` is the runtime's, from a device plugin. `data_dir` has a file for each attachment. `dns`, unless None,
-    replaces the DNS settings of the IPAM result.
+    The first non-empty one of `device_id`, `device`, `hwaddr`, `kernel_path` and `pci_bus_id` selects the device.
+    `device_id` comes from the runtime, which has it from a device plugin. `data_dir` has a file for each attachment.
+    `dns`, unless None, replaces the DNS settings of the IPAM result.
     """
 
     device_id: str = ""
@@ -45,10 +46,8 @@ class HostDeviceConf:
 
 
 def parse(net_conf: NetConf) -> HostDeviceConf:
-    """Reads the whole configuration; raises CniError(7), also if no key selects a device."""
-    if net_conf.fields.has("ipam") and not net_conf.ipam_type:
-        details = '"ipam" has no "type"; for an interface without addresses omit "ipam"'
-        raise invalid_conf("no plugin name provided", details)
+    """Returns the validated configuration; raises CniError(7), also if no key selects a device."""
+    container_interface.refuse_untyped_ipam(net_conf)
     fields = net_conf.fields
     conf = HostDeviceConf(
         device_id=_bus_id(net_conf.runtime_config.string("deviceID"), "runtimeConfig.deviceID"),
@@ -59,13 +58,13 @@ def parse(net_conf: NetConf) -> HostDeviceConf:
         data_dir=_data_dir(net_conf),
         dns=container_interface.parse_dns(net_conf),
     )
-    # In a file the device may be left to the runtime's `deviceID`.
+    # A file without these keys is valid if the runtime passes `deviceID`.
     if not conf.selects_device and not fields.section("capabilities").boolean("deviceID"):
-        raise no_device()
+        raise no_device_error()
     return conf
 
 
-def no_device() -> CniError:
+def no_device_error() -> CniError:
     """Returns the error of a configuration that selects no device; text of the reference plugin."""
     return invalid_conf(
         'specify either "device", "hwaddr", "kernelpath" or "pciBusID"',
@@ -73,8 +72,8 @@ def no_device() -> CniError:
     )
 
 
-def lenient(net_conf: NetConf) -> HostDeviceConf:
-    """Returns what DEL and GC need, `device`, `hwaddr` and `data_dir`; invalid values count as absent."""
+def parse_leniently(net_conf: NetConf) -> HostDeviceConf:
+    """Returns the fields that DEL and GC need (device, hwaddr, data_dir); treats invalid values as missing."""
     try:
         data_dir = _data_dir(net_conf)
     except CniError:
@@ -94,7 +93,7 @@ def _data_dir(net_conf: NetConf) -> str:
 
 
 def _bus_id(value: str, key: str) -> str:
-    """Returns a device's name on its bus; it becomes part of a path."""
+    """Returns `value`, a device's name on its bus; raises CniError(7) if it cannot be a part of a path."""
     if value in (".", "..") or "/" in value or "\0" in value:
         raise invalid_conf(f'"{key}" is not the name of a device on a bus: {value}', 'write it like "0000:01:00.0"')
     return value

@@ -1,7 +1,8 @@
 """The verbs of host-device.
 
-ADD records the device's state, moves it into the container and configures it. DEL brings it back by that record,
-wherever and under whatever name the device is, or by its alias if the reference plugin moved it.
+ADD saves the device's state in a file, moves the device into the container and configures it. DEL recognizes the device
+by that file, also if it was renamed or is on the host already, and restores it. Without a file, as after an ADD of the
+reference plugin, DEL recognizes it by its alias.
 """
 
 from __future__ import annotations
@@ -49,30 +50,32 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             result = _add_dpdk(args, net_conf, selected, undo)
         return result if conf.dns is None else replace(result, dns=conf.dns)
     with Netns(args.netns) as namespace, Socket() as host, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
-        candidate = _get_device(host, selected, Store(conf.data_dir))
+        store = Store(conf.data_dir)
+        candidate = _get_device(host, selected, store)
         selection.refuse_needed(host, candidate)
-        selection.refuse_parent(host, candidate.link)
-        if sandbox.find_link() is not None or _is_attached(args, conf.data_dir, sandbox):
+        selection.refuse_shared(host, candidate.link)
+        if sandbox.find_link() is not None or _has_renamed_device(args, store, sandbox):
             details = (
                 f"{sandbox.path} has an interface of this name, or renamed it: the container is attached already, or "
                 "run DEL"
             )
-            raise internal(f"{_not_moved(args.ifname, candidate)}: file exists", details)
-        pci_id = _move(args, net_conf, conf.data_dir, host, sandbox, candidate, undo)
+            raise internal(f"{_move_failure(args.ifname, candidate)}: file exists", details)
+        saved = _get_state(args, net_conf, host, sandbox, candidate)
+        _move_to_sandbox(host, sandbox, candidate, saved, store, undo)
         container_link = sandbox.get_link()
         result = container_interface.allocate_addresses(args, net_conf, container_link, undo, dns=conf.dns)
         container_interface.configure(sandbox, container_link, result)
-        return _with_pci_id(result, net_conf, pci_id)
+        return _with_pci_id(result, net_conf, saved.pci_id)
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
-    """Returns the device to the host, then releases its addresses; a missing namespace or device is success.
+    """Moves the device back to the host, then releases its addresses; a missing namespace or device is success.
 
-    If the device cannot be returned, its addresses stay reserved because they are in use, and DEL can be repeated.
+    If the move fails, the addresses stay reserved because they are in use, and DEL can be repeated.
     """
-    conf = host_device_conf.lenient(net_conf)
+    conf = host_device_conf.parse_leniently(net_conf)
     delegate.release_lease(args, net_conf)
-    _return_device(args, net_conf.name, conf)
+    _bring_back(args, net_conf.name, conf)
     delegate.run_ipam(args, net_conf)
 
 
@@ -80,11 +83,11 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks the interface against prevResult, which later plugins may have changed; IPAM checks its part."""
     conf = host_device_conf.parse(net_conf)
     if not conf.selects_device:
-        raise host_device_conf.no_device()
+        raise host_device_conf.no_device_error()
     prev_result = net_conf.required_prev_result()
     with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
         delegate.run_ipam(args, net_conf)
-        if _is_dpdk(selection.select(conf) if conf.pci_bus_id or conf.device_id else None):
+        if (conf.pci_bus_id or conf.device_id) and selection.select(conf).is_dpdk:
             return
         listed = container_interface.get_listed(args, prev_result)
         container_link = container_interface.get_checked(sandbox, listed, None)
@@ -94,27 +97,28 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Restores devices whose attachments are not in `valid` and that the kernel has moved back to the host.
+    """Restores devices of deleted containers, which the kernel has moved back to the host, and releases addresses.
 
-    A device in an existing namespace stays: GC's list alone does not prove that nothing uses it.
+    Their attachments are not in `valid`. A device in an existing namespace stays: GC's list alone does not prove that
+    nothing uses it.
     """
-    store = Store(host_device_conf.lenient(net_conf).data_dir)
+    store = Store(host_device_conf.parse_leniently(net_conf).data_dir)
     stale = [item for item in store.list_all() if item.network == net_conf.name and item.attachment not in valid]
-    collections = (partial(_collect, store, item) for item in stale)
-    run_all(*collections, store.remove_draft, partial(delegate.run_ipam, args, net_conf))
+    reclamations = (partial(_reclaim, store, item) for item in stale)
+    run_all(*reclamations, store.remove_draft, partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks configuration, the right to change links, dataDir, and IPAM; raises CniError(50).
+    """Checks whether ADD can succeed: configuration, the right to change links, dataDir, IPAM; raises CniError(50).
 
-    Not the device, which is in a container while it is used.
+    It does not look for the device, which is in a container while it is used.
     """
     run_status_checks(partial(_refuse_unavailable, net_conf), partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
     """Restores the device of a container that is no longer running, for `podwire repair`."""
-    store = Store(host_device_conf.lenient(net_conf).data_dir)
+    store = Store(host_device_conf.parse_leniently(net_conf).data_dir)
     saved = store.load(Attachment(args.container_id, args.ifname))
     if saved is None or saved.network != net_conf.name or not restoration.is_of_this_boot(saved):
         return
@@ -122,7 +126,7 @@ def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
         if restoration.find_on_host(device.list_all(host), saved) and record.change(
             f'restore the device "{saved.name}"'
         ):
-            _collect(store, saved)
+            _reclaim(store, saved)
 
 
 PLUGIN = Plugin(
@@ -145,12 +149,8 @@ def _add_dpdk(args: CmdArgs, net_conf: NetConf, selected: Selection, undo: Undo)
     return _with_pci_id(result, net_conf, selected.pci_id)
 
 
-def _is_dpdk(selected: Selection | None) -> bool:
-    return selected is not None and selected.is_dpdk
-
-
 def _get_device(host: Socket, selected: Selection, store: Store) -> Device:
-    """Returns the device; names the container that has it if it is not on the host. Raises CniError, KernelError."""
+    """Returns the selected device on the host; if it is in a container, the CniError names that. Raises KernelError."""
     try:
         return selection.get_device(host, selected)
     except KernelError:
@@ -166,19 +166,14 @@ def _get_device(host: Socket, selected: Selection, store: Store) -> Device:
         raise
 
 
-def _move(
-    args: CmdArgs, net_conf: NetConf, data_dir: str, host: Socket, sandbox: Sandbox, candidate: Device, undo: Undo
-) -> str:
-    """Saves the device's state and moves it into the sandbox; returns its PCI address. Raises CniError, KernelError.
-
-    The kernel changes name and alias after the move, so no program on the host sees a rename.
-    """
-    store, before = Store(data_dir), candidate.link
-    saved = Saved(
+def _get_state(args: CmdArgs, net_conf: NetConf, host: Socket, sandbox: Sandbox, candidate: Device) -> Saved:
+    """Returns what DEL needs to recognize and restore the device; raises KernelError."""
+    before = candidate.link
+    return Saved(
         network=net_conf.name,
         attachment=Attachment(args.container_id, args.ifname),
         netns=args.netns,
-        life=restoration.compute_life(sandbox.namespace, sandbox.socket),
+        life=restoration.get_life(sandbox.namespace, sandbox.socket),
         name=before.name,
         kind=before.kind,
         index=before.index,
@@ -195,37 +190,44 @@ def _move(
         altnames=candidate.altnames,
         addresses=saved_address.list_on_link(host, before),
     )
+
+
+def _move_to_sandbox(host: Socket, sandbox: Sandbox, candidate: Device, saved: Saved, store: Store, undo: Undo) -> None:
+    """Saves the device's state and moves the device into the sandbox; raises CniError, KernelError.
+
+    The kernel changes name and alias after the move, so no program on the host sees a rename.
+    """
+    before = candidate.link
     store.save(saved, undo)
     undo.push("restore the routes", partial(routes.restore, host, before.name, routes.list_through(host, before)))
-    undo.push(f'move "{before.name}" back to the host', partial(restoration.return_device, host, sandbox, saved))
+    undo.push(f'move "{before.name}" back to the host', partial(restoration.bring_back, host, sandbox, saved))
     try:
         with record.timed_step("move the device"):
             request = device.move_request(
-                before, sandbox.namespace, "the container", name=args.ifname, alias=before.name
+                before, sandbox.namespace, "the container", name=sandbox.ifname, alias=before.name
             )
             host.change(request)
     except KernelError as error:
-        msg = f"{_not_moved(args.ifname, candidate)}: {reason(error.errno)}"
+        msg = f"{_move_failure(sandbox.ifname, candidate)}: {reason(error.errno)}"
         raise CniError(error.code, msg, error.details) from error
-    store.replace(replace(saved, container_index=sandbox.get_link().index))
-    return saved.pci_id
+    store.update(replace(saved, container_index=sandbox.get_link().index))
 
 
-def _not_moved(ifname: str, candidate: Device) -> str:
+def _move_failure(ifname: str, candidate: Device) -> str:
     """Returns the reference plugin's text for a device that cannot be moved."""
     return f'failed to move link failed to move "{ifname}" (host: "{candidate.link.name}") to container NS'
 
 
 def _with_pci_id(result: Result, net_conf: NetConf, pci_id: str) -> Result:
-    """Returns the result with the device's PCI address, which results have since CNI 1.1.0."""
+    """Returns the result with the device's PCI address, a field of results since CNI 1.1.0."""
     if net_conf.version != "1.1.0" or not pci_id:
         return result
     return replace(result, interfaces=tuple(replace(item, pci_id=pci_id) for item in result.interfaces))
 
 
-def _is_attached(args: CmdArgs, data_dir: str, sandbox: Sandbox) -> bool:
-    """Returns whether the sandbox has the device of this attachment, of any network, under another name."""
-    saved = Store(data_dir).load(Attachment(args.container_id, args.ifname))
+def _has_renamed_device(args: CmdArgs, store: Store, sandbox: Sandbox) -> bool:
+    """Returns whether the device of this attachment, of any network, is in the sandbox under another name."""
+    saved = store.load(Attachment(args.container_id, args.ifname))
     return (
         saved is not None
         and restoration.is_of_this_boot(saved)
@@ -233,7 +235,11 @@ def _is_attached(args: CmdArgs, data_dir: str, sandbox: Sandbox) -> bool:
     )
 
 
-def _return_device(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
+def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
+    """Moves the device of an attachment back to the host, restores it and deletes its file.
+
+    Does nothing for the device of another network. Raises CniError, KernelError, OSError.
+    """
     store, attachment = Store(conf.data_dir), Attachment(args.container_id, args.ifname)
     saved = store.load(attachment)
     if saved and not restoration.is_of_this_boot(saved):
@@ -241,29 +247,30 @@ def _return_device(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
         saved = None
     if saved and saved.network != network:
         return  # the interface is another network's; the ADD of this one failed
-    is_on_host, is_deleted = False, False
+    is_on_host, is_netns_deleted = False, False
     with Socket() as host:
         try:
             with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
                 if saved:
-                    is_on_host = restoration.return_device(host, sandbox, saved, store)
+                    is_on_host = restoration.bring_back(host, sandbox, saved, store)
                 else:
-                    _return_unrecorded(host, sandbox, conf)
+                    _bring_back_unrecorded(host, sandbox, conf)
         except NetnsMissingError:
             is_on_host = saved is not None and restoration.restore_on_host(host, saved)
             # Without CNI_NETNS the namespace may still exist, with the device: then the file stays for the next DEL.
-            is_deleted = saved is None or not restoration.has_namespace(saved)
+            is_netns_deleted = saved is None or not restoration.has_namespace(saved)
     if saved:
-        _finish(store, saved, is_on_host=is_on_host, is_deleted=is_deleted)
+        _remove_file_or_warn(store, saved, is_on_host=is_on_host, is_netns_deleted=is_netns_deleted)
     else:
         store.remove(attachment)
 
 
-def _return_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> None:
-    """Moves a device of the reference plugin back, which is called CNI_IFNAME; its name on the host is its alias.
+def _bring_back_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> None:
+    """Moves a device without a file, which the reference plugin moved to the pod, back to the host.
 
-    A pod can create an interface with any name and alias, also after a first DEL. So nothing is moved if the configured
-    device is on the host, and no interface that can only be the pod's. Raises CniError, KernelError.
+    It is called CNI_IFNAME, and its alias is its name on the host. A pod can create an interface with any name and
+    alias, also after a first DEL. So nothing is moved if the configured device is on the host, and no interface that
+    the pod must have created. Raises CniError, KernelError.
     """
     candidate = device.get(sandbox.socket, sandbox.ifname)
     if candidate is None or candidate.link.name != sandbox.ifname or not candidate.link.alias:
@@ -272,7 +279,7 @@ def _return_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> 
     if conf.device:
         is_selected = item.alias == conf.device and device.get(host, conf.device) is None
     elif conf.hwaddr:
-        is_selected = selection.parse_or_none(item.mac) == selection.parse_or_none(conf.hwaddr)
+        is_selected = selection.parse_mac_or_none(item.mac) == selection.parse_mac_or_none(conf.hwaddr)
     else:
         is_selected = not item.kind  # devices of a bus are physical ones
     # Its peer or parent is in the container, too. That of a device of the host is not.
@@ -281,10 +288,11 @@ def _return_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> 
         restoration.move_to_host(host, sandbox, candidate, item.alias, "")
 
 
-def _collect(store: Store, saved: Saved) -> None:
-    """Restores a device that is on the host, which proves that the container no longer has it.
+def _reclaim(store: Store, saved: Saved) -> None:
+    """Restores a device that the kernel has moved back to the host, and deletes its file.
 
-    The state of another device is deleted if the namespace no longer exists. Raises CniError, KernelError, OSError.
+    The file of another device is deleted if the device was deleted with its namespace. Raises CniError, KernelError,
+    OSError.
     """
     if not restoration.is_of_this_boot(saved):
         store.remove(saved.attachment)
@@ -292,15 +300,16 @@ def _collect(store: Store, saved: Saved) -> None:
     with Socket() as host:
         is_on_host = restoration.restore_on_host(host, saved)
     if is_on_host or get_presence(saved.netns) is Presence.GONE:
-        _finish(store, saved, is_on_host=is_on_host, is_deleted=True)
+        _remove_file_or_warn(store, saved, is_on_host=is_on_host, is_netns_deleted=True)
 
 
-def _finish(store: Store, saved: Saved, *, is_on_host: bool, is_deleted: bool) -> None:
-    """Deletes the state of a device that is on the host, or that was deleted with its namespace, as virtual ones are.
+def _remove_file_or_warn(store: Store, saved: Saved, *, is_on_host: bool, is_netns_deleted: bool) -> None:
+    """Deletes the file of a device that is on the host or no longer exists; prints a warning for another device.
 
-    The pod may have moved a device on, to a namespace that nothing shows here: its state stays.
+    The kernel deletes virtual devices with their namespace. If a pod has moved the device to another namespace, which
+    is unknown here, the file stays.
     """
-    if is_on_host or (saved.kind and is_deleted):
+    if is_on_host or (saved.kind and is_netns_deleted):
         store.remove(saved.attachment)
         return
     msg = f'host-device: "{saved.name}" is not on the host yet; when it appears there, run: podwire repair'

@@ -1,7 +1,8 @@
-"""Returns a device to the host, with the names, settings, addresses and state that it had before ADD.
+"""Moves a device back to the host, and restores the names, settings, addresses and state that it had before ADD.
 
-A device is recognized by what ADD recorded, since a container may rename it, and the kernel does when it moves a
-physical device out of a deleted namespace: the device then is on the host, called CNI_IFNAME or dev<N>.
+The device is recognized by the state that ADD saved, not by its name: the container may rename it, and the kernel does
+so when it moves a physical device out of a deleted namespace. Then the device is on the host, called CNI_IFNAME or
+dev<N>.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from process.stderr import one_line
 from process.undo import Undo
 from process.values import replace
 
-_HOST = "/proc/self/ns/net"
+_HOST_NETNS = "/proc/self/ns/net"
 
 
-def compute_life(namespace: Netns, socket: Socket) -> str:
-    """Returns boot ID and namespace, by its cookie, unique in a boot, or (before Linux 5.14) its inode."""
+def get_life(namespace: Netns, socket: Socket) -> str:
+    """Returns the boot ID and the namespace's cookie, which is unique in a boot; before Linux 5.14 its inode."""
     return f"{_boot_id()} {socket.get_namespace_cookie() or os.fstat(namespace.fileno()).st_ino}"
 
 
@@ -50,19 +51,19 @@ def has_namespace(saved: Saved) -> bool:
         return False
 
 
-def return_device(host: Socket, sandbox: Sandbox, saved: Saved, store: Store | None = None) -> bool:
-    """Moves the device from the sandbox to the host; returns False if it is in neither. Raises CniError, KernelError.
+def bring_back(host: Socket, sandbox: Sandbox, saved: Saved, store: Store | None = None) -> bool:
+    """Moves the device from the sandbox to the host and restores it; returns False if it is in neither.
 
-    A device that is on the host already is only renamed and restored. `store` gets the MAC address with which the
+    A device that is on the host already is only renamed and restored. `store` saves the MAC address with which the
     device comes back: if DEL is killed after the move, the next DEL recognizes the device by it. The pod chose that
-    address, so it is stored only if no other interface of the host has the name.
+    address, so it is stored only if no other interface of the host has the name. Raises CniError, KernelError.
     """
     candidate = find_in_sandbox(sandbox, saved)
     if candidate is None:
         return restore_on_host(host, saved)
     if store and candidate.link.mac != saved.mac:
         _refuse_used_names(host, candidate, saved.name, saved.altnames)
-        _try(partial(store.replace, replace(saved, returning_mac=candidate.link.mac)))
+        _try(partial(store.update, replace(saved, returning_mac=candidate.link.mac)))
     move_to_host(host, sandbox, candidate, saved.name, saved.alias, saved.altnames)
     restore(host, saved)
     return True
@@ -77,7 +78,7 @@ def restore_on_host(host: Socket, saved: Saved) -> bool:
     if candidate is None:
         return False
     item = candidate.link
-    if foreign := _foreign(candidate, saved.altnames):
+    if foreign := _foreign_altnames(candidate, saved.altnames):
         host.change(device.delete_altnames_request(item, foreign))
     if item.name != saved.name:
         refuse_used_name(host, item.name, saved.name)
@@ -94,13 +95,13 @@ def move_to_host(
     """Moves a link from the sandbox to the host as `name`; a failure leaves it in the sandbox as it was.
 
     The link is renamed in the sandbox, so that programs on the host, such as udev, see no rename. If the container has
-    another interface of that name, the kernel renames it after the move. The host must not get names that the pod
-    chose: altnames other than `altnames` are deleted in the sandbox. They are None without a record, by which alone
-    the other interface of the name can be called the wrong one. Raises CniError(999), KernelError.
+    another interface of that name, the kernel renames the link after the move. The host must not get names that the pod
+    chose: altnames other than `altnames` are deleted in the sandbox. `altnames` is None for a device without a file:
+    then all stay. Raises CniError(999), KernelError.
     """
-    item, foreign = candidate.link, _foreign(candidate, altnames)
+    item, foreign = candidate.link, _foreign_altnames(candidate, altnames)
     _refuse_used_names(host, candidate, name, altnames)
-    with Netns(_HOST) as host_namespace, Undo() as undo:
+    with Netns(_HOST_NETNS) as host_namespace, Undo() as undo:
         if foreign:
             undo.push("restore altnames", partial(sandbox.socket.change, device.add_altnames_request(item, foreign)))
             sandbox.socket.change(device.delete_altnames_request(item, foreign))
@@ -112,7 +113,8 @@ def move_to_host(
 def refuse_used_name(host: Socket, present: str, name: str, *, is_recorded: bool = True) -> None:
     """Raises CniError(999), text of the reference plugin, if another link of the host has the name; KernelError.
 
-    Without a record of the device the error does not advise to rename the other link.
+    If no file identifies the device (`is_recorded`), the other link may have the name rightly: the error does not
+    advise to rename it.
     """
     (obstacle,) = link.get(host, link.by_name_request(name))
     if obstacle is None:
@@ -133,7 +135,7 @@ def refuse_used_name(host: Socket, present: str, name: str, *, is_recorded: bool
 
 
 def restore(host: Socket, saved: Saved) -> None:
-    """Restores settings, state, addresses and altnames, each as far as possible; prints failures on stderr."""
+    """Restores settings, state, addresses and altnames of a device on the host; prints what fails on stderr."""
     current = device.get(host, saved.name)
     if current is None:
         return
@@ -144,9 +146,9 @@ def restore(host: Socket, saved: Saved) -> None:
     if saved.mtu and item.mtu != saved.mtu:
         steps.append(link.set_request(item, mtu=saved.mtu))
     if saved.flags is not None and saved.tx_queue is not None and saved.group is not None:
-        then = (saved.flags & device.FLAGS, saved.tx_queue, saved.group)
-        if then != (item.flags & device.FLAGS, item.tx_queue, current.group):
-            steps.append(device.set_flags_request(item, *then))
+        before = (saved.flags & device.FLAGS, saved.tx_queue, saved.group)
+        if before != (item.flags & device.FLAGS, item.tx_queue, current.group):
+            steps.append(device.set_flags_request(item, *before))
     if saved.is_up != item.is_up:
         steps.append(link.set_request(item, up=saved.is_up))
     steps += [saved_address.add_request(item, address) for address in saved.addresses]
@@ -162,7 +164,7 @@ def find_in_sandbox(sandbox: Sandbox, saved: Saved) -> Device | None:
     Raises KernelError.
     """
     same_kind = [item for item in device.list_all(sandbox.socket) if item.link.kind == saved.kind]
-    if saved.container_index and compute_life(sandbox.namespace, sandbox.socket) == saved.life:
+    if saved.container_index and get_life(sandbox.namespace, sandbox.socket) == saved.life:
         for item in same_kind:
             if item.link.index == saved.container_index and item.permanent_mac == saved.permanent_mac:
                 return item
@@ -204,13 +206,13 @@ def _find_alike(devices: list[Device], saved: Saved) -> Device | None:
 
 def _refuse_used_names(host: Socket, candidate: Device, name: str, altnames: tuple[str, ...] | None) -> None:
     """Raises CniError(999) if another link of the host has `name` or an altname that the device keeps; KernelError."""
-    foreign = _foreign(candidate, altnames)
+    foreign = _foreign_altnames(candidate, altnames)
     for used in (name, *(other for other in candidate.altnames if other not in foreign)):
         refuse_used_name(host, candidate.link.name, used, is_recorded=altnames is not None)
 
 
-def _foreign(candidate: Device, altnames: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the altnames that the device did not have at ADD; none if those are unknown."""
+def _foreign_altnames(candidate: Device, altnames: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the altnames of the device that are not in `altnames`, those at ADD; none if `altnames` is None."""
     return () if altnames is None else tuple(name for name in candidate.altnames if name not in altnames)
 
 

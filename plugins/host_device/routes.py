@@ -1,7 +1,7 @@
-"""The host's routes through a device, which the kernel deletes when the device is moved.
+"""Lists the host's routes through a device, which a move deletes, and restores them after a failed ADD.
 
-A failed ADD adds them again. Routes of the kernel and of router advertisements are not among them: they follow the
-addresses, or come again.
+Routes that the kernel or router advertisements add are not listed: they return with the addresses, or are advertised
+again.
 """
 
 from __future__ import annotations

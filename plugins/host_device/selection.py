@@ -1,6 +1,6 @@
-"""Finds the device that a configuration selects, and refuses those that the node cannot do without.
+"""Finds the device that the configuration selects, and refuses devices that the node needs.
 
-Error texts are those of the reference plugin, as far as it has them.
+Errors that the reference plugin has, too, have its texts.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 from attachment import host_access
 from cni.address import parse_mac
 from cni.args import is_interface_name
-from cni.errors import CniError, internal, invalid_conf
+from cni.errors import internal, invalid_conf
 from kernel import device, link, route, sysfs
 from kernel.device import Device
 from kernel.errors import reason
 from kernel.link import Link
 from kernel.rtnl import Socket
-from plugins.host_device.conf import HostDeviceConf, no_device
+from plugins.host_device.conf import HostDeviceConf, no_device_error
 from process.values import dataclass
 
 # Drivers that hand a PCI device to a program in user space: it has no network interface.
@@ -28,7 +28,11 @@ _LIST_HINT = "list the node's interfaces: ip -brief link"
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected device; `pci_id` is "" on other buses; `is_dpdk` means a driver for programs in user space."""
+    """The way in which the configuration selects the device.
+
+    `pci_id` and `auxiliary_id` are its names on these buses, or "". `is_dpdk`: its driver hands it to a program in user
+    space.
+    """
 
     conf: HostDeviceConf
     pci_id: str = ""
@@ -37,9 +41,9 @@ class Selection:
 
 
 def select(conf: HostDeviceConf) -> Selection:
-    """Returns the selection; raises CniError(7) if nothing is selected, CniError(999) for a missing bus device."""
+    """Returns how `conf` selects the device; raises CniError(7) if it does not, CniError(999) if a bus lacks it."""
     if not conf.selects_device:
-        raise no_device()
+        raise no_device_error()
     pci_id = "" if conf.device or conf.hwaddr or conf.kernel_path else conf.pci_bus_id
     if conf.device_id:
         if os.path.exists(sysfs.pci_path(conf.device_id)):
@@ -64,7 +68,7 @@ def get_device(socket: Socket, selection: Selection) -> Device:
     if conf.hwaddr and not conf.device_id:
         return _get_with_mac(socket, conf.hwaddr)
     if conf.kernel_path and not conf.device_id:
-        return _get_named(socket, _get_below(conf.kernel_path))
+        return _get_named(socket, _find_interface_below(conf.kernel_path))
     name = sysfs.find_pci_interface(selection.pci_id)
     if not name:
         details = "its driver created no network interface, or the interface is in a container already"
@@ -73,7 +77,7 @@ def get_device(socket: Socket, selection: Selection) -> Device:
 
 
 def refuse_needed(socket: Socket, candidate: Device) -> None:
-    """Raises CniError(7) for an interface that the node needs: loopback, a port, the default route's; KernelError."""
+    """Raises CniError(7) for a device that the node needs: loopback, a port, the default route's; KernelError."""
     name = candidate.link.name
     if candidate.link.flags & link.IFF_LOOPBACK:
         raise invalid_conf(f'"{name}" is the loopback interface, which cannot be moved', _LIST_HINT)
@@ -92,11 +96,11 @@ def refuse_needed(socket: Socket, candidate: Device) -> None:
         raise invalid_conf(f'"{name}" carries the node\'s default route', details)
 
 
-def refuse_parent(socket: Socket, item: Link) -> None:
-    """Raises CniError(7) for a host link of `hostAccess`, and for a device that has links on it; KernelError.
+def refuse_shared(socket: Socket, item: Link) -> None:
+    """Raises CniError(7) for a device that pods or other links use; KernelError.
 
-    A move leaves those links without a network, pods' interfaces among them. Links in other namespaces are invisible
-    here.
+    That is a host link of `hostAccess`, or a device with links on it (VLAN, macvlan), which a move would cut off from
+    the network. Links in other namespaces are invisible here.
     """
     if host_access.is_host_link(item):
         details = "macvlan or ipvlan created it, and deletes it with the last pod's route: select another interface"
@@ -136,14 +140,14 @@ def _get_with_mac(socket: Socket, hwaddr: str) -> Device:
     except ValueError:
         msg = f'{_PREFIX}failed to parse MAC address "{hwaddr}": address {hwaddr}: invalid MAC address'
         raise invalid_conf(msg, 'write "hwaddr" like "02:00:00:00:00:01"') from None
-    candidates = [item for item in device.list_all(socket) if parse_or_none(item.link.mac) == mac]
+    candidates = [item for item in device.list_all(socket) if parse_mac_or_none(item.link.mac) == mac]
     if not candidates:
         raise internal(f"{_PREFIX}failed to find physical interface", f"no interface has {hwaddr}; {_LIST_HINT}")
     # VLAN interfaces and bridges have the address of the link below them: the one without a lower link comes first.
     return min(candidates, key=lambda item: (not item.permanent_mac, item.link.kind in ("vlan", "bridge", "bond")))
 
 
-def parse_or_none(mac: str) -> bytes | None:
+def parse_mac_or_none(mac: str) -> bytes | None:
     """Returns the bytes of a MAC address, None for a link without one."""
     try:
         return parse_mac(mac)
@@ -151,7 +155,7 @@ def parse_or_none(mac: str) -> bytes | None:
         return None
 
 
-def _get_below(kernel_path: str) -> str:
+def _find_interface_below(kernel_path: str) -> str:
     if not kernel_path.startswith("/sys/devices/") or ".." in kernel_path.split("/") or "\0" in kernel_path:
         msg = f'{_PREFIX}kernel device path "{kernel_path}" must be absolute and begin with /sys/devices/'
         raise invalid_conf(msg, "for the path of an interface: readlink -f /sys/class/net/NAME/device")
@@ -165,9 +169,6 @@ def _first_interface(path: str) -> str:
         msg = f'{_PREFIX}failed to read directory {path}/net: "open {path}/net: {reason(error.errno or 0)}"'
         raise internal(msg, "the device is missing, or has no network interface on the host") from error
     if not names:
-        raise _missing(path)
+        msg = f"{_PREFIX}failed to find network device in path {path}/net"
+        raise internal(msg, "it may be in a container already")
     return names[0]
-
-
-def _missing(path: str) -> CniError:
-    return internal(f"{_PREFIX}failed to find network device in path {path}/net", "it may be in a container already")
