@@ -25,6 +25,7 @@ def test_repeated_del_ignores_interfaces_of_the_pod(moved, host, sandbox, name, 
     moved.delete(sandbox, moved.add(sandbox))
     create_in_pod(sandbox, name, "hd0")
     if renamed:
+        host.ip("link", "set", "hd0", "down")  # before Linux 6.4 an interface that is up cannot be renamed
         host.ip("link", "set", "hd0", "name", "other0")
     before = state(host), state(sandbox)
     moved.delete(sandbox)
