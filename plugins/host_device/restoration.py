@@ -46,7 +46,7 @@ def has_namespace(saved: Saved) -> bool:
     """Returns whether the container's namespace still exists at the path of ADD; raises CniError, KernelError."""
     try:
         with Netns(saved.netns) as namespace, Sandbox(namespace, saved.attachment.ifname) as sandbox:
-            return compute_life(namespace, sandbox.socket) == saved.life
+            return get_life(namespace, sandbox.socket) == saved.life
     except NetnsMissingError:
         return False
 
