@@ -1,0 +1,1 @@
+"""The daemon of dhcp: acquires, renews and releases leases for the plugin."""

@@ -1,0 +1,205 @@
+"""A lease as a value: read from a server's ACK, stored as JSON, returned as a CNI result.
+
+Times are seconds of CLOCK_BOOTTIME, which counts the time that the machine sleeps; so a stored lease also has the boot
+ID, and the times of another boot mean nothing. Durations are in seconds, infinite for a lease without an end.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Interface
+
+from cni.errors import CniError
+from cni.fields import Fields
+from cni.result import DNS, IPConfig, Result, Route, from_json
+from ipam.dhcp import options
+from ipam.dhcp.packet import Malformed, Message
+from process.values import dataclass, replace
+
+INFINITE = options.INFINITE_S
+_NO_MASK = "DHCP option Subnet Mask not found in DHCPACK"  # text of the reference
+
+
+class UnusableLeaseError(Exception):
+    """An ACK without what a lease needs; `lease` is what to release, None if even that is unknown."""
+
+    def __init__(self, problem: str, lease: Lease | None = None) -> None:
+        super().__init__(problem)
+        self.lease = lease
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a server granted: address with prefix, server, gateway, routes, DNS, MTU in bytes (0: not set), times."""
+
+    address: IPv4Interface
+    server: IPv4Address
+    gateway: IPv4Address | None
+    routes: tuple[Route, ...]
+    dns: DNS
+    mtu: int
+    granted_s: float
+    renewal_s: float
+    rebinding_s: float
+    lifetime_s: float
+    server_mac: str = ""  # of the last answer: the server's, or the relay's
+
+    @property
+    def expires_at(self) -> float:
+        """The time at which the address must no longer be used."""
+        return self.granted_s + self.lifetime_s
+
+    def differs_from(self, other: Lease) -> bool:
+        """Returns whether the two configure an interface differently; times and servers do not matter."""
+        return self._configuration != other._configuration
+
+    @property
+    def _configuration(self) -> tuple[object, ...]:
+        return self.address, self.gateway, self.routes, self.dns, self.mtu
+
+
+@dataclass(frozen=True)
+class Target:
+    """The interface that has a lease: its ifindex and MAC address in the namespace, and a host interface.
+
+    `host_interface` reaches the same network from the host when the interface is deleted: the bridge of a veth, the
+    master of a macvlan; "" without one.
+    """
+
+    index: int
+    mac: str
+    host_interface: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A stored lease, with what the daemon needs to maintain it after a restart: the ADD's arguments, its `stdin`."""
+
+    network: str
+    container_id: str
+    ifname: str
+    netns: str
+    args: str
+    stdin: bytes
+    client_id: bytes
+    target: Target
+    boot_id: str
+    lease: Lease
+
+    @property
+    def name(self) -> str:
+        """The name in logs, which is the reference's: container ID, network and interface."""
+        return f"{self.container_id}/{self.network}/{self.ifname}"
+
+
+def lease_from_ack(message: Message, sent_at: float, before: Lease | None) -> Lease:
+    """Returns the lease of an ACK to a request sent at `sent_at`; `before` is the renewed lease.
+
+    A renewing server may leave out what does not change: the mask and the server are then taken from `before`. Raises
+    UnusableLeaseError.
+    """
+    received = message.options
+    server = options.server_identifier(received) or (before.server if before else None)
+    if server is None or not options.is_host_address(message.yiaddr):
+        raise UnusableLeaseError("the server's DHCPACK has no address, or does not identify the server")
+    try:
+        times = options.lease_times(received)
+        prefix = options.subnet_prefix(received)
+    except Malformed as error:
+        raise UnusableLeaseError(f"DHCPACK: {error}") from error
+    if prefix is None and before is not None:
+        prefix = before.address.network.prefixlen
+    lease = Lease(
+        address=IPv4Interface((message.yiaddr, 32 if prefix is None else prefix)),
+        server=server,
+        gateway=next(iter(options.routers(received)), None),
+        routes=options.routes(received),
+        dns=options.dns(received),
+        mtu=options.interface_mtu(received),
+        granted_s=sent_at,
+        renewal_s=times.renewal_s,
+        rebinding_s=times.rebinding_s,
+        lifetime_s=times.lifetime_s,
+    )
+    if prefix is None:
+        raise UnusableLeaseError(_NO_MASK, lease)
+    return lease
+
+
+def result_of(lease: Lease, priority: int, *, with_dns: bool) -> Result:
+    """Returns the result of ADD; `priority` is the metric of each route, 0 for none (spec: dhcp, section 4)."""
+    routes = tuple(replace(route, priority=priority) for route in lease.routes) if priority else lease.routes
+    ip = IPConfig(lease.address, lease.gateway)
+    return Result(ips=(ip,), routes=routes, dns=lease.dns if with_dns else DNS())
+
+
+def record_to_json(record: Record) -> dict[str, object]:
+    """Returns the content of a lease file; an absent duration is infinite."""
+    lease, target = record.lease, record.target
+    durations = {"renewal": lease.renewal_s, "rebinding": lease.rebinding_s, "lifetime": lease.lifetime_s}
+    return {
+        "network": record.network,
+        "containerID": record.container_id,
+        "ifname": record.ifname,
+        "netns": record.netns,
+        "args": record.args,
+        "stdin": record.stdin.decode("utf-8", "surrogateescape"),
+        "clientIdentifier": record.client_id.hex(),
+        "interface": {"index": target.index, "mac": target.mac, "hostInterface": target.host_interface},
+        "bootID": record.boot_id,
+        "lease": {
+            "server": str(lease.server),
+            "serverMAC": lease.server_mac,
+            "mtu": lease.mtu,
+            "grantedMs": int(lease.granted_s * 1000),
+            **{f"{name}S": int(value) for name, value in durations.items() if value != INFINITE},
+        },
+        "result": result_of(lease, 0, with_dns=True).to_json("1.1.0"),
+    }
+
+
+def record_from_json(value: object) -> Record:
+    """Reads a lease file; raises ValueError for any other content."""
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    try:
+        fields = Fields(value, context="cannot read the lease")
+        target = fields.section("interface")
+        return Record(
+            network=fields.string("network"),
+            container_id=fields.string("containerID"),
+            ifname=fields.string("ifname"),
+            netns=fields.string("netns"),
+            args=fields.string("args"),
+            stdin=fields.string("stdin").encode("utf-8", "surrogateescape"),
+            client_id=bytes.fromhex(fields.string("clientIdentifier")),
+            target=Target(target.integer("index") or 0, target.string("mac"), target.string("hostInterface")),
+            boot_id=fields.string("bootID"),
+            lease=_lease_from_fields(fields.section("lease"), from_json(fields.raw("result"), "1.1.0")),
+        )
+    except CniError as error:
+        raise ValueError(error.msg) from error
+
+
+def _lease_from_fields(fields: Fields, result: Result) -> Lease:
+    address, server = result.ips[0].address if result.ips else None, fields.ip("server")
+    if not isinstance(address, IPv4Interface) or not isinstance(server, IPv4Address):
+        raise fields.error("server", "or the address is missing")
+    gateway = result.ips[0].gateway
+    return Lease(
+        address=address,
+        server=server,
+        gateway=gateway if isinstance(gateway, IPv4Address) else None,
+        routes=result.routes,
+        dns=result.dns,
+        mtu=fields.integer("mtu") or 0,
+        granted_s=(fields.integer("grantedMs") or 0) / 1000,
+        renewal_s=_duration(fields, "renewalS"),
+        rebinding_s=_duration(fields, "rebindingS"),
+        lifetime_s=_duration(fields, "lifetimeS"),
+        server_mac=fields.string("serverMAC"),
+    )
+
+
+def _duration(fields: Fields, key: str) -> float:
+    seconds = fields.integer(key, minimum=0)
+    return INFINITE if seconds is None else float(seconds)

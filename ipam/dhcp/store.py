@@ -1,0 +1,120 @@
+"""The lease files: one for each interface, which the daemon writes and `podwire ipam list` reads.
+
+    <directory>/<network>/<container ID>:<interface>.json      the lease, mode 0600
+    <directory>/<network>/<container ID>:<interface>.release   a note of a DEL that did not reach the daemon
+
+One rule: a file is complete or missing. It is written under another name, synchronized to the disk and renamed, so a
+lease that an ADD has answered survives a loss of power. A colon is in no container ID and in no interface name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from cni import gojson
+from ipam.dhcp.lease import Record, record_from_json, record_to_json
+from process import directories, files
+
+DIRECTORY = "/var/lib/cni/dhcp"
+_LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
+
+
+class Store:
+    """The lease files below `directory`."""
+
+    def __init__(self, directory: str = DIRECTORY) -> None:
+        self.directory = directory
+
+    def write(self, record: Record) -> None:
+        """Creates or replaces a lease file; it is on the disk when this returns. Raises OSError."""
+        path = self._path(record.network, record.container_id, record.ifname, _LEASE)
+        directories.create(os.path.dirname(path), 0o700)
+        draft = path + _DRAFT
+        content = (gojson.dumps(record_to_json(record), indent=2) + "\n").encode()
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            directories.write(fd, content)
+            os.fsync(fd)
+        except OSError:
+            os.unlink(draft)
+            raise
+        finally:
+            os.close(fd)
+        os.rename(draft, path)
+        _synchronize(os.path.dirname(path))
+
+    def delete(self, network: str, container_id: str, ifname: str) -> None:
+        """Deletes an interface's lease file and note; missing ones are success. Raises OSError."""
+        path = self._path(network, container_id, ifname, "")
+        deleted = [_unlink(path + suffix) for suffix in (_LEASE, _NOTE)]
+        if any(deleted):
+            _synchronize(os.path.dirname(path))
+            with suppress(OSError):  # other leases of the network are in it
+                os.rmdir(os.path.dirname(path))
+
+    def note_release(self, network: str, container_id: str, ifname: str) -> bool:
+        """Notes that a lease must be released; returns False if there is none. Raises OSError."""
+        path = self._path(network, container_id, ifname, "")
+        if not os.path.lexists(path + _LEASE):
+            return False
+        os.close(os.open(path + _NOTE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        return True
+
+    def must_release(self, record: Record) -> bool:
+        """Returns whether there is a note for a lease."""
+        return os.path.lexists(self._path(record.network, record.container_id, record.ifname, _NOTE))
+
+    def read_all(self, network: str = "") -> Iterator[Record | UnreadableLease]:
+        """Yields the leases of `network`, or ("") of all networks; a file that is no lease as an UnreadableLease."""
+        for name in [network] if network else _names(self.directory):
+            for file in _names(f"{self.directory}/{name}"):
+                if file.endswith(_LEASE):
+                    yield self._read(f"{self.directory}/{name}/{file}")
+
+    def read(self, network: str, container_id: str, ifname: str) -> Record | UnreadableLease | None:
+        """Returns one lease, None without one."""
+        path = self._path(network, container_id, ifname, _LEASE)
+        return self._read(path) if os.path.lexists(path) else None
+
+    def _read(self, path: str) -> Record | UnreadableLease:
+        try:
+            return record_from_json(gojson.loads(files.read(path, gojson.MAX_BYTES)))
+        except (OSError, ValueError) as error:
+            return UnreadableLease(path, str(error))
+
+    def _path(self, network: str, container_id: str, ifname: str, suffix: str) -> str:
+        return f"{self.directory}/{network}/{container_id}:{ifname}{suffix}"
+
+
+class UnreadableLease:
+    """A lease file that cannot be read: its path and why."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _synchronize(directory: str) -> None:
+    """Writes a directory's entries to the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
