@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.support import binaries, uplink
+from tests.support import binaries
 from tests.support.attaching import Network, address, reaches
+from tests.support.dhcp import SERVER, Dhcp, reference_daemon
 from tests.support.machine import eventually
-from tests.support.namespaces import Namespace
-from tests.support.uplink import UPLINK, WIRE
-
-SERVER = "10.25.0.1"
-RANGE = "10.25.0.100,10.25.0.110,255.255.255.0,1h"
-
-
-@contextmanager
-def running(machine: Namespace, *argv: str) -> Iterator[None]:
-    """Runs a daemon on a machine during the block; it sees the namespaces that are created meanwhile."""
-    null = subprocess.DEVNULL
-    with machine.entered():
-        daemon = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null)
-    try:
-        yield
-    finally:
-        daemon.kill()
-        daemon.wait()
-
-
-class Dhcp:
-    """A DHCP server on the wire, and the reference's daemon on the host."""
-
-    def __init__(self, directory: Path) -> None:
-        self.leases = directory / "leases"
-        self.socket = directory / "dhcp.sock"
-
-    def list_leases(self) -> list[str]:
-        """Returns the leased addresses."""
-        return [line.split()[2] for line in self.leases.read_text().splitlines()] if self.leases.exists() else []
+from tests.support.uplink import UPLINK
 
 
 @pytest.fixture
 def dhcp(host, new_sandbox, reference, tmp_path) -> Iterator[Dhcp]:
-    machine = new_sandbox()
-    uplink.connect(host, machine, [f"{SERVER}/24"])
-    dhcp = Dhcp(tmp_path)
-    server = [
-        "dnsmasq",
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        f"--interface={WIRE}",
-        "--bind-interfaces",
-        "--port=0",
-        "--dhcp-authoritative",
-    ]
-    server += ["--no-ping", f"--dhcp-range={RANGE}", f"--dhcp-leasefile={dhcp.leases}", "--user=root", "--pid-file"]
-    daemon = [str(reference / "dhcp"), "daemon", "-socketpath", str(dhcp.socket)]
-    with running(machine, *server), running(host, *daemon):
-        assert eventually(dhcp.socket.exists)
+    with reference_daemon(host, new_sandbox(), reference, tmp_path) as dhcp:
         yield dhcp
 
 

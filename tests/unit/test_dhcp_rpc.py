@@ -1,0 +1,318 @@
+"""The protocol of the DHCP daemon (ipam.dhcp.rpc): recorded calls, and peers that hang or are no daemon."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address, ip_interface
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.result import IPConfig, Result, Route
+from ipam.dhcp import gob, rpc, rpc_result
+from ipam.dhcp.gob import Malformed, Struct
+from ipam.dhcp.rpc import CallArgs, Connection, RpcError
+from tests.support import dhcp_recordings as recorded
+from tests.support.binaries import ROOT
+
+CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
+CONNECTED = b"HTTP/1.0 200 Connected to Go RPC\n\n"
+STDIN = (
+    b'{"cniVersion": "1.0.0", "name": "net", "type": "bridge", '
+    b'"ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"}}'
+)
+ARGS = CallArgs("c1", "/run/netns/pod", "eth0", "K=V", "/opt/cni/bin", stdin=STDIN)
+LEASE = Result(
+    ips=(IPConfig(ip_interface("10.25.0.103/24"), ip_address("10.25.0.1")),),
+    routes=(
+        Route(ip_interface("10.9.0.0/16"), ip_address("10.25.0.7")),
+        Route(ip_interface("0.0.0.0/0"), ip_address("10.25.0.1")),
+    ),
+)
+FOO = (
+    'Can not parse option "foo": Can not parse option: strconv.ParseUint: parsing "foo": invalid syntax'  # Go's message
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "method"), [(recorded.ALLOCATE, rpc.ALLOCATE), (recorded.RELEASE, rpc.RELEASE)], ids=["ADD", "DEL"]
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_connection_receives_recorded_calls(data, method, size):
+    """The reference's plugin sends CONNECT and a call, in chunks of any size, and gets the answer to CONNECT once."""
+    connection = Connection()
+    data, sent, calls = CONNECT + data, b"", []
+    for start in range(0, len(data), size):
+        calls += connection.receive(data[start : start + size])
+        sent += connection.data_to_send()
+    assert sent == CONNECTED
+    assert calls == [rpc.Call(0, method, ARGS)]
+    assert connection.http_request is None
+
+
+@contextmanager
+def peer(path, *chunks, hangs=False):
+    """Runs a peer that sends these chunks, one after each receipt, and closes the connection or keeps it open."""
+    received: list[bytes] = []
+    end = threading.Event()
+
+    def serve():
+        connection, _ = listening.accept()
+        with connection:
+            for chunk in chunks:
+                received.append(connection.recv(1 << 20))
+                connection.sendall(chunk)
+            if hangs:
+                end.wait(30)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield received
+        finally:
+            end.set()
+            thread.join(30)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The path of a socket."""
+    return str(tmp_path / "dhcp.sock")
+
+
+def test_client_gets_the_recorded_result(path):
+    """A call of Allocate that the reference's daemon answers returns the lease; the client waits for the greeting."""
+    with peer(path, CONNECTED, recorded.REPLIES) as received:
+        assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10) == LEASE
+    assert received[0] == CONNECT
+    (call,) = Connection().receive(b"".join(received))
+    assert call == rpc.Call(0, rpc.ALLOCATE, ARGS)
+
+
+def test_client_gets_an_answer_in_single_bytes(path):
+    """The answer may arrive byte by byte, the first of them together with the greeting."""
+    answer = CONNECTED + recorded.REPLIES
+
+    def trickle():
+        connection, _ = listening.accept()
+        with connection, suppress(BrokenPipeError):  # the second answer in the recording is not awaited
+            for byte in answer:
+                connection.sendall(bytes([byte]))
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10) == LEASE
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(recorded.ERROR, FOO), (recorded.NO_METHOD, "rpc: can't find method DHCP.Check")],
+    ids=["option", "method"],
+)
+def test_client_raises_the_recorded_error(path, answer, text):
+    """An error of the reference's daemon is raised with its text."""
+    with peer(path, CONNECTED, answer), pytest.raises(RpcError) as error:
+        rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10)
+    assert str(error.value) == text
+
+
+def test_methods_of_a_connection_are_answered_in_turn():
+    """Several calls of a connection have results, errors and empty results; types are defined once."""
+    connection, encoder, decoder = Connection(), gob.Encoder(), gob.Decoder()
+    request = gob.StructType("Request", (("ServiceMethod", gob.STRING), ("Seq", gob.UINT)))
+    arguments = gob.StructType("CmdArgs", (("Netns", gob.STRING), ("NetnsOverride", gob.STRING)))
+    data = CONNECT
+    for seq, method in enumerate((rpc.ALLOCATE, rpc.CHECK, rpc.RELEASE, "DHCP.X", rpc.ALLOCATE)):
+        data += encoder.encode(request, Struct({"ServiceMethod": method, "Seq": seq}))
+        data += encoder.encode(arguments, Struct({"Netns": "/a", "NetnsOverride": "1"}))
+    calls = connection.receive(data)
+    assert [(call.seq, call.method) for call in calls][2:4] == [(2, "DHCP.Release"), (3, "DHCP.X")]
+    assert {call.args for call in calls} == {CallArgs(netns="/a", netns_override="1")}
+    answers = [connection.reply(calls[0], LEASE), connection.reply(calls[1], None), connection.reply(calls[2], None)]
+    answers += [connection.refuse(calls[3], "rpc: can't find method DHCP.X"), connection.reply(calls[4], LEASE)]
+    assert len(answers[4]) < len(answers[0]) / 2
+    decoder.feed(b"".join(answers))
+    values = list(iter(decoder.decode, None))
+    assert len(values) == 10
+    assert [values[n].integer("Seq") for n in (0, 2, 4, 6, 8)] == [0, 1, 2, 3, 4]
+    assert values[2:6:2] == [
+        Struct({"ServiceMethod": "DHCP.Check", "Seq": 1}),
+        Struct({"ServiceMethod": "DHCP.Release", "Seq": 2}),
+    ]
+    assert values[3] == values[5] == values[7] == Struct({})
+    assert values[6].text("Error") == "rpc: can't find method DHCP.X"
+    assert values[1] == values[9]
+    assert rpc_result.from_struct(values[9]) == LEASE
+
+
+def test_error_is_never_empty():
+    """An error without text, which a client would take for success, gets one; lone surrogates are replaced."""
+    for text, error in (("", "unknown error"), ("a\ud800", "a?"), ("\udc80", "?")):
+        connection, decoder = Connection(), gob.Decoder()
+        decoder.feed(connection.refuse(rpc.Call(7, rpc.RELEASE, ARGS), text))
+        assert decoder.decode() == Struct({"ServiceMethod": rpc.RELEASE, "Seq": 7, "Error": error})
+
+
+@pytest.mark.parametrize(
+    ("request_line", "where"),
+    [("GET /metrics HTTP/1.1", "/metrics"), ("GET /metrics?x=1 HTTP/1.0", "/metrics"), ("GET / HTTP/1.1", "/")],
+)
+def test_plain_http_requests_are_recognised(request_line, where):
+    """A GET request on the socket is reported with its path when its head is complete; nothing else is sent."""
+    connection = Connection()
+    head = f"{request_line}\r\nHost: x\r\n".encode()
+    assert connection.receive(head) == []
+    assert connection.http_request is None
+    assert connection.receive(b"\r\n") == connection.receive(recorded.ALLOCATE) == []
+    assert (connection.http_request, connection.data_to_send()) == (where, b"")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST /metrics HTTP/1.1\r\n\r\n",
+        b"CONNECT / HTTP/1.0\n\n",
+        b"GET /\n\n",
+        b"\n\n",
+        b"x" * 8192,
+        b"GET / HTTP/1.0\r\n" + b"x: y\r\n" * 2000 + b"\r\n",
+        CONNECT + b"\x80",
+        CONNECT + recorded.REPLIES + recorded.REPLIES,
+    ],
+)
+def test_connection_refuses_other_protocols(data):
+    """Another HTTP request, a long one and bytes that are not gob are Malformed."""
+    with pytest.raises(Malformed):
+        Connection().receive(data)
+
+
+@given(st.sampled_from([CONNECT + recorded.ALLOCATE, CONNECT + recorded.RELEASE, CONNECT]), st.data())
+def test_changed_calls_give_calls_or_malformed(stream, data):
+    """Recorded calls with changed bytes give calls or Malformed, and nothing else."""
+    changed = bytearray(stream)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(changed)))
+        changed[start : start + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+    connection = Connection()
+    try:
+        calls = connection.receive(bytes(changed))
+    except Malformed:
+        return
+    for call in calls:
+        assert connection.reply(call, LEASE)
+
+
+def test_no_daemon_is_an_error_of_the_system(path):
+    """A missing socket and one on which no process listens raise the system's error."""
+    with pytest.raises(FileNotFoundError):
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(path)
+    with pytest.raises(ConnectionRefusedError):
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+
+
+@pytest.mark.parametrize("chunks", [(), (CONNECTED[:9],), (CONNECTED, b""), (CONNECTED, recorded.REPLIES[:99])])
+def test_hanging_daemon_is_left_in_time(path, chunks):
+    """A daemon that does not answer, or not to the end, raises TimeoutError."""
+    with peer(path, *chunks, hangs=True), pytest.raises(TimeoutError):
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=0.3)
+
+
+def test_full_queue_of_the_daemon_is_left_in_time(path):
+    """A daemon that accepts no connection and whose queue is full raises TimeoutError, and an accepting one answers."""
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(path)
+        listening.listen(0)
+        first.connect(path)
+        with pytest.raises(TimeoutError):
+            rpc.call(path, rpc.RELEASE, ARGS, limit_s=0.3)
+
+        def accept() -> None:
+            for _ in range(2):
+                listening.accept()[0].close()
+
+        thread = threading.Timer(0.3, accept)
+        thread.start()
+        with pytest.raises(ConnectionAbortedError):
+            rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+        thread.join(10)
+
+
+@pytest.mark.parametrize("chunks", [(), (CONNECTED,), (CONNECTED, recorded.REPLIES[:99])])
+def test_daemon_that_closes_the_connection_is_an_error(path, chunks):
+    """A daemon that ends before its answer is complete raises ConnectionAbortedError."""
+    with peer(path, *chunks), pytest.raises(ConnectionAbortedError):
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (b"HTTP/1.1 404 Not Found\r\n\r\n",),
+        (b"SSH-2.0-OpenSSH\n\n",),
+        (b"x" * 8192,),
+        (CONNECTED, b"\x80"),
+        (CONNECTED, Connection().reply(rpc.Call(1, rpc.ALLOCATE, ARGS), LEASE)),
+    ],
+)
+def test_other_programs_on_the_socket_are_refused(path, chunks):
+    """An answer of another protocol, or to another call, is Malformed."""
+    with peer(path, *chunks), pytest.raises(Malformed):
+        rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10)
+
+
+def test_large_stdin_is_sent_whole(path):
+    """An argument larger than the socket's buffer arrives whole."""
+    args = CallArgs("c1", stdin=os.urandom(1_000_000))
+    calls: list[rpc.Call] = []
+
+    def serve():
+        connection, _ = listening.accept()
+        with connection:
+            server = Connection()
+            while not calls:
+                calls.extend(server.receive(connection.recv(4096)))
+                connection.sendall(server.data_to_send())
+            connection.sendall(server.reply(calls[0], None))
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert rpc.call(path, rpc.CHECK, args, limit_s=10) == Result()
+        thread.join(10)
+    assert calls == [rpc.Call(0, rpc.CHECK, args)]
+
+
+def test_sigterm_ends_the_wait(path):
+    """SIGTERM, blocked during a verb, ends the wait for the daemon at once."""
+    code = f"""
+from ipam.dhcp import rpc
+from process import signals
+signals.block()
+try:
+    rpc.call({path!r}, rpc.RELEASE, rpc.CallArgs(), limit_s=60)
+except signals.Terminated:
+    print("terminated")
+"""
+    with peer(path, CONNECTED, b"", hangs=True) as received:
+        client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        while len(received) < 2:
+            time.sleep(0.01)
+        client.send_signal(signal.SIGTERM)
+        assert client.communicate(timeout=30)[0] == "terminated\n"

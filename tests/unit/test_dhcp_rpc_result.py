@@ -1,0 +1,108 @@
+"""Results as values of Go's type (ipam.dhcp.rpc_result): any result, and malformed values."""
+
+from ipaddress import ip_interface
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.result import DNS, Interface, IPConfig, Result, Route
+from ipam.dhcp import gob, rpc, rpc_result
+from ipam.dhcp.gob import Malformed, Struct
+from tests.support import dhcp_recordings as recorded
+
+ADDRESSES = st.ip_addresses()
+CIDRS = ADDRESSES.flatmap(
+    lambda address: (
+        st.integers(0, address.max_prefixlen).map(lambda bits: ip_interface((int(address), bits)))
+        if address.version == 4 or int(address) > 0xFFFFFFFF
+        else st.just(ip_interface((address, 128)))
+    )
+).filter(lambda cidr: not getattr(cidr.ip, "ipv4_mapped", None))
+GATEWAYS = st.none() | ADDRESSES.filter(lambda address: not getattr(address, "ipv4_mapped", None))
+TEXTS = st.text()
+NAMES = st.lists(TEXTS, max_size=3).map(tuple)
+UINT32 = st.integers(0, (1 << 32) - 1)
+RESULTS = st.builds(
+    Result,
+    interfaces=st.lists(st.builds(Interface, TEXTS, TEXTS, UINT32, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple),
+    ips=st.lists(st.builds(IPConfig, CIDRS, GATEWAYS, st.none() | st.integers(1, 9)), max_size=3).map(tuple),
+    routes=st.lists(
+        st.builds(
+            Route,
+            CIDRS,
+            GATEWAYS,
+            UINT32,
+            UINT32,
+            UINT32,
+            st.none() | st.integers(1, (1 << 32) - 1),
+            st.none() | st.integers(1, 255),
+        ),
+        max_size=3,
+    ).map(tuple),
+    dns=st.builds(DNS, NAMES, TEXTS, NAMES, NAMES),
+)
+
+
+@given(RESULTS)
+def test_any_result_survives_a_reply(result):
+    """Every field of a result arrives as it was sent, except zeros of pointers."""
+    decoder = gob.Decoder()
+    decoder.feed(rpc.Connection().reply(rpc.Call(0, rpc.ALLOCATE, rpc.CallArgs()), result))
+    assert decoder.decode() == Struct({"ServiceMethod": rpc.ALLOCATE})
+    value = decoder.decode()
+    assert value
+    assert rpc_result.from_struct(value) == result
+
+
+def net(address: bytes, mask: bytes) -> Struct:
+    return Struct({"IPs": [Struct({"Address": Struct({"IP": address, "Mask": mask})})]})
+
+
+MAPPED = bytes(10) + b"\xff\xff\x0a\x01\x02\x05"
+
+
+@pytest.mark.parametrize("mask", [b"\xff\xff\xff\0", b"\xff" * 15 + b"\0"])
+@pytest.mark.parametrize("address", [MAPPED[12:], MAPPED])
+def test_ipv4_in_16_bytes_is_ipv4(address, mask):
+    """Go stores an IPv4 address and its mask in 4 or in 16 bytes."""
+    assert rpc_result.from_struct(net(address, mask)).ips == (IPConfig(ip_interface("10.1.2.5/24")),)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        net(b"\1\2\3\4", b""),
+        net(b"\1\2\3\4", b"\xff\0\xff\0"),
+        net(b"\1\2\3\4", b"\0\0\0\1"),
+        net(b"\1\2\3\4", b"\xff" * 5),
+        net(b"\1\2\3\4", b"\0" * 16),
+        net(b"\1\2\3\4", b"\0" + b"\xff" * 15),
+        net(bytes(15) + b"\1", b"\xff" * 4),
+        net(b"\1\2\3", b"\xff" * 4),
+        net(b"", b"\xff" * 4),
+        Struct({"IPs": [Struct({})]}),
+        Struct({"IPs": b"abc"}),
+        Struct({"Routes": [Struct({**net(b"\1\2\3\4", b"\xff" * 4).structs("IPs")[0].fields})]}),
+        Struct({"Interfaces": [Struct({"Mtu": -1})]}),
+    ],
+)
+def test_malformed_results_are_refused(value):
+    """A result with an address, mask or number that is none is Malformed."""
+    with pytest.raises(Malformed):
+        rpc_result.from_struct(value)
+
+
+@given(st.data())
+def test_changed_answers_give_a_result_or_malformed(data):
+    """A recorded result with changed bytes gives a result or Malformed."""
+    changed = bytearray(recorded.REPLIES)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    decoder = gob.Decoder()
+    decoder.feed(bytes(changed))
+    try:
+        while (value := decoder.decode()) is not None:
+            rpc_result.from_struct(value)
+    except Malformed:
+        return
