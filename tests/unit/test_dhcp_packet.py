@@ -1,0 +1,212 @@
+"""DHCPv4 messages as bytes (ipam.dhcp.packet), also as scapy reads and writes them."""
+
+from __future__ import annotations
+
+import time
+from ipaddress import IPv4Address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scapy.layers.dhcp import BOOTP, DHCP
+
+from ipam.dhcp import packet
+from ipam.dhcp.packet import BOOTREPLY, BOOTREQUEST, Malformed, Message, decode, encode
+
+MAC = b"\2\0\0\0\0\1"
+COOKIE = b"\x63\x82\x53\x63"
+SNAME, FILE, COOKIE_AT, OPTIONS = 44, 108, 236, 240
+ADDRESSES = st.integers(0, 2**32 - 1).map(IPv4Address)
+OPTION_NUMBERS = st.integers(1, 254).filter(lambda number: number != 52)
+MESSAGES = st.builds(
+    Message,
+    op=st.sampled_from((BOOTREQUEST, BOOTREPLY)),
+    xid=st.integers(0, 2**32 - 1),
+    chaddr=st.binary(min_size=6, max_size=6),
+    options=st.dictionaries(OPTION_NUMBERS, st.binary(max_size=700), max_size=8),
+    secs=st.integers(0, 0xFFFF),
+    broadcast=st.booleans(),
+    **dict.fromkeys(("ciaddr", "yiaddr", "siaddr", "giaddr"), ADDRESSES),
+)
+
+
+def message(**values):
+    return Message(**{"op": BOOTREPLY, "xid": 7, "chaddr": MAC, "options": {}, **values})
+
+
+def data(options=b"\xff", file=b"", sname=b""):
+    """Returns a reply with the bytes of its three fields for options."""
+    return encode(message())[:SNAME] + sname.ljust(64, b"\0") + file.ljust(128, b"\0") + COOKIE + options
+
+
+def option(number, content):
+    return bytes((number, len(content))) + content
+
+
+def options_of(**fields):
+    return dict(decode(data(**fields)).options)
+
+
+@given(MESSAGES)
+def test_round_trip(original):
+    """A message that is encoded and decoded is the same, its options in the order of the encoder."""
+    decoded = decode(encode(original))
+    assert decoded == original
+    assert list(decoded.options) == sorted(original.options, key=lambda number: number != 53)
+
+
+@given(MESSAGES)
+def test_scapy_reads_the_same(original):
+    """Scapy reads the same fields."""
+    read = BOOTP(encode(original))
+    assert (read.op, read.htype, read.hlen, read.hops, read.xid) == (original.op, 1, 6, 0, original.xid)
+    assert (read.secs, int(read.flags)) == (original.secs, 0x8000 * original.broadcast)
+    assert [IPv4Address(getattr(read, name)) for name in ("ciaddr", "yiaddr", "siaddr", "giaddr")] == [
+        original.ciaddr,
+        original.yiaddr,
+        original.siaddr,
+        original.giaddr,
+    ]
+    assert read.chaddr == original.chaddr.ljust(16, b"\0")
+    assert (read.sname, read.file) == (bytes(64), bytes(128))
+
+
+def test_scapy_writes_what_is_decoded():
+    """A reply that scapy writes is decoded."""
+    listed = [("message-type", "ack"), ("server_id", "192.0.2.1"), ("router", "192.0.2.1", "192.0.2.2"), "end", "pad"]
+    raw = BOOTP(op=2, xid=9, yiaddr="192.0.2.9", chaddr=MAC, flags="B") / DHCP(options=listed)
+    assert decode(bytes(raw)) == message(
+        xid=9,
+        yiaddr=IPv4Address("192.0.2.9"),
+        broadcast=True,
+        options={53: b"\5", 54: b"\xc0\0\2\1", 3: b"\xc0\0\2\1\xc0\0\2\2"},
+    )
+
+
+def test_bytes_of_a_message():
+    """The bytes of a message are those of RFC 2131: option 53 first, the end option, 300 bytes in all."""
+    encoded = encode(message(op=1, xid=0x01020304, secs=258, broadcast=True, options={12: b"pod", 80: b"", 53: b"\1"}))
+    assert encoded[:12] == bytes.fromhex("01010600 01020304 0102 8000")
+    assert encoded[OPTIONS:] == (option(53, b"\1") + option(12, b"pod") + option(80, b"") + b"\xff").ljust(60, b"\0")
+    assert (encoded[COOKIE_AT:OPTIONS], len(encoded)) == (COOKIE, 300)
+
+
+def test_long_option_is_split():
+    """A content of more than 255 bytes becomes several options; one of 255 bytes does not."""
+    content = bytes(range(256)) * 2
+    encoded = encode(message(options={61: content, 60: b"x" * 255}))
+    parts = (option(61, content[:255]), option(61, content[255:510]), option(61, content[510:]), option(60, b"x" * 255))
+    assert encoded[OPTIONS:] == b"".join(parts) + b"\xff"
+
+
+def test_options_without_content_are_not_sent():
+    """Pad and end, which a configuration may name by number, are not sent as options with a length."""
+    assert encode(message(options={0: b"x", 12: b"y", 255: b"z"})) == encode(message(options={12: b"y"}))
+
+
+def test_secs_stay_at_the_maximum():
+    """After 18 hours the field secs stays at its maximum."""
+    assert decode(encode(message(secs=70000))).secs == 65535
+
+
+PARTS = {
+    "no option": ({}, {}),
+    "empty": ({"options": b""}, {}),
+    "without an end": ({"options": option(1, b"a")}, {1: b"a"}),
+    "pads": ({"options": b"\0\0" + option(1, b"a") + b"\0" + option(2, b"") + b"\xff"}, {1: b"a", 2: b""}),
+    "after the end": ({"options": option(1, b"a") + b"\xff" + option(2, b"b") + b"\3"}, {1: b"a"}),
+    "repeated": ({"options": option(1, b"a") + option(2, b"b") + option(1, b"c")}, {1: b"ac", 2: b"b"}),
+    "not overloaded": ({"options": option(1, b"a"), "file": option(2, b"b"), "sname": option(3, b"c")}, {1: b"a"}),
+    "file": ({"options": option(52, b"\1") + option(1, b"a"), "file": option(1, b"b"), "sname": b"\3"}, {1: b"ab"}),
+    "sname": ({"options": option(52, b"\2") + option(1, b"a"), "file": b"\3", "sname": option(1, b"b")}, {1: b"ab"}),
+    "both, file first": (
+        {
+            "options": option(52, b"\3") + option(1, b"a") + b"\xff",
+            "file": option(1, b"b") + b"\xff" + option(4, b"x"),
+            "sname": b"\0" + option(1, b"c") + option(5, b""),
+        },
+        {1: b"abc", 5: b""},
+    ),
+    "overloaded again": ({"options": option(52, b"\1"), "file": option(52, b"\3"), "sname": option(1, b"b")}, {}),
+    "invalid overload in file": ({"options": option(52, b"\1"), "file": option(52, b"xyz")}, {}),
+    "file is full": ({"options": option(52, b"\1"), "file": option(1, b"x" * 126)}, {1: b"x" * 126}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_options_are_collected(name):
+    """Options are collected from their fields, parts of a repeated option in the order of RFC 3396."""
+    fields, expected = PARTS[name]
+    assert options_of(**fields) == expected
+
+
+MALFORMED = {
+    "nothing": b"",
+    "short": data()[: OPTIONS - 1],
+    "cookie": data()[:COOKIE_AT] + b"\x63\x82\x53\x64\xff",
+    "op 0": b"\0" + data()[1:],
+    "op 3": b"\3" + data()[1:],
+    "hlen 16": data()[:2] + b"\x10" + data()[3:],
+    "hlen 0": data()[:2] + b"\0" + data()[3:],
+    "no length": data(b"\1"),
+    "no content": data(b"\1\1"),
+    "truncated": data(option(1, b"abc")[:-1]),
+    "truncated in file": data(option(52, b"\1"), file=option(1, b"x" * 127)[:128]),
+    "truncated in sname": data(option(52, b"\2"), sname=option(1, b"x" * 62) + b"\3"),
+    "overload 0": data(option(52, b"\0")),
+    "overload 4": data(option(52, b"\4")),
+    "empty overload": data(option(52, b"")),
+    "two overloads": data(option(52, b"\1") + option(52, b"\2")),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_message_is_refused(name):
+    """Each violation of the protocol is Malformed, a ValueError."""
+    with pytest.raises(Malformed):
+        decode(MALFORMED[name])
+    assert issubclass(Malformed, ValueError)
+
+
+def test_every_truncated_message_is_a_message_or_malformed():
+    """A message cut anywhere is decoded or Malformed."""
+    whole = encode(message(options={53: b"\5", 12: b"x" * 300}))
+    for size in range(len(whole)):
+        try:
+            decoded = decode(whole[:size])
+        except Malformed:
+            continue
+        assert decoded.options.get(53, b"\5") == b"\5"
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_after_the_cookie(tail):
+    """Any bytes in the options field are options or Malformed."""
+    try:
+        decoded = decode(data(tail))
+    except Malformed:
+        return
+    assert decode(encode(decoded)) == decoded
+
+
+@pytest.mark.parametrize(
+    "part", [b"\0", b"\1\0", b"\1\1x", b"\1\xff" + b"x" * 255, b"".join(option(n, b"") for n in range(1, 52))]
+)
+def test_time_is_linear(part):
+    """Sixteen times as many options take about sixteen times as long, not 256 times."""
+
+    def seconds(size):
+        raw = data((part * (size // len(part) + 1))[: size - size % len(part)])
+        times = []
+        for _ in range(5):
+            begin = time.process_time_ns()
+            decode(raw)
+            times.append(time.process_time_ns() - begin)
+        return min(times)
+
+    assert seconds(1 << 20) < 64 * max(seconds(1 << 16), 100_000)
+
+
+def test_constants():
+    """Op codes and the number of the message type are those of RFC 2131 and RFC 2132."""
+    assert (packet.BOOTREQUEST, packet.BOOTREPLY, packet.MESSAGE_TYPE) == (1, 2, 53)
