@@ -162,6 +162,14 @@ def add_request(
     return Request(description, RouteMessage, RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, values, attributes, ignore)
 
 
+def delete_request(link: Link, route: Route, gateway: Address | None) -> Request:
+    """Returns a request that deletes a route of add_request(); a missing one is success."""
+    adding = add_request(link, route, gateway)
+    description = adding.description.replace("add ", "delete ", 1)
+    missing = (errno.ESRCH,)
+    return adding._replace(description=description, type=RTM_DELROUTE, flags=NLM_F_ACK, ignore=missing)
+
+
 def delete_connected_request(link: Link, network: Network, table: int = TABLE_MAIN) -> Request:
     """Returns a request that deletes the route that the kernel added to `network` for an address of `link`.
 

@@ -15,6 +15,8 @@ from typing import BinaryIO, TextIO, cast
 from cni import skel
 from cni.errors import CniError, Code
 from cni.skel import Plugin
+from ipam.dhcp.daemon import program as dhcp_daemon
+from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from ipam.static.main import PLUGIN as STATIC
 from plugins.bandwidth.main import PLUGIN as BANDWIDTH
@@ -39,6 +41,7 @@ PLUGINS: dict[str, Plugin] = {
     for plugin in (
         BANDWIDTH,
         BRIDGE,
+        DHCP,
         DUMMY,
         FIREWALL,
         HOST_DEVICE,
@@ -70,6 +73,8 @@ def entry() -> int:
     if plugin is None:
         return _operator(name, sys.argv[1:])
     sys.stderr = _STDERR
+    if plugin is DHCP and sys.argv[1:2] == ["daemon"]:
+        return dhcp_daemon.run(sys.argv[2:])
     stdout = _binary(sys.stdout)
     try:
         skel.block_signals()

@@ -48,6 +48,10 @@ class Lease:
         """The time at which the address must no longer be used."""
         return self.granted_s + self.lifetime_s
 
+    def prioritized_routes(self, priority: int) -> tuple[Route, ...]:
+        """Returns the routes with a metric, the server's own if `priority` is 0."""
+        return tuple(replace(route, priority=priority) for route in self.routes) if priority else self.routes
+
     def differs_from(self, other: Lease) -> bool:
         """Returns whether the two configure an interface differently; times and servers do not matter."""
         return self._configuration != other._configuration
@@ -59,14 +63,16 @@ class Lease:
 
 @dataclass(frozen=True)
 class Target:
-    """The interface that has a lease: its ifindex and MAC address in the namespace, and a host interface.
+    """The interface that has a lease: its ifindex, its MAC address, the ID of its namespace, and a host interface.
 
+    `namespace_cookie` is the kernel's ID of the namespace, unique during a boot; 0 before Linux 5.14.
     `host_interface` reaches the same network from the host when the interface is deleted: the bridge of a veth, the
     master of a macvlan; "" without one.
     """
 
     index: int
     mac: str
+    namespace_cookie: int = 0
     host_interface: str = ""
 
 
@@ -127,9 +133,8 @@ def lease_from_ack(message: Message, sent_at: float, before: Lease | None) -> Le
 
 def result_of(lease: Lease, priority: int, *, with_dns: bool) -> Result:
     """Returns the result of ADD; `priority` is the metric of each route, 0 for none (spec: dhcp, section 4)."""
-    routes = tuple(replace(route, priority=priority) for route in lease.routes) if priority else lease.routes
     ip = IPConfig(lease.address, lease.gateway)
-    return Result(ips=(ip,), routes=routes, dns=lease.dns if with_dns else DNS())
+    return Result(ips=(ip,), routes=lease.prioritized_routes(priority), dns=lease.dns if with_dns else DNS())
 
 
 def record_to_json(record: Record) -> dict[str, object]:
@@ -144,7 +149,12 @@ def record_to_json(record: Record) -> dict[str, object]:
         "args": record.args,
         "stdin": record.stdin.decode("utf-8", "surrogateescape"),
         "clientIdentifier": record.client_id.hex(),
-        "interface": {"index": target.index, "mac": target.mac, "hostInterface": target.host_interface},
+        "interface": {
+            "index": target.index,
+            "mac": target.mac,
+            "namespaceCookie": target.namespace_cookie,
+            "hostInterface": target.host_interface,
+        },
         "bootID": record.boot_id,
         "lease": {
             "server": str(lease.server),
@@ -172,7 +182,12 @@ def record_from_json(value: object) -> Record:
             args=fields.string("args"),
             stdin=fields.string("stdin").encode("utf-8", "surrogateescape"),
             client_id=bytes.fromhex(fields.string("clientIdentifier")),
-            target=Target(target.integer("index") or 0, target.string("mac"), target.string("hostInterface")),
+            target=Target(
+                target.integer("index") or 0,
+                target.string("mac"),
+                target.integer("namespaceCookie") or 0,
+                target.string("hostInterface"),
+            ),
             boot_id=fields.string("bootID"),
             lease=_lease_from_fields(fields.section("lease"), from_json(fields.raw("result"), "1.1.0")),
         )

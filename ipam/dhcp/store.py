@@ -17,14 +17,13 @@ from cni import gojson
 from ipam.dhcp.lease import Record, record_from_json, record_to_json
 from process import directories, files
 
-DIRECTORY = "/var/lib/cni/dhcp"
 _LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
 
 
 class Store:
     """The lease files below `directory`."""
 
-    def __init__(self, directory: str = DIRECTORY) -> None:
+    def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def write(self, record: Record) -> None:
@@ -70,8 +69,9 @@ class Store:
         """Yields the leases of `network`, or ("") of all networks; a file that is no lease as an UnreadableLease."""
         for name in [network] if network else _names(self.directory):
             for file in _names(f"{self.directory}/{name}"):
-                if file.endswith(_LEASE):
-                    yield self._read(f"{self.directory}/{name}/{file}")
+                path = f"{self.directory}/{name}/{file}"
+                if file.endswith(_LEASE) and os.path.lexists(path):  # a release meanwhile deletes it
+                    yield self._read(path)
 
     def read(self, network: str, container_id: str, ifname: str) -> Record | UnreadableLease | None:
         """Returns one lease, None without one."""

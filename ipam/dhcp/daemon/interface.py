@@ -1,0 +1,198 @@
+"""The pod's interface as the daemon sees it: finding it, opening a packet socket on it, configuring it.
+
+One rule: nothing here keeps a namespace open. A descriptor of a namespace, and any socket in it, keeps a deleted pod's
+namespace and its interfaces alive, so each function enters the namespace and leaves it again.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+from contextlib import suppress
+from ipaddress import IPv4Address
+from typing import NamedTuple
+
+from attachment.presence import Presence, get_presence
+from cni.errors import CniError, Code
+from cni.result import Route
+from ipam.dhcp.lease import Lease, Target
+from kernel import address, link, packet_socket, route
+from kernel.link import Link
+from kernel.netns import Netns, NetnsMissingError, entered
+from kernel.packet_socket import PacketSocket
+from kernel.rtnl import Request, Socket
+
+_HERE = "/proc/self/ns/net"
+CLIENT_PORT, SERVER_PORT = 68, 67
+
+
+class Found(NamedTuple):
+    """An interface that was looked up, and whether it shares the MAC address of its master (ipvlan)."""
+
+    target: Target
+    mac: bytes
+    shares_mac: bool
+
+
+class GoneError(Exception):
+    """The interface, or its namespace, was deleted."""
+
+
+def find(netns: str, ifname: str) -> Found:
+    """Returns an interface, and sets it up if it is down; raises CniError, KernelError."""
+    with Netns(_HERE) as host, Socket() as host_socket, Netns(netns) as namespace:
+        with entered(namespace):
+            socket = Socket()
+        with socket:
+            (existing,) = link.get(socket, link.by_name_request(ifname))
+            if existing is None:
+                # text of the reference
+                raise CniError(Code.INTERNAL, f'error looking up "{ifname}": Link not found', f"in {netns}")
+            if not existing.is_up:
+                socket.change(link.set_request(existing, up=True))
+            (host_nsid,) = link.get_namespace_ids(socket, [host])
+            host_interface = _host_interface(host_socket, host_nsid, existing, namespace)
+            cookie = socket.get_namespace_cookie()
+    target = Target(existing.index, existing.mac, cookie, host_interface)
+    return Found(target, existing.mac_bytes, existing.kind == "ipvlan")
+
+
+def get_link(netns: str, target: Target) -> Link | None:
+    """Returns the interface of a lease, None if it cannot be seen now; raises GoneError if it was deleted, CniError.
+
+    Another namespace may have the same path, and another interface the same index: the namespace's cookie or the MAC
+    address must be the recorded one.
+    """
+    try:
+        with Netns(netns) as namespace, entered(namespace), Socket() as socket:
+            return _same_link(socket, target)
+    except NetnsMissingError:
+        if get_presence(netns) is Presence.GONE:
+            raise GoneError from None
+        return None
+
+
+def open_packets(netns: str, target: Target, *, answers_to: IPv4Address | None = None) -> Packets:
+    """Opens a packet socket for DHCP answers on an interface; the caller closes it soon.
+
+    Raises GoneError, CniError, OSError.
+    `answers_to` is the leased address during a renewal: a UDP socket holds its port meanwhile, since the kernel would
+    answer the server with an ICMP error.
+    """
+    try:
+        with Netns(netns) as namespace, entered(namespace):
+            with Socket() as socket:
+                existing = _same_link(socket, target)
+            packets = PacketSocket(existing.index, packet_socket.dhcp4_filter())
+            return Packets(packets, existing.mac_bytes, _hold_port(answers_to))
+    except NetnsMissingError:
+        raise GoneError from None
+
+
+def open_host_packets(name: str) -> Packets | None:
+    """Opens a packet socket on an interface of the host; None if it does not exist. Raises KernelError, OSError."""
+    with Socket() as socket:
+        (existing,) = link.get(socket, link.by_name_request(name))
+    if existing is None or not existing.is_up:
+        return None
+    return Packets(PacketSocket(existing.index, packet_socket.dhcp4_filter()), existing.mac_bytes, None)
+
+
+class Packets:
+    """A packet socket on an interface with the MAC address `mac`, and a UDP socket that holds a port."""
+
+    def __init__(self, packets: PacketSocket, mac: bytes, port: stdlib_socket.socket | None) -> None:
+        self.mac = mac
+        self._packets = packets
+        self._port = port
+
+    def fileno(self) -> int:
+        """Returns the packet socket's descriptor, for epoll."""
+        return self._packets.fileno()
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame; raises OSError."""
+        self._packets.send(frame)
+
+    def receive(self) -> tuple[bytes, bool] | None:
+        """Returns a frame, and whether its checksum is complete; None if there is none. Raises OSError."""
+        return self._packets.receive()
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        self._packets.close()
+        if self._port is not None:
+            self._port.close()
+
+
+def configure(netns: str, target: Target, before: Lease | None, after: Lease | None, priority: int, mtu: int) -> None:
+    """Changes an interface from the configuration of one lease to that of another; None: no lease.
+
+    `priority` is the metric of the routes, `mtu` 0 leaves the MTU. Raises GoneError, CniError, KernelError.
+    """
+    try:
+        with Netns(netns) as namespace, entered(namespace), Socket() as socket:
+            existing = _same_link(socket, target)
+            requests = _change_requests(existing, before, after, priority)
+            if mtu and mtu != existing.mtu:
+                requests.append(link.set_request(existing, mtu=mtu))
+            if requests:
+                socket.change(*requests)
+    except NetnsMissingError:
+        raise GoneError from None
+
+
+def _change_requests(existing: Link, before: Lease | None, after: Lease | None, priority: int) -> list[Request]:
+    """Returns requests that add what is new, then delete what is old: no connection ends that can continue."""
+    old, new = _routes(before, priority), _routes(after, priority)
+    requests = []
+    if after is not None:
+        requests.append(address.add_request(existing, after.address, exists_ok=True))
+        requests += [
+            route.add_request(existing, each, _gateway(each), exists_ok=True) for each in new if each not in old
+        ]
+    if before is not None:
+        requests += [route.delete_request(existing, each, _gateway(each)) for each in old if each not in new]
+        if after is None or before.address != after.address:
+            requests.append(address.remove_request(existing, before.address))
+    return requests
+
+
+def _routes(lease: Lease | None, priority: int) -> tuple[Route, ...]:
+    return lease.prioritized_routes(priority) if lease else ()
+
+
+def _gateway(each: Route) -> IPv4Address | None:
+    return each.gw if isinstance(each.gw, IPv4Address) and int(each.gw) else None
+
+
+def _same_link(socket: Socket, target: Target) -> Link:
+    (existing,) = link.get(socket, link.by_index_request(target.index))
+    is_same_namespace = target.namespace_cookie and socket.get_namespace_cookie() == target.namespace_cookie
+    if existing is None or not (is_same_namespace or existing.mac == target.mac):
+        raise GoneError
+    return existing
+
+
+def _host_interface(host: Socket, host_nsid: int | None, existing: Link, namespace: Netns) -> str:
+    """Returns the name of a host interface on the network of a link in `namespace`, "" without one.
+
+    That is the bridge of a veth's peer, or the master of a macvlan or ipvlan interface. `host_nsid` is the ID of the
+    host's namespace in `namespace`. A VLAN has none: frames on its master would need the VLAN's tag.
+    """
+    index = 0
+    if existing.kind == "veth":
+        peer = link.get_local_peer(host, existing, namespace)
+        index = peer.master if peer else 0
+    elif existing.kind in ("macvlan", "ipvlan") and existing.iflink_nsid is not None:
+        index = existing.iflink if existing.iflink_nsid == host_nsid else 0
+    (on_host,) = link.get(host, link.by_index_request(index)) if index else (None,)
+    return on_host.name if on_host else ""
+
+
+def _hold_port(answers_to: IPv4Address | None) -> stdlib_socket.socket | None:
+    if answers_to is None:
+        return None
+    port = stdlib_socket.socket(stdlib_socket.AF_INET, stdlib_socket.SOCK_DGRAM | stdlib_socket.SOCK_CLOEXEC)
+    with suppress(OSError):  # a program of the pod has the port
+        port.bind((str(answers_to), CLIENT_PORT))
+    return port

@@ -1,0 +1,86 @@
+"""The daemon's event loop: one thread that waits for descriptors and times.
+
+Callbacks do not block. SIGTERM and SIGINT raise Terminated out of `run`, only while it waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+import time
+from collections.abc import Callable
+
+from process.signals import unblocked
+
+Callback = Callable[[], None]
+_MAX_WAIT_S = 3600.0
+
+
+def now() -> float:
+    """Returns CLOCK_BOOTTIME in seconds: the time since the boot, which includes the time that the machine slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Timer:
+    """A callback at a time; `cancel` prevents it."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Prevents the callback."""
+        self.callback = None
+
+
+class Loop:
+    """Waits for descriptors (epoll) and times, and runs their callbacks."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callback] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._count = 0
+
+    def watch(self, descriptor: int, callback: Callback, *, writable: bool = False) -> None:
+        """Runs `callback` whenever the descriptor is readable or, with `writable`, can be written; replaces another."""
+        events = select.EPOLLIN | (select.EPOLLOUT if writable else 0)
+        if descriptor in self._callbacks:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._epoll.register(descriptor, events)
+        self._callbacks[descriptor] = callback
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stops watching; call it before the descriptor is closed."""
+        if self._callbacks.pop(descriptor, None):
+            self._epoll.unregister(descriptor)
+
+    def call_at(self, when: float, callback: Callback) -> Timer:
+        """Runs `callback` once at `when` (CLOCK_BOOTTIME), or soon after."""
+        timer = Timer(callback)
+        self._count += 1  # orders timers of the same time
+        heapq.heappush(self._timers, (when, self._count, timer))
+        return timer
+
+    def run(self) -> None:
+        """Runs callbacks until SIGTERM or SIGINT; raises Terminated then."""
+        while True:
+            self._run_timers()
+            for descriptor, _ in self._wait():
+                callback = self._callbacks.get(descriptor)  # an earlier callback may have closed it
+                if callback is not None:
+                    callback()
+
+    def _wait(self) -> list[tuple[int, int]]:
+        timeout_s = min(_MAX_WAIT_S, max(0.0, self._timers[0][0] - now())) if self._timers else _MAX_WAIT_S
+        with unblocked():
+            return self._epoll.poll(timeout_s)
+
+    def _run_timers(self) -> None:
+        while self._timers and (self._timers[0][2].callback is None or self._timers[0][0] <= now()):
+            timer = heapq.heappop(self._timers)[2]
+            callback, timer.callback = timer.callback, None
+            if callback is not None:
+                callback()

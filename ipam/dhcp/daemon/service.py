@@ -1,0 +1,114 @@
+"""The calls that the daemon answers, and the bindings that it maintains.
+
+One rule: an interface has one binding, found by network, container ID and interface name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from cni import conf as cni_conf
+from cni.conf import NetConf
+from cni.errors import CniError
+from cni.result import Result
+from ipam.dhcp import conf as dhcp_conf
+from ipam.dhcp.daemon.binding import Binding, Owner, Settings, log
+from ipam.dhcp.daemon.loop import Loop
+from ipam.dhcp.lease import Record
+from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs
+
+# The answer to a call: a result, None for an empty answer, or the text of an error.
+Answer = Callable[[Result | str | None], None]
+_Key = tuple[str, str, str]
+
+
+class Service:
+    """The daemon's bindings, and what it has counted."""
+
+    def __init__(self, settings: Settings, loop: Loop) -> None:
+        self.counters: Counter[str] = Counter()
+        self._settings = settings
+        self._loop = loop
+        self._bindings: dict[_Key, Binding] = {}
+
+    def load(self) -> None:
+        """Resumes all stored leases; logs files that cannot be read, and leaves them."""
+        for record in self._settings.store.read_all():
+            if not isinstance(record, Record):
+                log(record.path, f"cannot read the lease, ignoring it: {record.problem}")
+                continue
+            owner = Owner(record.network, record.container_id, record.ifname, record.netns, record.args, record.stdin)
+            try:
+                conf = dhcp_conf.parse(cni_conf.parse(record.stdin), record.args)
+            except CniError as error:
+                log(record.name, f"cannot resume the lease: {error}")
+                continue
+            self._create(owner, conf).resume(record)
+
+    def answer(self, method: str, args: CallArgs, respond: Answer) -> None:
+        """Answers a call, now or later; an error is a text."""
+        methods = {ALLOCATE: self._allocate, RELEASE: self._release, CHECK: self._check}
+        if method not in methods:
+            respond(f"rpc: can't find method {method}")
+            return
+        try:
+            net_conf = cni_conf.parse(args.stdin)
+            methods[method](net_conf, args, respond)
+        except CniError as error:
+            respond(str(error))
+        except OSError as error:
+            respond(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+
+    def metrics(self) -> str:
+        """Returns the metrics in Prometheus' text format."""
+        states = Counter(binding.state for binding in self._bindings.values())
+        lines = ["# TYPE podwire_dhcp_leases gauge"]
+        lines += [f'podwire_dhcp_leases{{state="{state}"}} {count}' for state, count in sorted(states.items())]
+        lines += ["# TYPE podwire_dhcp_events_total counter"]
+        lines += [f'podwire_dhcp_events_total{{event="{name}"}} {n}' for name, n in sorted(self.counters.items())]
+        return "\n".join(lines) + "\n"
+
+    def _allocate(self, net_conf: NetConf, args: CallArgs, respond: Answer) -> None:
+        conf = dhcp_conf.parse(net_conf, args.args)
+        key = _key(net_conf, args)
+        binding = self._bindings.get(key)
+        if binding is not None and binding.owner.netns != args.netns:  # the container was created again without a DEL
+            binding.release()
+            binding = None
+        if binding is None:
+            owner = Owner(net_conf.name, args.container_id, args.ifname, args.netns, args.args, args.stdin)
+            binding = self._create(owner, conf)
+        try:
+            binding.acquire(respond)
+        except BaseException:
+            self._bindings.pop(key, None)
+            raise
+
+    def _release(self, net_conf: NetConf, args: CallArgs, respond: Answer) -> None:
+        binding = self._bindings.get(_key(net_conf, args))
+        if binding is not None:
+            binding.release()
+        respond(None)
+
+    def _check(self, net_conf: NetConf, args: CallArgs, respond: Answer) -> None:
+        binding = self._bindings.get(_key(net_conf, args))
+        respond((binding.check() if binding else "there is no lease for this interface") or None)
+
+    def _create(self, owner: Owner, conf: dhcp_conf.DhcpConf) -> Binding:
+        key = (owner.network, owner.container_id, owner.ifname)
+        forget = partial(self._forget, key)
+        binding = Binding(owner, conf, self._settings, self._loop, self._count, forget)
+        self._bindings[key] = binding
+        return binding
+
+    def _forget(self, key: _Key) -> None:
+        self._bindings.pop(key, None)
+
+    def _count(self, event: str) -> None:
+        self.counters[event] += 1
+
+
+def _key(net_conf: NetConf, args: CallArgs) -> _Key:
+    return net_conf.name, args.container_id, args.ifname

@@ -1,0 +1,141 @@
+"""The verbs of dhcp: each is one call of the daemon, which leases the addresses (ipam/dhcp/daemon).
+
+One rule: DEL succeeds without the daemon. It leaves a note, and the daemon releases the lease when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from cni.args import CmdArgs
+from cni.conf import Attachment, NetConf
+from cni.errors import CniError, Code, internal
+from cni.result import Result
+from cni.skel import Plugin
+from ipam.dhcp import conf as dhcp_conf
+from ipam.dhcp import rpc
+from ipam.dhcp.lease import Record
+from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs, RpcError
+from ipam.dhcp.store import Store
+from process import record
+from process.stderr import one_line
+from process.values import replace
+
+_ALLOCATE_LIMIT_S = 230.0  # more than the daemon's resendtimeout, less than the kubelet's limit of four minutes
+_LIMIT_S = 20.0
+_START = "start it: systemctl start cni-dhcp.socket, or run: /opt/cni/bin/dhcp daemon"
+_NO_METHOD = "rpc: can't find method"  # the reference's daemon has no CHECK
+
+
+class UnreachableError(CniError):
+    """The daemon cannot be reached."""
+
+
+def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
+    """Returns the addresses, routes and DNS settings that the daemon leased for the interface."""
+    conf = dhcp_conf.parse(net_conf, args.args)
+    if not record.change("ask the DHCP daemon for a lease"):
+        return Result()
+    return _call(conf.socket_path, ALLOCATE, args, _ALLOCATE_LIMIT_S)
+
+
+def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
+    """Releases the lease; if the daemon cannot be reached, leaves a note for its next start."""
+    if record.change("ask the DHCP daemon to release the lease"):
+        _release(args, net_conf)
+
+
+def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks that the daemon maintains the lease; raises CniError(999). Acquires no lease."""
+    path = dhcp_conf.parse(net_conf, args.args).socket_path
+    try:
+        _call(path, CHECK, args, _LIMIT_S)
+    except CniError as error:
+        if _NO_METHOD not in error.msg:
+            raise
+        _call(path, ALLOCATE, args, _LIMIT_S)  # as the reference plugin does
+
+
+def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the configuration, and that the daemon answers; raises CniError(50)."""
+    try:
+        conf = dhcp_conf.parse(net_conf, "")
+        _call(conf.socket_path, CHECK, args, _LIMIT_S)
+    except UnreachableError as error:
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
+    except CniError as error:
+        if error.code != Code.INTERNAL:  # the daemon's answer, that there is no such lease, is what was expected
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
+
+
+def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Releases the leases of this network whose interfaces are not in `valid`."""
+    for lease in Store(dhcp_conf.data_dir(net_conf)).read_all(net_conf.name):
+        if not isinstance(lease, Record) or Attachment(lease.container_id, lease.ifname) in valid:
+            continue
+        if record.change(f"release the lease {lease.lease.address.ip} of {lease.name}"):
+            _release(replace(args, container_id=lease.container_id, ifname=lease.ifname), net_conf)
+
+
+def _release(args: CmdArgs, net_conf: NetConf) -> None:
+    """Asks the daemon to release a lease; without a daemon leaves a note. Raises CniError(5) if it can do neither."""
+    release = partial(_call, dhcp_conf.socket_path(net_conf), RELEASE, args, _LIMIT_S)
+    try:
+        release()
+    except UnreachableError as unreachable:
+        store = Store(dhcp_conf.data_dir(net_conf))
+        try:
+            is_noted = store.note_release(net_conf.name, args.container_id, args.ifname)
+        except OSError as error:
+            msg = f"{unreachable.msg}; cannot note the release: {error.strerror}"
+            raise CniError(Code.IO_FAILURE, msg, unreachable.details) from error
+        # A daemon that started meanwhile may have read the leases before the note was there.
+        if not is_noted or not _succeeds(release):
+            then = "the daemon will release the lease when it starts" if is_noted else "there is no lease to release"
+            print(one_line(f"podwire: {unreachable.msg}; {then}"), file=sys.stderr)
+
+
+def _succeeds(release: Callable[[], object]) -> bool:
+    try:
+        release()
+    except UnreachableError:
+        return False
+    return True
+
+
+def _call(path: str, method: str, args: CmdArgs, limit_s: float) -> Result:
+    """Calls the daemon; raises UnreachableError, CniError(999) with its error, CniError(11) if it does not answer."""
+    call_args = CallArgs(
+        container_id=args.container_id,
+        netns=os.path.abspath(args.netns) if args.netns else "",
+        ifname=args.ifname,
+        args=args.args,
+        path=os.pathsep.join(args.path),
+        stdin=args.stdin,
+    )
+    try:
+        return rpc.call(path, method, call_args, limit_s=limit_s)
+    except RpcError as error:
+        raise internal(f"error calling {method}: {error}", "the daemon's log has the details") from error
+    except TimeoutError as error:
+        msg = f"error calling {method}: the DHCP daemon did not answer within {limit_s:.0f} s, try again later"
+        raise CniError(Code.TRY_AGAIN_LATER, msg, f"its socket is {path}") from error
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        msg = f"error dialing DHCP daemon: dial unix {path}: connect: {reason}"
+        raise UnreachableError(Code.INTERNAL, msg, _START) from error
+
+
+PLUGIN = Plugin(
+    "dhcp",
+    cmd_add=cmd_add,
+    cmd_del=cmd_del,
+    cmd_check=cmd_check,
+    cmd_gc=cmd_gc,
+    cmd_status=cmd_status,
+    parse=lambda args, net_conf: dhcp_conf.parse(net_conf, args.args),
+    keys=dhcp_conf.KEYS,
+)
