@@ -16,6 +16,7 @@ from array import array
 from types import TracebackType
 from typing import NamedTuple
 
+from kernel.arp import ETH_P_ARP
 from process.values import dataclass
 
 FRAME_MAX_BYTES = 16 << 10  # filters reject larger frames; the usual maximum is 9014
@@ -108,6 +109,11 @@ def router_advertisement_filter() -> PacketFilter:
         *_equal(_LOAD_BYTE, _IPV6_PAYLOAD, _ROUTER_ADVERTISEMENT),
     ]
     return _build_filter(_IPV6, steps)
+
+
+def arp_filter() -> PacketFilter:
+    """Accepts ARP packets."""
+    return _build_filter(ETH_P_ARP, [])
 
 
 class PacketSocket:

@@ -23,6 +23,7 @@ _MAX_MESSAGE_BYTES = 1500  # option 57, as the reference's
 _REQUESTS = 4  # tries of REQUEST before the client starts anew with DISCOVER
 _MIN_RETRY_S = 60.0  # RFC 2131 section 4.4.5: between two requests while renewing or rebinding
 _MIN_RETRIES = 20  # for leases shorter than _MIN_RETRIES minutes: that part of the lease instead
+_DECLINED_PAUSE_S = 10.0
 _RENEWAL_SPREAD = 0.1  # renewals come up to this part before T1, so that pods started together do not renew together
 
 
@@ -151,15 +152,14 @@ class Client:
         self._xid = int.from_bytes(os.urandom(4), "big")
         return [Outgoing(release_message(self.identity, lease, self._xid), lease.server, lease.address.ip)]
 
-    def decline(self, now: float) -> list[Outgoing]:
-        """Forgets the lease since another host uses the address; tries again after ten seconds (RFC 2131 3.1.5)."""
+    def decline(self, now: float) -> None:
+        """Refuses the lease, since another host uses its address; tries again after ten seconds (RFC 2131 3.1.5)."""
         lease, self.lease = self.lease, None
         self._begin_exchange(State.SELECTING, now)
-        self.deadline, self.listening_until = now + 10.0, -INFINITE
-        if lease is None:
-            return []
-        declined = {options.REQUESTED_ADDRESS: lease.address.ip.packed, options.SERVER_ID: lease.server.packed}
-        return [Outgoing(_message(self.identity, options.DECLINE, self._xid, options_=declined))]
+        self.deadline, self.listening_until = now + _DECLINED_PAUSE_S, -INFINITE
+        if lease is not None:
+            declined = {options.REQUESTED_ADDRESS: lease.address.ip.packed, options.SERVER_ID: lease.server.packed}
+            self._outgoing.append(Outgoing(_message(self.identity, options.DECLINE, self._xid, options_=declined)))
 
     def _is_answer(self, message: Message) -> bool:
         """Returns whether a message answers this client's exchange (RFC 2131 section 4.1, RFC 6842)."""

@@ -67,13 +67,14 @@ class Target:
 
     `namespace_cookie` is the kernel's ID of the namespace, unique during a boot; 0 before Linux 5.14.
     `host_interface` reaches the same network from the host when the interface is deleted: the bridge of a veth, the
-    master of a macvlan; "" without one.
+    master of a macvlan; "" without one. `shares_mac`: with its master (ipvlan).
     """
 
     index: int
     mac: str
     namespace_cookie: int = 0
     host_interface: str = ""
+    shares_mac: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def record_to_json(record: Record) -> dict[str, object]:
             "mac": target.mac,
             "namespaceCookie": target.namespace_cookie,
             "hostInterface": target.host_interface,
+            "sharesMAC": target.shares_mac,
         },
         "bootID": record.boot_id,
         "lease": {
@@ -187,6 +189,7 @@ def record_from_json(value: object) -> Record:
                 target.string("mac"),
                 target.integer("namespaceCookie") or 0,
                 target.string("hostInterface"),
+                target.boolean("sharesMAC"),
             ),
             boot_id=fields.string("bootID"),
             lease=_lease_from_fields(fields.section("lease"), from_json(fields.raw("result"), "1.1.0")),

@@ -7,7 +7,8 @@ namespace and its interfaces alive, so each function enters the namespace and le
 from __future__ import annotations
 
 import socket as stdlib_socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
@@ -18,26 +19,25 @@ from ipam.dhcp.lease import Lease, Target
 from kernel import address, link, packet_socket, route
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError, entered
-from kernel.packet_socket import PacketSocket
+from kernel.packet_socket import PacketFilter, PacketSocket
 from kernel.rtnl import Request, Socket
 
 _HERE = "/proc/self/ns/net"
 CLIENT_PORT, SERVER_PORT = 68, 67
 
 
-class Found(NamedTuple):
-    """An interface that was looked up, and whether it shares the MAC address of its master (ipvlan)."""
+class Place(NamedTuple):
+    """An interface in the namespace at `netns`."""
 
+    netns: str
     target: Target
-    mac: bytes
-    shares_mac: bool
 
 
 class GoneError(Exception):
     """The interface, or its namespace, was deleted."""
 
 
-def find(netns: str, ifname: str) -> Found:
+def find(netns: str, ifname: str) -> Place:
     """Returns an interface, and sets it up if it is down; raises CniError, KernelError."""
     with Netns(_HERE) as host, Socket() as host_socket, Netns(netns) as namespace:
         with entered(namespace):
@@ -52,49 +52,51 @@ def find(netns: str, ifname: str) -> Found:
             (host_nsid,) = link.get_namespace_ids(socket, [host])
             host_interface = _host_interface(host_socket, host_nsid, existing, namespace)
             cookie = socket.get_namespace_cookie()
-    target = Target(existing.index, existing.mac, cookie, host_interface)
-    return Found(target, existing.mac_bytes, existing.kind == "ipvlan")
+    shares_mac = existing.kind == "ipvlan"
+    return Place(netns, Target(existing.index, existing.mac, cookie, host_interface, shares_mac))
 
 
-def get_link(netns: str, target: Target) -> Link | None:
-    """Returns the interface of a lease, None if it cannot be seen now; raises GoneError if it was deleted, CniError.
+def check(place: Place) -> None:
+    """Raises GoneError if the interface was deleted, CniError or KernelError if it cannot be seen now.
 
     Another namespace may have the same path, and another interface the same index: the namespace's cookie or the MAC
     address must be the recorded one.
     """
-    try:
-        with Netns(netns) as namespace, entered(namespace), Socket() as socket:
-            return _same_link(socket, target)
-    except NetnsMissingError:
-        if get_presence(netns) is Presence.GONE:
-            raise GoneError from None
-        return None
+    with _opened(place):
+        pass
 
 
-def open_packets(netns: str, target: Target, *, answers_to: IPv4Address | None = None) -> Packets:
-    """Opens a packet socket for DHCP answers on an interface; the caller closes it soon.
+def open_packets(place: Place, accepted: PacketFilter, *, answers_to: IPv4Address | None = None) -> Packets:
+    """Opens a packet socket on an interface; the caller closes it soon. Raises GoneError, CniError, OSError.
 
-    Raises GoneError, CniError, OSError.
     `answers_to` is the leased address during a renewal: a UDP socket holds its port meanwhile, since the kernel would
     answer the server with an ICMP error.
     """
-    try:
-        with Netns(netns) as namespace, entered(namespace):
-            with Socket() as socket:
-                existing = _same_link(socket, target)
-            packets = PacketSocket(existing.index, packet_socket.dhcp4_filter())
-            return Packets(packets, existing.mac_bytes, _hold_port(answers_to))
-    except NetnsMissingError:
-        raise GoneError from None
+    with _opened(place) as (_, existing):
+        return Packets(PacketSocket(existing.index, accepted), existing.mac_bytes, _hold_port(answers_to))
 
 
-def open_host_packets(name: str) -> Packets | None:
+def open_arp(place: Place) -> Packets:
+    """Opens a packet socket for ARP on an interface; raises GoneError, CniError, OSError.
+
+    The answers for an ipvlan interface without an address arrive on its master: the socket is opened there.
+    """
+    accepted = packet_socket.arp_filter()
+    if not place.target.shares_mac:
+        return open_packets(place, accepted)
+    on_master = open_host_packets(place.target.host_interface, accepted)
+    if on_master is None:
+        raise GoneError
+    return on_master
+
+
+def open_host_packets(name: str, accepted: PacketFilter) -> Packets | None:
     """Opens a packet socket on an interface of the host; None if it does not exist. Raises KernelError, OSError."""
     with Socket() as socket:
         (existing,) = link.get(socket, link.by_name_request(name))
     if existing is None or not existing.is_up:
         return None
-    return Packets(PacketSocket(existing.index, packet_socket.dhcp4_filter()), existing.mac_bytes, None)
+    return Packets(PacketSocket(existing.index, accepted), existing.mac_bytes, None)
 
 
 class Packets:
@@ -124,21 +126,29 @@ class Packets:
             self._port.close()
 
 
-def configure(netns: str, target: Target, before: Lease | None, after: Lease | None, priority: int, mtu: int) -> None:
+def configure(place: Place, before: Lease | None, after: Lease | None, priority: int, mtu: int) -> None:
     """Changes an interface from the configuration of one lease to that of another; None: no lease.
 
     `priority` is the metric of the routes, `mtu` 0 leaves the MTU. Raises GoneError, CniError, KernelError.
     """
+    with _opened(place) as (socket, existing):
+        requests = _change_requests(existing, before, after, priority)
+        if mtu and mtu != existing.mtu:
+            requests.append(link.set_request(existing, mtu=mtu))
+        if requests:
+            socket.change(*requests)
+
+
+@contextmanager
+def _opened(place: Place) -> Iterator[tuple[Socket, Link]]:
+    """Runs a block in the interface's namespace, with a socket and the link; raises GoneError, CniError."""
     try:
-        with Netns(netns) as namespace, entered(namespace), Socket() as socket:
-            existing = _same_link(socket, target)
-            requests = _change_requests(existing, before, after, priority)
-            if mtu and mtu != existing.mtu:
-                requests.append(link.set_request(existing, mtu=mtu))
-            if requests:
-                socket.change(*requests)
+        with Netns(place.netns) as namespace, entered(namespace), Socket() as socket:
+            yield socket, _same_link(socket, place.target)
     except NetnsMissingError:
-        raise GoneError from None
+        if get_presence(place.netns) is Presence.GONE:
+            raise GoneError from None
+        raise
 
 
 def _change_requests(existing: Link, before: Lease | None, after: Lease | None, priority: int) -> list[Request]:

@@ -1,0 +1,72 @@
+"""`conflictDetection` of a leased address: asks whether another host uses it (RFC 2131, section 3.1, step 5).
+
+It takes four to six seconds if nobody answers (kernel/arp.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Address
+
+from cni.address import format_mac
+from ipam.dhcp.daemon.interface import Packets
+from ipam.dhcp.daemon.loop import Loop, Timer, now
+from kernel import arp
+
+_ETHERNET_HEADER_BYTES = 14
+
+
+class ConflictDetection:
+    """Probes `address` on `packets`, then calls `done` once with the MAC address of its user, "" if nobody answered."""
+
+    def __init__(self, packets: Packets, address: IPv4Address, loop: Loop, done: Callable[[str], None]) -> None:
+        self._packets: Packets | None = packets
+        self._address = address
+        self._loop = loop
+        self._done = done
+        self._sent = 0
+        self._timer: Timer | None = None
+        loop.watch(packets.fileno(), self._read)
+        self._probe()
+
+    def stop(self) -> None:
+        """Ends without calling `done`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._packets is not None:
+            self._loop.unwatch(self._packets.fileno())
+            self._packets.close()
+            self._packets = None
+
+    def _probe(self) -> None:
+        if self._packets is None:
+            return
+        if self._sent == arp.PROBES:
+            self._end("")
+            return
+        header = arp.BROADCAST + self._packets.mac + arp.ETH_P_ARP.to_bytes(2, "big")
+        try:
+            self._packets.send(header + arp.build_probe(self._packets.mac, self._address.packed))
+        except OSError:  # the interface is down: nobody can answer, and nobody can be disturbed
+            self._end("")
+            return
+        self._sent += 1
+        self._timer = self._loop.call_at(now() + arp.compute_wait_s(self._sent), self._probe)
+
+    def _read(self) -> None:
+        while self._packets is not None:
+            try:
+                received = self._packets.receive()
+            except OSError:
+                self._end("")
+                return
+            if received is None:
+                return
+            packet = received[0][_ETHERNET_HEADER_BYTES:]
+            conflict = arp.find_conflict(packet, self._packets.mac, (self._address.packed,))
+            if conflict is not None:
+                self._end(format_mac(conflict.mac))
+
+    def _end(self, user: str) -> None:
+        self.stop()
+        self._done(user)
