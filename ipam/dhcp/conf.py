@@ -132,14 +132,23 @@ def default_client_id(name: str) -> bytes:
 def duid_client_id(machine_id: str, cni_args: str, network: str, ifname: str, container_id: str) -> bytes:
     """Returns a client identifier of RFC 4361, which stays the same when Kubernetes creates a pod again on this node.
 
-    The DUID names the pod on its node, by CNI_ARGS' pod name or the container ID; the IAID its interface.
+    Its IAID and DUID are also those of the interface's DHCPv6 client, so that a server recognizes both as one.
     """
+    return _DUID_TYPE + iaid(network, ifname) + duid(machine_id, cni_args, container_id)
+
+
+def duid(machine_id: str, cni_args: str, container_id: str) -> bytes:
+    """Returns the DUID-UUID of a pod on its node, named by CNI_ARGS' pod name or the container ID."""
     pairs = _loose_pairs(cni_args)
     names = [pairs.get(key, "") for key in ("K8S_POD_NAMESPACE", "K8S_POD_NAME")]
     pod = "/".join(names) if all(names) else container_id
     uuid = hashlib.sha256(f"podwire dhcp\0{machine_id}\0{pod}".encode("utf-8", "surrogateescape")).digest()[:16]
-    iaid = hashlib.sha256(f"{network}\0{ifname}".encode("utf-8", "surrogateescape")).digest()[:4]
-    return _DUID_TYPE + iaid + _DUID_UUID + uuid
+    return _DUID_UUID + uuid
+
+
+def iaid(network: str, ifname: str) -> bytes:
+    """Returns the identifier of an interface among those of its pod, 4 bytes."""
+    return hashlib.sha256(f"{network}\0{ifname}".encode("utf-8", "surrogateescape")).digest()[:4]
 
 
 def _provided(ipam: Fields, cni_args: dict[str, str]) -> list[tuple[int, bytes]]:

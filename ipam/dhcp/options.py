@@ -8,12 +8,12 @@ The functions on received options get the mapping of packet.Message.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Interface
 
 from cni.result import DNS, Route
+from ipam.dhcp import domain
 from ipam.dhcp.packet import MESSAGE_TYPE, Malformed
 from process.values import dataclass
 
@@ -53,11 +53,6 @@ MTU_MIN = 68  # RFC 2132, section 5.1
 _INFINITE = 0xFFFFFFFF
 _NUMBER_MAX = 255
 _MESSAGE_MAX_CHARACTERS = 255
-_SEARCH_NAMES_MAX = 64
-_NAME_STEPS_MAX = 255  # labels and pointers of a name of at most 255 bytes
-_NAME_MAX_CHARACTERS = 253
-_LABEL_MAX_BYTES, _POINTER = 63, 0xC0  # RFC 1035, section 4.1.4
-_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _ESCAPES = {
     "\\": r"\\",
     '"': r"\"",
@@ -178,20 +173,12 @@ def domain_name(options: Options) -> str:
     """Returns the domain; "" if it is missing or no valid name. Of several names (a frequent mistake) the first."""
     words = options.get(DOMAIN_NAME, b"").rstrip(b"\0").decode("latin-1").split()
     name = words[0].removesuffix(".") if words else ""
-    return name if _is_domain(name) else ""
+    return name if domain.is_valid(name) else ""
 
 
 def domain_search(options: Options) -> tuple[str, ...]:
     """Returns the search domains (RFC 3397), at most 64; none if one of them is malformed or no valid name."""
-    data, position = options.get(DOMAIN_SEARCH, b""), 0
-    names: list[str] = []
-    try:
-        while position < len(data) and len(names) < _SEARCH_NAMES_MAX:
-            name, position = _read_domain(data, position)
-            names.append(name)
-    except Malformed:
-        return ()
-    return tuple(names)
+    return domain.decode_list(options.get(DOMAIN_SEARCH, b""))
 
 
 def interface_mtu(options: Options) -> int:
@@ -280,44 +267,6 @@ def _seconds(content: bytes) -> float | None:
     """Returns a time, None for 0 and for a wrong length; 0xffffffff is infinite (RFC 2131, section 3.3)."""
     seconds = int.from_bytes(content, "big") if len(content) == 4 else 0
     return INFINITE_S if seconds == _INFINITE else float(seconds) if seconds else None
-
-
-def _read_domain(data: bytes, start: int) -> tuple[str, int]:
-    """Returns the name at `start` and the position after it; raises Malformed.
-
-    A pointer must point before all bytes of the name read so far, so a name cannot contain itself.
-    """
-    labels: list[str] = []
-    position, first, after = start, start, 0
-    for _ in range(_NAME_STEPS_MAX):
-        length = int.from_bytes(data[position : position + 1], "big")
-        following = position + 1 + length
-        if length >= _POINTER:
-            following = position + 2
-        if position >= len(data) or following > len(data):
-            raise Malformed("a domain name is truncated")
-        if length >= _POINTER:
-            after = after or following
-            position = int.from_bytes(data[position:following], "big") & 0x3FFF
-            if position >= first:
-                raise Malformed("a domain name's pointer does not point backwards")
-            first = position
-        elif length > _LABEL_MAX_BYTES:
-            raise Malformed("a domain name's label has an unknown type")
-        elif length:
-            labels.append(data[position + 1 : following].decode("latin-1"))
-            position = following
-        else:
-            name = ".".join(labels)
-            if not all(map(_LABEL.fullmatch, labels)) or not _is_domain(name):
-                raise Malformed("a domain name has invalid characters or a wrong length")
-            return name, after or following
-    raise Malformed("a domain name is too long")
-
-
-def _is_domain(name: str) -> bool:
-    """Returns whether a name consists of labels of letters, digits, "-" and "_": it is written to resolv.conf."""
-    return len(name) <= _NAME_MAX_CHARACTERS and all(map(_LABEL.fullmatch, name.split(".")))
 
 
 def _quote(text: str) -> str:
