@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cni.errors import CniError
@@ -32,11 +32,15 @@ Respond = Callable[[Result | str], None]
 
 
 class Settings(NamedTuple):
-    """The daemon's settings: `host_prefix` precedes paths of namespaces, `boot_id` is the present boot's."""
+    """The daemon's settings: `host_prefix` precedes paths of namespaces, `boot_id` is the present boot's.
+
+    `namespaces` returns the paths of all leases' namespaces.
+    """
 
     store: Store
     boot_id: str
     machine_id: str
+    namespaces: Callable[[], Iterable[str]] = tuple
     host_prefix: str = ""
     broadcast: bool = False
     timing: Timing = Timing()
@@ -89,6 +93,11 @@ class Binding:
         self._waiting: list[Respond] = []
 
     @property
+    def netns(self) -> str:
+        """The path of the interface's namespace, as this process sees it."""
+        return self._settings.host_prefix + self.owner.netns
+
+    @property
     def state(self) -> str:
         """The client's state, for metrics."""
         return (self._session.state if self._session else State.STOPPED).value
@@ -106,7 +115,8 @@ class Binding:
             return
         if self._session is not None:
             self._session.stop()
-        self._place = interface.find(self._netns, self.owner.ifname)
+        target = interface.find(self.netns, self.owner.ifname)
+        self._place = Place(self.netns, target, self._settings.namespaces)
         self._session = self._create_session(self._place)
         self._waiting.append(respond)
         self.log("acquiring lease")
@@ -118,7 +128,7 @@ class Binding:
         It is released if a DEL has left a note, or if the interface was deleted meanwhile.
         """
         self._lease = record.lease
-        self._place = Place(self._netns, record.target)
+        self._place = Place(self.netns, record.target, self._settings.namespaces)
         self._session = self._create_session(self._place)
         same_boot = record.boot_id == self._settings.boot_id != ""
         self._session.resume(record.lease, same_boot=same_boot)
@@ -199,10 +209,6 @@ class Binding:
     def log(self, text: str) -> None:
         """Logs a line with the binding's name."""
         log(self.owner.name, text)
-
-    @property
-    def _netns(self) -> str:
-        return self._settings.host_prefix + self.owner.netns
 
     def _create_session(self, place: Place) -> Session4:
         conf, settings = self._conf, self._settings

@@ -7,7 +7,7 @@ namespace and its interfaces alive, so each function enters the namespace and le
 from __future__ import annotations
 
 import socket as stdlib_socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address
 from typing import NamedTuple
@@ -27,17 +27,21 @@ CLIENT_PORT, SERVER_PORT = 68, 67
 
 
 class Place(NamedTuple):
-    """An interface in the namespace at `netns`."""
+    """An interface in the namespace at `netns`; `other_namespaces` returns the paths of all leases' namespaces.
+
+    If one of them is seen, a missing path in the same directory is a proof of deletion (attachment/presence.py).
+    """
 
     netns: str
     target: Target
+    other_namespaces: Callable[[], Iterable[str]]
 
 
 class GoneError(Exception):
     """The interface, or its namespace, was deleted."""
 
 
-def find(netns: str, ifname: str) -> Place:
+def find(netns: str, ifname: str) -> Target:
     """Returns an interface, and sets it up if it is down; raises CniError, KernelError."""
     with Netns(_HERE) as host, Socket() as host_socket, Netns(netns) as namespace:
         with entered(namespace):
@@ -53,7 +57,7 @@ def find(netns: str, ifname: str) -> Place:
             host_interface = _host_interface(host_socket, host_nsid, existing, namespace)
             cookie = socket.get_namespace_cookie()
     shares_mac = existing.kind == "ipvlan"
-    return Place(netns, Target(existing.index, existing.mac, cookie, host_interface, shares_mac))
+    return Target(existing.index, existing.mac, cookie, host_interface, shares_mac)
 
 
 def check(place: Place) -> None:
@@ -146,7 +150,7 @@ def _opened(place: Place) -> Iterator[tuple[Socket, Link]]:
         with Netns(place.netns) as namespace, entered(namespace), Socket() as socket:
             yield socket, _same_link(socket, place.target)
     except NetnsMissingError:
-        if get_presence(place.netns) is Presence.GONE:
+        if get_presence(place.netns, others=place.other_namespaces) is Presence.GONE:
             raise GoneError from None
         raise
 
@@ -156,7 +160,8 @@ def _change_requests(existing: Link, before: Lease | None, after: Lease | None, 
     old, new = _routes(before, priority), _routes(after, priority)
     requests = []
     if after is not None:
-        requests.append(address.add_request(existing, after.address, exists_ok=True))
+        if before is None or before.address != after.address:
+            requests.append(address.add_request(existing, after.address, exists_ok=True))
         requests += [
             route.add_request(existing, each, _gateway(each), exists_ok=True) for each in new if each not in old
         ]

@@ -29,7 +29,7 @@ class Service:
 
     def __init__(self, settings: Settings, loop: Loop) -> None:
         self.counters: Counter[str] = Counter()
-        self._settings = settings
+        self._settings = settings._replace(namespaces=self._list_namespaces)
         self._loop = loop
         self._bindings: dict[_Key, Binding] = {}
 
@@ -102,6 +102,9 @@ class Service:
         binding = Binding(owner, conf, self._settings, self._loop, self._count, forget)
         self._bindings[key] = binding
         return binding
+
+    def _list_namespaces(self) -> list[str]:
+        return [binding.netns for binding in self._bindings.values()]
 
     def _forget(self, key: _Key) -> None:
         self._bindings.pop(key, None)

@@ -124,10 +124,17 @@ class Session4:
             return
         except _FAILURES as error:
             self._listener.log(f"cannot use the interface: {error}")
-            if self._client.lease is None or now() < self._client.lease.expires_at:
-                self._timer = self._loop.call_at(now() + _UNSEEN_RETRY_S, self._expire)
-                return
+            self._retry_unseen()
+            return
         self._proceed(self._client.expire(now()))
+
+    def _retry_unseen(self) -> None:
+        """Looks at the interface again later, until the lease expires: without a lease there is nothing to maintain."""
+        lease = self._client.lease
+        if lease is None or now() >= lease.expires_at:
+            self._listener.gone()
+        else:
+            self._timer = self._loop.call_at(min(now() + _UNSEEN_RETRY_S, lease.expires_at), self._expire)
 
     def _read(self) -> None:
         """Reads the frames that have arrived."""

@@ -1,0 +1,198 @@
+"""dhcp with podwire's daemon, and dnsmasq on the wire: acquiring, checking and releasing leases."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import dhcp_node
+from tests.support.attaching import address, reaches
+from tests.support.dhcp import SERVER
+from tests.support.dhcp_node import Node
+from tests.support.machine import eventually
+from tests.support.netstate import shown
+
+
+@pytest.fixture
+def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
+    """A node whose server and daemon run."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
+        node.start_server()
+        node.start_daemon()
+        yield node
+
+
+@pytest.mark.parametrize("kind", ["bridge", "host-device", "macvlan"])
+def test_lease_is_acquired_and_released(kind, node, sandbox):
+    """A pod gets an address, a route and a lease file; DEL releases the lease and leaves no file."""
+    net = node.network(kind)
+    result = net.add(sandbox)
+    assert node.list_leases() == [address(result)]
+    assert reaches(sandbox, SERVER)
+    net.check(sandbox, result)
+    assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
+    net.delete(sandbox, result)
+    assert eventually(lambda: node.list_leases() == []), node.list_leases()
+    assert node.list_files() == {}
+
+
+def test_client_identifier_is_the_references(node, sandbox):
+    """The client identifier is type 0 with container ID, network and interface, as the reference's."""
+    result = node.network().add(sandbox)
+    name = f"{sandbox.name}/net/eth0".encode()
+    assert node.read_server_lease(address(result))[4] == (b"\0" + name).hex(":")
+
+
+def test_second_add_of_an_interface_gets_the_same_lease(node, sandbox):
+    """ADD of dhcp for an interface that has a lease returns it without a packet."""
+    first = node.network().add(sandbox)
+    net = node.network(type="dhcp")
+    logged = node.server.log.read_text()
+    assert net.add(sandbox)["ips"] == [{"address": first["ips"][0]["address"], "gateway": SERVER}]
+    assert node.server.log.read_text() == logged
+
+
+def test_two_interfaces_of_a_pod_get_two_leases(node, sandbox):
+    """Each interface of a container has its lease."""
+    net = node.network()
+    results = [net.add(sandbox, ifname=name) for name in ("eth0", "net1")]
+    assert sorted(map(address, results)) == sorted(node.list_leases())
+    assert len(node.list_leases()) == 2
+
+
+def test_del_can_be_repeated(node, sandbox):
+    """DEL succeeds twice, and for a container that never had a lease."""
+    net = node.network()
+    result = net.add(sandbox)
+    for _ in range(2):
+        net.delete(sandbox, result)
+    net.delete(None, container_id="never")
+
+
+def test_options_are_sent_and_requested(node, sandbox):
+    """Literal values and values of CNI_ARGS are sent; the requested options come before router and mask."""
+    ipam = {
+        "provide": [
+            {"option": "host-name", "value": "nobody", "fromArg": "K8S_POD_NAME"},
+            {"option": "60", "value": "a class"},
+            {"option": "dhcp-client-identifier", "value": "chosen"},
+        ],
+        "request": [{"option": "ntp-servers"}],
+    }
+    result = node.network(ipam=ipam).add(sandbox, args="IgnoreUnknown=1;K8S_POD_NAME=web-0")
+    assert node.read_server_lease(address(result))[3:] == ["web-0", b"chosen".hex(":")]
+    assert node.server.logged("vendor class: a class")
+    assert node.server.logged("requested options: 42:ntp-server, 3:router, 1:netmask")
+
+
+def test_dns_settings_are_returned_when_they_are_requested(node, sandbox, new_sandbox):
+    """The result has the server's DNS settings if the configuration requests them, and only then."""
+    node.server.stop()
+    node.start_server("--dhcp-option=6,10.25.0.53", "--dhcp-option=15,example.org", "--dhcp-option=119,a.org,b.org")
+    names = ("domain-name-servers", "domain-name", "domain-search")
+    asking = node.network(ipam={"request": [{"option": name} for name in names]})
+    assert asking.add(sandbox)["dns"] == {
+        "nameservers": ["10.25.0.53"],
+        "domain": "example.org",
+        "search": ["a.org", "b.org"],
+    }
+    assert "dns" not in node.network().add(new_sandbox())
+
+
+def test_classless_routes_replace_the_router_and_get_the_priority(node, sandbox):
+    """Option 121 replaces the default route; each route has the configured metric."""
+    node.server.stop()
+    node.start_server("--dhcp-option=121,10.9.0.0/16,10.25.0.7,10.8.0.0/24,0.0.0.0")
+    result = node.network(ipam={"request": [{"option": "121"}], "priority": 7}).add(sandbox)
+    assert result["routes"] == [
+        {"dst": "10.9.0.0/16", "gw": "10.25.0.7", "priority": 7},
+        {"dst": "10.8.0.0/24", "gw": "0.0.0.0", "priority": 7, "scope": 253},
+    ]
+    assert "10.9.0.0/16 via 10.25.0.7 dev eth0 metric 7" in " ".join(sandbox.ip("route").split())
+
+
+def test_requested_mtu_is_set(node, sandbox):
+    """An interface gets the server's MTU if the configuration requests it."""
+    node.server.stop()
+    node.start_server("--dhcp-option=26,1400")
+    node.network(ipam={"request": [{"option": "interface-mtu"}]}).add(sandbox)
+    assert shown(sandbox, "eth0")["mtu"] == 1400
+
+
+def test_client_identifier_by_duid_stays_with_the_pod(node, new_sandbox):
+    """With "duid" a pod that Kubernetes creates again has the same identifier; another pod has another one."""
+    net = node.network(ipam={"clientIdentifier": "duid"})
+    identifiers = []
+    for name in ("db-0", "db-0", "db-1"):
+        pod = new_sandbox()
+        result = net.add(pod, args=f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name}")
+        identifiers.append(node.read_server_lease(address(result))[4])
+        net.delete(pod, result)
+    assert all(identifier.startswith("ff:") for identifier in identifiers)
+    assert identifiers[0] == identifiers[1] != identifiers[2]
+
+
+def test_add_fails_without_a_server(host, new_sandbox, sandbox, bin_dir, tmp_path):
+    """Without an answer ADD fails when the daemon's time is up, and leaves nothing."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path, flags=("-resendtimeout=2s",)) as node:
+        node.start_daemon()
+        outcome = node.network().run("ADD", sandbox)
+        assert outcome.error()["msg"] == "error calling DHCP.Allocate: no more tries"
+        assert node.list_files() == {}
+        assert not [link for link in sandbox.ip("-o", "link").splitlines() if "eth0" in link]
+
+
+def test_check_fails_without_a_lease_and_acquires_none(node, sandbox):
+    """CHECK of an interface whose lease is unknown to the daemon is an error, and no lease is acquired."""
+    net = node.network()
+    result = net.add(sandbox)
+    node.network(type="dhcp").delete(sandbox)
+    assert eventually(lambda: node.list_leases() == [])
+    outcome = net.run("CHECK", sandbox, prev_result=result)
+    assert outcome.error()["msg"] == "error calling DHCP.Check: there is no lease for this interface"
+    assert node.list_leases() == []
+
+
+def test_status_and_add_name_the_missing_daemon(node, sandbox):
+    """Without a daemon STATUS has code 50, and ADD and CHECK name the socket."""
+    net = node.network(cniVersion="1.1.0")
+    net.run("STATUS").assert_silent()
+    node.daemon.stop()
+    expected = f"error dialing DHCP daemon: dial unix {node.socket}: connect: connection refused"
+    status, add = net.run("STATUS").error(), net.run("ADD", sandbox).error()
+    assert (status["code"], status["msg"], add["msg"]) == (50, expected, expected)
+
+
+def test_gc_releases_leases_of_containers_that_are_not_listed(node, sandbox, new_sandbox):
+    """GC releases the leases of all containers but the listed ones."""
+    net, other = node.network(cniVersion="1.1.0"), new_sandbox()
+    kept = address(net.add(sandbox))
+    net.add(other)
+    valid = [{"containerID": sandbox.name, "ifname": "eth0"}]
+    net.having(**{"cni.dev/valid-attachments": valid}).run("GC").assert_silent()
+    assert eventually(lambda: node.list_leases() == [kept]), node.list_leases()
+    assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
+
+
+def test_conflict_is_detected_and_declined(node, sandbox):
+    """With `conflictDetection` an address that another host uses is declined, and the pod gets another one."""
+    used = "10.25.0.100"
+    node.machine.ip("address", "add", f"{used}/32", "dev", "wire0")
+    identifier = f"{sandbox.name}/net/eth0".encode().hex(":")
+    node.server.stop()
+    node.start_server(f"--dhcp-host=id:00:{identifier},{used}")
+    result = node.network(ipam={"conflictDetection": True}).add(sandbox)
+    assert address(result) != used
+    assert node.server.logged("DHCPDECLINE")
+    assert 'event="declined"} 1' in node.get_metrics()
+
+
+def test_sigterm_ends_the_daemon_and_keeps_the_leases(node, sandbox):
+    """SIGTERM ends the daemon with status 0; it removes its socket and keeps the leases."""
+    result = node.network().add(sandbox)
+    assert node.daemon.stop(signal.SIGTERM) == 0
+    assert not node.socket.exists()
+    assert node.list_leases() == [address(result)]
+    assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]

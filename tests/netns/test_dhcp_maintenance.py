@@ -1,0 +1,150 @@
+"""dhcp's daemon over time: restarts, renewals, lost leases, pods and daemons that disappear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import dhcp_node
+from tests.support.attaching import address, reaches
+from tests.support.dhcp import SERVER
+from tests.support.dhcp_node import Node
+from tests.support.machine import eventually
+from tests.support.netstate import shown
+
+T1, T2 = "--dhcp-option=58,2", "--dhcp-option=59,4"  # seconds; the lease lasts two minutes
+
+
+@pytest.fixture
+def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
+    """A node whose server grants leases that are renewed after two seconds."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path, lease="2m") as node:
+        node.start_server(T1, T2)
+        node.start_daemon()
+        yield node
+
+
+def addresses(pod) -> list[str]:
+    """Returns the IPv4 addresses of the pod's eth0."""
+    return [line.split()[3].partition("/")[0] for line in pod.ip("-4", "-o", "addr", "show", "eth0").splitlines()]
+
+
+def test_lease_is_renewed(node, sandbox):
+    """The daemon renews the lease by unicast from the leased address, and the file has the new time."""
+    node.network().add(sandbox)
+    (before,) = node.list_files().values()
+    assert eventually(lambda: 'event="granted"} 2' in node.get_metrics())
+    (after,) = node.list_files().values()
+    assert after["lease"]["grantedMs"] >= before["lease"]["grantedMs"] + 1500
+    assert node.server.log.read_text().count("DHCPREQUEST") == 2
+    assert node.server.log.read_text().count("DHCPDISCOVER") == 1
+
+
+def test_killed_daemon_loses_no_lease(node, new_sandbox):
+    """A daemon that is killed and started again renews the leases of all pods, whose addresses stay."""
+    net, pods = node.network(), [new_sandbox() for _ in range(5)]
+    results = {pod.name: net.add(pod) for pod in pods}
+    node.daemon.stop()
+    node.start_daemon()
+    assert eventually(lambda: 'event="granted"} 5' in node.get_metrics())
+    assert node.server.log.read_text().count("DHCPDISCOVER") == 5
+    for pod in pods:
+        assert addresses(pod) == [address(results[pod.name])]
+        net.check(pod, results[pod.name])
+        net.delete(pod, results[pod.name])
+    assert eventually(lambda: node.list_leases() == [])
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "bridge"])
+def test_del_without_daemon_is_completed_by_the_next_daemon(kind, node, sandbox):
+    """DEL succeeds without a daemon and leaves a note; the next daemon releases the lease from a host interface."""
+    net = node.network(kind)
+    result = net.add(sandbox)
+    node.daemon.stop()
+    outcome = net.run("DEL", sandbox, prev_result=result)
+    outcome.assert_silent()
+    assert "the daemon will release the lease when it starts" in outcome.stderr
+    assert sorted(node.list_files()) == [f"{sandbox.name}:eth0.json", f"{sandbox.name}:eth0.release"]
+    assert node.list_leases() == [address(result)]
+    node.start_daemon()
+    assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()
+    assert node.list_files() == {}
+
+
+def test_lease_of_a_deleted_pod_is_released(node, sandbox, new_sandbox):
+    """The lease of a pod that was deleted without DEL is released when it is due for renewal."""
+    kept, pod = address(node.network().add(sandbox)), new_sandbox()
+    node.network().add(pod)
+    pod.delete()
+    assert eventually(lambda: node.list_leases() == [kept]), node.daemon.log.read_text()
+    assert eventually(lambda: list(node.list_files()) == [f"{sandbox.name}:eth0.json"])
+    assert node.daemon.logged('interface "eth0" no longer exists, terminating lease maintenance')
+
+
+def test_changes_of_a_renewal_are_applied(node, sandbox):
+    """Routes and MTU that the server changes are changed on the interface when the lease is renewed."""
+    ipam = {"request": [{"option": "121"}, {"option": "interface-mtu"}]}
+    node.server.stop()
+    node.start_server(T1, T2, "--dhcp-option=121,10.9.0.0/16,10.25.0.7,0.0.0.0/0,10.25.0.1", "--dhcp-option=26,1400")
+    node.network(ipam=ipam).add(sandbox)
+    node.server.stop()
+    node.start_server(T1, T2, "--dhcp-option=121,10.8.0.0/16,10.25.0.8,0.0.0.0/0,10.25.0.1", "--dhcp-option=26,1300")
+    assert eventually(lambda: shown(sandbox, "eth0")["mtu"] == 1300), node.daemon.log.read_text()
+    routes = sandbox.ip("route")
+    assert "10.8.0.0/16 via 10.25.0.8" in routes
+    assert "10.9.0.0/16" not in routes
+    assert node.daemon.logged("the lease changed")
+    assert reaches(sandbox, SERVER)
+
+
+def test_refused_lease_is_replaced(node, sandbox):
+    """When the server refuses a renewal, the address is removed, and a new one is leased and configured."""
+    before = address(node.network().add(sandbox))
+    node.server.stop()
+    (node.directory / "leases").unlink()
+    node.start_server(T1, T2, range_="10.25.0.200,10.25.0.209,255.255.255.0")
+    assert eventually(lambda: set(addresses(sandbox)) - {before}), node.daemon.log.read_text()
+    (after,) = addresses(sandbox)
+    assert after.startswith("10.25.0.20")
+    assert node.list_leases() == [after]
+    assert "default via 10.25.0.1" in sandbox.ip("route")
+    assert reaches(sandbox, SERVER)
+
+
+def test_rebinding_reaches_another_server(node, sandbox):
+    """When the server does not answer, the client asks all servers; another one renews the lease."""
+    result = node.network().add(sandbox)
+    node.server.stop()
+    node.machine.ip("address", "del", "10.25.0.1/24", "dev", "wire0")
+    node.machine.ip("address", "add", "10.25.0.2/24", "dev", "wire0")
+    node.machine.ip("link", "set", "wire0", "address", "02:00:00:00:00:02")
+    node.start_server(T1, T2)
+    server = lambda: next(iter(node.list_files().values()))["lease"]["server"]  # noqa: E731
+    assert eventually(lambda: server() == "10.25.0.2"), node.daemon.log.read_text()
+    assert addresses(sandbox) == [address(result)]
+
+
+def test_lease_of_another_boot_is_confirmed_by_the_server(node, sandbox):
+    """A stored lease of another boot is not used until a server has confirmed it."""
+    result = node.network().add(sandbox)
+    node.daemon.stop()
+    (file,) = (node.data / "net").iterdir()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "bootID": "11111111-2222-3333-4444-555555555555"}))
+    node.start_daemon()
+    assert eventually(lambda: 'event="granted"} 1' in node.get_metrics()), node.daemon.log.read_text()
+    assert addresses(sandbox) == [address(result)]
+    assert node.server.log.read_text().count("DHCPDISCOVER") == 1
+
+
+def test_pod_that_is_deleted_while_no_daemon_runs(node, sandbox, new_sandbox):
+    """A lease whose pod was deleted while no daemon ran is released by the next daemon."""
+    kept, pod = address(node.network().add(sandbox)), new_sandbox()
+    node.network().add(pod)
+    node.daemon.stop()
+    pod.delete()
+    node.start_daemon()
+    assert eventually(lambda: node.list_leases() == [kept]), node.daemon.log.read_text()
+    assert eventually(lambda: list(node.list_files()) == [f"{sandbox.name}:eth0.json"])

@@ -1,0 +1,160 @@
+"""A node with podwire's DHCP daemon, and a DHCP server (dnsmasq) at the other end of its uplink.
+
+The server's log has the options of each message; both programs can be killed and started again.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support import binaries, uplink
+from tests.support.attaching import Network
+from tests.support.dhcp import SERVER
+from tests.support.machine import eventually
+from tests.support.namespaces import Namespace
+from tests.support.uplink import UPLINK, WIRE
+
+RANGE = "10.25.0.100,10.25.0.149,255.255.255.0"
+
+
+@dataclass
+class Program:
+    """A program that runs in a namespace, with its output in a file."""
+
+    namespace: Namespace
+    argv: tuple[str, ...]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the program; it must not be running."""
+        with self.namespace.entered(), self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def stop(self, number: int = signal.SIGKILL) -> int:
+        """Ends the program by a signal and returns its exit status."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        return process.wait(20)
+
+    def logged(self, text: str) -> bool:
+        """Returns whether the log contains `text`."""
+        return text in self.log.read_text()
+
+
+@dataclass
+class Node:
+    """The host, the machine of the server, and the two programs; `directory` has all files."""
+
+    host: Namespace
+    machine: Namespace
+    directory: Path
+    lease: str = "1h"
+    options: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    server: Program = field(init=False)
+    daemon: Program = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.server = Program(self.machine, (), self.directory / "server.log")
+        socket_flags = ("-socketpath", str(self.socket), "-datadir", str(self.data))
+        dhcp = str(binaries.directory() / "dhcp")
+        self.daemon = Program(self.host, (dhcp, "daemon", *socket_flags, *self.flags), self.directory / "daemon.log")
+
+    @property
+    def socket(self) -> Path:
+        """The daemon's socket."""
+        return self.directory / "run" / "dhcp.sock"
+
+    @property
+    def data(self) -> Path:
+        """The directory of the lease files."""
+        return self.directory / "data"
+
+    def start_server(self, *options: str, range_: str = RANGE) -> None:
+        """Starts the server with further options; its leases continue."""
+        self.server.argv = (
+            *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--user=root", "--pid-file"),
+            *(f"--interface={WIRE}", "--bind-interfaces", "--dhcp-authoritative", "--no-ping", "--log-dhcp"),
+            *("--log-facility=-", f"--dhcp-leasefile={self.directory}/leases", "--quiet-ra"),
+            f"--dhcp-range={range_},{self.lease}",
+            *self.options,
+            *options,
+        )
+        self.server.start()
+
+    def start_daemon(self) -> None:
+        """Starts the daemon and waits until it listens."""
+        self.daemon.start()
+        assert eventually(self.answers), self.daemon.log.read_text()
+
+    def answers(self) -> bool:
+        """Returns whether the daemon accepts connections."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def get_metrics(self) -> str:
+        """Returns the daemon's metrics."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self.socket))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return b"".join(iter(lambda: client.recv(65536), b"")).decode()
+
+    def list_leases(self) -> list[str]:
+        """Returns the addresses that the server has leased."""
+        leases = self.directory / "leases"
+        return [line.split()[2] for line in leases.read_text().splitlines() if line] if leases.exists() else []
+
+    def read_server_lease(self, address: str) -> list[str]:
+        """Returns the server's record of a lease: expiry, MAC address, address, host name, client identifier."""
+        lines = (self.directory / "leases").read_text().splitlines()
+        return next(line.split() for line in lines if line.split()[2] == address)
+
+    def list_files(self) -> dict[str, Any]:
+        """Returns the contents of the lease files by name, None for a note."""
+        files = (file for file in self.data.rglob("*") if file.is_file())
+        return {file.name: json.loads(file.read_text()) if file.suffix == ".json" else None for file in files}
+
+    def network(self, kind: str = "macvlan", ipam: Mapping[str, Any] | None = None, **keys: Any) -> Network:
+        """Returns a network of a kind of interface on the uplink, with further keys of `ipam` and of the plugin."""
+        keys_of_kind: dict[str, dict[str, Any]] = {
+            "bridge": {"bridge": "br0"},
+            "host-device": {"device": UPLINK, "dataDir": str(self.directory / "devices")},
+            "macvlan": {"master": UPLINK},
+            "ipvlan": {"master": UPLINK, "mode": "l2"},
+            "vlan": {"master": UPLINK, "vlanId": 5},
+        }
+        if kind == "bridge":
+            self.host.run(
+                "sh", "-ec", f"ip link add br0 type bridge; ip link set {UPLINK} master br0; ip link set br0 up"
+            )
+        section = {"type": "dhcp", "daemonSocketPath": str(self.socket), "dataDir": str(self.data), **(ipam or {})}
+        conf = {"cniVersion": "1.0.0", "name": "net", "type": kind, **keys_of_kind[kind], **keys, "ipam": section}
+        return Network(self.host, conf)
+
+
+@contextmanager
+def created(host: Namespace, machine: Namespace, directory: Path, **settings: Any) -> Iterator[Node]:
+    """Yields a node whose server and daemon do not run yet; ends both."""
+    uplink.connect(host, machine, [f"{SERVER}/24"])
+    node = Node(host, machine, directory, **settings)
+    (directory / "run").mkdir()
+    try:
+        yield node
+    finally:
+        node.daemon.stop()
+        node.server.stop()
