@@ -23,6 +23,7 @@ STATUS_CODE, RAPID_COMMIT, DNS_SERVERS, DOMAIN_LIST, SOL_MAX_RT = 13, 14, 23, 24
 # Status.code (RFC 8415, section 21.13).
 SUCCESS, UNSPECIFIED_FAILURE, NO_ADDRESSES, NO_BINDING, NOT_ON_LINK, USE_MULTICAST = 0, 1, 2, 3, 4, 5
 
+_STATUS_NAMES = ("Success", "UnspecFail", "NoAddrsAvail", "NoBinding", "NotOnLink", "UseMulticast")
 _KINDS = range(SOLICIT, 12)  # the messages of relay agents, 12 and 13, have another header
 _HEADER_BYTES = 4
 _OPTION = struct.Struct("!HH")  # code, length
@@ -40,6 +41,11 @@ class Status:
 
     code: int
     text: str = ""
+
+    def describe(self) -> str:
+        """Returns the name of the code, and the text."""
+        name = _STATUS_NAMES[self.code] if self.code < len(_STATUS_NAMES) else f"status {self.code}"
+        return f"{name}: {self.text}" if self.text else name
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,16 @@ class Message:
     sol_max_rt_s: int = 0
     dns_servers: tuple[IPv6Address, ...] = ()
     search: tuple[str, ...] = ()
+
+    def association(self, iaid: bytes) -> Association | None:
+        """Returns the association of an interface, None without one."""
+        return next((each for each in self.associations if each.iaid == iaid), None)
+
+    def failure(self, iaid: bytes) -> Status | None:
+        """Returns the failure that a server reports for the message or for an association, None without one."""
+        association = self.association(iaid)
+        statuses = (self.status, association.status if association else self.status)
+        return next((status for status in statuses if status.code != SUCCESS), None)
 
 
 def encode(message: Message) -> bytes:
