@@ -123,6 +123,9 @@ def _call(path: str, method: str, args: CmdArgs, limit_s: float) -> Result:
     except TimeoutError as error:
         msg = f"error calling {method}: the DHCP daemon did not answer within {limit_s:.0f} s, try again later"
         raise CniError(Code.TRY_AGAIN_LATER, msg, f"its socket is {path}") from error
+    except ConnectionAbortedError as error:
+        msg = f"error calling {method}: the DHCP daemon ended during the call, try again later"
+        raise CniError(Code.TRY_AGAIN_LATER, msg, _START) from error
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         msg = f"error dialing DHCP daemon: dial unix {path}: connect: {reason}"

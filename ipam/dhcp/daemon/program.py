@@ -136,7 +136,7 @@ def _listen(path: str) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        reason = os.strerror(error.errno or 0).lower()
+        reason = (error.strerror or str(error)).lower()  # a path that is too long has no errno
         raise StartError(f"Error getting listener: listen unix {path}: bind: {reason}") from error
     return listening
 

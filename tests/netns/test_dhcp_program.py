@@ -1,0 +1,174 @@
+"""The program `dhcp daemon`: flags, pid file, socket, socket activation, paths in a container."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import dhcp_node
+from tests.support.attaching import address
+from tests.support.dhcp_node import Node
+from tests.support.machine import eventually
+from tests.support.uplink import WIRE
+
+
+@pytest.fixture
+def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
+    """A node whose server runs, without a daemon."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
+        node.start_server()
+        yield node
+
+
+def run_daemon(node: Node, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs a daemon that is expected to fail."""
+    argv = (*node.daemon.argv, *flags)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+
+
+def test_pid_file_is_written_and_removed(node):
+    """The pid file has the process ID without a newline; SIGTERM removes it."""
+    file = node.directory / "dhcp.pid"
+    node.daemon.argv = (*node.daemon.argv, "-pidfile", str(file))
+    node.start_daemon()
+    assert eventually(file.exists)
+    assert file.read_text() == str(node.daemon.process.pid)
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert node.daemon.stop(signal.SIGINT) == 0
+    assert not file.exists()
+
+
+def test_relative_pid_file_is_refused(node):
+    """The path of the pid file must be absolute."""
+    outcome = run_daemon(node, "-pidfile", "dhcp.pid")
+    assert (outcome.returncode, outcome.stderr) == (
+        1,
+        'dhcp daemon: Error writing pidfile "dhcp.pid": path not absolute\n',
+    )
+    assert not node.socket.exists()
+
+
+@pytest.mark.parametrize("flags", [("-timeout", "10"), ("-timeout=1x",), ("-broadcast=perhaps",), ("-unknown",)])
+def test_wrong_flags_are_refused(node, flags):
+    """A flag that is unknown or has a wrong value is an error with exit status 2, as in Go's programs."""
+    outcome = run_daemon(node, *flags)
+    assert outcome.returncode == 2
+    assert "Traceback" not in outcome.stderr
+    assert flags[0].partition("=")[0] in outcome.stderr
+
+
+def test_socket_file_of_a_killed_daemon_is_replaced(node, sandbox):
+    """A killed daemon's socket file does not prevent the next start."""
+    node.start_daemon()
+    node.daemon.stop(signal.SIGKILL)
+    assert node.socket.exists()
+    node.start_daemon()
+    assert node.list_leases() == []
+    node.network().add(sandbox)
+
+
+def test_second_daemon_is_refused(node, sandbox):
+    """A second daemon on the same socket fails, and the first one continues."""
+    node.start_daemon()
+    outcome = run_daemon(node)
+    text = f"dhcp daemon: Error getting listener: listen unix {node.socket}: bind: address already in use\n"
+    assert (outcome.returncode, outcome.stderr) == (1, text)
+    node.network().add(sandbox)
+
+
+def test_socket_of_systemd_is_used(node, sandbox):
+    """With socket activation the daemon uses the passed socket, and leaves its file when it ends."""
+    activate = (
+        "import os, socket, sys\n"
+        "listening = socket.socket(socket.AF_UNIX)\n"
+        "listening.bind(sys.argv[1]); listening.listen()\n"
+        "os.dup2(listening.fileno(), 3); os.set_inheritable(3, True)\n"
+        "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])\n"
+        "os.execv(sys.argv[3], sys.argv[3:])\n"
+    )
+    argv = node.daemon.argv
+    node.daemon.argv = ("python3", "-c", activate, str(node.socket), "1", *argv)
+    node.start_daemon()
+    result = node.network().add(sandbox)
+    assert node.list_leases() == [address(result)]
+    assert node.daemon.stop(signal.SIGTERM) == 0
+    assert node.socket.exists()
+    node.socket.unlink()
+    node.daemon.argv = ("python3", "-c", activate, str(node.socket), "2", *argv)
+    node.daemon.start()
+    assert eventually(lambda: node.daemon.logged("Too many (2) FDs passed through socket activation"))
+
+
+def test_paths_of_the_host_get_the_prefix(node, sandbox):
+    """In a container, the paths of socket and namespaces begin with -hostprefix."""
+    prefix = Path(tempfile.mkdtemp(dir="/tmp")) / "h"  # the path of a socket has at most 107 bytes
+    prefix.symlink_to("/")
+    node.daemon.argv = (*node.daemon.argv, f"-hostprefix={prefix}")
+    node.start_daemon()
+    result = node.network().add(sandbox)
+    assert node.list_leases() == [address(result)]
+    shutil.rmtree(prefix.parent)
+
+
+def test_silent_and_malformed_clients_do_not_delay_others(node, sandbox):
+    """Connections that send nothing, or anything else than a call, do not disturb the daemon."""
+    node.start_daemon()
+    silent = []
+    for data in (b"", b"\0" * 5000, b"CONNECT /_goRPC_ HTTP/1.0\n\n\xff\xff\xff\xff", b"POST / HTTP/1.1\r\n\r\n"):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(node.socket))
+        client.sendall(data)
+        silent.append(client)
+    node.network().add(sandbox)
+    assert node.daemon.process.poll() is None
+    for client in silent:
+        client.close()
+
+
+def test_transaction_ids_differ_between_processes(node, new_sandbox):
+    """Each process has fresh random numbers, although its memory is that of the start-up image."""
+    net = node.network()
+    for _ in range(3):
+        node.start_daemon()
+        net.add(new_sandbox())
+        node.daemon.stop()
+    lines = [line for line in node.server.log.read_text().splitlines() if "DHCPDISCOVER" in line]
+    assert len({line.split()[1] for line in lines}) == 3
+
+
+@pytest.mark.needs("ipvlan")
+def test_ipvlan_pods_share_a_mac_and_have_different_leases(node, new_sandbox):
+    """Pods of an ipvlan network in mode l2 have the same MAC address, and are told apart by their identifiers."""
+    node.start_daemon()
+    net, pods = node.network("ipvlan"), [new_sandbox() for _ in range(2)]
+    results = [net.add(pod) for pod in pods]
+    assert sorted(map(address, results)) == sorted(node.list_leases())
+    assert len(node.list_leases()) == 2
+    for pod, result in zip(pods, results, strict=True):
+        net.check(pod, result)
+        net.delete(pod, result)
+    assert eventually(lambda: node.list_leases() == [])
+
+
+@pytest.mark.needs("vlan_device")
+def test_vlan_pod_gets_a_lease(node, sandbox):
+    """A pod with a VLAN interface gets its lease from the server in that VLAN, and releases it."""
+    node.machine.ip("link", "add", "link", WIRE, "name", "wire5", "type", "vlan", "id", "5")
+    node.machine.ip("address", "add", "10.25.5.1/24", "dev", "wire5")
+    node.machine.ip("link", "set", "wire5", "up")
+    node.server.stop()
+    node.start_server("--interface=wire5", "--dhcp-range=10.25.5.100,10.25.5.149,255.255.255.0,1h")
+    node.start_daemon()
+    net = node.network("vlan")
+    result = net.add(sandbox)
+    assert address(result).startswith("10.25.5.1")
+    assert node.list_leases() == [address(result)]
+    net.delete(sandbox, result)
+    assert eventually(lambda: node.list_leases() == [])
