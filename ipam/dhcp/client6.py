@@ -76,7 +76,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Identity:
-    """The client as servers see it: DUID, the identifier of its interface (IAID, 4 bytes), whether to commit rapidly."""
+    """The client as servers see it: DUID, its interface's IAID (4 bytes), whether to commit rapidly."""
 
     duid: bytes
     iaid: bytes
