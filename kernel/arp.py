@@ -1,6 +1,7 @@
 """ARP probes, which show whether another host uses an IPv4 address (RFC 5227 section 2.1.1).
 
-Three probes are sent, one to two seconds apart. An address is free if nobody has answered two seconds after the last.
+Three probes are sent, one to two seconds apart. An address is free if no host has answered two seconds after
+the last.
 """
 
 from __future__ import annotations

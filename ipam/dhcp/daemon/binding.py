@@ -202,7 +202,7 @@ class Binding:
         self.release(reason)
 
     def gone(self) -> None:
-        """Ends, since the interface was deleted."""
+        """Ends the binding, since the interface was deleted."""
         self.log(f'interface "{self.owner.ifname}" no longer exists, terminating lease maintenance')
         self.release(f'interface "{self.owner.ifname}" no longer exists')
 

@@ -1,6 +1,6 @@
 """`conflictDetection` of a leased address: asks whether another host uses it (RFC 2131, section 3.1, step 5).
 
-It takes four to six seconds if nobody answers (kernel/arp.py).
+It takes four to six seconds if no host answers (kernel/arp.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ETHERNET_HEADER_BYTES = 14
 
 
 class ConflictDetection:
-    """Probes `address` on `packets`, then calls `done` once with the MAC address of its user, "" if nobody answered."""
+    """Probes `address` on `packets`, then calls `done` once with the MAC address of its user, "" if no host answered."""
 
     def __init__(self, packets: Packets, address: IPv4Address, loop: Loop, done: Callable[[str], None]) -> None:
         self._packets: Packets | None = packets
@@ -47,7 +47,7 @@ class ConflictDetection:
         header = arp.BROADCAST + self._packets.mac + arp.ETH_P_ARP.to_bytes(2, "big")
         try:
             self._packets.send(header + arp.build_probe(self._packets.mac, self._address.packed))
-        except OSError:  # the interface is down: nobody can answer, and nobody can be disturbed
+        except OSError:  # the interface is down: no host can answer, or be disturbed
             self._end("")
             return
         self._sent += 1

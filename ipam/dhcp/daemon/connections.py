@@ -1,6 +1,6 @@
 """The daemon's unix socket: accepting connections, reading calls, writing answers, without blocking.
 
-One rule: a client that sends nothing, or reads nothing, costs a descriptor and a bounded buffer, and delays nobody.
+One rule: a client that sends nothing, or reads nothing, costs a descriptor and a bounded buffer, and delays no other client.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ class _Peer:
                 self._write(self._connection.reply(call, answer))
 
     def _answer_http(self, path: str) -> None:
-        found = path == _METRICS_PATH
-        body = (self._service.metrics() if found else "404 page not found\n").encode()
-        status = "200 OK" if found else "404 Not Found"
+        body = (self._service.metrics() if path == _METRICS_PATH else "404 page not found\n").encode()
+        status = "200 OK" if path == _METRICS_PATH else "404 Not Found"
         head = f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n\r\n"
         self._is_last = True
         self._write(head.encode() + body)

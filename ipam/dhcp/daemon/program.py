@@ -1,6 +1,6 @@
 """The program `dhcp daemon`: its flags, its socket, its end. The flags are the reference's.
 
-The socket comes from systemd (LISTEN_FDS) or is created; a socket file that nobody listens on is replaced. SIGTERM and
+The socket comes from systemd (LISTEN_FDS) or is created; a socket file on which no process listens is replaced. SIGTERM and
 SIGINT end the program; leases stay on the disk, and the next start continues to maintain them.
 """
 
@@ -34,7 +34,7 @@ _BACKLOG = 1024
 
 
 class StartError(Exception):
-    """Why the daemon cannot start, for the operator."""
+    """A reason why the daemon cannot start."""
 
 
 def run(arguments: list[str]) -> int:

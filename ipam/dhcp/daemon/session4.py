@@ -37,7 +37,7 @@ class Listener(Protocol):
         """Takes the lost lease from the interface; the session tries to get another."""
 
     def failed(self, reason: str) -> None:
-        """Ends: there was no lease in the time allowed."""
+        """Ends the binding, since there was no lease in the time allowed."""
 
     def gone(self) -> None:
         """Ends: the interface was deleted."""
@@ -207,7 +207,7 @@ class Session4:
         self._detection = ConflictDetection(packets, lease.address.ip, self._loop, partial(self._detected, lease))
 
     def _detected(self, lease: Lease, user: str) -> None:
-        """Accepts a lease whose address nobody uses; declines another one and tries again."""
+        """Accepts a lease whose address no other host uses; declines another one and tries again."""
         self._detection = None
         if not user:
             self._accept(lease)
