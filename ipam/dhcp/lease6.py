@@ -173,14 +173,14 @@ def dhcp_lease(grant: Grant, advertisement: RouterAdvertisement | None) -> Lease
 def slaac_lease(advertisement: RouterAdvertisement, link_local: IPv6Address, before: Lease6 | None) -> Lease6 | None:
     """Returns the lease of an autoconfigured address; None if the router advertises no prefix for one.
 
-    The address of `before` stays as long as its prefix is preferred, or is valid and no other is preferred. Otherwise
-    it is in the first preferred prefix: a deprecated address is not for new connections (RFC 4862, section 5.5.4).
+    The address of `before` stays while its prefix is preferred. Otherwise the address is in the first preferred prefix,
+    since a deprecated address is not for new connections (RFC 4862, section 5.5.4); without one nothing changes.
     """
     usable = [prefix for prefix in advertisement.prefixes if prefix.autonomous and prefix.valid_s > 0]
     current = slaac_prefix(advertisement, before.address.ip) if before else None
     preferred = [prefix for prefix in usable if prefix.preferred_s > 0]
-    if current is None or not current.preferred_s:
-        current = next(iter(preferred), current)
+    if current is None or current not in preferred:
+        current = next(iter([*preferred, *([current] if current else []), *usable]), None)
     if current is None:
         return None
     return Lease6(slaac_address(current.network, link_local, on_link=current.on_link), None, advertisement)

@@ -163,9 +163,10 @@ def _parse_dns_servers(content: bytes) -> tuple[IPv6Address, ...]:
 
 
 def _parse_search(content: bytes) -> tuple[str, ...]:
-    """Returns the domains of an option, which is padded with zeros."""
+    """Returns the domains of an option, which is padded with zeros; the last name ends with one, too."""
     names = content[6:].rstrip(b"\0")
-    return domain.decode_list(names + b"\0") if names and _lifetime(content) else ()
+    is_terminated = 0 < len(names) < len(content) - 6
+    return domain.decode_list(names + b"\0") if is_terminated and _lifetime(content) else ()
 
 
 def _lifetime(content: bytes) -> int:

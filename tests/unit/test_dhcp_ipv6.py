@@ -1,0 +1,349 @@
+"""The IPv6 configuration of an interface (ipam.dhcp.ipv6_client), its lease (lease6) and addresses (address6)."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv6Address, IPv6Interface, IPv6Network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.result import Route
+from ipam.dhcp import conf, frame, lease6, packet6
+from ipam.dhcp.client4 import Event, Timing
+from ipam.dhcp.client6 import Identity, State
+from ipam.dhcp.ipv6_client import Ipv6Client
+from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.packet import Malformed
+from ipam.dhcp.packet6 import Association, LeasedAddress, Message
+from process.values import replace
+
+MAC, ROUTER_MAC, ROUTER = bytes.fromhex("020000000001"), bytes.fromhex("020000000002"), IPv6Address("fe80::1")
+LINK_LOCAL = IPv6Address("fe80::ff:fe00:1")
+DUID, IAID, SERVER = b"\0\4" + bytes(16), b"\1\2\3\4", b"\0\3server"
+ADDRESS, NETWORK = IPv6Address("2001:db8:1::7"), IPv6Network("2001:db8:1::/64")
+SLAAC_ADDRESS, DEFAULT = IPv6Interface("2001:db8:1::ff:fe00:1/64"), IPv6Interface("::/0")
+
+
+def advertisement_frame(*, managed=False, lifetime_s=1800, valid_s=7200, preferred_s=3600, source=ROUTER):
+    """Returns a router's frame that advertises NETWORK for autoconfiguration."""
+    flags, times = 0x80 * managed, valid_s.to_bytes(4, "big") + preferred_s.to_bytes(4, "big")
+    prefix = bytes((3, 4, 64, 0xC0)) + times + bytes(4) + NETWORK.network_address.packed
+    body = bytes((64, flags)) + lifetime_s.to_bytes(2, "big") + bytes(8) + prefix
+    return frame.build_icmp6(ROUTER_MAC, MAC, source, LINK_LOCAL, 134, 0, body)
+
+
+class Interface:
+    """A client, the time, and the frames it sent, parsed."""
+
+    def __init__(self, mode):
+        identity = Identity(DUID, IAID)
+        self.client = Ipv6Client(MAC, LINK_LOCAL, identity, mode, Timing())
+        self.now = 100.0
+        self.messages = []
+        self.solicitations = 0
+
+    def start(self):
+        self.client.start(self.now)
+        return self._collect(None)
+
+    def resume(self, lease, *, same_boot=True):
+        self.client.resume(lease, self.now, same_boot=same_boot)
+        return self._collect(None)
+
+    def wait(self):
+        self.now = max(self.now, self.client.deadline)
+        return self._collect(self.client.expire(self.now))
+
+    def wait_for(self, event, limit=300):
+        while self.wait() is not event:
+            limit -= 1
+            assert limit
+
+    def advertise(self, **changes):
+        return self._collect(self.client.receive(advertisement_frame(**changes), self.now))
+
+    def grant(self, kind=packet6.REPLY, port=546, **changes):
+        leased = Association(IAID, (LeasedAddress(ADDRESS, 100.0, 200.0),), 50.0, 80.0)
+        reply = Message(kind, self.messages[-1].xid, DUID, SERVER, (leased,), rapid_commit=True)
+        payload = packet6.encode(replace(reply, **changes))
+        content = frame.build_udp6(ROUTER_MAC, MAC, ROUTER, LINK_LOCAL, 547, port, payload)
+        return self._collect(self.client.receive(content, self.now))
+
+    def _collect(self, event):
+        for content in self.client.take_outgoing():
+            if content[20] == 58:
+                self.solicitations += 1
+                continue
+            datagram = frame.parse_udp6(content)
+            assert content[:6] == bytes.fromhex("333300010002")
+            assert (datagram.source_mac, datagram.source_ip) == (MAC, LINK_LOCAL)
+            assert datagram.destination_ip == IPv6Address("ff02::1:2")
+            assert (datagram.source_port, datagram.destination_port) == (546, 547)
+            self.messages.append(packet6.decode(datagram.payload))
+        return event
+
+    @property
+    def lease(self):
+        assert self.client.lease is not None
+        return self.client.lease
+
+
+@pytest.fixture
+def slaac():
+    interface = Interface("slaac")
+    interface.start()
+    assert interface.advertise() is Event.GRANTED
+    return interface
+
+
+@pytest.fixture
+def dhcp():
+    interface = Interface("dhcp")
+    interface.start()
+    interface.advertise(managed=True)
+    assert interface.grant() is Event.GRANTED
+    return interface
+
+
+@pytest.mark.parametrize("server_first", [False, True])
+def test_dhcp(server_first):
+    """In mode "dhcp" the lease needs the server's answer and the router's, in any order."""
+    interface = Interface("dhcp")
+    interface.start()
+    assert (interface.solicitations, len(interface.messages)) == (1, 1)
+    answers = [interface.grant, interface.advertise]
+    first, second = answers if server_first else answers[::-1]
+    assert (first(), interface.client.lease) == (None, None)
+    assert interface.client.listening_until > interface.now
+    assert second() is Event.GRANTED
+    lease = interface.lease
+    assert (lease.address, lease.gateway) == (IPv6Interface(f"{ADDRESS}/128"), ROUTER)
+    assert lease.routes == (Route(IPv6Interface("2001:db8:1::/64")), Route(DEFAULT, ROUTER))
+    assert interface.client.listening_until < interface.now
+    assert interface.client.state is State.BOUND
+
+
+def test_dhcp_without_router():
+    """Without a router a lease has no gateway, and comes when the search for a router has ended."""
+    interface = Interface("dhcp")
+    interface.start()
+    interface.grant()
+    interface.wait_for(Event.GRANTED)
+    assert 109 <= interface.now <= 110
+    assert (interface.lease.address, interface.lease.routes) == (IPv6Interface(f"{ADDRESS}/128"), ())
+
+
+def test_router_that_starts_later():
+    """A router that is found after the ADD changes the lease."""
+    interface = Interface("dhcp")
+    interface.start()
+    leased = Association(IAID, (LeasedAddress(ADDRESS, INFINITE, INFINITE),), INFINITE, INFINITE)
+    interface.grant(associations=(leased,))
+    interface.wait_for(Event.GRANTED)
+    without = interface.lease
+    assert interface.wait() is None
+    assert interface.advertise() is Event.GRANTED
+    assert interface.lease.differs_from(without)
+    assert interface.lease.gateway == ROUTER
+
+
+@pytest.mark.parametrize("mode", ["dhcp", "auto"])
+def test_dhcp_without_server(mode):
+    """Without a server the client fails after the total time of 208 s, also if the router comes first."""
+    interface = Interface(mode)
+    interface.start()
+    interface.advertise(managed=True)
+    interface.wait_for(Event.FAILED)
+    assert (interface.now, interface.client.deadline, interface.client.lease) == (308, INFINITE, None)
+    assert interface.client.reason == "no DHCPv6 server answered"
+
+
+def test_slaac(slaac):
+    """In mode "slaac" the address is the kernel's, with the prefix's length; there is no DHCPv6 message."""
+    lease = slaac.lease
+    assert (lease.address, lease.routes) == (SLAAC_ADDRESS, (Route(DEFAULT, ROUTER),))
+    assert (lease.granted_s, lease.expires_at) == (100, 7300)
+    assert (slaac.messages, slaac.client.state) == ([], State.BOUND)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"), [(False, "no router answered"), (True, "no router advertises a prefix")]
+)
+def test_slaac_fails(answers, reason):
+    """Without a router, or without a prefix, autoconfiguration fails."""
+    interface = Interface("slaac")
+    interface.start()
+    if not answers:
+        interface.wait_for(Event.FAILED)
+    else:
+        assert interface.advertise(valid_s=0, preferred_s=0) is Event.FAILED
+    assert reason in interface.client.reason
+    assert (interface.client.deadline, interface.client.state) == (INFINITE, State.STOPPED)
+
+
+def test_auto_with_managed_flag():
+    """In mode "auto" a router with flag M starts DHCPv6."""
+    interface = Interface("auto")
+    interface.start()
+    assert interface.messages == []
+    assert interface.advertise(managed=True) is None
+    assert interface.grant() is Event.GRANTED
+    assert interface.lease.address == IPv6Interface(f"{ADDRESS}/128")
+
+
+def test_auto_without_managed_flag():
+    """In mode "auto" a router without flag M starts autoconfiguration."""
+    interface = Interface("auto")
+    interface.start()
+    assert interface.advertise() is Event.GRANTED
+    assert (interface.lease.address, interface.messages) == (SLAAC_ADDRESS, [])
+
+
+def test_auto_without_router():
+    """In mode "auto" the client asks a DHCPv6 server if no router answers."""
+    interface = Interface("auto")
+    interface.start()
+    while not interface.messages:
+        assert interface.wait() is None
+    assert interface.grant() is Event.GRANTED
+
+
+def test_renewal_of_both(dhcp):
+    """Renewals by server and router extend the lease, without a change of the configuration."""
+    before = dhcp.lease
+    dhcp.wait()
+    assert dhcp.messages[-1].kind == packet6.RENEW
+    assert dhcp.grant() is Event.GRANTED
+    assert dhcp.lease.granted_s == dhcp.now
+    while dhcp.solicitations == 1:
+        dhcp.wait()
+        if dhcp.messages[-1].kind == packet6.RENEW:
+            dhcp.grant()
+    assert dhcp.advertise(managed=True) is Event.GRANTED
+    assert dhcp.lease.advertisement.received_s == dhcp.now
+    assert not dhcp.lease.differs_from(before)
+
+
+def test_lost_lease_and_new_one(dhcp):
+    """When a lease expires the router's settings stay, and a new lease gets them."""
+    dhcp.wait_for(Event.LOST)
+    assert (dhcp.now, dhcp.client.lease) == (300, None)
+    assert dhcp.grant() is Event.GRANTED
+    assert dhcp.lease.gateway == ROUTER
+
+
+def test_expired_prefix(slaac):
+    """An autoconfigured address is lost when its prefix expires; a later advertisement restores it."""
+    slaac.wait_for(Event.LOST)
+    assert 7300 <= slaac.now <= 7310
+    assert slaac.client.state is State.SOLICITING
+    while slaac.now >= slaac.client.listening_until:
+        slaac.wait()
+    assert slaac.advertise() is Event.GRANTED
+    assert slaac.lease.address == SLAAC_ADDRESS
+
+
+def test_no_socket_is_needed_between_renewals(slaac, dhcp):
+    """No frame can arrive while the client waits for a deadline."""
+    for interface in (slaac, dhcp):
+        assert interface.client.listening_until < interface.now
+        assert interface.client.deadline > interface.now
+
+
+def test_resumed_lease(slaac, dhcp):
+    """A stored lease of this boot is maintained without a frame until its time."""
+    for interface in (slaac, dhcp):
+        resumed = Interface("auto")
+        resumed.resume(lease6.from_json(json.loads(json.dumps(lease6.to_json(interface.lease)))))
+        assert (resumed.solicitations, resumed.messages, resumed.lease.address) == (0, [], interface.lease.address)
+        assert resumed.client.state is State.BOUND
+        assert resumed.wait() is None
+        assert resumed.now > 100
+
+
+def test_expired_while_the_daemon_was_away(slaac, dhcp):
+    """A stored lease that has expired is lost at once."""
+    for interface in (slaac, dhcp):
+        resumed = Interface("auto")
+        resumed.now = 10000.0
+        resumed.resume(interface.lease)
+        assert resumed.wait() is Event.LOST
+        assert resumed.now == 10000
+
+
+@pytest.mark.parametrize("server_answers", [False, True])
+def test_dhcp_lease_of_another_boot(dhcp, server_answers):
+    """A lease of another boot is confirmed by the server, and the router is searched again."""
+    resumed = Interface("dhcp")
+    resumed.resume(dhcp.lease, same_boot=False)
+    assert (resumed.solicitations, resumed.messages[0].kind) == (1, packet6.REBIND)
+    if not server_answers:
+        resumed.wait_for(Event.LOST)
+        assert resumed.now == 110
+        return
+    assert resumed.grant() is None
+    assert resumed.advertise() is Event.GRANTED
+    assert resumed.lease.expires_at == 300
+
+
+def test_slaac_lease_of_another_boot(slaac):
+    """An autoconfigured address of another boot is lost if no router answers."""
+    resumed = Interface("slaac")
+    resumed.resume(slaac.lease, same_boot=False)
+    resumed.wait_for(Event.LOST)
+    again = Interface("slaac")
+    again.resume(slaac.lease, same_boot=False)
+    assert again.advertise(lifetime_s=900) is Event.GRANTED
+    assert again.lease.address == SLAAC_ADDRESS
+
+
+def test_release(slaac, dhcp):
+    """A released address of DHCPv6 is reported to the server; an autoconfigured one is only forgotten."""
+    assert slaac.client.release() == []
+    (content,) = dhcp.client.release()
+    message = packet6.decode(frame.parse_udp6(content).payload)
+    assert (message.kind, message.server_id) == (packet6.RELEASE, SERVER)
+    assert all(each.client.deadline == INFINITE and each.client.lease is None for each in (slaac, dhcp))
+
+
+def test_decline(slaac, dhcp):
+    """A duplicate address is declined: the server is asked for another one, autoconfiguration fails."""
+    assert dhcp.client.decline(dhcp.now) is None
+    dhcp.wait()
+    assert [message.kind for message in dhcp.messages[-2:]] == [packet6.DECLINE, packet6.SOLICIT]
+    assert dhcp.grant() is Event.GRANTED
+    assert slaac.client.decline(slaac.now) is Event.FAILED
+    assert slaac.client.reason == "another host uses the address"
+
+
+def test_foreign_frames(dhcp):
+    """Frames to other ports are ignored; malformed and forged ones raise Malformed."""
+    dhcp.wait()
+    assert dhcp.grant(port=547) is None
+    forged = advertisement_frame(source=IPv6Address("2001:db8::1"))
+    for content in (b"", forged, forged[:60], frame.build_udp6(MAC, MAC, ROUTER, LINK_LOCAL, 547, 546, b"\7")):
+        with pytest.raises(Malformed):
+            dhcp.client.receive(content, dhcp.now)
+
+
+@given(st.data())
+def test_any_frame(data):
+    """Any change of a frame is ignored, accepted or malformed."""
+    interface = Interface("auto")
+    interface.start()
+    content = bytearray(advertisement_frame())
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        interface.client.receive(bytes(content), interface.now, checksum_is_ready=False)
+    except Malformed:
+        return
+
+
+def test_identity_is_that_of_dhcp4():
+    """DUID and IAID are those in the DHCPv4 client identifier of RFC 4361."""
+    client_id = conf.duid_client_id("machine", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", "net", "eth0", "id")
+    duid = conf.duid("machine", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", "id")
+    assert client_id == b"\xff" + conf.iaid("net", "eth0") + duid
+    assert (duid[:2], len(duid), len(conf.iaid("net", "eth0"))) == (b"\0\4", 18, 4)

@@ -1,0 +1,252 @@
+"""The client of router advertisements (ipam.dhcp.router_client): loss, several routers, expiry, short lifetimes."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address, IPv6Network
+
+import pytest
+
+from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
+from ipam.dhcp.router_client import Event, RouterClient, State, choose_way, merged
+from process.values import replace
+
+ROUTER, OTHER = IPv6Address("fe80::1"), IPv6Address("fe80::2")
+NETWORK = IPv6Network("2001:db8:1::/64")
+PREFIX = Prefix(NETWORK, True, True, 7200.0, 3600.0)
+ADVERTISED = RouterAdvertisement(ROUTER, 0.0, 1800.0, mtu=1400, prefixes=(PREFIX,))
+
+
+class Search:
+    """A router client, the time, and the times of its solicitations."""
+
+    def __init__(self):
+        self.client = RouterClient()
+        self.now = 0.0
+        self.sent = []
+
+    def start(self, **limits):
+        self.client.start(self.now, **limits)
+        return self._collect(None)
+
+    def resume(self, advertisement=ADVERTISED):
+        self.client.resume(advertisement, self.now)
+        return self._collect(None)
+
+    def wait(self):
+        """Passes the time until the deadline."""
+        self.now = max(self.now, self.client.deadline)
+        return self._collect(self.client.expire(self.now))
+
+    def wait_for(self, event, limit=60):
+        while self.wait() is not event:
+            limit -= 1
+            assert limit
+
+    def answer(self, advertisement=ADVERTISED, **changes):
+        received = replace(advertisement, received_s=self.now, **changes)
+        return self._collect(self.client.receive(received, self.now))
+
+    def _collect(self, event):
+        if self.client.take_solicitation():
+            self.sent.append(self.now)
+        return event
+
+
+@pytest.fixture
+def search():
+    new = Search()
+    new.start()
+    return new
+
+
+@pytest.fixture
+def bound(search):
+    assert search.answer() is Event.ADVERTISED
+    return search
+
+
+def test_first_answer(search):
+    """The first advertisement ends the search; the client stops to listen."""
+    assert (search.sent, search.client.state) == ([0.0], State.SEARCHING)
+    search.now = 0.5
+    assert search.answer() is Event.ADVERTISED
+    assert search.client.advertisement == replace(ADVERTISED, received_s=0.5)
+    assert search.client.listening_until < search.now
+    assert search.answer(mtu=1300) is None
+    assert search.client.advertisement.mtu == 1400
+
+
+def test_silence(search):
+    """Solicitations are sent about 0, 1 and 5 s after the start; the search ends 4 s later, and is repeated rarely."""
+    search.wait_for(Event.SILENT)
+    assert [round(sent) for sent in search.sent] == [0, 1, 5]
+    assert 9 <= search.now <= 9.9
+    assert (search.client.state, search.client.advertisement) == (State.WAITING, None)
+    pauses = []
+    for _ in range(9):
+        silent = search.now
+        search.wait()
+        pauses.append(search.now - silent)
+        search.wait_for(Event.SILENT)
+    assert 54 <= pauses[0] <= 60
+    assert 3240 <= pauses[-1] <= 3600
+    search.wait()
+    assert search.answer() is Event.ADVERTISED
+
+
+def test_limited_search():
+    """The search ends when the ADD's time does."""
+    search = Search()
+    search.start(give_up_at=3.0)
+    search.wait_for(Event.SILENT)
+    assert search.now == 3
+
+
+def test_router_without_lifetime(search):
+    """A router that is no gateway is accepted a second later; a gateway is preferred meanwhile."""
+    assert search.answer(lifetime_s=0.0) is None
+    assert search.wait() is Event.ADVERTISED
+    assert (search.now, search.client.advertisement.lifetime_s) == (1, 0)
+    again = Search()
+    again.start()
+    again.answer(lifetime_s=0.0)
+    again.now = 0.5
+    assert again.answer(router=OTHER) is Event.ADVERTISED
+    assert again.client.advertisement == replace(ADVERTISED, received_s=0.5, router=OTHER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "least", "most"),
+    [
+        ({}, 540, 600),
+        ({"lifetime_s": 9000.0, "prefixes": ()}, 1620, 1800),
+        ({"lifetime_s": 3.0}, 3, 3),
+        ({"lifetime_s": 30.0}, 9, 10),
+        ({"prefixes": (replace(PREFIX, valid_s=600.0, preferred_s=300.0),)}, 90, 100),
+        ({"prefixes": (replace(PREFIX, valid_s=INFINITE, preferred_s=INFINITE),)}, 540, 600),
+        ({"prefixes": (replace(PREFIX, preferred_s=0.0),)}, 540, 600),
+    ],
+)
+def test_refresh_time(search, changes, least, most):
+    """The client acts again after a third of the shortest lifetime, within 4 s and half an hour."""
+    search.answer(**changes)
+    assert least <= search.client.deadline <= most
+
+
+def test_refresh(bound):
+    """A refresh extends the times by one solicitation and one answer."""
+    assert bound.wait() is None
+    assert (len(bound.sent), bound.client.state) == (2, State.REFRESHING)
+    bound.now += 0.1
+    assert bound.answer() is Event.ADVERTISED
+    assert bound.client.advertisement == replace(ADVERTISED, received_s=bound.now)
+    assert bound.now + 540 <= bound.client.deadline <= bound.now + 600
+
+
+def test_silent_refresh(bound):
+    """Without answers the client tries more and more often; the gateway and the prefix expire at their times."""
+    bound.wait_for(Event.ADVERTISED)
+    assert 1800 <= bound.now <= 1810
+    assert bound.client.advertisement == replace(ADVERTISED, lifetime_s=0.0)
+    assert len(bound.sent) > 10
+    bound.wait_for(Event.ADVERTISED)
+    assert 3600 <= bound.now <= 3610
+    assert bound.client.advertisement.prefixes == (replace(PREFIX, preferred_s=0.0),)
+    bound.wait_for(Event.ADVERTISED)
+    assert 7200 <= bound.now <= 7210
+    assert bound.client.advertisement.prefixes == ()
+    sent = len(bound.sent)
+    while bound.now < 40000:
+        assert bound.wait() is None
+    assert len(bound.sent) - sent < 90
+
+
+def test_other_router(bound):
+    """Another router replaces the present one only if that no longer answers."""
+    bound.wait()
+    assert bound.answer(router=OTHER) is None
+    assert bound.answer() is Event.ADVERTISED
+    assert bound.client.advertisement.router == ROUTER
+    bound.wait()
+    bound.answer(router=OTHER)
+    bound.answer(router=IPv6Address("fe80::3"), lifetime_s=0.0)
+    bound.wait_for(Event.ADVERTISED)
+    assert bound.client.advertisement.router == OTHER
+
+
+def test_resigning_router(bound):
+    """A router that is no longer a gateway gives way to another one."""
+    bound.wait()
+    bound.answer(lifetime_s=0.0)
+    assert bound.answer(router=OTHER) is None
+    assert bound.wait() is Event.ADVERTISED
+    assert bound.client.advertisement.router == OTHER
+
+
+def test_router_that_is_no_gateway_does_not_replace_one(bound):
+    """Another router that is no gateway does not replace one that no longer answers."""
+    bound.wait()
+    bound.answer(router=OTHER, lifetime_s=0.0)
+    while bound.client.state is State.REFRESHING:
+        assert bound.wait() is None
+    assert bound.client.advertisement.router == ROUTER
+
+
+@pytest.mark.parametrize(("now", "event"), [(10.0, None), (700.0, None), (1900.0, Event.ADVERTISED)])
+def test_stored_advertisement(now, event):
+    """A stored advertisement is refreshed at its time; if it has expired, that is reported at once."""
+    search = Search()
+    search.now = now
+    search.resume()
+    assert search.sent == []
+    assert search.wait() is event
+    assert search.now == (now if now > 600 else pytest.approx(570, abs=31))
+    assert len(search.sent) == 1
+
+
+def test_missing_prefix_is_not_withdrawn():
+    """A prefix that an advertisement does not mention stays until its lifetime ends."""
+    after = replace(ADVERTISED, received_s=1000.0, prefixes=())
+    assert merged(ADVERTISED, after).prefixes == (replace(PREFIX, valid_s=6200.0, preferred_s=2600.0),)
+    assert merged(ADVERTISED, replace(after, received_s=7200.0)).prefixes == ()
+
+
+@pytest.mark.parametrize(
+    ("before_s", "announced_s", "expected_s"),
+    [
+        (100000, 90000, 90000),
+        (100000, 10, 7200),
+        (7000, 10, 6900),
+        (7000, 6950, 6950),
+        (7000, 0, 6900),
+        (60, 8000, 8000),
+    ],
+)
+def test_two_hours(before_s, announced_s, expected_s):
+    """A short lifetime does not end an address at once (RFC 4862, section 5.5.3)."""
+    before = replace(ADVERTISED, prefixes=(replace(PREFIX, valid_s=float(before_s), preferred_s=10.0),))
+    announced = replace(PREFIX, valid_s=float(announced_s), preferred_s=0.0)
+    after = merged(before, replace(ADVERTISED, received_s=100.0 if before_s > 100 else 1.0, prefixes=(announced,)))
+    assert after.prefixes == (replace(announced, valid_s=float(expected_s)),)
+
+
+def test_prefix_that_is_only_on_link_is_withdrawn_at_once():
+    """A lifetime of 0 ends a prefix that is only on the link."""
+    before = replace(ADVERTISED, prefixes=(replace(PREFIX, autonomous=False),))
+    withdrawn = replace(PREFIX, autonomous=False, valid_s=0.0, preferred_s=0.0)
+    assert merged(before, replace(ADVERTISED, received_s=5.0, prefixes=(withdrawn,))).prefixes == ()
+
+
+def test_choice_of_the_way():
+    """The router's flag M chooses for "auto"; without a router it is DHCPv6."""
+    managed = replace(ADVERTISED, managed=True)
+    cases = ("auto", None), ("auto", managed), ("auto", ADVERTISED), ("dhcp", ADVERTISED), ("slaac", managed)
+    assert [choose_way(*case) for case in cases] == ["dhcp", "dhcp", "slaac", "dhcp", "slaac"]
+
+
+def test_stop(bound):
+    """A stopped client has no deadline and ignores advertisements."""
+    bound.client.stop()
+    assert bound.client.deadline == INFINITE
+    assert bound.answer() is None
