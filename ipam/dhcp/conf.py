@@ -58,6 +58,7 @@ class DhcpConf:
     """
 
     socket_path: str
+    data_dir: str
     provided: tuple[tuple[int, bytes], ...]
     requested: tuple[int, ...]
     priority: int
@@ -85,6 +86,7 @@ def parse(net_conf: NetConf, cni_args: str) -> DhcpConf:
         raise ipam.error("clientIdentifier", "excludes the option dhcp-client-identifier", "remove one of the two")
     return DhcpConf(
         socket_path=socket_path(net_conf),
+        data_dir=data_dir(net_conf),
         provided=tuple(provided.items()),
         requested=_requested(ipam),
         priority=ipam.integer("priority", minimum=0, maximum=(1 << 32) - 1) or 0,

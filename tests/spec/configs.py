@@ -33,6 +33,7 @@ READS_CNI_ARGS = {
 KINDS = {
     "bandwidth": "chained",
     "bridge": "interface",
+    "dhcp": "ipam",
     "dummy": "interface",
     "firewall": "chained",
     "host-device": "interface",
