@@ -32,7 +32,7 @@ _DEFAULT_ROUTE = IPv6Interface("::/0")
 
 @dataclass(frozen=True)
 class Grant:
-    """What a DHCPv6 server granted; `server` is its DUID."""
+    """The grant of a DHCPv6 server; `server` is its DUID."""
 
     address: IPv6Address
     server: bytes
@@ -82,7 +82,7 @@ class Lease6:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Routes to the on-link prefixes, without gateway, then the default route.
+        """The routes to the on-link prefixes, without gateway, then the default route.
 
         The kernel adds the route to the address' prefix itself.
         """

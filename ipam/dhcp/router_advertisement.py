@@ -49,7 +49,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class RouterAdvertisement:
-    """What a router said at `received_s` (CLOCK_BOOTTIME); `router` is its link-local address.
+    """The advertisement that arrived at `received_s` (CLOCK_BOOTTIME); `router` is the router's link-local address.
 
     `managed` and `other` are the flags M (addresses by DHCPv6) and O (only other settings). The router can be the
     default gateway for `lifetime_s`, which may be 0. `mtu` is 0 when it is not announced.

@@ -84,7 +84,7 @@ class RouterClient:
         self._bind(now)
 
     def stop(self) -> None:
-        """Stops: no deadline, no answers."""
+        """Ends the search and the refreshes; there is no deadline then."""
         self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE, -INFINITE
 
     def expire(self, now: float) -> Event | None:
@@ -107,7 +107,7 @@ class RouterClient:
 
     def receive(self, received: RouterAdvertisement, now: float) -> Event | None:
         """Acts on a router advertisement, unless this client is not listening."""
-        if self.state not in (State.SEARCHING, State.REFRESHING) or now > self.listening_until:
+        if self.state not in (State.SEARCHING, State.REFRESHING):
             return None
         current = self.advertisement
         is_expected = current is None or not current.lifetime_s or current.router == received.router

@@ -144,6 +144,7 @@ def test_no_binding_and_silence(bound):
     bound.answer(**refused(NO_BINDING))
     bound.wait_for(Event.LOST)
     assert bound.now <= 201
+    assert bound.kinds[2:].count(packet6.REQUEST) <= 8
 
 
 @pytest.mark.parametrize("changes", [refused(NO_ADDRESSES), refused(FAILURE), {"status": FAILURE}])
@@ -235,6 +236,15 @@ def test_release(bound):
     assert message.associations == (Association(IAID, (LeasedAddress(ADDRESS),)),)
     assert (bound.client.state, bound.client.deadline, bound.client.lease) == (State.STOPPED, INFINITE, None)
     assert bound.client.release() == []
+
+
+def test_answer_to_a_decline(bound):
+    """The answers to DECLINE are ignored."""
+    bound.client.decline(bound.now)
+    bound.sent += bound.client.take_outgoing()
+    assert bound.answer() is None
+    assert bound.answer(packet6.ADVERTISE, preference=255) is None
+    assert bound.kinds[-1] == packet6.DECLINE
 
 
 def test_decline(bound):

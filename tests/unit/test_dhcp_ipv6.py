@@ -154,6 +154,7 @@ def test_dhcp_without_server(mode):
     """Without a server the client fails after the total time of 208 s, also if the router comes first."""
     interface = Interface(mode)
     interface.start()
+    interface.now += 0.9
     interface.advertise(managed=True)
     interface.wait_for(Event.FAILED)
     assert (interface.now, interface.client.deadline, interface.client.lease) == (308, INFINITE, None)

@@ -184,6 +184,15 @@ def test_resigning_router(bound):
     assert bound.client.advertisement.router == OTHER
 
 
+def test_router_that_resigns_after_another_has_answered(bound):
+    """The answer of another router counts also if it comes before the resignation of the present one."""
+    bound.wait()
+    bound.answer(router=OTHER)
+    assert bound.answer(lifetime_s=0.0) is None
+    assert bound.wait() is Event.ADVERTISED
+    assert bound.client.advertisement.router == OTHER
+
+
 def test_router_that_is_no_gateway_does_not_replace_one(bound):
     """Another router that is no gateway does not replace one that no longer answers."""
     bound.wait()
