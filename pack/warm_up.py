@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import ipam.dhcp.rpc
 import kernel.address
 import kernel.link
 import kernel.link_deletion
@@ -34,7 +35,7 @@ from cni import gojson, skel
 from cni.address import Cidr, parse_cidr
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage
 from kernel.wire import Attributes, encode
-from pack import fake_child, fake_device, fake_nftables, fake_routing, fake_vrf
+from pack import fake_child, fake_device, fake_dhcp, fake_nftables, fake_routing, fake_vrf
 from process.child import Command, Outcome
 
 _TIMES = 20
@@ -141,6 +142,10 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("ADD", "CHECK", "DEL"):
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
         _created.clear()  # a background process deletes the ifb
+        yield "dhcp"
+        leased = {**_NETWORK, "type": "dhcp", "ipam": {"type": "dhcp", "dataDir": f"{leases}/dhcp", **fake_dhcp.KEYS}}
+        for verb in ("ADD", "CHECK", "DEL"):
+            _run_verb(plugins, "dhcp", verb, leased, leases)
 
 
 def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:
@@ -351,6 +356,7 @@ def _replacements(directory: str) -> list[tuple[Any, str, Any]]:
         (process.child, "run", _refuse_program),
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.tap, "create", fake_child.create_tap),
+        (ipam.dhcp.rpc, "_connect", fake_dhcp.connect),
         (kernel.netns, "setns", lambda descriptor, kind: None),
         (kernel.link_deletion, "send_in_background", lambda socket, request, report: 0),
         (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 0),
