@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support import kernels, netstate
+from tests.support import dhcp_node, kernels, netstate
 from tests.support.attaching import reaches
 from tests.support.bandwidth_network import BOTH, qdiscs
 from tests.support.binaries import ROOT
@@ -29,18 +32,40 @@ def samples(capability: str = ""):
 
 
 def load(path: Path, store: Path) -> NetworkList:
-    """Reads a sample, with its reservations in `store`.
+    """Reads a sample, with its reservations in `store`, and the socket and leases of dhcp beside it.
 
     Its pods have limits and a host port, which differs between samples.
     """
     mapping = {"hostPort": HOST_PORT + FILES.index(path), "containerPort": PORT, "protocol": "tcp"}
     network = NetworkList.load(path).with_capabilities(portMappings=[mapping], bandwidth=BOTH)
     for plugin in network.plugins:
-        if "ipam" in plugin:
+        if uses_dhcp(plugin):
+            node = store.with_name("dhcp")
+            plugin["ipam"] |= {"dataDir": str(node / "data"), "daemonSocketPath": str(node / "run" / "dhcp.sock")}
+        elif "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
         if plugin["type"] in ("host-device", "tuning"):
             plugin["dataDir"] = str(store.with_name(plugin["type"]))
     return network
+
+
+def uses_dhcp(plugin) -> bool:
+    """Returns whether the IPAM plugin of a plugin is dhcp."""
+    return plugin.get("ipam", {}).get("type") == "dhcp"
+
+
+@pytest.fixture
+def prepare(host, store) -> Iterator[Any]:
+    """A function that creates a list's interfaces on the host, and starts what dhcp needs; returns their names."""
+    with ExitStack() as stack:
+
+        def prepare_for(network: NetworkList) -> set[str]:
+            names = create_interfaces(host, network)
+            for plugin in filter(uses_dhcp, network.plugins):
+                stack.enter_context(dhcp_node.serving(host, f"{plugin['master']}-peer", store.with_name("dhcp")))
+            return names
+
+        yield prepare_for
 
 
 def runner(host, sandbox, network: NetworkList) -> Run:
@@ -64,12 +89,12 @@ def state(host):
 
 
 @samples()
-def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store):
+def test_sample_serves_every_verb(path, bin_dir, host, sandbox, store, prepare):
     """Each sample works with ADD, CHECK and DEL, which restores the state."""
     network = load(path, store)
     run = runner(host, sandbox, network)
     staying = {plugin["bridge"] for plugin in network.plugins if "bridge" in plugin}
-    staying |= create_interfaces(host, network)
+    staying |= prepare(network)
 
     # The first attachment leaves what stays by design: the bridge on the host, a queue on the sandbox's lo.
     network.delete(run, network.add(run))
@@ -142,12 +167,12 @@ def test_limits_are_set(path, bin_dir, host, sandbox, store):
         assert any(f"tbf 1: root rate {rate} " in line.replace(f"dev {name} ", "") for line in qdiscs(host, name))
 
 
-def test_samples_can_be_used_together(bin_dir, host, sandbox, new_sandbox, store):
+def test_samples_can_be_used_together(bin_dir, host, sandbox, new_sandbox, store, prepare):
     """All samples that this kernel supports work on one host: their names, bridges and subnets do not conflict."""
     networks = [load(path, store) for path in FILES if not kernels.lacking(list_features(path))]
     assert len({network.name for network in networks}) == len(networks)
     for network in networks:
-        create_interfaces(host, network)
+        prepare(network)
     attachments = [(network, runner(host, new_sandbox(), network)) for network in networks]
     results = [network.add(run) for network, run in attachments]
     for (network, run), result in zip(attachments, results, strict=True):

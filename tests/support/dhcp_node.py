@@ -54,7 +54,10 @@ class Program:
 
 @dataclass
 class Node:
-    """The host, the machine of the server, and the two programs; `directory` has all files."""
+    """The host, the machine of the server, and the two programs; `directory` has all files.
+
+    The server listens on `interface` of its machine.
+    """
 
     host: Namespace
     machine: Namespace
@@ -62,6 +65,7 @@ class Node:
     lease: str = "1h"
     options: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    interface: str = WIRE
     server: Program = field(init=False)
     daemon: Program = field(init=False)
 
@@ -85,7 +89,7 @@ class Node:
         """Starts the server with further options; its leases continue."""
         self.server.argv = (
             *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--user=root", "--pid-file"),
-            *(f"--interface={WIRE}", "--bind-interfaces", "--dhcp-authoritative", "--no-ping", "--log-dhcp"),
+            *(f"--interface={self.interface}", "--bind-interfaces", "--dhcp-authoritative", "--no-ping", "--log-dhcp"),
             *("--log-facility=-", f"--dhcp-leasefile={self.directory}/leases", "--quiet-ra"),
             f"--dhcp-range={range_},{self.lease}",
             *self.options,
@@ -154,6 +158,24 @@ def created(host: Namespace, machine: Namespace, directory: Path, **settings: An
     node = Node(host, machine, directory, **settings)
     (directory / "run").mkdir()
     try:
+        yield node
+    finally:
+        node.daemon.stop()
+        node.server.stop()
+
+
+@contextmanager
+def serving(host: Namespace, interface: str, directory: Path) -> Iterator[Node]:
+    """Runs the server on an interface of the host, which gets its address, and the daemon, during the block.
+
+    No sample in conf/ has its subnet.
+    """
+    host.ip("address", "add", "10.125.0.1/24", "dev", interface)
+    node = Node(host, host, directory, interface=interface)
+    (directory / "run").mkdir(parents=True)
+    try:
+        node.start_server(range_="10.125.0.100,10.125.0.149,255.255.255.0")
+        node.start_daemon()
         yield node
     finally:
         node.daemon.stop()
