@@ -1,5 +1,7 @@
 """The Debian package: the plugins in the directories of runtimes, the tool on PATH, its manual page and completion.
 
+It contains systemd's units for dhcp's daemon, not enabled, since the daemon is of use only on nodes with such a network.
+
 One rule: the package deletes no file of another package and configures no network. dpkg owns all installed files and
 verifies, upgrades and removes them; another package's file of the same name is diverted.
 
@@ -25,6 +27,10 @@ from pack.release.product import TOOL, Product, tool_output
 
 _BIN, _DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
 _DOC = f"usr/share/doc/{TOOL}"
+# Debian's containernetworking-plugins has units of the same names. dpkg compares paths as packages spell them: that
+# package's begin with lib/ in Debian 12, and with usr/lib/ in later versions.
+_UNITS, _OTHER_UNITS = "lib/systemd/system", "usr/lib/systemd/system"
+_UNIT_NAMES = ("cni-dhcp.service", "cni-dhcp.socket")
 _SCRIPTS = ("preinst", "postinst", "postrm")
 # The publisher, in the environment variables that Debian's tools use.
 _NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
@@ -70,6 +76,10 @@ _OVERRIDES = """\
 podwire: dir-or-file-in-opt
 # Plugins start within milliseconds, and in any root file system.
 podwire: statically-linked-binary
+# dhcp's daemon is for nodes with systemd; others run it as they run their other daemons.
+podwire: package-supports-alternative-init-but-no-init.d-script
+# Only if systemd runs; the units may be those of containernetworking-plugins, which debhelper's snippets do not know.
+podwire: maintainer-script-calls-systemctl
 # Built with Debian's static libraries; Built-Using names them.
 podwire: embedded-library
 """
@@ -113,6 +123,7 @@ def _texts(product: Product) -> dict[str, bytes]:
         "usr/share/zsh/vendor-completions/_podwire": tool_output("completion", "zsh"),
         "usr/share/fish/vendor_completions.d/podwire.fish": tool_output("completion", "fish"),
         "usr/share/lintian/overrides/podwire": _OVERRIDES.encode(),
+        **{f"{_UNITS}/{name}": (ROOT / "deploy" / "systemd" / name).read_bytes() for name in _UNIT_NAMES},
         f"{_DOC}/copyright": _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes(),
         f"{_DOC}/changelog.gz": _gz(changelog.encode()),
         f"{_DOC}/CHANGELOG.md.gz": _gz((ROOT / "CHANGELOG.md").read_bytes()),
@@ -136,6 +147,7 @@ def _control(product: Product, tree: Path) -> None:
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in files)
     paths = [f"/{_BIN}/{name}" for name in (*product.plugins, TOOL)]
     paths += [f"/{_DEBIAN_BIN}/{name}" for name in product.plugins]
+    paths += [f"/{directory}/{name}" for directory in (_UNITS, _OTHER_UNITS) for name in _UNIT_NAMES]
     _put(tree / "DEBIAN/control", control.encode())
     _put(tree / "DEBIAN/md5sums", sums.encode())
     for name in _SCRIPTS:

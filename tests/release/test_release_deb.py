@@ -9,10 +9,12 @@ from pack.release import deb, product
 from pack.release.product import Product
 from tests.release import roots
 from tests.release.conftest import EPOCH_S
+from tests.support.binaries import ROOT
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
 
-BIN, DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
+BIN, DEBIAN_BIN, UNITS = "opt/cni/bin", "usr/lib/cni", "usr/lib/systemd/system"
+DEPLOYED_SERVICE = ROOT / "deploy" / "systemd" / "cni-dhcp.service"
 REFERENCE = "#!/bin/sh\necho reference {}\n"
 # Replaces a program and kills the calling script, before or after the program's work, when it is called with an option.
 KILLING = """\
@@ -51,15 +53,20 @@ def version(node, path):
     return json.loads(node.run(path, env={"CNI_COMMAND": "VERSION"}))["supportedVersions"]
 
 
+def read_units(node):
+    """Returns the contents of systemd's units for dhcp's daemon, by name."""
+    return {path.name: path.read_bytes() for path in (node.path / UNITS).glob("cni-dhcp.*")}
+
+
 def kubernetes_cni(directory, number):
     """Builds a package that owns names in /opt/cni/bin, as kubernetes-cni does."""
-    files = {f"{BIN}/{name}": REFERENCE.format(number) for name in ("bridge", "dhcp")}
+    files = {f"{BIN}/{name}": REFERENCE.format(number) for name in ("bridge", "flannel")}
     return roots.build(directory, "kubernetes-cni", number, files)
 
 
 def test_package_is_installed_upgraded_removed_and_purged(node, package, older, plugins, program):
     """Installed over the reference's files and an older version each name is podwire's; removal restores the rest."""
-    before = node.state()
+    before, units = node.state(), read_units(node)
     node.install(older)
     assert node.run("podwire") == "older\n"
     node.install(package)
@@ -74,13 +81,16 @@ def test_package_is_installed_upgraded_removed_and_purged(node, package, older, 
     assert node.run("dpkg", "--verify", "podwire") == ""
     now = node.state()
     assert now[f"{DEBIAN_BIN}/bridge.distrib"] == before[f"{DEBIAN_BIN}/bridge"]
-    assert now[f"{DEBIAN_BIN}/dhcp"] == before[f"{DEBIAN_BIN}/dhcp"]
+    assert (node.path / UNITS / "cni-dhcp.service").read_bytes() == DEPLOYED_SERVICE.read_bytes()
     assert not (node.path / "etc/cni").exists()
     node.run("dpkg", "--remove", "podwire")
     assert node.state() == before
+    assert read_units(node) == units
+    assert b"/usr/lib/cni/dhcp" in units["cni-dhcp.service"]  # Debian's
     node.run("dpkg", "--purge", "podwire")
     assert node.run("dpkg-query", "--show") == ""
-    assert {path for path in node.written() if not path.startswith("lib/cni/")} == set()
+    restored = ("lib/cni/", "lib/systemd/system/cni-dhcp.")  # written again, with the same content
+    assert {path for path in node.written() if not path.startswith(restored)} == set()
 
 
 def test_package_that_owns_a_name_is_upgraded(node, package, tmp_path):
@@ -88,12 +98,12 @@ def test_package_that_owns_a_name_is_upgraded(node, package, tmp_path):
     node.install(kubernetes_cni(tmp_path, "1"))
     node.install(package)
     assert "1.1.0" in version(node, f"/{BIN}/bridge")
-    assert node.run(f"/{BIN}/dhcp") == "reference 1\n"
+    assert node.run(f"/{BIN}/flannel") == "reference 1\n"
     node.install(kubernetes_cni(tmp_path, "2"))
     assert "1.1.0" in version(node, f"/{BIN}/bridge")
     node.run("dpkg", "--remove", "podwire")
     assert node.run(f"/{BIN}/bridge") == "reference 2\n"
-    assert sorted(path.name for path in (node.path / BIN).iterdir()) == ["bridge", "dhcp"]
+    assert sorted(path.name for path in (node.path / BIN).iterdir()) == ["bridge", "flannel"]
 
 
 def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path):
@@ -102,7 +112,7 @@ def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path
     node.install(package)
     installed = node.state()
     node.install(kubernetes_cni(tmp_path, "1"))
-    assert node.state() == installed | {path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/dhcp")}
+    assert node.state() == installed | {path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/flannel")}
     node.run("dpkg", "--purge", "kubernetes-cni")
     assert node.state() == installed
     node.run("dpkg", "--purge", "podwire")
