@@ -62,6 +62,9 @@ def parse(net_conf: NetConf) -> IpvlanConf:
     if conf.conflict_detection and mode != "l2":
         msg = f'"conflictDetection" is not possible: in mode "{mode}" pods do not use ARP'
         raise invalid_conf(msg, 'remove "conflictDetection", or use mode "l2"')
+    if net_conf.ipam_type == "dhcp" and mode != "l2":
+        msg = f'"ipam" of type dhcp is not possible in mode "{mode}": pods share one MAC address and get no broadcasts'
+        raise invalid_conf(msg, 'use mode "l2", or macvlan')
     return conf
 
 

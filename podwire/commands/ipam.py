@@ -1,4 +1,4 @@
-"""`podwire ipam list|verify|free`: lists, verifies and releases host-local's addresses.
+"""`podwire ipam list|verify|free`: lists, verifies and releases host-local's addresses; lists dhcp's leases.
 
 An address is released under its store's lock, and without --force only if its owner is no longer running.
 """
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from cni.errors import CniError, Code
 from podwire.command import Command, Context, Status, UsageError, add_json, exit_status, require_root
 from podwire.commands.show import add_places, places
-from podwire.node import release, reservations
+from podwire.node import dhcp_leases, release, reservations
+from podwire.node.dhcp_leases import DhcpLease, LeaseState
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories, Reservation
 from podwire.node.release import Outcome
@@ -25,12 +26,14 @@ _STYLES = {
     ReservationState.FOREIGN: "bad",
     ReservationState.EMPTY: "dim",
 }
+_LEASE_STYLES = {LeaseState.LEASED: "good", LeaseState.EXPIRED: "bad"}
 _LEAST = 12  # characters of an abbreviated ID, as `podwire show` prints it
 
 _DESCRIPTION = """\
 host-local records each allocated address in <dataDir>/<network>, in a file named after the address. These commands
 read those files, compare them with the runtime's cache and with the addresses of interfaces, and release addresses of
-containers that are no longer running."""
+containers that are no longer running. `list` also prints the leases of dhcp, from the files of its daemon, which alone
+releases them."""
 _LIST = """\
 Prints every reserved address with its owner.
 
@@ -44,9 +47,17 @@ STATE   living        its container is running, or the address is in use in a na
         foreign       the file names no owner, so the address is never allocated
         last_reserved only with --json, not a reservation: the search for a free address starts after this one
 
+The leases of dhcp follow, with their servers and ends.
+
+STATE   leased         the daemon renews it
+        expired        no server renewed it, or the daemon is not running: the pod has lost the address
+        another boot   the node was rebooted, and the daemon has not asked a server yet
+        to be released DEL ran without a daemon: the daemon releases it when it starts
+
 Exit status: 0, or 4 when not everything could be inspected.
 
---json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]."""
+--json prints [{"address", "network", "dataDir", "state", "containerID", "ifname", "pod", "since", "beforeBoot"}]; a
+lease of dhcp also has "server" and "expiresInS", null if it has no end or an unknown one."""
 _VERIFY = """\
 Cross-checks the reservations, the runtime's cache and the kernel, and prints each fault with its fix: addresses of
 containers that are no longer running, addresses in use that are not reserved (another pod may get them) or that are
@@ -78,16 +89,46 @@ _EXAMPLES = {
 def _list(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
     items, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
+    leases, unreadable = dhcp_leases.read_leases(_dhcp_directories(snapshot), options.network)
+    unseen += [f"the DHCP lease in {item.path}: {item.problem}" for item in unreadable]
     if context.out.as_json:
-        context.out.print_json([line.to_json() for line in items])
-    elif items := [line for line in items if line.state is not ReservationState.LAST]:
+        documents = [line.to_json() for line in items]
+        context.out.print_json(documents + [lease.to_json(_pod(snapshot, lease)) for lease in leases])
+        return exit_status(wrong=False, complete=not unseen)
+    if items := [line for line in items if line.state is not ReservationState.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.print_table(headers, [_row(line) for line in items])
-    elif not unseen:
+    elif not (unseen or leases):
         context.out.print("no addresses are reserved")
-    if not context.out.as_json:
-        _print_unseen(context, unseen)
+    if leases:
+        titles = ("DHCP LEASE", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SERVER", "EXPIRES", "STATE")
+        context.out.print_table(titles, [_lease_row(lease, _pod(snapshot, lease)) for lease in leases])
+    _print_unseen(context, unseen)
     return exit_status(wrong=False, complete=not unseen)
+
+
+def _dhcp_directories(snapshot: Snapshot) -> tuple[str, ...]:
+    """Returns the directories of lease files, of the networks in net.d and of those in the cache."""
+    cached = [item.network for item in snapshot.records.cached if item.network]
+    return dhcp_leases.list_data_dirs([*snapshot.records.networks.values(), *cached])
+
+
+def _pod(snapshot: Snapshot, lease: DhcpLease) -> str:
+    pods = snapshot.pods_of(lease.network, lease.attachment)
+    return next((pod.pod for pod in pods if pod.pod), "")
+
+
+def _lease_row(lease: DhcpLease, pod: str) -> list[Text]:
+    return [
+        lease.address,
+        lease.network,
+        lease.attachment.container_id,
+        lease.attachment.ifname,
+        pod or "-",
+        lease.server,
+        lease.expiry,
+        Cell(str(lease.state), _LEASE_STYLES.get(lease.state, "warning")),
+    ]
 
 
 def _row(line: Entry) -> list[Text]:
@@ -250,7 +291,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 COMMAND = Command(
     "ipam",
-    "host-local's addresses: list, verify, release stale ones",
+    "host-local's addresses: list, verify, release stale ones; dhcp's leases",
     _DESCRIPTION,
     _run,
     _arguments,

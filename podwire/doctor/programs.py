@@ -13,8 +13,12 @@ from dataclasses import dataclass, field, replace
 from shlex import quote
 
 from cni import delegate, gojson, skel, versions
+from cni.args import CmdArgs
+from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from ipam.dhcp import conf as dhcp_conf
+from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node, types_of
@@ -159,7 +163,8 @@ def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
     """Runs STATUS of a plugin; returns whether it has one, raises CniError if it is not ready.
 
     podwire's plugins run in this process and in a version that has STATUS, whatever the network's: ADD needs the same.
-    host-local's STATUS is left out, because it writes; addresses.py checks its stores without writing.
+    host-local's STATUS is left out, because it writes; addresses.py checks its stores without writing. dhcp's
+    only reads its configuration; dhcp.py checks the daemon.
     """
     kind = str(plugin["type"])
     is_known = network.version in versions.SUPPORTED  # else it may be any text, which other plugins refuse
@@ -172,12 +177,21 @@ def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
     args, conf = node.checker.build_call(
         "STATUS", None, {**network.build_config(plugin), "cniVersion": versions.CURRENT}
     )
-    delegates = {**node.plugins, HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None)}
+    delegates = {
+        **node.plugins,
+        HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None),
+        DHCP.name: replace(DHCP, cmd_status=_parse_dhcp),
+    }
     try:
         skel.run_verb(delegates[kind], replace(args, delegates=delegates), conf)
     except Exception as error:
         raise skel.as_cni_error(error) from error
     return True
+
+
+def _parse_dhcp(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the configuration of dhcp; raises CniError(7)."""
+    dhcp_conf.parse(net_conf, args.args)
 
 
 def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) -> None:

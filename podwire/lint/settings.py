@@ -222,6 +222,20 @@ def _questionable(item: PluginEntry) -> Iterator[_Remark]:
             yield _Remark(path, text, 'remove it, or use mode "l2"')
 
 
+def _unreachable_dhcp(item: PluginEntry) -> Iterator[_Remark]:
+    """Finds networks whose pods reach no DHCP server, or get in its way."""
+    if item.ipam_type != "dhcp":
+        return
+    if item.type in ("dummy", "ptp"):
+        reason = "a pod of ptp is connected to its node only" if item.type == "ptp" else "dummy is connected to nothing"
+        yield _Remark("ipam.type", f"dhcp reaches no server: {reason}", "use bridge, macvlan or vlan")
+    if item.type == "bridge":
+        for key in ("isGateway", "isDefaultGateway"):
+            if item.is_set(key):
+                text = f'"{key}" gives the bridge the address of the DHCP server\'s router: two hosts then have it'
+                yield _Remark(key, text, "remove the key: the pods' gateway is the router that the server names")
+
+
 def _gateways(item: PluginEntry) -> Iterator[str]:
     """Yields the keys of the gateways that the IPAM configuration sets."""
     if item.get("ipam.gateway"):
@@ -239,4 +253,5 @@ _RULES: tuple[Callable[[PluginEntry], Iterator[_Remark]], ...] = (
     _incomplete,
     _contradictory,
     _questionable,
+    _unreachable_dhcp,
 )

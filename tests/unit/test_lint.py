@@ -290,6 +290,23 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network({"type": "vlan", "master": "eth0", "vlanId": 0}),
         [("warning", "plugins[0].vlanId", "VLAN ID 0 is a tag without a VLAN")],
     ),
+    "dhcp with ipvlan in mode l3": (
+        network({"type": "ipvlan", "mode": "l3", "ipam": {"type": "dhcp"}}),
+        [("error", "plugins[0].ipam", "pods share one MAC address and get no broadcasts")],
+    ),
+    "dhcp with ipvlan in mode l2": (network({"type": "ipvlan", "ipam": {"type": "dhcp"}}), []),
+    "dhcp with an unknown option": (
+        network({"type": "macvlan", "ipam": {"type": "dhcp", "request": [{"option": "ntp"}]}}),
+        [("error", "plugins[0].ipam", 'Can not parse option "ntp"')],
+    ),
+    "dhcp without a network": (
+        network({"type": "ptp", "ipam": {"type": "dhcp"}}),
+        [("warning", "plugins[0].ipam.type", "dhcp reaches no server")],
+    ),
+    "dhcp with a gateway": (
+        network({"type": "bridge", "isGateway": True, "ipam": {"type": "dhcp"}}),
+        [("warning", "plugins[0].isGateway", "gives the bridge the address of the DHCP server's router")],
+    ),
     "conflict detection without ARP": (
         network({"type": "ipvlan", "mode": "l3", "conflictDetection": True}),
         [("error", "plugins[0].conflictDetection", 'in mode "l3" pods do not use ARP')],
