@@ -92,6 +92,7 @@ def test_page_has_enough_messages():
         "bridge",
         "ptp",
         "host-local",
+        "dhcp",
         "dummy",
         "ipvlan",
         "macvlan",
