@@ -64,17 +64,20 @@ PLUGINS: dict[str, Plugin] = {
 # as a semantic version, and isolates networks only with a firewall of 1.7.1 or later.
 _REFERENCE = "1.9.1"
 _TOOL = "podwire"
+_DAEMON = [DHCP.name, "daemon"]
 
 
 def entry() -> int:
     """Runs the program that its name chooses on the process's environment and streams; returns the exit status."""
-    name = _name()
+    name, arguments = _name(), sys.argv[1:]
+    if name == _TOOL and arguments[:2] == _DAEMON:  # an image has the file under no other name
+        name, arguments = DHCP.name, arguments[1:]
     plugin = PLUGINS.get(name)
     if plugin is None:
-        return _operator(name, sys.argv[1:])
+        return _operator(name, arguments)
     sys.stderr = _STDERR
-    if plugin is DHCP and sys.argv[1:2] == ["daemon"]:
-        return dhcp_daemon.run(sys.argv[2:])
+    if [name, *arguments[:1]] == _DAEMON:
+        return dhcp_daemon.run(arguments[1:])
     stdout = _binary(sys.stdout)
     try:
         skel.block_signals()

@@ -11,7 +11,7 @@ import yaml
 from podwire import __version__
 from tests.support import manifests
 from tests.support.binaries import ROOT
-from tests.support.manifests import DEPLOY, INSTALL, UNINSTALL
+from tests.support.manifests import DEPLOY, DHCP, INSTALL, UNINSTALL
 from tests.support.processes import output
 
 # The validator's oldest and newest versions, and two between them.
@@ -31,6 +31,30 @@ def test_every_object_is_valid(directory, version):
         kubernetes_validate.validate(one, version, strict=True)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_of_the_dhcp_daemon_is_valid(version):
+    """The daemon's namespace and DaemonSet are valid in that version of Kubernetes, without unknown keys."""
+    objects = manifests.render(DHCP)
+    assert [one["kind"] for one in objects] == ["Namespace", "DaemonSet"]
+    for one in objects:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_dhcp_daemon_has_no_other_rights():
+    """The daemon's container is not privileged, has three capabilities and no token, and writes two directories."""
+    pod = manifests.pod(DHCP)
+    (daemon,) = pod["containers"]
+    rights = daemon["securityContext"]
+    assert not rights.get("privileged")
+    assert (rights["readOnlyRootFilesystem"], rights["allowPrivilegeEscalation"]) == (True, False)
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]}
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostPID", "hostIPC"} & pod.keys()
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    written = [paths[mount["name"]] for mount in daemon["volumeMounts"] if not mount.get("readOnly")]
+    assert written == ["/var/lib/cni/dhcp", "/run/cni"]
+
+
 def test_validator_refuses_misspelt_keys_and_wrong_types():
     """The validator refuses a misspelt key and a value of a wrong type: the test above can fail."""
     (daemon_set,) = (one for one in manifests.render(INSTALL) if one["kind"] == "DaemonSet")
@@ -43,12 +67,13 @@ def test_validator_refuses_misspelt_keys_and_wrong_types():
 
 def test_every_file_is_used():
     """Each file of a directory is named in its kustomization."""
-    for directory in (INSTALL, UNINSTALL):
+    for directory in (INSTALL, UNINSTALL, DHCP):
         body = manifests.kustomization(directory)
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
         assert sorted([*files, "kustomization.yaml"]) == sorted(path.name for path in directory.iterdir())
-    assert {path.name for path in DEPLOY.iterdir()} == {"Containerfile", "README.md", "install", "uninstall"}
+    others = {"Containerfile", "README.md", "systemd"}
+    assert {path.name for path in DEPLOY.iterdir()} == {*others, "dhcp", "install", "uninstall"}
 
 
 @BOTH

@@ -19,7 +19,7 @@ from typing import Any
 from tests.support import libc
 from tests.support.processes import output
 
-_CAPABILITIES = {"DAC_OVERRIDE": 1}  # linux/capability.h
+_CAPABILITIES = {"DAC_OVERRIDE": 1, "NET_ADMIN": 12, "NET_RAW": 13, "SYS_ADMIN": 21}  # linux/capability.h
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 
 
@@ -31,7 +31,20 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a container to its end; `volumes`: the pod's, by name; `image`: the files of its root file system, by path.
+    """Runs a container to its end; see `command_line`."""
+    line = command_line(pod, container, image, volumes, env=env)
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def command_line(
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    image: Mapping[str, Path],
+    volumes: Mapping[str, Path],
+    *,
+    env: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """Returns the command that is a container; `volumes`: the pod's, by name; `image`: its files, by path.
 
     Without a command in the manifest, the first file of `image` is the program.
     """
@@ -40,36 +53,38 @@ def run(
     assert rights["readOnlyRootFilesystem"]
     assert not rights["allowPrivilegeEscalation"]
     manifest_env = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
-    mounts = [(path, source, True) for path, source in {**image, "/proc": "/proc", "/dev": "/dev"}.items()]
+    mounts = [(path, str(source), True, False) for path, source in {**image, "/proc": "/proc", "/dev": "/dev"}.items()]
     mounts += [
-        (one["mountPath"], volumes[one["name"]], one.get("readOnly", False)) for one in container["volumeMounts"]
+        (one["mountPath"], str(volumes[one["name"]]), one.get("readOnly", False), "mountPropagation" in one)
+        for one in container["volumeMounts"]
     ]
     specification = {
-        "mounts": [(path, str(source), read_only) for path, source, read_only in mounts],
+        "mounts": mounts,
         "user": rights["runAsUser"],
         "group": rights["runAsGroup"],
         "capabilities": rights["capabilities"].get("add", []),
         "argv": [*container.get("command", [next(iter(image))]), *container["args"]],
         "env": {"PATH": "/usr/bin:/bin", **(env or {}), **manifest_env},
     }
-    line = [sys.executable, "-m", "tests.support.container", json.dumps(specification)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return sys.executable, "-m", "tests.support.container", json.dumps(specification)
 
 
 def _become(specification: Mapping[str, Any]) -> None:
     """Turns this process into the container's."""
     libc.unshare(libc.NEW_MOUNTS)
-    output("mount", "--make-rprivate", "/")
+    libc.receive_mounts_only()
     root = "/mnt"
     output("mount", "-t", "tmpfs", "-o", "mode=755", "podwire", root)
     for name in ("bin", "lib", "lib64", "sbin"):
         os.symlink(f"usr/{name}", f"{root}/{name}")
-    for path, source, read_only in specification["mounts"]:
+    for path, source, read_only, receives_mounts in specification["mounts"]:
         target = Path(root + path)
         (target if os.path.isdir(source) else target.parent).mkdir(parents=True, exist_ok=True)
         if not os.path.isdir(source):
             target.touch()
-        output("mount", "--bind", source, str(target))
+        output("mount", "--rbind" if receives_mounts else "--bind", source, str(target))
+        if not receives_mounts:
+            output("mount", "--make-private", str(target))
         if read_only:
             output("mount", "-o", "remount,bind,ro", str(target))
     output("mount", "-o", "remount,ro", root)

@@ -14,7 +14,7 @@ import yaml
 from tests.support.binaries import ROOT
 
 DEPLOY = ROOT / "deploy"
-INSTALL, UNINSTALL = DEPLOY / "install", DEPLOY / "uninstall"
+INSTALL, UNINSTALL, DHCP = DEPLOY / "install", DEPLOY / "uninstall", DEPLOY / "dhcp"
 _CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding")  # objects without a namespace
 _KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches"}
 
