@@ -12,6 +12,14 @@ from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
 from tests.support.dhcp_node import Node
 from tests.support.machine import eventually
+from tests.support.processes import output
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_namespaces() -> None:
+    """Makes /run/netns a shared mount, as `ip netns` and runtimes do: a container receives later namespaces."""
+    for command in ("add", "delete"):
+        output("ip", "netns", command, "podwire-dhcp")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.support.bandwidth_network import BOTH, qdiscs
 from tests.support.binaries import ROOT
 from tests.support.invocation import run_plugin
 from tests.support.netlist import NetworkList, Run
-from tests.support.samples import FILES, create_interfaces, list_features
+from tests.support.samples import FILES, list_features
 from tests.support.tcp import PORT, serving, source_address
 
 HOST_PORT = 8000
@@ -39,9 +39,8 @@ def load(path: Path, store: Path) -> NetworkList:
     mapping = {"hostPort": HOST_PORT + FILES.index(path), "containerPort": PORT, "protocol": "tcp"}
     network = NetworkList.load(path).with_capabilities(portMappings=[mapping], bandwidth=BOTH)
     for plugin in network.plugins:
-        if uses_dhcp(plugin):
-            node = store.with_name("dhcp")
-            plugin["ipam"] |= {"dataDir": str(node / "data"), "daemonSocketPath": str(node / "run" / "dhcp.sock")}
+        if dhcp_node.uses_dhcp(plugin):
+            plugin["ipam"] |= dhcp_node.ipam_keys(store.with_name("dhcp"))
         elif "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
         if plugin["type"] in ("host-device", "tuning"):
@@ -49,23 +48,11 @@ def load(path: Path, store: Path) -> NetworkList:
     return network
 
 
-def uses_dhcp(plugin) -> bool:
-    """Returns whether the IPAM plugin of a plugin is dhcp."""
-    return plugin.get("ipam", {}).get("type") == "dhcp"
-
-
 @pytest.fixture
 def prepare(host, store) -> Iterator[Any]:
-    """A function that creates a list's interfaces on the host, and starts what dhcp needs; returns their names."""
+    """A function that prepares the host for lists, until the test ends, and returns the names of their interfaces."""
     with ExitStack() as stack:
-
-        def prepare_for(network: NetworkList) -> set[str]:
-            names = create_interfaces(host, network)
-            for plugin in filter(uses_dhcp, network.plugins):
-                stack.enter_context(dhcp_node.serving(host, f"{plugin['master']}-peer", store.with_name("dhcp")))
-            return names
-
-        yield prepare_for
+        yield lambda *networks: stack.enter_context(dhcp_node.prepared(host, networks, store.with_name("dhcp")))
 
 
 def runner(host, sandbox, network: NetworkList) -> Run:
@@ -171,8 +158,7 @@ def test_samples_can_be_used_together(bin_dir, host, sandbox, new_sandbox, store
     """All samples that this kernel supports work on one host: their names, bridges and subnets do not conflict."""
     networks = [load(path, store) for path in FILES if not kernels.lacking(list_features(path))]
     assert len({network.name for network in networks}) == len(networks)
-    for network in networks:
-        prepare(network)
+    prepare(*networks)
     attachments = [(network, runner(host, new_sandbox(), network)) for network in networks]
     results = [network.add(run) for network, run in attachments]
     for (network, run), result in zip(attachments, results, strict=True):

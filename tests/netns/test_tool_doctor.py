@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support import kernels, netstate
+from tests.support import dhcp_node, kernels, netstate
 from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.netlist import NetworkList
-from tests.support.samples import FILES, create_interfaces, list_features
+from tests.support.samples import FILES, list_features
 
 SINGLE = ("80-static.conflist", "92-vlan.conflist", "93-host-device.conflist")  # one address, VLAN or device
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
@@ -25,13 +28,21 @@ def node(host, tmp_path) -> DoctorNode:
     return DoctorNode(host, tmp_path)
 
 
+@pytest.fixture
+def prepare(node) -> Iterator[Any]:
+    """A function that prepares the host for lists, until the test ends."""
+    with ExitStack() as stack:
+        directory = node.directory / "dhcp"
+        yield lambda *networks: stack.enter_context(dhcp_node.prepared(node.host, networks, directory))
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(path.name, marks=pytest.mark.needs(*list_features(path)), id=path.name) for path in FILES]
 )
-def test_healthy_node_has_no_problem(node, new_sandbox, name):
+def test_healthy_node_has_no_problem(node, new_sandbox, name, prepare):
     """A sample network with two running pods that have host ports and limits has no problem and no warning."""
     network = node.add_sample(name)
-    create_interfaces(node.host, network)
+    prepare(network)
     for port in (8080, 8081):
         node.attach(
             network.with_capabilities(portMappings=[{**MAPPING, "hostPort": port}], bandwidth=LIMITS), new_sandbox()
@@ -43,11 +54,9 @@ def test_healthy_node_has_no_problem(node, new_sandbox, name):
     assert any(one["name"] == "check" and "were checked" in one["text"] for one in findings), findings
 
 
-def test_all_samples_together_have_no_problem(node):
+def test_all_samples_together_have_no_problem(node, prepare):
     """A node whose net.d has all samples that the kernel supports has no problem and no warning."""
-    for path in FILES:
-        if not kernels.lacking(list_features(path)):
-            create_interfaces(node.host, node.add_sample(path.name))
+    prepare(*(node.add_sample(path.name) for path in FILES if not kernels.lacking(list_features(path))))
     assert list_problems(node.list_findings()) == []
 
 

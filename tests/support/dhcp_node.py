@@ -9,8 +9,8 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tests.support.attaching import Network
 from tests.support.dhcp import SERVER
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList
+from tests.support.samples import create_interfaces
 from tests.support.uplink import UPLINK, WIRE
 
 RANGE = "10.25.0.100,10.25.0.149,255.255.255.0"
@@ -146,7 +148,7 @@ class Node:
             self.host.run(
                 "sh", "-ec", f"ip link add br0 type bridge; ip link set {UPLINK} master br0; ip link set br0 up"
             )
-        section = {"type": "dhcp", "daemonSocketPath": str(self.socket), "dataDir": str(self.data), **(ipam or {})}
+        section = {"type": "dhcp", **ipam_keys(self.directory), **(ipam or {})}
         conf = {"cniVersion": "1.0.0", "name": "net", "type": kind, **keys_of_kind[kind], **keys, "ipam": section}
         return Network(self.host, conf)
 
@@ -162,6 +164,11 @@ def created(host: Namespace, machine: Namespace, directory: Path, **settings: An
     finally:
         node.daemon.stop()
         node.server.stop()
+
+
+def ipam_keys(directory: Path) -> dict[str, str]:
+    """Returns the keys of `ipam` for the socket and the lease files of a node with these files."""
+    return {"dataDir": str(directory / "data"), "daemonSocketPath": str(directory / "run" / "dhcp.sock")}
 
 
 @contextmanager
@@ -180,3 +187,24 @@ def serving(host: Namespace, interface: str, directory: Path) -> Iterator[Node]:
     finally:
         node.daemon.stop()
         node.server.stop()
+
+
+@contextmanager
+def prepared(host: Namespace, networks: Iterable[NetworkList], directory: Path) -> Iterator[set[str]]:
+    """Creates the interfaces of the lists on the host, and runs a server and the daemon if dhcp is their IPAM plugin.
+
+    Yields the interfaces' names.
+    """
+    names: set[str] = set()
+    with ExitStack() as stack:
+        for network in networks:
+            names |= create_interfaces(host, network)
+            masters = [plugin["master"] for plugin in network.plugins if uses_dhcp(plugin)]
+            for master in masters:
+                stack.enter_context(serving(host, f"{master}-peer", directory))
+        yield names
+
+
+def uses_dhcp(plugin: Mapping[str, Any]) -> bool:
+    """Returns whether the IPAM plugin of a plugin is dhcp."""
+    return bool(plugin.get("ipam", {}).get("type") == "dhcp")

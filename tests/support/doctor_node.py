@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries
+from tests.support import binaries, dhcp_node
 from tests.support.invocation import environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -70,8 +70,11 @@ class DoctorNode:
         """Copies a sample of conf/ into net.d, with the node's stores, and returns the network."""
         body = json.loads((binaries.ROOT / "conf" / name).read_text())
         for plugin in body["plugins"]:
-            if plugin.get("ipam", {}).get("type") == "host-local":
-                plugin["ipam"]["dataDir"] = str(self.directory / "leases")
+            ipam = plugin.get("ipam", {})
+            if ipam.get("type") == "host-local":
+                ipam["dataDir"] = str(self.directory / "leases")
+            if ipam.get("type") == "dhcp":
+                ipam |= dhcp_node.ipam_keys(self.directory / "dhcp")
             if plugin["type"] in ("host-device", "tuning"):
                 plugin["dataDir"] = str(self.directory / plugin["type"])
         return NetworkList.load(self.configure(name, body))
