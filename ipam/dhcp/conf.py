@@ -14,6 +14,7 @@ from cni.errors import invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, LIST, OBJECT, STRING, Key, section
 from ipam.dhcp import options
+from ipam.dhcp.router_client import MODES
 from process.values import dataclass
 
 SOCKET_PATH = "/run/cni/dhcp.sock"
@@ -35,6 +36,8 @@ KEYS = (
         Key("priority", (INTEGER,)),
         Key("clientIdentifier", (STRING,), choices=(DUID,)),
         Key("conflictDetection", (BOOLEAN,)),
+        Key("ipv4", (BOOLEAN,)),
+        Key("ipv6", (STRING,), choices=MODES),
     ),
 )
 
@@ -54,7 +57,7 @@ class DhcpConf:
     """A validated configuration: what to send to the server, to request from it, and to do with the answer.
 
     `priority` is the metric of the routes, 0 for the kernel's. `client_id` is the identifier that the configuration
-    provides, b"" without one; with `uses_duid` it is a DUID.
+    provides, b"" without one; with `uses_duid` it is a DUID. `ipv6_mode` is one of MODES, "" without IPv6.
     """
 
     socket_path: str
@@ -65,6 +68,8 @@ class DhcpConf:
     client_id: bytes
     uses_duid: bool
     detects_conflicts: bool
+    ipv4: bool
+    ipv6_mode: str
 
     @property
     def wants_dns(self) -> bool:
@@ -84,6 +89,11 @@ def parse(net_conf: NetConf, cni_args: str) -> DhcpConf:
         )
     if kind and client_id:
         raise ipam.error("clientIdentifier", "excludes the option dhcp-client-identifier", "remove one of the two")
+    ipv4, mode = ipam.boolean("ipv4", default=True), ipam.string("ipv6")
+    if mode not in ("", *MODES):
+        raise ipam.error("ipv6", f'must be {", ".join(MODES)}, not "{mode}"', "remove it for IPv4 only")
+    if not (ipv4 or mode):
+        raise ipam.error("ipv4", 'is false without "ipv6"', f'add "ipv6": one of {", ".join(MODES)}')
     return DhcpConf(
         socket_path=socket_path(net_conf),
         data_dir=data_dir(net_conf),
@@ -93,6 +103,8 @@ def parse(net_conf: NetConf, cni_args: str) -> DhcpConf:
         client_id=client_id,
         uses_duid=bool(kind),
         detects_conflicts=ipam.boolean("conflictDetection"),
+        ipv4=ipv4,
+        ipv6_mode=mode,
     )
 
 
@@ -140,7 +152,7 @@ def duid_client_id(machine_id: str, cni_args: str, network: str, ifname: str, co
 
 
 def duid(machine_id: str, cni_args: str, container_id: str) -> bytes:
-    """Returns the DUID-UUID of a pod on its node, named by CNI_ARGS' pod name or the container ID."""
+    """Returns the DUID-UUID of a pod on its node, named by CNI_ARGS' pod name or, without one, by the container ID."""
     pairs = _loose_pairs(cni_args)
     names = [pairs.get(key, "") for key in ("K8S_POD_NAMESPACE", "K8S_POD_NAME")]
     pod = "/".join(names) if all(names) else container_id

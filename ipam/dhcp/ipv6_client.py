@@ -16,9 +16,10 @@ from __future__ import annotations
 from ipaddress import IPv6Address
 
 from ipam.dhcp import client6, frame, packet6, router_client
+from ipam.dhcp.address6 import NO_ADDRESS
 from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.client6 import State
-from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6, dhcp_lease, slaac_lease
 from ipam.dhcp.router_advertisement import parse, solicitation_frame
 from ipam.dhcp.router_client import AUTO, DHCP, SLAAC, RouterClient, choose_way
@@ -38,13 +39,11 @@ _STATES = {
 
 
 class Ipv6Client:
-    """The client of one interface. `mac` and `link_local` are the interface's, which the caller keeps up to date."""
+    """The client of one interface, which `use` names before any other call sends something."""
 
-    def __init__(
-        self, mac: bytes, link_local: IPv6Address, identity: client6.Identity, mode: str, timing: Timing
-    ) -> None:
-        self.mac = mac
-        self.link_local = link_local
+    def __init__(self, identity: client6.Identity, mode: str, timing: Timing) -> None:
+        self.mac = b""
+        self.link_local = NO_ADDRESS
         self.lease: Lease6 | None = None
         self.reason = ""  # of the last LOST or FAILED
         self._timing = timing
@@ -55,6 +54,10 @@ class Ipv6Client:
         self._give_up_at = INFINITE
         self._is_acquiring = False
         self._has_searched = False  # the first search for a router has ended
+
+    def use(self, mac: bytes, link_local: IPv6Address | None) -> None:
+        """Sets the interface's present addresses; None keeps the link-local address."""
+        self.mac, self.link_local = mac, link_local or self.link_local
 
     @property
     def state(self) -> State:
@@ -87,8 +90,9 @@ class Ipv6Client:
         if self._way == DHCP:
             self._dhcp.start(now, self._give_up_at)
 
-    def resume(self, lease: Lease6, now: float, *, same_boot: bool) -> None:
+    def resume(self, lease: Lease | Lease6, now: float, *, same_boot: bool) -> None:
         """Continues with a stored lease: maintains one of this boot, has the network confirm another one."""
+        assert isinstance(lease, Lease6)
         self.lease, self._way = lease, DHCP if lease.grant else SLAAC
         self._has_searched = same_boot and lease.advertisement is not None
         if self._has_searched and lease.advertisement is not None:

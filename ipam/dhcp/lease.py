@@ -1,4 +1,4 @@
-"""A lease as a value: read from a server's ACK, stored as JSON, returned as a CNI result.
+"""An IPv4 lease as a value: read from a server's ACK, stored as JSON, returned as a CNI result.
 
 Times are seconds of CLOCK_BOOTTIME, which counts the time that the machine sleeps; so a stored lease also has the boot
 ID, and the times of another boot mean nothing. Durations are in seconds, infinite for a lease without an end.
@@ -10,7 +10,8 @@ from ipaddress import IPv4Address, IPv4Interface
 
 from cni.errors import CniError
 from cni.fields import Fields
-from cni.result import DNS, IPConfig, Result, Route, from_json
+from cni.result import DNS, IPConfig, Result, Route
+from cni.result import from_json as result_from_json
 from ipam.dhcp import options
 from ipam.dhcp.packet import Malformed, Message
 from process.values import dataclass, replace
@@ -52,50 +53,10 @@ class Lease:
         """Returns the routes with a metric, the server's own if `priority` is 0."""
         return tuple(replace(route, priority=priority) for route in self.routes) if priority else self.routes
 
-    def differs_from(self, other: Lease) -> bool:
-        """Returns whether the two configure an interface differently; times and servers do not matter."""
-        return self._configuration != other._configuration
-
     @property
-    def _configuration(self) -> tuple[object, ...]:
+    def configuration(self) -> tuple[object, ...]:
+        """The part that an interface gets: two leases with the same one differ only in times and servers."""
         return self.address, self.gateway, self.routes, self.dns, self.mtu
-
-
-@dataclass(frozen=True)
-class Target:
-    """The interface that has a lease: its ifindex, its MAC address, the ID of its namespace, and a host interface.
-
-    `namespace_cookie` is the kernel's ID of the namespace, unique during a boot; 0 before Linux 5.14.
-    `host_interface` reaches the same network from the host when the interface is deleted: the bridge of a veth, the
-    master of a macvlan; "" without one. `shares_mac`: with its master (ipvlan).
-    """
-
-    index: int
-    mac: str
-    namespace_cookie: int = 0
-    host_interface: str = ""
-    shares_mac: bool = False
-
-
-@dataclass(frozen=True)
-class Record:
-    """A stored lease, with what the daemon needs to maintain it after a restart: the ADD's arguments, its `stdin`."""
-
-    network: str
-    container_id: str
-    ifname: str
-    netns: str
-    args: str
-    stdin: bytes
-    client_id: bytes
-    target: Target
-    boot_id: str
-    lease: Lease
-
-    @property
-    def name(self) -> str:
-        """The name in logs, which is the reference's: container ID, network and interface."""
-        return f"{self.container_id}/{self.network}/{self.ifname}"
 
 
 def lease_from_ack(message: Message, sent_at: float, before: Lease | None) -> Lease:
@@ -138,62 +99,26 @@ def result_of(lease: Lease, priority: int, *, with_dns: bool) -> Result:
     return Result(ips=(ip,), routes=lease.prioritized_routes(priority), dns=lease.dns if with_dns else DNS())
 
 
-def record_to_json(record: Record) -> dict[str, object]:
-    """Returns the content of a lease file; an absent duration is infinite."""
-    lease, target = record.lease, record.target
+def to_json(lease: Lease) -> dict[str, object]:
+    """Returns the part of a lease file for a lease; an absent duration is infinite."""
     durations = {"renewal": lease.renewal_s, "rebinding": lease.rebinding_s, "lifetime": lease.lifetime_s}
     return {
-        "network": record.network,
-        "containerID": record.container_id,
-        "ifname": record.ifname,
-        "netns": record.netns,
-        "args": record.args,
-        "stdin": record.stdin.decode("utf-8", "surrogateescape"),
-        "clientIdentifier": record.client_id.hex(),
-        "interface": {
-            "index": target.index,
-            "mac": target.mac,
-            "namespaceCookie": target.namespace_cookie,
-            "hostInterface": target.host_interface,
-            "sharesMAC": target.shares_mac,
-        },
-        "bootID": record.boot_id,
-        "lease": {
-            "server": str(lease.server),
-            "serverMAC": lease.server_mac,
-            "mtu": lease.mtu,
-            "grantedMs": int(lease.granted_s * 1000),
-            **{f"{name}S": int(value) for name, value in durations.items() if value != INFINITE},
-        },
+        "server": str(lease.server),
+        "serverMAC": lease.server_mac,
+        "mtu": lease.mtu,
+        "grantedMs": int(lease.granted_s * 1000),
+        **{f"{name}S": int(value) for name, value in durations.items() if value != INFINITE},
         "result": result_of(lease, 0, with_dns=True).to_json("1.1.0"),
     }
 
 
-def record_from_json(value: object) -> Record:
-    """Reads a lease file; raises ValueError for any other content."""
+def from_json(value: object) -> Lease:
+    """Reads what `to_json` returned; raises ValueError for anything else."""
     if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
+        raise ValueError("the IPv4 lease is not a JSON object")
+    fields = Fields(value, context="cannot read the IPv4 lease")
     try:
-        fields = Fields(value, context="cannot read the lease")
-        target = fields.section("interface")
-        return Record(
-            network=fields.string("network"),
-            container_id=fields.string("containerID"),
-            ifname=fields.string("ifname"),
-            netns=fields.string("netns"),
-            args=fields.string("args"),
-            stdin=fields.string("stdin").encode("utf-8", "surrogateescape"),
-            client_id=bytes.fromhex(fields.string("clientIdentifier")),
-            target=Target(
-                target.integer("index") or 0,
-                target.string("mac"),
-                target.integer("namespaceCookie") or 0,
-                target.string("hostInterface"),
-                target.boolean("sharesMAC"),
-            ),
-            boot_id=fields.string("bootID"),
-            lease=_lease_from_fields(fields.section("lease"), from_json(fields.raw("result"), "1.1.0")),
-        )
+        return _lease_from_fields(fields, result_from_json(fields.raw("result"), "1.1.0"))
     except CniError as error:
         raise ValueError(error.msg) from error
 

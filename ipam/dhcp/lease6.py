@@ -113,12 +113,9 @@ class Lease6:
         """Returns the routes with a metric, the kernel's if `priority` is 0."""
         return tuple(replace(route, priority=priority) for route in self.routes) if priority else self.routes
 
-    def differs_from(self, other: Lease6) -> bool:
-        """Returns whether the two configure an interface differently; times and servers do not matter."""
-        return self._configuration != other._configuration
-
     @property
-    def _configuration(self) -> tuple[object, ...]:
+    def configuration(self) -> tuple[object, ...]:
+        """The part that an interface gets: two leases with the same one differ only in times and servers."""
         return self.address, self.routes, self.dns, self.mtu
 
 

@@ -17,7 +17,7 @@ from cni.result import Result
 from cni.skel import Plugin
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp import rpc
-from ipam.dhcp.lease import Record
+from ipam.dhcp.record import Record
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs, RpcError
 from ipam.dhcp.store import Store
 from process import record
@@ -76,7 +76,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     for lease in Store(dhcp_conf.data_dir(net_conf)).read_all(net_conf.name):
         if not isinstance(lease, Record) or Attachment(lease.container_id, lease.ifname) in valid:
             continue
-        if record.change(f"release the lease {lease.lease.address.ip} of {lease.name}"):
+        if record.change(f"release the lease of {lease.name}"):
             _release(replace(args, container_id=lease.container_id, ifname=lease.ifname), net_conf)
 
 

@@ -24,6 +24,7 @@ from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from process.values import replace
 
 AUTO, DHCP, SLAAC = "auto", "dhcp", "slaac"  # ways to an address: the configuration's values
+MODES = (DHCP, SLAAC, AUTO)
 
 # Seconds after a solicitation until the next one, or until the end of the search. RFC 4861, section 10, has 4 s for
 # all, and a random delay before the first; pods wait for this, and the first is often lost while a port comes up.

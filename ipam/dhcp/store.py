@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cni import gojson
-from ipam.dhcp.lease import Record, record_from_json, record_to_json
+from ipam.dhcp.record import Record, from_json, to_json
 from process import directories, files
 
 _LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
@@ -31,7 +31,7 @@ class Store:
         path = self._path(record.network, record.container_id, record.ifname, _LEASE)
         directories.create(os.path.dirname(path), 0o700)
         draft = path + _DRAFT
-        content = (gojson.dumps(record_to_json(record), indent=2) + "\n").encode()
+        content = (gojson.dumps(to_json(record), indent=2) + "\n").encode()
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             directories.write(fd, content)
@@ -80,7 +80,7 @@ class Store:
 
     def _read(self, path: str) -> Record | UnreadableLease:
         try:
-            return record_from_json(gojson.loads(files.read(path, gojson.MAX_BYTES)))
+            return from_json(gojson.loads(files.read(path, gojson.MAX_BYTES)))
         except (OSError, ValueError) as error:
             return UnreadableLease(path, str(error))
 

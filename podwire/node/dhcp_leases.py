@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cni.address import format_ip
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from cni.fields import Fields
 from ipam.dhcp import conf as dhcp_conf
-from ipam.dhcp.lease import INFINITE, Record
+from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease6 import Lease6
+from ipam.dhcp.record import Record
 from ipam.dhcp.store import Store, UnreadableLease
 from kernel.boot import get_boot_id
 from podwire.networks import Network
@@ -113,7 +116,7 @@ def read_leases(
         try:
             for item in store.read_all(network):
                 if isinstance(item, Record):
-                    leases.append(_lease(store, item, boot_id, now))
+                    leases += (_lease(store, item, each, boot_id, now) for each in (item.ipv4, item.ipv6) if each)
                 else:
                     unreadable.append(item)
         except OSError as error:
@@ -121,8 +124,7 @@ def read_leases(
     return tuple(sorted(leases, key=lambda one: (one.network, one.address))), tuple(unreadable)
 
 
-def _lease(store: Store, record: Record, boot_id: str, now: float) -> DhcpLease:
-    lease = record.lease
+def _lease(store: Store, record: Record, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
     is_same_boot = record.boot_id == boot_id != ""
     expires_in_s = lease.expires_at - now if is_same_boot and lease.lifetime_s != INFINITE else None
     if store.must_release(record):
@@ -133,8 +135,8 @@ def _lease(store: Store, record: Record, boot_id: str, now: float) -> DhcpLease:
         state = LeaseState.EXPIRED if expires_in_s is not None and expires_in_s <= 0 else LeaseState.LEASED
     return DhcpLease(
         path=f"{store.directory}/{record.network}/{record.container_id}:{record.ifname}.json",
-        address=str(lease.address.ip),
-        server=str(lease.server),
+        address=format_ip(lease.address.ip),
+        server=_server_of(lease),
         network=record.network,
         data_dir=store.directory,
         attachment=Attachment(record.container_id, record.ifname) if record.container_id else NO_ATTACHMENT,
@@ -142,6 +144,15 @@ def _lease(store: Store, record: Record, boot_id: str, now: float) -> DhcpLease:
         expires_in_s=expires_in_s,
         granted=time.time() - (now - lease.granted_s) if is_same_boot else 0.0,
     )
+
+
+def _server_of(lease: Lease | Lease6) -> str:
+    """Returns the server's address, or its DUID with DHCPv6; the router's address with SLAAC."""
+    if isinstance(lease, Lease):
+        return str(lease.server)
+    if lease.grant is not None:
+        return lease.grant.server.hex()
+    return format_ip(lease.advertisement.router) if lease.advertisement else ""
 
 
 def _format_duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import dhcp_node, kernels, netstate
+from tests.support import dhcp, dhcp_node, kernels, netstate
 from tests.support.attaching import reaches
 from tests.support.bandwidth_network import BOTH, qdiscs
 from tests.support.binaries import ROOT
@@ -40,7 +40,7 @@ def load(path: Path, store: Path) -> NetworkList:
     network = NetworkList.load(path).with_capabilities(portMappings=[mapping], bandwidth=BOTH)
     for plugin in network.plugins:
         if dhcp_node.uses_dhcp(plugin):
-            plugin["ipam"] |= dhcp_node.ipam_keys(store.with_name("dhcp"))
+            plugin["ipam"] |= dhcp.ipam_keys(store.with_name("dhcp"))
         elif "ipam" in plugin:
             plugin["ipam"]["dataDir"] = str(store)
         if plugin["type"] in ("host-device", "tuning"):

@@ -176,10 +176,10 @@ def test_gc_releases_leases_of_containers_that_are_not_listed(node, sandbox, new
     assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
 
 
-def test_conflict_is_detected_and_declined(node, sandbox):
+def test_conflict_is_detected_and_declined(node, sandbox, new_sandbox):
     """With `conflictDetection` an address that another host uses is declined, and the pod gets another one."""
     used = "10.25.0.100"
-    node.machine.ip("address", "add", f"{used}/32", "dev", "wire0")
+    node.network(ipam={"type": "static", "addresses": [{"address": f"{used}/24"}]}).add(new_sandbox())
     identifier = f"{sandbox.name}/net/eth0".encode().hex(":")
     node.server.stop()
     node.start_server(f"--dhcp-host=id:00:{identifier},{used}")

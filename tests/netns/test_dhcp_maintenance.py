@@ -37,7 +37,7 @@ def test_lease_is_renewed(node, sandbox):
     (before,) = node.list_files().values()
     assert eventually(lambda: 'event="granted"} 2' in node.get_metrics())
     (after,) = node.list_files().values()
-    assert after["lease"]["grantedMs"] >= before["lease"]["grantedMs"] + 1500
+    assert after["ipv4"]["grantedMs"] >= before["ipv4"]["grantedMs"] + 1500
     assert node.server.log.read_text().count("DHCPREQUEST") == 2
     assert node.server.log.read_text().count("DHCPDISCOVER") == 1
 
@@ -121,7 +121,7 @@ def test_rebinding_reaches_another_server(node, sandbox):
     node.machine.ip("address", "add", "10.25.0.2/24", "dev", "wire0")
     node.machine.ip("link", "set", "wire0", "address", "02:00:00:00:00:02")
     node.start_server(T1, T2)
-    server = lambda: next(iter(node.list_files().values()))["lease"]["server"]  # noqa: E731
+    server = lambda: next(iter(node.list_files().values()))["ipv4"]["server"]  # noqa: E731
     assert eventually(lambda: server() == "10.25.0.2"), node.daemon.log.read_text()
     assert addresses(sandbox) == [address(result)]
 

@@ -145,7 +145,7 @@ def test_transaction_ids_differ_between_processes(node, new_sandbox):
 
 @pytest.mark.needs("ipvlan")
 def test_ipvlan_pods_share_a_mac_and_have_different_leases(node, new_sandbox):
-    """Pods of an ipvlan network in mode l2 have the same MAC address, and servers distinguish them by their identifiers."""
+    """Pods of an ipvlan network in mode l2 have the same MAC address; servers distinguish them by their identifiers."""
     node.start_daemon()
     net, pods = node.network("ipvlan"), [new_sandbox() for _ in range(2)]
     results = [net.add(pod) for pod in pods]

@@ -102,7 +102,7 @@ def test_expired_lease_is_lost_at_the_next_start_of_the_daemon(node, sandbox):
     node.daemon.stop()
     (file,) = (node.data / "net").iterdir()
     content = json.loads(file.read_text())
-    content["lease"]["grantedMs"] -= 1000 * LIFETIME_S
+    content["ipv4"]["grantedMs"] -= 1000 * LIFETIME_S
     file.write_text(json.dumps(content))
     node.start_daemon()
     assert eventually(lambda: 'event="lost"} 1' in node.get_metrics()), node.daemon.log.read_text()

@@ -39,7 +39,8 @@ class Interface:
 
     def __init__(self, mode):
         identity = Identity(DUID, IAID)
-        self.client = Ipv6Client(MAC, LINK_LOCAL, identity, mode, Timing())
+        self.client = Ipv6Client(identity, mode, Timing())
+        self.client.use(MAC, LINK_LOCAL)
         self.now = 100.0
         self.messages = []
         self.solicitations = 0
@@ -145,7 +146,7 @@ def test_router_that_starts_later():
     without = interface.lease
     assert interface.wait() is None
     assert interface.advertise() is Event.GRANTED
-    assert interface.lease.differs_from(without)
+    assert interface.lease.configuration != without.configuration
     assert interface.lease.gateway == ROUTER
 
 
@@ -224,7 +225,7 @@ def test_renewal_of_both(dhcp):
             dhcp.grant()
     assert dhcp.advertise(managed=True) is Event.GRANTED
     assert dhcp.lease.advertisement.received_s == dhcp.now
-    assert not dhcp.lease.differs_from(before)
+    assert dhcp.lease.configuration == before.configuration
 
 
 def test_lost_lease_and_new_one(dhcp):

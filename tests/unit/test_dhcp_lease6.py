@@ -139,10 +139,10 @@ def test_difference():
     """Two leases differ if they configure an interface differently; times and servers do not matter."""
     lease = dhcp_lease(GRANT, ADVERTISED)
     later = replace(GRANT, granted_s=9.0, lifetime_s=1.0, server=b"x")
-    assert not lease.differs_from(dhcp_lease(later, replace(ADVERTISED, received_s=9.0, lifetime_s=1.0)))
-    assert lease.differs_from(dhcp_lease(replace(GRANT, address=SECOND), ADVERTISED))
+    assert lease.configuration == dhcp_lease(later, replace(ADVERTISED, received_s=9.0, lifetime_s=1.0)).configuration
+    assert lease.configuration != dhcp_lease(replace(GRANT, address=SECOND), ADVERTISED).configuration
     for changes in ({"lifetime_s": 0.0}, {"mtu": 1300}, {"prefixes": (PREFIX,)}, {"dns_servers": ()}):
-        assert lease.differs_from(dhcp_lease(GRANT, replace(ADVERTISED, **changes)))
+        assert lease.configuration != dhcp_lease(GRANT, replace(ADVERTISED, **changes)).configuration
 
 
 def test_expiry():

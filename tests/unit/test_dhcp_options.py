@@ -357,7 +357,7 @@ def test_any_options(sent):
 @pytest.mark.parametrize("number", [3, 6, 15, 33, 56, 119, 121])
 @pytest.mark.parametrize("part", [b"\0", b"\x0a\0\0\1", b"\xc0\0", b"\1a\0", b"\1a", b"\x20\1\2\3\4\1\2\3\4", b"a."])
 def test_time_is_linear(number, part):
-    """Sixteen times as many bytes take about sixteen times as long, not 256 times."""
+    """Sixteen times as many bytes take about sixteen times as long, not 256 times; the fastest of three runs counts."""
 
     def nanoseconds(size):
         sent = {number: part * (size // len(part))}
@@ -367,4 +367,5 @@ def test_time_is_linear(number, part):
                 read(sent)
         return time.process_time_ns() - begin
 
-    assert nanoseconds(1 << 16) < 64 * max(nanoseconds(1 << 12), 100_000)
+    small, large = (min(nanoseconds(size) for _ in range(3)) for size in (1 << 12, 1 << 16))
+    assert large < 64 * max(small, 100_000)

@@ -1,4 +1,4 @@
-"""A binding: the lease of one interface, with the file that stores it and the calls that wait for it.
+"""A binding: the leases of one interface, with the file that stores them and the calls that wait for them.
 
 One rule: a lease file exists before ADD returns its lease, and until the lease is released. So a daemon that is killed
 at any moment finds every lease in use when it starts again.
@@ -11,17 +11,23 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from cni.address import format_ip
 from cni.errors import CniError
-from cni.result import Result
+from cni.result import DNS, IPConfig, Result
+from ipam.dhcp import client6
 from ipam.dhcp import conf as dhcp_conf
-from ipam.dhcp.client4 import Client, Identity, State, Timing
+from ipam.dhcp.client4 import Identity, Timing
 from ipam.dhcp.conf import DhcpConf
 from ipam.dhcp.daemon import interface
-from ipam.dhcp.daemon.interface import GoneError, Place
+from ipam.dhcp.daemon.interface import AnyLease, GoneError, Place
 from ipam.dhcp.daemon.loop import Loop, now
-from ipam.dhcp.daemon.session4 import Session4
-from ipam.dhcp.lease import INFINITE, Lease, Record, result_of
+from ipam.dhcp.daemon.session import IPV4, IPV6, Session
+from ipam.dhcp.ipv4_client import Ipv4Client
+from ipam.dhcp.ipv6_client import Ipv6Client
+from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease6 import Lease6
 from ipam.dhcp.options import INTERFACE_MTU
+from ipam.dhcp.record import Record
 from ipam.dhcp.store import Store
 from process.values import dataclass, field
 
@@ -69,7 +75,7 @@ def log(name: str, text: str) -> None:
 
 
 class Binding:
-    """The lease of `owner`'s interface. `forget` is called when the binding has ended; it has no lease then."""
+    """The leases of `owner`'s interface. `forget` is called when the binding has ended; it has no lease then."""
 
     def __init__(
         self,
@@ -87,8 +93,8 @@ class Binding:
         self._loop = loop
         self._forget = forget
         self._place: Place | None = None
-        self._session: Session4 | None = None
-        self._lease: Lease | None = None  # stored, and configured on the interface
+        self._sessions: dict[int, Session] = {}
+        self._leases: dict[int, AnyLease] = {}  # stored, and configured on the interface, by IP version
         self._why_no_lease = "it is being acquired"
         self._waiting: list[Respond] = []
 
@@ -98,56 +104,57 @@ class Binding:
         return self._settings.host_prefix + self.owner.netns
 
     @property
-    def state(self) -> str:
-        """The client's state, for metrics."""
-        return (self._session.state if self._session else State.STOPPED).value
+    def states(self) -> list[str]:
+        """The states of the clients, for metrics."""
+        return [session.state for session in self._sessions.values()]
 
     def acquire(self, respond: Respond) -> None:
-        """Answers an ADD with the lease, now or when a server grants one; raises CniError, OSError.
+        """Answers an ADD with the leases, now or when servers have granted them; raises CniError, OSError.
 
-        A second ADD of an interface gets the same lease, without a packet.
+        A second ADD of an interface gets the same leases, without a packet.
         """
-        if self._lease is not None and not self.check():
-            respond(self._result(self._lease))
+        if self._is_complete() and not self.check():
+            respond(self._result())
             return
-        if self._waiting:
-            self._waiting.append(respond)
-            return
-        if self._session is not None:
-            self._session.stop()
-        target = interface.find(self.netns, self.owner.ifname)
-        self._place = Place(self.netns, target, self._settings.namespaces)
-        self._session = self._create_session(self._place)
         self._waiting.append(respond)
+        if len(self._waiting) > 1:
+            return
+        for session in self._sessions.values():
+            session.stop()
+        target = interface.find(self.netns, self.owner.ifname, ipv6=bool(self._conf.ipv6_mode))
+        self._create_sessions(Place(self.netns, target, self._settings.namespaces))
         self.log("acquiring lease")
-        self._session.start()
+        for session in list(self._sessions.values()):
+            if self._waiting:  # none of them has failed
+                session.start()
 
     def resume(self, record: Record) -> None:
-        """Continues to maintain a stored lease after a restart of the daemon, or releases it.
+        """Continues to maintain stored leases after a restart of the daemon, or releases them.
 
-        It is released if a DEL has left a note, or if the interface was deleted meanwhile.
+        They are released if a DEL has left a note, or if the interface was deleted meanwhile.
         """
-        self._lease = record.lease
-        self._place = Place(self.netns, record.target, self._settings.namespaces)
-        self._session = self._create_session(self._place)
+        self._create_sessions(Place(self.netns, record.target, self._settings.namespaces))
         same_boot = record.boot_id == self._settings.boot_id != ""
-        self._session.resume(record.lease, same_boot=same_boot)
+        for version, lease in ((4, record.ipv4), (6, record.ipv6)):
+            if lease is not None and version in self._sessions:
+                self._leases[version] = lease
+                self._sessions[version].resume(lease, same_boot=same_boot)
         if self._settings.store.must_release(record):
             self.release()
             return
         try:
-            interface.check(self._place)
+            self._check_interface()
         except GoneError:
             self.gone()
         except _FAILURES as error:
             self.log(f"cannot look at the interface: {error}")
 
     def check(self) -> str:
-        """Returns why the interface does not have its lease, "" if it does."""
-        if self._lease is None or self._place is None:
+        """Returns why the interface does not have its leases, "" if it does."""
+        if not self._is_complete():
             return f"there is no lease: {self._why_no_lease}"
         try:
-            interface.check(self._place)
+            self._check_interface()
         except GoneError:
             return f'interface "{self.owner.ifname}" no longer exists'
         except _FAILURES as error:
@@ -155,54 +162,60 @@ class Binding:
         return ""
 
     def release(self, answer: str = "the lease was released") -> None:
-        """Releases the lease, and ends; `answer` is for calls that wait for a lease."""
+        """Releases the leases, and ends; `answer` is for calls that wait for them."""
         self.log("releasing lease")
         owner, store = self.owner, self._settings.store
         key = (owner.network, owner.container_id, owner.ifname)
         try:
             store.note_release(*key)  # a daemon that is killed now releases it again
-            if self._session is not None:
-                self._session.release()
+        except OSError as error:
+            self.log(f"cannot note the release: {error}")
+        for session in self._sessions.values():
+            session.release()
+        try:
             store.delete(*key)
         except OSError as error:
             self.log(f"cannot delete the lease file: {error}")
-        self._lease = None
+        self._leases.clear()
         self._respond(answer)
         self._forget()
 
-    def granted(self, lease: Lease) -> None:
-        """Stores a lease and answers ADD with it, or applies what a renewal changed to the interface."""
-        before, is_first = self._lease, bool(self._waiting)
-        expiry = "never" if lease.lifetime_s == INFINITE else f"in {lease.expires_at - now():.0f} s"
-        verb = "acquired" if is_first else "renewed"
-        self.log(f"lease {verb}: {lease.address} from {lease.server}, expires {expiry}")
+    def granted(self, version: int, lease: AnyLease) -> None:
+        """Stores a lease and answers ADD when it is the last, or applies what a renewal changed to the interface."""
+        before, is_first = self._leases.get(version), bool(self._waiting)
+        self._log_grant(lease, "acquired" if is_first else "renewed")
+        self._leases[version] = lease
+        if is_first and not self._is_complete():
+            return
         try:
-            self._settings.store.write(self._record(lease))
+            self._settings.store.write(self._record())
         except OSError as error:
             self.log(f"cannot store the lease: {error}")
             if is_first:
                 self.release(f"cannot store the lease: {error}")
                 return
-        self._lease = lease
         if is_first:
-            before = lease  # ADD's caller configures the interface, except for its MTU
-        elif before is None or lease.differs_from(before):
+            for each in self._leases.values():
+                self._configure(each, each)  # ADD's caller configures the interface, except for its MTU
+            self._respond(self._result())
+            return
+        if before is None or before.configuration != lease.configuration:
             self.log(f"the lease changed: {_describe(before)} -> {_describe(lease)}")
         self._configure(before, lease)
-        self._respond(self._result(lease))
 
-    def lost(self, reason: str) -> None:
+    def lost(self, version: int, reason: str) -> None:
         """Removes the address of a lost lease from the interface."""
-        before, self._lease, self._why_no_lease = self._lease, None, f"it was lost, {reason}"
+        before, self._why_no_lease = self._leases.pop(version, None), f"it was lost, {reason}"
         self.log(f"lease lost, {reason}; removing {_describe(before)} from the interface")
         self._configure(before, None)
 
     def failed(self, reason: str) -> None:
         """Answers ADD with an error, and ends."""
+        self.log(reason)
         self.release(reason)
 
     def gone(self) -> None:
-        """Ends the binding, since the interface was deleted."""
+        """Ends, since the interface was deleted."""
         self.log(f'interface "{self.owner.ifname}" no longer exists, terminating lease maintenance')
         self.release(f'interface "{self.owner.ifname}" no longer exists')
 
@@ -210,12 +223,30 @@ class Binding:
         """Logs a line with the binding's name."""
         log(self.owner.name, text)
 
-    def _create_session(self, place: Place) -> Session4:
-        conf, settings = self._conf, self._settings
-        broadcast = settings.broadcast or place.target.shares_mac
-        identity = Identity(b"", self._client_id(), conf.provided, conf.requested, broadcast)
-        client = Client(identity, settings.timing)
-        return Session4(client, place, self._loop, self, detects_conflicts=conf.detects_conflicts)
+    def _is_complete(self) -> bool:
+        """Returns whether there is a lease for each configured IP version."""
+        return bool(self._sessions) and self._leases.keys() == self._sessions.keys()
+
+    def _check_interface(self) -> None:
+        if self._place is not None:
+            interface.check(self._place)
+
+    def _create_sessions(self, place: Place) -> None:
+        conf, settings, owner = self._conf, self._settings, self.owner
+        self._place, self._sessions, self._leases = place, {}, {}
+        if conf.ipv4:
+            broadcast = settings.broadcast or place.target.shares_mac
+            identity = Identity(b"", self._client_id(), conf.provided, conf.requested, broadcast)
+            client = Ipv4Client(identity, settings.timing)
+            detects = conf.detects_conflicts
+            self._sessions[4] = Session(IPV4, client, place, self._loop, self, detects_conflicts=detects)
+        if conf.ipv6_mode:
+            # A pod's name outlives the pod: only by request, since the new pod may exist before the end of the old one.
+            cni_args = owner.args if conf.uses_duid else ""
+            duid = dhcp_conf.duid(settings.machine_id, cni_args, owner.container_id)
+            identity6 = client6.Identity(duid, dhcp_conf.iaid(owner.network, owner.ifname))
+            client_of_both = Ipv6Client(identity6, conf.ipv6_mode, settings.timing)
+            self._sessions[6] = Session(IPV6, client_of_both, place, self._loop, self)
 
     def _client_id(self) -> bytes:
         owner, conf = self.owner, self._conf
@@ -224,9 +255,9 @@ class Binding:
             return dhcp_conf.duid_client_id(machine_id, owner.args, owner.network, owner.ifname, owner.container_id)
         return conf.client_id or dhcp_conf.default_client_id(owner.name)
 
-    def _configure(self, before: Lease | None, after: Lease | None) -> None:
+    def _configure(self, before: AnyLease | None, after: AnyLease | None) -> None:
         assert self._place is not None
-        mtu = after.mtu if after and INTERFACE_MTU in self._conf.requested else 0
+        mtu = after.mtu if after and (isinstance(after, Lease6) or INTERFACE_MTU in self._conf.requested) else 0
         if before == after and not mtu:
             return
         try:
@@ -236,9 +267,9 @@ class Binding:
         except _FAILURES as error:
             self.log(f"cannot configure the interface: {error}")
 
-    def _record(self, lease: Lease) -> Record:
+    def _record(self) -> Record:
         assert self._place is not None
-        owner = self.owner
+        owner, ipv4, ipv6 = self.owner, self._leases.get(4), self._leases.get(6)
         return Record(
             network=owner.network,
             container_id=owner.container_id,
@@ -246,24 +277,41 @@ class Binding:
             netns=owner.netns,
             args=owner.args,
             stdin=owner.stdin,
-            client_id=self._client_id(),
             target=self._place.target,
             boot_id=self._settings.boot_id,
-            lease=lease,
+            ipv4=ipv4 if isinstance(ipv4, Lease) else None,
+            ipv6=ipv6 if isinstance(ipv6, Lease6) else None,
         )
 
-    def _result(self, lease: Lease) -> Result:
-        return result_of(lease, self._conf.priority, with_dns=self._conf.wants_dns)
+    def _result(self) -> Result:
+        """Returns the result of ADD with the leases of both IP versions, IPv4 first."""
+        leases = [self._leases[version] for version in sorted(self._leases)]
+        dns = [lease.dns for lease in leases] if self._conf.wants_dns else []
+        return Result(
+            ips=tuple(IPConfig(lease.address, lease.gateway if isinstance(lease, Lease) else None) for lease in leases),
+            routes=tuple(route for lease in leases for route in lease.prioritized_routes(self._conf.priority)),
+            dns=DNS(
+                nameservers=tuple(dict.fromkeys(server for each in dns for server in each.nameservers)),
+                domain=next((each.domain for each in dns if each.domain), ""),
+                search=tuple(dict.fromkeys(name for each in dns for name in each.search)),
+            ),
+        )
 
     def _respond(self, answer: Result | str) -> None:
         waiting, self._waiting = self._waiting, []
         for respond in waiting:
             respond(answer)
 
+    def _log_grant(self, lease: AnyLease, verb: str) -> None:
+        expiry = "never" if lease.lifetime_s == INFINITE else f"in {lease.expires_at - now():.0f} s"
+        source = f" from {lease.server}" if isinstance(lease, Lease) else ""
+        self.log(f"lease {verb}: {format_ip(lease.address)}{source}, expires {expiry}")
 
-def _describe(lease: Lease | None) -> str:
+
+def _describe(lease: AnyLease | None) -> str:
     """Returns a lease's configuration for the log."""
     if lease is None:
         return "no address"
-    routes = ", ".join(f"{route.dst.network} via {route.gw}" for route in lease.routes)
-    return f"{lease.address}{f' ({routes})' if routes else ''}{f' MTU {lease.mtu}' if lease.mtu else ''}"
+    routes = ", ".join(f"{route.dst.network}{f' via {route.gw}' if route.gw else ''}" for route in lease.routes)
+    mtu = f" MTU {lease.mtu}" if lease.mtu else ""
+    return f"{format_ip(lease.address)}{f' ({routes})' if routes else ''}{mtu}"

@@ -17,7 +17,7 @@ _ETHERNET_HEADER_BYTES = 14
 
 
 class ConflictDetection:
-    """Probes `address` on `packets`, then calls `done` once with the MAC address of its user, "" if no host answered."""
+    """Probes `address` on `packets`, then calls `done` with the MAC address of its user, "" if no host answered."""
 
     def __init__(self, packets: Packets, address: IPv4Address, loop: Loop, done: Callable[[str], None]) -> None:
         self._packets: Packets | None = packets
@@ -26,7 +26,7 @@ class ConflictDetection:
         self._done = done
         self._sent = 0
         self._timer: Timer | None = None
-        loop.watch(packets.fileno(), self._read)
+        loop.watch(packets.filenos()[0], self._read)
         self._probe()
 
     def stop(self) -> None:
@@ -34,7 +34,7 @@ class ConflictDetection:
         if self._timer is not None:
             self._timer.cancel()
         if self._packets is not None:
-            self._loop.unwatch(self._packets.fileno())
+            self._loop.unwatch(self._packets.filenos()[0])
             self._packets.close()
             self._packets = None
 
@@ -56,7 +56,7 @@ class ConflictDetection:
     def _read(self) -> None:
         while self._packets is not None:
             try:
-                received = self._packets.receive()
+                received = self._packets.receive(0)
             except OSError:
                 self._end("")
                 return

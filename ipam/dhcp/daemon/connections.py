@@ -1,6 +1,7 @@
 """The daemon's unix socket: accepting connections, reading calls, writing answers, without blocking.
 
-One rule: a client that sends nothing, or reads nothing, costs a descriptor and a bounded buffer, and delays no other client.
+One rule: a client that sends nothing, or reads nothing, costs a descriptor and a bounded buffer; it delays no
+other client.
 """
 
 from __future__ import annotations

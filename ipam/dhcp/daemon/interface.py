@@ -9,21 +9,27 @@ from __future__ import annotations
 import socket as stdlib_socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from attachment.presence import Presence, get_presence
+from cni.address import Address
 from cni.errors import CniError, Code
 from cni.result import Route
-from ipam.dhcp.lease import Lease, Target
-from kernel import address, link, packet_socket, route
+from ipam.dhcp.address6 import is_link_local
+from ipam.dhcp.lease import Lease
+from ipam.dhcp.lease6 import Lease6
+from ipam.dhcp.record import Target
+from kernel import address, link, packet_socket, route, sysctl
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError, entered
 from kernel.packet_socket import PacketFilter, PacketSocket
 from kernel.rtnl import Request, Socket
 
+AnyLease = Lease | Lease6
 _HERE = "/proc/self/ns/net"
-CLIENT_PORT, SERVER_PORT = 68, 67
+_CLIENT_PORT = 68
+_IPV6_PARAMETERS = (("accept_ra", "0"), ("accept_dad", "0"), ("disable_ipv6", "0"))
 
 
 class Place(NamedTuple):
@@ -41,11 +47,17 @@ class GoneError(Exception):
     """The interface, or its namespace, was deleted."""
 
 
-def find(netns: str, ifname: str) -> Target:
-    """Returns an interface, and sets it up if it is down; raises CniError, KernelError."""
+def find(netns: str, ifname: str, *, ipv6: bool) -> Target:
+    """Returns an interface, and sets it up if it is down; raises CniError, KernelError.
+
+    For `ipv6` the kernel must not configure the interface by router advertisements, as the daemon does that. Duplicate
+    address detection of the link-local address would take a second; a new interface's address is random.
+    """
     with Netns(_HERE) as host, Socket() as host_socket, Netns(netns) as namespace:
         with entered(namespace):
             socket = Socket()
+            for name, value in _IPV6_PARAMETERS if ipv6 else ():
+                sysctl.try_write(f"ipv6/conf/{ifname}/{name}", value)
         with socket:
             (existing,) = link.get(socket, link.by_name_request(ifname))
             if existing is None:
@@ -70,14 +82,14 @@ def check(place: Place) -> None:
         pass
 
 
-def open_packets(place: Place, accepted: PacketFilter, *, answers_to: IPv4Address | None = None) -> Packets:
-    """Opens a packet socket on an interface; the caller closes it soon. Raises GoneError, CniError, OSError.
+def open_packets(place: Place, filters: Iterable[PacketFilter], *, answers_to: IPv4Address | None = None) -> Packets:
+    """Opens a packet socket for each filter on an interface; the caller closes them soon.
 
     `answers_to` is the leased address during a renewal: a UDP socket holds its port meanwhile, since the kernel would
-    answer the server with an ICMP error.
+    answer the server with an ICMP error. Raises GoneError, CniError, OSError.
     """
-    with _opened(place) as (_, existing):
-        return Packets(PacketSocket(existing.index, accepted), existing.mac_bytes, _hold_port(answers_to))
+    with _opened(place) as (socket, existing):
+        return Packets(existing, filters, _get_link_local(socket, existing), _hold_port(answers_to))
 
 
 def open_arp(place: Place) -> Packets:
@@ -85,52 +97,66 @@ def open_arp(place: Place) -> Packets:
 
     The answers for an ipvlan interface without an address arrive on its master: the socket is opened there.
     """
-    accepted = packet_socket.arp_filter()
+    filters = (packet_socket.arp_filter(),)
     if not place.target.shares_mac:
-        return open_packets(place, accepted)
-    on_master = open_host_packets(place.target.host_interface, accepted)
+        return open_packets(place, filters)
+    on_master = open_host_packets(place.target.host_interface, filters)
     if on_master is None:
         raise GoneError
     return on_master
 
 
-def open_host_packets(name: str, accepted: PacketFilter) -> Packets | None:
-    """Opens a packet socket on an interface of the host; None if it does not exist. Raises KernelError, OSError."""
+def open_host_packets(name: str, filters: Iterable[PacketFilter]) -> Packets | None:
+    """Opens packet sockets on an interface of the host; None if it is missing or down. Raises KernelError, OSError."""
+    if not name:
+        return None
     with Socket() as socket:
         (existing,) = link.get(socket, link.by_name_request(name))
-    if existing is None or not existing.is_up:
-        return None
-    return Packets(PacketSocket(existing.index, accepted), existing.mac_bytes, None)
+    return Packets(existing, filters, None, None) if existing and existing.is_up else None
 
 
 class Packets:
-    """A packet socket on an interface with the MAC address `mac`, and a UDP socket that holds a port."""
+    """Packet sockets on an interface, one for each filter, and a UDP socket that holds a port.
 
-    def __init__(self, packets: PacketSocket, mac: bytes, port: stdlib_socket.socket | None) -> None:
-        self.mac = mac
-        self._packets = packets
+    `mac` and `link_local` are the interface's addresses.
+    """
+
+    def __init__(
+        self,
+        existing: Link,
+        filters: Iterable[PacketFilter],
+        link_local: IPv6Address | None,
+        port: stdlib_socket.socket | None,
+    ) -> None:
+        self.mac = existing.mac_bytes
+        self.link_local = link_local
+        self._sockets = [PacketSocket(existing.index, each) for each in filters]
         self._port = port
 
-    def fileno(self) -> int:
-        """Returns the packet socket's descriptor, for epoll."""
-        return self._packets.fileno()
+    def filenos(self) -> list[int]:
+        """Returns the packet sockets' descriptors, in the order of the filters, for epoll."""
+        return [each.fileno() for each in self._sockets]
 
     def send(self, frame: bytes) -> None:
         """Sends a frame; raises OSError."""
-        self._packets.send(frame)
+        self._sockets[0].send(frame)
 
-    def receive(self) -> tuple[bytes, bool] | None:
-        """Returns a frame, and whether its checksum is complete; None if there is none. Raises OSError."""
-        return self._packets.receive()
+    def receive(self, number: int) -> tuple[bytes, bool] | None:
+        """Returns a frame that a filter accepted, and whether its checksum is complete; None without one.
+
+        Raises OSError.
+        """
+        return self._sockets[number].receive()
 
     def close(self) -> None:
         """Closes the sockets."""
-        self._packets.close()
+        for each in self._sockets:
+            each.close()
         if self._port is not None:
             self._port.close()
 
 
-def configure(place: Place, before: Lease | None, after: Lease | None, priority: int, mtu: int) -> None:
+def configure(place: Place, before: AnyLease | None, after: AnyLease | None, priority: int, mtu: int) -> None:
     """Changes an interface from the configuration of one lease to that of another; None: no lease.
 
     `priority` is the metric of the routes, `mtu` 0 leaves the MTU. Raises GoneError, CniError, KernelError.
@@ -155,29 +181,29 @@ def _opened(place: Place) -> Iterator[tuple[Socket, Link]]:
         raise
 
 
-def _change_requests(existing: Link, before: Lease | None, after: Lease | None, priority: int) -> list[Request]:
+def _change_requests(existing: Link, before: AnyLease | None, after: AnyLease | None, priority: int) -> list[Request]:
     """Returns requests that add what is new, then delete what is old: no connection ends that can continue."""
-    old, new = _routes(before, priority), _routes(after, priority)
+    old = before.prioritized_routes(priority) if before else ()
+    new = after.prioritized_routes(priority) if after else ()
+    is_same_address = before is not None and after is not None and before.address == after.address
     requests = []
-    if after is not None:
-        if before is None or before.address != after.address:
-            requests.append(address.add_request(existing, after.address, exists_ok=True))
-        requests += [
-            route.add_request(existing, each, _gateway(each), exists_ok=True) for each in new if each not in old
-        ]
-    if before is not None:
-        requests += [route.delete_request(existing, each, _gateway(each)) for each in old if each not in new]
-        if after is None or before.address != after.address:
-            requests.append(address.remove_request(existing, before.address))
+    if after is not None and not is_same_address:
+        requests.append(address.add_request(existing, after.address, exists_ok=True))
+    requests += [route.add_request(existing, each, _gateway(each), exists_ok=True) for each in new if each not in old]
+    requests += [route.delete_request(existing, each, _gateway(each)) for each in old if each not in new]
+    if before is not None and not is_same_address:
+        requests.append(address.remove_request(existing, before.address))
     return requests
 
 
-def _routes(lease: Lease | None, priority: int) -> tuple[Route, ...]:
-    return lease.prioritized_routes(priority) if lease else ()
+def _gateway(each: Route) -> Address | None:
+    return each.gw if each.gw and int(each.gw) else None
 
 
-def _gateway(each: Route) -> IPv4Address | None:
-    return each.gw if isinstance(each.gw, IPv4Address) and int(each.gw) else None
+def _get_link_local(socket: Socket, existing: Link) -> IPv6Address | None:
+    assigned = address.list_on_link(socket, existing, family=stdlib_socket.AF_INET6)
+    addresses = (IPv6Address(item.packed) for item in assigned if len(item.packed) == 16)
+    return next((each for each in addresses if is_link_local(each)), None)
 
 
 def _same_link(socket: Socket, target: Target) -> Link:
@@ -209,5 +235,5 @@ def _hold_port(answers_to: IPv4Address | None) -> stdlib_socket.socket | None:
         return None
     port = stdlib_socket.socket(stdlib_socket.AF_INET, stdlib_socket.SOCK_DGRAM | stdlib_socket.SOCK_CLOEXEC)
     with suppress(OSError):  # a program of the pod has the port
-        port.bind((str(answers_to), CLIENT_PORT))
+        port.bind((str(answers_to), _CLIENT_PORT))
     return port

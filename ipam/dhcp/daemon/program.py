@@ -1,7 +1,7 @@
 """The program `dhcp daemon`: its flags, its socket, its end. The flags are the reference's.
 
-The socket comes from systemd (LISTEN_FDS) or is created; a socket file on which no process listens is replaced. SIGTERM and
-SIGINT end the program; leases stay on the disk, and the next start continues to maintain them.
+The socket comes from systemd (LISTEN_FDS) or is created; a socket file on which no process listens is replaced.
+SIGTERM and SIGINT end the program; leases stay on the disk, and the next start continues to maintain them.
 """
 
 from __future__ import annotations

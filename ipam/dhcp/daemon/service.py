@@ -16,7 +16,7 @@ from cni.result import Result
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.daemon.binding import Binding, Owner, Settings, log
 from ipam.dhcp.daemon.loop import Loop
-from ipam.dhcp.lease import Record
+from ipam.dhcp.record import Record
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs
 
 # The answer to a call: a result, None for an empty answer, or the text of an error.
@@ -63,7 +63,7 @@ class Service:
 
     def metrics(self) -> str:
         """Returns the metrics in Prometheus' text format."""
-        states = Counter(binding.state for binding in self._bindings.values())
+        states = Counter(state for binding in self._bindings.values() for state in binding.states)
         lines = ["# TYPE podwire_dhcp_leases gauge"]
         lines += [f'podwire_dhcp_leases{{state="{state}"}} {count}' for state, count in sorted(states.items())]
         lines += ["# TYPE podwire_dhcp_events_total counter"]

@@ -1,46 +1,48 @@
-"""A DHCPv4 client at work on an interface: joins the state machine (client4.py) to a packet socket and to the loop.
+"""A client at work on an interface: joins ipv4_client.py or ipv6_client.py to packet sockets and to the loop.
 
-One rule: the socket is open only while an answer can arrive, since a socket keeps a deleted pod's namespace alive.
+One rule: the sockets are open only while an answer can arrive, since a socket keeps a deleted pod's namespace alive.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from ipaddress import IPv4Address
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from cni.address import parse_mac
+from cni.address import format_ip, parse_mac
 from cni.errors import CniError
-from ipam.dhcp import frame, packet
-from ipam.dhcp.client4 import Client, Event, Outgoing, State
+from ipam.dhcp.address6 import link_local_address
+from ipam.dhcp.client4 import Event
 from ipam.dhcp.daemon import interface
 from ipam.dhcp.daemon.conflict import ConflictDetection
-from ipam.dhcp.daemon.interface import CLIENT_PORT, SERVER_PORT, GoneError, Packets, Place
+from ipam.dhcp.daemon.interface import AnyLease, GoneError, Packets, Place
 from ipam.dhcp.daemon.loop import Loop, Timer, now
+from ipam.dhcp.ipv4_client import Ipv4Client
+from ipam.dhcp.ipv6_client import Ipv6Client
 from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.packet import Malformed
 from kernel import packet_socket
-from process.values import replace
+from kernel.packet_socket import PacketFilter
 
-_BROADCAST_MAC, _BROADCAST = b"\xff" * 6, IPv4Address(0xFFFFFFFF)
 _UNSEEN_RETRY_S = 60.0  # for a namespace that cannot be looked at now
 _MAX_FRAMES = 64  # read at once, so that a flood on one interface does not stop the others
 _FAILURES = (CniError, OSError)  # KernelError is a CniError
 
 
 class Listener(Protocol):
-    """The binding of a session; each method ends the session or lets it continue."""
+    """The binding of a session; `version` is 4 or 6."""
 
-    def granted(self, lease: Lease) -> None:
+    def granted(self, version: int, lease: AnyLease) -> None:
         """Accepts a new or renewed lease."""
 
-    def lost(self, reason: str) -> None:
-        """Takes the lost lease from the interface; the session tries to get another."""
+    def lost(self, version: int, reason: str) -> None:
+        """Removes the lost lease from the interface; the session tries to get another."""
 
     def failed(self, reason: str) -> None:
         """Ends the binding, since there was no lease in the time allowed."""
 
     def gone(self) -> None:
-        """Ends: the interface was deleted."""
+        """Ends the binding, since the interface was deleted."""
 
     def log(self, text: str) -> None:
         """Logs a line."""
@@ -49,12 +51,34 @@ class Listener(Protocol):
         """Counts an event for the metrics."""
 
 
-class Session4:
-    """A client on the interface at `place`; with `detects_conflicts` it probes a new address before it accepts it."""
+class Family(NamedTuple):
+    """An IP version: its number, and the frames that its client receives, with a socket for each filter."""
+
+    version: int
+    filters: tuple[PacketFilter, ...]
+
+
+IPV4 = Family(4, (packet_socket.dhcp4_filter(),))
+IPV6 = Family(6, (packet_socket.dhcp6_filter(), packet_socket.router_advertisement_filter()))
+
+
+class Session:
+    """A client on the interface at `place`.
+
+    With `detects_conflicts` it probes a new IPv4 address before it accepts it.
+    """
 
     def __init__(
-        self, client: Client, place: Place, loop: Loop, listener: Listener, *, detects_conflicts: bool = False
+        self,
+        family: Family,
+        client: Ipv4Client | Ipv6Client,
+        place: Place,
+        loop: Loop,
+        listener: Listener,
+        *,
+        detects_conflicts: bool = False,
     ) -> None:
+        self._family = family
         self._client = client
         self._place = place
         self._loop = loop
@@ -63,22 +87,27 @@ class Session4:
         self._packets: Packets | None = None
         self._detection: ConflictDetection | None = None
         self._timer: Timer | None = None
-        self._accepted: Lease | None = None  # the last lease that the listener got
+        self._accepted: AnyLease | None = None  # the last lease that the listener got
 
     @property
-    def state(self) -> State:
-        """The client's state."""
-        return self._client.state
+    def state(self) -> str:
+        """The client's state, for metrics."""
+        return str(self._client.state.value)
 
     def start(self) -> None:
         """Begins to acquire a lease."""
+        try:
+            self._open_packets()
+        except _FAILURES as error:
+            self._listener.failed(f"cannot use the interface: {error}")
+            return
         self._client.start(now())
         self._proceed(None)
 
-    def resume(self, lease: Lease, *, same_boot: bool) -> None:
-        """Continues with a stored lease; the times of another boot mean nothing, so a server must confirm it."""
+    def resume(self, lease: AnyLease, *, same_boot: bool) -> None:
+        """Continues with a stored lease."""
         self._accepted = lease
-        self._client.resume(lease if same_boot else replace(lease, granted_s=-INFINITE), now(), same_boot=same_boot)
+        self._client.resume(lease, now(), same_boot=same_boot)
         self._proceed(None)
 
     def stop(self) -> None:
@@ -94,19 +123,19 @@ class Session4:
     def release(self) -> None:
         """Stops and releases the lease: from the interface or, if it was deleted, from a host interface."""
         self.stop()
-        lease, outgoing = self._client.lease or self._accepted, self._client.release()
-        if lease is None or not outgoing:
-            return
+        lease = self._client.lease
         try:
-            packets = self._open_for_release()
+            packets = self._open_for_release() if lease is not None else None
+            frames = self._client.release()
+            if lease is None or not frames:
+                return
             if packets is None:
                 end = "" if lease.lifetime_s == INFINITE else f" for {max(0.0, lease.expires_at - now()):.0f} s"
-                self._listener.log(
-                    f"cannot release {lease.address.ip}, since no interface is left: {lease.server} keeps it{end}"
-                )
+                address = format_ip(lease.address.ip)
+                self._listener.log(f"cannot release {address}, since no interface is left: the server keeps it{end}")
                 return
-            for each in outgoing:
-                packets.send(self._frame(each))
+            for each in frames:
+                packets.send(each)
             packets.close()
         except _FAILURES as error:
             self._listener.log(f"failed to release DHCP lease: {error}")
@@ -136,32 +165,26 @@ class Session4:
         else:
             self._timer = self._loop.call_at(min(now() + _UNSEEN_RETRY_S, lease.expires_at), self._expire)
 
-    def _read(self) -> None:
-        """Reads the frames that have arrived."""
+    def _read(self, number: int) -> None:
+        """Reads the frames that have arrived at a socket."""
         for _ in range(_MAX_FRAMES):
             if self._packets is None:
                 return
             try:
-                received = self._packets.receive()
+                received = self._packets.receive(number)
             except OSError as error:  # ENETDOWN: the interface was set down or deleted
                 self._listener.log(f"cannot receive: {error.strerror}")
                 self._close_packets()
                 return
             if received is None:
                 return
-            self._receive(*received)
-
-    def _receive(self, content: bytes, checksum_is_ready: bool) -> None:
-        try:
-            datagram = frame.parse_udp4(content, checksum_is_ready=checksum_is_ready)
-            message = packet.decode(datagram.payload)
-        except packet.Malformed:
-            self._listener.count("malformed")
-            return
-        event = self._client.receive(message, now())
-        if event is Event.GRANTED and self._client.lease is not None:
-            self._client.lease = replace(self._client.lease, server_mac=datagram.source_mac.hex(":"))
-        self._proceed(event)
+            content, checksum_is_ready = received
+            try:
+                event = self._client.receive(content, now(), checksum_is_ready=checksum_is_ready)
+            except Malformed:
+                self._listener.count("malformed")
+                continue
+            self._proceed(event)
 
     def _proceed(self, event: Event | None) -> None:
         """Sends what the client wants to send, waits for what comes next, and reports an event."""
@@ -184,15 +207,19 @@ class Session4:
             self._listener.failed(self._client.reason)
         elif lease is None:
             self._accepted = None
-            self._listener.lost(self._client.reason)
-        elif self._detects_conflicts and not (before and before.address.ip == lease.address.ip):
+            self._listener.lost(self._family.version, self._client.reason)
+        elif (
+            self._detects_conflicts
+            and isinstance(lease, Lease)
+            and not (before and before.address.ip == lease.address.ip)
+        ):
             self._detect_conflict(lease)
         else:
             self._accept(lease)
 
-    def _accept(self, lease: Lease) -> None:
+    def _accept(self, lease: AnyLease) -> None:
         self._accepted = lease
-        self._listener.granted(lease)
+        self._listener.granted(self._family.version, lease)
 
     def _detect_conflict(self, lease: Lease) -> None:
         try:
@@ -217,60 +244,44 @@ class Session4:
         self._client.decline(now())
         self._proceed(None)
 
-    def _send(self, outgoing: list[Outgoing]) -> None:
-        if not outgoing:
+    def _send(self, frames: list[bytes]) -> None:
+        if not frames:
             return
         try:
             packets = self._open_packets()
-            for each in outgoing:
-                packets.send(self._frame(each))
+            for each in frames:
+                packets.send(each)
         except GoneError:
             return  # the next deadline finds it out, too
         except _FAILURES as error:
             self._listener.log(f"cannot send: {error}")
 
-    def _frame(self, outgoing: Outgoing) -> bytes:
-        """Returns a message as a frame; a server is reached by the MAC address of its last answer, or its relay's."""
-        mac, address = _BROADCAST_MAC, _BROADCAST
-        if outgoing.server is not None:
-            address = outgoing.server
-            if self._accepted is not None and self._accepted.server_mac:
-                mac = parse_mac(self._accepted.server_mac)
-        source_mac = self._client.identity.mac
-        message = packet.encode(replace(outgoing.message, chaddr=source_mac))
-        return frame.build_udp4(source_mac, mac, outgoing.source, address, CLIENT_PORT, SERVER_PORT, message)
-
     def _open_for_release(self) -> Packets | None:
         """Returns a socket on the interface or, if it was deleted, on a host interface on the same network."""
-        accepted = packet_socket.dhcp4_filter()
+        filters = self._family.filters[:1]
         try:
-            packets = interface.open_packets(self._place, accepted)
+            packets = interface.open_packets(self._place, filters)
         except (GoneError, CniError):
-            self._identify(parse_mac(self._place.target.mac))
-            name = self._place.target.host_interface
-            return interface.open_host_packets(name, accepted) if name else None
-        self._identify(packets.mac)
+            mac = parse_mac(self._place.target.mac)
+            self._client.use(mac, link_local_address(mac))
+            return interface.open_host_packets(self._place.target.host_interface, filters)
+        self._client.use(packets.mac, packets.link_local)
         return packets
 
     def _open_packets(self) -> Packets:
-        """Opens the packet socket unless it is open; raises GoneError, CniError, OSError."""
+        """Opens the packet sockets unless they are open; raises GoneError, CniError, OSError."""
         if self._packets is None:
-            lease = self._client.lease
-            accepted = packet_socket.dhcp4_filter()
-            self._packets = interface.open_packets(
-                self._place, accepted, answers_to=lease.address.ip if lease else None
-            )
-            self._identify(self._packets.mac)
-            self._loop.watch(self._packets.fileno(), self._read)
+            address = self._client.lease.address.ip if self._client.lease else None
+            answers_to = address if isinstance(address, IPv4Address) else None
+            self._packets = interface.open_packets(self._place, self._family.filters, answers_to=answers_to)
+            self._client.use(self._packets.mac, self._packets.link_local)
+            for number, descriptor in enumerate(self._packets.filenos()):
+                self._loop.watch(descriptor, partial(self._read, number))
         return self._packets
-
-    def _identify(self, mac: bytes) -> None:
-        """Uses the interface's present MAC address: tuning may have changed it after ADD."""
-        if mac != self._client.identity.mac:
-            self._client.identity = replace(self._client.identity, mac=mac)
 
     def _close_packets(self) -> None:
         if self._packets is not None:
-            self._loop.unwatch(self._packets.fileno())
+            for descriptor in self._packets.filenos():
+                self._loop.unwatch(descriptor)
             self._packets.close()
             self._packets = None

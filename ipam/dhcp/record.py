@@ -1,0 +1,102 @@
+"""The record of an interface's leases: the content of its lease file.
+
+It has what the daemon needs to maintain the leases after a restart: the arguments of the ADD, and the interface.
+"""
+
+from __future__ import annotations
+
+from cni.errors import CniError
+from cni.fields import Fields
+from ipam.dhcp import lease, lease6
+from ipam.dhcp.lease import Lease
+from ipam.dhcp.lease6 import Lease6
+from process.values import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """The interface that has a lease: its ifindex, its MAC address, the ID of its namespace, and a host interface.
+
+    `namespace_cookie` is the kernel's ID of the namespace, unique during a boot; 0 before Linux 5.14.
+    `host_interface` reaches the same network from the host when the interface is deleted: the bridge of a veth, the
+    master of a macvlan; "" without one. `shares_mac`: with its master (ipvlan).
+    """
+
+    index: int
+    mac: str
+    namespace_cookie: int = 0
+    host_interface: str = ""
+    shares_mac: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """The stored leases of an interface, and the arguments of its ADD; `stdin` is the network's configuration."""
+
+    network: str
+    container_id: str
+    ifname: str
+    netns: str
+    args: str
+    stdin: bytes
+    target: Target
+    boot_id: str
+    ipv4: Lease | None
+    ipv6: Lease6 | None
+
+    @property
+    def name(self) -> str:
+        """The name in logs, which is the reference's: container ID, network and interface."""
+        return f"{self.container_id}/{self.network}/{self.ifname}"
+
+
+def to_json(record: Record) -> dict[str, object]:
+    """Returns the content of a lease file."""
+    target = record.target
+    return {
+        "network": record.network,
+        "containerID": record.container_id,
+        "ifname": record.ifname,
+        "netns": record.netns,
+        "args": record.args,
+        "stdin": record.stdin.decode("utf-8", "surrogateescape"),
+        "interface": {
+            "index": target.index,
+            "mac": target.mac,
+            "namespaceCookie": target.namespace_cookie,
+            "hostInterface": target.host_interface,
+            "sharesMAC": target.shares_mac,
+        },
+        "bootID": record.boot_id,
+        **({"ipv4": lease.to_json(record.ipv4)} if record.ipv4 else {}),
+        **({"ipv6": lease6.to_json(record.ipv6)} if record.ipv6 else {}),
+    }
+
+
+def from_json(value: object) -> Record:
+    """Reads a lease file; raises ValueError for any other content."""
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    try:
+        fields = Fields(value, context="cannot read the lease")
+        target, ipv4, ipv6 = fields.section("interface"), fields.raw("ipv4"), fields.raw("ipv6")
+        return Record(
+            network=fields.string("network"),
+            container_id=fields.string("containerID"),
+            ifname=fields.string("ifname"),
+            netns=fields.string("netns"),
+            args=fields.string("args"),
+            stdin=fields.string("stdin").encode("utf-8", "surrogateescape"),
+            target=Target(
+                target.integer("index") or 0,
+                target.string("mac"),
+                target.integer("namespaceCookie") or 0,
+                target.string("hostInterface"),
+                target.boolean("sharesMAC"),
+            ),
+            boot_id=fields.string("bootID"),
+            ipv4=None if ipv4 is None else lease.from_json(ipv4),
+            ipv6=None if ipv6 is None else lease6.from_json(ipv6),
+        )
+    except CniError as error:
+        raise ValueError(error.msg) from error
