@@ -135,6 +135,7 @@ def kea6(directory) -> tuple[str, ...]:
     conf = {
         "Dhcp6": {
             "interfaces-config": {"interfaces": [WIRE]},
+            "server-id": {"type": "LL", "persist": False},
             "lease-database": {"type": "memfile", "persist": True, "name": str(directory / "leases6.csv")},
             "preferred-lifetime": 8,
             "valid-lifetime": 10,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import dhcp
 from tests.support.results import prev_result
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -53,6 +54,7 @@ KINDS = {
 # Plugins whose interface is on top of an interface of the host, MASTER.
 ON_MASTER = {"ipvlan", "macvlan", "vlan"}
 MASTER = "up0"
+WIRE = "wire0"  # the host's bridge to the DHCP server
 CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Plugins that return prevResult unchanged when there is nothing to do.
 RETURNS_PREV_RESULT = CHAINED | {"loopback"}
@@ -101,6 +103,11 @@ def static(*addresses: str) -> dict[str, Any]:
     return {"type": "static", "addresses": objects, "routes": [{"dst": "0.0.0.0/0"}]}
 
 
+def dhcp_directory(store: Path) -> Path:
+    """Returns the directory of dhcp's daemon and server, beside a lease directory."""
+    return store.with_name("dhcp")
+
+
 def versions(plugin: str) -> tuple[str, ...]:
     """Returns the CNI versions that `plugin` supports."""
     return VERSIONS[VERSIONS.index(_FIRST_VERSION.get(plugin, VERSIONS[0])) :]
@@ -114,6 +121,7 @@ def config(plugin: str, version: str, store: Path, *host_interfaces: str) -> dic
     """
     plugin_keys: dict[str, dict[str, Any]] = {
         "bridge": {"bridge": "cni0", "isGateway": True, "ipam": host_local(store)},
+        "dhcp": {"ipam": {"type": "dhcp", **dhcp.ipam_keys(dhcp_directory(store))}},
         "host-device": {
             "device": next(iter(host_interfaces), "eth7"),
             "dataDir": str(store.with_name("devices")),

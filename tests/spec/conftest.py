@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.spec import configs
-from tests.support import kernels, namespaces
+from tests.support import dhcp_node, kernels, namespaces
 from tests.support.invocation import Config, Outcome, run_plugin
 from tests.support.namespaces import Namespace
 
@@ -44,7 +44,8 @@ class Invoker:
         """Returns the same invoker for another sandbox, prepared as by an interface plugin.
 
         For a chained plugin the sandbox has an `eth0`, whose host veth is on the host. For a plugin of
-        configs.ON_MASTER the host has the master, and for host-device a device.
+        configs.ON_MASTER the host has the master, for host-device a device, and for dhcp the sandbox has an `eth0` on the
+        bridge to the server.
         """
         if self.plugin == "host-device":
             assert self.host
@@ -53,6 +54,13 @@ class Invoker:
         if self.plugin in configs.ON_MASTER:
             assert self.host
             create_master(self.host)
+        if self.plugin == "dhcp":
+            assert self.host
+            name = host_veth_name(sandbox)
+            self.host.ip("link", "add", name, "type", "veth", "peer", "name", f"p{name[1:]}")
+            self.host.ip("link", "set", name, "master", configs.WIRE, "up")
+            peer = ("netns", sandbox.name) if sandbox != self.host else ()
+            self.host.ip("link", "set", f"p{name[1:]}", *peer, "name", "eth0")
         if self.plugin in configs.CHAINED:
             assert self.host
             peer = ("peer", "name", host_veth_name(sandbox), "netns", self.host.name)
@@ -96,8 +104,13 @@ def refused(plugin: str, quiet_host: Namespace | None, store: Path) -> Invoker:
 
 
 @pytest.fixture
-def invoke(plugin: str, host: Namespace, sandbox: Namespace, store: Path) -> Invoker:
+def invoke(plugin: str, host: Namespace, sandbox: Namespace, store: Path) -> Iterator[Invoker]:
     """The plugin under test with a real host and sandbox; needs root, and a kernel with the plugin's feature."""
     if plugin in configs.NEEDS and (problem := kernels.lacking([configs.NEEDS[plugin]])):
         pytest.skip(problem)
-    return Invoker(plugin, host, sandbox, store).with_sandbox(sandbox)
+    with ExitStack() as stack:
+        if plugin == "dhcp":
+            host.ip("link", "add", configs.WIRE, "type", "bridge")
+            host.ip("link", "set", configs.WIRE, "up")
+            stack.enter_context(dhcp_node.serving(host, configs.WIRE, configs.dhcp_directory(store)))
+        yield Invoker(plugin, host, sandbox, store).with_sandbox(sandbox)

@@ -16,6 +16,11 @@ SERVER = "10.25.0.1"
 RANGE = "10.25.0.100,10.25.0.110,255.255.255.0,1h"
 
 
+def ipam_keys(directory: Path) -> dict[str, str]:
+    """Returns the keys of `ipam` for the socket and the lease files of a daemon with these files."""
+    return {"dataDir": str(directory / "data"), "daemonSocketPath": str(directory / "run" / "dhcp.sock")}
+
+
 @contextmanager
 def running(machine: Namespace, *argv: str) -> Iterator[None]:
     """Runs a daemon on a machine during the block; it sees the namespaces that are created meanwhile."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support import binaries, uplink
 from tests.support.attaching import Network
-from tests.support.dhcp import SERVER
+from tests.support.dhcp import SERVER, ipam_keys
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -164,11 +164,6 @@ def created(host: Namespace, machine: Namespace, directory: Path, **settings: An
     finally:
         node.daemon.stop()
         node.server.stop()
-
-
-def ipam_keys(directory: Path) -> dict[str, str]:
-    """Returns the keys of `ipam` for the socket and the lease files of a node with these files."""
-    return {"dataDir": str(directory / "data"), "daemonSocketPath": str(directory / "run" / "dhcp.sock")}
 
 
 @contextmanager

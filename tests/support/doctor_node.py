@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, dhcp_node
+from tests.support import binaries, dhcp
 from tests.support.invocation import environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -74,7 +74,7 @@ class DoctorNode:
             if ipam.get("type") == "host-local":
                 ipam["dataDir"] = str(self.directory / "leases")
             if ipam.get("type") == "dhcp":
-                ipam |= dhcp_node.ipam_keys(self.directory / "dhcp")
+                ipam |= dhcp.ipam_keys(self.directory / "dhcp")
             if plugin["type"] in ("host-device", "tuning"):
                 plugin["dataDir"] = str(self.directory / plugin["type"])
         return NetworkList.load(self.configure(name, body))
