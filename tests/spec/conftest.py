@@ -44,8 +44,8 @@ class Invoker:
         """Returns the same invoker for another sandbox, prepared as by an interface plugin.
 
         For a chained plugin the sandbox has an `eth0`, whose host veth is on the host. For a plugin of
-        configs.ON_MASTER the host has the master, for host-device a device, and for dhcp the sandbox has an `eth0` on the
-        bridge to the server.
+        configs.ON_MASTER the host has the master, and for host-device a device. For dhcp the sandbox has an `eth0`
+        on the bridge to the server.
         """
         if self.plugin == "host-device":
             assert self.host
@@ -59,8 +59,8 @@ class Invoker:
             name = host_veth_name(sandbox)
             self.host.ip("link", "add", name, "type", "veth", "peer", "name", f"p{name[1:]}")
             self.host.ip("link", "set", name, "master", configs.WIRE, "up")
-            peer = ("netns", sandbox.name) if sandbox != self.host else ()
-            self.host.ip("link", "set", f"p{name[1:]}", *peer, "name", "eth0")
+            place = ("netns", sandbox.name) if sandbox != self.host else ()
+            self.host.ip("link", "set", f"p{name[1:]}", *place, "name", "eth0")
         if self.plugin in configs.CHAINED:
             assert self.host
             peer = ("peer", "name", host_veth_name(sandbox), "netns", self.host.name)
