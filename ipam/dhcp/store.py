@@ -53,6 +53,15 @@ class Store:
             with suppress(OSError):  # other leases of the network are in it
                 os.rmdir(os.path.dirname(path))
 
+    def delete_drafts(self) -> None:
+        """Deletes the drafts of a killed daemon; only the daemon, of which there is one, may call it. Raises OSError."""
+        for name in _names(self.directory):
+            for file in _names(f"{self.directory}/{name}"):
+                if file.endswith(_DRAFT):
+                    _unlink(f"{self.directory}/{name}/{file}")
+            with suppress(OSError):  # there are leases in it
+                os.rmdir(f"{self.directory}/{name}")
+
     def note_release(self, network: str, container_id: str, ifname: str) -> bool:
         """Notes that a lease must be released; returns False if there is none. Raises OSError."""
         path = self._path(network, container_id, ifname, "")

@@ -34,7 +34,8 @@ class Service:
         self._bindings: dict[_Key, Binding] = {}
 
     def load(self) -> None:
-        """Resumes all stored leases; logs files that cannot be read, and leaves them."""
+        """Resumes all stored leases; logs files that cannot be read, and leaves them. Raises OSError."""
+        self._settings.store.delete_drafts()
         for record in self._settings.store.read_all():
             if not isinstance(record, Record):
                 log(record.path, f"cannot read the lease, ignoring it: {record.problem}")
