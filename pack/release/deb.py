@@ -1,6 +1,6 @@
 """The Debian package: the plugins in the directories of runtimes, the tool on PATH, its manual page and completion.
 
-It contains systemd's units for dhcp's daemon, not enabled, since the daemon is of use only on nodes with such a network.
+It contains systemd's units for dhcp's daemon, not enabled: only nodes with a network of dhcp need the daemon.
 
 One rule: the package deletes no file of another package and configures no network. dpkg owns all installed files and
 verifies, upgrades and removes them; another package's file of the same name is diverted.

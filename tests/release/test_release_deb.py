@@ -112,7 +112,9 @@ def test_package_that_is_installed_later_changes_nothing(node, package, tmp_path
     node.install(package)
     installed = node.state()
     node.install(kubernetes_cni(tmp_path, "1"))
-    assert node.state() == installed | {path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/flannel")}
+    assert node.state() == installed | {
+        path: node.state()[path] for path in (f"{BIN}/bridge.distrib", f"{BIN}/flannel")
+    }
     node.run("dpkg", "--purge", "kubernetes-cni")
     assert node.state() == installed
     node.run("dpkg", "--purge", "podwire")
