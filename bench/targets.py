@@ -35,7 +35,8 @@ _TARGETS: Mapping[str, Mapping[str, float]] = {
     "bridge": _BRIDGE,
     "bridge, dual stack": _BRIDGE,
     **dict.fromkeys(
-        ("macvlan:", "ipvlan:", "vlan:", "host-device:", "sbr:", "sbr, dual stack:", "vrf:"), _OTHER_PLUGIN
+        ("macvlan:", "macvlan, dhcp:", "ipvlan:", "vlan:", "host-device:", "sbr:", "sbr, dual stack:", "vrf:"),
+        _OTHER_PLUGIN,
     ),
     **{
         title.format(backend): by_verb for title, by_verb in _BY_BACKEND.items() for backend in ("iptables", "nftables")

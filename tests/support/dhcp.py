@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tests.support import uplink
@@ -22,10 +22,10 @@ def ipam_keys(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running(machine: Namespace, *argv: str) -> Iterator[None]:
-    """Runs a daemon on a machine during the block; it sees the namespaces that are created meanwhile."""
+def running(machine: Namespace | None, *argv: str) -> Iterator[None]:
+    """Runs a daemon on a machine, None for this one, during the block; it sees namespaces that are created meanwhile."""
     null = subprocess.DEVNULL
-    with machine.entered():
+    with machine.entered() if machine else nullcontext():
         daemon = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null)
     try:
         yield
