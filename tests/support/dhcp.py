@@ -23,7 +23,7 @@ def ipam_keys(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def running(machine: Namespace | None, *argv: str) -> Iterator[None]:
-    """Runs a daemon on a machine, None for this one, during the block; it sees namespaces that are created meanwhile."""
+    """Runs a daemon on a machine, or (None) on this one; it sees the namespaces that are created meanwhile."""
     null = subprocess.DEVNULL
     with machine.entered() if machine else nullcontext():
         daemon = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null)
