@@ -54,7 +54,7 @@ class Store:
                 os.rmdir(os.path.dirname(path))
 
     def delete_drafts(self) -> None:
-        """Deletes the drafts of a killed daemon; only the daemon may call it, since it alone writes them. Raises OSError."""
+        """Deletes the drafts of a killed daemon; for the daemon, which alone writes them. Raises OSError."""
         for name in _names(self.directory):
             for file in _names(f"{self.directory}/{name}"):
                 if file.endswith(_DRAFT):

@@ -29,6 +29,7 @@ from ipam.dhcp.lease6 import Lease6
 from ipam.dhcp.options import INTERFACE_MTU
 from ipam.dhcp.record import Record
 from ipam.dhcp.store import Store
+from process.stderr import one_line
 from process.values import dataclass, field
 
 _FAILURES = (CniError, OSError)  # KernelError is a CniError
@@ -71,7 +72,7 @@ class Owner:
 
 def log(name: str, text: str) -> None:
     """Writes one line to stderr, in the reference's form."""
-    print(f"{time.strftime('%Y/%m/%d %H:%M:%S')} {name}: {text}", file=sys.stderr, flush=True)
+    print(one_line(f"{time.strftime('%Y/%m/%d %H:%M:%S')} {name}: {text}"), file=sys.stderr, flush=True)
 
 
 class Binding:
@@ -116,12 +117,13 @@ class Binding:
         if self._is_complete() and not self.check():
             respond(self._result())
             return
-        self._waiting.append(respond)
-        if len(self._waiting) > 1:
+        if self._waiting:
+            self._waiting.append(respond)
             return
+        target = interface.find(self.netns, self.owner.ifname, ipv6=bool(self._conf.ipv6_mode))
         for session in self._sessions.values():
             session.stop()
-        target = interface.find(self.netns, self.owner.ifname, ipv6=bool(self._conf.ipv6_mode))
+        self._waiting.append(respond)
         self._create_sessions(Place(self.netns, target, self._settings.namespaces))
         self.log("acquiring lease")
         for session in list(self._sessions.values()):

@@ -1,16 +1,19 @@
 """The daemon's event loop: one thread that waits for descriptors and times.
 
-Callbacks do not block. SIGTERM and SIGINT raise Terminated out of `run`, only while it waits.
+Callbacks do not block. An exception of a callback is logged, and the loop continues: a mistake in the work for one pod
+must not end that for the others. SIGTERM and SIGINT raise Terminated out of `run`, only while it waits.
 """
 
 from __future__ import annotations
 
 import heapq
 import select
+import sys
 import time
 from collections.abc import Callable
 
 from process.signals import unblocked
+from process.stderr import one_line
 
 Callback = Callable[[], None]
 _MAX_WAIT_S = 3600.0
@@ -70,8 +73,8 @@ class Loop:
             self._run_timers()
             for descriptor, _ in self._wait():
                 callback = self._callbacks.get(descriptor)  # an earlier callback may have closed it
-                if callback is not None:
-                    callback()
+                if callback is not None and not _run(callback):
+                    self.unwatch(descriptor)  # it would be called again at once
 
     def _wait(self) -> list[tuple[int, int]]:
         timeout_s = min(_MAX_WAIT_S, max(0.0, self._timers[0][0] - now())) if self._timers else _MAX_WAIT_S
@@ -83,4 +86,19 @@ class Loop:
             timer = heapq.heappop(self._timers)[2]
             callback, timer.callback = timer.callback, None
             if callback is not None:
-                callback()
+                _run(callback)
+
+
+def _run(callback: Callback) -> bool:
+    """Runs a callback and returns whether it raised no exception; logs an exception with its place."""
+    try:
+        callback()
+    except Exception as error:
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        at = f" in {place.tb_frame.f_code.co_name}, line {place.tb_lineno}" if place else ""
+        text = f"internal error, please report it: {type(error).__name__}: {error}{at}"
+        print(one_line(text), file=sys.stderr, flush=True)
+        return False
+    return True

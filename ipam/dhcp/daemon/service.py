@@ -83,9 +83,9 @@ class Service:
             binding = self._create(owner, conf)
         try:
             binding.acquire(respond)
-        except BaseException:
-            self._bindings.pop(key, None)
-            raise
+        finally:
+            if not binding.states:  # the interface was not found, and there was no lease before
+                self._bindings.pop(key, None)
 
     def _release(self, net_conf: NetConf, args: CallArgs, respond: Answer) -> None:
         binding = self._bindings.get(_key(net_conf, args))

@@ -98,6 +98,9 @@ class Session:
         """Begins to acquire a lease."""
         try:
             self._open_packets()
+        except GoneError:
+            self._listener.gone()
+            return
         except _FAILURES as error:
             self._listener.failed(f"cannot use the interface: {error}")
             return
