@@ -39,12 +39,12 @@ def test_failed_callbacks_are_logged_and_the_others_run(capfd):
     reader, writer = os.pipe()
     os.write(writer, b"x")
     loop.watch(reader, lambda: ran.append(1 // 0))
-    loop.call_at(now(), lambda: [][0])
+    loop.call_at(now(), lambda: {}["key"])
     loop.call_at(now() + 0.05, end)
     run(loop)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert "IndexError: list index out of range in <lambda>, line" in lines[0]
+    assert "KeyError: 'key' in <lambda>, line" in lines[0]
     assert "ZeroDivisionError" in lines[1]
     os.close(reader)
     os.close(writer)

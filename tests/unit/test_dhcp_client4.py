@@ -1,0 +1,277 @@
+"""The DHCPv4 client's state machine: messages and times in, messages, deadlines and events out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import IPv4Address
+
+import pytest
+
+from ipam.dhcp import options
+from ipam.dhcp.client4 import Client, Event, Identity, State, Timing
+from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.packet import BOOTREPLY, MESSAGE_TYPE, Message
+
+MAC, CLIENT_ID = bytes.fromhex("020000000001"), b"\0pod"
+ADDRESS, SERVER, OTHER = IPv4Address("10.25.0.7"), IPv4Address("10.25.0.1"), IPv4Address("10.25.0.2")
+
+
+class Exchange:
+    """A client at a time of its choice, and the server's answers."""
+
+    def __init__(self) -> None:
+        self.client = Client(Identity(MAC, CLIENT_ID, requested=(3, 1)), Timing())
+        self.now = 1000.0
+        self.last: Message | None = None
+
+    def sent(self) -> list[int]:
+        """Returns the types of the messages that the client sends."""
+        outgoing = self.client.take_outgoing()
+        if outgoing:
+            self.last = outgoing[-1].message
+        return [each.message.options[MESSAGE_TYPE][0] for each in outgoing]
+
+    def pass_deadline(self) -> Event | None:
+        """Lets the time of the client's deadline come."""
+        self.now = self.client.deadline
+        return self.client.expire(self.now)
+
+    def answer(self, kind: int, *, server: IPv4Address = SERVER, yiaddr: IPv4Address = ADDRESS, **changes) -> Message:
+        """Returns an answer to the last message; `changes` are of its fields, options by `o` and number."""
+        contents = {
+            MESSAGE_TYPE: bytes([kind]),
+            options.SERVER_ID: server.packed,
+            options.SUBNET_MASK: b"\xff\xff\xff\0",
+            options.LEASE_TIME: (1000).to_bytes(4, "big"),
+            options.ROUTERS: SERVER.packed,
+        }
+        fields = {key: value for key, value in changes.items() if not key[1:].isdigit()}
+        contents |= {int(key[1:]): value for key, value in changes.items() if key[1:].isdigit()}
+        contents = {number: value for number, value in contents.items() if value is not None}
+        assert self.last is not None
+        return replace(Message(BOOTREPLY, self.last.xid, MAC, contents, yiaddr=yiaddr), **fields)
+
+    def receive(self, *arguments, **changes) -> Event | None:
+        """Passes an answer to the client."""
+        return self.client.receive(self.answer(*arguments, **changes), self.now)
+
+
+@pytest.fixture
+def exchange() -> Exchange:
+    """A client that has sent DISCOVER."""
+    exchange = Exchange()
+    exchange.client.start(exchange.now)
+    assert exchange.sent() == [options.DISCOVER]
+    return exchange
+
+
+@pytest.fixture
+def bound(exchange) -> Exchange:
+    """A client with a lease of 1,000 seconds."""
+    exchange.receive(options.OFFER)
+    exchange.sent()
+    assert exchange.receive(options.ACK) is Event.GRANTED
+    return exchange
+
+
+def test_lease_is_acquired(exchange):
+    """DISCOVER, OFFER, REQUEST for the offer of its server, ACK: the lease counts from the REQUEST."""
+    assert exchange.receive(options.OFFER) is None
+    assert exchange.sent() == [options.REQUEST]
+    chosen = exchange.last.options
+    assert (chosen[options.REQUESTED_ADDRESS], chosen[options.SERVER_ID]) == (ADDRESS.packed, SERVER.packed)
+    assert chosen[options.CLIENT_ID] == CLIENT_ID
+    assert list(chosen[options.PARAMETER_REQUEST_LIST]) == [3, 1]
+    requested_at, exchange.now = exchange.now, exchange.now + 0.5
+    assert exchange.receive(options.ACK) is Event.GRANTED
+    lease = exchange.client.lease
+    assert (str(lease.address), lease.server, lease.gateway) == ("10.25.0.7/24", SERVER, SERVER)
+    assert (lease.granted_s, lease.expires_at) == (requested_at, requested_at + 1000)
+    assert exchange.client.state is State.BOUND
+    assert exchange.client.listening_until < exchange.now
+
+
+def test_discover_is_repeated_with_growing_pauses_until_the_time_is_up(exchange):
+    """The pauses double up to 62 seconds, within ten percent; after 208 seconds the client fails."""
+    pauses, event = [], None
+    while event is None:
+        before = exchange.now
+        event = exchange.pass_deadline()
+        pauses.append(exchange.now - before)
+        if event is None:
+            assert exchange.sent() == [options.DISCOVER]
+    assert event is Event.FAILED
+    assert exchange.client.reason == "no more tries"
+    assert exchange.now == 1208
+    for pause, expected in zip(pauses[:-1], (1, 2, 4, 8, 16, 32, 62), strict=False):
+        assert 0.9 * expected <= pause <= 1.1 * expected
+    assert exchange.client.deadline == INFINITE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"xid": 1},
+        {"chaddr": bytes(6)},
+        {"op": 1},
+        {"o61": b"\0another"},
+        {"yiaddr": IPv4Address("127.0.0.1")},
+        {"yiaddr": IPv4Address("224.0.0.1")},
+        {"yiaddr": IPv4Address(0)},
+        {"o54": None},
+        {"o53": b""},
+    ],
+)
+def test_forged_offers_are_ignored(changes, exchange):
+    """An offer that does not answer the client, or cannot be used, is ignored; the next one is accepted."""
+    exchange.receive(options.OFFER, **changes)
+    assert exchange.sent() == []
+    assert exchange.receive(options.OFFER) is None
+    assert exchange.sent() == [options.REQUEST]
+
+
+@pytest.mark.parametrize("kind", [options.ACK, options.NAK])
+def test_only_the_chosen_server_can_answer_a_request(kind, exchange):
+    """An answer of another server to the REQUEST is ignored."""
+    exchange.receive(options.OFFER)
+    exchange.sent()
+    assert exchange.receive(kind, server=OTHER) is None
+    assert exchange.client.state is State.REQUESTING
+
+
+def test_client_starts_anew_after_four_requests(exchange):
+    """A server that offers and does not acknowledge gets four requests, then there is a new DISCOVER."""
+    exchange.receive(options.OFFER)
+    assert exchange.sent() == [options.REQUEST]
+    for _ in range(3):
+        exchange.pass_deadline()
+        assert exchange.sent() == [options.REQUEST]
+    exchange.pass_deadline()
+    assert exchange.sent() == [options.DISCOVER]
+
+
+def test_refused_request_waits_before_the_next_discover(exchange):
+    """A NAK to a REQUEST leads to a DISCOVER at the deadline, not at once."""
+    exchange.receive(options.OFFER)
+    exchange.sent()
+    assert exchange.receive(options.NAK) is None
+    assert exchange.sent() == []
+    exchange.pass_deadline()
+    assert exchange.sent() == [options.DISCOVER]
+
+
+def test_ack_without_mask_is_released(exchange):
+    """Without a subnet mask the client fails with the reference's text, and releases the lease."""
+    exchange.receive(options.OFFER)
+    exchange.sent()
+    assert exchange.receive(options.ACK, o1=None) is Event.FAILED
+    assert exchange.client.reason == "DHCP option Subnet Mask not found in DHCPACK"
+    assert exchange.sent() == [options.RELEASE]
+
+
+def test_renewal_comes_at_t1_or_a_little_earlier(bound):
+    """At half of the lease, up to a tenth earlier, a REQUEST goes to the server from the leased address."""
+    bound.pass_deadline()
+    assert 1450 <= bound.now <= 1500
+    (outgoing,) = bound.client.take_outgoing()
+    assert (outgoing.server, outgoing.source, outgoing.message.ciaddr) == (SERVER, ADDRESS, ADDRESS)
+    assert options.SERVER_ID not in outgoing.message.options
+    assert options.REQUESTED_ADDRESS not in outgoing.message.options
+    bound.last = outgoing.message
+    assert bound.receive(options.ACK) is Event.GRANTED
+    assert bound.client.lease.granted_s == bound.now
+
+
+def test_renewal_without_mask_keeps_the_prefix(bound):
+    """A renewing server may leave out the mask and its identifier."""
+    bound.pass_deadline()
+    bound.sent()
+    assert bound.receive(options.ACK, o1=None, o54=None) is Event.GRANTED
+    assert (str(bound.client.lease.address), bound.client.lease.server) == ("10.25.0.7/24", SERVER)
+
+
+def test_lease_is_rebound_and_then_lost(bound):
+    """From T2 on the requests go to all servers; when the lease expires, it is lost, and DISCOVER follows."""
+    targets = []
+    event = None
+    while event is None:
+        event = bound.pass_deadline()
+        targets += [(bound.now, each.server) for each in bound.client.take_outgoing() if event is None]
+    assert event is Event.LOST
+    assert bound.now == 2000
+    assert bound.client.lease is None
+    assert all((server is None) == (time >= 1850) for time, server in targets)
+    assert 3 <= len(targets) <= 12
+    assert bound.client.state is State.SELECTING
+    bound.now += 10_000
+    assert bound.client.expire(bound.now) is None, "it tries for ever"
+
+
+def test_refused_renewal_is_a_lost_lease(bound):
+    """A NAK during a renewal ends the lease; its message is in the reason."""
+    bound.pass_deadline()
+    bound.sent()
+    assert bound.receive(options.NAK, o56=b"moved\n") is Event.LOST
+    assert bound.client.reason == "the server 10.25.0.1 refused it: moved?"
+    assert bound.sent() == [options.DISCOVER]
+
+
+def test_infinite_lease_is_never_renewed(exchange):
+    """A lease of 0xffffffff seconds has no deadline."""
+    exchange.receive(options.OFFER)
+    exchange.sent()
+    assert exchange.receive(options.ACK, o51=b"\xff" * 4) is Event.GRANTED
+    assert exchange.client.deadline == INFINITE
+
+
+def test_stored_lease_of_another_boot_is_confirmed(bound):
+    """The client requests the stored address from all servers; without an answer the lease is lost."""
+    lease = replace(bound.client.lease, granted_s=-INFINITE)
+    again = Exchange()
+    again.client.resume(lease, again.now, same_boot=False)
+    assert again.sent() == [options.REQUEST]
+    assert again.last.options[options.REQUESTED_ADDRESS] == ADDRESS.packed
+    assert options.SERVER_ID not in again.last.options
+    event = None
+    while event is None:
+        event = again.pass_deadline()
+    assert event is Event.LOST
+
+
+def test_stored_lease_that_is_overdue_is_renewed_at_once(bound):
+    """A lease whose T1 passed while no client ran is renewed immediately."""
+    again = Exchange()
+    again.now = 1700.0
+    again.client.resume(bound.client.lease, again.now, same_boot=True)
+    assert again.client.deadline == again.now
+    assert again.pass_deadline() is None
+    assert again.sent() == [options.REQUEST]
+
+
+def test_declined_address(bound):
+    """DECLINE names the address and the server; the next DISCOVER comes ten seconds later."""
+    bound.client.decline(bound.now)
+    assert bound.sent() == [options.DECLINE]
+    assert bound.last.options[options.REQUESTED_ADDRESS] == ADDRESS.packed
+    assert bound.last.options[options.SERVER_ID] == SERVER.packed
+    assert bound.client.deadline == bound.now + 10
+    bound.pass_deadline()
+    assert bound.sent() == [options.DISCOVER]
+
+
+def test_release(bound):
+    """RELEASE goes to the server from the leased address, with the identifier that acquired it."""
+    (outgoing,) = bound.client.release()
+    assert (outgoing.server, outgoing.source, outgoing.message.ciaddr) == (SERVER, ADDRESS, ADDRESS)
+    assert outgoing.message.options[options.CLIENT_ID] == CLIENT_ID
+    assert bound.client.release() == []
+    assert bound.client.deadline == INFINITE
+
+
+def test_transaction_ids_are_random():
+    """Each exchange has another transaction ID."""
+    clients = [Exchange() for _ in range(50)]
+    for each in clients:
+        each.client.start(0.0)
+        each.sent()
+    assert len({each.last.xid for each in clients}) == 50
