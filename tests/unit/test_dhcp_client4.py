@@ -275,3 +275,12 @@ def test_transaction_ids_are_random():
         each.client.start(0.0)
         each.sent()
     assert len({each.last.xid for each in clients}) == 50
+
+
+def test_renewal_that_cannot_be_used_is_ignored(bound):
+    """An ACK with a wrong mask changes nothing: the lease stays until a server renews it properly, or it expires."""
+    lease = bound.client.lease
+    bound.pass_deadline()
+    bound.sent()
+    assert bound.receive(options.ACK, o1=b"\x01\x02\x03\x04") is None
+    assert (bound.client.lease, bound.client.state) == (lease, State.RENEWING)
