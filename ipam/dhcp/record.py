@@ -57,9 +57,9 @@ def to_json(record: Record) -> dict[str, object]:
         "network": record.network,
         "containerID": record.container_id,
         "ifname": record.ifname,
-        "netns": record.netns,
-        "args": record.args,
-        "stdin": record.stdin.decode("utf-8", "surrogateescape"),
+        "netns": _valid(record.netns),
+        "args": _valid(record.args),
+        "stdin": record.stdin.decode("utf-8", "replace"),
         "interface": {
             "index": target.index,
             "mac": target.mac,
@@ -79,6 +79,9 @@ def from_json(value: object) -> Record:
         raise ValueError("it is not a JSON object")
     try:
         fields = Fields(value, context="cannot read the lease")
+        for key in ("network", "containerID", "ifname"):
+            if not fields.string(key):
+                raise fields.error(key, "is missing")
         target, ipv4, ipv6 = fields.section("interface"), fields.raw("ipv4"), fields.raw("ipv6")
         return Record(
             network=fields.string("network"),
@@ -86,7 +89,7 @@ def from_json(value: object) -> Record:
             ifname=fields.string("ifname"),
             netns=fields.string("netns"),
             args=fields.string("args"),
-            stdin=fields.string("stdin").encode("utf-8", "surrogateescape"),
+            stdin=fields.string("stdin").encode("utf-8", "replace"),
             target=Target(
                 target.integer("index") or 0,
                 target.string("mac"),
@@ -100,3 +103,8 @@ def from_json(value: object) -> Record:
         )
     except CniError as error:
         raise ValueError(error.msg) from error
+
+
+def _valid(text: str) -> str:
+    """Returns a text of the environment without the bytes that are not UTF-8, which JSON cannot contain."""
+    return text.encode("utf-8", "replace").decode()

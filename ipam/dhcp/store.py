@@ -3,12 +3,16 @@
     <directory>/<network>/<container ID>:<interface>.json      the lease, mode 0600
     <directory>/<network>/<container ID>:<interface>.release   a note of a DEL that did not reach the daemon
 
+A container ID of more than 64 characters is cut, and followed by "~" and a hash.
+
 One rule: a file is complete or missing. It is written under another name, synchronized to the disk and renamed, so a
-lease that an ADD has answered survives a loss of power. A colon is in no container ID and in no interface name.
+lease that an ADD has answered survives a loss of power. A container ID has no colon and no tilde, an interface name no
+colon.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +22,7 @@ from ipam.dhcp.record import Record, from_json, to_json
 from process import directories, files
 
 _LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
+_LONG = 64  # characters: the IDs of containerd, CRI-O and podman
 
 
 class Store:
@@ -70,6 +75,10 @@ class Store:
         os.close(os.open(path + _NOTE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         return True
 
+    def path_of(self, record: Record) -> str:
+        """Returns the path of a lease file."""
+        return self._path(record.network, record.container_id, record.ifname, _LEASE)
+
     def must_release(self, record: Record) -> bool:
         """Returns whether there is a note for a lease."""
         return os.path.lexists(self._path(record.network, record.container_id, record.ifname, _NOTE))
@@ -94,6 +103,9 @@ class Store:
             return UnreadableLease(path, str(error))
 
     def _path(self, network: str, container_id: str, ifname: str, suffix: str) -> str:
+        if len(container_id) > _LONG:  # the name of a file has at most 255 bytes
+            digest = hashlib.sha256(container_id.encode()).hexdigest()[:_LONG]
+            container_id = f"{container_id[:_LONG]}~{digest}"
         return f"{self.directory}/{network}/{container_id}:{ifname}{suffix}"
 
 

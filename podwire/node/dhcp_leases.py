@@ -134,7 +134,7 @@ def _lease(store: Store, record: Record, lease: Lease | Lease6, boot_id: str, no
     else:
         state = LeaseState.EXPIRED if expires_in_s is not None and expires_in_s <= 0 else LeaseState.LEASED
     return DhcpLease(
-        path=f"{store.directory}/{record.network}/{record.container_id}:{record.ifname}.json",
+        path=store.path_of(record),
         address=format_ip(lease.address.ip),
         server=_server_of(lease),
         network=record.network,

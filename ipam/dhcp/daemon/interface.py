@@ -61,8 +61,9 @@ def find(netns: str, ifname: str, *, ipv6: bool) -> Target:
         with socket:
             (existing,) = link.get(socket, link.by_name_request(ifname))
             if existing is None:
+                details = f"the plugin that runs dhcp creates it before; the network namespace is {netns}"
                 # text of the reference
-                raise CniError(Code.INTERNAL, f'error looking up "{ifname}": Link not found', f"in {netns}")
+                raise CniError(Code.INTERNAL, f'error looking up "{ifname}": Link not found', details)
             if not existing.is_up:
                 socket.change(link.set_request(existing, up=True))
             (host_nsid,) = link.get_namespace_ids(socket, [host])
