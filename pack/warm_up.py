@@ -143,9 +143,14 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
         _created.clear()  # a background process deletes the ifb
         yield "dhcp"
-        leased = {**_NETWORK, "type": "dhcp", "ipam": {"type": "dhcp", "dataDir": f"{leases}/dhcp", **fake_dhcp.KEYS}}
-        for verb in ("ADD", "CHECK", "DEL"):
-            _run_verb(plugins, "dhcp", verb, leased, leases)
+        _run_dhcp(plugins, leases)
+
+
+def _run_dhcp(plugins: Mapping[str, Any], path: str) -> None:
+    """Runs the verbs of dhcp with a daemon in this process."""
+    network = {**_NETWORK, "type": "dhcp", "ipam": {"type": "dhcp", "dataDir": f"{path}/dhcp", **fake_dhcp.KEYS}}
+    for verb in ("ADD", "CHECK", "DEL"):
+        _run_verb(plugins, "dhcp", verb, network, path)
 
 
 def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:

@@ -98,6 +98,6 @@ class Ipv4Client:
             address = outgoing.server
             if lease is not None and lease.server_mac:
                 mac = parse_mac(lease.server_mac)
-        own_mac = self._client.identity.mac
-        message = packet.encode(replace(outgoing.message, chaddr=own_mac))
-        return frame.build_udp4(own_mac, mac, outgoing.source, address, CLIENT_PORT, SERVER_PORT, message)
+        source_mac = self._client.identity.mac
+        message = packet.encode(replace(outgoing.message, chaddr=source_mac))
+        return frame.build_udp4(source_mac, mac, outgoing.source, address, CLIENT_PORT, SERVER_PORT, message)

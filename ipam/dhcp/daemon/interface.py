@@ -117,7 +117,7 @@ def open_host_packets(name: str, filters: Iterable[PacketFilter]) -> Packets | N
 
 
 class Packets:
-    """Packet sockets on an interface, one for each filter, and a UDP socket that holds a port.
+    """The packet sockets on an interface, one for each filter, and a UDP socket that holds a port.
 
     `mac` and `link_local` are the interface's addresses.
     """
