@@ -28,7 +28,7 @@ Expected = TypeVar("Expected")
 
 
 class Malformed(ValueError):  # noqa: N818 - a state of the input, as in packet.py
-    """Received bytes are not gob, exceed a limit, or are not of the expected type."""
+    """A violation: the received bytes are not gob, exceed a limit, or are not of the expected type."""
 
 
 @dataclass(frozen=True)
