@@ -30,7 +30,7 @@ class UnusableLeaseError(Exception):
 
 @dataclass(frozen=True)
 class Lease:
-    """What a server granted: address with prefix, server, gateway, routes, DNS, MTU in bytes (0: not set), times."""
+    """The grant of a server: address with prefix, server, gateway, routes, DNS, MTU in bytes (0: not set), times."""
 
     address: IPv4Interface
     server: IPv4Address

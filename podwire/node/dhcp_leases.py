@@ -52,7 +52,7 @@ class DhcpLease:
 
     @property
     def expiry(self) -> str:
-        """When the lease ends, for an operator."""
+        """The time until the lease ends, for an operator."""
         if self.state is LeaseState.UNCONFIRMED:
             return "unknown"
         if self.expires_in_s is None:
