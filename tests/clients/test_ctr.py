@@ -35,6 +35,8 @@ def ctr(empty_machine, needs_programs, bin_dir):
         network = {"cniVersion": "1.0.0", "name": "net", "plugins": LIST}
         empty_machine.write(CONF_DIR / "10-net.conflist", json.dumps(network))
         ctr(*ctr.line("first", "--rm", "--cni"))
+        # The kernel removes the host veth some time after the container: no test begins before.
+        assert eventually(lambda: not [name for name in netstate.links(empty_machine.network) if "veth" in name])
         yield ctr
 
 
