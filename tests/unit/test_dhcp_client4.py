@@ -22,7 +22,7 @@ class Exchange:
     def __init__(self) -> None:
         self.client = Client(Identity(MAC, CLIENT_ID, requested=(3, 1)), Timing())
         self.now = 1000.0
-        self.last: Message | None = None
+        self.last = Message(BOOTREPLY, 0, MAC, {})  # that the client has sent
 
     def sent(self) -> list[int]:
         """Returns the types of the messages that the client sends."""
@@ -48,8 +48,8 @@ class Exchange:
         fields = {key: value for key, value in changes.items() if not key[1:].isdigit()}
         contents |= {int(key[1:]): value for key, value in changes.items() if key[1:].isdigit()}
         contents = {number: value for number, value in contents.items() if value is not None}
-        assert self.last is not None
-        return replace(Message(BOOTREPLY, self.last.xid, MAC, contents, yiaddr=yiaddr), **fields)
+        message = Message(BOOTREPLY, self.last.xid, MAC, contents, yiaddr=yiaddr)
+        return replace(message, **fields)
 
     def receive(self, *arguments, **changes) -> Event | None:
         """Passes an answer to the client."""
@@ -66,7 +66,7 @@ def exchange() -> Exchange:
 
 
 @pytest.fixture
-def bound(exchange) -> Exchange:
+def bound(exchange: Exchange) -> Exchange:
     """A client with a lease of 1,000 seconds."""
     exchange.receive(options.OFFER)
     exchange.sent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 
@@ -21,11 +22,17 @@ def end() -> None:
     raise Terminated
 
 
+def fail() -> None:
+    """Fails, as a mistake in the daemon would."""
+    raise KeyError("key")
+
+
 def test_timers_run_in_their_order():
     """Timers run in the order of their times, those of one time in the order of their creation; not if cancelled."""
-    loop, ran, start = Loop(), [], now()
+    loop, start = Loop(), now()
+    ran: list[str] = []
     for name, delay in (("third", 0.03), ("first", 0.01), ("second", 0.01), ("never", 0.02)):
-        timer = loop.call_at(start + delay, lambda name=name: ran.append(name))
+        timer = loop.call_at(start + delay, partial(ran.append, name))
         if name == "never":
             timer.cancel()
     loop.call_at(start + 0.05, end)
@@ -35,16 +42,16 @@ def test_timers_run_in_their_order():
 
 def test_failed_callbacks_are_logged_and_the_others_run(capfd):
     """An exception of a callback is one line on stderr; the loop continues, without the descriptor that caused it."""
-    loop, ran = Loop(), []
+    loop = Loop()
     reader, writer = os.pipe()
     os.write(writer, b"x")
-    loop.watch(reader, lambda: ran.append(1 // 0))
-    loop.call_at(now(), lambda: {}["key"])
+    loop.watch(reader, partial(divmod, 1, 0))
+    loop.call_at(now(), fail)
     loop.call_at(now() + 0.05, end)
     run(loop)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert "KeyError: 'key' in <lambda>, line" in lines[0]
+    assert "KeyError: 'key' in fail, line" in lines[0]
     assert "ZeroDivisionError" in lines[1]
     os.close(reader)
     os.close(writer)
