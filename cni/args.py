@@ -98,9 +98,9 @@ def from_env(env: Mapping[str, str]) -> CmdArgs:
                 missing.append(name)
         elif command in required:
             if name == "CNI_CONTAINERID":
-                _check_container_id(value)
+                check_container_id(value)
             elif name == "CNI_IFNAME":
-                _check_ifname(value)
+                check_ifname(value)
     if missing:
         raise CniError(Code.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
     return CmdArgs(
@@ -114,7 +114,8 @@ def from_env(env: Mapping[str, str]) -> CmdArgs:
     )
 
 
-def _check_container_id(value: str) -> None:
+def check_container_id(value: str) -> None:
+    """Raises CniError(4) for an invalid container ID."""
     if not VALID_NAME.fullmatch(value):
         raise CniError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID", value)
 
@@ -122,13 +123,14 @@ def _check_container_id(value: str) -> None:
 def is_interface_name(value: str) -> bool:
     """Returns whether `value` is a valid interface name."""
     try:
-        _check_ifname(value)
+        check_ifname(value)
     except CniError:
         return False
     return True
 
 
-def _check_ifname(value: str) -> None:
+def check_ifname(value: str) -> None:
+    """Raises CniError(4) for an invalid interface name."""
     problem, details = "", value
     if not value:
         problem = "interface name is empty"

@@ -26,6 +26,7 @@ _CONNECTED = "HTTP/1.0 200 Connected to Go RPC\n\n"
 _HEAD_BYTES = 8192  # of the HTTP request or answer
 _HEAD_ENDS = (b"\n\n", b"\n\r\n")
 _CHUNK_BYTES = 1 << 16
+_METHOD_MAX_CHARACTERS, _ERROR_MAX_CHARACTERS = 256, 1 << 16  # an answer contains both, and must fit in a message
 _POLL_MS = 100  # a signal just before the system call does not interrupt it (skel.py)
 
 # The names of types and fields are Go's; a receiver ignores fields that it does not know.
@@ -119,7 +120,7 @@ class Connection:
     def refuse(self, call: Call, text: str) -> bytes:
         """Returns the bytes of an answer with an error, to be sent in the order of creation."""
         # An empty text would be success. Lone surrogates, which JSON can contain, cannot be encoded.
-        error = (text or "unknown error").encode("utf-8", "replace").decode()
+        error = (text or "unknown error")[:_ERROR_MAX_CHARACTERS].encode("utf-8", "replace").decode()
         response = Struct({"ServiceMethod": call.method, "Seq": call.seq, "Error": error})
         return self._encoder.encode(_RESPONSE, response) + self._encoder.encode(_EMPTY, Struct({}))
 
@@ -142,7 +143,7 @@ class Connection:
                 self._request = value
             else:
                 request, self._request = self._request, None
-                calls.append(Call(request.integer("Seq"), request.text("ServiceMethod"), _call_args(value)))
+                calls.append(_to_call(request, value))
         return calls
 
 
@@ -270,6 +271,13 @@ def _args_struct(call_args: CallArgs) -> Struct:
             "StdinData": call_args.stdin,
         }
     )
+
+
+def _to_call(request: Struct, value: Struct) -> Call:
+    call = Call(request.integer("Seq"), request.text("ServiceMethod"), _call_args(value))
+    if call.seq < 0 or len(call.method) > _METHOD_MAX_CHARACTERS:
+        raise Malformed("a call has a negative number, or the name of its method is too long")
+    return call
 
 
 def _call_args(value: Struct) -> CallArgs:
