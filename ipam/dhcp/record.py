@@ -5,6 +5,8 @@ It has what the daemon needs to maintain the leases after a restart: the argumen
 
 from __future__ import annotations
 
+from cni.address import parse_mac
+from cni.args import check_container_id, check_ifname
 from cni.errors import CniError
 from cni.fields import Fields
 from ipam.dhcp import lease, lease6
@@ -20,6 +22,7 @@ class Target:
     `namespace_cookie` is the kernel's ID of the namespace, unique during a boot; 0 before Linux 5.14.
     `host_interface` reaches the same network from the host when the interface is deleted: the bridge of a veth, the
     master of a macvlan; "" without one. `shares_mac`: with its master (ipvlan).
+    `mtu` is that before ADD, 0 if it is unknown.
     """
 
     index: int
@@ -27,6 +30,7 @@ class Target:
     namespace_cookie: int = 0
     host_interface: str = ""
     shares_mac: bool = False
+    mtu: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def to_json(record: Record) -> dict[str, object]:
             "namespaceCookie": target.namespace_cookie,
             "hostInterface": target.host_interface,
             "sharesMAC": target.shares_mac,
+            "mtu": target.mtu,
         },
         "bootID": record.boot_id,
         **({"ipv4": lease.to_json(record.ipv4)} if record.ipv4 else {}),
@@ -83,7 +88,7 @@ def from_json(value: object) -> Record:
             if not fields.string(key):
                 raise fields.error(key, "is missing")
         target, ipv4, ipv6 = fields.section("interface"), fields.raw("ipv4"), fields.raw("ipv6")
-        return Record(
+        record = Record(
             network=fields.string("network"),
             container_id=fields.string("containerID"),
             ifname=fields.string("ifname"),
@@ -96,13 +101,18 @@ def from_json(value: object) -> Record:
                 target.integer("namespaceCookie") or 0,
                 target.string("hostInterface"),
                 target.boolean("sharesMAC"),
+                target.integer("mtu", minimum=0) or 0,
             ),
             boot_id=fields.string("bootID"),
             ipv4=None if ipv4 is None else lease.from_json(ipv4),
             ipv6=None if ipv6 is None else lease6.from_json(ipv6),
         )
+        check_container_id(record.container_id)
+        check_ifname(record.ifname)
     except CniError as error:
         raise ValueError(error.msg) from error
+    parse_mac(record.target.mac)
+    return record
 
 
 def _valid(text: str) -> str:

@@ -12,6 +12,7 @@ colon.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -30,6 +31,20 @@ class Store:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+
+    def lock(self) -> bool:
+        """Locks the directory until this process ends; returns False if another one has locked it. Raises OSError.
+
+        Two daemons would renew each lease twice, and release addresses that the server has given to others.
+        """
+        directories.create(self.directory)
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # stays open
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        return True
 
     def write(self, record: Record) -> None:
         """Creates or replaces a lease file; it is on the disk when this returns. Raises OSError."""
@@ -59,11 +74,12 @@ class Store:
                 os.rmdir(os.path.dirname(path))
 
     def delete_drafts(self) -> None:
-        """Deletes the drafts of a killed daemon; for the daemon, which alone writes them. Raises OSError."""
+        """Deletes the drafts of a killed daemon; only the daemon, of which there is one, may call it."""
         for name in _names(self.directory):
             for file in _names(f"{self.directory}/{name}"):
                 if file.endswith(_DRAFT):
-                    _unlink(f"{self.directory}/{name}/{file}")
+                    with suppress(OSError):  # a read-only disk: it stays, and harms nothing
+                        _unlink(f"{self.directory}/{name}/{file}")
             with suppress(OSError):  # there are leases in it
                 os.rmdir(f"{self.directory}/{name}")
 

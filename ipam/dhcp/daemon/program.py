@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import socket
+import stat
 import sys
 from contextlib import suppress
 
@@ -62,9 +63,11 @@ def _serve(options: argparse.Namespace) -> None:
         broadcast=options.broadcast,
         timing=Timing(options.timeout, options.resendmax, options.resendtimeout),
     )
-    listening = _listen(path)
+    listening, has_pidfile = _listen(path), False
     try:
-        _write_pid(options.pidfile)
+        if not settings.store.lock():
+            raise StartError(f"another daemon maintains the leases in {options.datadir}")
+        has_pidfile = _write_pid(options.pidfile)
         loop = Loop()
         service = Service(settings, loop)
         # The socket listens before the leases are read: a DEL that could not connect has left its note by then.
@@ -74,7 +77,7 @@ def _serve(options: argparse.Namespace) -> None:
     finally:
         if not _passed_descriptors():
             _unlink(path)
-        if options.pidfile:
+        if has_pidfile:
             _unlink(options.pidfile)
 
 
@@ -129,7 +132,7 @@ def _listen(path: str) -> socket.socket:
     directories.create(os.path.dirname(path) or ".", 0o700)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        if os.path.lexists(path) and not _is_served(path):
+        if _is_socket(path) and not _is_served(path):
             _unlink(path)
         listening.bind(path)
         os.chmod(path, 0o660)
@@ -149,6 +152,13 @@ def _passed_descriptors() -> int:
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _is_served(path: str) -> bool:
     """Returns whether a process listens on a socket file; a killed daemon leaves its file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -159,9 +169,10 @@ def _is_served(path: str) -> bool:
     return True
 
 
-def _write_pid(path: str) -> None:
+def _write_pid(path: str) -> bool:
+    """Writes the process ID to a file unless `path` is ""; returns whether it did. Raises StartError, OSError."""
     if not path:
-        return
+        return False
     if not os.path.isabs(path):
         raise StartError(f'Error writing pidfile "{path}": path not absolute')
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -169,6 +180,7 @@ def _write_pid(path: str) -> None:
         directories.write(fd, str(os.getpid()).encode())
     finally:
         os.close(fd)
+    return True
 
 
 def _machine_id(prefix: str) -> str:

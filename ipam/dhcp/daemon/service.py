@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cni import conf as cni_conf
+from cni.args import check_container_id, check_ifname
 from cni.conf import NetConf
 from cni.errors import CniError
 from cni.result import Result
@@ -55,6 +56,8 @@ class Service:
             respond(f"rpc: can't find method {method}")
             return
         try:
+            if method != CHECK:  # STATUS is a CHECK without an interface
+                _check_names(args)
             net_conf = cni_conf.parse(args.stdin)
             methods[method](net_conf, args, respond)
         except CniError as error:
@@ -91,7 +94,16 @@ class Service:
         binding = self._bindings.get(_key(net_conf, args))
         if binding is not None:
             binding.release()
+        else:  # a file that cannot be read, or of a configuration that this version refuses
+            self._delete_file(_key(net_conf, args))
         respond(None)
+
+    def _delete_file(self, key: _Key) -> None:
+        try:
+            self._settings.store.delete(*key)
+        except OSError as error:
+            network, container_id, ifname = key
+            log(dhcp_conf.name_of(network, container_id, ifname), f"cannot delete the lease file: {error}")
 
     def _check(self, net_conf: NetConf, args: CallArgs, respond: Answer) -> None:
         binding = self._bindings.get(_key(net_conf, args))
@@ -112,6 +124,12 @@ class Service:
 
     def _count(self, event: str) -> None:
         self.counters[event] += 1
+
+
+def _check_names(args: CallArgs) -> None:
+    """Raises CniError(4): names become those of files, and a client of the socket may be no CNI plugin."""
+    check_container_id(args.container_id)
+    check_ifname(args.ifname)
 
 
 def _key(net_conf: NetConf, args: CallArgs) -> _Key:
