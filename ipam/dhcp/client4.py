@@ -96,6 +96,7 @@ class Client:
         self._tries = 0
         self._offered = NO_ADDRESS
         self._server = NO_ADDRESS
+        self._refusal = ""  # the last one of this ADD
 
     def take_outgoing(self) -> list[Outgoing]:
         """Returns the messages to send now, and forgets them."""
@@ -104,7 +105,7 @@ class Client:
 
     def start(self, now: float) -> None:
         """Begins to acquire a lease; FAILED follows if there is none in the total time."""
-        self._give_up_at = now + self._timing.total_s
+        self._give_up_at, self._refusal = now + self._timing.total_s, ""
         self._discover(now)
 
     def resume(self, lease: Lease, now: float, *, same_boot: bool) -> None:
@@ -134,7 +135,8 @@ class Client:
             return None
         server = options.server_identifier(message.options)
         if self.state is State.SELECTING:
-            if kind == options.OFFER and server and options.is_host_address(message.yiaddr):
+            is_usable = options.is_host_address(message.yiaddr) and message.yiaddr != server
+            if kind == options.OFFER and server and is_usable:
                 self._begin_request(message.yiaddr, server, now)
             return None
         if self.state is State.REQUESTING and server != self._server:
@@ -191,7 +193,7 @@ class Client:
     def _discover_again(self, now: float) -> Event | None:
         if now >= self._give_up_at:
             self._stop()
-            self.reason = "no more tries"
+            self.reason = f"no more tries: {self._refusal}" if self._refusal else "no more tries"
             return Event.FAILED
         self._send_discover(now)
         return None
@@ -253,6 +255,7 @@ class Client:
         )
         if self.lease is not None:
             return self._lose(now, reason)
+        self._refusal = reason
         # The next DISCOVER waits for the deadline of this request: a server that refuses everything is not flooded.
         self.state = State.SELECTING
         return None

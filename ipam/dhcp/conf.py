@@ -14,6 +14,7 @@ from cni.errors import invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, LIST, OBJECT, STRING, Key, section
 from ipam.dhcp import options
+from ipam.dhcp.packet import MESSAGE_TYPE
 from ipam.dhcp.router_client import MODES
 from process.values import dataclass
 
@@ -45,6 +46,8 @@ _DEFAULT_REQUEST = (options.ROUTERS, options.SUBNET_MASK)
 # What the reference's library requests when the configuration requests nothing.
 _EMPTY_REQUEST = (options.SUBNET_MASK, options.ROUTERS, options.DOMAIN_NAME, options.DNS_SERVERS)
 _DNS = frozenset((options.DNS_SERVERS, options.DOMAIN_NAME, options.DOMAIN_SEARCH))
+# Every message depends on them.
+_PROTOCOL = (options.REQUESTED_ADDRESS, options.OVERLOAD, MESSAGE_TYPE, options.SERVER_ID)
 _MAX_BYTES = 255  # of an option
 _MAX_ID_BYTES = 254  # of a client identifier without its type
 _HASH_BYTES = 16
@@ -171,6 +174,9 @@ def _provided(ipam: Fields, cni_args: dict[str, str]) -> list[tuple[int, bytes]]
     for item in ipam.objects("provide"):
         number = _number(item)
         value, from_arg = item.string("value"), item.string("fromArg")
+        if number in _PROTOCOL:
+            msg = f'option "{item.string("option")}" cannot be provided'
+            raise invalid_conf(msg, "the client itself sets it in each message; remove it")
         text = cni_args.get(from_arg, value) if from_arg else value
         content = text.encode("utf-8", "surrogateescape")
         if len(content) > _MAX_BYTES:

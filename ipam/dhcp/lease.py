@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Interface
 
+from cni.address import parse_mac
 from cni.errors import CniError
 from cni.fields import Fields
 from cni.result import DNS, IPConfig, Result, Route
@@ -69,11 +70,15 @@ def lease_from_ack(message: Message, sent_at: float, before: Lease | None) -> Le
     server = options.server_identifier(received) or (before.server if before else None)
     if server is None or not options.is_host_address(message.yiaddr):
         raise UnusableLeaseError("the server's DHCPACK has no address, or does not identify the server")
+    if message.yiaddr == server:
+        raise UnusableLeaseError(f"DHCPACK: the address {server} is the server's")
     try:
         times = options.lease_times(received)
         prefix = options.subnet_prefix(received)
     except Malformed as error:
-        raise UnusableLeaseError(f"DHCPACK: {error}") from error
+        leased = IPv4Interface((message.yiaddr, 32))
+        unusable = Lease(leased, server, None, (), DNS(), 0, sent_at, renewal_s=0, rebinding_s=0, lifetime_s=0)
+        raise UnusableLeaseError(f"DHCPACK: {error}", unusable) from error
     if prefix is None and before is not None:
         prefix = before.address.network.prefixlen
     lease = Lease(
@@ -127,7 +132,9 @@ def _lease_from_fields(fields: Fields, result: Result) -> Lease:
     address, server = result.ips[0].address if result.ips else None, fields.ip("server")
     if not isinstance(address, IPv4Interface) or not isinstance(server, IPv4Address):
         raise fields.error("server", "or the address is missing")
-    gateway = result.ips[0].gateway
+    gateway, server_mac = result.ips[0].gateway, fields.string("serverMAC")
+    if server_mac:
+        parse_mac(server_mac)
     return Lease(
         address=address,
         server=server,
@@ -139,7 +146,7 @@ def _lease_from_fields(fields: Fields, result: Result) -> Lease:
         renewal_s=_duration(fields, "renewalS"),
         rebinding_s=_duration(fields, "rebindingS"),
         lifetime_s=_duration(fields, "lifetimeS"),
-        server_mac=fields.string("serverMAC"),
+        server_mac=server_mac,
     )
 
 

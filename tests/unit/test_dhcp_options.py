@@ -265,10 +265,10 @@ def test_pointers_in_a_name():
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"\5\xdc", 1500), (b"\0\x44", 68), (b"\0\x43", 0), (b"", 0), (b"\1", 0), (b"\0\5\xdc", 0)],
+    [(b"\5\xdc", 1500), (b"\2\x40", 576), (b"\2\x3f", 0), (b"", 0), (b"\1", 0), (b"\0\5\xdc", 0)],
 )
 def test_interface_mtu(content, expected):
-    """An MTU below 68 or of the wrong length is ignored."""
+    """An MTU below 576 or of the wrong length is ignored."""
     assert options.interface_mtu({26: content}) == expected
     assert options.interface_mtu({}) == 0
 
