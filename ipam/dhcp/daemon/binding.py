@@ -20,7 +20,7 @@ from ipam.dhcp.client4 import Identity, Timing
 from ipam.dhcp.conf import DhcpConf
 from ipam.dhcp.daemon import interface
 from ipam.dhcp.daemon.interface import AnyLease, GoneError, Place
-from ipam.dhcp.daemon.loop import Loop, now
+from ipam.dhcp.daemon.loop import Loop, Timer, now
 from ipam.dhcp.daemon.session import IPV4, IPV6, Session
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
@@ -33,6 +33,8 @@ from process.stderr import one_line
 from process.values import dataclass, field
 
 _FAILURES = (CniError, OSError)  # KernelError is a CniError
+
+_MARGIN_S = 10.0  # for the detection of a conflict, which may begin just before an ADD's time has passed
 
 # The answer to an ADD: the result, or the text of the error.
 Respond = Callable[[Result | str], None]
@@ -98,6 +100,7 @@ class Binding:
         self._leases: dict[int, AnyLease] = {}  # stored, and configured on the interface, by IP version
         self._why_no_lease = "it is being acquired"
         self._waiting: list[Respond] = []
+        self._limit: Timer | None = None  # of an ADD
 
     @property
     def netns(self) -> str:
@@ -117,14 +120,21 @@ class Binding:
         if self._is_complete() and not self.check():
             respond(self._result())
             return
-        if self._waiting:
+        if self._waiting and not self._is_gone():
             self._waiting.append(respond)
             return
-        target = interface.find(self.netns, self.owner.ifname, ipv6=bool(self._conf.ipv6_mode))
+        self._respond("the interface was created again")
+        try:
+            target = interface.find(self.netns, self.owner.ifname, ipv6=bool(self._conf.ipv6_mode))
+        except _FAILURES:
+            if self._sessions:
+                self.release()
+            raise
         for session in self._sessions.values():
             session.stop()
-        self._waiting.append(respond)
         self._create_sessions(Place(self.netns, target, self._settings.namespaces))
+        self._waiting.append(respond)
+        self._limit = self._loop.call_at(now() + self._settings.timing.total_s + _MARGIN_S, self._give_up)
         self.log("acquiring lease")
         for session in list(self._sessions.values()):
             if self._waiting:  # none of them has failed
@@ -194,7 +204,7 @@ class Binding:
         except OSError as error:
             self.log(f"cannot store the lease: {error}")
             if is_first:
-                self.release(f"cannot store the lease: {error}")
+                self.release(f"cannot store the lease: {error.strerror}")
                 return
         if is_first:
             for each in self._leases.values():
@@ -224,6 +234,21 @@ class Binding:
     def log(self, text: str) -> None:
         """Logs a line with the binding's name."""
         log(self.owner.name, text)
+
+    def _give_up(self) -> None:
+        """Ends an ADD whose servers grant leases, but none that can be used: the clients' limit is for silent ones."""
+        if self._waiting:
+            self.failed(f"no more tries: there is no lease, {self._why_no_lease}")
+
+    def _is_gone(self) -> bool:
+        """Returns whether the interface for which leases are being acquired was deleted."""
+        try:
+            self._check_interface()
+        except GoneError:
+            return True
+        except _FAILURES:
+            return False
+        return False
 
     def _is_complete(self) -> bool:
         """Returns whether there is a lease for each configured IP version."""
@@ -260,6 +285,8 @@ class Binding:
     def _configure(self, before: AnyLease | None, after: AnyLease | None) -> None:
         assert self._place is not None
         mtu = after.mtu if after and (isinstance(after, Lease6) or INTERFACE_MTU in self._conf.requested) else 0
+        if isinstance(after, Lease6):  # the MTU before ADD is the largest one (RFC 4861, section 6.3.4)
+            mtu = min(mtu, self._place.target.mtu or mtu)
         if before == after and not mtu:
             return
         try:
@@ -300,6 +327,8 @@ class Binding:
         )
 
     def _respond(self, answer: Result | str) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
         waiting, self._waiting = self._waiting, []
         for respond in waiting:
             respond(answer)

@@ -21,7 +21,7 @@ class ConflictDetection:
 
     def __init__(self, packets: Packets, address: IPv4Address, loop: Loop, done: Callable[[str], None]) -> None:
         self._packets: Packets | None = packets
-        self._address = address
+        self.address = address
         self._loop = loop
         self._done = done
         self._sent = 0
@@ -46,7 +46,7 @@ class ConflictDetection:
             return
         header = arp.BROADCAST + self._packets.mac + arp.ETH_P_ARP.to_bytes(2, "big")
         try:
-            self._packets.send(header + arp.build_probe(self._packets.mac, self._address.packed))
+            self._packets.send(header + arp.build_probe(self._packets.mac, self.address.packed))
         except OSError:  # the interface is down: no host can answer, or be disturbed
             self._end("")
             return
@@ -63,7 +63,7 @@ class ConflictDetection:
             if received is None:
                 return
             packet = received[0][_ETHERNET_HEADER_BYTES:]
-            conflict = arp.find_conflict(packet, self._packets.mac, (self._address.packed,))
+            conflict = arp.find_conflict(packet, self._packets.mac, (self.address.packed,))
             if conflict is not None:
                 self._end(format_mac(conflict.mac))
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from cni.result import Result
-from ipam.dhcp.daemon.loop import Loop
+from ipam.dhcp.daemon.loop import Loop, now
 from ipam.dhcp.daemon.service import Service
 from ipam.dhcp.gob import Malformed
 from ipam.dhcp.rpc import Call, Connection
@@ -19,6 +19,7 @@ from ipam.dhcp.rpc import Call, Connection
 _CHUNK_BYTES = 1 << 16
 _MAX_UNSENT_BYTES = 1 << 20
 _METRICS_PATH = "/metrics"
+_ACCEPT_PAUSE_S = 1.0
 
 
 class Listener:
@@ -29,7 +30,10 @@ class Listener:
         self._loop = loop
         self._service = service
         listening.setblocking(False)
-        loop.watch(listening.fileno(), self._accept)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.watch(self._listening.fileno(), self._accept)
 
     def _accept(self) -> None:
         while True:
@@ -37,7 +41,11 @@ class Listener:
                 accepted, _ = self._listening.accept()
             except BlockingIOError:
                 return
-            except OSError:  # too many open files, or the client has gone: the next event tries again
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # too many open files: the event would come again at once
+                self._loop.unwatch(self._listening.fileno())
+                self._loop.call_at(now() + _ACCEPT_PAUSE_S, self._listen)
                 return
             _Peer(accepted, self._loop, self._service)
 

@@ -70,7 +70,7 @@ def find(netns: str, ifname: str, *, ipv6: bool) -> Target:
             host_interface = _host_interface(host_socket, host_nsid, existing, namespace)
             cookie = socket.get_namespace_cookie()
     shares_mac = existing.kind == "ipvlan"
-    return Target(existing.index, existing.mac, cookie, host_interface, shares_mac)
+    return Target(existing.index, existing.mac, cookie, host_interface, shares_mac, existing.mtu)
 
 
 def check(place: Place) -> None:
@@ -119,7 +119,7 @@ def open_host_packets(name: str, filters: Iterable[PacketFilter]) -> Packets | N
 class Packets:
     """The packet sockets on an interface, one for each filter, and a UDP socket that holds a port.
 
-    `mac` and `link_local` are the interface's addresses.
+    `mac` and `link_local` are the interface's addresses, `is_up` whether it could send when they were opened.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class Packets:
         port: stdlib_socket.socket | None,
     ) -> None:
         self.mac = existing.mac_bytes
+        self.is_up = existing.is_up
         self.link_local = link_local
         self._sockets = [PacketSocket(existing.index, each) for each in filters]
         self._port = port

@@ -17,6 +17,7 @@ from process.stderr import one_line
 
 Callback = Callable[[], None]
 _MAX_WAIT_S = 3600.0
+_CLEAN_MIN = 64  # timers; when their number has doubled, the cancelled ones are removed
 
 
 def now() -> float:
@@ -25,11 +26,12 @@ def now() -> float:
 
 
 class Timer:
-    """A callback at a time; `cancel` prevents it."""
+    """A callback at the time `when`; `cancel` prevents it."""
 
-    __slots__ = ("callback",)
+    __slots__ = ("callback", "when")
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, when: float, callback: Callback) -> None:
+        self.when = when
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
@@ -45,6 +47,7 @@ class Loop:
         self._callbacks: dict[int, Callback] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
+        self._clean_at = _CLEAN_MIN
 
     def watch(self, descriptor: int, callback: Callback, *, writable: bool = False) -> None:
         """Runs `callback` whenever the descriptor is readable or, with `writable`, can be written; replaces another."""
@@ -62,7 +65,11 @@ class Loop:
 
     def call_at(self, when: float, callback: Callback) -> Timer:
         """Runs `callback` once at `when` (CLOCK_BOOTTIME), or soon after."""
-        timer = Timer(callback)
+        if len(self._timers) >= self._clean_at:  # those of the renewals of deleted pods would stay for half a lease
+            self._timers = [item for item in self._timers if item[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._clean_at = max(_CLEAN_MIN, 2 * len(self._timers))
+        timer = Timer(when, callback)
         self._count += 1  # orders timers of the same time
         heapq.heappush(self._timers, (when, self._count, timer))
         return timer

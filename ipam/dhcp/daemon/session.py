@@ -5,6 +5,7 @@ One rule: the sockets are open only while an answer can arrive, since a socket k
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Address
 from typing import NamedTuple, Protocol
@@ -116,15 +117,18 @@ class Session:
     def stop(self) -> None:
         """Closes the sockets and cancels the timers."""
         self._close_packets()
-        if self._detection is not None:
-            self._detection.stop()
-            self._detection = None
+        self._stop_detection()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _stop_detection(self) -> None:
+        if self._detection is not None:
+            self._detection.stop()
+            self._detection = None
+
     def release(self) -> None:
-        """Stops and releases the lease: from the interface or, if it was deleted, from a host interface."""
+        """Stops and releases the lease: from the interface or, if it is down or was deleted, from the host's."""
         self.stop()
         lease = self._client.lease
         try:
@@ -135,7 +139,7 @@ class Session:
             if packets is None:
                 end = "" if lease.lifetime_s == INFINITE else f" for {max(0.0, lease.expires_at - now()):.0f} s"
                 address = format_ip(lease.address.ip)
-                self._listener.log(f"cannot release {address}, since no interface is left: the server keeps it{end}")
+                self._listener.log(f"cannot release {address}, since no interface is up: the server keeps it{end}")
                 return
             for each in frames:
                 packets.send(each)
@@ -194,15 +198,20 @@ class Session:
         self._send(self._client.take_outgoing())
         if now() >= self._client.listening_until:
             self._close_packets()
-        if self._timer is not None:
-            self._timer.cancel()
         due = self._client.deadline
         if self._packets is not None:
             due = min(due, self._client.listening_until)
-        self._timer = self._loop.call_at(due, self._expire) if due < INFINITE else None
+        self._wait_until(due)
         if event is not None:
             self._listener.count(event.value)
             self._report(event)
+
+    def _wait_until(self, due: float) -> None:
+        if self._timer is not None:
+            if self._timer.when == due:  # a flood of ignored frames must not fill the loop with timers
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._expire) if due < INFINITE else None
 
     def _report(self, event: Event) -> None:
         lease, before = self._client.lease, self._accepted
@@ -210,6 +219,7 @@ class Session:
             self._listener.failed(self._client.reason)
         elif lease is None:
             self._accepted = None
+            self._stop_detection()
             self._listener.lost(self._family.version, self._client.reason)
         elif (
             self._detects_conflicts
@@ -225,6 +235,10 @@ class Session:
         self._listener.granted(self._family.version, lease)
 
     def _detect_conflict(self, lease: Lease) -> None:
+        """Begins to probe the address; a short lease is renewed meanwhile, perhaps with another address."""
+        if self._detection is not None and self._detection.address == lease.address.ip:
+            return
+        self._stop_detection()
         try:
             packets = interface.open_arp(self._place)
         except GoneError:
@@ -234,11 +248,12 @@ class Session:
             self._listener.log(f"cannot detect conflicts: {error}")
             self._accept(lease)
             return
-        self._detection = ConflictDetection(packets, lease.address.ip, self._loop, partial(self._detected, lease))
+        self._detection = ConflictDetection(packets, lease.address.ip, self._loop, self._detected)
 
-    def _detected(self, lease: Lease, user: str) -> None:
+    def _detected(self, user: str) -> None:
         """Accepts a lease whose address no other host uses; declines another one and tries again."""
-        self._detection = None
+        self._detection, lease = None, self._client.lease
+        assert lease is not None  # the loss of a lease ends the detection
         if not user:
             self._accept(lease)
             return
@@ -262,14 +277,15 @@ class Session:
     def _open_for_release(self) -> Packets | None:
         """Returns a socket on the interface or, if it was deleted, on a host interface on the same network."""
         filters = self._family.filters[:1]
-        try:
+        with suppress(GoneError, CniError):
             packets = interface.open_packets(self._place, filters)
-        except (GoneError, CniError):
-            mac = parse_mac(self._place.target.mac)
-            self._client.use(mac, link_local_address(mac))
-            return interface.open_host_packets(self._place.target.host_interface, filters)
-        self._client.use(packets.mac, packets.link_local)
-        return packets
+            if packets.is_up:
+                self._client.use(packets.mac, packets.link_local)
+                return packets
+            packets.close()
+        mac = parse_mac(self._place.target.mac)
+        self._client.use(mac, link_local_address(mac))
+        return interface.open_host_packets(self._place.target.host_interface, filters)
 
     def _open_packets(self) -> Packets:
         """Opens the packet sockets unless they are open; raises GoneError, CniError, OSError."""
