@@ -1,0 +1,230 @@
+"""dhcp with hostile neighbours: forged servers and routers, clients of the socket that are no CNI plugins."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv6Address
+
+import pytest
+
+from ipam.dhcp import frame, options, rpc
+from ipam.dhcp.rpc import CallArgs, RpcError
+from process.values import replace
+from tests.support import dhcp_forger, dhcp_node
+from tests.support.attaching import Network
+from tests.support.dhcp_forger import ADDRESS, granting, reply
+from tests.support.dhcp_node import Node
+from tests.support.invocation import finish
+from tests.support.machine import eventually
+from tests.support.netstate import shown
+from tests.support.uplink import WIRE
+
+STDIN = b'{"cniVersion": "1.0.0", "name": "net", "ipam": {"type": "dhcp", "ipv6": "dhcp"}}'
+
+
+@pytest.fixture
+def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
+    """A node without a server, whose daemon gives up an ADD soon."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path, flags=("-resendtimeout", "6s")) as node:
+        node.start_daemon()
+        yield node
+        if node.daemon.process is not None:
+            assert node.daemon.process.poll() is None, node.daemon.log.read_text()
+        assert not node.daemon.logged("Traceback")
+
+
+def seconds(number: int) -> bytes:
+    """Returns a time as an option has it."""
+    return number.to_bytes(4, "big")
+
+
+def ipam_alone(net: Network) -> Network:
+    """Returns the network with dhcp as its plugin: what the interface plugin would run."""
+    return replace(net, config={**net.config, "type": "dhcp"})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"container_id": "../../../evil"},
+        {"container_id": "c\0"},
+        {"container_id": "c\n2026/01/01 00:00:00 forged"},
+        {"ifname": "e\0"},
+        {"ifname": "../../x"},
+    ],
+)
+@pytest.mark.parametrize("method", [rpc.ALLOCATE, rpc.RELEASE])
+def test_names_of_a_client_of_the_socket(method, changed, node, sandbox):
+    """A name that is no part of a path is refused, and the daemon continues."""
+    args = replace(CallArgs("c1", sandbox.path, "eth0", stdin=STDIN), **changed)
+    with pytest.raises(RpcError, match=r"invalid characters|contains"):
+        rpc.call(str(node.socket), method, args, limit_s=10)
+    assert node.answers()
+
+
+def test_conflicts_without_end(node, sandbox):
+    """ADD ends soon after its limit when each address is in use, and then the server is silent."""
+    node.machine.ip("address", "add", f"{ADDRESS}/32", "dev", WIRE)
+    with dhcp_forger.running(node.machine, granting()) as forger:
+        process = node.network(ipam={"conflictDetection": True}).start("ADD", sandbox)
+        assert eventually(lambda: options.DECLINE in forger.kinds())
+        forger.answer = lambda _: []
+        assert "no more tries" in finish(process).error()["msg"]
+    assert node.list_files() == {}
+
+
+def test_lease_that_is_lost_while_its_address_is_probed(node, sandbox):
+    """ADD does not succeed with a lease that the server has refused meanwhile."""
+    with dhcp_forger.running(node.machine, granting({options.LEASE_TIME: seconds(2)})) as forger:
+        process = node.network(ipam={"conflictDetection": True}).start("ADD", sandbox)
+        assert eventually(lambda: forger.kinds().count(options.REQUEST) > 1)  # renewed in the detection
+        forger.answer = lambda request: [reply(request, options.NAK)]
+        assert "no more tries" in finish(process).error()["msg"]
+    assert node.list_files() == {}
+
+
+def test_small_mtu(node, sandbox):
+    """An MTU that DHCP's messages do not fit into is ignored, so the lease can be released."""
+    with dhcp_forger.running(node.machine, granting({options.INTERFACE_MTU: b"\0\x44"})) as forger:
+        net = node.network(ipam={"request": [{"option": "interface-mtu"}]})
+        net.add(sandbox)
+        assert shown(sandbox, "eth0")["mtu"] == 1500
+        net.delete(sandbox)
+        assert eventually(lambda: options.RELEASE in forger.kinds())
+
+
+def test_release_of_an_interface_that_is_down(node, sandbox):
+    """The lease of an interface that the pod has set down is released from the host's interface."""
+    with dhcp_forger.running(node.machine, granting()) as forger:
+        net = node.network()
+        result = net.add(sandbox)
+        sandbox.ip("link", "set", "eth0", "down")
+        net.delete(sandbox, result)
+        assert eventually(lambda: options.RELEASE in forger.kinds()), node.daemon.log.read_text()
+
+
+def test_second_add_after_the_interface_was_deleted(node, sandbox):
+    """An ADD that finds no interface releases the lease of the former one, and leaves no file."""
+    with dhcp_forger.running(node.machine, granting()) as forger:
+        net = node.network()
+        net.add(sandbox)
+        sandbox.ip("link", "delete", "eth0")
+        assert "Link not found" in ipam_alone(net).run("ADD", sandbox).error()["msg"]
+        assert eventually(lambda: options.RELEASE in forger.kinds()), node.daemon.log.read_text()
+    assert node.list_files() == {}
+
+
+def test_unreadable_lease_file_ends_with_its_pod(node, sandbox):
+    """A damaged lease file does not stay for ever: DEL deletes it."""
+    with dhcp_forger.running(node.machine, granting()):
+        net = node.network()
+        net.add(sandbox)
+        node.daemon.stop()
+        (file,) = (node.data / "net").iterdir()
+        file.write_text("{")
+        node.start_daemon()
+        assert node.daemon.logged("cannot read the lease")
+        net.delete(sandbox)
+    assert not file.exists()
+
+
+def test_draft_that_cannot_be_deleted(node):
+    """The daemon starts although a draft cannot be deleted, as on a disk that has become read-only."""
+    node.daemon.stop()
+    (node.data / "net" / "c1:eth0.json.tmp").mkdir(parents=True)
+    node.start_daemon()
+
+
+def test_too_many_connections(node, sandbox):
+    """Clients that exhaust the descriptors do not keep the daemon busy; it continues when they have gone."""
+    assert node.daemon.process is not None
+    pid = node.daemon.process.pid
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, 40))
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(60)]
+    for client in clients:
+        client.connect(str(node.socket))
+    before = cpu_ticks(pid)
+    time.sleep(5)
+    assert cpu_ticks(pid) - before < os.sysconf("SC_CLK_TCK") // 4
+    for client in clients:
+        client.close()
+    assert "podwire_dhcp" in node.get_metrics()
+
+
+def cpu_ticks(pid: int) -> int:
+    """Returns the processor time of a process."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_mtu_of_a_router_is_no_larger_than_the_interfaces(node, sandbox):
+    """A router cannot raise the MTU of a pod."""
+    net = node.network("bridge", ipam={"ipv4": False, "ipv6": "slaac"})
+    with advertising(node, 9000):
+        net.add(sandbox)
+        assert shown(sandbox, "eth0")["mtu"] == 1500
+        net.delete(sandbox)
+
+
+@contextmanager
+def advertising(node: Node, mtu: int) -> Iterator[None]:
+    """Answers router solicitations on the wire with a prefix and an MTU during the block."""
+    network, router, all_hosts = (IPv6Address(text) for text in ("fd00:25::", "fe80::1", "ff02::1"))
+    prefix = struct.pack("!BBBBIII16s", 3, 4, 64, 0xC0, 3600, 1800, 0, network.packed)
+    body = struct.pack("!BBHII", 64, 0, 1800, 0, 0) + prefix + struct.pack("!BBHI", 5, 1, 0, mtu)
+    macs = bytes.fromhex("020000000001"), bytes.fromhex("333300000001")
+    advertisement = frame.build_icmp6(*macs, router, all_hosts, 134, 0, body)
+    ends = threading.Event()
+
+    def serve() -> None:
+        while not ends.wait(0.2):
+            wire.send(advertisement)
+
+    with node.machine.entered():
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with wire:
+        wire.bind((WIRE, 0x86DD))
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"), [("-socketpath", "address already in use"), ("-pidfile", "path not absolute")]
+)
+def test_other_files_are_not_deleted(flag, message, node):
+    """A daemon that cannot start deletes no file that it did not create."""
+    file = node.directory / "precious"
+    file.write_text("kept")
+    node.daemon.stop()
+    path = os.path.relpath(file) if flag == "-pidfile" else str(file)
+    node.daemon.argv = (*node.daemon.argv, flag, path)
+    node.daemon.start()
+    assert node.daemon.process is not None
+    assert node.daemon.process.wait(20) == 1
+    node.daemon.process = None
+    assert node.daemon.logged(message)
+    assert file.read_text() == "kept"
+
+
+def test_second_daemon_with_the_same_leases(node, tmp_path):
+    """Two daemons would renew and release each lease twice: the second one does not start."""
+    argv = [node.daemon.argv[0], "daemon", "-socketpath", str(tmp_path / "other.sock"), "-datadir", str(node.data)]
+    outcome = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    assert outcome.returncode == 1
+    assert "another daemon maintains the leases" in outcome.stderr
+    assert not (tmp_path / "other.sock").exists()
+    assert node.answers()

@@ -1,0 +1,103 @@
+"""A host on the wire that answers DHCP clients by a function of the test: a forged or a faulty server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from ipaddress import IPv4Address
+
+from ipam.dhcp import frame, options, packet
+from ipam.dhcp.packet import BOOTREPLY, MESSAGE_TYPE, Malformed, Message
+from process.values import replace
+from tests.support.namespaces import Namespace
+from tests.support.uplink import WIRE
+
+SERVER, ADDRESS = IPv4Address("10.25.0.1"), IPv4Address("10.25.0.100")
+_MAC, _BROADCAST_MAC = bytes.fromhex("020000000001"), b"\xff" * 6
+_BROADCAST, _ETH_P_IP = IPv4Address(0xFFFFFFFF), 0x0800
+_CLIENT_PORT, _SERVER_PORT = 68, 67
+_POLL_S = 0.1
+# A lease of an hour.
+GRANT: Mapping[int, bytes] = {
+    options.SERVER_ID: SERVER.packed,
+    options.SUBNET_MASK: bytes((255, 255, 255, 0)),
+    options.ROUTERS: SERVER.packed,
+    options.LEASE_TIME: (3600).to_bytes(4, "big"),
+}
+
+Answer = Callable[[Message], Iterable[Message]]
+
+
+def reply(
+    request: Message, kind: int, changed: Mapping[int, bytes | None] | None = None, address: IPv4Address = ADDRESS
+) -> Message:
+    """Returns the answer of a server to a request; `changed` replaces options of GRANT, None removes one."""
+    chosen = {MESSAGE_TYPE: bytes((kind,)), **GRANT, **(changed or {})}
+    present = {number: content for number, content in chosen.items() if content is not None}
+    return Message(BOOTREPLY, request.xid, request.chaddr, present, yiaddr=address)
+
+
+def granting(changed: Mapping[int, bytes | None] | None = None, address: IPv4Address = ADDRESS) -> Answer:
+    """Returns an answer that offers and grants the same lease to each client."""
+
+    def answer(request: Message) -> Iterable[Message]:
+        kinds = {options.DISCOVER: options.OFFER, options.REQUEST: options.ACK}
+        kind = kinds.get(options.message_type(request.options) or 0)
+        return [reply(request, kind, changed, address)] if kind else []
+
+    return answer
+
+
+class Forger:
+    """The host; `answer` can be replaced at any time, `requests` are the clients' messages."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.requests: list[Message] = []
+
+    def kinds(self) -> list[int | None]:
+        """Returns the types of the clients' messages."""
+        return [options.message_type(request.options) for request in self.requests]
+
+
+@contextlib.contextmanager
+def running(machine: Namespace, answer: Answer) -> Iterator[Forger]:
+    """Runs the host on the wire during the block."""
+    forger, ends = Forger(answer), threading.Event()
+    with machine.entered():
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
+    with wire:
+        wire.bind((WIRE, _ETH_P_IP))
+        wire.settimeout(_POLL_S)
+        thread = threading.Thread(target=_serve, args=(wire, forger, ends))
+        thread.start()
+        try:
+            yield forger
+        finally:
+            ends.set()
+            thread.join(30)
+
+
+def _serve(wire: socket.socket, forger: Forger, ends: threading.Event) -> None:
+    while not ends.is_set():
+        try:
+            received, where = wire.recvfrom(65536)
+            datagram = frame.parse_udp4(received, checksum_is_ready=False)
+            if where[2] == socket.PACKET_OUTGOING or datagram.destination_port != _SERVER_PORT:
+                continue
+            request = packet.decode(datagram.payload)
+        except (TimeoutError, Malformed):
+            continue
+        forger.requests.append(replace(request, options=dict(request.options)))
+        for message in forger.answer(request):
+            with contextlib.suppress(OSError):  # too long for the wire
+                wire.send(to_frame(message))
+
+
+def to_frame(message: Message) -> bytes:
+    """Returns a server's message as a frame to all hosts."""
+    return frame.build_udp4(
+        _MAC, _BROADCAST_MAC, SERVER, _BROADCAST, _SERVER_PORT, _CLIENT_PORT, packet.encode(message)
+    )
