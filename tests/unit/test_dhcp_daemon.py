@@ -1,6 +1,7 @@
 """dhcp's daemon: its event loop, the calls that it refuses, and lease files that it must not believe."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -30,9 +31,10 @@ def test_cancelled_timers_are_removed():
 
 def test_live_timers_stay_and_run_in_order():
     """Removing cancelled timers loses no other one, and keeps their order."""
-    loop, ran = Loop(), []
+    loop = Loop()
+    ran: list[int] = []
     for number in reversed(range(300)):
-        loop.call_at(float(number), lambda number=number: ran.append(number))
+        loop.call_at(float(number), partial(ran.append, number))
         loop.call_at(now() + 86400, lambda: None).cancel()
     loop._run_timers()
     assert ran == list(range(300))
@@ -55,13 +57,14 @@ def test_long_error_is_shortened():
     assert len(answer) < 1 << 17
 
 
+LEASE4 = {"server": "10.25.0.1", "serverMAC": "", "result": {"ips": [{"address": "10.25.0.5/24"}]}}
 STORED = {
     "network": "net",
     "containerID": "c1",
     "ifname": "eth0",
     "netns": "/run/netns/a",
     "interface": {"index": 2, "mac": "02:00:00:00:00:01"},
-    "ipv4": {"server": "10.25.0.1", "serverMAC": "", "result": {"ips": [{"address": "10.25.0.5/24"}]}},
+    "ipv4": LEASE4,
 }
 
 
@@ -72,7 +75,7 @@ STORED = {
         {"containerID": "c\0"},
         {"ifname": "x/../y"},
         {"interface": {"index": 2, "mac": "zz"}},
-        {"ipv4": {**STORED["ipv4"], "serverMAC": "zz"}},
+        {"ipv4": {**LEASE4, "serverMAC": "zz"}},
     ],
 )
 def test_lease_file_with_unusable_values(changed):
