@@ -70,7 +70,7 @@ def test_del_without_daemon_is_completed_by_the_next_daemon(kind, node, sandbox)
     assert node.list_leases() == [address(result)]
     node.start_daemon()
     assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()
-    assert node.list_files() == {}
+    assert eventually(lambda: node.list_files() == {})
 
 
 def test_lease_of_a_deleted_pod_is_released(node, sandbox, new_sandbox):
