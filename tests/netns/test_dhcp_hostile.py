@@ -131,7 +131,7 @@ def test_unreadable_lease_file_ends_with_its_pod(node, sandbox):
         (file,) = (node.data / "net").iterdir()
         file.write_text("{")
         node.start_daemon()
-        assert node.daemon.logged("cannot read the lease")
+        assert eventually(lambda: node.daemon.logged("cannot read the lease"))
         net.delete(sandbox)
     assert not file.exists()
 
