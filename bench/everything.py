@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench import cases, chains, cold, extremes, interfaces, leases, limits, nodes, parallel, ports, routing
+from bench import cases, chains, cold, extremes, interfaces, limits, nodes, parallel, ports, routing
 from bench.cases import Subjects
 from bench.figures import Row, growth_table, size_table, timing_table
 from bench.floors import Floors
@@ -112,7 +112,6 @@ def _other_plugins(
     rows = interfaces.all_plugins(subjects, rounds, network, pods)
     yield Part("ms", "Other interfaces with host-local", rows)
     yield Part("ms", "After bridge", routing.chained(subjects, rounds, network, pods))
-    yield Part("ms", "Leases, with each implementation's daemon", leases.macvlan(subjects, rounds, network, pods))
 
 
 def _masqueraded(subjects: Subjects, rounds: int, pods: Sequence[Namespace], floors: Floors | None) -> Part:

@@ -35,7 +35,7 @@ _TARGETS: Mapping[str, Mapping[str, float]] = {
     "bridge": _BRIDGE,
     "bridge, dual stack": _BRIDGE,
     **dict.fromkeys(
-        ("macvlan:", "macvlan, dhcp:", "ipvlan:", "vlan:", "host-device:", "sbr:", "sbr, dual stack:", "vrf:"),
+        ("macvlan:", "ipvlan:", "vlan:", "host-device:", "sbr:", "sbr, dual stack:", "vrf:"),
         _OTHER_PLUGIN,
     ),
     **{

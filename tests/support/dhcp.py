@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support import uplink
@@ -22,10 +22,10 @@ def ipam_keys(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running(machine: Namespace | None, *argv: str) -> Iterator[None]:
-    """Runs a daemon on a machine, or (None) on this one; it sees the namespaces that are created meanwhile."""
+def running(machine: Namespace, *argv: str) -> Iterator[None]:
+    """Runs a daemon on a machine during the block; it sees the namespaces that are created meanwhile."""
     null = subprocess.DEVNULL
-    with machine.entered() if machine else nullcontext():
+    with machine.entered():
         daemon = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null)
     try:
         yield
