@@ -9,7 +9,6 @@ sends what `take_outgoing` returns, and calls `expire` at `deadline`.
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from ipaddress import IPv4Address
 from typing import NamedTuple
@@ -17,8 +16,10 @@ from typing import NamedTuple
 from ipam.dhcp import options
 from ipam.dhcp.lease import INFINITE, Lease, UnusableLeaseError, lease_from_ack
 from ipam.dhcp.packet import BOOTREPLY, BOOTREQUEST, MESSAGE_TYPE, NO_ADDRESS, Message
+from ipam.dhcp.randomness import random_fraction, random_integer
 from process.values import dataclass
 
+_XID_BYTES = 4
 _MAX_MESSAGE_BYTES = 1500  # option 57, as the reference's
 _REQUESTS = 4  # tries of REQUEST before the client starts anew with DISCOVER
 _MIN_RETRY_S = 60.0  # RFC 2131 section 4.4.5: between two requests while renewing or rebinding
@@ -151,7 +152,7 @@ class Client:
         self._stop()
         if lease is None:
             return []
-        self._xid = int.from_bytes(os.urandom(4), "big")
+        self._xid = random_integer(_XID_BYTES)
         return [Outgoing(release_message(self.identity, lease, self._xid), lease.server, lease.address.ip)]
 
     def decline(self, now: float) -> None:
@@ -177,7 +178,7 @@ class Client:
 
     def _begin_exchange(self, state: State, now: float) -> None:
         self.state = state
-        self._xid = int.from_bytes(os.urandom(4), "big")
+        self._xid = random_integer(_XID_BYTES)
         self._begun = now
         self._tries = 0
 
@@ -216,9 +217,8 @@ class Client:
             self._request(now)
             return None
         if self.state is State.REBOOTING and self.lease and now < self.lease.expires_at:
-            self._bind(
-                now
-            )  # RFC 2131 section 3.2: no server answered, so the client may use the lease until it expires
+            # RFC 2131 section 3.2: no server answered, so the client may use the lease until it expires.
+            self._bind(now)
             return None
         lost = self._lose(now, "no server confirmed it") if self.lease else None
         if lost is None:
@@ -226,7 +226,7 @@ class Client:
         return lost
 
     def _retry_later(self, now: float) -> None:
-        pause_s = min(2.0**self._tries, self._timing.retry_max_s) * (0.9 + 0.2 * _random_fraction())
+        pause_s = min(2.0**self._tries, self._timing.retry_max_s) * (0.9 + 0.2 * random_fraction())
         self._tries += 1
         self.deadline = min(now + pause_s, max(self._give_up_at, now))
         self.listening_until = min(self.deadline, now + self._timing.answer_s)
@@ -264,7 +264,7 @@ class Client:
         lease = self.lease
         assert lease is not None
         self.state, self.listening_until = State.BOUND, -INFINITE
-        early_s = 0.0 if lease.renewal_s == INFINITE else lease.renewal_s * _RENEWAL_SPREAD * _random_fraction()
+        early_s = 0.0 if lease.renewal_s == INFINITE else lease.renewal_s * _RENEWAL_SPREAD * random_fraction()
         self.deadline = max(now, lease.granted_s + lease.renewal_s - early_s)
 
     def _maintain(self, now: float) -> Event | None:
@@ -328,8 +328,3 @@ def _message(
     # Answers to a client that has an address are sent to the address.
     broadcast = identity.broadcast and ciaddr == NO_ADDRESS
     return Message(BOOTREQUEST, xid, identity.mac, chosen, secs=secs, broadcast=broadcast, ciaddr=ciaddr)
-
-
-def _random_fraction() -> float:
-    """Returns a random number from 0 to 1, from the kernel: a state in memory would be that of the start-up image."""
-    return int.from_bytes(os.urandom(4), "big") / 0xFFFFFFFF

@@ -14,7 +14,7 @@ from cni.errors import invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, LIST, OBJECT, STRING, Key, section
 from ipam.dhcp import options
-from ipam.dhcp.packet import MESSAGE_TYPE
+from ipam.dhcp.packet import MESSAGE_TYPE, OVERLOAD
 from ipam.dhcp.router_client import MODES
 from process.values import dataclass
 
@@ -47,7 +47,7 @@ _DEFAULT_REQUEST = (options.ROUTERS, options.SUBNET_MASK)
 _EMPTY_REQUEST = (options.SUBNET_MASK, options.ROUTERS, options.DOMAIN_NAME, options.DNS_SERVERS)
 _DNS = frozenset((options.DNS_SERVERS, options.DOMAIN_NAME, options.DOMAIN_SEARCH))
 # Every message depends on them.
-_PROTOCOL = (options.REQUESTED_ADDRESS, options.OVERLOAD, MESSAGE_TYPE, options.SERVER_ID)
+_PROTOCOL = (options.REQUESTED_ADDRESS, OVERLOAD, MESSAGE_TYPE, options.SERVER_ID)
 _MAX_BYTES = 255  # of an option
 _MAX_ID_BYTES = 254  # of a client identifier without its type
 _HASH_BYTES = 16

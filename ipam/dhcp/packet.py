@@ -13,9 +13,10 @@ from process.values import dataclass
 
 BOOTREQUEST, BOOTREPLY = 1, 2  # Message.op: from clients, from servers
 MESSAGE_TYPE = 53  # the option that comes first
+OVERLOAD = 52  # the option that says which other fields have options
 NO_ADDRESS = IPv4Address(0)
 
-_PAD, _OVERLOAD, _END = 0, 52, 255
+_PAD, _END = 0, 255
 _ETHERNET, _MAC_BYTES = 1, 6  # htype and hlen
 _BROADCAST_FLAG = 0x8000
 _COOKIE = b"\x63\x82\x53\x63"
@@ -112,13 +113,13 @@ def _decode_options(data: bytes, file: bytes, sname: bytes) -> dict[int, bytes]:
     """Returns the options of the three fields; raises Malformed. Only the options field can declare the other two."""
     contents: dict[int, list[bytes]] = {}
     _read_options(data, contents)
-    if _OVERLOAD in contents:
-        fields = _overloaded_fields(b"".join(contents[_OVERLOAD]))
+    if OVERLOAD in contents:
+        fields = _overloaded_fields(b"".join(contents[OVERLOAD]))
         if fields & _FILE_HAS_OPTIONS:
             _read_options(file, contents)
         if fields & _SNAME_HAS_OPTIONS:
             _read_options(sname, contents)
-        del contents[_OVERLOAD]
+        del contents[OVERLOAD]
     return {number: b"".join(parts) for number, parts in contents.items()}
 
 
