@@ -22,15 +22,26 @@ DISTRIBUTION ?= trixie
 MIRROR ?= http://deb.debian.org/debian
 # libmd: for Python 3.12 and later (pack/sha2.c).
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
-TEST_PACKAGES  := containernetworking-plugins dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs
+TEST_PACKAGES  := containernetworking-plugins dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs \
+    python3-urllib3
 RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
 # The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
-TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FIREWALLD_PACKAGES) \
+# systemd: for `systemd-analyze verify`.
+TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FIREWALLD_PACKAGES) \
     $(SECOND_KERNEL_PACKAGES) $(ARM64_TEST_PACKAGES)
+# The packages of the node agent's image. Without the essential packages that it does not need (perl, util-linux, apt) it
+# is a third of a minimal Debian; diffutils is for the installation of the others.
+AGENT_BASE_PACKAGES := base-files base-passwd dpkg dash coreutils diffutils sed grep debianutils libc-bin \
+    python3-urllib3 python3-prometheus-client iptables
+AGENT_BASE := build/agent-base.tar
+AGENT_BASE_STAMP = build/.agent-base-$(firstword $(shell echo $(AGENT_BASE_PACKAGES) | cksum))
+# Files that no program of the image reads; the licences stay.
+AGENT_BASE_WITHOUT := /usr/share/doc/* /usr/share/man/* /usr/share/info/* /usr/share/locale/* /usr/share/lintian/* \
+    /usr/lib/*/gconv/*
 # Changes with the list of packages, which then are unpacked again.
 TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
@@ -47,8 +58,8 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-second-kernel image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel newer-python release test-root new-test-root \
-    test-clients test-deploy test-release test-arm64 \
+    needs-build needs-test needs-second-kernel newer-python release test-root new-test-root agent-base new-agent-base \
+    test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## print this list
@@ -101,6 +112,36 @@ new-test-root:
 	@echo '127.0.0.1 localhost' >$(TEST_ROOT)/etc/hosts
 	@rm -f $(TEST_ROOT)/etc/resolv.conf && touch $(TEST_ROOT)/etc/resolv.conf $(TEST_ROOT_STAMP)
 
+# The cache is outside the project: `make clean` keeps it, and other checkouts use it. The copy in build/ is visible in
+# the test root.
+PODWIRE_CACHE ?= /var/cache/podwire
+KUBERNETES := build/kubernetes
+
+kubernetes: ## build the kube-apiserver of the tests from Debian's source, once for this machine (10 CPU minutes)
+	@tests/kubernetes/build.sh "$(PODWIRE_CACHE)" >/dev/null
+	@$(MAKE) --no-print-directory cached-kubernetes
+
+cached-kubernetes:
+	@if directory=$$(tests/kubernetes/build.sh --cached "$(PODWIRE_CACHE)"); then \
+	    rm -rf $(KUBERNETES) && mkdir -p $(KUBERNETES) && cp --reflink=auto $$directory/* $(KUBERNETES); \
+	else \
+	    echo "tests of the agent with a real API server will be SKIPPED"; \
+	fi
+
+agent-base: ## create the Debian root file system of the node agent's image (root)
+	@[ -e $(AGENT_BASE_STAMP) ] && [ -e $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base
+
+# With a SOURCE_DATE_EPOCH, compiled Python modules are valid whatever the time of their source, which pack.release sets.
+new-agent-base:
+	@$(call need,mmdebstrap)
+	@echo "unpacking Debian's packages for the node agent's image"
+	@rm -f build/.agent-base-* $(AGENT_BASE) && mkdir -p build
+	@set -f; SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --format=tar --variant=custom --dpkgopt=force-unsafe-io \
+	    $(foreach path,$(AGENT_BASE_WITHOUT),--dpkgopt='path-exclude=$(path)') \
+	    --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+	    --include="$(AGENT_BASE_PACKAGES)" $(DEBIAN) $(AGENT_BASE).new && mv $(AGENT_BASE).new $(AGENT_BASE)
+	@touch $(AGENT_BASE_STAMP)
+
 test-portable: needs-test ## run the specification suite on the portable variant (ten minutes: it starts slowly)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
@@ -112,14 +153,16 @@ test-clients: venv ## test podman and containerd with the built files, in separa
 test-deploy: venv ## test deploy/ with the built files (root)
 test-release: venv ## test the files of `make release` (root)
 test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root)
+test-cluster: venv ## test the agent with API servers (root)
 
-test-clients test-deploy test-release test-arm64: test-%:
+test-clients test-deploy test-release test-arm64 test-cluster: test-%:
 	@$(PY) -m tests.runner $*
 
-nightly: needs-test binaries ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
+nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
 	@$(PY) -m tests.promises
+	@$(PY) -m tests.runner cluster
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
 
 demo: binaries needs-test ## show what the plugins do, step by step (root)
@@ -145,8 +188,10 @@ newer-python: ## build and run the specification suite with another Python: DIST
 reproducible: venv ## build twice, in two directories, and compare the files
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
-# The executables for arm64 are included if they were built before; outdated ones are built again.
+# The executables for arm64 are included if they were built before; outdated ones are built again. The node agent's image
+# needs packages from Debian's mirror; without them the rest is packed.
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release
+	-@$(MAKE) --no-print-directory agent-base
 	@$(PY) -m pack.release
 
 arm64-machine: $(ARM64)/machine/.made

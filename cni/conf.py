@@ -23,6 +23,11 @@ _ATTACHMENT_KEYS = (
 )  # the second: an older text of the specification
 
 
+# podwire's: when the valid attachments were listed, in nanoseconds since 1970. Younger reservations are kept: the list
+# may lack the attachment of an ADD that was running.
+LISTED_AT = "podwire/listed-at"
+
+
 class Attachment(NamedTuple):
     """An attachment as GC identifies it: container ID and interface name."""
 

@@ -103,6 +103,7 @@ COMMON = (
 REQUEST = (
     runtime_config(),
     Key("prevResult", (OBJECT,)),
+    Key("podwire/listed-at", (INTEGER,)),
     *(
         Key(name, (LIST,), (OBJECT,), keys_of_type(STRING, "containerID", "ifname"))
         for name in ("cni.dev/valid-attachments", "cni.dev/attachments")

@@ -1,4 +1,4 @@
-"""Draws the figures of how-it-works.md: `python docs/figures.py` writes docs/add.svg and docs/image.svg.
+"""Draws the figures of how-it-works.md and agent.md: `python docs/figures.py` writes docs/{add,image,routes}.svg.
 
 One rule: the tables below have all texts; the style follows the reader's color scheme, light or dark.
 """
@@ -19,6 +19,9 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
   .line { stroke: #3d444d } .arrow { stroke: #4493f8 } .tip { fill: #4493f8 }
 }"""
 
+_Columns = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+_LEFT, _TOP, _STEP, _GAP = 24, 70, 62, 48
 _CHARACTER_PX = 7.0  # the average of a wide font at 13 px, such as DejaVu Sans
 
 # One ADD as `strace` shows it: bridge, host-local, ipMasq with nftables, the second pod of a network.
@@ -51,6 +54,23 @@ _START = (
     ("a page is copied when it is written", "Python counts references; used objects share pages"),
 )
 
+_DIRECT = (
+    ("pod 10.244.1.5 on node-1", "sends a packet to 10.244.2.7"),
+    ("masquerading on node-1: none", "10.244.2.0/24 is in the set podwire_cluster_4"),
+    ("route on node-1", "10.244.2.0/24 via 192.0.2.12 dev eth0"),
+    ("eth0 to eth0", "10.244.1.5 > 10.244.2.7: routers of the link see pods' addresses"),
+    ("cni0 on node-2", "10.244.2.0/24 is connected"),
+    ("pod 10.244.2.7 on node-2", "sees 10.244.1.5 as the source"),
+)
+_VXLAN = (
+    ("pod 10.244.1.5 on node-1", "sends a packet to 10.244.2.7; its MTU is 50 bytes less"),
+    ("masquerading on node-1: none", "10.244.2.0/24 is in the set podwire_cluster_4"),
+    ("route on node-1", "10.244.2.0/24 via 10.244.2.0 dev podwire-vxlan onlink"),
+    ("neighbour and FDB entry on node-1", "10.244.2.0 is at node-2's MAC address, and that is at 203.0.113.12"),
+    ("eth0 to eth0", "192.0.2.11 > 203.0.113.12, UDP port 4789: the packet is inside"),
+    ("podwire-vxlan and cni0 on node-2", "unpacked; 10.244.2.0/24 is connected"),
+)
+
 
 def sequence() -> str:
     """Returns the figure of one ADD as SVG: lanes, and an arrow for each step."""
@@ -77,24 +97,38 @@ def sequence() -> str:
 
 def image() -> str:
     """Returns the figure of the start-up image as SVG: the steps of the build, and those of a start."""
-    width, left, top, step = 400, 24, 70, 62
+    width, top = 400, _TOP
+    parts = _columns((("at build time, once", _BUILD), ("at each start", _START)), ((0, 4), (1, 0)), width)
+    last, right = _TOP + (len(_BUILD) - 1) * _STEP + 5, _LEFT + width
+    parts.append(f'<path class="arrow" d="M{right} {last}h24V{top + 5}h17"/>')
+    parts.append(f'<path class="tip" d="M{right + 48} {top + 5}l-7 -4v8Z"/>')
+    return _svg(2 * width + _GAP + 2 * _LEFT, _TOP + len(_BUILD) * _STEP - 10, "The start-up image", parts)
+
+
+def routes() -> str:
+    """Returns the figure of a packet's way to a pod of another node as SVG: direct, and through VXLAN."""
+    width = 460
+    columns = (("direct: both nodes are on one link", _DIRECT), ("VXLAN: a router is between the nodes", _VXLAN))
+    parts = _columns(columns, ((0, 2), (1, 2), (1, 3)), width)
+    return _svg(2 * width + _GAP + 2 * _LEFT, _TOP + len(_DIRECT) * _STEP - 10, "The way to another node", parts)
+
+
+def _columns(columns: _Columns, marked: tuple[tuple[int, int], ...], width: int) -> list[str]:
+    """Returns columns of boxes from top to bottom; the `marked` ones, by column and row, are highlighted."""
     parts = []
-    for column, (head, boxes) in enumerate((("at build time, once", _BUILD), ("at each start", _START))):
-        x = left + column * (width + 48)
+    for column, (head, boxes) in enumerate(columns):
+        x = _LEFT + column * (width + _GAP)
         parts.append(f'<text class="head" x="{x}" y="40">{head}</text>')
         for row, (title, text) in enumerate(boxes):
-            y = top + row * step
-            kind = "own" if (column, row) in ((0, 4), (1, 0)) else "box"
+            y = _TOP + row * _STEP
+            kind = "own" if (column, row) in marked else "box"
             parts.append(f'<rect class="{kind}" x="{x}" y="{y - 18}" width="{width}" height="46" rx="5"/>')
             parts.append(f'<text x="{x + 12}" y="{y}">{escape(title)}</text>')
             parts.append(f'<text class="small" x="{x + 12}" y="{y + 18}">{escape(text)}</text>')
             if row < len(boxes) - 1:
                 parts.append(f'<path class="arrow" d="M{x + 30} {y + 28}v9"/>')
                 parts.append(f'<path class="tip" d="M{x + 30} {y + 44}l-4 -7h8Z"/>')
-    last, right = top + (len(_BUILD) - 1) * step + 5, left + width
-    parts.append(f'<path class="arrow" d="M{right} {last}h24V{top + 5}h17"/>')
-    parts.append(f'<path class="tip" d="M{right + 48} {top + 5}l-7 -4v8Z"/>')
-    return _svg(2 * width + 48 + 2 * left, top + len(_BUILD) * step - 10, "The start-up image", parts)
+    return parts
 
 
 def _svg(width: int, height: int, title: str, parts: list[str]) -> str:
@@ -104,5 +138,5 @@ def _svg(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    for name, text in (("add", sequence()), ("image", image())):
+    for name, text in (("add", sequence()), ("image", image()), ("routes", routes())):
         (Path(__file__).parent / f"{name}.svg").write_text(text)

@@ -129,11 +129,26 @@ class Socket:
         except OSError:
             return 0
 
-    def subscribe(self, group: int) -> None:
-        """Subscribes to a multicast group (RTNLGRP_*, linux/rtnetlink.h); use a separate socket. Raises KernelError."""
+    def bind_port(self) -> int:
+        """Returns the socket's port ID, by which notifications name the sender of a request."""
+        if not self._socket.getsockname()[0]:
+            self._socket.bind((0, 0))
+        port: int = self._socket.getsockname()[0]
+        return port
+
+    def enlarge_receive_buffer(self, size: int) -> None:
+        """Enlarges the receive buffer to `size` bytes, without privilege at most to net.core.rmem_max."""
+        self._enlarge(_RECEIVE_BUFFER, size)
+
+    def subscribe(self, *groups: int) -> None:
+        """Subscribes to multicast groups (RTNLGRP_*, linux/rtnetlink.h), once; use a separate socket.
+
+        Raises KernelError.
+        """
         try:
             self._socket.bind((0, 0))  # gets a port ID from the kernel: an unbound socket receives no notifications
-            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            for group in groups:
+                self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         except OSError as error:
             raise KernelError(_SUBSCRIBING, error.errno or 0) from error
 

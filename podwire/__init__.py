@@ -1,3 +1,1 @@
 """The executable: every plugin behind one entry, and the operator's tool. Nothing imports this package."""
-
-__version__ = "0.1.0"

@@ -13,13 +13,13 @@ from typing import Any, TextIO
 from cni import skel
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire import __version__
 from podwire.command import Command, Context, Status, UsageError
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
 from podwire.output import Output, print_error
 from process.signals import Terminated
 from process.stderr import one_line
+from process.version import __version__
 
 _ABOUT = f"podwire {__version__}: CNI network plugins in one file, and a tool for node operators"
 _EPILOG = """\

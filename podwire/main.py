@@ -34,7 +34,8 @@ from plugins.tap.main import PLUGIN as TAP
 from plugins.tuning.main import PLUGIN as TUNING
 from plugins.vlan.main import PLUGIN as VLAN
 from plugins.vrf.main import PLUGIN as VRF
-from podwire import __version__, cli
+from podwire import cli
+from process.version import __version__
 
 PLUGINS: dict[str, Plugin] = {
     plugin.name: plugin

@@ -9,8 +9,8 @@ import re
 from argparse import SUPPRESS, Action
 from collections.abc import Iterator
 
-from podwire import __version__
 from podwire.command_tree import CommandNode
+from process.version import __version__
 
 _FILES = (
     ("/etc/cni/net.d", "the networks; the first file by name is the pod network of Kubernetes' runtimes"),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cni import gojson, versions
-from cni.conf import VALID_NAME, Attachment
+from cni.conf import LISTED_AT, VALID_NAME, Attachment
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire.lint import positions
@@ -48,10 +48,12 @@ class Network:
         capability_args: Mapping[str, object] | None = None,
         prev_result: object = None,
         valid: Iterable[Attachment] | None = None,
+        listed_at_ns: int = 0,
     ) -> dict[str, object]:
         """Returns the configuration that libcni passes to one of `plugins`, with the network's name and version.
 
-        It has those of `capability_args` whose capability the plugin declares. `valid`: the attachments GC must keep.
+        It has those of `capability_args` whose capability the plugin declares. `valid`: the attachments GC must keep;
+        `listed_at_ns`: when they were listed, in nanoseconds since 1970.
         """
         config = {**plugin, "name": self.name, "cniVersion": self.version}
         declared = _declared(plugin)
@@ -63,6 +65,7 @@ class Network:
         if valid is not None:
             listed = [{"containerID": one.container_id, "ifname": one.ifname} for one in sorted(valid)]
             config["cni.dev/valid-attachments"] = config["cni.dev/attachments"] = listed
+            config[LISTED_AT] = listed_at_ns
         return config
 
 

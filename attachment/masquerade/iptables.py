@@ -6,6 +6,9 @@ This module uses the reference plugins' names, rules and comments, so that eithe
     -A CNI-2bbe0c48b91a7d1b8a6753a8 -d 10.22.0.0/16 ... -j ACCEPT
     -A CNI-2bbe0c48b91a7d1b8a6753a8 ! -d 224.0.0.0/4 ... -j MASQUERADE
 
+With `nonMasqueradeCluster` a jump to PODWIRE-CLUSTER precedes the last rule. ADD creates that chain, empty, and
+podwire-agent fills it with a rule like "-d 10.244.0.0/16 -j ACCEPT" for each network of the cluster.
+
 No rule names the interface: two interfaces of one container on one network share the chain, and only the address in a
 jump shows to which of them it belongs. So ADD creates missing rules and leaves every other jump alone, and DEL keeps
 the jumps from addresses of the container's other interfaces.
@@ -17,7 +20,7 @@ import re
 from collections.abc import Collection, Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
-from attachment.masquerade.names import ENTRY, MASQUERADE_CHAINS, chain_name
+from attachment.masquerade.names import CLUSTER_CHAIN, ENTRY, MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.address import Cidr, Network, as_network
 from kernel.errors import KernelError
@@ -47,7 +50,8 @@ def add(spec: Masquerade) -> None:
         existing = _parse(listing)
         exceptions, masquerade, jumps = _rules(spec, family)
         comment = _comment(spec)
-        lines = [] if f"-N {chain}" in listing else [f"-N {chain}"]
+        names = [CLUSTER_CHAIN, chain] if spec.cluster else [chain]
+        lines = [f"-N {name}" for name in names if f"-N {name}" not in listing]
         absent = [rule for rule in exceptions if rule not in _before(masquerade, existing)]
         if masquerade in existing:  # exceptions precede it
             lines += [rule.line("-I", comment) for rule in reversed(absent)]
@@ -56,7 +60,8 @@ def add(spec: Masquerade) -> None:
         return lines + [rule.line("-A", comment) for rule in jumps if rule not in existing]
 
     description = f"add masquerade rules to chain {chain}"
-    iptables_chains.change(_families(spec), MASQUERADE_CHAINS, chain, missing, description)
+    shared = CLUSTER_CHAIN if spec.cluster else ""
+    iptables_chains.change(_families(spec), MASQUERADE_CHAINS, chain, missing, description, shared)
 
 
 def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
@@ -153,6 +158,7 @@ def _rules(spec: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_Rul
     addresses = [item for item in spec.addresses if item.version == family]
     exempt = [*(item.network for item in addresses), *(item for item in spec.exempt if item.version == family)]
     exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in exempt]
+    exceptions += [_Rule(chain, CLUSTER_CHAIN)] if spec.cluster else []
     masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
     jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in addresses]
     return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))

@@ -19,16 +19,23 @@ from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
 from kernel.netfilter.nft_rule import RETURN
+from kernel.netfilter.nft_set import ADDRESS, Set, set_request
 from kernel.netfilter.owned import MASQUERADE, NFTABLES, REPAIR_HINT, OwnedRule
 from kernel.rtnl import Request
 
-_TABLE = Table(
+TABLE = Table(
     nft.INET, "cni_plugins_masquerade", "Masquerading for plugins from github.com/containernetworking/plugins"
 )
 _CHECKS = Chain(
-    _TABLE, "masq_checks", comment="Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"
+    TABLE, "masq_checks", comment="Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"
 )
-_POSTROUTING = Chain(_TABLE, "postrouting", Hook("nat", 4, 100))  # NF_INET_POST_ROUTING, srcnat
+_POSTROUTING = Chain(TABLE, "postrouting", Hook("nat", 4, 100))  # NF_INET_POST_ROUTING, srcnat
+CLUSTER_SETS = {
+    version: Set(
+        TABLE, f"podwire_cluster_{version}", (part,), "networks of the cluster, kept by podwire-agent", interval=True
+    )
+    for version, part in ADDRESS.items()
+}
 _MULTICAST = (IPv4Network("224.0.0.0/4"), IPv6Network("ff00::/8"))
 _ENTRY = (
     *(nft_rule.of_version(network.version) + nft_rule.destination(network) + RETURN for network in _MULTICAST),
@@ -50,7 +57,7 @@ def add(spec: Masquerade) -> None:
         try:
             nft.retry(lambda: _add(socket, spec))
         except KernelError as error:
-            raise CniError(error.code, error.msg, _problem(socket) or error.details) from error
+            raise CniError(error.code, error.msg, _problem(socket, *_set_requests(spec)) or error.details) from error
 
 
 def delete(socket: NftSocket, spec: Masquerade) -> None:
@@ -116,14 +123,21 @@ def _add(socket: NftSocket, spec: Masquerade) -> None:
     (entry,) = nft.get_chains(socket, _POSTROUTING)
     # The number of rules is enough here, since other programs add none to this chain; CHECK compares each rule.
     if entry != _POSTROUTING or entry.uses != len(_ENTRY):
-        requests += [nft.table_request(_TABLE), nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING)]
+        requests += [nft.table_request(TABLE), nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING)]
         # Flushed even if it was empty: another ADD may have filled it since.
         requests.append(nft.flush_chain_request(_POSTROUTING))
         requests += [nft.rule_request(_POSTROUTING, expressions) for expressions in _ENTRY]
+    requests += _set_requests(spec)
     requests += map(_delete_request, _list_attachment_rules(socket, spec))
     userdata = nft_rule.comment_userdata(_comment(spec))
     requests += [nft.rule_request(_CHECKS, expressions, userdata) for _, expressions in _rules(spec)]
     nft.change(socket, *requests)
+
+
+def _set_requests(spec: Masquerade) -> list[Request]:
+    """Builds the requests that create the cluster's sets, which are filled by podwire-agent; existing ones stay."""
+    versions = {address.version for address in spec.addresses} if spec.cluster else set()
+    return [set_request(CLUSTER_SETS[version]) for version in sorted(versions)]
 
 
 def _entry_problem(socket: NftSocket) -> str:
@@ -162,24 +176,27 @@ def _rules(spec: Masquerade) -> list[tuple[str, bytes]]:
             if network.version == address.version:
                 text = f'"{ip} saddr {address.ip} {ip} daddr {network} return"'
                 rules.append((text, start + nft_rule.destination(network) + RETURN))
+        if spec.cluster:
+            name = CLUSTER_SETS[address.version].name
+            text = f'"{ip} saddr {address.ip} {ip} daddr @{name} return"'
+            rules.append((text, start + nft_rule.destination_in(address.version, name, first=False) + RETURN))
         text = f'"{ip} saddr {address.ip} {ip} daddr != {address.network} masquerade"'
         destination = nft_rule.destination(address.network, positive=False)
         rules.append((text, start + destination + nft_rule.masquerade()))
     return rules
 
 
-def _problem(socket: NftSocket) -> str:
+def _problem(socket: NftSocket, *set_requests: Request) -> str:
     """Returns why ADD would fail, "" if it would not; the kernel validates ADD's requests without committing them."""
     rule = nft.rule_request(_CHECKS, nft_rule.masquerade())
     try:
-        nft.dry_run(
-            socket, nft.table_request(_TABLE), nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING), rule
-        )
+        chains = nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING)
+        nft.dry_run(socket, nft.table_request(TABLE), *chains, *set_requests, rule)
     except KernelError as error:
         if error.errno == errno.EPERM:
             return str(error)
         if error.errno == errno.EEXIST:
-            return f"another program created it with other properties: nft list table inet {_TABLE.name} ({error})"
+            return f"another program created it with other properties: nft list table inet {TABLE.name} ({error})"
         return f"{_REQUIREMENT} ({error})"
     return ""
 

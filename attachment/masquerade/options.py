@@ -31,15 +31,20 @@ KEYS = (
     Key("ipMasq", (BOOLEAN,)),
     Key("ipMasqBackend", (STRING,), choices=_BACKENDS),
     Key("nonMasqueradeCIDRs", (LIST,), (CIDR,)),
+    Key("nonMasqueradeCluster", (BOOLEAN,)),
 )
 
 
 @dataclass(frozen=True)
 class MasqueradeOptions:
-    """The parsed options: `backend` is "" for the first that works; traffic to `exempt` is not masqueraded."""
+    """The parsed options: `backend` is "" for the first that works; traffic to `exempt` is not masqueraded.
+
+    With `cluster`, nor is traffic to the networks of the cluster, which podwire-agent keeps.
+    """
 
     backend: str
     exempt: tuple[Network, ...]
+    cluster: bool = False
 
     def add(self, args: CmdArgs, conf: NetConf, result: Result, sandbox: Sandbox, undo: Undo) -> None:
         """Masquerades the attachment's addresses in `result`, and pushes the undo; raises CniError."""
@@ -65,16 +70,20 @@ class MasqueradeOptions:
 
     def _spec(self, args: CmdArgs, conf: NetConf, result: Result) -> Masquerade:
         ips = tuple(ip.address for ip in attachment_ips(result, args.ifname, strict=False))
-        return Masquerade(conf.name, args.container_id, args.ifname, ips, self.exempt)
+        return Masquerade(conf.name, args.container_id, args.ifname, ips, self.exempt, self.cluster)
 
 
 def parse(conf: NetConf) -> MasqueradeOptions | None:
-    """Reads `ipMasq`, `ipMasqBackend` and `nonMasqueradeCIDRs`; returns None without masquerading. Raises CniError(7).
+    """Reads the keys of `KEYS`; returns None without masquerading. Raises CniError(7).
 
     Without IPAM there are no addresses to masquerade.
     """
     fields = conf.fields
-    options = MasqueradeOptions(fields.string("ipMasqBackend"), _networks(fields, "nonMasqueradeCIDRs"))
+    options = MasqueradeOptions(
+        fields.string("ipMasqBackend"),
+        _networks(fields, "nonMasqueradeCIDRs"),
+        fields.boolean("nonMasqueradeCluster"),
+    )
     if not fields.boolean("ipMasq") or not conf.ipam_type:
         return None
     if options.backend not in ("", *_BACKENDS):

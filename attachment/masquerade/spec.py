@@ -13,7 +13,8 @@ from process.values import dataclass
 class Masquerade:
     """An attachment whose traffic is masqueraded, except to its own subnets, to multicast and to `exempt`.
 
-    `addresses` are the attachment's, with the prefix of their subnet (10.22.0.2/16).
+    `addresses` are the attachment's, with the prefix of their subnet (10.22.0.2/16). With `cluster` the cluster's
+    networks are exempt, too, which podwire-agent keeps in sets and chains of their own (attachment.masquerade.cluster).
     """
 
     network: str
@@ -21,3 +22,4 @@ class Masquerade:
     ifname: str
     addresses: tuple[Cidr, ...] = ()
     exempt: tuple[Network, ...] = ()
+    cluster: bool = False

@@ -110,9 +110,12 @@ class Client:
         self._discover(now)
 
     def resume(self, lease: Lease, now: float, *, same_boot: bool) -> None:
-        """Continues with a stored lease: maintains one of this boot, asks the servers to confirm another one."""
+        """Continues with a stored lease: maintains one of this boot, asks the servers to confirm another one.
+
+        Also asks for one that has expired: a renewal that could not be stored may have prolonged it.
+        """
         self.lease = lease
-        if same_boot:
+        if same_boot and now < lease.expires_at:
             self._bind(now)
             return
         self._begin_exchange(State.REBOOTING, now)

@@ -118,12 +118,16 @@ class Client:
         self._begin(State.SOLICITING, now)
 
     def resume(self, lease: Grant, now: float, *, same_boot: bool) -> None:
-        """Continues with a stored lease: maintains one of this boot, asks the servers to confirm another one."""
-        if same_boot:
+        """Continues with a stored lease: maintains one of this boot, asks the servers to confirm another one.
+
+        Also asks for one that has expired: a renewal that could not be stored may have prolonged it.
+        """
+        if same_boot and now < lease.expires_at:
             self.lease = lease
             self._bind(now)
         else:
-            self.lease = replace(lease, granted_s=now)  # the time of another boot means nothing
+            # The time of another boot means nothing.
+            self.lease = replace(lease, granted_s=now, lifetime_s=max(lease.lifetime_s, _CONFIRM_TOTAL_S))
             self._begin(State.CONFIRMING, now)
 
     def expire(self, now: float) -> Event | None:

@@ -10,7 +10,7 @@ import hashlib
 
 from cni import addressing
 from cni.conf import NetConf
-from cni.errors import invalid_conf
+from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, LIST, OBJECT, STRING, Key, section
 from ipam.dhcp import options
@@ -119,6 +119,17 @@ def socket_path(net_conf: NetConf) -> str:
 def data_dir(net_conf: NetConf) -> str:
     """Returns the directory of the daemon's lease files; raises CniError(7)."""
     return _path(net_conf, "dataDir", DATA_DIR)
+
+
+def paths_for_release(net_conf: NetConf) -> tuple[str, str]:
+    """Returns the paths of socket and lease files; the default instead of an invalid one, so that DEL succeeds."""
+    paths = []
+    for read, default in ((socket_path, SOCKET_PATH), (data_dir, DATA_DIR)):
+        try:
+            paths.append(read(net_conf))
+        except CniError:  # ADD refuses it, so the file was changed since
+            paths.append(default)
+    return paths[0], paths[1]
 
 
 def _path(net_conf: NetConf, key: str, default: str) -> str:

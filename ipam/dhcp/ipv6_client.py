@@ -16,7 +16,7 @@ from __future__ import annotations
 from ipaddress import IPv6Address
 
 from ipam.dhcp import client6, frame, packet6, router_client
-from ipam.dhcp.address6 import NO_ADDRESS
+from ipam.dhcp.address6 import NO_ADDRESS, is_link_local
 from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.client6 import State
 from ipam.dhcp.lease import INFINITE, Lease
@@ -113,7 +113,10 @@ class Ipv6Client:
             advertisement = parse(frame.parse_icmp6(content, checksum_is_ready=checksum_is_ready), now)
             return self._router_changed(self._router.receive(advertisement, now), now)
         datagram = frame.parse_udp6(content, checksum_is_ready=checksum_is_ready)
-        if datagram.destination_port != CLIENT_PORT:
+        if datagram.destination_port != CLIENT_PORT or datagram.destination_ip != self.link_local:
+            return None
+        # Servers and relays on the link answer from its addresses, and from their port.
+        if datagram.source_port != SERVER_PORT or not is_link_local(datagram.source_ip):
             return None
         return self._dhcp_changed(self._dhcp.receive(packet6.decode(datagram.payload), now))
 
@@ -164,9 +167,12 @@ class Ipv6Client:
         return event
 
     def _combine(self) -> Event | None:
-        """Reports the server's lease with the router's settings, when the search for a router has ended."""
+        """Reports the server's lease with the router's settings, when the search for a router has ended.
+
+        A stored lease that a server has not confirmed yet is not reported.
+        """
         grant = self._dhcp.lease
-        if grant is None or not self._has_searched:
+        if grant is None or not self._has_searched or self._dhcp.state is State.CONFIRMING:
             return None
         return self._report(dhcp_lease(grant, self._router.advertisement))
 

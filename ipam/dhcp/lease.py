@@ -1,4 +1,4 @@
-"""An IPv4 lease as a value: read from a server's ACK, stored as JSON, returned as a CNI result.
+"""An IPv4 lease as a value: read from a server's ACK, stored as JSON.
 
 Times are seconds of CLOCK_BOOTTIME, which counts the time that the machine sleeps; so a stored lease also has the boot
 ID, and the times of another boot mean nothing. Durations are in seconds, infinite for a lease without an end.
@@ -15,7 +15,7 @@ from cni.result import DNS, IPConfig, Result, Route
 from cni.result import from_json as result_from_json
 from ipam.dhcp import options
 from ipam.dhcp.packet import Malformed, Message
-from process.values import dataclass, replace
+from process.values import dataclass
 
 INFINITE = options.INFINITE_S
 _NO_MASK = "DHCP option Subnet Mask not found in DHCPACK"  # text of the reference
@@ -49,10 +49,6 @@ class Lease:
     def expires_at(self) -> float:
         """The time at which the address must no longer be used."""
         return self.granted_s + self.lifetime_s
-
-    def prioritized_routes(self, priority: int) -> tuple[Route, ...]:
-        """Returns the routes with a metric, the server's own if `priority` is 0."""
-        return tuple(replace(route, priority=priority) for route in self.routes) if priority else self.routes
 
     @property
     def configuration(self) -> tuple[object, ...]:
@@ -98,14 +94,9 @@ def lease_from_ack(message: Message, sent_at: float, before: Lease | None) -> Le
     return lease
 
 
-def result_of(lease: Lease, priority: int, *, with_dns: bool) -> Result:
-    """Returns the result of ADD; `priority` is the metric of each route, 0 for none (spec: dhcp, section 4)."""
-    ip = IPConfig(lease.address, lease.gateway)
-    return Result(ips=(ip,), routes=lease.prioritized_routes(priority), dns=lease.dns if with_dns else DNS())
-
-
 def to_json(lease: Lease) -> dict[str, object]:
     """Returns the part of a lease file for a lease; an absent duration is infinite."""
+    ip = IPConfig(lease.address, lease.gateway)
     durations = {"renewal": lease.renewal_s, "rebinding": lease.rebinding_s, "lifetime": lease.lifetime_s}
     return {
         "server": str(lease.server),
@@ -113,7 +104,7 @@ def to_json(lease: Lease) -> dict[str, object]:
         "mtu": lease.mtu,
         "grantedMs": int(lease.granted_s * 1000),
         **{f"{name}S": int(value) for name, value in durations.items() if value != INFINITE},
-        "result": result_of(lease, 0, with_dns=True).to_json("1.1.0"),
+        "result": Result(ips=(ip,), routes=lease.routes, dns=lease.dns).to_json("1.1.0"),
     }
 
 

@@ -1,4 +1,4 @@
-"""An IPv6 lease as a value: what a DHCPv6 server granted and what a router advertises; JSON on disk, CNI result.
+"""An IPv6 lease as a value: what a DHCPv6 server granted and what a router advertises; JSON on disk.
 
 Times are as in lease.py: seconds of CLOCK_BOOTTIME, durations in seconds.
 
@@ -20,12 +20,12 @@ from ipaddress import IPv6Address, IPv6Interface, IPv6Network
 from cni.address import format_ip
 from cni.errors import CniError
 from cni.fields import Fields
-from cni.result import DNS, IPConfig, Result, Route
+from cni.result import DNS, Route
 from ipam.dhcp.address6 import is_host_address, slaac_address
 from ipam.dhcp.lease import INFINITE
 from ipam.dhcp.packet6 import SUCCESS, Association, LeasedAddress, Message
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
-from process.values import dataclass, replace
+from process.values import dataclass
 
 _DEFAULT_ROUTE = IPv6Interface("::/0")
 
@@ -109,10 +109,6 @@ class Lease6:
         """The time at which the address must no longer be used."""
         return self.granted_s + self.lifetime_s
 
-    def prioritized_routes(self, priority: int) -> tuple[Route, ...]:
-        """Returns the routes with a metric, the kernel's if `priority` is 0."""
-        return tuple(replace(route, priority=priority) for route in self.routes) if priority else self.routes
-
     @property
     def configuration(self) -> tuple[object, ...]:
         """The part that an interface gets: two leases with the same one differ only in times and servers."""
@@ -187,12 +183,6 @@ def slaac_prefix(advertisement: RouterAdvertisement | None, address: IPv6Address
     """Returns the prefix of an autoconfigured address; None if it is not, or no longer, advertised."""
     prefixes = advertisement.prefixes if advertisement else ()
     return next((each for each in prefixes if each.autonomous and address in each.network and each.valid_s), None)
-
-
-def result_of(lease: Lease6, priority: int, *, with_dns: bool) -> Result:
-    """Returns the result of ADD; `priority` is the metric of each route, 0 for none."""
-    ips = (IPConfig(lease.address),)
-    return Result(ips=ips, routes=lease.prioritized_routes(priority), dns=lease.dns if with_dns else DNS())
 
 
 def to_json(lease: Lease6) -> dict[str, object]:

@@ -72,30 +72,41 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Releases the leases of this network whose interfaces are not in `valid`."""
+    """Releases the leases of this network whose interfaces are not in `valid`.
+
+    A file that cannot be read stays, and is reported: its lease may be in use. DEL of its pod deletes it.
+    """
     for lease in Store(dhcp_conf.data_dir(net_conf)).read_all(net_conf.name):
-        if not isinstance(lease, Record) or Attachment(lease.container_id, lease.ifname) in valid:
+        if not isinstance(lease, Record):
+            _report(f"cannot read the lease in {lease.path}: {lease.problem}; the file stays until its pod is deleted")
             continue
-        if record.change(f"release the lease of {lease.name}"):
-            _release(replace(args, container_id=lease.container_id, ifname=lease.ifname), net_conf)
+        owner = lease.owner
+        if Attachment(owner.container_id, owner.ifname) in valid:
+            continue
+        if record.change(f"release the lease of {owner.name}"):
+            _release(replace(args, container_id=owner.container_id, ifname=owner.ifname), net_conf)
 
 
 def _release(args: CmdArgs, net_conf: NetConf) -> None:
     """Asks the daemon to release a lease; without a daemon leaves a note. Raises CniError(5) if it can do neither."""
-    release = partial(_call, dhcp_conf.socket_path(net_conf), RELEASE, args, _LIMIT_S)
+    socket_path, data_dir = dhcp_conf.paths_for_release(net_conf)
+    release = partial(_call, socket_path, RELEASE, args, _LIMIT_S)
     try:
         release()
     except UnreachableError as unreachable:
-        store = Store(dhcp_conf.data_dir(net_conf))
         try:
-            is_noted = store.note_release(net_conf.name, args.container_id, args.ifname)
+            is_noted = Store(data_dir).note_release(net_conf.name, args.container_id, args.ifname)
         except OSError as error:
             msg = f"{unreachable.msg}; cannot note the release: {error.strerror}"
             raise CniError(Code.IO_FAILURE, msg, unreachable.details) from error
         # A daemon that started meanwhile may have read the leases before the note was there.
         if not is_noted or not _succeeds(release):
             then = "the daemon will release the lease when it starts" if is_noted else "there is no lease to release"
-            print(one_line(f"podwire: {unreachable.msg}; {then}"), file=sys.stderr)
+            _report(f"{unreachable.msg}; {then}")
+
+
+def _report(text: str) -> None:
+    print(one_line(f"podwire: {text}"), file=sys.stderr)
 
 
 def _succeeds(release: Callable[[], object]) -> bool:

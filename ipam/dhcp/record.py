@@ -9,10 +9,32 @@ from cni.address import parse_mac
 from cni.args import check_container_id, check_ifname
 from cni.errors import CniError
 from cni.fields import Fields
-from ipam.dhcp import lease, lease6
+from ipam.dhcp import conf, lease, lease6
 from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Lease6
-from process.values import dataclass
+from process.values import dataclass, field
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The interface that a lease is for, by the arguments of its ADD; `stdin` is the network's configuration."""
+
+    network: str
+    container_id: str
+    ifname: str
+    netns: str
+    args: str
+    stdin: bytes = field(repr=False)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The identity of the interface: network, container ID and interface name."""
+        return self.network, self.container_id, self.ifname
+
+    @property
+    def name(self) -> str:
+        """The name in logs."""
+        return conf.name_of(*self.key)
 
 
 @dataclass(frozen=True)
@@ -35,35 +57,25 @@ class Target:
 
 @dataclass(frozen=True)
 class Record:
-    """The stored leases of an interface, and the arguments of its ADD; `stdin` is the network's configuration."""
+    """The stored leases of an interface."""
 
-    network: str
-    container_id: str
-    ifname: str
-    netns: str
-    args: str
-    stdin: bytes
+    owner: Owner
     target: Target
     boot_id: str
     ipv4: Lease | None
     ipv6: Lease6 | None
 
-    @property
-    def name(self) -> str:
-        """The name in logs, which is the reference's: container ID, network and interface."""
-        return f"{self.container_id}/{self.network}/{self.ifname}"
-
 
 def to_json(record: Record) -> dict[str, object]:
     """Returns the content of a lease file."""
-    target = record.target
+    owner, target = record.owner, record.target
     return {
-        "network": record.network,
-        "containerID": record.container_id,
-        "ifname": record.ifname,
-        "netns": _valid(record.netns),
-        "args": _valid(record.args),
-        "stdin": record.stdin.decode("utf-8", "replace"),
+        "network": owner.network,
+        "containerID": owner.container_id,
+        "ifname": owner.ifname,
+        "netns": _valid(owner.netns),
+        "args": _valid(owner.args),
+        "stdin": owner.stdin.decode("utf-8", "replace"),
         "interface": {
             "index": target.index,
             "mac": target.mac,
@@ -89,12 +101,14 @@ def from_json(value: object) -> Record:
                 raise fields.error(key, "is missing")
         target, ipv4, ipv6 = fields.section("interface"), fields.raw("ipv4"), fields.raw("ipv6")
         record = Record(
-            network=fields.string("network"),
-            container_id=fields.string("containerID"),
-            ifname=fields.string("ifname"),
-            netns=fields.string("netns"),
-            args=fields.string("args"),
-            stdin=fields.string("stdin").encode("utf-8", "replace"),
+            owner=Owner(
+                network=fields.string("network"),
+                container_id=fields.string("containerID"),
+                ifname=fields.string("ifname"),
+                netns=fields.string("netns"),
+                args=fields.string("args"),
+                stdin=fields.string("stdin").encode("utf-8", "replace"),
+            ),
             target=Target(
                 target.integer("index") or 0,
                 target.string("mac"),
@@ -107,8 +121,8 @@ def from_json(value: object) -> Record:
             ipv4=None if ipv4 is None else lease.from_json(ipv4),
             ipv6=None if ipv6 is None else lease6.from_json(ipv6),
         )
-        check_container_id(record.container_id)
-        check_ifname(record.ifname)
+        check_container_id(record.owner.container_id)
+        check_ifname(record.owner.ifname)
     except CniError as error:
         raise ValueError(error.msg) from error
     parse_mac(record.target.mac)

@@ -48,20 +48,21 @@ class Store:
 
     def write(self, record: Record) -> None:
         """Creates or replaces a lease file; it is on the disk when this returns. Raises OSError."""
-        path = self._path(record.network, record.container_id, record.ifname, _LEASE)
+        path = self._path(*record.owner.key, _LEASE)
         directories.create(os.path.dirname(path), 0o700)
         draft = path + _DRAFT
         content = (gojson.dumps(to_json(record), indent=2) + "\n").encode()
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            directories.write(fd, content)
-            os.fsync(fd)
+            try:
+                directories.write(fd, content)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(draft, path)
         except OSError:
-            os.unlink(draft)
+            _unlink(draft)
             raise
-        finally:
-            os.close(fd)
-        os.rename(draft, path)
         _synchronize(os.path.dirname(path))
 
     def delete(self, network: str, container_id: str, ifname: str) -> None:
@@ -93,11 +94,11 @@ class Store:
 
     def path_of(self, record: Record) -> str:
         """Returns the path of a lease file."""
-        return self._path(record.network, record.container_id, record.ifname, _LEASE)
+        return self._path(*record.owner.key, _LEASE)
 
     def must_release(self, record: Record) -> bool:
         """Returns whether there is a note for a lease."""
-        return os.path.lexists(self._path(record.network, record.container_id, record.ifname, _NOTE))
+        return os.path.lexists(self._path(*record.owner.key, _NOTE))
 
     def read_all(self, network: str = "") -> Iterator[Record | UnreadableLease]:
         """Yields the leases of `network`, or ("") of all networks; a file that is no lease as an UnreadableLease."""
@@ -106,11 +107,6 @@ class Store:
                 path = f"{self.directory}/{name}/{file}"
                 if file.endswith(_LEASE) and os.path.lexists(path):  # a release meanwhile deletes it
                     yield self._read(path)
-
-    def read(self, network: str, container_id: str, ifname: str) -> Record | UnreadableLease | None:
-        """Returns one lease, None without one."""
-        path = self._path(network, container_id, ifname, _LEASE)
-        return self._read(path) if os.path.lexists(path) else None
 
     def _read(self, path: str) -> Record | UnreadableLease:
         try:

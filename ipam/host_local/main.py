@@ -10,7 +10,7 @@ from functools import partial
 from attachment.cache import ResultCache
 from cni.addressing import supports_multiple
 from cni.args import CmdArgs
-from cni.conf import VALID_NAME, Attachment, NetConf
+from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
 from cni.errors import CniError, Code, combined
 from cni.result import DNS, Result
 from cni.skel import Plugin
@@ -73,7 +73,11 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Releases the network's addresses of attachments that are not in `valid`; continues after errors."""
+    """Releases the network's addresses of attachments that are not in `valid`; continues after errors.
+
+    Keeps reservations that are younger than the list, if the caller says when it was listed: pods start meanwhile.
+    """
+    listed_at_ns = net_conf.fields.integer(LISTED_AT, minimum=0)
     store = Store(host_local_conf.data_dir(net_conf), net_conf.name)
     try:
         if not store.exists():
@@ -87,6 +91,8 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
         for owner, names in held.scan().items():
             # An owner that is not a container ID is a remark of the administrator, which reserves the address.
             if owner not in running_owners and VALID_NAME.fullmatch(attachment_of(owner).container_id):
+                if listed_at_ns and any(held.is_younger(name, listed_at_ns) for name in names):
+                    continue
                 errors += _release_each(held, names, owner)
     failure = combined(errors)
     if failure:

@@ -46,6 +46,7 @@ _FOREIGN = (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ELOOP, errno.ENXIO, 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK
 _READING = os.O_RDONLY | _SAFE
 _FIRST_READ_BYTES = 256  # enough for nearly every owner
+_CLOCK_TICK_NS = 10_000_000  # of the time of a file, which may be that of the last tick
 _MAX_OWNER_BYTES = 1 << 17  # the limit of an environment variable (MAX_ARG_STRLEN)
 
 Owners = dict[bytes, list[str]]
@@ -250,6 +251,13 @@ class Reservations:
             os.pwrite(fd, text, 0)
         finally:
             os.close(fd)
+
+    def is_younger(self, name: str, time_ns: int) -> bool:
+        """Returns whether the reservation `name` is not older than a time (nanoseconds since 1970)."""
+        try:
+            return os.stat(f"{self.directory}/{name}").st_mtime_ns >= time_ns - _CLOCK_TICK_NS
+        except FileNotFoundError:
+            return False
 
     def release(self, name: str, owner: bytes) -> None:
         """Releases the reservation `name` of `owner`; a missing one is success."""

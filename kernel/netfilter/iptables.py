@@ -141,18 +141,28 @@ def is_accepted(family: int, table: str, lines: Sequence[str]) -> bool:
 
 
 def get_candidate_families(families: Iterable[int], table: str, chain: str) -> set[int]:
-    """Returns those of `families` whose `table` may contain `chain`, according to the kernel; runs no program.
+    """Returns those of `families` whose `table` may contain `chain`, according to the kernel; runs no program."""
+    return {family for family, missing in get_missing_chains(families, table, [chain]).items() if not missing}
+
+
+def get_missing_chains(families: Iterable[int], table: str, chains: Sequence[str]) -> dict[int, set[str]]:
+    """Returns those of `chains` that each family's `table` certainly lacks, according to the kernel; runs no program.
 
     iptables-nft's tables are nftables tables of the same names. The kernel lists tables of iptables-legacy, not chains.
     """
-    requested = list(families)
-    legacy = {family for family in requested if has_legacy(family, table)}
+    places = [(family, chain) for family in families for chain in chains]
+    missing: dict[int, set[str]] = {family: set() for family, _ in places}
+    legacy = {family for family in missing if has_legacy(family, table)}
     try:
         with nft.open_socket() as socket:
-            existing = nft.get_chains(socket, *(Chain(Table(NFPROTO[family], table), chain) for family in requested))
+            chains_to_find = [Chain(Table(NFPROTO[family], table), chain) for family, chain in places]
+            existing = nft.get_chains(socket, *chains_to_find)
     except KernelError:  # the kernel lacks nftables, or refuses to list it: the programs decide
-        return set(requested)
-    return legacy | {family for family, present in zip(requested, existing, strict=True) if present}
+        return missing
+    for (family, chain), present in zip(places, existing, strict=True):
+        if not present and family not in legacy:
+            missing[family].add(chain)
+    return missing
 
 
 def has_legacy(family: int, table: str) -> bool:

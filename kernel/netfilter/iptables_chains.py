@@ -66,16 +66,25 @@ def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
     return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
 
 
-def change(families: Iterable[int], scheme: ChainScheme, chain: str, plan: Plan, description: str) -> None:
+def change(
+    families: Iterable[int], scheme: ChainScheme, chain: str, plan: Plan, description: str, shared: str = ""
+) -> None:
     """Reads the entry chain and `chain`, applies the lines of `plan`, and retries if the rules changed in between.
 
-    Raises the errors of kernel.netfilter.iptables.apply.
+    The listing also has the chain `shared`, if it is not "" and exists. Raises the errors of
+    kernel.netfilter.iptables.apply.
     """
+    names = [chain, shared] if shared else [chain]
     for tries_left in reversed(range(_TRIES)):
-        present = iptables.get_candidate_families(families, TABLE, chain)
-        listings = iptables.read(present, TABLE, list(dict.fromkeys((scheme.entry, chain))))
-        absent: dict[int, list[str]] = {family: [] for family in families if family not in present}
-        if apply_plan(TABLE, absent | listings, plan, description, may_fail=tries_left > 0):
+        missing = iptables.get_missing_chains(families, TABLE, names)
+        present = [family for family, lacking in missing.items() if chain not in lacking]
+        listings = {
+            family: [f"-N {name}" for name in names if name not in lacking]
+            for family, lacking in missing.items()
+            if family not in present
+        }
+        listings |= _read(present, scheme.entry, chain, shared)
+        if apply_plan(TABLE, listings, plan, description, may_fail=tries_left > 0):
             return
 
 
@@ -99,6 +108,14 @@ def missing_error(description: str, what: str, version: int) -> CniError:
         f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
         REPAIR_HINT,
     )
+
+
+def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, list[str]]:
+    """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
+    names = dict.fromkeys(filter(None, (entry, shared, chain)))
+    listings = iptables.read(families, TABLE, list(names))
+    without = [family for family, listing in listings.items() if shared and f"-N {shared}" not in listing]
+    return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})
 
 
 def apply_plan(

@@ -115,9 +115,10 @@ def source_in(version: int, name: str) -> bytes:
     return _address_in(_SADDR, version, name)
 
 
-def destination_in(version: int, name: str) -> bytes:
-    """Matches `ip daddr @<name>` (or ip6) in a table of family inet."""
-    return _address_in(_DADDR, version, name)
+def destination_in(version: int, name: str, *, first: bool = True) -> bytes:
+    """Matches `ip daddr @<name>` (or ip6) in a table of family inet; not `first` after another `ip` match."""
+    matches = _address_in(_DADDR, version, name)
+    return matches if first else matches.removeprefix(of_version(version))
 
 
 def _address_in(field: dict[int, tuple[int, int]], version: int, name: str) -> bytes:

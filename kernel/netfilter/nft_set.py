@@ -21,11 +21,12 @@ from kernel.wire import Attributes
 from process.values import dataclass
 
 # linux/netfilter/nf_tables.h: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_*
-_NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E
+_NEWSET, _GETSET, _DELSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0B, 0xA0C, 0xA0D, 0xA0E
 _ELEM_KEY, _ELEM_USERDATA = 1, 6  # NFTA_SET_ELEM_*
 _TYPE_BITS = 6  # for each part's type in the type of a concatenation (nft's TYPE_BITS)
 _UDATA_KEY_BYTE_ORDER, _UDATA_COMMENT = 0, 7  # NFTNL_UDATA_SET_*
 _HOST, _NETWORK, _NONE = 1, 2, 0  # nft's enum byteorder
+_INTERVAL = 4  # NFT_SET_INTERVAL
 _IFNAMSIZ = 16
 _ID = 1  # required for a new set, but used only for sets without a name
 _ELEMENTS_MAX = 200  # in one message: all of them are one attribute, of at most 64 KiB
@@ -46,12 +47,16 @@ ADDRESS = {4: IPV4_ADDRESS, 6: IPV6_ADDRESS}  # by IP version
 
 @dataclass(frozen=True)
 class Set:
-    """A set of a table; its elements are concatenations of the parts of `key`; the comment is set on creation."""
+    """A set of a table; its elements are concatenations of the parts of `key`; the comment is set on creation.
+
+    The elements of an `interval` set, whose key has one part, are in kernel.netfilter.nft_interval.
+    """
 
     table: Table
     name: str
     key: tuple[Part, ...]
     comment: str = ""
+    interval: bool = False
 
     def __str__(self) -> str:
         return f"{self.table.name} {self.name}"
@@ -86,7 +91,7 @@ def set_request(nft_set: Set) -> Request:
     attributes: Attributes = [
         ("NFTA_SET_TABLE", nft_set.table.name),
         ("NFTA_SET_NAME", nft_set.name),
-        ("NFTA_SET_FLAGS", 0),
+        ("NFTA_SET_FLAGS", _INTERVAL if nft_set.interval else 0),
         ("NFTA_SET_KEY_TYPE", number),
         ("NFTA_SET_KEY_LEN", size),
         ("NFTA_SET_ID", _ID),
@@ -102,14 +107,32 @@ def add_element_requests(nft_set: Set, elements: Iterable[Element]) -> list[Requ
         keys.append(item.key)
         userdata = attribute(_ELEM_USERDATA, item.userdata) if item.userdata else b""
         encoded.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
-    return _element_requests(f"add to set {nft_set}", _NEWSETELEM, nft_set, encoded, keys, NLM_F_CREATE)
+    return add_encoded_requests(nft_set, encoded, lambda start, end: _text(nft_set, keys[start:end]))
 
 
 def delete_element_requests(nft_set: Set, keys: Iterable[bytes]) -> list[Request]:
     """Builds the requests that delete elements; refused if one is absent (ENOENT)."""
     removed = list(keys)
     encoded = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in removed]
-    return _element_requests(f"delete from set {nft_set}", _DELSETELEM, nft_set, encoded, removed)
+    return delete_encoded_requests(nft_set, encoded, lambda start, end: _text(nft_set, removed[start:end]))
+
+
+def add_encoded_requests(nft_set: Set, encoded: Sequence[bytes], describe: Callable[[int, int], str]) -> list[Request]:
+    """Builds the requests that add encoded elements; `describe` returns the text of a slice of them."""
+    return _element_requests(f"add to set {nft_set}", _NEWSETELEM, nft_set, encoded, describe, NLM_F_CREATE)
+
+
+def delete_encoded_requests(
+    nft_set: Set, encoded: Sequence[bytes], describe: Callable[[int, int], str]
+) -> list[Request]:
+    """Builds the requests that delete encoded elements, as above; refused if one is absent (ENOENT)."""
+    return _element_requests(f"delete from set {nft_set}", _DELSETELEM, nft_set, encoded, describe)
+
+
+def delete_set_request(nft_set: Set) -> Request:
+    """Builds the request that deletes a set; refused if a rule refers to it (EBUSY) or it is absent (ENOENT)."""
+    named: Attributes = [("NFTA_SET_TABLE", nft_set.table.name), ("NFTA_SET_NAME", nft_set.name)]
+    return _request(f"delete set {nft_set}", SetMessage, _DELSET, nft_set, named)
 
 
 def get_key_matches(socket: NftSocket, *sets: Set) -> list[bool | None]:
@@ -132,6 +155,23 @@ def list_elements(
 
     `body_filter` is a filter on an element's bytes; the others are not decoded. Raises KernelError.
     """
+    _, size = _type(nft_set)
+    existing: dict[bytes, Element] = {}
+    for content in list_encoded(socket, nft_set, body_filter):
+        if body_filter is None or body_filter(content):
+            element = _read(content)
+            if len(element.key) == size:
+                existing[element.key] = element
+    return list(existing.values())
+
+
+def list_encoded(
+    socket: NftSocket, nft_set: Set, body_filter: Callable[[bytes], object] | None = None
+) -> Iterator[bytes]:
+    """Yields the encoded elements of a set, unordered, some perhaps twice; none if it is absent. Raises KernelError.
+
+    `body_filter` is a filter on the bytes of a message, which has many elements.
+    """
     request = _request(
         f"list set {nft_set}", SetElementsMessage, _GETSETELEM, nft_set, _named(nft_set), NLM_F_DUMP
     )._replace(
@@ -139,15 +179,9 @@ def list_elements(
         silent=False,
         body_filter=body_filter,
     )
-    _, size = _type(nft_set)
-    existing: dict[bytes, Element] = {}
     for message in socket.dump(request, merge_key=id):
         for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
-            if body_filter is None or body_filter(content):
-                element = _read(content)
-                if len(element.key) == size:
-                    existing[element.key] = element
-    return list(existing.values())
+            yield content
 
 
 def _type(nft_set: Set) -> tuple[int, int]:
@@ -169,15 +203,20 @@ def _request(
 
 
 def _element_requests(
-    description: str, number: int, nft_set: Set, encoded: Sequence[bytes], keys: Sequence[bytes], flags: int = 0
+    description: str,
+    number: int,
+    nft_set: Set,
+    encoded: Sequence[bytes],
+    describe: Callable[[int, int], str],
+    flags: int = 0,
 ) -> list[Request]:
     """Builds the requests for elements, as many as their number needs."""
     requests = []
     for start in range(0, len(encoded), _ELEMENTS_MAX):
-        part = slice(start, start + _ELEMENTS_MAX)
-        attributes = [*_named(nft_set), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(encoded[part]))]
+        end = start + _ELEMENTS_MAX
+        attributes = [*_named(nft_set), ("NFTA_SET_ELEM_LIST_ELEMENTS", b"".join(encoded[start:end]))]
         request = _request(description, SetElementsMessage, number, nft_set, attributes, flags)
-        requests.append(request._replace(details=partial(_text, nft_set, keys[part])))
+        requests.append(request._replace(details=partial(describe, start, end)))
     return requests
 
 

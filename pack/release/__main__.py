@@ -1,4 +1,4 @@
-"""Creates a release: an archive, a Debian package and a bill of materials for each machine, an image, and SHA256SUMS.
+"""Creates a release: archives, packages, images and bills of materials, and SHA256SUMS.
 
 One rule: SHA256SUMS is written last, so a directory that has it is complete.
 
@@ -11,11 +11,14 @@ import argparse
 import hashlib
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pack.build import ROOT
-from pack.release import deb, oci, product, sbom, tgz
+from pack.release import agent_deb, agent_image, deb, oci, product, sbom, tgz
 from pack.release.product import BUILT, TOOL, Product
+
+AGENT_MACHINE = "amd64"
 
 
 def main() -> int:
@@ -36,6 +39,7 @@ def main() -> int:
     out.mkdir(parents=True)
     artefacts = [artefact.write(one, out) for one in products for artefact in (tgz, deb, sbom)]
     artefacts.append(oci.write(products, out))
+    artefacts += _agent(products, out)
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
     (out / "SHA256SUMS").write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
     for path in artefacts:
@@ -43,6 +47,18 @@ def main() -> int:
     missing = [machine for machine in BUILT if machine not in built]
     print(f"For {', '.join(built)}." + (f" Not built: {', '.join(missing)}." if missing else ""))
     return 0
+
+
+def _agent(products: Sequence[Product], out: Path) -> list[Path]:
+    """Packs the node agent, which is for amd64; returns the files."""
+    artefacts = []
+    for one in (one for one in products if one.machine == AGENT_MACHINE):
+        artefacts.append(agent_deb.write(one, out))
+        if agent_image.BASE.exists():
+            artefacts += agent_image.write(one, out)
+        else:
+            print(f"No image of the agent, because {agent_image.BASE} is missing: `make agent-base`.", file=sys.stderr)
+    return artefacts
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ podwire is licensed under the Apache License, Version 2.0; on Debian systems its
 """
 
 _CHANGELOG = """\
-podwire ({version}) unstable; urgency=medium
+{name} ({version}) unstable; urgency=medium
 
   * The changes are in CHANGELOG.md.gz.
 
@@ -90,15 +90,48 @@ def write(product: Product, directory: Path) -> Path:
     path = directory / f"{TOOL}_{product.version}_{product.machine}.deb"
     with tempfile.TemporaryDirectory() as tree:
         _fill(product, Path(tree))
-        # The bytes depend on the number of threads; the highest level saves a tenth and takes four times as long.
-        options = ["--root-owner-group", "-Zxz", "-z3", "--threads-max=1"]
-        env = {**os.environ, "SOURCE_DATE_EPOCH": str(product.epoch_s)}
-        subprocess.run(["dpkg-deb", *options, "--build", tree, path], env=env, stdout=subprocess.DEVNULL, check=True)
+        build(Path(tree), path, product.epoch_s)
     return path
 
 
+def build(tree: Path, path: Path, epoch_s: int) -> None:
+    """Builds the package `path` from a directory with its files and dpkg's."""
+    for entry in (tree, *tree.rglob("*")):
+        if entry.is_dir() and not entry.is_symlink():
+            entry.chmod(0o755)  # whatever the umask
+        os.utime(entry, (epoch_s, epoch_s), follow_symlinks=False)
+    # The bytes depend on the number of threads; the highest level saves a tenth and takes four times as long.
+    options = ["--root-owner-group", "-Zxz", "-z3", "--threads-max=1"]
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}
+    subprocess.run(["dpkg-deb", *options, "--build", tree, path], env=env, stdout=subprocess.DEVNULL, check=True)
+
+
+def fields(product: Product, tree: Path) -> dict[str, object]:
+    """Returns fields of a package's description: version, machine and the size of the files in `tree`."""
+    size = sum({path.stat().st_ino: path.stat().st_size for path in _files(tree)}.values())
+    return {"version": product.version, "machine": product.machine, "size_kib": size >> 10}
+
+
+def sums(tree: Path) -> bytes:
+    """Returns the checksums of the files in `tree`, for DEBIAN/md5sums."""
+    lines = (f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in _files(tree))
+    return "".join(lines).encode()
+
+
+def changelog(name: str, product: Product) -> bytes:
+    """Returns Debian's changelog of a package, compressed."""
+    date = formatdate(product.epoch_s)
+    text = _CHANGELOG.format(name=name, version=product.version, maintainer=maintainer(), date=date)
+    return _gz(text.encode())
+
+
+def _files(tree: Path) -> list[Path]:
+    paths = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    return [path for path in paths if path.relative_to(tree).parts[0] != "DEBIAN"]
+
+
 def _fill(product: Product, tree: Path) -> None:
-    _put(tree / _BIN / TOOL, product.program, mode=0o755)
+    put(tree / _BIN / TOOL, product.program, mode=0o755)
     (tree / _DEBIAN_BIN).mkdir(parents=True)
     for name in product.plugins:
         (tree / _BIN / name).hardlink_to(tree / _BIN / TOOL)
@@ -106,17 +139,11 @@ def _fill(product: Product, tree: Path) -> None:
     (tree / "usr/bin").mkdir()
     (tree / "usr/bin" / TOOL).symlink_to(f"/{_BIN}/{TOOL}")
     for path, content in _texts(product).items():
-        _put(tree / path, content)
+        put(tree / path, content)
     _control(product, tree)
-    for entry in (tree, *tree.rglob("*")):
-        if entry.is_dir() and not entry.is_symlink():
-            entry.chmod(0o755)  # whatever the umask
-        os.utime(entry, (product.epoch_s, product.epoch_s), follow_symlinks=False)
 
 
 def _texts(product: Product) -> dict[str, bytes]:
-    date = formatdate(product.epoch_s)
-    changelog = _CHANGELOG.format(version=product.version, maintainer=_maintainer(), date=date)
     return {
         "usr/share/man/man1/podwire.1.gz": _gz(tool_output("man")),
         "usr/share/bash-completion/completions/podwire": tool_output("completion", "bash"),
@@ -125,7 +152,7 @@ def _texts(product: Product) -> dict[str, bytes]:
         "usr/share/lintian/overrides/podwire": _OVERRIDES.encode(),
         **{f"{_UNITS}/{name}": (ROOT / "deploy" / "systemd" / name).read_bytes() for name in _UNIT_NAMES},
         f"{_DOC}/copyright": _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes(),
-        f"{_DOC}/changelog.gz": _gz(changelog.encode()),
+        f"{_DOC}/changelog.gz": changelog(TOOL, product),
         f"{_DOC}/CHANGELOG.md.gz": _gz((ROOT / "CHANGELOG.md").read_bytes()),
         f"{_DOC}/README.md": (ROOT / "README.md").read_bytes(),
         **{f"{_DOC}/examples/{path.name}": path.read_bytes() for path in (ROOT / "conf").glob("*.conflist")},
@@ -134,33 +161,31 @@ def _texts(product: Product) -> dict[str, bytes]:
 
 def _control(product: Product, tree: Path) -> None:
     """Writes dpkg's files: the package's description, its checksums and its scripts."""
-    files = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
     sources = {component.source for component in sbom.components(product.machine) if component.source}
     control = _CONTROL.format(
-        version=product.version,
-        machine=product.machine,
-        maintainer=_maintainer(),
-        size_kib=sum({path.stat().st_ino: path.stat().st_size for path in files}.values()) >> 10,
+        **fields(product, tree),
+        maintainer=maintainer(),
         built_using=", ".join("{} (= {})".format(*source) for source in sorted(sources)),
         plugins=textwrap.fill(", ".join(product.plugins), 78, initial_indent=" ", subsequent_indent=" "),
     )
-    sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in files)
     paths = [f"/{_BIN}/{name}" for name in (*product.plugins, TOOL)]
     paths += [f"/{_DEBIAN_BIN}/{name}" for name in product.plugins]
     paths += [f"/{directory}/{name}" for directory in (_UNITS, _OTHER_UNITS) for name in _UNIT_NAMES]
-    _put(tree / "DEBIAN/control", control.encode())
-    _put(tree / "DEBIAN/md5sums", sums.encode())
+    put(tree / "DEBIAN/control", control.encode())
+    put(tree / "DEBIAN/md5sums", sums(tree))
     for name in _SCRIPTS:
         script = Path(__file__).with_name(name).read_text().replace("@PATHS@", " ".join(paths))
-        _put(tree / "DEBIAN" / name, script.encode(), mode=0o755)
+        put(tree / "DEBIAN" / name, script.encode(), mode=0o755)
 
 
-def _maintainer() -> str:
+def maintainer() -> str:
+    """Returns the publisher: name and address."""
     name, email = (os.environ.get(variable) or default for variable, default in (_NAME, _EMAIL))
     return f"{name} <{email}>"
 
 
-def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
+def put(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Writes a file and its directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.chmod(mode)

@@ -1,7 +1,7 @@
-"""The container image, as an OCI image layout in a tar file: one name for an image for each machine.
+"""Container images, as OCI image layouts in tar files: one name for an image for each machine.
 
-One rule: an image contains only the executable, whose first command is `install`, and the licences: no shell, no
-library. deploy/Containerfile builds the same content.
+One rule: the plugins' image contains only the executable, whose first command is `install`, and the licences: no shell,
+no library. deploy/Containerfile builds the same content.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,54 +41,80 @@ class _Blobs:
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(body), **more}
 
 
+@dataclass(frozen=True)
+class Image:
+    """An image for one machine; `layers` are uncompressed archives, the lowest one first."""
+
+    machine: str
+    layers: tuple[bytes, ...]
+    entrypoint: str
+    labels: Mapping[str, str]
+    env: tuple[str, ...] = ()
+
+
 def write(products: Sequence[Product], directory: Path) -> Path:
     """Writes podwire-<version>-oci.tar for all products, which have the same version and time; returns its path."""
-    version, epoch_s = products[0].version, products[0].epoch_s
+    path = directory / f"podwire-{products[0].version}-oci.tar"
+    images = [Image(one.machine, (_layer(one),), f"/{TOOL}", _labels(one)) for one in products]
+    write_layout(path, TOOL, images, products[0])
+    return path
+
+
+def write_layout(path: Path, name: str, images: Sequence[Image], product: Product) -> None:
+    """Writes a layout with images for several machines under one name; version and time are those of `product`."""
     blobs = _Blobs()
     # A nested index even for one machine: with several images in the outer one, tools ask which one to use.
-    images = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [_image(blobs, product) for product in products]}
-    tag = version.replace("+", "-")  # a tag has no "+"
+    inner = [_add_image(blobs, image, product.epoch_s) for image in images]
+    index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": inner}
+    tag = product.version.replace("+", "-")  # a tag has no "+"
     # ctr and docker use the first name, podman and skopeo either; the publisher renames the image.
-    names = {"io.containerd.image.name": f"localhost/podwire:{tag}", "org.opencontainers.image.ref.name": tag}
-    outer = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [blobs.add(_INDEX, images, annotations=names)]}
+    names = {"io.containerd.image.name": f"localhost/{name}:{tag}", "org.opencontainers.image.ref.name": tag}
+    outer = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [blobs.add(_INDEX, index, annotations=names)]}
     members = [
         Member("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'),
         Member("index.json", json.dumps(outer, sort_keys=True).encode()),
         *(blobs.members[digest] for digest in sorted(blobs.members)),
     ]
-    path = directory / f"podwire-{version}-oci.tar"
-    path.write_bytes(tar(members, epoch_s))
-    return path
+    path.write_bytes(tar(members, product.epoch_s))
 
 
-def _image(blobs: _Blobs, product: Product) -> Json:
-    files = [Member(TOOL, product.program, executable=True)]
-    files += [Member(name, (ROOT / name).read_bytes()) for name in _LICENSES]
-    layer = tar(files, product.epoch_s)
-    platform = {"architecture": product.machine, "os": "linux"}
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(product.epoch_s))
+def licence_members() -> list[Member]:
+    """Returns the licences, for the root of an image."""
+    return [Member(name, (ROOT / name).read_bytes()) for name in _LICENSES]
+
+
+def _layer(product: Product) -> bytes:
+    return tar([Member(TOOL, product.program, executable=True), *licence_members()], product.epoch_s)
+
+
+def _add_image(blobs: _Blobs, image: Image, epoch_s: int) -> Json:
+    platform = {"architecture": image.machine, "os": "linux"}
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch_s))
+    program: Json = {"Entrypoint": [image.entrypoint], "WorkingDir": "/"}
+    if image.env:
+        program["Env"] = [*image.env]
+    program["Labels"] = {f"org.opencontainers.image.{name}": text for name, text in image.labels.items()}
     config = {
         **platform,
         "created": created,
-        "config": {"Entrypoint": [f"/{TOOL}"], "WorkingDir": "/", "Labels": _labels(product)},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-        "history": [{"created": created, "created_by": "make release"}],
+        "config": program,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in image.layers]},
+        "history": [{"created": created, "created_by": "make release"} for _ in image.layers],
     }
     manifest = {
         "schemaVersion": 2,
         "mediaType": _MANIFEST,
         "config": blobs.add(_CONFIG, config),
-        "layers": [blobs.add(_LAYER, gz(layer))],
+        "layers": [blobs.add(_LAYER, gz(layer)) for layer in image.layers],
     }
     return blobs.add(_MANIFEST, manifest, platform=platform)
 
 
 def _labels(product: Product) -> dict[str, str]:
     licenses = sorted({LICENSE, *(component.license for component in sbom.components(product.machine))})
-    labels = {
+    return {
         "title": TOOL,
         "description": SUMMARY,
         "version": product.version,
         "licenses": " AND ".join(f"({one})" if " OR " in one else one for one in licenses),
     }
-    return {f"org.opencontainers.image.{name}": text for name, text in labels.items()}

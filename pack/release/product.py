@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 
 from pack.build import ROOT
-from podwire import __version__
+from process.version import __version__
 
 TOOL = "podwire"
 LICENSE = "Apache-2.0"  # podwire's, as an SPDX identifier
 SUMMARY = "CNI network plugins that need no Python on the node, and a tool for node operators"
+AGENT_SUMMARY = "Node agent of podwire: a Kubernetes cluster's pod network"
 TEXTS = ("LICENSE", "README.md", "THIRD-PARTY-NOTICES.md")  # in every archive
 
 # The directories with only the executables, by Debian's and OCI's name of the machine.
@@ -65,7 +66,7 @@ def version() -> str:
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if not heading or heading[1] != __version__:
         version = heading[1] if heading else "nothing"
-        raise SystemExit(f"podwire.__version__ is {__version__}, CHANGELOG.md begins with {version}: make them agree")
+        raise SystemExit(f"the version is {__version__}, CHANGELOG.md begins with {version}: make them agree")
     return f"{__version__}+dirty" if _git("status", "--porcelain") else __version__
 
 

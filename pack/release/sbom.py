@@ -1,4 +1,4 @@
-"""The bill of materials: the software that is linked and frozen into an executable, with versions and licences.
+"""The bills of materials: the software in an executable, and in the image of the node agent, with versions.
 
 One rule: versions come from the packages of the build, never from this file. The format is CycloneDX 1.5, whose
 official schema is in a Python package, with which the tests validate it.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pack.build import LIBRARY_PACKAGES, ROOT
-from pack.release.product import LICENSE, SUMMARY, TOOL, Product
+from pack.release.product import AGENT_SUMMARY, LICENSE, SUMMARY, TOOL, Product
 
 # Name, Debian package, licence; a test compares this with THIRD-PARTY-NOTICES.md.
 _LINKED = (
@@ -35,7 +36,10 @@ _SHOWN = "${Package} ${Architecture} ${Version} ${source:Package} ${source:Versi
 
 @dataclass(frozen=True)
 class Component:
-    """Third-party software in the executable; `source` is the Debian source package and its version, if any."""
+    """Third-party software; `source` is the Debian source package and its version, if any.
+
+    Without a `license`, it is a package of Debian, which contains a file with its licences.
+    """
 
     name: str
     version: str
@@ -54,29 +58,50 @@ def write(product: Product, directory: Path) -> Path:
 def document(product: Product) -> dict[str, Any]:
     """Returns the bill of materials of an executable."""
     parts = components(product.machine)
-    purl = f"pkg:generic/{TOOL}@{quote(product.version, safe='')}?arch={product.machine}&os=linux"
+    return _bill(TOOL, SUMMARY, product, product.sha256, parts)
+
+
+def agent_document(product: Product, sha256: str, parts: Sequence[Component]) -> dict[str, Any]:
+    """Returns the bill of materials of the node agent's image; `sha256` is the checksum of its file."""
+    return _bill("podwire-agent", AGENT_SUMMARY, product, sha256, parts)
+
+
+def _bill(name: str, summary: str, product: Product, sha256: str, parts: Sequence[Component]) -> dict[str, Any]:
+    purl = f"pkg:generic/{name}@{quote(product.version, safe='')}?arch={product.machine}&os=linux"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{purl}#{product.sha256}')}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{purl}#{sha256}')}",
         "version": 1,
         "metadata": {
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(product.epoch_s)),
             "component": {
                 "type": "application",
                 "bom-ref": purl,
-                "name": TOOL,
+                "name": name,
                 "version": product.version,
-                "description": SUMMARY,
+                "description": summary,
                 "licenses": [{"expression": LICENSE}],
                 "purl": purl,
-                "hashes": [{"alg": "SHA-256", "content": product.sha256}],
+                "hashes": [{"alg": "SHA-256", "content": sha256}],
             },
         },
         "components": [_shown(component) for component in parts],
         "dependencies": [{"ref": purl, "dependsOn": [component.purl for component in parts]}],
     }
+
+
+def debian_components(status: str) -> list[Component]:
+    """Returns the packages of a root file system, from the text of its /var/lib/dpkg/status."""
+    packages: list[Component] = []
+    for paragraph in filter(None, status.split("\n\n")):
+        values = dict(re.findall(r"^([A-Za-z-]+): (.*)$", paragraph, re.MULTILINE))
+        name, version, architecture = (values[key] for key in ("Package", "Version", "Architecture"))
+        source, _, source_version = values.get("Source", name).partition(" ")
+        purl = f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}?arch={architecture}"
+        packages.append(Component(name, version, "", purl, (source, source_version.strip("()") or version)))
+    return sorted(packages, key=lambda one: one.name)
 
 
 @cache
@@ -89,7 +114,7 @@ def components(machine: str) -> list[Component]:
         _linked(machine, packages, name, package.format(python=python, gcc=gcc), license_)
         for name, package, license_ in _LINKED
     ]
-    return [*linked, *map(_frozen, LIBRARY_PACKAGES)]
+    return [*linked, *map(library, LIBRARY_PACKAGES)]
 
 
 def _packages(machine: str) -> dict[tuple[str, str], list[str]]:
@@ -119,7 +144,8 @@ def _linked(
     raise SystemExit(f"{name} for {machine} has no version: there is no package {package}")
 
 
-def _frozen(name: str) -> Component:
+def library(name: str) -> Component:
+    """Returns a library from PyPI, in the installed version."""
     version = importlib.metadata.version(name)
     return Component(name, version, _FROZEN[name], f"pkg:pypi/{name}@{version}")
 
@@ -130,9 +156,10 @@ def _shown(component: Component) -> dict[str, Any]:
         "bom-ref": component.purl,
         "name": component.name,
         "version": component.version,
-        "licenses": [{"expression": component.license}],
         "purl": component.purl,
     }
+    if component.license:
+        shown["licenses"] = [{"expression": component.license}]
     if component.source:
         shown["properties"] = [{"name": "debian:source", "value": "{} (= {})".format(*component.source)}]
     return shown

@@ -1,4 +1,4 @@
-"""Checks the packet filter: mixed variants of iptables, firewalld, rules of containers that are no longer running.
+"""Checks the packet filter: variants of iptables, firewalld, the cluster's networks, rules of stopped containers.
 
 The owner of a rule is read from the rule itself; a rule that names no owner is ignored.
 """
@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from attachment.masquerade import cluster_netlink
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
@@ -55,6 +56,13 @@ _STALE = Fault(
     "there are rules of containers that are no longer running, or that neither the cache nor an address in use names: "
     "they may affect another pod",
     "`podwire gc NETWORK`",
+)
+_EMPTY = Fault(
+    "cluster-networks-empty",
+    Severity.WARNING,
+    'a network has "nonMasqueradeCluster", and the sets or chains for the networks of the cluster are empty: its pods '
+    "reach pods of other nodes with the node's address instead of their own",
+    "start podwire-agent on this node; without it list the networks in `nonMasqueradeCIDRs`",
 )
 
 
@@ -195,6 +203,22 @@ def _stale_owned(node: Node, socket: NftSocket, names: set[str], running: Owners
                     counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
 
 
+def _cluster(node: Node) -> Iterator[Finding]:
+    """Finds empty sets and chains for the cluster's networks, without those of iptables-legacy."""
+    names = [
+        network.name
+        for network in node.networks
+        if any(plugin.get("ipMasq") and plugin.get("nonMasqueradeCluster") for plugin in network.plugins)
+    ]
+    if not names:
+        return
+    with nft.open_socket() as socket:
+        existing = cluster_netlink.list_networks(socket)
+    if existing and not any(existing.values()):
+        text = f"no networks of the cluster: {', '.join(existing)}"
+        yield _EMPTY.finding(", ".join(names), text, _EMPTY.fix)
+
+
 def _owner(rule: Rule) -> bytes:
     return nft_owner.parse_owner(rule.userdata)
 
@@ -206,5 +230,6 @@ def _digits(text: str) -> str:
 CHECKS = (
     Check(_GROUP, "mixture", "one variant of iptables has rules", _mixture, (_MIXED,)),
     Check(_GROUP, "firewalld", "firewalld is not running, or the pods are in a zone", _firewalld, (_FIREWALLD,)),
+    Check(_GROUP, "cluster", "the networks of the cluster are known, or no network needs them", _cluster, (_EMPTY,)),
     Check(_GROUP, "stale", "all rules belong to running containers", _stale, (_STALE,)),
 )

@@ -158,10 +158,11 @@ def _incomplete(item: PluginEntry) -> Iterator[_Remark]:
         "bridge": (
             ("ipMasqBackend", "ipMasq"),
             ("nonMasqueradeCIDRs", "ipMasq"),
+            ("nonMasqueradeCluster", "ipMasq"),
             ("forceAddress", "isGateway isDefaultGateway"),
             ("preserveDefaultVlan", "vlan vlanTrunk"),
         ),
-        "ptp": (("ipMasqBackend", "ipMasq"), ("nonMasqueradeCIDRs", "ipMasq")),
+        "ptp": (("ipMasqBackend", "ipMasq"), ("nonMasqueradeCIDRs", "ipMasq"), ("nonMasqueradeCluster", "ipMasq")),
         "tuning": (("mtuBothEnds", "mtu args.cni.mtu"),),
     }
     for key, others in needs.get(item.type, ()):

@@ -21,7 +21,6 @@ from ipam.dhcp.record import Record
 from ipam.dhcp.store import Store, UnreadableLease
 from kernel.boot import get_boot_id
 from podwire.networks import Network
-from podwire.node.model import NO_ATTACHMENT
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))  # seconds
 _MIN_OF_UNIT = 2  # "119 min", then "2 h"
@@ -125,7 +124,7 @@ def read_leases(
 
 
 def _lease(store: Store, record: Record, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
-    is_same_boot = record.boot_id == boot_id != ""
+    owner, is_same_boot = record.owner, record.boot_id == boot_id != ""
     expires_in_s = lease.expires_at - now if is_same_boot and lease.lifetime_s != INFINITE else None
     if store.must_release(record):
         state = LeaseState.RELEASING
@@ -137,9 +136,9 @@ def _lease(store: Store, record: Record, lease: Lease | Lease6, boot_id: str, no
         path=store.path_of(record),
         address=format_ip(lease.address.ip),
         server=_server_of(lease),
-        network=record.network,
+        network=owner.network,
         data_dir=store.directory,
-        attachment=Attachment(record.container_id, record.ifname) if record.container_id else NO_ATTACHMENT,
+        attachment=Attachment(owner.container_id, owner.ifname),
         state=state,
         expires_in_s=expires_in_s,
         granted=time.time() - (now - lease.granted_s) if is_same_boot else 0.0,

@@ -9,6 +9,7 @@ Unlike libcni, GC and STATUS also run podwire's plugins in lists before CNI 1.1.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -116,13 +117,15 @@ def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) 
 def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> tuple[str, ...]:
     """Runs GC of every plugin that has it; returns the types of the others.
 
-    GC keeps the `valid` attachments, which are listed anew for each plugin, since pods start meanwhile.
+    GC keeps the `valid` attachments, which are listed anew for each plugin, since pods start meanwhile. host-local also
+    keeps reservations that are younger than the list.
     """
     unasked = []
     for plugin in network.plugins:
         serving = _serving("GC", runtime, network, plugin)
         if serving:
-            runtime.run("GC", Pod(), plugin, serving.build_config(plugin, valid=valid()))
+            listed_at_ns = time.time_ns()
+            runtime.run("GC", Pod(), plugin, serving.build_config(plugin, valid=valid(), listed_at_ns=listed_at_ns))
         else:
             unasked.append(str(plugin["type"]))
     return tuple(unasked)

@@ -55,9 +55,10 @@ class RunningAttachments:
 
     def valid(self) -> list[Attachment]:
         """Returns the attachments that GC must keep."""
+        unlisted = self.unlisted()  # before the cache, which gets their entries at the end of ADD
         known = attachments.list_cached(self.places.cache_dir, self.network)
         kept = {one.attachment for one in known if one.presence in _RUNNING or not self.is_gone(one)}
-        return sorted({*kept, *self.unlisted()})
+        return sorted({*kept, *unlisted})
 
     def unlisted(self) -> list[Attachment]:
         """Returns the running attachments that are not in the cache."""

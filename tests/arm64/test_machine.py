@@ -14,6 +14,8 @@ import pytest
 from tests.support import arm64_machine
 from tests.support.binaries import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # the emulated machine boots in a minute, on a busy one in several
+
 PROGRAM = ROOT / "dist" / "arm64" / "bin" / "podwire"
 NETWORK = {
     "cniVersion": "1.1.0",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.podman import PROGRAMS, Podman, configure_with_image
-from tests.support.machine import Machine
+from tests.support.machine import Machine, eventually
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,8 @@ def podman(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir:
 @pytest.fixture
 def machine_unchanged(podman: Podman) -> Iterator[None]:
     """Asserts that the test leaves the machine, without its containers, in the same state."""
+    # podman's processes end some time after the container of the test before.
+    assert eventually(lambda: not {"conmon", "podman"} & {*podman.machine.run("ps", "-e", "-o", "comm=").split()})
     with podman.machine.unchanged():
         yield
         podman.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +13,6 @@ from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
 from tests.support.dhcp_node import Node
 from tests.support.machine import eventually
-from tests.support.processes import output
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_namespaces() -> None:
-    """Makes /run/netns a shared mount, as `ip netns` and runtimes do: a container receives later namespaces."""
-    for command in ("add", "delete"):
-        output("ip", "netns", command, "podwire-dhcp")
 
 
 @pytest.fixture
@@ -50,7 +43,7 @@ def test_daemon_in_a_container_maintains_leases(kind, node, new_sandbox):
     result = net.add(pod)
     assert node.list_leases() == [address(result)]
     assert reaches(pod, SERVER)
-    node.daemon.stop()
+    node.daemon.stop(signal.SIGTERM)
     node.start_daemon()
     net.check(pod, result)
     net.delete(pod, result)
@@ -64,7 +57,7 @@ def test_identifier_is_that_of_the_node(node, new_sandbox):
     net = node.network(ipam={"clientIdentifier": "duid"})
     first = node.read_server_lease(address(net.add(pod)))[4]
     (node.directory / "machine-id").write_text("fedcba9876543210fedcba9876543210\n")
-    node.daemon.stop()
+    node.daemon.stop(signal.SIGTERM)
     node.start_daemon()
     assert node.read_server_lease(address(net.add(pod, ifname="net1")))[4] != first
 

@@ -1,7 +1,6 @@
-"""The image contains only the executable and licences, and a real runtime runs it with the manifest's permissions."""
+"""The plugins' image contains only the executable and licences; a real runtime runs the agent's image."""
 
 import json
-import shutil
 import tarfile
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from tests.clients.images import extract
 from tests.clients.podman import PROGRAMS, configure
 from tests.support import manifests
-from tests.support.api_server import NODE
 from tests.support.binaries import ROOT
 
 NAME = "localhost/podwire"
@@ -54,23 +52,22 @@ def test_image_is_the_executable_and_its_licences(podman, bin_dir, tmp_path):
                 assert extract(files, name).read() == path.read_bytes()
 
 
-def test_runtime_runs_the_image_with_the_manifests_permissions(podman, bin_dir, tmp_path):
-    """With the manifest's user, capabilities, mounts and the runtime's seccomp profile the image installs podwire."""
+def test_runtime_runs_the_agents_image_with_the_manifests_permissions(podman, packed_image, tmp_path):
+    """With the manifest's user, capabilities, mounts and the runtime's seccomp profile the agent starts."""
+    loaded = podman("load", "--quiet", "--input", str(packed_image)).removeprefix("Loaded image: ").strip()
     start = ("run", "--rm", "--pull=never", "--network=host", f"--cgroup-parent=/{podman.machine.cgroup}")
-    if problem := podman.machine.problem("podman", *start, "--security-opt=seccomp=unconfined", NAME, "list"):
+    if problem := podman.machine.problem("podman", *start, "--security-opt=seccomp=unconfined", loaded, "--help"):
         pytest.skip(f"podman runs no container here: {problem}")
-    install = manifests.pod(manifests.INSTALL)["initContainers"][1]
-    rights = install["securityContext"]
+    (agent,) = manifests.pod(manifests.INSTALL)["containers"]
+    rights = agent["securityContext"]
     options = ["--read-only", "--security-opt", "no-new-privileges"]
     options += ["--user", f"{rights['runAsUser']}:{rights['runAsGroup']}"]
     options += [f"--cap-drop={name}" for name in rights["capabilities"]["drop"]]
     options += [f"--cap-add={name}" for name in rights["capabilities"]["add"]]
-    for mount in install["volumeMounts"]:
+    for mount in agent["volumeMounts"]:
         (tmp_path / mount["name"]).mkdir()
         mode = "ro" if mount.get("readOnly") else "rw"
         options.append(f"--volume={tmp_path / mount['name']}:{mount['mountPath']}:{mode}")
-    (tmp_path / "node" / "node.json").write_text(json.dumps(NODE))
-    shutil.copy(manifests.INSTALL / "10-podwire.conflist", tmp_path / "network")
-    podman(*start, *options, NAME, *install["args"])
-    assert (tmp_path / "bin" / "bridge").read_bytes() == (bin_dir / "podwire").read_bytes()
-    assert [path.name for path in (tmp_path / "net-d").iterdir()] == ["10-podwire.conflist"]
+    done = podman.machine.done("podman", *start, *options, "--env=NODE_NAME=worker-1", loaded, *agent["args"])
+    assert (done.returncode, "the API server is unknown" in done.stdout + done.stderr) == (1, True), done
+    assert (tmp_path / "run" / "agent.lock").exists()

@@ -8,7 +8,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from podwire import __version__
+from agent.settings import parse
+from process.version import __version__
 from tests.support import manifests
 from tests.support.binaries import ROOT
 from tests.support.manifests import DEPLOY, DHCP, INSTALL, UNINSTALL
@@ -72,7 +73,7 @@ def test_every_file_is_used():
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
         assert sorted([*files, "kustomization.yaml"]) == sorted(path.name for path in directory.iterdir())
-    others = {"Containerfile", "README.md", "systemd"}
+    others = {"Containerfile", "README.md", "agent.Containerfile", "systemd"}
     assert {path.name for path in DEPLOY.iterdir()} == {*others, "dhcp", "install", "uninstall"}
 
 
@@ -97,17 +98,19 @@ def test_referenced_objects_are_defined():
     for directory in (INSTALL, UNINSTALL):
         spec = manifests.pod(directory)
         volumes = {volume["name"] for volume in spec["volumes"]}
-        mounted = [mount["name"] for one in spec["initContainers"] for mount in one["volumeMounts"]]
-        assert {*mounted} <= volumes
+        mounted = [mount["name"] for one in spec["containers"] for mount in one["volumeMounts"]]
+        assert sorted(mounted) == sorted(volumes)
     (network,) = (volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume)
     assert network == objects["ConfigMap"]["metadata"]["name"]
-    install = pod["initContainers"][1]
-    mounts = {mount["name"]: mount["mountPath"] for mount in install["volumeMounts"]}
-    words = install["args"]
-    assert [f"{mounts['network']}/{name}" for name in objects["ConfigMap"]["data"]] == [
-        words[words.index("--conf") + 1]
-    ]
-    assert words[words.index("--node") + 1] == f"{mounts['node']}/node.json"
+    (agent,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
+    settings = parse(agent["args"], {"NODE_NAME": "worker-1"})
+    assert [f"{mounts['network']}/{name}" for name in objects["ConfigMap"]["data"]] == [settings.conf]
+    assert settings.token_file == f"{mounts['credentials']}/token"
+    assert [settings.bin_dir, settings.conf_dir] == [mounts["bin"], mounts["net-d"]]
+    assert [settings.cache_dir, settings.run_dir] == [mounts["state"], mounts["run"]]
+    probes = [agent[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    assert {f"{probe['host']}:{probe['port']}" for probe in probes} == {settings.listen}
     hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     assert hosts == {name: mounts[name] for name in hosts}, "podwire uninstall on the node finds the installed files"
     account = objects["ServiceAccount"]["metadata"]
@@ -115,40 +118,40 @@ def test_referenced_objects_are_defined():
     subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
     assert objects["ClusterRoleBinding"]["subjects"] == [subject]
     assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
-    assert objects["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    assert objects["ClusterRole"]["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    ]
     assert {one["metadata"]["namespace"] for one in objects.values() if "namespace" in one["metadata"]} == {
         objects["Namespace"]["metadata"]["name"]
     }
 
 
 @BOTH
-def test_only_the_install_container_is_root(directory):
-    """The remaining container has no capability, host file or token; of the init containers only one is root."""
+def test_agent_has_no_other_rights(directory):
+    """The container is not privileged, has three capabilities, and mounts five directories of the host."""
     pod = manifests.pod(directory)
-    (done,) = pod["containers"]
-    assert "volumeMounts" not in done
+    assert "initContainers" not in pod
+    (agent,) = pod["containers"]
     assert pod["automountServiceAccountToken"] is False
     assert not {"hostPID", "hostIPC"} & pod.keys()
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    hosts = {volume["name"] for volume in pod["volumes"] if "hostPath" in volume}
-    secrets = {volume["name"] for volume in pod["volumes"] if "projected" in volume}
-    roots = []
-    for one in [*pod["initContainers"], done]:
-        rights = {**pod["securityContext"], **one["securityContext"]}
-        assert not rights.get("privileged")
-        assert (rights["readOnlyRootFilesystem"], rights["allowPrivilegeEscalation"]) == (True, False)
-        assert rights["capabilities"]["drop"] == ["ALL"]
-        mounted = {mount["name"] for mount in one.get("volumeMounts", ())}
-        assert not (mounted & hosts and mounted & secrets)
-        if rights["runAsUser"] == 0:
-            roots.append(one["name"])
-            assert rights["capabilities"]["add"] == ["DAC_OVERRIDE"]
-            assert not mounted & secrets
-        else:
-            assert rights["runAsNonRoot"]
-            assert "add" not in rights["capabilities"]
-            assert not mounted & hosts
-    assert roots == ["install"]
+    rights = agent["securityContext"]
+    assert not rights.get("privileged")
+    assert (rights["readOnlyRootFilesystem"], rights["allowPrivilegeEscalation"]) == (True, False)
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN", "DAC_OVERRIDE"]}
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert {*paths.values()} == {"/opt/cni/bin", "/etc/cni/net.d", "/var/lib/cni", "/run/netns", "/run/podwire"}
+    read_only = {mount["name"] for mount in agent["volumeMounts"] if mount.get("readOnly")}
+    assert read_only == {"credentials", "network"}
+
+
+def test_service_of_the_package_has_the_same_rights():
+    """The systemd unit of the Debian package has the capabilities of the DaemonSet's container."""
+    (agent,) = manifests.pod(INSTALL)["containers"]
+    unit = (DEPLOY / "systemd" / "podwire-agent.service").read_text()
+    names = " ".join(f"CAP_{name}" for name in agent["securityContext"]["capabilities"]["add"])
+    assert f"CapabilityBoundingSet={names}\n" in unit
 
 
 def test_network_equals_the_sample():
@@ -156,15 +159,15 @@ def test_network_equals_the_sample():
     network = json.loads((INSTALL / "10-podwire.conflist").read_text())
     sample = json.loads((ROOT / "conf" / "40-kubenet.conflist").read_text())
     bridge = sample["plugins"][0]
-    bridge |= {"bridge": "cni0", "ipam": {"type": "host-local"}, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"]}
+    bridge |= {"bridge": "cni0", "ipam": {"type": "host-local"}}
+    bridge |= {"ipMasqBackend": "nftables", "nonMasqueradeCluster": True}
+    del bridge["nonMasqueradeCIDRs"]
     assert network == {**sample, "name": "podwire"}
 
 
 def test_images_have_versions():
-    """Every image has a version as its tag, and podwire's is the present version."""
-    images = [
-        one["image"] for one in (*manifests.pod(INSTALL)["initContainers"], *manifests.pod(INSTALL)["containers"])
-    ]
-    assert images[1] == f"registry.example/podwire:{__version__}"
-    assert [image for image in images if not re.fullmatch(r"[a-z0-9./-]+:[0-9][0-9.]*", image)] == []
-    assert __version__ in (DEPLOY / "Containerfile").read_text()
+    """The image's tag and those in the containerfiles are the present version."""
+    (agent,) = manifests.pod(INSTALL)["containers"]
+    assert agent["image"] == f"registry.example/podwire-agent:{__version__}"
+    for name in ("Containerfile", "agent.Containerfile"):
+        assert f":{__version__} " in (DEPLOY / name).read_text()

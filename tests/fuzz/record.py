@@ -57,7 +57,8 @@ _VALID = {"cni.dev/valid-attachments": [{"containerID": "other", "ifname": "eth0
 # Every option of each plugin is in one of these configurations.
 _FULL_BRIDGE = {
     "bridge": "cni0", "isDefaultGateway": True, "forceAddress": False, "ipMasq": True, "ipMasqBackend": "nftables",
-    "nonMasqueradeCIDRs": ["10.0.0.0/8"], "mtu": 1400, "hairpinMode": True, "portIsolation": False,
+    "nonMasqueradeCIDRs": ["10.0.0.0/8"], "nonMasqueradeCluster": True, "mtu": 1400, "hairpinMode": True,
+    "portIsolation": False,
     "macspoofchk": True, "enabledad": False, "dns": {"nameservers": ["10.1.2.1"]},
     "args": {"cni": {"ips": ["10.1.2.9"], "mac": "02:00:00:00:00:09"}}, "ipam": _IPAM,
     "runtimeConfig": {"mac": "02:00:00:00:00:08", "ips": ["10.1.2.9/24"]},

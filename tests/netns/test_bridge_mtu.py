@@ -19,6 +19,14 @@ AUTO = {
     "less than any host must take": ((1500, 575), [], 1460),
     "the least that counts": ((576,), [], 576),
     "point-to-point": ((1500,), ["tuntap add name x mode tun", "link set x mtu 1300 up"], 1500),
+    "the agent's VXLAN device": (
+        (1500,),
+        [
+            "link add podwire-vxlan mtu 1450 type vxlan id 112 dstport 4789 local 192.0.2.1",
+            "link set podwire-vxlan up",
+        ],
+        1450,
+    ),
     "another bridge": ((1500,), ["link add name x mtu 1300 type bridge", "link set x up"], 1500),
     "a pair within the host": (
         (1500,),

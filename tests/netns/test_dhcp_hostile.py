@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -68,6 +69,25 @@ def test_names_of_a_client_of_the_socket(method, changed, node, sandbox):
     with pytest.raises(RpcError, match=r"invalid characters|contains"):
         rpc.call(str(node.socket), method, args, limit_s=10)
     assert node.answers()
+
+
+def test_flood_of_messages_for_other_clients(node, sandbox):
+    """A thousand messages for other clients before a server's offer do not displace it from the socket's buffer."""
+    pid = node.daemon.process.pid
+
+    def answer(request):
+        if options.message_type(request.options) == options.DISCOVER:
+            os.kill(pid, signal.SIGSTOP)
+            for number in range(1000):
+                yield replace(reply(request, options.OFFER), chaddr=b"\2\0\0\0" + number.to_bytes(2, "big"))
+            yield reply(request, options.OFFER)
+            os.kill(pid, signal.SIGCONT)
+        else:
+            yield from granting()(request)
+
+    with dhcp_forger.running(node.machine, answer) as forger:
+        node.network("bridge").add(sandbox)
+        assert forger.kinds() == [options.DISCOVER, options.REQUEST]
 
 
 def test_conflicts_without_end(node, sandbox):

@@ -266,6 +266,18 @@ def test_gc_releases_and_status_reports_a_full_range(leases):
     assert leases.run("GC").stderr.count("\n") == 1
 
 
+def test_gc_keeps_reservations_that_are_younger_than_the_list(leases):
+    """GC keeps a reservation of an ADD that began after the attachments were listed, and releases older ones."""
+    leases = replace(leases, version="1.1.0")
+    leases.add("old")
+    time.sleep(0.05)
+    keys = {"cni.dev/valid-attachments": [], "podwire/listed-at": time.time_ns()}
+    time.sleep(0.05)
+    leases.add("new")
+    leases.run("GC", keys=keys).assert_silent()
+    assert {*leases.reserved().values()} == {b"new\r\neth0"}
+
+
 @pytest.fixture
 def leases_with_cache(leases, tmp_path, sandbox):
     """A network with four addresses whose plugin reads a result cache, and a function that writes an entry."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from attachment.masquerade.cluster import ClusterNetworks
+from kernel.netns import Netns, entered
 from tests.support import binaries, firewalld
 from tests.support.doctor_node import DoctorNode, list_problems
+from tests.support.netlist import NetworkList
 
 BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 
@@ -159,6 +164,22 @@ def test_remains_of_another_cni(node):
     node.host.ip("link", "add", "flannel.1", "type", "bridge")
     finding = node.find("other-cni")
     assert (finding["subject"], finding["severity"]) == ("flannel", "note")
+    assert list_problems(node.list_findings()) == []
+
+
+@pytest.mark.needs("nft_nat")
+def test_networks_of_the_cluster_are_unknown(node, sandbox):
+    """A network with nonMasqueradeCluster is reported until podwire-agent has set the networks of the cluster."""
+    masquerading: dict[str, Any] = {"ipMasq": True, "ipMasqBackend": "nftables", "nonMasqueradeCluster": True}
+    ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(node.directory / "leases")}
+    network = NetworkList("pods", "1.0.0", ({**BRIDGE, "ipam": ipam, **masquerading},))
+    configure(node, **masquerading)
+    assert list_problems(node.list_findings()) == []
+    node.attach(network, sandbox)
+    finding = node.find("cluster-networks-empty")
+    assert "podwire_cluster_4" in finding["text"]
+    with Netns(node.host.path) as namespace, entered(namespace), ClusterNetworks() as agent:
+        agent.set_networks([ip_network("10.9.1.0/24")])
     assert list_problems(node.list_findings()) == []
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.support import binaries
 from tests.support.chained import differences
 from tests.support.namespaces import Namespace
 from tests.support.tool import PORTMAP, Tool
@@ -34,6 +38,26 @@ def test_cache_without_attachments_of_the_network_is_refused(node: Tool, sandbox
     assert "knows no attachment" in node.fail(3, "gc", "net")
     (node.cache / "other-pod-eth0").unlink()
     assert differences(before, node.everything(sandbox)) == []
+
+
+def test_pod_that_starts_while_gc_runs_keeps_its_address(node: Tool, tmp_path: Path, new_sandbox):
+    """A pod that is added after GC listed the attachments, and before host-local collects, keeps its reservation."""
+    known, young = new_sandbox(), new_sandbox()
+    node.configure(node.bridge())
+    node.succeed("add", "net", known.name)
+    binaries.copy_to(tmp_path / "bin")
+    (tmp_path / "add.json").write_text(json.dumps({**node.bridge(), "name": "net", "cniVersion": "1.1.0"}))
+    original = node.bin_dir / "bridge"
+    variables = f"CNI_COMMAND=ADD CNI_CONTAINERID=young CNI_NETNS={young.path} CNI_IFNAME=eth0"
+    (tmp_path / "bin" / "bridge").unlink()
+    (tmp_path / "bin" / "bridge").write_text(
+        "#!/bin/sh\n"
+        f'[ "$CNI_COMMAND" != GC ] || {variables} {original} <{tmp_path}/add.json >/dev/null || exit\n'
+        f"exec {original}\n"
+    )
+    (tmp_path / "bin" / "bridge").chmod(0o755)
+    replace(node, bin_dir=tmp_path / "bin").succeed("gc", "net")
+    assert {path.read_text().split()[0] for path in node.leases.glob("10.*")} >= {"young"}
 
 
 def test_address_of_an_owner_without_cache_entry_is_kept(node: Tool, new_sandbox: Callable[[], Namespace]):

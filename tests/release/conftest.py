@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pack.release.agent_image import BASE
 from pack.release.product import BUILT
 from tests.support import binaries
 from tests.support.binaries import ROOT
@@ -53,6 +54,8 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """A release of the files in dist/; tests do not change it."""
     if not (BUILT["amd64"] / "podwire").exists():
         pytest.fail(binaries.explain_missing() or "run `make binaries`", pytrace=False)
+    if not BASE.exists():
+        pytest.fail(f"{BASE} is missing: run `make agent-base`", pytrace=False)
     return pack(tmp_path_factory.mktemp("release") / "out")
 
 

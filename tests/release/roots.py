@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,16 @@ mount -t overlay -o "lowerdir=$2/usr,upperdir=$1/up,workdir=$1/work" podwire usr
 for name in bin lib lib64 sbin; do ln -s usr/$name $name; done
 mount --rbind /dev dev && mount --rbind /proc proc
 touch var/lib/dpkg/status var/lib/dpkg/available
+echo ready
+exec cat
+"""
+# An archive of a root file system, or the layers of an image, unpacked one over the other.
+_UNPACK = """\
+set -e
+mount -t tmpfs podwire "$1" && mkdir "$1/root" && cd "$1/root"
+shift
+for archive in "$@"; do tar -xf "$archive"; done
+mkdir -p dev proc && mount --rbind /dev dev && mount --rbind /proc proc
 echo ready
 exec cat
 """
@@ -49,11 +59,20 @@ class Root:
 
     def run(self, *words: object, env: dict[str, str] | None = None) -> str:
         """Runs a program in the root and returns its stdout; AssertionError with its output if it fails."""
-        line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
-        variables = {"PATH": PATH, "LC_ALL": "C", **(env or {})}
-        done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
+        done = self.call(*words, env=env)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def call(self, *words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a program in the root; returns its exit status and output."""
+        line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
+        variables = {"PATH": PATH, "LC_ALL": "C", **(env or {})}
+        return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
+
+    def make_read_only(self) -> None:
+        """Makes the root file system read-only, for all programs that run in it."""
+        mount = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "mount", "-o", "remount,ro", str(self.top)]
+        subprocess.run(mount, check=True)
 
     def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Writes a file in the root."""
@@ -62,13 +81,16 @@ class Root:
         file.write_bytes(content)
         file.chmod(mode)
 
-    def install(self, package: Path) -> str:
-        """Installs a package by dpkg; returns dpkg's output."""
-        self.put("tmp/package.deb", package.read_bytes())
+    def install(self, *packages: Path) -> str:
+        """Installs packages by dpkg; returns dpkg's output."""
+        names = [f"tmp/{package.name}" for package in packages]
+        for name, package in zip(names, packages, strict=True):
+            self.put(name, package.read_bytes())
         try:
-            return self.run("dpkg", "--install", "/tmp/package.deb")
+            return self.run("dpkg", "--install", *(f"/{name}" for name in names))
         finally:
-            (self.path / "tmp/package.deb").unlink()
+            for name in names:
+                (self.path / name).unlink()
 
     def state(self) -> dict[str, str]:
         """Returns mode and content of files and targets of links in the plugins' directories, and the diversions."""
@@ -79,6 +101,13 @@ class Root:
             for path in (self.path / top).rglob("*")
             if path.is_symlink() or not path.is_dir()
         } | {"diversions": self.run("dpkg-divert", "--list")}
+
+    def files(self, *, without: tuple[str, ...] = ()) -> set[str]:
+        """Returns the paths of all files and directories but those below `without`, /proc and /dev."""
+        shown = subprocess.run(
+            ["find", self.path, "-xdev", "-printf", "%P\\n"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        return {path for path in shown if not path.startswith(("proc", "dev", *without))}
 
     def written(self) -> set[str]:
         """Returns the files of /usr that differ from the test root's: created, changed or deleted."""
@@ -91,7 +120,21 @@ def temporary(top: Path) -> Iterator[Root]:
     """Creates a root in the empty directory `top`, and deletes it."""
     if not (_TEST_ROOT / "usr").is_dir():
         binaries.skip_or_fail("no test root file system: make test-root")
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(top), str(_TEST_ROOT)]
+    with _held(_MAKE, top, _TEST_ROOT) as root:
+        yield root
+
+
+@contextlib.contextmanager
+def unpacked(top: Path, archives: Sequence[Path]) -> Iterator[Root]:
+    """Unpacks archives of a root file system, the later ones over the earlier ones, and deletes it."""
+    with _held(_UNPACK, top, *archives) as root:
+        yield root
+
+
+@contextlib.contextmanager
+def _held(script: str, top: Path, *arguments: Path) -> Iterator[Root]:
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(top)]
+    command += map(str, arguments)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == b"ready\n"

@@ -14,8 +14,9 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from pack.build import LIBRARY_PACKAGES
 from pack.release import product
+from pack.release.agent_image import BASE
 from pack.release.product import BUILT
-from podwire import __version__
+from process.version import __version__
 from tests.clients.images import extract
 from tests.release.conftest import pack
 from tests.support.binaries import ROOT
@@ -60,6 +61,21 @@ def test_bill_of_materials_is_valid_cyclonedx(release):
         assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(json.dumps(bill)) is None
 
 
+def test_bill_of_the_agents_image_lists_its_packages(release):
+    """The bill of the node agent's image is valid, and has the image's checksum and every package of its Debian."""
+    bill = json.loads(release.one("podwire-agent-*.cdx.json").read_text())
+    assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(json.dumps(bill)) is None
+    content = release.one("podwire-agent-*-oci.tar").read_bytes()
+    (checksum,) = bill["metadata"]["component"]["hashes"]
+    assert checksum["content"] == hashlib.sha256(content).hexdigest()
+    versions = {component["name"]: component["version"] for component in bill["components"]}
+    with tarfile.open(BASE) as base:
+        paragraphs = extract(base, "./var/lib/dpkg/status").read().decode().strip().split("\n\n")
+    installed = {name for paragraph in paragraphs for name in re.findall(r"^Package: (.*)$", paragraph, re.MULTILINE)}
+    assert {"python3-urllib3", "iptables", "libssl3"} < installed <= versions.keys()
+    assert versions["pyroute2"] == metadata.version("pyroute2")
+
+
 def test_bill_of_materials_describes_the_executable(release):
     """It has the executable's checksum, and the versions of linked libraries equal those in the file."""
     for machine, bill in bills(release).items():
@@ -93,14 +109,24 @@ def test_notices_are_in_every_artefact(release, tmp_path):
             assert extract(archive, "./THIRD-PARTY-NOTICES.md").read() == notices
     for path in release.directory.glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", path, tmp_path / path.name], check=True)
-        assert (tmp_path / path.name / "usr/share/doc/podwire/copyright").read_bytes().endswith(notices)
-    with tarfile.open(release.one("*-oci.tar")) as layout:
+        (copyright_file,) = (tmp_path / path.name).glob("usr/share/doc/podwire*/copyright")
+        assert copyright_file.read_bytes().endswith(notices)
+    for path in release.directory.glob("*-oci.tar"):
+        assert list_notices(path) == {notices}
+
+
+def list_notices(image):
+    """Returns the different texts of the notices in the layers of all images in a layout."""
+    texts = set()
+    with tarfile.open(image) as layout:
         for member in layout.getmembers():
             content = extract(layout, member)
             if content.read(2) == b"\x1f\x8b":
                 content.seek(0)
                 with tarfile.open(fileobj=content) as layer:
-                    assert extract(layer, "THIRD-PARTY-NOTICES.md").read() == notices
+                    if NOTICES.name in layer.getnames():
+                        texts.add(extract(layer, NOTICES.name).read())
+    return texts
 
 
 @pytest.fixture
@@ -116,7 +142,7 @@ def repository(tmp_path, monkeypatch):
 
 
 def test_version_is_the_codes(repository):
-    """The version is podwire.__version__, with a mark if something is not committed."""
+    """The version is process.version.__version__, with a mark if something is not committed."""
     assert product.version() == __version__
     (repository / "new.py").touch()
     assert product.version() == f"{__version__}+dirty"

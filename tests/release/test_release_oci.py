@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of wo
 @pytest.fixture(scope="module")
 def layout(release):
     """The files of the layout by name."""
-    with tarfile.open(release.one("*-oci.tar")) as archive:
+    with tarfile.open(release.one("podwire-[0-9]*-oci.tar")) as archive:
         return {member.name: extract(archive, member).read() for member in archive.getmembers()}
 
 
@@ -65,7 +65,9 @@ def test_podman_installs_the_plugins_with_the_image(release, empty_machine, need
     needs_programs(*PROGRAMS)
     (tmp_path / "bin").mkdir()
     podman = configure(empty_machine)
-    loaded = podman("load", "--quiet", "--input", str(release.one("*-oci.tar"))).removeprefix("Loaded image: ")
+    loaded = podman("load", "--quiet", "--input", str(release.one("podwire-[0-9]*-oci.tar"))).removeprefix(
+        "Loaded image: "
+    )
     start = ("run", "--rm", "--pull=never", "--network=none", f"--cgroup-parent=/{empty_machine.cgroup}")
     podman(*start, f"--volume={tmp_path / 'bin'}:/host", loaded, "install", "--bin-dir=/host")
     files = {path.name: path for path in (tmp_path / "bin").iterdir() if path.is_file()}

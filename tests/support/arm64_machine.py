@@ -19,7 +19,7 @@ _INIT = Path(__file__).with_suffix(".sh")
 _MODULES = ("kernel/net", "kernel/drivers/net", "kernel/lib")
 _OPTIONS = ["-machine", "virt", "-cpu", "cortex-a72", "-m", "512", "-nographic", "-nic", "none", "-no-reboot"]
 _APPEND = "console=ttyAMA0 quiet loglevel=1 panic=-1"
-_TIMEOUT_S = 300
+_TIMEOUT_S = 600
 _DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")  # the machine ends even if the tests are killed
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support import libc
 from tests.support.processes import output
@@ -43,27 +44,34 @@ def command_line(
     volumes: Mapping[str, Path],
     *,
     env: Mapping[str, str] | None = None,
+    entrypoint: str = "",
 ) -> tuple[str, ...]:
     """Returns the command that is a container; `volumes`: the pod's, by name; `image`: its files, by path.
 
-    Without a command in the manifest, the first file of `image` is the program.
+    Without a command in the manifest, `entrypoint` or else the first file of `image` is the program. A volume that is
+    missing in `volumes` is not mounted.
     """
     rights = {**pod["securityContext"], **container["securityContext"]}
     assert rights["capabilities"]["drop"] == ["ALL"]
     assert rights["readOnlyRootFilesystem"]
     assert not rights["allowPrivilegeEscalation"]
     manifest_env = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
-    mounts = [(path, str(source), True, False) for path, source in {**image, "/proc": "/proc", "/dev": "/dev"}.items()]
+    files = {**image, "/dev": "/dev"}
+    mounts = [(path, str(source), True, False) for path, source in files.items()]
     mounts += [
         (one["mountPath"], str(volumes[one["name"]]), one.get("readOnly", False), "mountPropagation" in one)
         for one in container["volumeMounts"]
+        if one["name"] in volumes
     ]
     specification = {
         "mounts": mounts,
         "user": rights["runAsUser"],
         "group": rights["runAsGroup"],
         "capabilities": rights["capabilities"].get("add", []),
-        "argv": [*container.get("command", [next(iter(image))]), *container["args"]],
+        "argv": [
+            *container.get("command", [entrypoint or next(iter(image))]),
+            *container.get("args", ()),
+        ],
         "env": {"PATH": "/usr/bin:/bin", **(env or {}), **manifest_env},
     }
     return sys.executable, "-m", "tests.support.container", json.dumps(specification)
@@ -71,11 +79,14 @@ def command_line(
 
 def _become(specification: Mapping[str, Any]) -> None:
     """Turns this process into the container's."""
-    libc.unshare(libc.NEW_MOUNTS)
+    libc.unshare(libc.NEW_MOUNTS | libc.NEW_PIDS)
+    if child := os.fork():
+        _wait(child)
     libc.receive_mounts_only()
     root = "/mnt"
     output("mount", "-t", "tmpfs", "-o", "mode=755", "podwire", root)
-    for name in ("bin", "lib", "lib64", "sbin"):
+    image = {mount[0] for mount in specification["mounts"]}
+    for name in (one for one in ("bin", "lib", "lib64", "sbin") if f"/{one}" not in image):
         os.symlink(f"usr/{name}", f"{root}/{name}")
     for path, source, read_only, receives_mounts in specification["mounts"]:
         target = Path(root + path)
@@ -87,6 +98,8 @@ def _become(specification: Mapping[str, Any]) -> None:
             output("mount", "--make-private", str(target))
         if read_only:
             output("mount", "-o", "remount,bind,ro", str(target))
+    os.mkdir(f"{root}/proc")
+    output("mount", "-t", "proc", "-o", "ro", "proc", f"{root}/proc")
     output("mount", "-o", "remount,ro", root)
     granted = {_CAPABILITIES[name] for name in specification["capabilities"]}
     os.chroot(root)
@@ -97,7 +110,15 @@ def _become(specification: Mapping[str, Any]) -> None:
     libc.limit_rights(dropped)
     os.setuid(specification["user"])
     os.umask(0o022)
+    libc.end_with_parent()
     os.execve(specification["argv"][0], specification["argv"], specification["env"])
+
+
+def _wait(child: int) -> NoReturn:
+    """Forwards SIGTERM to process 1 of the container, and ends with its exit status."""
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 if __name__ == "__main__":

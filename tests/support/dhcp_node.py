@@ -135,6 +135,10 @@ class Node:
         files = (file for file in self.data.rglob("*") if file.is_file())
         return {file.name: json.loads(file.read_text()) if file.suffix == ".json" else None for file in files}
 
+    def list_files_of_leases(self) -> dict[str, Any]:
+        """Returns the contents of the lease files by name."""
+        return {file.name: json.loads(file.read_text()) for file in self.data.rglob("*.json")}
+
     def network(self, kind: str = "macvlan", ipam: Mapping[str, Any] | None = None, **keys: Any) -> Network:
         """Returns a network of a kind of interface on the uplink, with further keys of `ipam` and of the plugin."""
         keys_of_kind: dict[str, dict[str, Any]] = {
@@ -143,6 +147,7 @@ class Node:
             "macvlan": {"master": UPLINK},
             "ipvlan": {"master": UPLINK, "mode": "l2"},
             "vlan": {"master": UPLINK, "vlanId": 5},
+            "dhcp": {},
         }
         if kind == "bridge":
             self.host.run(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterable
 
 NEW_MOUNTS, NEW_USERS, NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # CLONE_NEW*: linux/sched.h
+NEW_PIDS = 0x20000000
 
-_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38  # linux/prctl.h
 _MS_BIND, _MNT_DETACH = 4096, 2  # linux/mount.h, sys/mount.h
 _MS_REC, _MS_SLAVE = 16384, 1 << 19  # linux/mount.h
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -32,6 +34,11 @@ def limit_rights(capabilities: Iterable[int]) -> None:
     for number in capabilities:
         _prctl(_PR_CAPBSET_DROP, number)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process, and the program that it executes, when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def bind(source: str, target: str) -> None:

@@ -69,13 +69,16 @@ def _config_map(directory: Path, generator: Object) -> Object:
 
 
 def _change(target: Object, op: str, path: str, value: object = None) -> None:
-    """Applies one operation of a JSON patch (RFC 6902) to an existing value."""
+    """Applies one operation of a JSON patch (RFC 6902); "add" adds a key to an object."""
     *parents, last = (int(step) if step.isdigit() else step for step in path.split("/")[1:])
     parent: Any = target
     for step in parents:
         parent = parent[step]
-    assert op in ("replace", "remove"), op
-    if op == "replace":
+    assert op in ("add", "replace", "remove"), op
+    if op == "add":
+        assert last not in parent
+        parent[last] = value
+    elif op == "replace":
         assert parent[last] is not None
         parent[last] = value
     else:

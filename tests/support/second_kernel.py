@@ -48,7 +48,7 @@ def boot(
     *,
     env: Mapping[str, str] | None = None,
     stdout: IO[bytes] | None = None,
-    timeout_s: float = 1800,
+    timeout_s: float = 2700,
     processor: int | None = None,
 ) -> int:
     """Boots, runs `command` in the project's directory and returns its exit status.

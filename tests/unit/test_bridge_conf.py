@@ -111,6 +111,7 @@ BOOLEANS = (
     "enabledad",
     "disableContainerInterface",
     "ipMasq",
+    "nonMasqueradeCluster",
     "macspoofchk",
     "bridgeNetfilter",
     "preserveDefaultVlan",

@@ -248,6 +248,21 @@ def test_stored_lease_that_is_overdue_is_renewed_at_once(bound):
     assert again.sent() == [options.REQUEST]
 
 
+@pytest.mark.parametrize("answer", [options.ACK, options.NAK, None])
+def test_stored_lease_that_has_expired_is_confirmed(answer, bound):
+    """The servers are asked for an expired lease: a renewal that could not be stored may have prolonged it."""
+    again = Exchange()
+    again.now = 2001.0
+    again.client.resume(bound.client.lease, again.now, same_boot=True)
+    assert again.sent() == [options.REQUEST]
+    assert again.last.options[options.REQUESTED_ADDRESS] == ADDRESS.packed
+    event = again.receive(answer) if answer else None
+    while event is None:
+        event = again.pass_deadline()
+    assert event is (Event.GRANTED if answer == options.ACK else Event.LOST)
+    assert again.now < 2020
+
+
 def test_declined_address(bound):
     """DECLINE names the address and the server; the next DISCOVER comes ten seconds later."""
     bound.client.decline(bound.now)

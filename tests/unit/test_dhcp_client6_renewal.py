@@ -192,12 +192,19 @@ def test_overdue_lease(now, kind, event):
     assert (exchange.now, exchange.kinds) == (now, [kind])
 
 
-def test_expired_lease():
-    """A stored lease that has expired is lost at once."""
-    exchange = Exchange()
-    exchange.now = 200.0
-    exchange.resume()
-    assert exchange.wait() is Event.LOST
+@pytest.mark.parametrize("lifetime_s", [200.0, 0.0])
+def test_expired_lease(lifetime_s):
+    """A stored lease that has expired, or was lost, is confirmed by a server; without an answer it is lost."""
+    for is_answered in (False, True):
+        exchange = Exchange()
+        exchange.now = 200.0
+        exchange.resume(replace(GRANT, lifetime_s=lifetime_s))
+        assert (exchange.client.state, exchange.kinds) == (State.CONFIRMING, [packet6.REBIND])
+        if is_answered:
+            assert exchange.answer() is Event.GRANTED
+        else:
+            exchange.wait_for(Event.LOST)
+            assert 210 <= exchange.now <= 211
 
 
 def test_lease_of_another_boot():

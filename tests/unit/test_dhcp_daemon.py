@@ -10,11 +10,11 @@ from cni.errors import CniError
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp import gob, options, record, rpc
 from ipam.dhcp.client4 import Client, Event, Identity, Timing
-from ipam.dhcp.daemon.loop import Loop, now
 from ipam.dhcp.gob import INT, STRING, UINT, Malformed, Struct, StructType
 from ipam.dhcp.lease import UnusableLeaseError, lease_from_ack
 from ipam.dhcp.packet import BOOTREPLY, MESSAGE_TYPE, Message
 from ipam.dhcp.rpc import Call, CallArgs, Connection
+from process.loop import Loop, now
 from tests.support import dhcp_forger
 from tests.support.dhcp_forger import GRANT, SERVER
 
@@ -80,7 +80,7 @@ STORED = {
 )
 def test_lease_file_with_unusable_values(changed):
     """A file with a name that leaves the directory, or with no MAC address, is refused when it is read."""
-    assert record.from_json(json.loads(json.dumps(STORED))).container_id == "c1"
+    assert record.from_json(json.loads(json.dumps(STORED))).owner.container_id == "c1"
     with pytest.raises(ValueError, match=r"invalid|contains"):
         record.from_json(STORED | changed)
 

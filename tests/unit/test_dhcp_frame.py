@@ -23,6 +23,8 @@ PORTS = st.integers(0, 65535)
 ADDRESSES4 = st.integers(0, 2**32 - 1).map(IPv4Address)
 ADDRESSES6 = st.integers(0, 2**128 - 1).map(IPv6Address)
 PAYLOADS = st.binary(max_size=300)
+# Without the addresses, scapy would look them up on the network, for seconds.
+ETHERNET6 = Ether(src=SERVER_MAC.hex(":"), dst=MAC.hex(":"), type=0x86DD)
 # Offsets in a frame.
 IP_AT, UDP4, UDP6 = 14, 34, 54
 
@@ -81,7 +83,7 @@ def test_udp_over_ipv6(source, destination, source_port, destination_port, paylo
     """The same over IPv6."""
     data = frame.build_udp6(SERVER_MAC, MAC, source, destination, source_port, destination_port, payload)
     pure = IPv6(src=str(source), dst=str(destination), hlim=64) / UDP(sport=source_port, dport=destination_port)
-    assert bytes(Ether(src=SERVER_MAC.hex(":"), dst=MAC.hex(":"), type=0x86DD) / pure / Raw(payload)) == data
+    assert bytes(ETHERNET6 / pure / Raw(payload)) == data
     expected = Datagram6(SERVER_MAC, source, destination, source_port, destination_port, payload)
     assert frame.parse_udp6(data) == expected
 
@@ -91,14 +93,14 @@ def test_icmpv6(source, destination, message_type, code, body):
     """A built ICMPv6 message has scapy's checksum, and is parsed into its parts."""
     data = frame.build_icmp6(SERVER_MAC, MAC, source, destination, message_type, code, body)
     pure = IPv6(src=str(source), dst=str(destination), hlim=255)
-    built = bytes(Ether(type=0x86DD) / pure / ICMPv6Unknown(type=message_type, code=code, msgbody=body))
+    built = bytes(ETHERNET6 / pure / ICMPv6Unknown(type=message_type, code=code, msgbody=body))
     assert data[IP_AT:] == built[IP_AT:]
     assert frame.parse_icmp6(data) == Icmp6(SERVER_MAC, source, destination, message_type, code, body)
 
 
 def test_router_solicitation():
     """A router solicitation is scapy's."""
-    built = bytes(Ether(type=0x86DD) / IPv6(src=str(SERVER6), dst=str(CLIENT6), hlim=255) / ICMPv6ND_RS())
+    built = bytes(ETHERNET6 / IPv6(src=str(SERVER6), dst=str(CLIENT6), hlim=255) / ICMPv6ND_RS())
     assert icmp6()[IP_AT:] == built[IP_AT:]
 
 

@@ -65,11 +65,11 @@ class Interface:
     def advertise(self, **changes):
         return self._collect(self.client.receive(advertisement_frame(**changes), self.now))
 
-    def grant(self, kind=packet6.REPLY, port=546, **changes):
+    def grant(self, kind=packet6.REPLY, port=546, source_port=547, source=ROUTER, destination=LINK_LOCAL, **changes):
         leased = Association(IAID, (LeasedAddress(ADDRESS, 100.0, 200.0),), 50.0, 80.0)
         reply = Message(kind, self.messages[-1].xid, DUID, SERVER, (leased,), rapid_commit=True)
         payload = packet6.encode(replace(reply, **changes))
-        content = frame.build_udp6(ROUTER_MAC, MAC, ROUTER, LINK_LOCAL, 547, port, payload)
+        content = frame.build_udp6(ROUTER_MAC, MAC, source, destination, source_port, port, payload)
         return self._collect(self.client.receive(content, self.now))
 
     def _collect(self, event):
@@ -265,14 +265,45 @@ def test_resumed_lease(slaac, dhcp):
         assert resumed.now > 100
 
 
-def test_expired_while_the_daemon_was_away(slaac, dhcp):
-    """A stored lease that has expired is lost at once."""
-    for interface in (slaac, dhcp):
-        resumed = Interface("auto")
-        resumed.now = 10000.0
-        resumed.resume(interface.lease)
-        assert resumed.wait() is Event.LOST
-        assert resumed.now == 10000
+def test_expired_while_the_daemon_was_away(slaac):
+    """An autoconfigured address whose prefix has expired is lost at once."""
+    resumed = Interface("auto")
+    resumed.now = 10000.0
+    resumed.resume(slaac.lease)
+    assert resumed.wait() is Event.LOST
+    assert resumed.now == 10000
+
+
+def test_expired_dhcp_lease_is_not_reported_before_a_server_confirms_it(dhcp):
+    """A router's answer does not make an expired lease of DHCPv6 valid; the server's does."""
+    resumed = Interface("auto")
+    resumed.now = 10000.0
+    resumed.resume(dhcp.lease)
+    assert resumed.wait() is None
+    assert resumed.advertise(managed=True) is None
+    assert resumed.grant(rapid_commit=False) is Event.GRANTED
+    assert resumed.lease.granted_s == 10000
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"source": IPv6Address("2001:db8:1::53")},
+        {"source": IPv6Address("ff02::1")},
+        {"source_port": 5353},
+        {"destination": IPv6Address("fe80::1234")},
+        {"destination": IPv6Address("ff02::1")},
+        {"port": 547},
+    ],
+)
+def test_message_of_a_host_that_is_no_server(changed):
+    """A message of DHCPv6 comes from a link-local address and the servers' port, to the client's address and port."""
+    interface = Interface("dhcp")
+    interface.start()
+    interface.advertise(managed=True)
+    assert interface.grant(**changed) is None
+    assert interface.client.lease is None
+    assert interface.grant() is Event.GRANTED
 
 
 @pytest.mark.parametrize("server_answers", [False, True])

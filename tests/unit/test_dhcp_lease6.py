@@ -11,7 +11,8 @@ from cni.result import DNS, IPConfig, Route
 from ipam.dhcp import lease6
 from ipam.dhcp.address6 import link_local_address, slaac_address
 from ipam.dhcp.lease import INFINITE
-from ipam.dhcp.lease6 import Grant, dhcp_lease, result_of, slaac_lease
+from ipam.dhcp.lease6 import Grant, dhcp_lease, slaac_lease
+from ipam.dhcp.leases import result_of
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from process.values import replace
 
@@ -51,7 +52,7 @@ def test_slaac_address():
 
 def test_result_of_dhcp():
     """A DHCPv6 address is a /128 with routes to the on-link prefixes, and the router's link-local gateway."""
-    result = result_of(dhcp_lease(GRANT, ADVERTISED), 0, with_dns=True)
+    result = result_of([dhcp_lease(GRANT, ADVERTISED)], 0, with_dns=True)
     assert result.ips == (IPConfig(IPv6Interface(f"{ADDRESS}/128")),)
     assert result.routes == (Route(ROUTE), Route(FURTHER_ROUTE), Route(DEFAULT, ROUTER))
     assert result.dns == DNS((str(SECOND), str(NAME_SERVER)), "", ("c.d", "a.b"))
@@ -61,7 +62,7 @@ def test_result_of_slaac():
     """An autoconfigured address needs no route to its prefix; routes have the configured metric."""
     lease = slaac()
     assert lease is not None
-    result = result_of(lease, 7, with_dns=False)
+    result = result_of([lease], 7, with_dns=False)
     assert result.ips == (IPConfig(IPv6Interface("2001:db8:1::ff:fe00:1/64")),)
     assert result.routes == (Route(FURTHER_ROUTE, priority=7), Route(DEFAULT, ROUTER, priority=7))
     assert result.dns == DNS()

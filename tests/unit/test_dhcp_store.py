@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface
 
@@ -9,7 +11,7 @@ import pytest
 
 from cni.result import DNS, Route
 from ipam.dhcp.lease import INFINITE, Lease
-from ipam.dhcp.record import Record, Target
+from ipam.dhcp.record import Owner, Record, Target
 from ipam.dhcp.store import Store, UnreadableLease
 
 LEASE = Lease(
@@ -26,9 +28,8 @@ LEASE = Lease(
     server_mac="02:00:00:00:00:01",
 )
 TARGET = Target(2, "02:00:00:00:00:02", 4711, "br0", shares_mac=True)
-RECORD = Record(
-    "net", "c1", "eth0", "/run/netns/c1", "K8S_POD_NAME=web", b'{"name": "net"}', TARGET, "boot", LEASE, None
-)
+OWNER = Owner("net", "c1", "eth0", "/run/netns/c1", "K8S_POD_NAME=web", b'{"name": "net"}')
+RECORD = Record(OWNER, TARGET, "boot", LEASE, None)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ RECORD = Record(
         RECORD,
         replace(RECORD, ipv4=replace(LEASE, renewal_s=INFINITE, rebinding_s=INFINITE, lifetime_s=INFINITE)),
         replace(RECORD, ipv4=replace(LEASE, gateway=None, routes=(), dns=DNS(), mtu=0, server_mac="")),
-        replace(RECORD, container_id="c" * 256),
+        replace(RECORD, owner=replace(OWNER, container_id="c" * 256)),
     ],
 )
 def test_lease_file_is_read_as_it_was_written(record, tmp_path):
@@ -49,17 +50,18 @@ def test_lease_file_is_read_as_it_was_written(record, tmp_path):
     assert list(store.read_all("other")) == []
     (file,) = (tmp_path / "net").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert store.note_release(record.network, record.container_id, record.ifname)
+    assert store.note_release(*record.owner.key)
     assert store.must_release(record)
-    store.delete(record.network, record.container_id, record.ifname)
+    store.delete(*record.owner.key)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_text_that_is_not_utf8_is_stored(tmp_path):
     """Bytes that are not UTF-8, in the configuration or in CNI_ARGS, do not prevent the lease from being stored."""
     store = Store(str(tmp_path))
-    store.write(replace(RECORD, args="A=\udcff", stdin=b'{"x": "\xff"}'))
-    assert list(store.read_all()) == [replace(RECORD, args="A=?", stdin='{"x": "\ufffd"}'.encode())]
+    written, stored = (("A=\udcff", b'{"x": "\xff"}'), ("A=?", '{"x": "\ufffd"}'.encode()))
+    store.write(replace(RECORD, owner=replace(OWNER, args=written[0], stdin=written[1])))
+    assert list(store.read_all()) == [replace(RECORD, owner=replace(OWNER, args=stored[0], stdin=stored[1]))]
 
 
 def test_release_without_a_lease_is_not_noted(tmp_path):
@@ -84,6 +86,21 @@ def test_other_files_are_reported(content, tmp_path):
     assert record == RECORD
     assert isinstance(unreadable, UnreadableLease)
     assert unreadable.path == str(bad)
+
+
+def test_failed_write_keeps_the_former_file(tmp_path, monkeypatch):
+    """A lease that cannot be written, as on a full disk, leaves no draft; the former file stays."""
+    store = Store(str(tmp_path))
+    store.write(RECORD)
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(replace(RECORD, boot_id="another"))
+    assert list(store.read_all()) == [RECORD]
+    assert len(list((tmp_path / "net").iterdir())) == 1
 
 
 def test_drafts_of_a_killed_daemon_are_deleted(tmp_path):

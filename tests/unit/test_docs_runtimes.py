@@ -53,7 +53,7 @@ def test_runtime_tables_have_the_directories():
 
 @pytest.mark.parametrize("cidr", ["10.244.3.0/24", "fd00:10:244:3::/64"])
 def test_containerds_template(tmp_path, cidr):
-    """With a podCIDR the template equals the DaemonSet's network, and lint has no findings."""
+    """With a podCIDR the template equals the DaemonSet's network without an agent, and lint has no findings."""
     (template,) = PAGES[0].blocks("tmpl")
     assert re.findall(r"\{\{.*?\}\}", template) == ["{{.PodCIDR}}"]
     text = template.replace("{{.PodCIDR}}", cidr)
@@ -66,7 +66,9 @@ def test_containerds_template(tmp_path, cidr):
     assert page.findings == []
     installed = json.loads((manifests.INSTALL / "10-podwire.conflist").read_text())
     installed["plugins"][0]["ipam"]["ranges"] = [[{"subnet": cidr}]]
-    installed["plugins"][0]["nonMasqueradeCIDRs"] = ["10.0.0.0/8"]
+    bridge = installed["plugins"][0]
+    del bridge["nonMasqueradeCluster"], bridge["ipMasqBackend"]  # containerd's network is without the agent
+    bridge["nonMasqueradeCIDRs"] = ["10.0.0.0/8"]
     assert network == installed
 
 
@@ -80,9 +82,9 @@ def test_k3s_paths(tmp_path):
         return {one["name"]: one.pop("hostPath")["path"] for one in spec["volumes"] if "hostPath" in one}
 
     k3s, default = manifests.pod(tmp_path), manifests.pod(manifests.INSTALL)
-    assert hosts(default) == {"bin": "/opt/cni/bin", "net-d": "/etc/cni/net.d"}
-    start = "/var/lib/rancher/k3s"
-    assert hosts(k3s) == {"bin": f"{start}/data/cni", "net-d": f"{start}/agent/etc/cni/net.d"}
+    start, paths = "/var/lib/rancher/k3s", hosts(default)
+    assert hosts(k3s) == paths | {"bin": f"{start}/data/cni", "net-d": f"{start}/agent/etc/cni/net.d"}
+    assert (paths["bin"], paths["net-d"]) == ("/opt/cni/bin", "/etc/cni/net.d")
     assert k3s == default
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cni.result import DNS
 from ipam.dhcp.lease import INFINITE, Lease
-from ipam.dhcp.record import Record, Target
+from ipam.dhcp.record import Owner, Record, Target
 from ipam.dhcp.store import Store
 from kernel.boot import get_boot_id
 from podwire.doctor.checks import CHECKS
@@ -50,7 +50,7 @@ def write_lease(
     address = IPv4Interface("10.9.0.7/24")
     lease = Lease(address, IPv4Address("10.9.0.1"), None, (), DNS(), 0, *times)
     target = Target(2, "02:00:00:00:00:01")
-    record = Record("net", container_id, "eth0", "/run/netns/pod", "", b"{}", target, boot, lease, None)
+    record = Record(Owner("net", container_id, "eth0", "/run/netns/pod", "", b"{}"), target, boot, lease, None)
     Store(str(directory)).write(record)
     return record
 

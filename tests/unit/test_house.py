@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.binaries import ROOT
 
-PRODUCT = ("attachment", "cni", "ipam", "kernel", "plugins", "podwire", "process")
+PRODUCT = ("agent", "attachment", "cni", "ipam", "kernel", "plugins", "podwire", "process")
 ROOMS = (*PRODUCT, "bench", "conf", "pack", "tests")
 MAX_LINES = 400
 LONG_FILES: dict[str, str] = {}  # path: the reason

@@ -26,9 +26,9 @@ class Tables:
         # Actions of other programs, each run once before lines are applied.
         self.interruptions: list[Callable[[], None]] = []
 
-    def get_candidate_families(self, families, table, chain):
+    def get_missing_chains(self, families, table, chains):
         assert table == "nat"
-        return {family for family in families if chain in self.chains[family]}
+        return {family: {chain for chain in chains if chain not in self.chains[family]} for family in families}
 
     def get_legacy_families(self, table):
         return [4, 6]
@@ -87,14 +87,14 @@ class Tables:
 def tables(monkeypatch):
     """Empty tables that replace the kernel's."""
     empty = Tables()
-    for name in ("get_candidate_families", "read", "apply", "get_legacy_families"):
+    for name in ("get_missing_chains", "read", "apply", "get_legacy_families"):
         monkeypatch.setattr(netfilter_iptables, name, getattr(empty, name))
     return empty
 
 
-def pod(*addresses, exempt=(), container_id="0123abcdef", ifname="eth0", network="goldnet"):
+def pod(*addresses, exempt=(), container_id="0123abcdef", ifname="eth0", network="goldnet", cluster=False):
     networks = tuple(ip_network(item) for item in exempt)
-    return Masquerade(network, container_id, ifname, tuple(map(ip_interface, addresses)), networks)
+    return Masquerade(network, container_id, ifname, tuple(map(ip_interface, addresses)), networks, cluster)
 
 
 def test_chain_names_equal_the_references():
@@ -139,6 +139,37 @@ def test_existing_rules_are_not_written_again(tables, exempt):
     iptables.add(spec)
     assert tables.applied == []
     iptables.check(spec)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("first", [False, True])
+def test_the_clusters_chain_is_created_once(tables, monkeypatch, first, certain):
+    """The first pod with the key creates the cluster's chain, also if the kernel lists none; it is never emptied."""
+    if not certain:
+        monkeypatch.setattr(netfilter_iptables, "get_missing_chains", lambda families, *_: dict.fromkeys(families, ()))
+    if not first:
+        iptables.add(pod("10.22.0.2/16", "fd00:22::2/64"))
+    iptables.add(pod("10.22.0.2/16", "fd00:22::2/64", exempt=("10.0.0.0/8",), cluster=True))
+    assert [tables.chains[family]["PODWIRE-CLUSTER"] for family in (4, 6)] == [[], []]
+    assert sorted(tables.rules()[:-1]) == ["-d 10.0.0.0/8 -j ACCEPT", "-d 10.22.0.0/16 -j ACCEPT", "-j PODWIRE-CLUSTER"]
+    assert tables.rules()[-1] == "! -d 224.0.0.0/4 -j MASQUERADE"
+    iptables.check(pod("10.22.0.2/16", "fd00:22::2/64", exempt=("10.0.0.0/8",), cluster=True))
+    tables.chains[4]["PODWIRE-CLUSTER"].append("-d 10.44.0.0/16 -j ACCEPT")
+    tables.applied.clear()
+    iptables.add(pod("10.22.0.2/16", cluster=True))
+    iptables.add(pod("10.22.0.3/16", cluster=True, container_id="other"))
+    assert "-N PODWIRE-CLUSTER" not in tables.applied
+    iptables.delete_legacy(pod("10.22.0.2/16", cluster=True))
+    assert tables.chains[4]["PODWIRE-CLUSTER"] == ["-d 10.44.0.0/16 -j ACCEPT"]
+
+
+def test_check_requires_the_jump_to_the_clusters_chain(tables):
+    """CHECK fails for a pod with the key that has no jump to the cluster's chain; without the key a jump is ignored."""
+    iptables.add(pod("10.22.0.2/16"))
+    error = error_of(lambda: iptables.check(pod("10.22.0.2/16", cluster=True)), CniError)
+    assert error.msg.endswith("-j PODWIRE-CLUSTER is missing in table nat (iptables)")
+    iptables.add(pod("10.22.0.2/16", cluster=True))
+    iptables.check(pod("10.22.0.2/16"))
 
 
 def test_a_second_interface_shares_the_chain(tables):

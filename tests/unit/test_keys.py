@@ -24,7 +24,12 @@ OTHER = {"subnet": "10.2.0.0/16"}
 ROUTES = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1300, "priority": 1, "table": 100, "scope": 0}]
 DNS = {"nameservers": ["10.1.0.1"], "domain": "a", "search": ["b"], "options": ["c"]}
 RATES = {"ingressRate": 8, "ingressBurst": 8, "egressRate": 8, "egressBurst": 8}
-MASQUERADE = {"ipMasq": True, "ipMasqBackend": "nftables", "nonMasqueradeCIDRs": ["10.0.0.0/8"]}
+MASQUERADE = {
+    "ipMasq": True,
+    "ipMasqBackend": "nftables",
+    "nonMasqueradeCIDRs": ["10.0.0.0/8"],
+    "nonMasqueradeCluster": True,
+}
 SETTINGS = {"sysctl": {}, "mac": "02:00:00:00:00:01", "mtu": 1, "promisc": True, "allmulti": True, "txQLen": 1}
 FULL: dict[str, tuple[dict[str, Any], ...]] = {
     "bandwidth": (

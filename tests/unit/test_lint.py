@@ -167,6 +167,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network({**BRIDGE, "nonMasqueradeCIDRs": ["10.0.0.0/8"]}),
         [("warning", "plugins[0].nonMasqueradeCIDRs", "does nothing without")],
     ),
+    "cluster exempt from nothing": (
+        network({**BRIDGE, "nonMasqueradeCluster": True}),
+        [("warning", "plugins[0].nonMasqueradeCluster", "does nothing without")],
+    ),
     "range without subnet": (
         network(ipam(rangeStart="10.1.0.5")),
         [("warning", "plugins[0].ipam.rangeStart", "does nothing without")],

@@ -51,6 +51,13 @@ def test_networks_that_are_not_masqueraded():
     assert failure.msg.startswith('failed to load netconf: "nonMasqueradeCIDRs[0]" ')
 
 
+@pytest.mark.parametrize(("value", "expected"), [(None, False), (False, False), (True, True)])
+def test_networks_of_the_cluster(value, expected):
+    """The key nonMasqueradeCluster is false by default."""
+    parsed = options.parse(netconf({**IPAM, "ipMasq": True, "nonMasqueradeCluster": value}))
+    assert parsed == MasqueradeOptions("", (), expected)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, False), (False, False), (True, True), ("true", True), (1, True), (0, True), ([], True)],

@@ -15,7 +15,10 @@ from tests.support.errors import failure_of
 IPAM = {"ipam": {"type": "host-local"}}
 SCALARS: st.SearchStrategy[object] = st.none() | st.booleans() | st.integers(-2, 70000) | st.text(max_size=5)
 VALUES = SCALARS | st.builds(dict) | st.lists(st.just("x"))
-KEYS = st.dictionaries(st.sampled_from(["mtu", "ipam", "ipMasq", "ipMasqBackend", "nonMasqueradeCIDRs", "dns"]), VALUES)
+KEYS = st.dictionaries(
+    st.sampled_from(["mtu", "ipam", "ipMasq", "ipMasqBackend", "nonMasqueradeCIDRs", "nonMasqueradeCluster", "dns"]),
+    VALUES,
+)
 
 
 def parse_keys(keys):

@@ -128,7 +128,8 @@ def test_dependencies_of_parts_exist():
 
 def test_named_part_is_run_with_its_dependencies():
     """A name selects a part or all of its shares, with the parts that they need."""
-    assert [part.name for part in parts.named(["release"])] == ["test-root", "binaries", "build-arm64", "release"]
+    needed = ["test-root", "binaries", "agent-base", "build-arm64", "release"]
+    assert [part.name for part in parts.named(["release"])] == needed
     shares = [part.name for part in parts.named(["hard-sample"])]
     assert shares == ["test-root", "binaries", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
     with pytest.raises(KeyError, match="releases"):

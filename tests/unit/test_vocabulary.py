@@ -69,6 +69,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 # The files and directories that are checked.
 ROOMS: tuple[str, ...] = (
+    "agent",
     "attachment",
     "bench",
     "cni",

@@ -13,28 +13,32 @@ from typing import NamedTuple
 
 from cni.address import format_ip
 from cni.errors import CniError
-from cni.result import DNS, IPConfig, Result
+from cni.result import Result
 from ipam.dhcp import client6
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.client4 import Identity, Timing
 from ipam.dhcp.conf import DhcpConf
 from ipam.dhcp.daemon import interface
-from ipam.dhcp.daemon.interface import AnyLease, GoneError, Place
-from ipam.dhcp.daemon.loop import Loop, Timer, now
+from ipam.dhcp.daemon.interface import GoneError, Place
 from ipam.dhcp.daemon.session import IPV4, IPV6, Session
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
 from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6
+from ipam.dhcp.leases import AnyLease, result_of, without_time
 from ipam.dhcp.options import INTERFACE_MTU
-from ipam.dhcp.record import Record
+from ipam.dhcp.record import Owner, Record
+from ipam.dhcp.router_advertisement import MTU_MIN
 from ipam.dhcp.store import Store
+from process.loop import Loop, Timer, now
 from process.stderr import one_line
-from process.values import dataclass, field
+from process.values import replace
 
 _FAILURES = (CniError, OSError)  # KernelError is a CniError
 
 _MARGIN_S = 10.0  # for the detection of a conflict, which may begin just before an ADD's time has passed
+_WATCH_S = 1.0  # between two looks at the interface during an ADD
+_STORE_AGAIN_S = 10.0  # after a lease file could not be written
 
 # The answer to an ADD: the result, or the text of the error.
 Respond = Callable[[Result | str], None]
@@ -53,23 +57,6 @@ class Settings(NamedTuple):
     host_prefix: str = ""
     broadcast: bool = False
     timing: Timing = Timing()
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The interface that a lease is for, as the plugin's call names it."""
-
-    network: str
-    container_id: str
-    ifname: str
-    netns: str
-    args: str
-    stdin: bytes = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """The name in logs."""
-        return dhcp_conf.name_of(self.network, self.container_id, self.ifname)
 
 
 def log(name: str, text: str) -> None:
@@ -98,9 +85,12 @@ class Binding:
         self._place: Place | None = None
         self._sessions: dict[int, Session] = {}
         self._leases: dict[int, AnyLease] = {}  # stored, and configured on the interface, by IP version
+        self._lost: dict[int, AnyLease] = {}  # stored only: the next daemon tries to get them again
         self._why_no_lease = "it is being acquired"
         self._waiting: list[Respond] = []
-        self._limit: Timer | None = None  # of an ADD
+        self._give_up_at = 0.0  # of an ADD
+        self._watch: Timer | None = None  # during an ADD
+        self._store_again: Timer | None = None
 
     @property
     def netns(self) -> str:
@@ -120,7 +110,7 @@ class Binding:
         if self._is_complete() and not self.check():
             respond(self._result())
             return
-        if self._waiting and not self._is_gone():
+        if self._waiting and not isinstance(self._find_problem(), GoneError):
             self._waiting.append(respond)
             return
         self._respond("the interface was created again")
@@ -134,7 +124,8 @@ class Binding:
             session.stop()
         self._create_sessions(Place(self.netns, target, self._settings.namespaces))
         self._waiting.append(respond)
-        self._limit = self._loop.call_at(now() + self._settings.timing.total_s + _MARGIN_S, self._give_up)
+        self._give_up_at = now() + self._settings.timing.total_s + _MARGIN_S
+        self._watch_later()
         self.log("acquiring lease")
         for session in list(self._sessions.values()):
             if self._waiting:  # none of them has failed
@@ -149,35 +140,37 @@ class Binding:
         same_boot = record.boot_id == self._settings.boot_id != ""
         for version, lease in ((4, record.ipv4), (6, record.ipv6)):
             if lease is not None and version in self._sessions:
-                self._leases[version] = lease
+                (self._leases if lease.lifetime_s else self._lost)[version] = lease
                 self._sessions[version].resume(lease, same_boot=same_boot)
         if self._settings.store.must_release(record):
             self.release()
             return
-        try:
-            self._check_interface()
-        except GoneError:
+        problem = self._find_problem()
+        if isinstance(problem, GoneError):
             self.gone()
-        except _FAILURES as error:
-            self.log(f"cannot look at the interface: {error}")
+        elif problem is not None:
+            self.log(f"cannot look at the interface: {problem}")
 
     def check(self) -> str:
         """Returns why the interface does not have its leases, "" if it does."""
         if not self._is_complete():
             return f"there is no lease: {self._why_no_lease}"
-        try:
-            self._check_interface()
-        except GoneError:
+        problem = self._find_problem()
+        if isinstance(problem, GoneError):
             return f'interface "{self.owner.ifname}" no longer exists'
-        except _FAILURES as error:
-            return f'cannot look at interface "{self.owner.ifname}": {error}'
-        return ""
+        return f'cannot look at interface "{self.owner.ifname}": {problem}' if problem else ""
+
+    def withdraw(self, respond: Respond) -> None:
+        """Ends an ADD that no client waits for any longer; its runtime does not know the lease."""
+        if respond in self._waiting:
+            self._waiting.remove(respond)
+            if not self._waiting:
+                self.failed("the plugin has gone before there was a lease")
 
     def release(self, answer: str = "the lease was released") -> None:
         """Releases the leases, and ends; `answer` is for calls that wait for them."""
         self.log("releasing lease")
-        owner, store = self.owner, self._settings.store
-        key = (owner.network, owner.container_id, owner.ifname)
+        store, key = self._settings.store, self.owner.key
         try:
             store.note_release(*key)  # a daemon that is killed now releases it again
         except OSError as error:
@@ -189,6 +182,8 @@ class Binding:
         except OSError as error:
             self.log(f"cannot delete the lease file: {error}")
         self._leases.clear()
+        self._lost.clear()
+        self._cancel_store()
         self._respond(answer)
         self._forget()
 
@@ -197,29 +192,28 @@ class Binding:
         before, is_first = self._leases.get(version), bool(self._waiting)
         self._log_grant(lease, "acquired" if is_first else "renewed")
         self._leases[version] = lease
+        self._lost.pop(version, None)
         if is_first and not self._is_complete():
             return
-        try:
-            self._settings.store.write(self._record())
-        except OSError as error:
-            self.log(f"cannot store the lease: {error}")
-            if is_first:
-                self.release(f"cannot store the lease: {error.strerror}")
-                return
-        if is_first:
-            for each in self._leases.values():
-                self._configure(each, each)  # ADD's caller configures the interface, except for its MTU
+        if not is_first:
+            if before is None or before.configuration != lease.configuration:
+                self.log(f"the lease changed: {_describe(before)} -> {_describe(lease)}")
+            self._configure(version, before, lease)
+        problem = self._store()
+        if is_first and problem:
+            self.release(problem)
+        elif is_first:
+            self._configure(version, lease, lease)  # ADD's caller configures the interface, except for its MTU
             self._respond(self._result())
-            return
-        if before is None or before.configuration != lease.configuration:
-            self.log(f"the lease changed: {_describe(before)} -> {_describe(lease)}")
-        self._configure(before, lease)
 
     def lost(self, version: int, reason: str) -> None:
         """Removes the address of a lost lease from the interface."""
         before, self._why_no_lease = self._leases.pop(version, None), f"it was lost, {reason}"
         self.log(f"lease lost, {reason}; removing {_describe(before)} from the interface")
-        self._configure(before, None)
+        self._configure(version, before, None)
+        if before is not None:
+            self._lost[version] = without_time(before)
+            self._store()
 
     def failed(self, reason: str) -> None:
         """Answers ADD with an error, and ends."""
@@ -235,32 +229,63 @@ class Binding:
         """Logs a line with the binding's name."""
         log(self.owner.name, text)
 
-    def _give_up(self) -> None:
-        """Ends an ADD whose servers grant leases, but none that can be used: the clients' limit is for silent ones."""
-        if self._waiting:
-            self.failed(f"no more tries: there is no lease, {self._why_no_lease}")
+    def _watch_later(self) -> None:
+        self._watch = self._loop.call_at(min(now() + _WATCH_S, self._give_up_at), self._watch_interface)
 
-    def _is_gone(self) -> bool:
-        """Returns whether the interface for which leases are being acquired was deleted."""
-        try:
-            self._check_interface()
-        except GoneError:
-            return True
-        except _FAILURES:
-            return False
-        return False
+    def _watch_interface(self) -> None:
+        """Ends an ADD whose pod was deleted meanwhile, since its sockets keep the namespace alive.
+
+        Also ends an ADD whose servers grant leases, but none that can be used: the clients' limit is for silent ones.
+        """
+        assert self._place is not None
+        if interface.is_namespace_gone(self._place):
+            self.gone()
+        elif now() >= self._give_up_at:
+            self.failed(f"no more tries: there is no lease, {self._why_no_lease}")
+        else:
+            self._watch_later()
 
     def _is_complete(self) -> bool:
         """Returns whether there is a lease for each configured IP version."""
         return bool(self._sessions) and self._leases.keys() == self._sessions.keys()
 
-    def _check_interface(self) -> None:
-        if self._place is not None:
-            interface.check(self._place)
+    def _find_problem(self) -> Exception | None:
+        """Returns why the interface cannot be used: GoneError if it was deleted; None if it exists."""
+        try:
+            if self._place is not None:
+                interface.check(self._place)
+        except (GoneError, *_FAILURES) as error:
+            return error
+        return None
+
+    def _store(self) -> str:
+        """Writes the lease file; returns why that is not possible, "" if it is. Tries again until it succeeds."""
+        is_repeated = self._store_again is not None
+        self._cancel_store()
+        try:
+            self._settings.store.write(self._record())
+        except OSError as error:
+            problem = f"cannot store the lease in {self._settings.store.directory}: {error.strerror or error}"
+            if not is_repeated:
+                self.log(problem)
+            self._store_again = self._loop.call_at(now() + _STORE_AGAIN_S, self._repeat_store)
+            return problem
+        if is_repeated:
+            self.log("stored the lease")
+        return ""
+
+    def _repeat_store(self) -> None:
+        self._store()
+
+    def _cancel_store(self) -> None:
+        if self._store_again is not None:
+            self._store_again.cancel()
+            self._store_again = None
 
     def _create_sessions(self, place: Place) -> None:
         conf, settings, owner = self._conf, self._settings, self.owner
-        self._place, self._sessions, self._leases = place, {}, {}
+        self._place, self._sessions, self._leases, self._lost = place, {}, {}, {}
+        self._cancel_store()
         if conf.ipv4:
             broadcast = settings.broadcast or place.target.shares_mac
             identity = Identity(b"", self._client_id(), conf.provided, conf.requested, broadcast)
@@ -282,30 +307,43 @@ class Binding:
             return dhcp_conf.duid_client_id(machine_id, owner.args, owner.network, owner.ifname, owner.container_id)
         return conf.client_id or dhcp_conf.default_client_id(owner.name)
 
-    def _configure(self, before: AnyLease | None, after: AnyLease | None) -> None:
+    def _configure(self, version: int, before: AnyLease | None, after: AnyLease | None) -> None:
+        """Changes the interface from one lease to another; the lease gets the routes that the interface has then."""
         assert self._place is not None
-        mtu = after.mtu if after and (isinstance(after, Lease6) or INTERFACE_MTU in self._conf.requested) else 0
-        if isinstance(after, Lease6):  # the MTU before ADD is the largest one (RFC 4861, section 6.3.4)
-            mtu = min(mtu, self._place.target.mtu or mtu)
+        mtu = self._mtu() if after else 0
         if before == after and not mtu:
             return
         try:
-            interface.configure(self._place, before, after, self._conf.priority, mtu)
+            refused = interface.configure(self._place, before, after, self._conf.priority, mtu)
         except GoneError:
             return  # the next deadline ends the binding
         except _FAILURES as error:
             self.log(f"cannot configure the interface: {error}")
+            return
+        for reason in refused.values():
+            self.log(f"{reason}; the former route stays")
+        if refused and isinstance(after, Lease):  # those of IPv6 are by a link-local router: the kernel accepts them
+            kept = [each for each in (before.routes if before else ()) if each.dst in refused]
+            routes = [each for each in after.routes if each.dst not in refused]
+            self._leases[version] = replace(after, routes=(*routes, *kept))
+
+    def _mtu(self) -> int:
+        """Returns the MTU to set, 0 for none: the lesser one of server and router, which thus do not alternate."""
+        assert self._place is not None
+        limit, mtus = self._place.target.mtu, []
+        for lease in self._leases.values():
+            if isinstance(lease, Lease6):  # the MTU before ADD is the largest one (RFC 4861, section 6.3.4)
+                mtus.append(min(lease.mtu, limit or lease.mtu))
+            elif INTERFACE_MTU in self._conf.requested:  # IPv6 ends on an interface with less than its minimum
+                mtus.append(max(lease.mtu, MTU_MIN) if lease.mtu and self._conf.ipv6_mode else lease.mtu)
+        return min((mtu for mtu in mtus if mtu), default=0)
 
     def _record(self) -> Record:
         assert self._place is not None
-        owner, ipv4, ipv6 = self.owner, self._leases.get(4), self._leases.get(6)
+        stored = self._lost | self._leases
+        ipv4, ipv6 = stored.get(4), stored.get(6)
         return Record(
-            network=owner.network,
-            container_id=owner.container_id,
-            ifname=owner.ifname,
-            netns=owner.netns,
-            args=owner.args,
-            stdin=owner.stdin,
+            owner=self.owner,
             target=self._place.target,
             boot_id=self._settings.boot_id,
             ipv4=ipv4 if isinstance(ipv4, Lease) else None,
@@ -315,20 +353,11 @@ class Binding:
     def _result(self) -> Result:
         """Returns the result of ADD with the leases of both IP versions, IPv4 first."""
         leases = [self._leases[version] for version in sorted(self._leases)]
-        dns = [lease.dns for lease in leases] if self._conf.wants_dns else []
-        return Result(
-            ips=tuple(IPConfig(lease.address, lease.gateway if isinstance(lease, Lease) else None) for lease in leases),
-            routes=tuple(route for lease in leases for route in lease.prioritized_routes(self._conf.priority)),
-            dns=DNS(
-                nameservers=tuple(dict.fromkeys(server for each in dns for server in each.nameservers)),
-                domain=next((each.domain for each in dns if each.domain), ""),
-                search=tuple(dict.fromkeys(name for each in dns for name in each.search)),
-            ),
-        )
+        return result_of(leases, self._conf.priority, with_dns=self._conf.wants_dns)
 
     def _respond(self, answer: Result | str) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         waiting, self._waiting = self._waiting, []
         for respond in waiting:
             respond(answer)

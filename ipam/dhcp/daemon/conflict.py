@@ -10,8 +10,8 @@ from ipaddress import IPv4Address
 
 from cni.address import format_mac
 from ipam.dhcp.daemon.interface import Packets
-from ipam.dhcp.daemon.loop import Loop, Timer, now
 from kernel import arp
+from process.loop import Loop, Timer, now
 
 _ETHERNET_HEADER_BYTES = 14
 

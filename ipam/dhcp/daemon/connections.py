@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 
 from cni.result import Result
-from ipam.dhcp.daemon.loop import Loop, now
-from ipam.dhcp.daemon.service import Service
+from ipam.dhcp.daemon.service import Answer, Service
 from ipam.dhcp.gob import Malformed
 from ipam.dhcp.rpc import Call, Connection
+from process.loop import Loop, now
 
 _CHUNK_BYTES = 1 << 16
 _MAX_UNSENT_BYTES = 1 << 20
@@ -59,6 +59,7 @@ class _Peer:
         self._service = service
         self._connection = Connection()
         self._unsent = bytearray()
+        self._unanswered: dict[int, Answer] = {}
         self._is_last = False
         accepted.setblocking(False)
         loop.watch(accepted.fileno(), self._ready)
@@ -86,10 +87,12 @@ class _Peer:
         if self._connection.http_request is not None:
             self._answer_http(self._connection.http_request)
         for call in calls:
-            self._service.answer(call.method, call.args, partial(self._respond, call))
+            respond = self._unanswered[call.seq] = partial(self._respond, call)
+            self._service.answer(call.method, call.args, respond)
 
     def _respond(self, call: Call, answer: Result | str | None) -> None:
         """Sends the answer to a call; a client that has gone gets none, and its runtime runs DEL."""
+        self._unanswered.pop(call.seq, None)
         if self._socket.fileno() >= 0:
             if isinstance(answer, str):
                 self._write(self._connection.refuse(call, answer))
@@ -126,3 +129,5 @@ class _Peer:
             self._loop.unwatch(self._socket.fileno())
             with suppress(OSError):
                 self._socket.close()
+        while self._unanswered:
+            self._service.withdraw(self._unanswered.popitem()[1])

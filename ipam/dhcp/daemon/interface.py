@@ -13,22 +13,23 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from attachment.presence import Presence, get_presence
-from cni.address import Address
+from cni.address import Address, Cidr
 from cni.errors import CniError, Code
 from cni.result import Route
 from ipam.dhcp.address6 import is_link_local
-from ipam.dhcp.lease import Lease
-from ipam.dhcp.lease6 import Lease6
+from ipam.dhcp.leases import AnyLease, routes_of
 from ipam.dhcp.record import Target
 from kernel import address, link, packet_socket, route, sysctl
+from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError, entered
 from kernel.packet_socket import PacketFilter, PacketSocket
-from kernel.rtnl import Request, Socket
+from kernel.rtnl import Socket
 
-AnyLease = Lease | Lease6
 _HERE = "/proc/self/ns/net"
 _CLIENT_PORT = 68
+# Returns the filters for an interface with this MAC address.
+Filters = Callable[[bytes], Iterable[PacketFilter]]
 _IPV6_PARAMETERS = (("accept_ra", "0"), ("accept_dad", "0"), ("disable_ipv6", "0"))
 
 
@@ -83,7 +84,12 @@ def check(place: Place) -> None:
         pass
 
 
-def open_packets(place: Place, filters: Iterable[PacketFilter], *, answers_to: IPv4Address | None = None) -> Packets:
+def is_namespace_gone(place: Place) -> bool:
+    """Returns whether the interface's namespace was deleted; much cheaper than `check`, as it does not enter it."""
+    return get_presence(place.netns, others=place.other_namespaces) is Presence.GONE
+
+
+def open_packets(place: Place, filters: Filters, *, answers_to: IPv4Address | None = None) -> Packets:
     """Opens a packet socket for each filter on an interface; the caller closes them soon.
 
     `answers_to` is the leased address during a renewal: a UDP socket holds its port meanwhile, since the kernel would
@@ -98,16 +104,15 @@ def open_arp(place: Place) -> Packets:
 
     The answers for an ipvlan interface without an address arrive on its master: the socket is opened there.
     """
-    filters = (packet_socket.arp_filter(),)
     if not place.target.shares_mac:
-        return open_packets(place, filters)
-    on_master = open_host_packets(place.target.host_interface, filters)
+        return open_packets(place, _arp_filters)
+    on_master = open_host_packets(place.target.host_interface, _arp_filters)
     if on_master is None:
         raise GoneError
     return on_master
 
 
-def open_host_packets(name: str, filters: Iterable[PacketFilter]) -> Packets | None:
+def open_host_packets(name: str, filters: Filters) -> Packets | None:
     """Opens packet sockets on an interface of the host; None if it is missing or down. Raises KernelError, OSError."""
     if not name:
         return None
@@ -125,14 +130,14 @@ class Packets:
     def __init__(
         self,
         existing: Link,
-        filters: Iterable[PacketFilter],
+        filters: Filters,
         link_local: IPv6Address | None,
         port: stdlib_socket.socket | None,
     ) -> None:
         self.mac = existing.mac_bytes
         self.is_up = existing.is_up
         self.link_local = link_local
-        self._sockets = [PacketSocket(existing.index, each) for each in filters]
+        self._sockets = [PacketSocket(existing.index, each) for each in filters(existing.mac_bytes)]
         self._port = port
 
     def filenos(self) -> list[int]:
@@ -158,17 +163,39 @@ class Packets:
             self._port.close()
 
 
-def configure(place: Place, before: AnyLease | None, after: AnyLease | None, priority: int, mtu: int) -> None:
+def configure(
+    place: Place, before: AnyLease | None, after: AnyLease | None, priority: int, mtu: int
+) -> dict[Cidr, KernelError]:
     """Changes an interface from the configuration of one lease to that of another; None: no lease.
 
-    `priority` is the metric of the routes, `mtu` 0 leaves the MTU. Raises GoneError, CniError, KernelError.
+    `priority` is the metric of the routes, `mtu` 0 leaves the MTU. New parts are added before old ones are deleted, so
+    that no connection ends that can continue. Returns the destinations of the routes that the kernel refuses, such as
+    one by an unreachable gateway, with its errors: the old routes to them stay.
+
+    Raises GoneError, CniError, KernelError.
     """
+    old = routes_of(before, priority) if before else ()
+    new = routes_of(after, priority) if after else ()
+    is_same_address = before is not None and after is not None and before.address == after.address
+    refused: dict[Cidr, KernelError] = {}
     with _opened(place) as (socket, existing):
-        requests = _change_requests(existing, before, after, priority)
+        if after is not None and not is_same_address:
+            socket.change(address.add_request(existing, after.address, exists_ok=True))
+        for each in new:
+            if each not in old:
+                try:
+                    socket.change(route.add_request(existing, each, _gateway(each), exists_ok=True))
+                except KernelError as error:
+                    refused[each.dst] = error
+        stale = [each for each in old if each not in new and each.dst not in refused]
+        requests = [route.delete_request(existing, each, _gateway(each)) for each in stale]
+        if before is not None and not is_same_address:
+            requests.append(address.remove_request(existing, before.address))
         if mtu and mtu != existing.mtu:
             requests.append(link.set_request(existing, mtu=mtu))
         if requests:
             socket.change(*requests)
+    return refused
 
 
 @contextmanager
@@ -178,24 +205,13 @@ def _opened(place: Place) -> Iterator[tuple[Socket, Link]]:
         with Netns(place.netns) as namespace, entered(namespace), Socket() as socket:
             yield socket, _same_link(socket, place.target)
     except NetnsMissingError:
-        if get_presence(place.netns, others=place.other_namespaces) is Presence.GONE:
+        if is_namespace_gone(place):
             raise GoneError from None
         raise
 
 
-def _change_requests(existing: Link, before: AnyLease | None, after: AnyLease | None, priority: int) -> list[Request]:
-    """Returns requests that add what is new, then delete what is old: no connection ends that can continue."""
-    old = before.prioritized_routes(priority) if before else ()
-    new = after.prioritized_routes(priority) if after else ()
-    is_same_address = before is not None and after is not None and before.address == after.address
-    requests = []
-    if after is not None and not is_same_address:
-        requests.append(address.add_request(existing, after.address, exists_ok=True))
-    requests += [route.add_request(existing, each, _gateway(each), exists_ok=True) for each in new if each not in old]
-    requests += [route.delete_request(existing, each, _gateway(each)) for each in old if each not in new]
-    if before is not None and not is_same_address:
-        requests.append(address.remove_request(existing, before.address))
-    return requests
+def _arp_filters(_: bytes) -> tuple[PacketFilter, ...]:
+    return (packet_socket.arp_filter(),)
 
 
 def _gateway(each: Route) -> Address | None:

@@ -20,11 +20,11 @@ from ipam.dhcp.client4 import Timing
 from ipam.dhcp.conf import DATA_DIR, SOCKET_PATH
 from ipam.dhcp.daemon.binding import Settings
 from ipam.dhcp.daemon.connections import Listener
-from ipam.dhcp.daemon.loop import Loop
 from ipam.dhcp.daemon.service import Service
 from ipam.dhcp.store import Store
 from kernel.boot import get_boot_id
 from process import directories, files, signals
+from process.loop import Loop
 from process.signals import Terminated
 
 _FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START (sd_listen_fds(3))

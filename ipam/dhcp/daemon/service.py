@@ -15,10 +15,10 @@ from cni.conf import NetConf
 from cni.errors import CniError
 from cni.result import Result
 from ipam.dhcp import conf as dhcp_conf
-from ipam.dhcp.daemon.binding import Binding, Owner, Settings, log
-from ipam.dhcp.daemon.loop import Loop
-from ipam.dhcp.record import Record
+from ipam.dhcp.daemon.binding import Binding, Settings, log
+from ipam.dhcp.record import Owner, Record
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs
+from process.loop import Loop
 
 # The answer to a call: a result, None for an empty answer, or the text of an error.
 Answer = Callable[[Result | str | None], None]
@@ -41,11 +41,11 @@ class Service:
             if not isinstance(record, Record):
                 log(record.path, f"cannot read the lease, ignoring it: {record.problem}")
                 continue
-            owner = Owner(record.network, record.container_id, record.ifname, record.netns, record.args, record.stdin)
+            owner = record.owner
             try:
-                conf = dhcp_conf.parse(cni_conf.parse(record.stdin), record.args)
+                conf = dhcp_conf.parse(cni_conf.parse(owner.stdin), owner.args)
             except CniError as error:
-                log(record.name, f"cannot resume the lease: {error}")
+                log(owner.name, f"cannot resume the lease: {error}")
                 continue
             self._create(owner, conf).resume(record)
 
@@ -64,6 +64,11 @@ class Service:
             respond(str(error))
         except OSError as error:
             respond(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+
+    def withdraw(self, respond: Answer) -> None:
+        """Ends the work for a call whose client has gone."""
+        for binding in list(self._bindings.values()):
+            binding.withdraw(respond)
 
     def metrics(self) -> str:
         """Returns the metrics in Prometheus' text format."""
@@ -110,10 +115,9 @@ class Service:
         respond((binding.check() if binding else "there is no lease for this interface") or None)
 
     def _create(self, owner: Owner, conf: dhcp_conf.DhcpConf) -> Binding:
-        key = (owner.network, owner.container_id, owner.ifname)
-        forget = partial(self._forget, key)
+        forget = partial(self._forget, owner.key)
         binding = Binding(owner, conf, self._settings, self._loop, self._count, forget)
-        self._bindings[key] = binding
+        self._bindings[owner.key] = binding
         return binding
 
     def _list_namespaces(self) -> list[str]:

@@ -5,6 +5,7 @@ One rule: the sockets are open only while an answer can arrive, since a socket k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Address
@@ -16,15 +17,17 @@ from ipam.dhcp.address6 import link_local_address
 from ipam.dhcp.client4 import Event
 from ipam.dhcp.daemon import interface
 from ipam.dhcp.daemon.conflict import ConflictDetection
-from ipam.dhcp.daemon.interface import AnyLease, GoneError, Packets, Place
-from ipam.dhcp.daemon.loop import Loop, Timer, now
+from ipam.dhcp.daemon.interface import GoneError, Packets, Place
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
 from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.leases import AnyLease
 from ipam.dhcp.packet import Malformed
 from kernel import packet_socket
 from kernel.packet_socket import PacketFilter
+from process.loop import Loop, Timer, now
 
+_CLOSE_AFTER_S = 1.0
 _UNSEEN_RETRY_S = 60.0  # for a namespace that cannot be looked at now
 _MAX_FRAMES = 64  # read at once, so that a flood on one interface does not stop the others
 _FAILURES = (CniError, OSError)  # KernelError is a CniError
@@ -53,14 +56,19 @@ class Listener(Protocol):
 
 
 class Family(NamedTuple):
-    """An IP version: its number, and the frames that its client receives, with a socket for each filter."""
+    """An IP version: its number, and the frames that its client receives, with a socket for each filter.
+
+    `filters` gets the interface's MAC address. The interfaces of ipvlan pods have the same one: each client receives
+    the answers to all of them, and compares transaction and client identifier.
+    """
 
     version: int
-    filters: tuple[PacketFilter, ...]
+    filters: Callable[[bytes], tuple[PacketFilter, ...]]
 
 
-IPV4 = Family(4, (packet_socket.dhcp4_filter(),))
-IPV6 = Family(6, (packet_socket.dhcp6_filter(), packet_socket.router_advertisement_filter()))
+# Other frames must not fill the socket's buffer: a server's answer would be lost. A router advertisement is for all.
+IPV4 = Family(4, lambda mac: (packet_socket.dhcp4_filter(mac),))
+IPV6 = Family(6, lambda _: (packet_socket.dhcp6_filter(), packet_socket.router_advertisement_filter()))
 
 
 class Session:
@@ -97,16 +105,9 @@ class Session:
 
     def start(self) -> None:
         """Begins to acquire a lease."""
-        try:
-            self._open_packets()
-        except GoneError:
-            self._listener.gone()
-            return
-        except _FAILURES as error:
-            self._listener.failed(f"cannot use the interface: {error}")
-            return
-        self._client.start(now())
-        self._proceed(None)
+        if self._is_usable(self._listener.failed):
+            self._client.start(now())
+            self._proceed(None)
 
     def resume(self, lease: AnyLease, *, same_boot: bool) -> None:
         """Continues with a stored lease."""
@@ -153,19 +154,30 @@ class Session:
         if now() < self._client.deadline:
             self._proceed(None)
             return
+        if self._is_usable(self._retry_unseen):
+            self._proceed(self._client.expire(now()))
+
+    def _is_usable(self, failed: Callable[[str], None]) -> bool:
+        """Opens the packet sockets, or looks at the interface if they are open, and returns whether that succeeded.
+
+        Otherwise reports a deleted interface to the listener, and passes another problem to `failed`.
+        """
         try:
-            self._open_packets()
+            if self._packets is None:
+                self._open_packets()
+            else:
+                interface.check(self._place)
         except GoneError:
             self._listener.gone()
-            return
         except _FAILURES as error:
-            self._listener.log(f"cannot use the interface: {error}")
-            self._retry_unseen()
-            return
-        self._proceed(self._client.expire(now()))
+            failed(f"cannot use the interface: {error}")
+        else:
+            return True
+        return False
 
-    def _retry_unseen(self) -> None:
+    def _retry_unseen(self, problem: str) -> None:
         """Looks at the interface again later, until the lease expires: without a lease there is nothing to maintain."""
+        self._listener.log(problem)
         lease = self._client.lease
         if lease is None or now() >= lease.expires_at:
             self._listener.gone()
@@ -276,7 +288,10 @@ class Session:
 
     def _open_for_release(self) -> Packets | None:
         """Returns a socket on the interface or, if it was deleted, on a host interface on the same network."""
-        filters = self._family.filters[:1]
+
+        def filters(mac: bytes) -> tuple[PacketFilter, ...]:
+            return self._family.filters(mac)[:1]
+
         with suppress(GoneError, CniError):
             packets = interface.open_packets(self._place, filters)
             if packets.is_up:
@@ -302,5 +317,6 @@ class Session:
         if self._packets is not None:
             for descriptor in self._packets.filenos():
                 self._loop.unwatch(descriptor)
-            self._packets.close()
+            # Later: closing a packet socket waits 10 to 30 ms for the kernel (RCU), and other pods wait meanwhile.
+            self._loop.call_at(now() + _CLOSE_AFTER_S, self._packets.close)
             self._packets = None

@@ -1,7 +1,7 @@
-"""The daemon's event loop: one thread that waits for descriptors and times.
+"""An event loop for a long-running program: one thread that waits for descriptors and times.
 
-Callbacks do not block. An exception of a callback is logged, and the loop continues: a mistake in the work for one pod
-must not end that for the others. SIGTERM and SIGINT raise Terminated out of `run`, only while it waits.
+Callbacks do not block. An exception of a callback is logged, and the loop continues: a mistake in the work for one
+object must not end the program. SIGTERM and SIGINT raise Terminated out of `run`, only while it waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from process.signals import unblocked
 from process.stderr import one_line
 
 Callback = Callable[[], None]
-_MAX_WAIT_S = 3600.0
+# epoll_wait(2) does not count the time in which the machine sleeps: a lease that expired meanwhile is noticed then.
+_MAX_WAIT_S = 30.0
 _CLEAN_MIN = 64  # timers; when their number has doubled, the cancelled ones are removed
 
 

@@ -1,13 +1,15 @@
-"""The event loop of dhcp's daemon."""
+"""The event loop of long-running programs."""
 
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 
 import pytest
 
-from ipam.dhcp.daemon.loop import Loop, now
+from process import loop as loops
+from process.loop import Loop, now
 from process.signals import Terminated
 
 
@@ -55,3 +57,25 @@ def test_failed_callbacks_are_logged_and_the_others_run(capfd):
     assert "ZeroDivisionError" in lines[1]
     os.close(reader)
     os.close(writer)
+
+
+def test_sleep_of_the_machine_is_noticed(monkeypatch):
+    """A timer that has passed while the machine slept runs soon, although waiting for descriptors counts no sleep."""
+    loop, slept = Loop(), 0.0
+    monkeypatch.setattr(loops, "now", lambda: now() + slept)
+    monkeypatch.setattr(loops, "_MAX_WAIT_S", loops._MAX_WAIT_S / 100)
+    loop.call_at(now() + 3600, end)
+    begin, slept = now(), 3600.0
+    loop._wait()
+    run(loop)
+    assert now() - begin < 1
+
+
+def test_clock_that_is_set_is_not_used(monkeypatch):
+    """The wall clock has no part in the daemon's time: it is not read."""
+    for name in ("time", "time_ns", "localtime", "gmtime"):
+        monkeypatch.delattr(time, name)
+    assert abs(now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 1
+    loop = Loop()
+    loop.call_at(now() + 0.01, end)
+    run(loop)

@@ -1,0 +1,361 @@
+"""The agent: joins the nodes that the API server lists with the kernel, the files and what it reports.
+
+Everything here runs in the main thread. The watch has a thread, which puts its events into the inbox; the HTTP server
+has threads, which only read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+from agent.cluster import Cluster
+from agent.events import EventRecorder
+from agent.garbage import Collection, GarbageCollector
+from agent.http_server import Page, Pages, metrics_page
+from agent.log import Log
+from agent.metrics import Metrics
+from agent.node import Node
+from agent.node_files import NodeFiles
+from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
+from agent.readiness import Readiness
+from agent.route_report import Problem
+from agent.routes import Routes
+from agent.settings import Settings
+from attachment.masquerade.cluster import ClusterNetworks
+from cni.errors import CniError
+from process import record
+from process.loop import Loop, now
+from process.record import Record
+
+CONDITIONS = (API, NODE, NETWORK, ROUTES, MASQUERADE) = ("api", "node", "network", "routes", "masquerade")
+
+_RETRY_S = 10.0
+_COMPARE_S = 300.0  # all routes: the kernel reports each change, so this is for what was overlooked
+_REPAIR_S = 60.0  # the sets and chains, of which the kernel reports nothing: one request if nothing changed
+_GATHER_S = 0.2  # changes of several nodes make one update of the masquerade set
+_API_GRACE_S = 60.0  # a server that restarts does not make the node unready
+_BEAT_S, _BEAT_MAX_S = 30.0, 120.0
+_LOGGED_NODES = 500  # with more nodes the log has numbers instead of each change
+
+
+class Parts(NamedTuple):
+    """The parts that the agent joins."""
+
+    log: Log
+    metrics: Metrics
+    routes: Routes
+    masquerade: ClusterNetworks
+    events: EventRecorder
+
+
+class Agent:
+    """The agent of one node. Call `handle` with each event of the watch."""
+
+    def __init__(self, settings: Settings, loop: Loop, parts: Parts) -> None:
+        self._settings, self._loop = settings, loop
+        self._log, self._metrics, self._routes, self._masquerade, self._events = parts
+        self._cluster = Cluster(settings.node_name)
+        self._readiness = Readiness(CONDITIONS, self._on_condition)
+        self._files = NodeFiles(settings, loop, self._on_installed)
+        self._garbage = GarbageCollector(settings, loop, self._on_collected)
+        self._has_list = self._is_synced = self._was_ready = False
+        self._unlisted: dict[str, Node] = {}  # the nodes that a restored API server lacks
+        self._retries: set[Callable[[], None]] = set()
+        self._update_is_due = False
+        self._beat_s = now()
+        self.on_address_change: Callable[[], None] = lambda: None
+        if not settings.install:
+            self._readiness.set(NETWORK)
+
+    def start(self) -> None:
+        """Starts the periodic work and listens to the kernel's news."""
+        self._loop.watch(self._routes.fileno(), self._on_kernel_news)
+        self._beat()
+        self._loop.call_at(now() + _COMPARE_S, self._compare)
+        self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
+
+    # Nodes
+
+    def handle(self, event: NodeEvent) -> None:
+        """Handles an event of the watch."""
+        if isinstance(event, Failed):
+            self._on_failure(event)
+            return
+        self._readiness.set(API)
+        if isinstance(event, Synced):
+            self._replace(event)
+        elif isinstance(event, Changed):
+            self._update(event.node)
+        elif isinstance(event, Deleted):
+            self._remove(event.name)
+        self._report_nodes()
+
+    def _replace(self, event: Synced) -> None:
+        self._has_list = True
+        this_name = self._settings.node_name
+        # The nodes that are younger than a restored backup run, and no later list names them: kubelet registers its
+        # Node only when it starts.
+        known = self._cluster.nodes if event.is_older else self._unlisted
+        self._unlisted = {name: node for name, node in known.items() if name not in {this_name, *event.nodes}}
+        if event.is_older:
+            text = "the API server was restored from a backup: the routes to nodes that it lacks stay until a restart"
+            self._log.write("warning", text, nodes=sorted(self._unlisted))
+        if this_name not in event.nodes:
+            # An API server without this node has lost its data, is another cluster's, or this node is not registered
+            # yet: no reason to remove the routes to nodes that are running. The watch does not repeat the listed nodes.
+            nodes = {**self._cluster.nodes, **event.nodes}
+            nodes.pop(this_name, None)
+            self._cluster.replace(nodes)
+            return
+        self._cluster.replace({**event.nodes, **self._unlisted})
+        self._is_synced = True
+        self._apply_all()
+
+    def _apply_all(self) -> None:
+        this = self._cluster.this
+        if this is None or not self._is_synced or not this.pod_cidrs:  # without podCIDRs nothing is known to be wrong
+            return
+        self._events.node_uid = this.uid
+        with self._changing("routes of all nodes"):
+            self._routes.set_node(this)
+            self._routes.replace_peers(self._cluster.peers, self._cluster.contested)
+        self._update_masquerade()
+        self._ensure_files()
+
+    def _update(self, node: Node) -> None:
+        contested, this = self._cluster.contested, self._cluster.this
+        self._unlisted.pop(node.name, None)
+        has_changed = self._cluster.set(node)
+        node = self._cluster.nodes[node.name]
+        if not self._is_synced or this is None or not this.pod_cidrs:
+            self._apply_first()
+            return
+        with self._changing(f"routes of node {node.name}"):
+            self._freeze_contested(contested)
+            if node.name == self._settings.node_name:
+                self._routes.set_node(node)
+            else:
+                self._routes.update_peer(node)
+            if node.name == self._settings.node_name or self._cluster.contested != contested:
+                self._routes.reconcile()  # the networks of other nodes may have become free, and addresses flush routes
+        self._schedule_masquerade()
+        if has_changed or node.name == self._settings.node_name:
+            self._ensure_files()
+
+    def _apply_first(self) -> None:
+        """Starts the work when this node's object, or its podCIDR, was created after the first list."""
+        if self._cluster.this is not None:
+            self._is_synced = True
+            self._apply_all()
+
+    def _remove(self, name: str) -> None:
+        contested = self._cluster.contested
+        self._cluster.remove(name)
+        this = self._cluster.this
+        if not self._is_synced or this is None or not this.pod_cidrs:
+            return  # routes, network and pods stay: a deleted Node object is no proof that this node's pods are gone
+        with self._changing(f"routes of node {name}"):
+            self._freeze_contested(contested)
+            self._routes.remove_peer(name)
+            if self._routes.problems or self._cluster.contested != contested:
+                self._routes.reconcile()
+        self._schedule_masquerade()
+
+    def _freeze_contested(self, before: frozenset[object]) -> None:
+        if self._cluster.contested != before:
+            self._routes.set_frozen(self._cluster.contested)
+
+    def _on_failure(self, event: Failed) -> None:
+        self._metrics.api_failures.inc()
+        self._log.write("warning", f"API server: {event.error}")
+        if not self._is_synced or time.time() - event.since > _API_GRACE_S:
+            self._readiness.set(API, str(event.error))
+
+    # The kernel
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Logs the block's changes of the kernel and its failure, after which everything is compared again."""
+        requests = self._routes.counters.requests
+        with self._recording() as recorded:
+            try:
+                yield
+                failure = ""
+            except CniError as error:
+                failure = f"{error.msg}{f' ({error.details})' if error.details else ''}"
+        number = self._routes.counters.requests - requests
+        self._metrics.changes.inc(number)
+        if recorded is not None:
+            self._log.write_changes(what, recorded.changes)
+        elif number:
+            self._log.write("info", what, requests=number)
+        wrong = (f"node {one.name}: {'; '.join(one.problems)}" for one in self._cluster.nodes.values() if one.problems)
+        problems = [failure, *map(_describe, self._routes.problems), *map(str, self._cluster.conflicts), *wrong]
+        self._readiness.set(ROUTES, "; ".join(filter(None, problems)))
+        if failure:
+            self._retry(self._apply_all)
+
+    def _retry(self, work: Callable[[], None]) -> None:
+        """Schedules failed work again: once, however many changes failed meanwhile."""
+        if work in self._retries:
+            return
+        self._retries.add(work)
+
+        def repeat() -> None:
+            self._retries.discard(work)
+            work()
+
+        self._loop.call_at(now() + _RETRY_S, repeat)
+
+    def _recording(self) -> AbstractContextManager[Record | None]:
+        """Records changes for the log; not those of many nodes, whose texts would take megabytes."""
+        dry_run = self._settings.dry_run
+        is_small = len(self._cluster.nodes) <= _LOGGED_NODES
+        return record.recording(dry_run=dry_run) if dry_run or is_small else nullcontext()
+
+    def _on_kernel_news(self) -> None:
+        before = self._routes.counters.comparisons, self._routes.problems
+        with self._changing("objects that something else changed"):
+            self._routes.handle_notifications()
+        if (self._routes.counters.comparisons, self._routes.problems) != before:
+            self.on_address_change()
+            self._schedule_masquerade()  # a node on the same link may now be behind the tunnel
+
+    def _compare(self) -> None:
+        self._loop.call_at(now() + _COMPARE_S, self._compare)
+        if self._is_synced:
+            with self._changing("objects that something else changed"):
+                self._routes.reconcile()
+            self._ensure_files()  # the network's file or the executable may have changed
+
+    def _repair_masquerade(self) -> None:
+        self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
+        self._change_masquerade(self._masquerade.repair)
+
+    def _schedule_masquerade(self) -> None:
+        if not self._update_is_due:
+            self._update_is_due = True
+            self._loop.call_at(now() + _GATHER_S, self._update_masquerade)
+
+    def _update_masquerade(self) -> None:
+        self._update_is_due = False
+        if not self._is_synced:
+            return
+        networks = self._cluster.list_networks(self._routes.is_behind_tunnel)
+        self._change_masquerade(lambda: self._masquerade.set_networks(networks))
+
+    def _change_masquerade(self, change: Callable[[], int]) -> None:
+        with self._recording() as recorded:
+            try:
+                change()
+                self._readiness.set(MASQUERADE)
+            except CniError as error:
+                self._readiness.set(MASQUERADE, f"{error.msg}{f' ({error.details})' if error.details else ''}")
+                self._retry(self._schedule_masquerade)
+        if recorded is not None:
+            self._log.write_changes("networks that are not masqueraded", recorded.changes)
+
+    # Files and garbage
+
+    def _ensure_files(self) -> None:
+        """Installs plugins and network when this node's podCIDRs are certain."""
+        this = self._cluster.this
+        if not self._settings.install:
+            return
+        if this is not None and not self._node_problem():
+            self._files.ensure(this)
+        elif not self._files.is_installed:
+            self._readiness.set(NETWORK, "not installed: this node's podCIDRs are not certain")
+
+    def _on_installed(self, problem: str, output: str) -> None:
+        self._metrics.installs.labels("failed" if problem else "ok").inc()
+        self._log.write("info", "podwire install", output=output.splitlines())
+        self._readiness.set(NETWORK, problem)
+        if problem:
+            self._retry(self._ensure_files)
+
+    def _collect(self) -> None:
+        if self._settings.gc_interval_s and not self._settings.dry_run:
+            self._garbage.run()
+            self._loop.call_at(now() + self._settings.gc_interval_s, self._collect)
+
+    def _on_collected(self, collection: Collection) -> None:
+        self._metrics.collections.labels(collection.result).inc()
+        level = "info" if collection.result == "ok" else "warning"
+        self._log.write(level, f"podwire gc: {collection.result}", output=collection.output.splitlines())
+
+    # Reports
+
+    def _report_nodes(self) -> None:
+        self._metrics.nodes.set(len(self._cluster.nodes))
+        self._metrics.conflicts.set(len(self._cluster.conflicts))
+        self._metrics.routes.set(self._routes.counters.routes)
+        self._metrics.unreachable.set(len({problem.node for problem in self._routes.problems} - {""}))
+        self._readiness.set(NODE, self._node_problem())
+
+    def _node_problem(self) -> str:
+        """Returns what keeps this node from a network, "" if nothing does."""
+        name, this = self._settings.node_name, self._cluster.this
+        if this is None:
+            return f"the API server has no Node {name}: set --node-name to the name that `kubectl get nodes` prints"
+        if this.problems:
+            return f"node {name}: {'; '.join(this.problems)}; nothing is changed until the object is correct"
+        if not this.pod_cidrs:
+            return (
+                f"node {name} has no podCIDR: run kube-controller-manager with --allocate-node-cidrs and "
+                "--cluster-cidr (kubeadm: podSubnet)"
+            )
+        mine = [str(one) for one in self._cluster.conflicts if name in (one.node, one.other_node)]
+        return "; ".join(mine)
+
+    def _on_condition(self, condition: str, problem: str) -> None:
+        self._metrics.condition.labels(condition).set(not problem)
+        is_ready = self._readiness.is_ready
+        self._metrics.ready.set(is_ready)
+        if problem:
+            self._log.write("error", f"not ready: {condition}: {problem}")
+            if condition in (NODE, NETWORK):
+                self._events.report("PodNetworkNotReady", f"{condition}: {problem}")
+        else:
+            self._log.write("info", f"{condition} ok")
+        if is_ready and not self._was_ready:
+            self._was_ready = True
+            self._collect()
+
+    def _beat(self) -> None:
+        self._beat_s = now()
+        self._loop.call_at(self._beat_s + _BEAT_S, self._beat)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all conditions are met."""
+        return self._readiness.is_ready
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the first list has been handled, and the installation that it started has ended."""
+        if not self._is_synced:
+            return self._has_list
+        return not (self._files.is_running or self._readiness.is_starting)
+
+    def pages(self) -> Pages:
+        """Returns the pages of the HTTP server."""
+        return {"/healthz": self._health, "/readyz": self._ready, "/metrics": self._metrics_page}
+
+    def _health(self) -> Page:
+        is_alive = now() - self._beat_s < _BEAT_MAX_S
+        return Page(is_alive, b"ok\n" if is_alive else b"the main thread has not run for two minutes\n")
+
+    def _ready(self) -> Page:
+        text = "".join(f"{line}\n" for line in self._readiness.describe())
+        return Page(self._readiness.is_ready, text.encode())
+
+    def _metrics_page(self) -> Page:
+        return metrics_page(self._metrics.render())
+
+
+def _describe(problem: Problem) -> str:
+    return f"node {problem.node}: {problem.text}" if problem.node else problem.text

@@ -1,0 +1,132 @@
+"""Kubernetes Events about this node, for what a person must know: `kubectl describe node` shows them.
+
+One rule: an Event never delays the agent and never fails it. The right to create Events is enough: none is changed.
+An Event has a name that its text determines, so a text that the cluster still shows (for an hour by default) is not
+created again, also not by an agent that restarts again and again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from agent.api_answer import Document
+from agent.api_errors import ApiError, Conflict
+
+EVENTS = "/api/v1/namespaces/default/events"  # for objects without a namespace, such as Nodes
+COMPONENT = "podwire-agent"
+
+_REPEAT_S = 3600.0
+_RETRY_S = 60.0
+_MAX_AN_HOUR = 25
+_MAX_MESSAGE = 1000  # the server's limit is 1,024 bytes
+_MAX_NAME = 200  # of the node, in the Event's name of at most 253 characters
+
+
+class EventClient(Protocol):
+    """The part of a Client that is used here."""
+
+    def create(self, collection: str, document: Document) -> Document:
+        """Creates an object."""
+
+
+class _Text(NamedTuple):
+    reason: str
+    message: str
+    type: str
+
+
+class EventRecorder:
+    """Creates Events about one node, from a thread of its own after start(). `log` gets what cannot be created.
+
+    `node_uid` is the Node's UID as soon as it is known; without it kubectl finds the Event by the node's name.
+    """
+
+    def __init__(
+        self,
+        client: EventClient,
+        node_name: str,
+        log: Callable[[str], None],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.node_uid = ""
+        self._client, self._node_name, self._log = client, node_name, log
+        self._monotonic, self._clock = monotonic, clock
+        self._lock = threading.Lock()
+        self._not_before: dict[_Text, float] = {}
+        self._queue: queue.Queue[_Text | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends the thread, after the Events that wait if there is time."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def report(self, reason: str, message: str, *, is_warning: bool = True) -> None:
+        """Queues an Event: `reason` is a word such as "PodNetworkNotReady". The same text counts once an hour."""
+        text = _Text(reason, message[:_MAX_MESSAGE], "Warning" if is_warning else "Normal")
+        now = self._monotonic()
+        with self._lock:
+            self._not_before = {key: end for key, end in self._not_before.items() if end > now}
+            if text in self._not_before:
+                return
+            is_over_limit = len(self._not_before) >= _MAX_AN_HOUR
+            if not is_over_limit:
+                self._not_before[text] = now + _REPEAT_S
+        if is_over_limit:
+            self._log(f"no Kubernetes Event, because there were {_MAX_AN_HOUR} in an hour: {reason}: {message}")
+        else:
+            self._queue.put(text)
+
+    def _run(self) -> None:
+        while (text := self._queue.get()) is not None:
+            self._create(text)
+
+    def send_queued(self) -> None:
+        """Creates the Events that wait, in the caller's thread: for tests, and for an agent that runs once."""
+        while not self._queue.empty():
+            if (text := self._queue.get()) is not None:
+                self._create(text)
+
+    def _create(self, text: _Text) -> None:
+        try:
+            self._client.create(EVENTS, self._document(text))
+        except Conflict:
+            pass  # the cluster shows it already
+        except ApiError as error:
+            self._log(f"no Kubernetes Event {text.reason} ({text.message}): {error}")
+            with self._lock:
+                self._not_before[text] = self._monotonic() + max(_RETRY_S, error.retry_after_s)
+
+    def _document(self, text: _Text) -> Document:
+        digest = hashlib.sha256("\0".join(text).encode("utf-8", "replace")).hexdigest()[:16]
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+        # Before it knows its Node's UID, kubelet puts the name there, which kubectl looks for as well.
+        uid = self.node_uid or self._node_name
+        name = f"{self._node_name[:_MAX_NAME].rstrip('.-')}.{digest}"
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": "default"},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": uid},
+            "type": text.type,
+            "reason": text.reason,
+            "message": text.message,
+            "source": {"component": COMPONENT, "host": self._node_name},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._node_name[:128],
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }

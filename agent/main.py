@@ -1,0 +1,152 @@
+"""The program podwire-agent: starts the parts, and ends.
+
+It ends with SIGTERM or SIGINT, and leaves routes, network and pods as they are: the next start continues.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from agent import http_server
+from agent.agent import Agent, Parts
+from agent.api_server import (
+    SERVICE_ACCOUNT,
+    Server,
+    server_from_environment,
+    server_from_kubeconfig,
+    server_from_url,
+)
+from agent.events import EventRecorder
+from agent.inbox import Inbox
+from agent.instance_lock import InstanceLock
+from agent.kubernetes import Client
+from agent.log import Log
+from agent.metrics import Metrics
+from agent.node_files import masquerade_backends, uninstall
+from agent.node_watch import NodeEvent, NodeWatch
+from agent.route_plan import RouteOptions
+from agent.routes import Routes
+from agent.settings import Settings, parse, socket_path
+from attachment.masquerade import cluster as masquerade
+from attachment.masquerade.cluster import ClusterNetworks
+from cni.errors import CniError, Code
+from process import record, signals
+from process.loop import Loop, now
+from process.signals import Terminated
+from process.version import __version__
+
+_ONCE_LIMIT_S, _ONCE_CHECK_S = 120.0, 0.1
+_SERVER_FIX = (
+    "set --server https://HOST:PORT, or --kubeconfig to kubelet's file (kubeadm: /etc/kubernetes/kubelet.conf)"
+)
+
+
+class _Finished(BaseException):
+    """The work of --once or --dry-run is done; raised out of the loop."""
+
+
+def console() -> NoReturn:
+    """Runs the agent as a program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs the agent; returns the exit status."""
+    settings = parse(arguments, os.environ)
+    log = Log(settings.log_level, __version__, settings.node_name)
+    try:
+        signals.block()
+        lock = InstanceLock(os.path.join(settings.run_dir, "agent.lock"))
+        return _remove(settings, log) if settings.remove else _run(settings, log, lock)
+    except Terminated:
+        log.write("info", "ended by a signal; routes, network and pods stay")
+        return 0
+    except CniError as error:
+        log.write("error", error.msg, details=error.details)
+        return 1
+
+
+def _run(settings: Settings, log: Log, lock: InstanceLock) -> int:
+    """Runs until a signal or, with --once and --dry-run, until the work is done; `lock` is held meanwhile."""
+    loop = Loop()
+    server = _server(settings)
+    client = Client(server, Path(settings.token_file) if settings.token_file else None)
+    networks = ClusterNetworks(create=masquerade_backends(settings.conf))
+    events = EventRecorder(client, settings.node_name, lambda text: log.write("warning", text))
+    parts = Parts(log, Metrics(__version__), _new_routes(settings, log), networks, events)
+    agent = Agent(settings, loop, parts)
+    inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
+    watch = NodeWatch(client, inbox.put, on_contact=parts.metrics.contact.set_to_current_time)
+
+    def reconnect() -> None:
+        client.forget_connections()
+        watch.reconnect()
+
+    agent.on_address_change = reconnect
+    if settings.once or settings.dry_run:
+        _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
+    else:
+        http_server.start(settings.listen or socket_path(settings), agent.pages())
+    agent.start()
+    log.write("info", "started", routes=settings.routes, server=server.url)
+    events.start()
+    watch.start()
+    try:
+        loop.run()
+    except _Finished:
+        return 0 if agent.is_ready or settings.dry_run else 1
+    finally:
+        watch.stop()
+        events.stop()
+    return 0
+
+
+def _end_when_done(loop: Loop, agent: Agent, end_s: float) -> None:
+    """Ends the loop when the agent has done its work, or at `end_s`."""
+    if agent.is_done or now() > end_s:
+        raise _Finished
+    loop.call_at(now() + _ONCE_CHECK_S, partial(_end_when_done, loop, agent, end_s))
+
+
+def _remove(settings: Settings, log: Log) -> int:
+    """Removes the agent's objects in the kernel, and restores the files that were there before podwire."""
+    with record.recording() as recorded:
+        _new_routes(settings, log).remove()
+        remaining = masquerade.remove()
+    log.write_changes("removed", recorded.changes)
+    if remaining:
+        log.write("info", "these stay while rules of pods refer to them", objects=remaining)
+    if settings.install:
+        log.write("info", "podwire uninstall", output=uninstall(settings).splitlines())
+    return 0
+
+
+def _server(settings: Settings) -> Server:
+    """Returns the API server of the settings, else of the environment; raises CniError(7)."""
+    ca_file = Path(settings.ca_file) if settings.ca_file else SERVICE_ACCOUNT / "ca.crt"
+    try:
+        if settings.server:
+            return server_from_url(settings.server, ca_file)
+        if settings.kubeconfig:
+            return server_from_kubeconfig(Path(settings.kubeconfig))
+        server = server_from_environment(os.environ, ca_file)
+    except (OSError, ValueError) as error:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"the API server is unknown: {error}", _SERVER_FIX) from error
+    if server is None:
+        msg = "the API server is unknown: KUBERNETES_SERVICE_HOST is not set"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, _SERVER_FIX)
+    return server
+
+
+def _new_routes(settings: Settings, log: Log) -> Routes:
+    options = RouteOptions(
+        mode=settings.routes,
+        vni=settings.vxlan_id,
+        port=settings.vxlan_port,
+        checksum_offload=settings.vxlan_checksum_offload,
+    )
+    return Routes(options, lambda text: log.write("info", text))

@@ -1,0 +1,41 @@
+"""The agent's metrics, in Prometheus' text format.
+
+Names and units follow Prometheus' conventions; docs/agent.md lists them.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+
+
+class Metrics:
+    """The counters and gauges; set in the main thread (`contact`: the watch's), read by the HTTP server's threads."""
+
+    def __init__(self, version: str) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        info = self._gauge("info", "Version of the agent.", ("version",))
+        info.labels(version).set(1)
+        self.ready = self._gauge("ready", "1 if all conditions of /readyz are met.")
+        self.condition = self._gauge("condition", "1 if this condition of /readyz is met.", ("condition",))
+        self.nodes = self._gauge("nodes", "Nodes that the API server lists, this one included.")
+        self.conflicts = self._gauge("pod_cidr_conflicts", "Pairs of nodes whose podCIDRs overlap.")
+        self.routes = self._gauge("routes", "Routes to pods of other nodes in the kernel.")
+        self.unreachable = self._gauge("unreachable_nodes", "Nodes to which the agent can make no route.")
+        self.contact = self._gauge(
+            "api_last_contact_timestamp_seconds", "When the API server answered last, in seconds since 1970."
+        )
+        self.api_failures = self._counter("api_failures", "Requests to the API server that failed.")
+        self.changes = self._counter("kernel_changes", "Changes of routes, neighbours, FDB entries and the tunnel.")
+        self.installs = self._counter("installs", "Runs of `podwire install`.", ("result",))
+        self.collections = self._counter("garbage_collections", "Runs of `podwire gc`.", ("result",))
+
+    def render(self) -> bytes:
+        """Returns all metrics as text."""
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"podwire_agent_{name}", meaning, labels, registry=self._registry)
+
+    def _counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"podwire_agent_{name}", meaning, labels, registry=self._registry)

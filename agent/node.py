@@ -1,0 +1,84 @@
+"""A node of the cluster, as far as the agent needs it.
+
+This module is pure. Source: the Kubernetes API, core/v1 Node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_network
+from typing import NamedTuple
+
+from cni.address import Address, Network, format_ip, parse_ip
+
+INTERNAL_IP = "InternalIP"
+
+
+class Node(NamedTuple):
+    """A node: its name, UID, the networks of its pods, its internal addresses, and what is wrong with its object.
+
+    `pod_cidrs` and `addresses` are in the order of the object, the preferred IP version first. A node with
+    `problems` has only the valid networks and addresses.
+    """
+
+    name: str
+    uid: str
+    pod_cidrs: tuple[Network, ...] = ()
+    addresses: tuple[Address, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def address_of(self, version: int) -> Address | None:
+        """Returns the first internal address of an IP version (4 or 6), None if the node has none."""
+        return next((address for address in self.addresses if address.version == version), None)
+
+
+def parse_node(document: Mapping[str, object]) -> Node:
+    """Returns the node of a core/v1 Node object; raises ValueError for an object without name and UID.
+
+    Wrong podCIDRs and addresses are listed in `problems`, so that the object of one node cannot stop the others.
+    """
+    metadata = _mapping(document.get("metadata"))
+    name, uid = metadata.get("name"), metadata.get("uid")
+    if not (isinstance(name, str) and name and isinstance(uid, str) and uid):
+        raise ValueError("the object of a Node has no name or no UID")
+    spec, status = _mapping(document.get("spec")), _mapping(document.get("status"))
+    problems: list[str] = []
+    texts = _list(spec.get("podCIDRs")) or ([spec["podCIDR"]] if spec.get("podCIDR") else [])
+    pod_cidrs = tuple(network for text in texts if (network := _network(text, problems)) is not None)
+    internal = (item for item in map(_mapping, _list(status.get("addresses"))) if item.get("type") == INTERNAL_IP)
+    parsed = (_address(item.get("address"), problems) for item in internal)
+    addresses = tuple(address for address in parsed if address is not None)
+    return Node(name, uid, pod_cidrs, addresses, tuple(problems))
+
+
+def format_networks(networks: tuple[Network, ...]) -> str:
+    """Returns networks as text: "10.244.1.0/24, fd00:1::/64"."""
+    return ", ".join(f"{format_ip(network.network_address)}/{network.prefixlen}" for network in networks)
+
+
+def _network(text: object, problems: list[str]) -> Network | None:
+    try:
+        if not isinstance(text, str) or "/" not in text:
+            raise ValueError
+        return ip_network(text)
+    except ValueError:
+        problems.append(f"podCIDR {text!r} is not a network such as 10.244.1.0/24")
+        return None
+
+
+def _address(text: object, problems: list[str]) -> Address | None:
+    try:
+        if not isinstance(text, str):
+            raise ValueError
+        return parse_ip(text)
+    except ValueError:
+        problems.append(f"{INTERNAL_IP} {text!r} is not an address")
+        return None
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,281 @@
+"""Follows the Nodes of the cluster: a list, then watches that continue where the last one ended.
+
+One rule: the consumer sees every state that stays, in order, and no heartbeat. A node whose parsed value is unchanged
+is not reported, so kubelets' status updates end here.
+
+A watch continues by resourceVersion after a cut. Three things cause a new list: 410, a server whose resourceVersion is
+lower than the last one (it was restored from a backup: a watch would stay silent), and an event that is no Node.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from agent.api_answer import BOOKMARK, DELETED, Document, WatchEvent, resource_version_of
+from agent.api_errors import ApiError, Expired, InvalidAnswer, OutcomeUnknown
+from agent.kubernetes import Listing
+from agent.node import Node, parse_node
+
+NODES = "/api/v1/nodes"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
+_WATCH_S = 300  # at least; up to twice that, so that the agents' watches do not end together
+_LASTING_S = 5.0  # a watch that ends sooner, and without an event, is a failure
+# After an API server's restart every agent lists again: 5,000 of them within so many seconds a node.
+_LIST_SPREAD_S = 1 / 500
+
+
+class Synced(NamedTuple):
+    """All nodes: after the first list, and after each list that replaces a watch.
+
+    `is_older` is True if the server's data are older than those of an earlier list: it was restored from a backup, and
+    nodes that are missing may exist.
+    """
+
+    nodes: Mapping[str, Node]
+    is_older: bool = False
+
+
+class Changed(NamedTuple):
+    """A new node, or a node whose value differs from the last one."""
+
+    node: Node
+
+
+class Deleted(NamedTuple):
+    """A node that was deleted. A node of the same name and another UID is Changed, without Deleted before it."""
+
+    name: str
+
+
+class Failed(NamedTuple):
+    """A request that failed, and the time of the first failure without a success since (seconds since the epoch)."""
+
+    error: ApiError
+    since: float
+
+
+class Recovered(NamedTuple):
+    """A watch is open again after failures; the nodes are up to date."""
+
+
+NodeEvent = Synced | Changed | Deleted | Failed | Recovered
+
+
+class WatchedEvents(Protocol):
+    """The part of a Watch that is used here."""
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        """Yields the events."""
+
+    def close(self) -> None:
+        """Ends the iteration, from any thread."""
+
+
+class NodeClient(Protocol):
+    """The part of a Client that is used here."""
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
+        """Returns a page."""
+
+    def list_objects(
+        self, path: str, parse: Callable[[Document], Node], query: Mapping[str, str] | None = None
+    ) -> Listing[Node]:
+        """Returns all parsed objects."""
+
+    def watch(
+        self, path: str, resource_version: str, query: Mapping[str, str] | None, *, timeout_s: int
+    ) -> WatchedEvents:
+        """Opens a watch."""
+
+
+class NodeWatch:
+    """Reports the nodes to `put`, from a thread of its own after start(), or step by step from a test.
+
+    `name` restricts it to one Node; raises ValueError for a name that no Node can have. `on_contact` is called in the
+    thread for each answer and event of the server, also for those that change no node.
+    """
+
+    def __init__(
+        self,
+        client: NodeClient,
+        put: Callable[[NodeEvent], None],
+        *,
+        name: str | None = None,
+        on_contact: Callable[[], None] = lambda: None,
+        randomness: Callable[[], float] = random.random,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if name is not None and not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a Node; set the name that `kubectl get nodes` prints")
+        self._client, self._put, self._on_contact = client, put, on_contact
+        self._query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        self._randomness, self._monotonic, self._clock = randomness, monotonic, clock
+        self._nodes: dict[str, Node] = {}
+        self._resource_version = ""  # "": list
+        self._highest_version = 0
+        self._is_listed = False  # and not watched yet
+        self._failures = 0  # steps without an event and without a lasting watch
+        self._failing_since: float | None = None
+        self._stopped = threading.Event()
+        self._watch_lock = threading.Lock()
+        self._open_watch: WatchedEvents | None = None
+        self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ends the thread: at once during a watch or a delay, else after the present request."""
+        self._stopped.set()
+        with self._watch_lock:
+            if self._open_watch:
+                self._open_watch.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def reconnect(self) -> None:
+        """Opens the watch again: after a change of this node's addresses the server's answers may not arrive."""
+        with self._watch_lock:
+            if self._open_watch:
+                self._open_watch.close()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                delay_s = self.step()
+            except Exception as error:  # a mistake in the work for one answer must not end the thread
+                self._resource_version = ""
+                text = f"internal error, please report it: {type(error).__name__}: {error}"
+                delay_s = self._failed(InvalidAnswer(f"watch of {NODES}", text))
+            self._stopped.wait(delay_s)
+
+    def step(self) -> float:
+        """Lists, or watches until the watch ends; returns the seconds to wait before the next step."""
+        try:
+            if self._resource_version:
+                return self._watch_once()
+            self._list()
+        except Expired:
+            return self._list_again()
+        except InvalidAnswer as error:
+            self._resource_version = ""
+            return self._failed(error)
+        except ApiError as error:
+            return self._failed(error)
+        return 0.0
+
+    def _list(self) -> None:
+        try:
+            listing = self._client.list_objects(NODES, parse_node, self._query)
+        except Expired as error:  # its pages, again and again: the server is too slow
+            raise OutcomeUnknown(error.request, error.cause) from error
+        if not listing.resource_version:
+            raise InvalidAnswer(f"GET {NODES}", "the list has no resourceVersion")
+        self._nodes = {node.name: node for node in listing.items}
+        self._resource_version, self._is_listed = listing.resource_version, True
+        self._failing_since = None
+        self._on_contact()
+        version = int(listing.resource_version) if listing.resource_version.isdecimal() else 0
+        is_older, self._highest_version = version < self._highest_version, version
+        self._put(Synced(dict(self._nodes), is_older))
+
+    def _list_again(self) -> float:
+        self._resource_version = ""
+        self._failures += 1
+        spread_s = self._randomness() * _LIST_SPREAD_S * len(self._nodes)
+        return spread_s if self._failures == 1 else max(spread_s, self._backoff_s())
+
+    def _watch_once(self) -> float:
+        """Watches until the end; a cut is a failure only if the watch did not last. Returns the delay after it."""
+        if not self._is_listed:
+            self._refuse_older(resource_version_of(self._client.get(NODES, {**self._query, "limit": "1"})))
+        self._is_listed = False
+        timeout_s = int(_WATCH_S * (1 + self._randomness()))
+        watch = self._client.watch(NODES, self._resource_version, self._query, timeout_s=timeout_s)
+        started = self._monotonic()
+        self._on_contact()
+        if self._failing_since is not None:
+            self._failing_since = None
+            self._put(Recovered())
+        error: ApiError | None = None
+        has_events = False
+        try:
+            with self._opened(watch):
+                for event in watch:
+                    self._apply(event)
+                    has_events, self._failures = True, 0
+        except (Expired, InvalidAnswer):
+            raise
+        except ApiError as cut:
+            error = cut
+        if has_events or self._monotonic() - started >= _LASTING_S:
+            self._failures = 0
+            return self._randomness() * _FIRST_DELAY_S  # the agents do not come back together
+        return self._failed(error or OutcomeUnknown(f"watch of {NODES}", "the server ended it at once"))
+
+    @contextmanager
+    def _opened(self, watch: WatchedEvents) -> Iterator[None]:
+        """Lets stop() end the watch inside the block."""
+        with self._watch_lock:
+            self._open_watch = watch
+            if self._stopped.is_set():
+                watch.close()
+        try:
+            yield
+        finally:
+            with self._watch_lock:
+                self._open_watch = None
+
+    def _apply(self, event: WatchEvent) -> None:
+        """Reports the change of an event, and continues after it."""
+        self._on_contact()
+        version = event.resource_version
+        self._refuse_older(version)
+        if event.type != BOOKMARK:
+            self._report(event)
+        self._resource_version = version or self._resource_version
+        if version.isdecimal():
+            self._highest_version = int(version)
+
+    def _report(self, event: WatchEvent) -> None:
+        try:
+            node = parse_node(event.document)
+        except ValueError as error:
+            raise InvalidAnswer(f"watch of {NODES}", str(error)) from error
+        if event.type == DELETED:
+            if self._nodes.pop(node.name, None):
+                self._put(Deleted(node.name))
+        elif self._nodes.get(node.name) != node:
+            self._nodes[node.name] = node
+            self._put(Changed(node))
+
+    def _refuse_older(self, version: str) -> None:
+        """Raises Expired for a resourceVersion below the last one: the store is an older copy. They are numbers."""
+        last = self._resource_version
+        if version.isdecimal() and last.isdecimal() and int(version) < int(last):
+            raise Expired(f"watch of {NODES}", f"resourceVersion {version} after {last}", status=410)
+
+    def _failed(self, error: ApiError) -> float:
+        """Reports a failure; returns the delay before the next try."""
+        self._failures += 1
+        if self._stopped.is_set():
+            return 0.0
+        if self._failing_since is None:
+            self._failing_since = self._clock()
+        self._put(Failed(error, self._failing_since))
+        return max(error.retry_after_s, self._backoff_s())
+
+    def _backoff_s(self) -> float:
+        """Returns a delay that doubles with each failure, half of it random."""
+        limit_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * float(1 << min(self._failures - 1, 10)))
+        return limit_s * (1 + self._randomness()) / 2

@@ -1,0 +1,46 @@
+"""What keeps this node from being ready, for /readyz, the log and events.
+
+A condition is a part of the agent's work. It is met, or has a problem: a text with the object, its state, the cause
+and the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+_STARTING = "starting"
+
+OnChange = Callable[[str, str], None]
+
+
+class Readiness:
+    """The conditions by name, each with its problem, "" if it is met; `on_change` gets name and problem."""
+
+    def __init__(self, conditions: tuple[str, ...], on_change: OnChange) -> None:
+        self._problems = dict.fromkeys(conditions, _STARTING)
+        self._on_change = on_change
+
+    def set(self, condition: str, problem: str = "") -> None:
+        """Sets the problem of a condition, "" if it is met; reports only changes."""
+        if self._problems[condition] != problem:
+            self._problems[condition] = problem
+            self._on_change(condition, problem)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all conditions are met."""
+        return not any(self._problems.values())
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a condition has not been set yet."""
+        return _STARTING in self._problems.values()
+
+    def problem_of(self, condition: str) -> str:
+        """Returns the problem of a condition, "" if it is met."""
+        return self._problems[condition]
+
+    def describe(self) -> Iterator[str]:
+        """Yields a line for each condition, as the Kubernetes components print their checks."""
+        for name, problem in tuple(self._problems.items()):
+            yield f"[-]{name}: {problem}" if problem else f"[+]{name} ok"

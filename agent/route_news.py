@@ -1,0 +1,132 @@
+"""The meaning of the kernel's notifications for the routes to the other nodes.
+
+The existing objects are updated as notifications say; what other programs changed is collected for repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from socket import AF_BRIDGE
+
+from agent.route_plan import Kind, Objects, RouteOptions, Situation, Value
+from kernel import link, protocol_route, tunnel_entries
+from kernel.address import RTM_DELADDR, RTM_NEWADDR
+from kernel.link import RTM_DELLINK, RTM_NEWLINK, Link
+from kernel.neighbour import RTM_DELNEIGH, RTM_NEWNEIGH
+from kernel.notifications import Notification
+from kernel.protocol_route import OTHER, UNREACHABLE, Prefix, ProtocolRoute
+from kernel.route import RTM_DELROUTE
+from kernel.wire import DecodedMessage
+
+
+class News:
+    """Reads notifications. Afterwards the attributes say what to do.
+
+    `repairs` are the objects that other programs changed or deleted, with their desired values. With `is_elsewhere` the
+    facts about this node may have changed, with `is_device` the VXLAN device. With `is_flushed` the kernel may have
+    deleted IPv4 routes without a notification. `shadowing` are the routes that win over the agent's.
+    """
+
+    def __init__(
+        self,
+        options: RouteOptions,
+        situation: Situation,
+        links: dict[int, Link],
+        existing: Objects,
+        shadowing: set[ProtocolRoute],
+    ) -> None:
+        self._options, self._situation, self._links = options, situation, links
+        self._existing = existing
+        self._connected = {(item.network, item.ifindex) for item in situation.connected}
+        self.repairs: dict[tuple[Kind, bytes], Value] = {}
+        self.shadowing = shadowing
+        self.is_elsewhere = False
+        self.is_device = False
+        self.is_flushed = False
+
+    def read(self, notifications: Iterable[Notification]) -> None:
+        """Reads notifications."""
+        for number, message in notifications:
+            if number in (RTM_NEWLINK, RTM_DELLINK):
+                self._read_link(number, message)
+            elif number in (RTM_NEWADDR, RTM_DELADDR):
+                self._read_address(number, message)
+            elif number in (RTM_NEWNEIGH, RTM_DELNEIGH):
+                self._read_entry(number, message)
+            else:
+                self._read_route(number, message)
+
+    def _read_link(self, number: int, message: DecodedMessage) -> None:
+        if message["family"] == AF_BRIDGE:  # a port of a bridge changed
+            return
+        changed = link.from_message(message)
+        if changed.index == self._situation.tunnel or changed.name == self._options.device:
+            self.is_device = True
+        elif known := self._links.get(changed.index):
+            is_same = (changed.is_up, changed.mtu) == (known.is_up, known.mtu)
+            self.is_elsewhere |= number == RTM_DELLINK or not is_same
+
+    def _read_address(self, number: int, message: DecodedMessage) -> None:
+        packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") or b""
+        index, tunnel = message["index"], self._situation.tunnel
+        # With the last IPv4 address of a link its IPv4 routes disappear.
+        self.is_flushed |= number == RTM_DELADDR and len(packed) == 4 and (index == tunnel or index in self._links)
+        if tunnel and index == tunnel:
+            value = b"" if number == RTM_NEWADDR else None
+            self._compare(Kind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
+        elif packed in self._situation.addresses or index in self._links:
+            self.is_elsewhere = True
+
+    def _read_entry(self, number: int, message: DecodedMessage) -> None:
+        tunnel = self._situation.tunnel
+        if not tunnel or message["ifindex"] != tunnel:
+            return
+        mac, address = tunnel_entries.addresses_of(message)
+        is_new = number == RTM_NEWNEIGH
+        if message["family"] == AF_BRIDGE:
+            if is_new and not address:  # Linux 6.1 notifies of an entry twice, the second time without the node
+                return
+            self._compare(Kind.FORWARDING, mac, address if is_new else None)
+        else:
+            is_valid = is_new and tunnel_entries.is_neighbour(message, tunnel)
+            self._compare(Kind.NEIGHBOUR, address, mac if is_valid else None)
+
+    def _read_route(self, number: int, message: DecodedMessage) -> None:
+        route = protocol_route.from_message(message)
+        if route is None:
+            return
+        is_deleted = number == RTM_DELROUTE
+        options, is_ours = self._options, route.protocol == self._options.protocol
+        if route.metric == options.metric:
+            value = None if is_deleted else route.hop if is_ours else OTHER
+            if is_ours or not is_deleted:
+                self._compare(Kind.ROUTE, route.dst, value)
+        elif route.metric == options.unreachable_metric:
+            is_present = not is_deleted and is_ours and route.hop == UNREACHABLE
+            if is_ours or not is_deleted:
+                self._compare(Kind.UNREACHABLE, route.dst, b"" if is_present else None)
+        elif protocol_route.is_connected(route):
+            is_known = (route.dst, route.hop.ifindex) in self._connected
+            self.is_elsewhere |= is_known == is_deleted and route.hop.ifindex != self._situation.tunnel
+        elif route.metric < options.metric and route.dst in self._existing[Kind.ROUTE]:
+            (self.shadowing.discard if is_deleted else self.shadowing.add)(route)
+
+    def _compare(self, kind: Kind, key: bytes, value: Value | None) -> None:
+        """Compares an object with its desired value, which is the one before the first notification about it."""
+        existing = self._existing[kind]
+        desired = self.repairs.get((kind, key), existing.get(key))
+        if desired is None:  # not the agent's
+            return
+        if value == desired:
+            self.repairs.pop((kind, key), None)
+        else:
+            self.repairs[kind, key] = desired
+        if value is None:
+            existing.pop(key, None)
+        else:
+            existing[key] = value
+
+
+def list_shadowed(shadowing: Iterable[ProtocolRoute], destinations: Collection[Prefix]) -> list[ProtocolRoute]:
+    """Returns the routes to `destinations`, in a fixed order."""
+    return sorted(route for route in shadowing if route.dst in destinations)

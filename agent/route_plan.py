@@ -1,0 +1,265 @@
+"""The plan: which objects the kernel needs so that this node's pods reach the pods of another node.
+
+A node is reached directly if one of its internal addresses is in a network that is connected to this node, by one route
+for each of its pods' networks. Otherwise it is reached by VXLAN, with three objects: a route through the VXLAN device,
+a neighbour entry (the MAC address of the route's gateway) and a forwarding entry (the node's address for this MAC
+address). The MAC address is derived from the node's name, so that nodes need not publish it.
+
+- The gateway of an IPv4 route is the network address of its destination, which no pod has. The route is "onlink".
+- The gateway of IPv6 routes is the link-local address that belongs to the MAC address. The kernel refuses an onlink
+  gateway that it reaches through another link at that moment, as while a node changes from direct to VXLAN.
+
+This module is pure. Networks and addresses are bytes here: with 5,000 nodes ipaddress objects would take 15 MB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import IntEnum
+from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import NamedTuple
+
+from agent.node import Node
+from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
+
+AUTO, DIRECT, VXLAN, NONE = MODES = ("auto", "direct", "vxlan", "none")
+_LINK_LOCAL = b"\xfe\x80" + bytes(6)
+
+
+class RouteOptions(NamedTuple):
+    """The options of the routes: mode, name of the VXLAN device, VNI, UDP port, protocol number and metrics.
+
+    `metric` is that of routes to other nodes. No other program may use it, because the kernel replaces a route with the
+    same destination and metric. `unreachable_metric` is that of the route for this node's pods, which packets use only
+    if no pod network is connected. Without `checksum_offload` the kernel computes the checksums of packets before they
+    enter the tunnel, for kernels and network cards with defects; with it the device stays as it is.
+    """
+
+    mode: str = AUTO
+    device: str = "podwire-vxlan"
+    vni: int = 112
+    port: int = 4789
+    protocol: int = 112
+    metric: int = 1120
+    unreachable_metric: int = 1_000_000
+    checksum_offload: bool = True
+
+
+class Kind(IntEnum):
+    """A kind of object, in the order in which objects are added; they are deleted in the opposite order."""
+
+    ADDRESS = 0  # of the VXLAN device: Prefix -> b""
+    FORWARDING = 1  # MAC address -> address of a node
+    NEIGHBOUR = 2  # gateway -> MAC address
+    ROUTE = 3  # Prefix -> Hop
+    UNREACHABLE = 4  # Prefix -> b""
+
+
+Value = Hop | bytes
+Objects = tuple[dict[bytes, Value], ...]  # one dictionary for each Kind
+
+
+class Peer(NamedTuple):
+    """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes."""
+
+    name: str
+    networks: tuple[Prefix, ...]
+    addresses: tuple[bytes, ...]
+
+
+class Connected(NamedTuple):
+    """A network that is connected to this node: its link, and whether it may be one of pods (a bridge or a veth)."""
+
+    network: Prefix
+    ifindex: int
+    name: str
+    is_for_pods: bool
+
+
+class Situation(NamedTuple):
+    """The facts about this node on which the plan depends.
+
+    `networks` are those of its pods, `addresses` its internal addresses. `tunnel` is the ifindex of the VXLAN device, 0
+    without one; then `no_tunnel` is the reason. `connected` is sorted, longest prefixes first.
+    """
+
+    mode: str
+    networks: tuple[Prefix, ...]
+    addresses: tuple[bytes, ...]
+    connected: tuple[Connected, ...]
+    tunnel: int = 0
+    no_tunnel: str = ""
+
+    @property
+    def underlay(self) -> bytes:
+        """The address of this node by which VXLAN packets are sent, IPv4 preferred; b"" without one."""
+        return min(self.addresses, key=len, default=b"")
+
+
+class Plan(NamedTuple):
+    """The objects for one node, the networks for which nothing is changed in the kernel, and the problems."""
+
+    objects: Objects
+    kept: tuple[Prefix, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def peer_of(node: Node) -> Peer:
+    """Returns a node of the cluster in the form of the plan."""
+    addresses = tuple(address.packed for address in node.addresses)
+    return Peer(node.name, tuple(pack_network(network) for network in node.pod_cidrs), addresses)
+
+
+@lru_cache(maxsize=16)
+def mac_of(name: str) -> bytes:
+    """Returns the MAC address of a node's VXLAN device: a locally administered one, derived from the node's name."""
+    digest = hashlib.sha256(f"podwire VXLAN {name}".encode("utf-8", "surrogatepass")).digest()
+    return bytes((digest[0] & 0xFC | 0x02, *digest[1:6]))
+
+
+def link_local_of(mac: bytes) -> bytes:
+    """Returns the IPv6 link-local address that belongs to a MAC address (RFC 4291, appendix A)."""
+    return _LINK_LOCAL + bytes((mac[0] ^ 0x02, *mac[1:3], 0xFF, 0xFE, *mac[3:]))
+
+
+def new_objects() -> Objects:
+    """Returns a value of Objects without objects."""
+    return tuple({} for _ in Kind)
+
+
+def plan_node(situation: Situation) -> Plan:
+    """Returns the objects of this node itself: unreachable routes for its pods' networks, addresses of the device.
+
+    A packet from the node to a pod of another node has the device's address as its source, so that the answer comes
+    back through the device, as strict reverse path filtering requires.
+    """
+    if situation.mode == NONE:
+        return Plan(new_objects())
+    objects, kept, problems = new_objects(), [], []
+    for network in situation.networks:
+        if conflict := _lan_overlap(network, situation):
+            kept.append(network)
+            problems.append(f"its podCIDR {format_prefix(network)} overlaps with {_describe(conflict)}")
+            continue
+        objects[Kind.UNREACHABLE][network] = b""
+        if situation.tunnel:
+            objects[Kind.ADDRESS][_host(network)] = b""
+    return Plan(objects, tuple(kept), tuple(problems))
+
+
+def needs_tunnel(peer: Peer, situation: Situation) -> bool:
+    """Returns whether a node is reached by VXLAN, at least for one of its networks."""
+    if situation.mode not in (AUTO, VXLAN):
+        return False
+    return any(not direct_hop(peer, network, situation) for network in peer.networks)
+
+
+def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) -> Plan:
+    """Returns the objects for those `networks` of a node that the plan may change."""
+    objects = new_objects()
+    if situation.mode == NONE:
+        return Plan(objects)
+    kept, problems = [], []
+    for network in networks:
+        if reason := _obstacle(peer, network, situation):
+            kept.append(network)
+        elif hop := direct_hop(peer, network, situation):
+            objects[Kind.ROUTE][network] = hop
+        elif not (reason := _tunnel_obstacle(peer, network, situation)):
+            _add_tunnel(objects, peer, network, situation)
+        if reason:
+            problems.append(reason)
+    return Plan(objects, tuple(kept), tuple(problems))
+
+
+def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
+    """Returns the direct next hop for a network of a node, None if the node is not in a connected network."""
+    if situation.mode == VXLAN:
+        return None
+    for address in peer.addresses:
+        if len(address) + 1 == len(network):
+            for connected in situation.connected:
+                is_for_this_nodes_pods = any(_overlaps(connected.network, mine) for mine in situation.networks)
+                if _contains(connected.network, address) and not is_for_this_nodes_pods:
+                    return Hop(connected.ifindex, address)
+    return None
+
+
+def _obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
+    """Returns why nothing is changed in the kernel for a network, "" without a reason."""
+    if not peer.addresses:
+        return "its Node object has no InternalIP"
+    for address in peer.addresses:
+        if address in situation.addresses:
+            return f"its InternalIP {_text(address)} is also this node's"
+    for mine in situation.networks:
+        if _overlaps(network, mine):
+            return f"its podCIDR {format_prefix(network)} overlaps with this node's podCIDR {format_prefix(mine)}"
+    for connected in situation.connected:
+        if _overlaps(network, connected.network):
+            return f"its podCIDR {format_prefix(network)} overlaps with {_describe(connected)}"
+    return ""
+
+
+def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
+    """Returns why a node that is not in a connected network cannot be reached by VXLAN, "" if it can."""
+    if situation.mode == DIRECT:
+        version = 4 if len(network) == 5 else 6
+        addresses = [_text(address) for address in peer.addresses if len(address) + 1 == len(network)]
+        if not addresses:
+            return f"its Node object has no IPv{version} InternalIP for {format_prefix(network)}"
+        return f"{' and '.join(addresses)} is in no network connected to this node, and routes are direct"
+    underlay = situation.underlay
+    if not underlay:
+        return "this node has no InternalIP"
+    if not any(len(address) == len(underlay) for address in peer.addresses):
+        return f"its Node object has no IPv{4 if len(underlay) == 4 else 6} InternalIP, which VXLAN uses on this node"
+    return "" if situation.tunnel else situation.no_tunnel or "there is no VXLAN device"
+
+
+def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> None:
+    mac, size = mac_of(peer.name), len(situation.underlay)
+    is_ipv4 = len(network) == 5
+    gateway = network[:-1] if is_ipv4 else link_local_of(mac)
+    objects[Kind.ROUTE][network] = Hop(situation.tunnel, gateway, onlink=is_ipv4)
+    objects[Kind.NEIGHBOUR][gateway] = mac
+    objects[Kind.FORWARDING][mac] = next(address for address in peer.addresses if len(address) == size)
+
+
+def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:
+    """Returns the connected network, other than that of the pods, that overlaps with a network of this node's pods."""
+    for connected in situation.connected:
+        is_lan = not connected.is_for_pods or any(
+            _contains(connected.network, address) for address in situation.addresses
+        )
+        if is_lan and _overlaps(network, connected.network):
+            return connected
+    return None
+
+
+def _describe(connected: Connected) -> str:
+    return f'{format_prefix(connected.network)}, which is connected to this node\'s "{connected.name}"'
+
+
+def _overlaps(one: Prefix, other: Prefix) -> bool:
+    if len(one) != len(other):
+        return False
+    shift = 8 * (len(one) - 1) - min(one[-1], other[-1])
+    return int.from_bytes(one[:-1], "big") >> shift == int.from_bytes(other[:-1], "big") >> shift
+
+
+def _contains(network: Prefix, address: bytes) -> bool:
+    if len(network) != len(address) + 1:
+        return False
+    shift = 8 * len(address) - network[-1]
+    return int.from_bytes(network[:-1], "big") >> shift == int.from_bytes(address, "big") >> shift
+
+
+def _host(network: Prefix) -> Prefix:
+    """Returns the network address of a network as a network with this address only."""
+    return network[:-1] + bytes((8 * (len(network) - 1),))
+
+
+def _text(address: bytes) -> str:
+    return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)

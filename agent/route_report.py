@@ -1,0 +1,38 @@
+"""The reports of the routes: problems for operators, and counters for metrics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from agent import kernel_routes
+from agent.route_plan import Kind
+from kernel.protocol_route import ProtocolRoute, describe
+
+
+class Problem(NamedTuple):
+    """A text that an operator should know, and the node that is affected, "" for this one."""
+
+    node: str
+    text: str
+
+
+class Counters(NamedTuple):
+    """The numbers for metrics: requests, repaired objects and full comparisons so far; present routes, known nodes."""
+
+    requests: int
+    repairs: int
+    comparisons: int
+    routes: int
+    nodes: int
+
+
+def shadow_problem(node: str, route: ProtocolRoute) -> Problem:
+    """Returns the problem of another program's route to a pod network of `node`, which wins."""
+    text = f"a route of metric {route.metric} and protocol {route.protocol} wins over the agent's: "
+    return Problem(node, text + describe(route.dst, route.hop))
+
+
+def disagreement_problem(kind: Kind, key: bytes) -> Problem:
+    """Returns the problem of an object that another program changes again and again."""
+    text = f"another program keeps changing {kernel_routes.describe(kind, key)}: it is restored at the next comparison"
+    return Problem("", text)

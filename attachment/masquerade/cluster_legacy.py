@@ -1,0 +1,97 @@
+"""The cluster's networks in the chains PODWIRE-CLUSTER of iptables-legacy, by its programs.
+
+iptables-legacy replaces the whole table at once, so no packet sees a state between. A program takes milliseconds, more
+with a large table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from attachment.masquerade.names import CLUSTER_CHAIN, ENTRY
+from cni.address import Network
+from kernel.netfilter import iptables
+from kernel.netfilter.iptables import RefusedError
+from kernel.netfilter.iptables_accept import accept_line
+from kernel.netfilter.iptables_chains import TABLE, apply_plan, lines_to_delete
+
+Networks = frozenset[Network]
+
+_TRIES = 10  # a try fails if another process changes the chain between read and write
+_DESCRIPTION = f"change the cluster's networks in chain {CLUSTER_CHAIN}"
+
+
+class LegacyChains:
+    """The chains of both IP versions, as far as iptables-legacy has created table `nat` and its programs exist."""
+
+    def __init__(self) -> None:
+        self._tables: list[int] = []  # the families that have the table
+        self._usable: list[int] = []  # those of them with a program
+        self._filled: list[int] = []  # those of them with the chain, at the last comparison
+
+    def compare(self, get_desired: Callable[[], Networks], create: Collection[int] = ()) -> int:
+        """Makes the chains accept exactly the networks; returns the number of changed rules.
+
+        Creates missing chains of the families in `create`. Runs a program for each family with a table. Raises the
+        errors of kernel.netfilter.iptables.apply.
+        """
+        numbers: dict[int, int] = {}
+
+        def plan(family: int, listing: list[str]) -> list[str]:
+            new = [] if f"-N {CLUSTER_CHAIN}" in listing else [f"-N {CLUSTER_CHAIN}"]
+            numbers.pop(family, None)
+            if new and family not in create:
+                return []
+            existing = [line for line in listing if line.startswith(f"-A {CLUSTER_CHAIN} ")]
+            lines = dict.fromkeys(_lines(get_desired(), family))
+            changes = [line for line in lines if line not in set(existing)]
+            for line in existing:
+                if lines.pop(line, "") is None:  # the first such rule stays
+                    continue
+                changes += lines_to_delete([line])
+            numbers[family] = len(changes)
+            return new + changes
+
+        families = self._get_families()
+        for tries_left in reversed(range(_TRIES if families else 0)):
+            listings = iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
+            if apply_plan(TABLE, listings, plan, _DESCRIPTION, may_fail=tries_left > 0, legacy=True):
+                break
+        self._filled = list(numbers)
+        return sum(numbers.values())
+
+    def change(self, added: Networks, removed: Networks) -> int:
+        """Applies a difference to the chains of the last comparison; returns the number of changed rules.
+
+        Raises RefusedError if a chain has changed since, otherwise as `compare`.
+        """
+        changes = {
+            family: [*_lines(added, family), *lines_to_delete(_lines(removed, family))] for family in self._filled
+        }
+        iptables.apply(changes, TABLE, _DESCRIPTION, legacy=True)
+        return sum(map(len, changes.values()))
+
+    def remove(self) -> list[str]:
+        """Deletes the chains to which no rule refers; returns the names of the others. Raises as `compare`."""
+        remaining = []
+        families = self._get_families()
+        listings = iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True) if families else {}
+        for family, listing in listings.items():
+            if f"-N {CLUSTER_CHAIN}" in listing:
+                try:
+                    lines = [f"-F {CLUSTER_CHAIN}", f"-X {CLUSTER_CHAIN}"]
+                    iptables.apply({family: lines}, TABLE, f"delete chain {CLUSTER_CHAIN}", legacy=True)
+                except RefusedError:
+                    remaining.append(f"chain {TABLE} {CLUSTER_CHAIN} ({iptables.TOOLS[family]}-legacy)")
+        return remaining
+
+    def _get_families(self) -> list[int]:
+        """Returns the families that can be changed; reports a missing program on stderr once."""
+        tables = [family for family in iptables.FAMILIES if iptables.has_legacy(family, TABLE)]
+        if tables != self._tables:
+            self._tables, self._usable = tables, iptables.get_legacy_families(TABLE)
+        return self._usable
+
+
+def _lines(networks: Networks, family: int) -> list[str]:
+    return [accept_line(CLUSTER_CHAIN, network) for network in networks if network.version == family]

@@ -1,0 +1,3 @@
+"""The version of podwire: of the executable and of the agent."""
+
+__version__ = "0.1.0"

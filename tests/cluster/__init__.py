@@ -1,0 +1,1 @@
+"""Tests of the agent with API servers: a double, and a real kube-apiserver with etcd."""

@@ -1,0 +1,136 @@
+"""Fixtures for the tests of the agent with an API server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from agent.api_errors import Conflict, NotFound
+from agent.api_server import Server
+from agent.kubernetes import Client
+from tests.support import binaries, certificates, kube_apiserver
+from tests.support.kube_apiserver import KubeApiServer
+from tests.support.kubernetes_double import BLOCKS, KubernetesDouble
+
+NewClient = Callable[..., Client]
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a certificate authority (ca.crt) and its certificate for loopback (server.pem)."""
+    directory: Path = tmp_path_factory.mktemp("certificates")
+    return certificates.create(directory)
+
+
+@pytest.fixture
+def double(tls: Path) -> Iterator[KubernetesDouble]:
+    """A running double without objects."""
+    with KubernetesDouble(tls).running() as server:
+        yield server
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    """A file with the administrator's token."""
+    path = tmp_path / "token"
+    path.write_text("admin\n")
+    return path
+
+
+@pytest.fixture
+def new_client(double: KubernetesDouble, tls: Path, token_file: Path) -> NewClient:
+    """A function that returns a client of the double, with short time-outs if a test sets them."""
+
+    def create(url: str = double.url, ca: Path = tls / "ca.crt", read_s: float = 30, watch_s: float = 90) -> Client:
+        return Client(Server(url, ca), token_file, read_timeout_s=read_s, watch_silence_s=watch_s)
+
+    return create
+
+
+@pytest.fixture
+def client(new_client: NewClient) -> Client:
+    """A client of the double."""
+    return new_client()
+
+
+class Api(NamedTuple):
+    """A server under test: clients by token, and the end of its history."""
+
+    client: Callable[[str], Client]
+    compact: Callable[[], None]
+
+
+# The agent's role in deploy/, and the kind that stands for cluster addresses.
+RIGHTS = frozenset({"get nodes", "list nodes", "watch nodes", "create events"})
+_RBAC = "rbac.authorization.k8s.io"
+
+
+@pytest.fixture(scope="session")
+def real_server(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiServer]:
+    """A running kube-apiserver; where it is not built a test is skipped, or fails in CI."""
+    if not kube_apiserver.is_built():
+        binaries.skip_or_fail("no kube-apiserver in build/kubernetes: run `make kubernetes` (10 CPU minutes, once)")
+    directory: Path = tmp_path_factory.mktemp("kube-apiserver")
+    with KubeApiServer(directory, tls).running() as server:
+        yield server
+
+
+@pytest.fixture(params=["double", "real"])
+def api(request: pytest.FixtureRequest) -> Api:
+    """The double, then the real server, with the agent's rights and the kind Block."""
+    if request.param == "real":
+        server: KubeApiServer = request.getfixturevalue("real_server")
+        _prepare(server.client("admin"))
+        return Api(server.client, server.compact)
+    double: KubernetesDouble = request.getfixturevalue("double")
+    double.tokens |= {"agent": RIGHTS, "stranger": frozenset({""})}
+    directory: Path = request.getfixturevalue("tmp_path")
+    ca = request.getfixturevalue("tls") / "ca.crt"
+
+    def client(token: str) -> Client:
+        (directory / f"token-{token}").write_text(token)
+        return Client(Server(double.url, ca), directory / f"token-{token}")
+
+    return Api(client, double.store.compact)
+
+
+def _prepare(admin: Client) -> None:
+    """Creates the custom resource, the agent's role and its binding, and waits until they count; once."""
+    rules = [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    ]
+    subject = {"kind": "Group", "name": "agents", "apiGroup": _RBAC}
+    role = {"kind": "ClusterRole", "name": "agent", "apiGroup": _RBAC}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": _ANY_OBJECT}}
+    names = {"plural": "blocks", "singular": "block", "kind": "Block"}
+    kind = {"group": "podwire.example", "scope": "Cluster", "names": names, "versions": [version]}
+    objects = (
+        (f"/apis/{_RBAC}/v1/clusterroles", {"metadata": {"name": "agent"}, "rules": rules}),
+        (
+            f"/apis/{_RBAC}/v1/clusterrolebindings",
+            {"metadata": {"name": "agent"}, "subjects": [subject], "roleRef": role},
+        ),
+        (
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            {"metadata": {"name": "blocks.podwire.example"}, "spec": kind},
+        ),
+    )
+    for collection, document in objects:
+        with contextlib.suppress(Conflict):
+            admin.create(collection, document)
+    end = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(NotFound):
+            admin.get(BLOCKS)
+            return
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+_ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -1,0 +1,138 @@
+"""Wrong Node objects and wrong answers of the API server: a clear state, and neither routes nor files change."""
+
+import json
+
+import pytest
+
+from tests.support import certificates
+from tests.support.cluster_agent import Agent, run_once
+from tests.support.cluster_world import world
+from tests.support.kubernetes_double import NODES, Fault
+from tests.support.machine import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """Two nodes on one link, with agents and without pods."""
+    with world(tmp_path_factory.mktemp("bad"), count=2, pods=False) as created:
+        yield created
+
+
+def state(node):
+    """Returns the routes and the files of a node."""
+    files = node.run("find", "/etc/cni/net.d", "/opt/cni/bin", "-type", "f", "-printf", "%p %i %T@\n")
+    return node.run("ip", "route"), node.run("ip", "-6", "route"), sorted(files.splitlines())
+
+
+@pytest.fixture
+def unchanged(running):
+    """Asserts that the first node's routes and files stay, and that the agent is ready before and after."""
+    running.agents[0].wait_ready()
+    before = state(running.nodes[0])
+    yield
+    assert state(running.nodes[0]) == before
+    running.server.faults.clear()
+    running.register(running.nodes[0])
+    running.agents[0].wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"podCIDR": "", "podCIDRs": []}, "node node-1: its podCIDR is missing; nothing is changed"),
+        ({"podCIDRs": ["10.244.1.7/24"]}, "podCIDR '10.244.1.7/24' is not a network such as 10.244.1.0/24"),
+        ({"podCIDRs": ["10.244.1.0/24", "x"]}, "podCIDR 'x' is not a network"),
+    ],
+)
+def test_wrong_podcidr_of_this_node(running, unchanged, spec, text):
+    """A missing or wrong podCIDR is on /readyz and in the log; the network and the routes stay as they were."""
+    agent = running.agents[0]
+    running.register(running.nodes[0], **spec)
+    assert eventually(lambda: text in agent.ready_text()), agent.ready_text()
+    assert any(text in line["msg"] for line in agent.log)
+
+
+def test_podcidr_that_overlaps_the_nodes_network(running, unchanged):
+    """Another node's podCIDR that contains this node's own link gets no route."""
+    agent = running.agents[0]
+    before = running.nodes[0].run("ip", "route")
+    running.register(running.nodes[1], podCIDR="192.0.2.0/24", podCIDRs=["192.0.2.0/24"])
+    try:
+        assert eventually(lambda: "192.0.2.0/24" in agent.ready_text()), agent.ready_text()
+        routes = running.nodes[0].run("ip", "route")
+        assert [line for line in routes.splitlines() if line not in before and "192.0.2.0/24 via" in line] == []
+    finally:
+        running.register(running.nodes[1])
+        agent.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (Fault(status=401, body=b'{"kind":"Status","message":"Unauthorized"}', times=99), "401"),
+        (Fault(status=403, body=b'{"kind":"Status","message":"nodes is forbidden"}', times=99), "nodes is forbidden"),
+        (Fault(status=200, body=b"<html>login</html>", headers={"Content-Type": "text/html"}, times=99), "html"),
+        (Fault(status=302, headers={"Location": "https://192.0.2.1/login"}, times=99), "redirects"),
+        (Fault(status=200, body=b"[" * 20_000_000, headers={"Content-Type": "application/json"}, times=99), "GET"),
+        (Fault(cut=True, times=99), "connection"),
+    ],
+    ids=["expired token", "forbidden", "HTML", "redirect", "20 MB", "cut"],
+)
+def test_wrong_answers_of_the_api_server(running, fault, text):
+    """A new agent that gets only wrong answers is not ready, says why, and changes nothing."""
+    node = running.nodes[0]
+    running.agents[0].stop()
+    before = state(node)
+    running.server.faults.append(fault)
+    agent = Agent(node, *running.options)
+    try:
+        assert eventually(lambda: "[-]api" in agent.ready_text() and text in agent.ready_text(), within_s=30), (
+            agent.ready_text(),
+            agent.log_path.read_text()[-2000:],
+        )
+        assert state(node) == before
+        assert agent.get("/healthz")[0] == 200
+        running.server.faults.clear()
+        agent.wait_ready(within_s=60)
+    finally:
+        running.agents[0] = agent
+    assert state(node) == before
+
+
+def test_certificate_of_another_authority(running, tmp_path):
+    """A server whose certificate another authority signed gets no token; the error names the file."""
+    other = certificates.create(tmp_path)
+    running.agents[0].stop()
+    options = [option for option in running.options if not option.startswith("--ca-file")]
+    agent = Agent(running.nodes[0], *options, f"--ca-file={other / 'ca.crt'}")
+    try:
+        assert eventually(lambda: "is not trusted" in agent.ready_text()), agent.ready_text()
+        assert str(other) in agent.ready_text()
+    finally:
+        agent.stop()
+        running.agents[0] = Agent(running.nodes[0], *running.options)
+
+
+@pytest.mark.parametrize("name", ["node 1", "../node", "Node-1", "näme", "a" * 300])
+def test_names_that_no_node_has(running, name):
+    """A name with odd letters is refused in one JSON line, or has no Node object."""
+    options = (f"--node-name={name}", f"--run-dir={running.nodes[1].disk}", "--once")
+    done = run_once(running.nodes[1], *running.options, *options)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert name[:20] in done.stderr or json.dumps(name)[1:10] in done.stderr
+
+
+def test_podcidr_of_an_ip_version_that_the_node_lacks(running):
+    """The IPv6 pods of a node without an IPv6 address are reached through VXLAN, over IPv4; its IPv4 route stays."""
+    first, agent = running.nodes[0], running.agents[0]
+    document = running.node_document(running.nodes[1])
+    document["status"]["addresses"] = document["status"]["addresses"][:1]
+    running.server.store.put(f"{NODES}/node-2", document)
+    assert eventually(lambda: "dev podwire-vxlan" in first.run("ip", "-6", "route", "show", "fd00:244:2::/64"))
+    assert "via 192.0.2.12" in first.run("ip", "route", "show", "10.244.2.0/24")
+    running.register(running.nodes[1])
+    assert eventually(lambda: "via 2001:db8::12" in first.run("ip", "-6", "route", "show", "fd00:244:2::/64"))
+    agent.wait_ready()

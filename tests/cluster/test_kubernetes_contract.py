@@ -1,0 +1,278 @@
+"""What the agent relies on, with two servers: the double, and a real kube-apiserver with etcd.
+
+One rule: a test is the same for both, so the double answers as Kubernetes does.
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import pytest
+
+from agent.api_answer import BOOKMARK, Document
+from agent.api_errors import Conflict, Expired, Forbidden, Invalid, NotFound, Unauthorized
+from agent.events import EventRecorder
+from agent.kubernetes import Client, object_path
+from agent.node import parse_node
+from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
+from tests.cluster.conftest import Api
+from tests.support.kubernetes_double import BLOCKS, EVENTS, NODES
+
+
+def block(name: str, owner: str = "node-1") -> dict[str, Any]:
+    metadata = {"name": name}
+    return {"apiVersion": "podwire.example/v1", "kind": "Block", "metadata": metadata, "spec": {"owner": owner}}
+
+
+def node(name: str, cidr: str = "10.0.1.0/24") -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"podCIDR": cidr}}
+
+
+def event(name: str) -> dict[str, Any]:
+    involved = {"apiVersion": "v1", "kind": "Node", "name": "a"}
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": involved, "message": "x"}
+
+
+def metadata_of(document: Document) -> dict[str, Any]:
+    metadata = document["metadata"]
+    assert isinstance(metadata, dict)
+    return metadata
+
+
+def version_of(document: Document) -> str:
+    return str(metadata_of(document)["resourceVersion"])
+
+
+def owned_by(document: Document, owner: str, **metadata: str) -> dict[str, Any]:
+    """Returns an object with another owner, and with changes of its metadata; "" removes a key."""
+    changed = {key: value for key, value in {**metadata_of(document), **metadata}.items() if value}
+    return {**document, "metadata": changed, "spec": {"owner": owner}}
+
+
+@pytest.fixture
+def admin(api: Api) -> Client:
+    """A client with all rights, and a server without nodes, events and blocks."""
+    client = api.client("admin")
+    for collection in (NODES, EVENTS, BLOCKS):
+        for name in client.list_objects(collection, lambda one: metadata_of(one)["name"]).items:
+            client.delete(object_path(collection, str(name)))
+    return client
+
+
+def test_an_object_is_created_once(admin):
+    """An object has a UID and a resourceVersion after its creation; a second creation is a conflict."""
+    created = admin.create(BLOCKS, block("a"))
+    assert metadata_of(created)["uid"]
+    assert version_of(created).isdecimal()
+    assert admin.get(f"{BLOCKS}/a") == created
+    with pytest.raises(Conflict) as caught:
+        admin.create(BLOCKS, block("a", "node-2"))
+    assert (caught.value.status, caught.value.reason) == (409, "AlreadyExists")
+    assert admin.get(f"{BLOCKS}/a") == created
+
+
+def test_an_object_is_replaced_only_as_it_was_read(admin):
+    """PUT with a stale resourceVersion or another UID is a conflict; the first of two writers wins."""
+    first = admin.create(BLOCKS, block("a"))
+    second = admin.replace(f"{BLOCKS}/a", owned_by(first, "node-2"))
+    assert int(version_of(second)) > int(version_of(first))
+    for stale in (owned_by(first, "node-3"), owned_by(second, "node-3", uid="b0a6cd3f-4dc3-4aa5-a7a5-000000000000")):
+        with pytest.raises(Conflict) as caught:
+            admin.replace(f"{BLOCKS}/a", stale)
+        assert caught.value.reason == "Conflict"
+    assert admin.get(f"{BLOCKS}/a") == second
+
+
+def test_a_custom_resource_is_replaced_with_a_resource_version_only(admin):
+    """PUT of a custom resource without a resourceVersion is invalid; of a missing one, not found."""
+    first = admin.create(BLOCKS, block("a"))
+    with pytest.raises(Invalid):
+        admin.replace(f"{BLOCKS}/a", owned_by(first, "node-2", resourceVersion="", uid=""))
+    with pytest.raises(NotFound):
+        admin.replace(f"{BLOCKS}/b", block("b"))
+    assert admin.get(f"{BLOCKS}/a") == first
+
+
+def test_an_object_is_deleted_only_as_it_was_read(admin):
+    """DELETE with a stale resourceVersion or another UID is a conflict; then the name is free for another UID."""
+    first = admin.create(BLOCKS, block("a"))
+    second = admin.replace(f"{BLOCKS}/a", owned_by(first, "node-2"))
+    uid = str(metadata_of(first)["uid"])
+    for preconditions in ({"resource_version": version_of(first)}, {"uid": "b0a6cd3f-4dc3-4aa5-a7a5-000000000000"}):
+        with pytest.raises(Conflict):
+            admin.delete(f"{BLOCKS}/a", **preconditions)
+    admin.delete(f"{BLOCKS}/a", uid=uid, resource_version=version_of(second))
+    with pytest.raises(NotFound):
+        admin.delete(f"{BLOCKS}/a", uid=uid)
+    assert metadata_of(admin.create(BLOCKS, block("a")))["uid"] != uid
+
+
+def test_a_list_shows_one_moment(admin):
+    """The pages of a list, and its resourceVersion, are those of its first page."""
+    for name in "abcde":
+        admin.create(NODES, node(name))
+    page = admin.get(NODES, {"limit": "2"})
+    moment = version_of(page)
+    admin.create(NODES, node("z"))
+    admin.delete(f"{NODES}/d")
+    names = []
+    while True:
+        names += [metadata_of(one)["name"] for one in page["items"]]
+        position = metadata_of(page).get("continue")
+        if not position:
+            break
+        page = admin.get(NODES, {"limit": "2", "continue": position})
+    assert names == ["a", "b", "c", "d", "e"]
+    assert version_of(page) == moment
+    assert [one.name for one in admin.list_objects(NODES, parse_node).items] == ["a", "b", "c", "e", "z"]
+
+
+def test_pages_expire(api, admin):
+    """The next page of a list that is older than the history is 410."""
+    for name in "abc":
+        admin.create(NODES, node(name))
+    page = admin.get(NODES, {"limit": "1"})
+    admin.create(NODES, node("d"))
+    api.compact()
+    with pytest.raises(Expired) as caught:
+        admin.get(NODES, {"limit": "1", "continue": str(metadata_of(page)["continue"])})
+    assert caught.value.status == 410
+    assert [one.name for one in admin.list_objects(NODES, parse_node).items] == ["a", "b", "c", "d"]
+
+
+def test_a_watch_continues_after_a_resource_version(admin):
+    """A watch has each change after its resourceVersion, in order and once, with rising resourceVersions."""
+    admin.create(BLOCKS, block("before"))
+    start = admin.list_objects(BLOCKS, dict).resource_version
+    first = admin.create(BLOCKS, block("a"))
+    second = admin.replace(f"{BLOCKS}/a", owned_by(first, "node-2"))
+    admin.delete(f"{BLOCKS}/a")
+    events = changes(admin, BLOCKS, start)
+    assert [(kind, metadata_of(document)["name"]) for kind, document in events] == [
+        ("ADDED", "a"),
+        ("MODIFIED", "a"),
+        ("DELETED", "a"),
+    ]
+    versions = [int(version_of(document)) for _, document in events]
+    assert versions[:2] == [int(version_of(first)), int(version_of(second))]
+    assert versions == sorted(set(versions))
+    assert [kind for kind, _ in changes(admin, BLOCKS, version_of(second))] == ["DELETED"]
+
+
+def changes(client: Client, collection: str, version: str, **query: str) -> list[tuple[str, Document]]:
+    """Returns the events of a watch that the server ends after two seconds, without bookmarks."""
+    watch = client.watch(collection, version, query, timeout_s=2)
+    return [(one.type, one.document) for one in watch if one.type != BOOKMARK]
+
+
+def test_a_watch_of_one_node(admin):
+    """A field selector restricts lists and watches to one Node."""
+    admin.create(NODES, node("a"))
+    admin.create(NODES, node("b", "10.0.2.0/24"))
+    query = {"fieldSelector": "metadata.name=b"}
+    listing = admin.list_objects(NODES, parse_node, query)
+    assert [one.name for one in listing.items] == ["b"]
+    admin.delete(f"{NODES}/a")
+    admin.delete(f"{NODES}/b")
+    events = changes(admin, NODES, listing.resource_version, **query)
+    assert [(kind, metadata_of(document)["name"]) for kind, document in events] == [("DELETED", "b")]
+
+
+def test_bookmarks(admin):
+    """A watch of one Node gets a bookmark after the changes of other Nodes, so that it need not read them again."""
+    admin.create(NODES, node("a"))
+    admin.create(NODES, node("b", "10.0.2.0/24"))
+    query = {"fieldSelector": "metadata.name=b"}
+    start = admin.list_objects(NODES, parse_node, query).resource_version
+    watch = admin.watch(NODES, start, query, timeout_s=6)
+    admin.delete(f"{NODES}/a")
+    events = list(watch)
+    assert {one.type for one in events} == {BOOKMARK}
+    assert int(events[-1].resource_version) > int(start)
+
+
+def test_a_watch_expires(api, admin):
+    """A watch after a resourceVersion that is older than the history is 410, as an answer or as an event."""
+    start = version_of(admin.create(EVENTS, event("a")))
+    admin.create(EVENTS, event("b"))
+    admin.create(EVENTS, event("c"))
+    api.compact()
+    with pytest.raises(Expired) as caught:
+        list(admin.watch(EVENTS, start, None, timeout_s=5))
+    assert caught.value.status == 410
+
+
+def test_a_pod_cidr_is_final(admin):
+    """A Node's podCIDR cannot be changed: only a new Node of the same name has another one."""
+    created = admin.create(NODES, node("a"))
+    with pytest.raises(Invalid):
+        admin.replace(f"{NODES}/a", {**created, "spec": {"podCIDR": "10.0.2.0/24", "podCIDRs": ["10.0.2.0/24"]}})
+    assert [str(cidr) for cidr in parse_node(admin.get(f"{NODES}/a")).pod_cidrs] == ["10.0.1.0/24"]
+
+
+def test_an_unknown_path(admin):
+    """A kind that the server does not have is not found."""
+    with pytest.raises(NotFound):
+        admin.get("/apis/podwire.example/v1/nothings")
+
+
+def test_a_wrong_token_is_unauthorized(api):
+    """A token that the server does not know is 401."""
+    with pytest.raises(Unauthorized):
+        api.client("expired").get(NODES)
+
+
+def test_events_of_the_agent(api, admin):
+    """The agent's Event is valid, and an agent that starts again does not create it twice."""
+    node_uid = str(metadata_of(admin.create(NODES, node("a")))["uid"])
+    log: list[str] = []
+    for _ in range(2):
+        recorder = EventRecorder(api.client("agent"), "a", log.append)
+        recorder.node_uid = node_uid
+        recorder.report("DuplicatePodCIDR", "10.0.1.0/24 belongs to a and b")
+        recorder.send_queued()
+    events = admin.list_objects(EVENTS, dict).items
+    assert [one["involvedObject"]["uid"] for one in events if one["reason"] == "DuplicatePodCIDR"] == [node_uid]
+    assert log == []
+
+
+def test_nodes_are_followed(api, admin):
+    """A list and a watch report a Node, its deletion, and a Node of the same name with another podCIDR."""
+    admin.create(NODES, node("a"))
+    events: queue.Queue[NodeEvent] = queue.Queue()
+    watch = NodeWatch(api.client("agent"), events.put)
+    watch.start()
+    first = events.get(timeout=10)
+    assert isinstance(first, Synced)
+    assert list(first.nodes) == ["a"]
+    admin.delete(f"{NODES}/a")
+    assert events.get(timeout=10) == Deleted("a")
+    created = admin.create(NODES, node("a", "10.0.2.0/24"))
+    assert events.get(timeout=10) == Changed(parse_node(created))
+    watch.stop()
+
+
+def test_rights(api, admin):
+    """The agent reads nodes and creates events, and nothing else; without rights nothing works."""
+    admin.create(NODES, node("a"))
+    agent = api.client("agent")
+    listing = agent.list_objects(NODES, parse_node)
+    assert [one.name for one in listing.items] == ["a"]
+    assert changes(agent, NODES, listing.resource_version) == []
+    created = agent.create(EVENTS, event("x"))
+    document = agent.get(f"{NODES}/a")
+    for attempt in (
+        lambda: agent.replace(f"{NODES}/a", document),
+        lambda: agent.delete(f"{NODES}/a"),
+        lambda: agent.create(NODES, node("b")),
+        lambda: agent.get(f"{EVENTS}/x"),
+        lambda: agent.replace(f"{EVENTS}/x", created),
+        lambda: agent.create(BLOCKS, block("a")),
+        lambda: api.client("stranger").get(NODES),
+        lambda: api.client("stranger").watch(NODES, listing.resource_version, None, timeout_s=1),
+    ):
+        with pytest.raises(Forbidden) as caught:
+            attempt()
+        assert caught.value.reason == "Forbidden"

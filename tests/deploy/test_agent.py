@@ -1,0 +1,321 @@
+"""The agent's container runs with exactly the manifest's permissions: the node before and after."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from tests.support import container, manifests
+from tests.support.agent_container import FILE, ON_LINK, POD_CIDRS, node_object
+from tests.support.attaching import reaches
+from tests.support.kubernetes_double import NODES
+from tests.support.machine import eventually
+from tests.support.namespaces import delete_and_wait
+from tests.support.netstate import links
+from tests.support.processes import output
+
+pytestmark = pytest.mark.timeout(400)  # the first test packs the image
+
+ROUTES = {"10.244.1.0/24": "unreachable", "10.244.2.0/24": "192.0.2.11", "10.244.3.0/24": "10.244.3.0"}
+# The network of the DaemonSet that had no agent, with the podCIDRs of this node.
+FORMER_NETWORK = {
+    "cniVersion": "1.0.0",
+    "name": "podwire",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "cni0",
+            "mtu": "auto",
+            "isDefaultGateway": True,
+            "forceAddress": True,
+            "hairpinMode": True,
+            "bridgeNetfilter": True,
+            "ipMasq": True,
+            "ipMasqBackend": "nftables",
+            "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"],
+            "ipam": {"type": "host-local"},
+        },
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+        {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+    ],
+}
+# Its init container, which wrote that network.
+FORMER_CONTAINER = {
+    "args": ["install", "--conf", f"/former/{FILE}", "--node", "/former/node.json"],
+    "securityContext": {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]},
+    },
+    "volumeMounts": [
+        {"name": "bin", "mountPath": "/opt/cni/bin"},
+        {"name": "net-d", "mountPath": "/etc/cni/net.d"},
+        {"name": "former", "mountPath": "/former", "readOnly": True},
+    ],
+}
+
+
+def listing(directory):
+    """Returns owner, mode and content of all files in a directory."""
+    files = {}
+    for path in sorted(directory.iterdir()):
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
+        files[path.name] = (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode), content)
+    return files
+
+
+def kernel_state(node):
+    """Returns the agent's routes, the entries of its tunnel, and the sets of networks."""
+    return (
+        node.host.ip("route", "show", "protocol", "112"),
+        node.host.ip("-6", "route", "show", "protocol", "112"),
+        sorted(node.host.ip("neighbour", "show", "nud", "permanent").splitlines()),
+        node.host.run("nft", "list", "sets"),
+    )
+
+
+def give_to_another_user(*directories):
+    """Makes another user the owner of directories, which only that user may write."""
+    for directory in directories:
+        os.chown(directory, 999, 999)
+        directory.chmod(0o700)
+
+
+def test_node_becomes_ready(node):
+    """The agent installs plugins and network, makes routes of both kinds and fills sets; a restart changes nothing."""
+    with node.running() as agent:
+        agent.wait_ready()
+        names = output(str(node.image / "opt/podwire/podwire"), "list").split()
+        content = (node.image / "opt/podwire/podwire").read_bytes()
+        plugins = {name: entry for name, entry in listing(node.bin_dir).items() if name[0] != "."}
+        assert plugins == dict.fromkeys([*names, "podwire"], (0, 0, 0o755, content))
+        assert {name: entry[:3] for name, entry in listing(node.net_d).items()} == {FILE: (0, 0, 0o644)}
+        network = json.loads((node.net_d / FILE).read_text())
+        assert network["plugins"][0]["ipam"]["ranges"] == [[{"subnet": subnet}] for subnet in POD_CIDRS[1]]
+        assert node.list_routes().keys() == ROUTES.keys()
+        assert node.list_routes()["10.244.2.0/24"] == "192.0.2.11"
+        assert "198.51.100.3" in node.host.run("bridge", "fdb", "show", "dev", "podwire-vxlan")
+        assert "fd00:10:244:2::/63" in node.host.run("nft", "list", "sets"), "the podCIDRs of both other nodes"
+        before = kernel_state(node), listing(node.bin_dir), listing(node.net_d)
+        assert agent.stop() == 0
+    with node.running() as agent:
+        agent.wait_ready()
+        assert [line["changes"] for line in agent.log if "changes" in line] == []
+        assert (kernel_state(node), listing(node.bin_dir), listing(node.net_d)) == before
+
+
+def test_installed_network_has_no_findings(node):
+    """`podwire lint` reports no finding for the installed network."""
+    with node.running() as agent:
+        agent.wait_ready()
+    lint = (str(node.bin_dir / "podwire"), "lint", "--conf-dir", str(node.net_d), "--bin-dir", str(node.bin_dir))
+    assert "1 file: no findings" in output(*lint)
+
+
+def test_directories_of_another_user_are_written(node):
+    """The capabilities suffice if another user owns the directories, as with Kubespray."""
+    give_to_another_user(node.bin_dir, node.net_d, node.state)
+    with node.running() as agent:
+        agent.wait_ready()
+    assert (node.net_d / FILE).stat().st_uid == 0
+
+
+def test_dac_override_is_for_directories_of_another_user(node):
+    """Without DAC_OVERRIDE the agent installs nothing in such directories, and says why."""
+    give_to_another_user(node.bin_dir)
+    with node.running(without=["DAC_OVERRIDE"]) as agent:
+        agent.wait_for("Permission denied")
+        assert "[-]network: podwire install failed" in agent.get("/readyz")[1]
+    assert listing(node.bin_dir) == {}
+
+
+def test_net_admin_is_for_routes_and_sets(node):
+    """Without NET_ADMIN there are neither routes nor sets, and /readyz says so."""
+    with node.running(without=["NET_ADMIN"]) as agent:
+        agent.wait_for("operation not permitted")
+        text = agent.get("/readyz")[1]
+        assert "[-]routes: " in text
+        assert "[-]masquerade: " in text
+    assert node.list_routes() == {}
+
+
+def leak(node, new_sandbox):
+    """Attaches three pods and deletes two without DEL, one of which is not in the runtime's cache either.
+
+    Returns their addresses: of the running pod, of the deleted one, and of the one that the runtime does not know.
+    """
+    with node.running(args=["--gc-interval", "0"]) as agent:
+        agent.wait_ready()
+    pods = [new_sandbox() for _ in range(3)]
+    addresses = [node.add(pod)["ips"][0]["address"].partition("/")[0] for pod in pods]
+    (node.state / "results" / f"podwire-{pods[2].name}-eth0").unlink()
+    for pod in pods[1:]:
+        delete_and_wait(pod, node.host)
+    for path in (node.state / "networks" / "podwire").iterdir():
+        os.utime(path, (1, 1))  # a new reservation may be of an ADD that has not ended
+    assert node.list_leases() == addresses
+    return addresses
+
+
+def test_garbage_of_deleted_pods_is_removed(node, new_sandbox):
+    """`podwire gc` in the container releases the addresses of deleted pods, and not that of the running pod."""
+    running, _, _ = leak(node, new_sandbox)
+    with node.running() as agent:
+        agent.wait_ready()
+        collection = json.dumps(agent.collection())
+    assert ("podwire gc: ok" in collection, node.list_leases()) == (True, [running]), collection
+
+
+@pytest.mark.parametrize("missing", ["SYS_ADMIN", "netns"])
+def test_pods_namespaces_are_for_garbage_that_the_runtime_does_not_know(missing, node, new_sandbox):
+    """Without SYS_ADMIN or the namespaces, an address that is missing in the cache stays: its pod may be running."""
+    running, _, unknown = leak(node, new_sandbox)
+    with node.running(without=[missing]) as agent:
+        agent.wait_ready()
+        collection = json.dumps(agent.collection())
+    assert node.list_leases() == [running, unknown], collection
+
+
+def test_state_is_for_garbage(node, new_sandbox):
+    """Without the runtime's cache `podwire gc` is incomplete, and removes nothing."""
+    addresses = leak(node, new_sandbox)
+    with node.running(without=["state"]) as agent:
+        agent.wait_ready()
+        collection = json.dumps(agent.collection())
+    assert ("podwire gc: incomplete" in collection, node.list_leases()) == (True, addresses), collection
+
+
+@pytest.mark.parametrize(
+    ("volume", "symptom"),
+    [
+        ("bin", "Read-only file system"),
+        ("net-d", "Read-only file system"),
+        ("run", "cannot open /run/podwire/agent.lock: Read-only file system"),
+        ("tmp", "No usable temporary directory"),
+        ("network", "/etc/podwire/10-podwire.conflist"),
+        ("credentials", "/var/run/secrets/kubernetes.io/serviceaccount"),
+    ],
+)
+def test_volume_is_needed(volume, symptom, node):
+    """Without one of these volumes the agent installs nothing, and reports the path."""
+    with node.running(without=[volume]) as agent:
+        agent.wait_for(symptom)
+    assert not (node.net_d / FILE).exists()
+
+
+def test_second_agent_refuses(node):
+    """A second agent on the node ends with an error that names the first, which continues."""
+    with node.running() as agent:
+        agent.wait_ready()
+        log = agent.log_path.rename(node.path / "first-log")
+        with node.running() as second:
+            assert second.process.wait(60) == 1
+            assert "another podwire-agent maintains this node" in second.log[-1]["msg"]
+        assert agent.get("/readyz")[0] == 200
+    assert log.exists()
+
+
+def test_service_account_has_no_other_rights(node):
+    """The requests of the agent need the ClusterRole's rights only; without `watch` it is not refused silently."""
+    node.server.tokens = {token: rights - {"watch nodes"} for token, rights in node.server.tokens.items() if rights}
+    with node.running() as agent:
+        agent.wait_for("cannot watch resource")
+
+
+def test_only_the_clusters_authority_is_trusted(node, tls):
+    """A certificate that an authority of the system has signed is refused, and the token is not sent."""
+    node.authorities.write_bytes((tls / "ca.crt").read_bytes())
+    other = ("-newkey", "ed25519", "-nodes", "-subj", "/CN=other", "-keyout", "/dev/null")
+    (node.path / "credentials" / "ca.crt").write_text(output("openssl", "req", "-x509", *other))
+    with node.running() as agent:
+        agent.wait_for("is not trusted")
+    assert node.server.requests == []
+
+
+def test_changed_node_changes_its_route(node):
+    """A peer that gets another address gets another route within seconds; the agent sees it through the watch."""
+    with node.running() as agent:
+        agent.wait_ready()
+        changed = node_object(ON_LINK)
+        changed["status"]["addresses"][0]["address"] = "192.0.2.99"
+        node.server.store.put(f"{NODES}/{ON_LINK}", changed)
+        assert eventually(lambda: node.list_routes()["10.244.2.0/24"] == "192.0.2.99")
+
+
+@pytest.mark.needs("br_netfilter", "ifb", "tbf")
+def test_pod_is_attached_to_the_installed_network(node, sandbox):
+    """From the API server to a pod: the agent, then ADD, CHECK and DEL with the installed files."""
+    with node.running() as agent:
+        agent.wait_ready()
+    before = links(node.host).keys()
+    network, run = node.network(), node.runner(sandbox)
+    result = network.add(run)
+    assert [ip["address"] for ip in result["ips"]] == ["10.244.1.2/24", "fd00:10:244:1::2/64"]
+    assert [reaches(sandbox, ip) for ip in ("10.244.1.1", "fd00:10:244:1::1")] == [True, True]
+    network.check(run, result)
+    network.delete(run, result)
+    assert links(node.host).keys() - before == {"cni0"}
+
+
+@pytest.mark.needs("br_netfilter", "ifb", "tbf")
+def test_upgrade_from_the_daemonset_without_an_agent(node, new_sandbox, tmp_path):
+    """Pods of the former DaemonSet's network keep address and network; the new files delete them; new pods follow."""
+    (tmp_path / "former").mkdir()
+    (tmp_path / "former" / FILE).write_text(json.dumps(FORMER_NETWORK))
+    (tmp_path / "former" / "node.json").write_text(json.dumps(node_object("worker-1")))
+    volumes = {**node.volumes, "former": tmp_path / "former"}
+    image = {"/podwire": node.image / "opt/podwire/podwire"}
+    done = container.run({"securityContext": {}}, FORMER_CONTAINER, image, volumes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    old, new = new_sandbox(), new_sandbox()
+    former, result = node.network(), node.add(old)
+    before = old.ip("-br", "address")
+    with node.running(args=["--gc-interval", "0"]) as agent:
+        agent.wait_ready()
+        assert "nonMasqueradeCluster" in (node.net_d / FILE).read_text()
+        assert (old.ip("-br", "address"), reaches(old, "10.244.1.1")) == (before, True)
+        assert node.add(new)["ips"][0]["address"] == "10.244.1.3/24"
+        assert reaches(new, "10.244.1.2")
+        former.check(node.runner(old), result)
+        node.network().delete(node.runner(old), result)
+    assert node.list_leases() == ["10.244.1.3"]
+
+
+def test_upgrade_replaces_only_an_unchanged_network(node):
+    """An unchanged network follows the DaemonSet's; one that was changed on the node stays, and /readyz says so."""
+    template = node.path / "network" / FILE
+    with node.running() as agent:
+        agent.wait_ready()
+    template.write_text(template.read_text().replace('"hairpinMode": true', '"hairpinMode": false'))
+    with node.running() as agent:
+        agent.wait_ready()
+    path = node.net_d / FILE
+    assert json.loads(path.read_text())["plugins"][0]["hairpinMode"] is False
+    path.write_text(path.read_text().replace("cni0", "cni9"))
+    before = listing(node.net_d)
+    template.write_text(template.read_text().replace('"hairpinMode": false', '"hairpinMode": true'))
+    with node.running() as agent:
+        agent.wait_for(f"/etc/cni/net.d/{FILE} exists and is different")
+    assert listing(node.net_d) == before
+
+
+def test_uninstall_restores_the_node(node):
+    """The DaemonSet of deploy/uninstall removes routes and sets, and restores the files of the plugins' names."""
+    (node.bin_dir / "bridge").write_text("another program's")
+    (node.bin_dir / "flannel").write_text("another program's")
+    (node.net_d / "87-other.conflist").write_text("{}")
+    before = listing(node.bin_dir), listing(node.net_d)
+    with node.running() as agent:
+        agent.wait_ready()
+        assert list(listing(node.net_d)) == [FILE, "87-other.conflist"]
+    with node.running(manifests.UNINSTALL) as remover:
+        assert eventually(lambda: "podwire uninstall" in remover.log_path.read_text(), within_s=60)
+        assert remover.process.poll() is None, "it waits, so that kubelet does not restart it"
+    assert (listing(node.bin_dir), listing(node.net_d)) == before
+    assert node.list_routes() == {}
+    assert "podwire-vxlan" not in links(node.host)
+    assert "podwire_cluster" not in node.host.run("nft", "list", "sets")

@@ -1,0 +1,139 @@
+"""VXLAN devices, their entries, and notifications on the real kernel, compared with what iproute2 prints."""
+
+from __future__ import annotations
+
+import errno
+import json
+from ipaddress import ip_address
+
+import pytest
+
+from kernel import checksum_offload, link, notifications, tunnel_entries, vxlan
+from kernel.errors import KernelError
+from kernel.link import Link
+from kernel.notifications import Notifications
+from kernel.rtnl import Socket
+from kernel.vxlan import Tunnel
+from tests.support.namespaces import Namespace
+
+MAC, PEER = bytes.fromhex("0a0000000001"), bytes.fromhex("0a0000000002")
+TUNNEL = Tunnel(112, 4789, ip_address("192.0.2.1"))
+TUNNEL6 = Tunnel(112, 4789, ip_address("2001:db8::1"))
+
+
+@pytest.fixture
+def socket(host: Namespace):
+    """A netlink socket on the host."""
+    with host.entered():
+        host_socket = Socket()
+    with host_socket:
+        yield host_socket
+
+
+def create(socket: Socket, tunnel: Tunnel = TUNNEL) -> Link:
+    socket.change(*vxlan.create_requests("tunnel0", tunnel, MAC, 1450, "test"))
+    (device,) = link.get(socket, link.by_name_request("tunnel0"))
+    assert device is not None
+    return device
+
+
+@pytest.mark.parametrize("tunnel", [TUNNEL, TUNNEL6])
+def test_a_device_has_the_settings_of_its_request(host, socket, tunnel):
+    """A device has VNI, port, address, MAC, MTU and alias; it does not learn, and has no IPv6 link-local address."""
+    device = create(socket, tunnel)
+    (shown,) = json.loads(host.ip("-j", "-d", "link", "show", "tunnel0"))
+    data = shown["linkinfo"]["info_data"]
+    assert (data["id"], data["port"], data["learning"]) == (112, 4789, False)
+    assert str(tunnel.local) in (data.get("local"), data.get("local6"))
+    assert (shown["address"], shown["mtu"], shown["ifalias"]) == (MAC.hex(":"), 1450, "test")
+    assert shown["inet6_addr_gen_mode"] == "none"
+    assert device.is_up
+    assert vxlan.get(socket, device) == tunnel
+    assert json.loads(host.ip("-j", "address", "show", "tunnel0"))[0]["addr_info"] == []
+
+
+def test_settings_are_repaired(host, socket):
+    """Address, learning and IPv6 settings of an existing device can be set; another IP version is refused."""
+    device = create(socket)
+    host.ip("link", "set", "tunnel0", "type", "vxlan", "local", "192.0.2.9", "learning")
+    host.ip("link", "set", "tunnel0", "addrgenmode", "eui64")
+    changed = vxlan.get(socket, device)
+    assert changed == TUNNEL._replace(local=ip_address("192.0.2.9"), learning=True, link_local=True)
+    socket.change(vxlan.set_request(device, TUNNEL))
+    assert vxlan.get(socket, device) == TUNNEL
+    with pytest.raises(KernelError) as caught:
+        socket.change(vxlan.set_request(device, TUNNEL6))
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_another_device_with_the_same_vni_is_reported(host, socket):
+    """A second device with the same VNI and port is refused with EEXIST, and find_conflict() returns the first."""
+    host.ip("link", "add", "other0", "type", "vxlan", "id", "112", "dstport", "4789", "local", "192.0.2.1")
+    host.ip("link", "add", "other1", "type", "vxlan", "id", "113", "dstport", "4789", "local", "192.0.2.1")
+    with pytest.raises(KernelError) as caught:
+        create(socket)
+    assert caught.value.errno == errno.EEXIST
+    conflict = vxlan.find_conflict(socket, "tunnel0", TUNNEL)
+    assert conflict is not None
+    assert conflict.name == "other0"
+    assert vxlan.find_conflict(socket, "tunnel0", TUNNEL._replace(vni=114)) is None
+
+
+def test_entries_are_set_replaced_listed_and_deleted(host, socket):
+    """Neighbours and forwarding entries are permanent, replaced in one request, and listed without those of others."""
+    device = create(socket)
+    host.ip("neigh", "add", "10.244.9.9", "lladdr", "0a:00:00:00:00:09", "nud", "reachable", "dev", "tunnel0")
+    host.ip("link", "add", "tunnel1", "type", "vxlan", "id", "9", "dstport", "4790", "local", "192.0.2.1")
+    host.run("bridge", "fdb", "add", "0a:00:00:00:00:09", "dev", "tunnel1", "dst", "192.0.2.9", "self", "permanent")
+    gateways = [ip_address("10.244.2.0").packed, ip_address("fe80::2").packed]
+    for node in (ip_address("192.0.2.3").packed, ip_address("192.0.2.2").packed):
+        socket.change(
+            tunnel_entries.set_forwarding_request(device, PEER, node),
+            *(tunnel_entries.set_neighbour_request(device, gateway, PEER) for gateway in gateways),
+        )
+        assert tunnel_entries.list_forwarding(socket, device) == {PEER: node}
+        assert tunnel_entries.list_neighbours(socket, device) == dict.fromkeys(gateways, PEER)
+    assert "10.244.2.0 lladdr 0a:00:00:00:00:02 PERMANENT" in host.ip("neigh", "show", "dev", "tunnel0")
+    assert "0a:00:00:00:00:02 dst 192.0.2.2 self permanent" in host.run("bridge", "fdb", "show", "dev", "tunnel0")
+    for _ in range(2):
+        socket.change(
+            tunnel_entries.delete_forwarding_request(device, PEER),
+            *(tunnel_entries.delete_neighbour_request(device, gateway) for gateway in gateways),
+        )
+    assert tunnel_entries.list_forwarding(socket, device) == tunnel_entries.list_neighbours(socket, device) == {}
+    assert "10.244.9.9" in host.ip("neigh", "show", "dev", "tunnel0")
+
+
+def test_checksum_offload_is_switched(host, socket):
+    """Transmit checksum offload is on, is switched off and on again, and a missing interface is an error."""
+    create(socket)
+    with host.entered():
+        states = [checksum_offload.get("tunnel0")]
+        for on in (False, True):
+            checksum_offload.set_offload("tunnel0", on=on)
+            states.append(checksum_offload.get("tunnel0"))
+        assert states == [True, False, True]
+        with pytest.raises(KernelError) as caught:
+            checksum_offload.get("absent0")
+    assert caught.value.errno == errno.ENODEV
+
+
+def test_notifications_of_other_senders_arrive(host, socket):
+    """Changes of other processes are notified, those of the socket of the requests are not; losses are reported."""
+    device = create(socket)
+    groups = (notifications.LINK, notifications.NEIGHBOUR, notifications.IPV4_ADDRESS, notifications.IPV4_ROUTE)
+    with host.entered(), Notifications(groups, socket, buffer_bytes=4096) as news:
+        assert news.receive() == []
+        socket.change(tunnel_entries.set_neighbour_request(device, ip_address("10.244.2.0").packed, PEER))
+        assert news.receive() == []
+        host.ip("neigh", "del", "10.244.2.0", "dev", "tunnel0")
+        received = news.receive() or []
+        assert tunnel_entries.addresses_of(received[-1].message)[1] == ip_address("10.244.2.0").packed
+        assert received[-1].type == 29
+        host.ip("address", "add", "10.244.1.0/24", "dev", "tunnel0")
+        assert {item.type for item in news.receive() or []} >= {20, 24}
+        for number in range(20):
+            host.ip("link", "set", "tunnel0", "mtu", str(1400 + number))
+        assert news.receive() is None
+        host.ip("link", "set", "tunnel0", "mtu", "1400")
+        assert [link.from_message(item.message).mtu for item in news.receive() or [] if item.type == 16][-1] == 1400

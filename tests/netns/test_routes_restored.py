@@ -1,0 +1,343 @@
+"""What the agent restores when other programs or the kernel change its routes, entries and device; its problems."""
+
+from __future__ import annotations
+
+import json
+import select
+from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from agent.node import Node
+from agent.route_plan import RouteOptions, mac_of
+from agent.route_report import Problem
+from agent.routes import Routes
+from kernel import notifications
+from kernel.notifications import Notifications
+from kernel.rtnl import Socket
+from tests.netns.test_routes_changes import DEVICE, route_to, started, state, strip_indexes
+from tests.support.cluster import UPLINK, Cluster, ask, cluster, mtu_of
+from tests.support.namespaces import Namespace
+
+MAC2 = mac_of("node-2").hex(":")
+
+
+@pytest.fixture
+def joined(root):
+    """Three dual-stack nodes in one segment."""
+    with cluster(3, is_joined=True) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def distant(root):
+    """Three dual-stack nodes that a router connects."""
+    with cluster(3, is_joined=False) as nodes:
+        yield nodes
+
+
+def wait_and_handle(routes: Routes) -> None:
+    """Waits for notifications, and handles them until there are none."""
+    assert select.select([routes.fileno()], [], [], 5)[0]
+    while select.select([routes.fileno()], [], [], 0)[0]:
+        routes.handle_notifications()
+
+
+def texts(routes: Routes) -> str:
+    """Returns the problems as one text."""
+    return "\n".join(f"{node}: {text}" for node, text in routes.problems)
+
+
+# What another program does, and whether restoring it takes one request without a comparison.
+FOREIGN = {
+    "IPv4 route deleted": ("ip route del 10.244.2.0/24 proto 112", True),
+    "IPv6 route deleted": ("ip -6 route del fd00:244:2::/64 proto 112", True),
+    "IPv4 route replaced": ("ip route replace 10.244.2.0/24 via 192.0.1.1 metric 1120", True),
+    "IPv6 route replaced": ("ip -6 route replace fd00:244:2::/64 via 2001:db8:1::1 metric 1120", True),
+    "unreachable route deleted": ("ip route del unreachable 10.244.1.0/24", True),
+    "neighbour deleted": (f"ip neigh del 10.244.2.0 dev {DEVICE}", True),
+    "neighbour changed": (f"ip neigh replace 10.244.2.0 lladdr 02:00:00:00:00:01 nud permanent dev {DEVICE}", True),
+    "neighbour not permanent": (f"ip neigh replace 10.244.2.0 lladdr {MAC2} nud reachable dev {DEVICE}", True),
+    "forwarding entry deleted": (f"bridge fdb del {MAC2} dev {DEVICE}", True),
+    "forwarding entry changed": (f"bridge fdb replace {MAC2} dev {DEVICE} dst 192.0.2.99 self permanent", True),
+    "device's address deleted": (f"ip address del 10.244.1.0/32 dev {DEVICE}", False),
+    "device's IPv6 address deleted": (f"ip address del fd00:244:1::/128 dev {DEVICE}", True),
+    "device deleted": (f"ip link del {DEVICE}", False),
+    "device down": (f"ip link set {DEVICE} down", False),
+    "device's MTU": (f"ip link set {DEVICE} mtu 1300", False),
+    "device's MAC address": (f"ip link set {DEVICE} address 02:00:00:00:00:09", False),
+    "device learns": (f"ip link set {DEVICE} type vxlan learning local 192.0.1.99", False),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_changes_of_other_programs_are_restored(distant, name):
+    """An object that another program changes or deletes is restored, single ones by one request; packets arrive."""
+    command, is_one_request = FOREIGN[name]
+    first, second, _ = distant.nodes
+    with distant.routed(RouteOptions()) as running:
+        routes, host = running[0], first.host
+        before, count, comparisons = state(host), routes.counters.requests, routes.counters.comparisons
+        host.run(*command.split())
+        wait_and_handle(routes)
+        assert strip_indexes(state(host)) == strip_indexes(before)
+        if is_one_request:
+            assert routes.counters.requests - count in (1, 2)  # the kernel may notify of one change twice
+            assert routes.counters.comparisons == comparisons
+        assert "local 192.0.1.11" in host.ip("-d", "link", "show", DEVICE)
+        for node in distant.nodes:
+            node.set_pod_mtu(1450)
+        for version in (4, 6):
+            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+        assert routes.problems == []
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_routes_return_when_the_uplink_does(root, is_joined):
+    """The kernel deletes the routes when the uplink goes down; they return when it comes up, without other changes."""
+    with cluster(3, is_joined=is_joined) as nodes, nodes.routed(RouteOptions()) as running:
+        routes, first, second = running[0], nodes.nodes[0], nodes.nodes[1]
+        first.host.set_sysctl("net/ipv6/conf/all/keep_addr_on_down", "1")
+        first.host.set_sysctl(f"net/ipv6/conf/{UPLINK}/keep_addr_on_down", "1")
+        before = state(first.host)
+        first.host.ip("link", "set", UPLINK, "down")
+        wait_and_handle(routes)
+        routes.reconcile()
+        assert [("is on no interface that is up" in text) for _, text in routes.problems] == [True]
+        assert (DEVICE in first.host.ip("link")) == (not is_joined)
+        first.host.ip("link", "set", UPLINK, "up")
+        if not is_joined:
+            for version in (4, 6):
+                router = first.address(version).removesuffix("11") + "1"
+                first.host.ip(f"-{version}", "route", "replace", "default", "via", router)
+        wait_and_handle(routes)
+        assert routes.problems == []
+        assert state(first.host) == before
+        for version in (4, 6):
+            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+
+
+def test_the_devices_mtu_follows_the_uplinks(distant):
+    """When the uplink's MTU changes, the device's does."""
+    with started(distant) as routes:
+        host = distant.nodes[0].host
+        for mtu in (1400, 9000):
+            host.ip("link", "set", UPLINK, "mtu", str(mtu))
+            wait_and_handle(routes)
+            assert mtu_of(host, DEVICE) == mtu - 50
+
+
+def test_addresses_of_the_uplink_change(distant):
+    """A new network on the uplink makes a node direct, and the plan changes back with it."""
+    with started(distant) as routes:
+        host, far = distant.nodes[0].host, (ip_address("203.0.113.12"),)
+        routes.update_peer(distant.nodes[1].node(addresses=far))
+        assert route_to(host, "10.244.2.0/24")[0]["dev"] == DEVICE
+        host.ip("address", "add", "203.0.113.1/24", "dev", UPLINK)
+        wait_and_handle(routes)
+        assert route_to(host, "10.244.2.0/24")[0]["gateway"] == "203.0.113.12"
+        host.ip("address", "del", "203.0.113.1/24", "dev", UPLINK)
+        wait_and_handle(routes)
+        assert route_to(host, "10.244.2.0/24")[0]["dev"] == DEVICE
+        assert routes.problems == []
+
+
+def test_unrelated_changes_cost_nothing(distant):
+    """A new pod, an address and a route of other programs cause no request and no comparison."""
+    with started(distant) as routes:
+        host, counters = distant.nodes[0].host, routes.counters
+        host.ip("link", "add", "v0", "type", "veth", "peer", "v1")
+        host.ip("link", "set", "v0", "master", "cni0", "up")
+        host.ip("link", "set", "v1", "up")
+        host.ip("route", "add", "10.66.0.0/16", "via", "192.0.1.1")
+        host.ip("neigh", "add", "192.0.1.99", "lladdr", "02:00:00:00:00:01", "dev", UPLINK)
+        wait_and_handle(routes)
+        host.ip("link", "del", "v0")
+        wait_and_handle(routes)
+        assert routes.counters == counters
+
+
+def test_lost_notifications_cause_a_full_comparison(distant, monkeypatch):
+    """When the kernel drops notifications, all objects are compared and restored."""
+    monkeypatch.setattr("agent.routes._BUFFER_BYTES", 4096)
+    with started(distant) as routes:
+        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
+        host.ip("route", "flush", "proto", "112")
+        for number in range(40):
+            host.ip("route", "add", f"10.70.{number}.0/24", "via", "192.0.1.1")
+        host.ip("neigh", "del", "10.244.2.0", "dev", DEVICE)
+        for number in range(40):
+            host.ip("route", "del", f"10.70.{number}.0/24")
+        wait_and_handle(routes)
+        assert state(host) == before
+        assert "dropped notifications" in "".join(distant.nodes[0].log)
+
+
+def test_two_programs_that_disagree_do_not_loop(distant):
+    """An object that another program changes again and again is restored five times, then at the next comparison."""
+    with started(distant) as routes:
+        host = distant.nodes[0].host
+        for _ in range(6):
+            host.ip("route", "replace", "10.244.2.0/24", "via", "192.0.1.1", "metric", "1120")
+            wait_and_handle(routes)
+        assert route_to(host, "10.244.2.0/24") == []
+        assert "another program keeps changing route 10.244.2.0/24" in texts(routes)
+        routes.reconcile()
+        assert route_to(host, "10.244.2.0/24")[0]["dev"] == DEVICE
+        assert routes.problems == []
+
+
+def foreign_name(host: Namespace) -> None:
+    host.ip("link", "add", DEVICE, "type", "bridge")
+
+
+def foreign_vni(host: Namespace) -> None:
+    host.ip("link", "add", "other0", "type", "vxlan", "id", "112", "dstport", "4789", "local", "192.0.1.11")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "text"),
+    [
+        (foreign_name, f'the interface "{DEVICE}" (bridge) belongs to another program'),
+        (foreign_vni, 'the VXLAN device "other0" of another program has VNI 112 and port 4789'),
+    ],
+)
+def test_a_foreign_device_is_a_problem(distant, prepare: Callable[[Namespace], None], text: str):
+    """A device of another program with the name, or with VNI and port, stays; it is a problem until it is gone."""
+    host = distant.nodes[0].host
+    prepare(host)
+    before = host.ip("link")
+    with started(distant) as routes:
+        assert text in texts(routes)
+        assert {problem.node for problem in routes.problems} == {"", "node-2", "node-3"}
+        assert host.ip("link") == before
+        assert "proto 112" not in "\n".join(
+            line for line in host.ip("route").splitlines() if not line.startswith("unreachable")
+        )
+        host.ip("link", "del", DEVICE if prepare is foreign_name else "other0")
+        routes.reconcile()
+        assert routes.problems == []
+        assert len(state(host)["forwarding"]) == 2
+
+
+def test_shadowing_routes_are_problems(distant):
+    """A route of lower metric to the same network is a problem until it is deleted, at the start and later."""
+    host = distant.nodes[0].host
+    host.ip("route", "add", "10.244.2.0/24", "via", "192.0.1.1")
+    with started(distant) as routes:
+        assert routes.problems == [
+            Problem("node-2", problem_text("10.244.2.0/24", "192.0.1.1", index_of(host, UPLINK), 0))
+        ]
+        host.ip("route", "del", "10.244.2.0/24", "via", "192.0.1.1")
+        host.ip("-6", "route", "add", "fd00:244:3::/64", "via", "2001:db8:1::1")
+        wait_and_handle(routes)
+        assert routes.problems == [
+            Problem("node-3", problem_text("fd00:244:3::/64", "2001:db8:1::1", index_of(host, UPLINK), 1024))
+        ]
+        host.ip("-6", "route", "del", "fd00:244:3::/64", "via", "2001:db8:1::1")
+        wait_and_handle(routes)
+        assert routes.problems == []
+
+
+def problem_text(network: str, gateway: str, index: int, metric: int) -> str:
+    return f"a route of metric {metric} and protocol 3 wins over the agent's: {network} via {gateway} dev {index}"
+
+
+def index_of(host: Namespace, name: str) -> int:
+    return int(json.loads(host.ip("-j", "link", "show", name))[0]["ifindex"])
+
+
+def test_overlapping_pod_networks_are_problems_and_not_routed(distant):
+    """A pod network that overlaps with this node's LAN or pod network gets no route, and the LAN keeps its own."""
+    with started(distant) as routes:
+        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
+        for text in ("192.0.1.128/25", "192.0.0.0/16", "10.244.0.0/16"):
+            routes.update_peer(Node("bad", "u", (ip_network(text),), (ip_address("198.51.100.9"),)))
+            assert state(host) == before
+            assert f"bad: its podCIDR {text} overlaps with" in texts(routes)
+        routes.remove_peer("bad")
+        assert routes.problems == []
+        routes.set_node(distant.nodes[0].node(pod_cidrs=(ip_network("192.0.1.0/25"),)))
+        assert "node-1: its podCIDR 192.0.1.0/25 overlaps with 192.0.1.0/24" in texts(routes)
+        assert "unreachable" not in host.ip("route")
+
+
+def test_an_address_of_two_nodes_is_a_problem(joined):
+    """A node with this node's InternalIP is a problem, and its routes stay as they are."""
+    with started(joined) as routes:
+        before = state(joined.nodes[0].host)
+        routes.update_peer(joined.nodes[1].node(addresses=joined.nodes[0].node().addresses))
+        assert "node-2: its InternalIP 192.0.0.11 is also this node's" in texts(routes)
+        assert state(joined.nodes[0].host) == before
+
+
+def test_the_last_address_of_the_uplink_leaves_and_returns(joined):
+    """With the uplink's last IPv4 address the kernel deletes the routes without notifying; they return with it."""
+    with started(joined) as routes:
+        host, before = joined.nodes[0].host, state(joined.nodes[0].host)
+        host.ip("address", "del", "192.0.0.11/24", "dev", UPLINK)
+        wait_and_handle(routes)
+        assert "is on no interface that is up" in texts(routes)
+        host.ip("address", "add", "192.0.0.11/24", "dev", UPLINK)
+        wait_and_handle(routes)
+        host.ip("address", "del", "192.0.0.11/24", "dev", UPLINK)
+        host.ip("address", "add", "192.0.0.11/24", "dev", UPLINK)
+        wait_and_handle(routes)
+        assert strip_indexes(state(host)) == strip_indexes(before)
+        assert routes.problems == []
+
+
+def test_unreachable_nodes_are_problems(distant):
+    """A node without an address that this node can use is a problem, with the reason."""
+    with started(distant) as routes:
+        network = (ip_network("10.244.9.0/24"),)
+        routes.update_peer(Node("six", "u", network, (ip_address("2001:db8:77::9"),)))
+        assert "six: its Node object has no IPv4 InternalIP, which VXLAN uses on this node" in texts(routes)
+        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
+        routes.update_peer(distant.nodes[1].node(addresses=()))
+        assert "node-2: its Node object has no InternalIP" in texts(routes)
+        assert state(host) == before
+    with started(distant, RouteOptions(mode="direct")) as routes:
+        assert "192.0.2.12 is in no network connected to this node, and routes are direct" in texts(routes)
+
+
+def test_a_refused_request_is_a_problem_of_one_node(joined: Cluster):
+    """A request that the kernel refuses is a problem; the others of its batch have effect."""
+    with started(joined) as routes:
+        host = joined.nodes[0].host
+        broadcast = (ip_address("192.0.0.255"),)
+        peers = {
+            **joined.peers(),
+            "bad": Node("bad", "u", (ip_network("10.244.8.0/24"),), broadcast),
+            "good": Node("good", "u", (ip_network("10.244.9.0/24"),), joined.nodes[1].node().addresses),
+        }
+        routes.replace_peers(peers)
+        assert "set route 10.244.8.0/24 via 192.0.0.255" in texts(routes)
+        assert route_to(host, "10.244.9.0/24") != []
+        routes.remove_peer("bad")
+        routes.reconcile()
+        assert routes.problems == []
+
+
+def test_nothing_happens_before_both_calls(distant):
+    """Before the first list of nodes, or without this node, nothing is changed; a change then is an error."""
+    host = distant.nodes[0].host
+    with started(distant):
+        before = state(host)
+    groups = notifications.LINK, notifications.IPV4_ROUTE
+    with (
+        distant.nodes[0].routes(RouteOptions()) as routes,
+        host.entered(),
+        Socket() as socket,
+        Notifications(groups, socket, buffer_bytes=1 << 20) as news,
+    ):
+        routes.set_node(distant.nodes[0].node())
+        routes.reconcile()
+        routes.handle_notifications()
+        with pytest.raises(ValueError, match="replace_peers"):
+            routes.update_peer(distant.nodes[1].node())
+        assert news.receive() == []
+    with distant.nodes[0].routes(RouteOptions()) as routes:
+        routes.replace_peers({})
+        assert state(host) == before

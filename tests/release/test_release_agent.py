@@ -1,0 +1,122 @@
+"""The node agent's package and image: installed on Debian, started, removed; run with a read-only root."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from pack.release.agent_files import DIRECTORY
+from pack.release.agent_image import BASE
+from tests.release import roots
+from tests.support import agent_image, binaries
+
+pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
+
+DPKG = ("var/lib/dpkg", "var/log", "var/cache", "tmp")
+NO_SERVER = ("podwire-agent", "--node-name", "worker-1", "--run-dir", "/run/podwire", "--once")
+
+
+@pytest.fixture
+def debian(root, tmp_path):
+    """A Debian with Python, the libraries that the package depends on, and nothing of podwire."""
+    (tmp_path / "debian").mkdir()
+    with roots.unpacked(tmp_path / "debian", [BASE]) as system:
+        for file in (system.path / "etc/dpkg/dpkg.cfg.d").iterdir():
+            file.unlink()  # it omits documentation
+        yield system
+
+
+@pytest.fixture
+def image(root, release, tmp_path):
+    """The image, unpacked, with its configuration."""
+    config, layers = agent_image.read_image(release.one("podwire-agent-*-oci.tar"))
+    paths = [tmp_path / f"layer-{number}" for number in range(len(layers))]
+    for path, layer in zip(paths, layers, strict=True):
+        path.write_bytes(layer)
+    (tmp_path / "image").mkdir()
+    with roots.unpacked(tmp_path / "image", paths) as system:
+        yield config, system
+
+
+def assert_reports_missing_server(done):
+    """Checks that a start without an API server fails with one line of JSON."""
+    (line,) = (done.stdout + done.stderr).splitlines()
+    entry = json.loads(line)
+    assert (done.returncode, entry["level"], entry["node"]) == (1, "error", "worker-1")
+    assert "the API server is unknown: KUBERNETES_SERVICE_HOST is not set" in line
+
+
+def test_package_is_installed_started_and_purged(debian, release):
+    """With Debian's libraries the installed agent starts and reports what is missing; a purge leaves no file."""
+    before = debian.files(without=DPKG)
+    debian.install(release.one("podwire_*_amd64.deb"))
+    without_agent = debian.files(without=DPKG)
+    debian.install(release.one("podwire-agent_*_amd64.deb"))
+    assert "usage: podwire-agent" in debian.run("podwire-agent", "--help")
+    assert debian.run("dpkg", "--verify", "podwire-agent") == ""
+    assert_reports_missing_server(debian.call(*NO_SERVER))
+    compiled = [path for path in debian.files() if path.startswith(DIRECTORY) and path.endswith(".pyc")]
+    assert f"{DIRECTORY}/agent/__pycache__/main.cpython-311.pyc" in compiled
+    shutil.rmtree(debian.path / "run/podwire")
+    debian.run("dpkg", "--remove", "podwire-agent")
+    settings = {"etc/default/podwire-agent", "etc/podwire", "etc/podwire/10-podwire.conflist"}
+    assert debian.files(without=DPKG) - without_agent == settings
+    debian.run("dpkg", "--purge", "podwire-agent")
+    assert debian.files(without=DPKG) ^ without_agent == set()
+    debian.run("dpkg", "--purge", "podwire")
+    assert debian.files(without=DPKG) ^ before <= {"opt"}  # an empty directory, which no package owns
+
+
+def test_package_needs_the_same_version_of_the_plugins(debian, release):
+    """Without podwire's package the agent's is not configured: it installs and runs that package's executable."""
+    with pytest.raises(AssertionError, match=r"podwire-agent depends on podwire \(= "):
+        debian.install(release.one("podwire-agent_*_amd64.deb"))
+
+
+def test_package_contains_only_what_the_agent_imports(release, tmp_path):
+    """The package has the agent's rooms, three modules of pyroute2, and no module of the tool or of a plugin."""
+    subprocess.run(["dpkg-deb", "--extract", release.one("podwire-agent_*.deb"), tmp_path], check=True)
+    tops = {path.name for path in (tmp_path / DIRECTORY).iterdir()}
+    extension = "_podwire.cpython-311-x86_64-linux-gnu.so"
+    assert tops == {extension, "agent", "attachment", "cni", "kernel", "process", "pyroute2"}
+    vendored = {
+        str(path.relative_to(tmp_path / DIRECTORY)) for path in (tmp_path / DIRECTORY / "pyroute2").rglob("*.py")
+    }
+    assert vendored == {
+        f"pyroute2/{name}.py" for name in ("__init__", "common", "netlink/__init__", "netlink/exceptions")
+    }
+    assert str(binaries.ROOT).encode() not in (tmp_path / DIRECTORY / extension).read_bytes()
+
+
+def test_unit_is_valid(debian, release):
+    """The installed unit is valid for systemd: every setting is known, and its program exists."""
+    if not shutil.which("systemd-analyze"):
+        binaries.skip_or_fail("no systemd-analyze: install systemd")
+    debian.install(release.one("podwire_*_amd64.deb"), release.one("podwire-agent_*_amd64.deb"))
+    unit = debian.path / "lib/systemd/system/podwire-agent.service"
+    words = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={debian.path}", str(unit)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_image_runs_with_a_read_only_root(image):
+    """The image's entry point runs without writing, with the executable and iptables that it uses."""
+    config, system = image
+    (program,) = config["Entrypoint"]
+    system.make_read_only()
+    path = dict(item.split("=", 1) for item in config["Env"])
+    assert "usage: podwire-agent" in system.run(program, "--help", env=path)
+    assert "bridge" in system.run("/opt/podwire/podwire", "list", env=path).split()
+    assert "nf_tables" in system.run("iptables", "--version", env=path)
+    assert "Read-only file system" in system.call("touch", "/x", env=path).stderr
+
+
+def test_image_has_compiled_modules(image):
+    """Python uses the compiled modules in the image: agent.main and Debian's libraries are not compiled at a start."""
+    _, system = image
+    program = f"import sys; sys.path.insert(0, '/{DIRECTORY}'); import agent.main"
+    lines = system.call("/usr/bin/python3", "-I", "-v", "-c", program).stderr
+    assert f"matches /{DIRECTORY}/agent/main.py" in lines
+    assert [line for line in lines.splitlines() if line.startswith("# wrote")] == []
+    assert [line for line in lines.splitlines() if "code object from" in line and ".pyc'" not in line] == []

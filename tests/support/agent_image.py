@@ -1,0 +1,33 @@
+"""The node agent's image, unpacked: the layers of `make release`, from the present code."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from tests.clients.images import extract
+
+
+def read_image(layout: Path) -> tuple[dict[str, Any], list[bytes]]:
+    """Returns the configuration and the layers, compressed, of the only image in a layout."""
+    with tarfile.open(layout) as archive:
+
+        def blob(descriptor: dict[str, Any]) -> bytes:
+            return extract(archive, "blobs/" + descriptor["digest"].replace(":", "/")).read()
+
+        (outer,) = json.loads(extract(archive, "index.json").read())["manifests"]
+        (image,) = json.loads(blob(outer))["manifests"]
+        manifest = json.loads(blob(image))
+        return json.loads(blob(manifest["config"]))["config"], [blob(layer) for layer in manifest["layers"]]
+
+
+def unpack(layout: Path, directory: Path) -> dict[str, Any]:
+    """Unpacks the image in a layout; returns its configuration."""
+    config, layers = read_image(layout)
+    for layer in layers:
+        with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+            archive.extractall(directory)
+    return config

@@ -1,0 +1,123 @@
+"""A running cluster for tests: five nodes with agents and plugins, an API server, and a pod on each node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.support import certificates
+from tests.support.agent_nodes import SERVER, ClusterNode, cluster
+from tests.support.attaching import reaches
+from tests.support.cluster_agent import Agent, agents
+from tests.support.kubernetes_double import NODES, KubernetesDouble
+from tests.support.machine import eventually
+from tests.support.namespaces import Namespace
+from tests.support.sockets import Reached, call, service
+
+POD = "pod"
+
+
+@dataclass
+class Pod:
+    """A pod: its namespace and its addresses by IP version."""
+
+    namespace: Namespace
+    addresses: dict[int, str]
+
+
+@dataclass
+class World:
+    """The cluster: its network, its nodes and agents, the API server, and a pod on each node, by node."""
+
+    fabric: Namespace
+    nodes: list[ClusterNode]
+    server: Any  # a KubernetesDouble, or a KubeApiServer
+    options: tuple[str, ...]
+    is_routed: bool = False
+    agents: list[Agent] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
+
+    def node_document(self, node: ClusterNode, number: int | None = None, **spec: Any) -> dict[str, Any]:
+        """Returns a Node object, with the podCIDRs of `number`."""
+        cidrs = pod_cidrs(number or node.number)
+        addresses = [{"type": "InternalIP", "address": address} for address in node.addresses]
+        return {
+            "kind": "Node",
+            "apiVersion": "v1",
+            "metadata": {"name": node.name},
+            "spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs, **spec},
+            "status": {"addresses": addresses},
+        }
+
+    def register(self, node: ClusterNode, number: int | None = None, **spec: Any) -> None:
+        """Creates or replaces a Node object."""
+        self.server.store.put(f"{NODES}/{node.name}", self.node_document(node, number, **spec))
+
+    def add_pod(self, node: ClusterNode, name: str = POD, *options: str) -> Pod:
+        """Creates a pod on a node with the plugins and the network that the agent installed.
+
+        `options` are those of `podwire add`.
+        """
+        node.run("ip", "netns", "add", name)
+        text = node.run("/opt/cni/bin/podwire", "add", "podwire", name, "--json", *options, check=False)
+        try:
+            ips = json.loads(text)["result"]["ips"]
+        except (ValueError, KeyError) as error:
+            raise AssertionError(f"{node.name}: podwire add: {text}") from error
+        addresses = {6 if ":" in ip["address"] else 4: ip["address"].partition("/")[0] for ip in ips}
+        return Pod(pod_namespace(node, name), addresses)
+
+    def delete_pod(self, node: ClusterNode, name: str = POD) -> None:
+        """Deletes a pod."""
+        node.run("/opt/cni/bin/podwire", "del", "podwire", name)
+        node.run("ip", "netns", "delete", name)
+
+    def call(self, source: int, target: int, protocol: str = "tcp", version: int = 4) -> Reached | None:
+        """Calls a service in the pod of node `target` from the pod of node `source` (from 0)."""
+        ip = self.pods[target].addresses[version]
+        with service(self.pods[target].namespace, protocol, ip) as server:
+            return call([server], self.pods[source].namespace, protocol, ip, 80)
+
+
+def pod_cidrs(number: int) -> list[str]:
+    """Returns the podCIDRs of a node."""
+    return [f"10.244.{number}.0/24", f"fd00:244:{number}::/64"]
+
+
+def pod_namespace(node: ClusterNode, name: str) -> Namespace:
+    """Returns the namespace of a pod."""
+    return Namespace(f"../../proc/{node.pid}/root/run/netns/{name}")
+
+
+def options_of(directory: Path, server: KubernetesDouble) -> tuple[str, ...]:
+    """Returns the agent's options for an API server."""
+    token = directory / "token"
+    token.write_text("admin\n")
+    return f"--server={server.url}", f"--ca-file={directory / 'ca.crt'}", f"--token-file={token}"
+
+
+@contextlib.contextmanager
+def world(directory: Path, *options: str, count: int = 5, routed: bool = False, pods: bool = True) -> Iterator[World]:
+    """Yields a running cluster whose agents are ready."""
+    certificates.create(directory, SERVER)
+    with contextlib.ExitStack() as stack:
+        fabric, nodes = stack.enter_context(cluster(directory, count, routed=routed))
+        with fabric.entered():
+            server = KubernetesDouble(directory, SERVER)
+        stack.enter_context(server.running())
+        created = World(fabric, nodes, server, (*options_of(directory, server), *options), routed)
+        for node in nodes:
+            created.register(node)
+        created.agents = stack.enter_context(agents(nodes, *created.options))
+        if pods:
+            created.pods = [created.add_pod(node) for node in nodes]
+            # Duplicate address detection of the new links ends first.
+            for pod in created.pods[1:]:
+                reaches_pod = partial(reaches, created.pods[0].namespace, pod.addresses[6], within_s=1)
+                assert eventually(reaches_pod)
+        yield created

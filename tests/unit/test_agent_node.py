@@ -1,0 +1,70 @@
+"""A node of the cluster, read from its Kubernetes object."""
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from agent.node import Node, format_networks, parse_node
+
+DOCUMENT = {
+    "metadata": {"name": "node-1", "uid": "8a7e"},
+    "spec": {
+        "podCIDR": "10.244.1.0/24",
+        "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"],
+    },
+    "status": {
+        "addresses": [
+            {"type": "Hostname", "address": "node-1"},
+            {"type": "InternalIP", "address": "192.0.2.11"},
+            {"type": "ExternalIP", "address": "198.51.100.1"},
+            {"type": "InternalIP", "address": "2001:db8::11"},
+        ],
+        "images": [{"names": ["x"]}],
+    },
+}
+
+
+def test_a_node_has_its_networks_and_internal_addresses():
+    """A node has its podCIDRs and its InternalIPs."""
+    networks = (ip_network("10.244.1.0/24"), ip_network("fd00:1::/64"))
+    addresses = (ip_address("192.0.2.11"), ip_address("2001:db8::11"))
+    node = parse_node(DOCUMENT)
+    assert node == Node("node-1", "8a7e", networks, addresses)
+    assert [str(node.address_of(version)) for version in (4, 6)] == ["192.0.2.11", "2001:db8::11"]
+    assert format_networks(networks) == "10.244.1.0/24, fd00:1::/64"
+
+
+def test_an_old_node_has_only_podcidr():
+    """`spec.podCIDR` counts when `podCIDRs` is missing."""
+    document = {**DOCUMENT, "spec": {"podCIDR": "10.244.1.0/24"}}
+    assert parse_node(document).pod_cidrs == (ip_network("10.244.1.0/24"),)
+
+
+@pytest.mark.parametrize("cidr", ["10.244.1.7/24", "10.244.1.0", "10.244.0.0/33", "::/129", "x/8", 7, None, ""])
+def test_a_wrong_pod_cidr_is_a_problem_of_its_node(cidr):
+    """A wrong podCIDR is a problem of its node; the valid ones remain."""
+    node = parse_node({**DOCUMENT, "spec": {"podCIDRs": [cidr, "fd00:1::/64"]}})
+    assert node.pod_cidrs == (ip_network("fd00:1::/64"),)
+    assert node.problems == (f"podCIDR {cidr!r} is not a network such as 10.244.1.0/24",)
+
+
+@pytest.mark.parametrize("address", ["192.0.2", "2001:db8::1%eth0", "", None, 4])
+def test_a_wrong_address_is_a_problem_of_its_node(address):
+    """A wrong InternalIP is a problem of its node."""
+    node = parse_node({**DOCUMENT, "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
+    assert (node.addresses, node.problems) == ((), (f"InternalIP {address!r} is not an address",))
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", {"podCIDRs": {}}, {"podCIDRs": None}])
+def test_a_node_without_networks_is_a_node(spec):
+    """A node whose spec is missing or of a wrong type has no networks."""
+    assert parse_node({**DOCUMENT, "spec": spec}).pod_cidrs == ()
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {}, {"name": "a"}, {"uid": "b"}, {"name": "", "uid": "b"}, {"name": 1, "uid": 2}]
+)
+def test_an_object_without_name_or_uid_is_no_node(metadata):
+    """An object without name or UID is refused."""
+    with pytest.raises(ValueError, match="no name or no UID"):
+        parse_node({**DOCUMENT, "metadata": metadata})

@@ -1,0 +1,240 @@
+"""The agent's small parts: settings, readiness, log, inbox, programs, lock and HTTP server."""
+
+import http.client
+import json
+import os
+import socket
+import threading
+
+import pytest
+
+from agent import http_server
+from agent.http_server import Page
+from agent.inbox import Inbox
+from agent.instance_lock import InstanceLock
+from agent.log import Log
+from agent.metrics import Metrics
+from agent.program import Ended, Program
+from agent.readiness import Readiness
+from agent.settings import parse
+from cni.errors import CniError
+from process.loop import Loop, now
+
+
+class End(BaseException):
+    """Ends a loop."""
+
+
+def run_until(loop, condition):
+    """Runs a loop until a condition is met."""
+
+    def check():
+        if condition():
+            raise End
+        loop.call_at(now() + 0.01, check)
+
+    loop.call_at(0, check)
+    with pytest.raises(End):
+        loop.run()
+
+
+def test_node_name_comes_from_the_environment_or_an_option(capsys):
+    """The name of the node is required; the option wins over NODE_NAME."""
+    assert parse([], {"NODE_NAME": "a"}).node_name == "a"
+    assert parse(["--node-name", "b"], {"NODE_NAME": "a"}).node_name == "b"
+    with pytest.raises(SystemExit) as ended:
+        parse([], {})
+    assert ended.value.code == 2
+    assert "NODE_NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--routes=all", "--vxlan-id=16777216", "--vxlan-port=0", "--vxlan-port=65536", "--vxlan-id=-1",
+        "--gc-interval=-1", "--gc-interval=nan", "--log-level=loud", "--route=auto",
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused(argument, capsys):
+    """A wrong option ends with status 2 and names itself."""
+    with pytest.raises(SystemExit) as ended:
+        parse([argument], {"NODE_NAME": "a"})
+    assert ended.value.code == 2
+    assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+def test_modes_exclude_each_other():
+    """--once and --dry-run cannot be combined."""
+    with pytest.raises(SystemExit):
+        parse(["--once", "--dry-run"], {"NODE_NAME": "a"})
+
+
+def test_readiness_reports_changes_only():
+    """A condition is reported when it changes; the node is ready when all are met."""
+    changes = []
+    readiness = Readiness(("api", "node"), lambda *change: changes.append(change))
+    assert readiness.is_starting
+    readiness.set("api")
+    readiness.set("api")
+    readiness.set("node", "no podCIDR")
+    assert changes == [("api", ""), ("node", "no podCIDR")]
+    assert readiness.problem_of("node")
+    assert list(readiness.describe()) == ["[+]api ok", "[-]node: no podCIDR"]
+    readiness.set("node")
+    assert not readiness.problem_of("node")
+    assert list(readiness.describe()) == ["[+]api ok", "[+]node ok"]
+
+
+def test_log_lines_are_json(capsys):
+    """A line is one JSON object with time, level, node and message; a level above the limit is not written."""
+    log = Log("info", "1.2", "node-1")
+    log.write("info", "started", routes="auto")
+    log.write("debug", "details")
+    log.write_changes("routes", [f"change {number}" for number in range(300)])
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "level": "info", "program": "podwire-agent", "version": "1.2", "node": "node-1", "msg": "started",
+        "routes": "auto",
+    }  # fmt: skip
+    assert len(second["changes"]) == 201
+    assert second["changes"][-1] == "and 100 more"
+
+
+def test_events_of_other_threads_arrive_in_order():
+    """The inbox passes the events of another thread to the loop's thread, in their order."""
+    loop = Loop()
+    seen: list[int] = []
+    inbox = Inbox(loop, seen.append)
+
+    def put():
+        for number in range(1000):
+            inbox.put(number)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    run_until(loop, lambda: len(seen) == 1000)
+    thread.join()
+    assert seen == list(range(1000))
+
+
+def test_failure_about_one_event_does_not_stop_the_others(capsys):
+    """An exception about an event is logged; the events beside it and later ones arrive."""
+    loop = Loop()
+    seen: list[int] = []
+
+    def handle(number):
+        seen.append(10 // number)
+
+    inbox = Inbox(loop, handle)
+    for number in (1, 0, 2):
+        inbox.put(number)
+    run_until(loop, lambda: len(seen) == 2)
+    inbox.put(5)
+    run_until(loop, lambda: len(seen) == 3)
+    assert seen == [10, 5, 2]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "status", "output"), [("echo a; echo b >&2", 0, "a\nb"), ("exit 7", 7, "")])
+def test_program_reports_status_and_output(command, status, output):
+    """A program's exit status and both its outputs are reported once it has ended."""
+    loop = Loop()
+    ended: list[Ended] = []
+    Program(loop, ["/bin/sh", "-c", command], ended.append, 10)
+    run_until(loop, lambda: ended)
+    assert ended == [(status, output)]
+
+
+def test_program_that_takes_too_long_is_killed():
+    """A program is killed at its limit; its child process does not delay the report."""
+    loop = Loop()
+    ended: list[Ended] = []
+    Program(loop, ["/bin/sh", "-c", "sleep 60 & wait"], ended.append, 0.05)
+    run_until(loop, lambda: ended)
+    assert ended[0].status == -9
+
+
+def test_missing_program_is_an_error():
+    """A program that does not exist raises OSError, and leaves nothing to watch."""
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loop = Loop()
+    with pytest.raises(FileNotFoundError):
+        Program(loop, ["/nonexistent"], print, 1)
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1  # the loop's
+
+
+def test_second_agent_is_refused(tmp_path):
+    """A second agent is refused with the process that holds the lock."""
+    lock = InstanceLock(str(tmp_path / "run" / "agent.lock"))
+    with pytest.raises(CniError) as refused:
+        InstanceLock(str(tmp_path / "run" / "agent.lock"))
+    assert refused.value.msg == f"another podwire-agent maintains this node: process {os.getpid()}"
+    del lock
+
+
+def test_lock_that_cannot_be_created_is_an_error(tmp_path):
+    """A directory that cannot be created is an error with a fix."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CniError) as failed:
+        InstanceLock(str(tmp_path / "file" / "agent.lock"))
+    assert "--run-dir" in failed.value.details
+
+
+def get(connection, path):
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+PAGES = {"/ok": lambda: Page(True, b"fine\n"), "/bad": lambda: Page(False, b"broken\n")}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_pages_over_tcp(host):
+    """Pages are served over TCP, 200 or 503; others are 404."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        free.bind((host, 0))
+        port = free.getsockname()[1]
+    server = http_server.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", PAGES)
+    try:
+        answers = [get(http.client.HTTPConnection(host, port), path) for path in ("/ok?x=1", "/bad", "/none")]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert answers[:2] == [(200, "fine\n"), (503, "broken\n")]
+    assert answers[2][0] == 404
+
+
+def test_pages_over_a_unix_socket(tmp_path):
+    """A Unix socket is only root's, and replaces that of an agent that was killed."""
+    path = str(tmp_path / "agent.sock")
+    for _ in range(2):
+        server = http_server.start(path, PAGES)
+        connection = http.client.HTTPConnection("agent")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(path)
+        assert get(connection, "/ok") == (200, "fine\n")
+        connection.close()
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        server.shutdown()
+        server.socket.close()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "/nonexistent/agent.sock", "192.0.2.1:80"])
+def test_wrong_address_is_an_error(address):
+    """An address on which nothing can listen is an error with a fix."""
+    with pytest.raises(CniError) as failed:
+        http_server.start(address, PAGES)
+    assert "--listen" in failed.value.details
+
+
+def test_metrics_are_prometheus_text():
+    """The metrics have the prefix podwire_agent_, and the version as a label."""
+    metrics = Metrics("1.2")
+    metrics.nodes.set(5)
+    metrics.installs.labels("ok").inc()
+    text = metrics.render().decode()
+    assert 'podwire_agent_info{version="1.2"} 1.0' in text
+    assert "podwire_agent_nodes 5.0" in text
+    assert 'podwire_agent_installs_total{result="ok"} 1.0' in text

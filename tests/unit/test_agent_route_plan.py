@@ -1,0 +1,218 @@
+"""The plan of the routes to the other nodes, the order of its changes, and the holder of a network of two nodes."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from agent.holders import Holders
+from agent.node import Node
+from agent.route_diff import Change, Comparison
+from agent.route_plan import (
+    Connected,
+    Kind,
+    Peer,
+    Plan,
+    Situation,
+    link_local_of,
+    mac_of,
+    needs_tunnel,
+    new_objects,
+    peer_of,
+    plan_node,
+    plan_peer,
+)
+from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
+
+TUNNEL, LAN, SECOND_LAN, BRIDGE = 9, 2, 3, 5
+
+
+def packed(*texts: str) -> tuple[bytes, ...]:
+    """Returns networks and addresses as the plan has them."""
+    return tuple(pack_network(ip_network(text)) if "/" in text else ip_address(text).packed for text in texts)
+
+
+def connected(text: str, ifindex: int, *, is_for_pods: bool = False) -> Connected:
+    return Connected(packed(text)[0], ifindex, f"eth{ifindex}", is_for_pods)
+
+
+HERE = Situation(
+    mode="auto",
+    networks=packed("10.244.1.0/24", "fd00:1::/64"),
+    addresses=packed("2001:db8::1", "192.0.2.1"),
+    connected=(
+        connected("2001:db8::/64", LAN),
+        connected("fd00:1::/64", BRIDGE, is_for_pods=True),
+        connected("192.0.2.0/25", SECOND_LAN),
+        connected("192.0.2.0/24", LAN),
+        connected("10.244.1.0/24", BRIDGE, is_for_pods=True),
+    ),
+    tunnel=TUNNEL,
+)
+DUAL = ("10.244.2.0/24", "fd00:2::/64")
+
+
+def planned(situation: Situation, *addresses: str, networks: tuple[str, ...] = DUAL) -> Plan:
+    """Returns the plan for a node called "peer"."""
+    peer = Peer("peer", packed(*networks), packed(*addresses))
+    return plan_peer(peer, peer.networks, situation)
+
+
+def shown(plan: Plan) -> list[str]:
+    """Returns the objects of a plan as text."""
+    lines = []
+    for dst, hop in plan.objects[Kind.ROUTE].items():
+        assert isinstance(hop, Hop)
+        gateway = str(ip_address(hop.gateway))
+        lines.append(f"{format_prefix(dst)} via {gateway} dev {hop.ifindex}{' onlink' * hop.onlink}")
+    for kind in (Kind.NEIGHBOUR, Kind.FORWARDING):
+        for key, value in plan.objects[kind].items():
+            assert isinstance(value, bytes)
+            pair = [item.hex(":") if len(item) == 6 else str(ip_address(item)) for item in (key, value)]
+            lines.append(" -> ".join(pair))
+    return lines
+
+
+DIRECT4, DIRECT6 = "10.244.2.0/24 via 192.0.2.200 dev 2", "fd00:2::/64 via 2001:db8::2 dev 2"
+MAC = mac_of("peer").hex(":")
+LINK_LOCAL = str(ip_address(link_local_of(mac_of("peer"))))
+TUNNEL4 = ["10.244.2.0/24 via 10.244.2.0 dev 9 onlink", f"10.244.2.0 -> {MAC}"]
+TUNNEL6 = [f"fd00:2::/64 via {LINK_LOCAL} dev 9", f"{LINK_LOCAL} -> {MAC}"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "addresses", "objects"),
+    [
+        ("auto", ["192.0.2.200"], [DIRECT4, *TUNNEL6, f"{MAC} -> 192.0.2.200"]),
+        ("auto", ["192.0.2.20", "2001:db8::2"], ["10.244.2.0/24 via 192.0.2.20 dev 3", DIRECT6]),
+        ("auto", ["198.51.100.2", "192.0.2.200"], [DIRECT4, *TUNNEL6, f"{MAC} -> 198.51.100.2"]),
+        ("auto", ["198.51.100.2", "2001:db8:9::2"], [*TUNNEL4, *TUNNEL6, f"{MAC} -> 198.51.100.2"]),
+        ("auto", ["198.51.100.2", "2001:db8::2"], [*TUNNEL4, DIRECT6, f"{MAC} -> 198.51.100.2"]),
+        ("vxlan", ["192.0.2.200", "2001:db8::2"], [*TUNNEL4, *TUNNEL6, f"{MAC} -> 192.0.2.200"]),
+        ("direct", ["192.0.2.200", "2001:db8::2"], [DIRECT4, DIRECT6]),
+        ("none", ["192.0.2.200"], []),
+    ],
+)
+def test_objects_of_a_node(mode, addresses, objects):
+    """A node in a connected network is direct, the longest prefix counts; others are reached by VXLAN over IPv4."""
+    plan = planned(HERE._replace(mode=mode), *addresses)
+    assert sorted(shown(plan)) == sorted(objects)
+    assert (plan.problems, plan.kept) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("situation", "addresses", "networks", "problem", "is_kept"),
+    [
+        (HERE, [], DUAL[:1], "its Node object has no InternalIP", True),
+        (HERE, ["192.0.2.1"], DUAL[:1], "its InternalIP 192.0.2.1 is also this node's", True),
+        (HERE, ["192.0.2.9"], ("10.244.0.0/16",), "overlaps with this node's podCIDR 10.244.1.0/24", True),
+        (HERE, ["192.0.2.9"], ("192.0.2.64/26",), "192.0.2.64/26 overlaps with 192.0.2.0/25", True),
+        (HERE, ["2001:db8:9::2"], DUAL[:1], "no IPv4 InternalIP, which VXLAN uses", False),
+        (HERE._replace(mode="direct"), ["192.0.2.9"], DUAL[1:], "no IPv6 InternalIP for fd00:2::/64", False),
+        (HERE._replace(mode="direct"), ["198.51.100.2"], DUAL[:1], "198.51.100.2 is in no network connected", False),
+        (HERE._replace(tunnel=0, no_tunnel="taken"), ["198.51.100.2"], DUAL[:1], "taken", False),
+        (HERE._replace(addresses=()), ["198.51.100.2"], DUAL[:1], "this node has no InternalIP", False),
+    ],
+)
+def test_problems_of_a_node(situation, addresses, networks, problem, is_kept):
+    """A node that cannot be reached is a problem with a reason; with wrong data its objects stay as they are."""
+    plan = planned(situation, *addresses, networks=networks)
+    assert shown(plan) == []
+    assert [problem in text for text in plan.problems] == [True]
+    assert plan.kept == (packed(*networks) if is_kept else ())
+
+
+def test_the_underlay_of_an_ipv6_node_is_ipv6():
+    """If this node has only IPv6 addresses, forwarding entries have the other node's IPv6 address."""
+    plan = planned(HERE._replace(addresses=packed("2001:db8::1")), "198.51.100.2", "2001:db8:9::2")
+    assert f"{MAC} -> 2001:db8:9::2" in shown(plan)
+
+
+def test_objects_of_this_node():
+    """A node has an unreachable route per pod network, and with a device its first addresses."""
+    plan = plan_node(HERE)
+    assert list(map(format_prefix, plan.objects[Kind.UNREACHABLE])) == ["10.244.1.0/24", "fd00:1::/64"]
+    assert list(map(format_prefix, plan.objects[Kind.ADDRESS])) == ["10.244.1.0/32", "fd00:1::/128"]
+    assert not plan_node(HERE._replace(tunnel=0)).objects[Kind.ADDRESS]
+    assert plan_node(HERE._replace(mode="none")) == Plan(new_objects())
+
+
+@pytest.mark.parametrize("is_for_pods", [True, False])
+def test_this_nodes_pod_network_overlaps_with_its_lan(is_for_pods):
+    """A pod network that overlaps with the LAN is a problem, also if the LAN is on a bridge."""
+    lan = connected("192.0.2.0/24", LAN, is_for_pods=is_for_pods)
+    plan = plan_node(HERE._replace(networks=packed("192.0.2.128/25"), connected=(lan,)))
+    assert plan.kept == packed("192.0.2.128/25")
+    assert plan.problems == (
+        'its podCIDR 192.0.2.128/25 overlaps with 192.0.2.0/24, which is connected to this node\'s "eth2"',
+    )
+
+
+def test_the_mac_address_depends_on_the_name_only():
+    """MAC addresses are locally administered unicast addresses, different for each name, the same for ever."""
+    macs = {mac_of(f"node-{number}") for number in range(1000)}
+    assert len(macs) == 1000
+    assert {mac[0] & 3 for mac in macs} == {2}
+    assert mac_of("node-1").hex(":") == "86:66:ad:15:bd:6e"
+    assert str(ip_address(link_local_of(bytes.fromhex("0a0000000102")))) == "fe80::800:ff:fe00:102"
+
+
+def test_a_node_becomes_a_peer():
+    """A peer has the networks and addresses of the Node, in its order."""
+    addresses = (ip_address("2001:db8::1"), ip_address("192.0.2.1"))
+    node = Node("peer", "uid", (ip_network("10.244.2.0/24"),), addresses)
+    assert peer_of(node) == Peer("peer", packed("10.244.2.0/24"), packed("2001:db8::1", "192.0.2.1"))
+    assert not needs_tunnel(peer_of(node), HERE)
+    assert needs_tunnel(peer_of(node), HERE._replace(mode="vxlan"))
+    assert needs_tunnel(peer_of(node)._replace(addresses=packed("198.51.100.2")), HERE)
+
+
+def compared(existing: Plan, desired: Plan, frozen: tuple[Prefix, ...] = ()) -> list[Change]:
+    comparison = Comparison(existing.objects, frozen, TUNNEL)
+    comparison.add(desired)
+    return comparison.changes([list(table) for table in existing.objects])
+
+
+def test_changes_are_ordered():
+    """Forwarding entries come before routes, deletions last and in the opposite order; nothing equal is sent."""
+    near, far = planned(HERE, "192.0.2.9", networks=DUAL[:1]), planned(HERE, "198.51.100.2", networks=DUAL[:1])
+    (network,) = packed("10.244.2.0/24")
+    gateway, mac = network[:-1], mac_of("peer")
+    assert compared(near, far) == [
+        Change(Kind.FORWARDING, mac, packed("198.51.100.2")[0]),
+        Change(Kind.NEIGHBOUR, gateway, mac),
+        Change(Kind.ROUTE, network, Hop(TUNNEL, gateway, onlink=True)),
+    ]
+    assert compared(far, near) == [
+        Change(Kind.ROUTE, network, Hop(SECOND_LAN, packed("192.0.2.9")[0])),
+        Change(Kind.NEIGHBOUR, gateway, None),
+        Change(Kind.FORWARDING, mac, None),
+    ]
+    assert compared(far, far) == []
+    assert [change.kind for change in compared(far, Plan(new_objects()))] == [3, 2, 1]
+
+
+def test_objects_of_frozen_networks_are_kept():
+    """For a frozen network neither its route nor the entries that the route needs change."""
+    far, elsewhere = planned(HERE, "198.51.100.2"), planned(HERE, "198.51.100.3")
+    frozen = packed(DUAL[0])
+    assert compared(far, elsewhere, frozen) == []
+    assert {change.key for change in compared(far, Plan(new_objects()), frozen)} == {
+        packed(DUAL[1])[0],
+        link_local_of(mac_of("peer")),
+    }
+    assert packed(DUAL[0])[0] not in {change.key for change in compared(Plan(new_objects()), far, frozen)}
+    assert compared(far, Plan(new_objects(), kept=packed(*DUAL))) == []
+
+
+def test_a_network_belongs_to_the_first_node_until_it_drops_it():
+    """The first node that names a network has it, then the next one that waits."""
+    holders, (network,) = Holders(), packed("10.244.2.0/24")
+    for name in ("one", "two", "three", "two"):
+        holders.add(network, name)
+    history = [holders.holder_of(network)]
+    for name in ("two", "one", "three", "three"):
+        holders.remove(network, name)
+        history.append(holders.holder_of(network))
+    assert history == ["one", "one", "three", None, None]
