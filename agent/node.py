@@ -12,6 +12,8 @@ from typing import NamedTuple
 from cni.address import Address, Network, format_ip, parse_ip
 
 INTERNAL_IP = "InternalIP"
+# A shorter podCIDR is a mistake: a route to it would take most of the node's packets.
+_SHORTEST_PREFIX = {4: 8, 6: 16}
 
 
 class Node(NamedTuple):
@@ -60,20 +62,33 @@ def _network(text: object, problems: list[str]) -> Network | None:
     try:
         if not isinstance(text, str) or "/" not in text:
             raise ValueError
-        return ip_network(text)
+        network = ip_network(text)
     except ValueError:
         problems.append(f"podCIDR {text!r} is not a network such as 10.244.1.0/24")
         return None
+    if network.prefixlen < _SHORTEST_PREFIX[network.version] or _is_special(network):
+        problems.append(f"podCIDR {text!r} is not a network of pods: it is too large or has special addresses")
+        return None
+    return network
 
 
 def _address(text: object, problems: list[str]) -> Address | None:
     try:
         if not isinstance(text, str):
             raise ValueError
-        return parse_ip(text)
+        address = parse_ip(text)
     except ValueError:
         problems.append(f"{INTERNAL_IP} {text!r} is not an address")
         return None
+    if _is_special(address):
+        problems.append(f"{INTERNAL_IP} {text!r} is a special address, and not one of a node")
+        return None
+    return address
+
+
+def _is_special(value: Address | Network) -> bool:
+    """Returns whether no pod and no other node can have `value`: loopback, link-local, multicast, unspecified."""
+    return value.is_loopback or value.is_link_local or value.is_multicast or value.is_unspecified
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -55,6 +55,32 @@ def test_a_wrong_address_is_a_problem_of_its_node(address):
     assert (node.addresses, node.problems) == ((), (f"InternalIP {address!r} is not an address",))
 
 
+SPECIAL = (
+    *("0.0.0.0/0", "0.0.0.0/32", "10.0.0.0/7", "127.0.0.0/8", "169.254.1.0/24", "224.0.0.0/4"),
+    *("::/0", "::1/128", "fc00::/7", "fe80::/64", "ff00::/16"),
+)
+
+
+@pytest.mark.parametrize("cidr", SPECIAL)
+def test_a_pod_cidr_of_special_addresses_is_a_problem_of_its_node(cidr):
+    """A podCIDR that takes the node's packets or special addresses is a problem of its node."""
+    node = parse_node({**DOCUMENT, "spec": {"podCIDRs": [cidr, "fd00:1::/64"]}})
+    assert node.pod_cidrs == (ip_network("fd00:1::/64"),)
+    assert node.problems == (f"podCIDR {cidr!r} is not a network of pods: it is too large or has special addresses",)
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0", "127.0.0.1", "169.254.1.1", "224.0.0.1", "::", "::1", "fe80::1", "ff02::1"]
+)
+def test_a_special_address_is_a_problem_of_its_node(address):
+    """A special InternalIP is a problem of its node."""
+    node = parse_node({**DOCUMENT, "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
+    assert (node.addresses, node.problems) == (
+        (),
+        (f"InternalIP {address!r} is a special address, and not one of a node",),
+    )
+
+
 @pytest.mark.parametrize("spec", [None, [], "x", {"podCIDRs": {}}, {"podCIDRs": None}])
 def test_a_node_without_networks_is_a_node(spec):
     """A node whose spec is missing or of a wrong type has no networks."""
