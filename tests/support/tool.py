@@ -35,6 +35,11 @@ class Tool:
         return self.directory / "cache" / "results"
 
     @property
+    def index_dir(self) -> Path:
+        """The directory of host-local's index of the reservations."""
+        return self.directory / "leases.podwire"
+
+    @property
     def leases(self) -> Path:
         """The directory of host-local's reservations for the network "net"."""
         return self.directory / "leases" / "net"
@@ -97,8 +102,11 @@ class Tool:
         namespaces.delete_and_wait(pod, self.host)
 
     def files(self) -> dict[str, bytes]:
-        """Returns the content of every file in the directory, without host-local's start of the next search."""
-        paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        """Returns the content of every file in the directory, without host-local's caches.
+
+        They are the start of the next search and the index of the reservations, which each verb may write again.
+        """
+        paths = sorted(path for path in self.directory.rglob("*") if path.is_file() and path.parent != self.index_dir)
         return {str(path): path.read_bytes() for path in paths if not path.name.startswith(_SEARCH_START)}
 
     def everything(self, *pods: Namespace) -> dict[str, Any]:
