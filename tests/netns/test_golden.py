@@ -4,13 +4,13 @@ tests/data/golden/README.md describes the source of the files.
 """
 
 import stat
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support import golden
 from tests.support.attaching import Network
+from tests.support.machine import eventually
 
 SCENARIOS = [name for name in golden.scenarios() if golden.scenario(name)["config"]["type"] in ("bridge", "ptp")]
 
@@ -77,11 +77,10 @@ def with_nodad(addresses):
     return addresses | ({"cni0": on_bridge} if on_bridge else {})
 
 
-def await_operstate(pod):
-    """Waits until the pod's interface is up; before Linux 6.8 the kernel updates the state in the background."""
-    deadline = time.monotonic() + 5
-    while "state UNKNOWN" in pod.ip("link", "show", "eth0") and time.monotonic() < deadline:
-        time.sleep(0.02)
+def await_states(namespace, links):
+    """Waits until all links have the state that they have in `links`: the kernel updates it in the background."""
+    expected = {name: link["state"] for name, link in links.items()}
+    eventually(lambda: {name: link["state"] for name, link in golden.of(namespace)["links"].items()} == expected)
 
 
 def files(directory: Path):
@@ -97,9 +96,9 @@ def files(directory: Path):
 def test_add_creates_the_golden_state(network, sandbox, expected, store):
     """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'."""
     result = network.add(sandbox, container_id=golden.CONTAINER_ID)
-    await_operstate(sandbox)
     assert golden.result(result) == expected["result"]
     for namespace, golden_state in ((network.host, expected["host"]), (sandbox, expected["pod"])):
+        await_states(namespace, golden_state["links"])
         actual = golden.of(namespace)
         assert_links_equal(actual["links"], golden_state["links"])
         is_host = namespace is network.host

@@ -27,6 +27,7 @@ PROGRAM = "linux.uml"
 SHARED = Path("/run/shared")  # the shared directory, in the second kernel
 
 _INIT = Path(__file__).with_suffix(".sh")
+_REGISTERS = Path(__file__).with_name("second_kernel_registers.c")
 _MEMORY_BYTES = 1 << 30
 _TIMEOUT = "--timeout=300"  # of a test: the longest takes 40 s, on a busy machine three times as long
 _PASSED_ON = ("CI", "PODWIRE_BIN_DIR", "REFERENCE")
@@ -61,10 +62,12 @@ def boot(
     lines += [f"cd {shlex.quote(str(ROOT))}", shlex.join(command)]
     (shared / "command").write_text("\n".join(lines) + "\n")
     (shared / "status").unlink(missing_ok=True)
+    library = shared.absolute() / "registers.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _REGISTERS], check=True)
     with tempfile.TemporaryFile() as messages:
         output = os.dup((stdout or sys.stdout).fileno())  # not 1, which has the messages
         number = os.getpid() if processor is None else processor
-        _run(_line(shared.absolute(), output, number), messages, output, timeout_s)
+        _run(_line(shared.absolute(), output, number), messages, output, timeout_s, library)
         status = (shared / "status").read_text() if (shared / "status").exists() else ""
         if not status.strip():
             messages.seek(0)
@@ -87,14 +90,14 @@ def _line(shared: Path, output: int, processor: int) -> list[str]:
     ]
 
 
-def _run(line: list[str], messages: IO[bytes], output: int, timeout_s: float) -> None:
+def _run(line: list[str], messages: IO[bytes], output: int, timeout_s: float, library: Path) -> None:
     alive, held = os.pipe()  # all its processes keep the second end open until they end
     kernel = subprocess.Popen(
         line,
         stdin=subprocess.DEVNULL,
         stdout=messages,
         stderr=messages,
-        env={**os.environ, "TMPDIR": _memory_directory()},
+        env={**os.environ, "TMPDIR": _memory_directory(), "LD_PRELOAD": str(library)},
         pass_fds=[output, held],
         start_new_session=True,  # its processes are processes of the machine: a process group can be killed
     )
