@@ -7,7 +7,7 @@ has threads, which only read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -21,10 +21,11 @@ from agent.node import Node
 from agent.node_files import NodeFiles
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
 from agent.readiness import Readiness
-from agent.route_report import Problem
+from agent.route_report import describe_problems
 from agent.routes import Routes
 from agent.settings import Settings
 from attachment.masquerade.cluster import ClusterNetworks
+from cni.address import Address
 from cni.errors import CniError
 from process import record
 from process.loop import Loop, now
@@ -54,10 +55,11 @@ class Parts(NamedTuple):
 class Agent:
     """The agent of one node. Call `handle` with each event of the watch."""
 
-    def __init__(self, settings: Settings, loop: Loop, parts: Parts) -> None:
+    def __init__(self, settings: Settings, loop: Loop, parts: Parts, api_addresses: Sequence[Address] = ()) -> None:
         self._settings, self._loop = settings, loop
         self._log, self._metrics, self._routes, self._masquerade, self._events = parts
-        self._cluster = Cluster(settings.node_name)
+        self._cluster = Cluster(settings.node_name, api_addresses)
+        self._api_addresses = api_addresses
         self._readiness = Readiness(CONDITIONS, self._on_condition)
         self._files = NodeFiles(settings, loop, self._on_installed)
         self._garbage = GarbageCollector(settings, loop, self._on_collected)
@@ -67,12 +69,15 @@ class Agent:
         self._update_is_due = False
         self._beat_s = now()
         self.on_address_change: Callable[[], None] = lambda: None
+        self.is_watching: Callable[[], bool] = lambda: True
         if not settings.install:
             self._readiness.set(NETWORK)
 
     def start(self) -> None:
-        """Starts the periodic work and listens to the kernel's news."""
-        self._loop.watch(self._routes.fileno(), self._on_kernel_news)
+        """Starts the periodic work and listens to the kernel's notifications."""
+        if not self._settings.dry_run:
+            self._routes.delete_routes_to(self._api_addresses)
+        self._loop.watch(self._routes.fileno(), self._on_notifications)
         self._beat()
         self._loop.call_at(now() + _COMPARE_S, self._compare)
         self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
@@ -120,13 +125,13 @@ class Agent:
             return
         self._events.node_uid = this.uid
         with self._changing("routes of all nodes"):
-            self._routes.set_node(this)
-            self._routes.replace_peers(self._cluster.peers, self._cluster.contested)
+            self._routes.set_node(this, self._cluster.conflicting)
+            self._routes.replace_peers(self._cluster.peers, self._cluster.conflicting)
         self._update_masquerade()
         self._ensure_files()
 
     def _update(self, node: Node) -> None:
-        contested, this = self._cluster.contested, self._cluster.this
+        this = self._cluster.this
         self._unlisted.pop(node.name, None)
         has_changed = self._cluster.set(node)
         node = self._cluster.nodes[node.name]
@@ -134,13 +139,10 @@ class Agent:
             self._apply_first()
             return
         with self._changing(f"routes of node {node.name}"):
-            self._freeze_contested(contested)
             if node.name == self._settings.node_name:
-                self._routes.set_node(node)
+                self._routes.set_node(node, self._cluster.conflicting)
             else:
-                self._routes.update_peer(node)
-            if node.name == self._settings.node_name or self._cluster.contested != contested:
-                self._routes.reconcile()  # the networks of other nodes may have become free, and addresses flush routes
+                self._routes.update_peer(node, self._cluster.conflicting)
         self._schedule_masquerade()
         if has_changed or node.name == self._settings.node_name:
             self._ensure_files()
@@ -152,21 +154,13 @@ class Agent:
             self._apply_all()
 
     def _remove(self, name: str) -> None:
-        contested = self._cluster.contested
         self._cluster.remove(name)
         this = self._cluster.this
         if not self._is_synced or this is None or not this.pod_cidrs:
             return  # routes, network and pods stay: a deleted Node object is no proof that this node's pods are gone
         with self._changing(f"routes of node {name}"):
-            self._freeze_contested(contested)
-            self._routes.remove_peer(name)
-            if self._routes.problems or self._cluster.contested != contested:
-                self._routes.reconcile()
+            self._routes.remove_peer(name, self._cluster.conflicting)
         self._schedule_masquerade()
-
-    def _freeze_contested(self, before: frozenset[object]) -> None:
-        if self._cluster.contested != before:
-            self._routes.set_frozen(self._cluster.contested)
 
     def _on_failure(self, event: Failed) -> None:
         self._metrics.api_failures.inc()
@@ -193,12 +187,14 @@ class Agent:
         elif number:
             self._log.write("info", what, requests=number)
         wrong = (f"node {one.name}: {'; '.join(one.problems)}" for one in self._cluster.nodes.values() if one.problems)
-        problems = [failure, *map(_describe, self._routes.problems), *map(str, self._cluster.conflicts), *wrong]
+        problems = [failure, *describe_problems(self._routes.problems), *map(str, self._cluster.conflicts), *wrong]
         self._readiness.set(ROUTES, "; ".join(filter(None, problems)))
         if failure:
             self._retry(self._apply_all)
+        elif self._routes.is_refused:
+            self._retry(self._reconcile, _REPAIR_S)
 
-    def _retry(self, work: Callable[[], None]) -> None:
+    def _retry(self, work: Callable[[], None], delay_s: float = _RETRY_S) -> None:
         """Schedules failed work again: once, however many changes failed meanwhile."""
         if work in self._retries:
             return
@@ -208,7 +204,7 @@ class Agent:
             self._retries.discard(work)
             work()
 
-        self._loop.call_at(now() + _RETRY_S, repeat)
+        self._loop.call_at(now() + delay_s, repeat)
 
     def _recording(self) -> AbstractContextManager[Record | None]:
         """Records changes for the log; not those of many nodes, whose texts would take megabytes."""
@@ -216,7 +212,7 @@ class Agent:
         is_small = len(self._cluster.nodes) <= _LOGGED_NODES
         return record.recording(dry_run=dry_run) if dry_run or is_small else nullcontext()
 
-    def _on_kernel_news(self) -> None:
+    def _on_notifications(self) -> None:
         before = self._routes.counters.comparisons, self._routes.problems
         with self._changing("objects that something else changed"):
             self._routes.handle_notifications()
@@ -227,9 +223,12 @@ class Agent:
     def _compare(self) -> None:
         self._loop.call_at(now() + _COMPARE_S, self._compare)
         if self._is_synced:
-            with self._changing("objects that something else changed"):
-                self._routes.reconcile()
+            self._reconcile()
             self._ensure_files()  # the network's file or the executable may have changed
+
+    def _reconcile(self) -> None:
+        with self._changing("objects that something else changed"):
+            self._routes.reconcile()
 
     def _repair_masquerade(self) -> None:
         self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
@@ -242,9 +241,9 @@ class Agent:
 
     def _update_masquerade(self) -> None:
         self._update_is_due = False
-        if not self._is_synced:
+        if not (self._is_synced and self._routes.counters.comparisons):
             return
-        networks = self._cluster.list_networks(self._routes.is_behind_tunnel)
+        networks = self._cluster.list_networks(self._routes.has_route, self._routes.is_behind_tunnel)
         self._change_masquerade(lambda: self._masquerade.set_networks(networks))
 
     def _change_masquerade(self, change: Callable[[], int]) -> None:
@@ -308,7 +307,7 @@ class Agent:
                 f"node {name} has no podCIDR: run kube-controller-manager with --allocate-node-cidrs and "
                 "--cluster-cidr (kubeadm: podSubnet)"
             )
-        mine = [str(one) for one in self._cluster.conflicts if name in (one.node, one.other_node)]
+        mine = [str(one) for one in self._cluster.conflicts if one.has_network_of(name)]
         return "; ".join(mine)
 
     def _on_condition(self, condition: str, problem: str) -> None:
@@ -346,8 +345,12 @@ class Agent:
         return {"/healthz": self._health, "/readyz": self._ready, "/metrics": self._metrics_page}
 
     def _health(self) -> Page:
-        is_alive = now() - self._beat_s < _BEAT_MAX_S
-        return Page(is_alive, b"ok\n" if is_alive else b"the main thread has not run for two minutes\n")
+        problem = ""
+        if now() - self._beat_s >= _BEAT_MAX_S:
+            problem = "the main thread has not run for two minutes"
+        elif self._loop.failures or not self.is_watching():
+            problem = "a part of the agent has ended after an internal error, which the log shows"
+        return Page(not problem, f"{problem or 'ok'}\n".encode())
 
     def _ready(self) -> Page:
         text = "".join(f"{line}\n" for line in self._readiness.describe())
@@ -355,7 +358,3 @@ class Agent:
 
     def _metrics_page(self) -> Page:
         return metrics_page(self._metrics.render())
-
-
-def _describe(problem: Problem) -> str:
-    return f"node {problem.node}: {problem.text}" if problem.node else problem.text

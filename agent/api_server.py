@@ -11,12 +11,14 @@ import binascii
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from cni.address import Address, parse_ip
 from process.files import read
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -91,6 +93,15 @@ def _kubeconfig_values(text: str) -> dict[str, str]:
             raise ValueError("it has several clusters; set the address of the API server instead")
         values[key] = value.strip("\"'")
     return values
+
+
+def addresses_of(server: Server) -> list[Address]:
+    """Returns the addresses of the server, none while its name cannot be resolved."""
+    try:
+        answers = socket.getaddrinfo(urlsplit(server.url).hostname, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [parse_ip(str(where[0]).partition("%")[0]) for *_, where in answers]
 
 
 def _url(host: str, port: str) -> str:

@@ -1,7 +1,7 @@
 """Serves /healthz, /readyz and /metrics on a loopback address or a Unix socket.
 
-/healthz fails when the main thread has not run for two minutes, so that kubelet restarts the agent. /readyz lists the
-conditions, and fails unless all are met.
+/healthz fails when a thread of the agent has stopped, so that kubelet restarts the agent. /readyz lists the conditions,
+and fails unless all are met. More than a few clients at once are refused: kubelet and Prometheus are two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cni.errors import CniError, Code
 
 _CLIENT_LIMIT_S = 10.0
+_MAX_CLIENTS = 32
 _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -99,9 +100,31 @@ class _Handler(BaseHTTPRequestHandler):
         return "client"
 
 
+_Request = socket.socket | tuple[bytes, socket.socket]
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = _MAX_CLIENTS
+
+    def server_activate(self) -> None:
+        """Starts to listen."""
+        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
+        super().server_activate()
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        """Answers a client in a thread; closes its connection if too many others are connected."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        """Answers a client, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores a client that closes its connection early: the log has JSON lines only."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from typing import Self
 
 from cni.errors import CniError, Code
 from kernel import locks
@@ -11,7 +12,7 @@ from process import directories
 
 
 class InstanceLock:
-    """Holds the lock of a file until the process ends; raises CniError(11) if another agent holds it, CniError(5)."""
+    """Holds the lock of a file while it is a context; raises CniError(11) if another agent holds it, CniError(5)."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -30,3 +31,9 @@ class InstanceLock:
             msg = f"another podwire-agent maintains this node{f': {holders}' if holders else ''}"
             hint = "run one agent for each node: end the other one, or remove this one's DaemonSet or service"
             raise CniError(Code.TRY_AGAIN_LATER, msg, hint) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

@@ -1,4 +1,4 @@
-"""The kernel's side of the plan: reads the facts about this node and the existing objects, builds requests.
+"""The kernel's side of the plan: reads the situation of this node and the existing objects, builds requests.
 
 Functions that take a Socket only read.
 """
@@ -23,32 +23,39 @@ _POD_KINDS = ("bridge", "veth")
 _DEFAULT_MTU = 1500
 
 
-class Facts(NamedTuple):
-    """The facts about this node: connected networks, and the link of the underlay address.
+class NodeLinks(NamedTuple):
+    """The links of this node on which its routes depend, by ifindex, and the link of the underlay address.
 
-    `links` are those that matter, by ifindex. `underlay` is None if no link has the address.
+    `underlay` is None if no link has the address. The links in `down` have connected networks, and are missing or not
+    up: the kernel refuses routes through them.
     """
 
-    situation: Situation
-    links: Mapping[int, Link]
-    underlay: Link | None
-    underlay_mtu: int
+    by_index: Mapping[int, Link]
+    underlay: Link | None = None
+    underlay_mtu: int = 0
+    down: frozenset[int] = frozenset()
 
     @property
     def is_usable(self) -> bool:
-        """Whether this node's address is on a link that is up; otherwise the facts are those of a passing moment."""
-        return self.underlay is not None and self.underlay.is_up
+        """Whether this node's address is on a link that is up; otherwise the situation is that of a passing moment."""
+        return _is_up(self.underlay)
 
 
-def read_facts(socket: Socket, options: RouteOptions, node: Node, remote: bytes) -> Facts:
-    """Returns the facts about this node; `remote` is the address of any other node, or b"". Raises KernelError."""
-    this = peer_of(node)
+def read_situation(
+    socket: Socket, options: RouteOptions, node: Node, remote: bytes, last: tuple[Situation, NodeLinks]
+) -> tuple[Situation, NodeLinks]:
+    """Returns the situation of this node and its links; raises KernelError.
+
+    Of the `last` situation the tunnel counts and, while this node's address is on no link that is up, the connected
+    networks. `remote` is the address of any other node, or b"".
+    """
+    this, (last_situation, last_links) = peer_of(node), last
     (device,) = link.get(socket, link.by_name_request(options.device))
     tunnel = device.index if device else 0
     connected = [item for item in protocol_route.list_connected(socket) if item[1] != tunnel]
-    situation = Situation(options.mode, this.networks, this.addresses, ())
+    situation = last_situation._replace(mode=options.mode, networks=this.networks, addresses=this.addresses)
     holder = _find_index(socket, situation.underlay)
-    indexes = {ifindex for _, ifindex in connected} | ({holder} if holder else set())
+    indexes = {index for _, index in connected} | {item.ifindex for item in last_situation.connected} | {holder} - {0}
     answers = link.get(socket, *(link.by_index_request(index) for index in sorted(indexes)))
     links = {each.index: each for each in answers if each}
     networks = [
@@ -58,8 +65,16 @@ def read_facts(socket: Socket, options: RouteOptions, node: Node, remote: bytes)
     ]
     networks.sort(key=lambda item: (-item.network[-1], item.network, item.ifindex))
     underlay = links.get(holder)
-    mtu = _underlay_mtu(socket, underlay, remote)
-    return Facts(situation._replace(connected=tuple(networks)), links, underlay, mtu)
+    if last_situation.connected and not _is_up(underlay):
+        mtu = last_links.underlay_mtu
+    else:
+        mtu, situation = _underlay_mtu(socket, underlay, remote), situation._replace(connected=tuple(networks))
+    down = {item.ifindex for item in situation.connected if not _is_up(links.get(item.ifindex))}
+    return situation, NodeLinks(links, underlay, mtu, frozenset(down))
+
+
+def _is_up(answer: Link | None) -> bool:
+    return answer is not None and answer.is_up
 
 
 def _find_index(socket: Socket, packed: bytes) -> int:
@@ -78,28 +93,24 @@ def _underlay_mtu(socket: Socket, underlay: Link | None, remote: bytes) -> int:
     return through.mtu if through and not through.flags & link.IFF_LOOPBACK else _DEFAULT_MTU
 
 
-def read_objects(
-    socket: Socket, options: RouteOptions, node_name: str
-) -> tuple[Link | None, Objects, list[tuple[Prefix, int]]]:
-    """Returns the agent's device, the existing objects, and the routes with the agent's protocol and another metric.
+def read_objects(socket: Socket, options: RouteOptions, node_name: str) -> tuple[Link | None, Objects]:
+    """Returns the agent's device and the existing objects; raises KernelError.
 
-    Raises KernelError.
+    Routes with another metric are another program's, whatever their protocol number.
     """
-    objects, stale = new_objects(), []
+    objects = new_objects()
     for each in protocol_route.list_of_protocol(socket, options.protocol):
         if each.metric == options.metric:
             objects[Kind.ROUTE][each.dst] = each.hop
         elif each.metric == options.unreachable_metric and each.hop == protocol_route.UNREACHABLE:
             objects[Kind.UNREACHABLE][each.dst] = b""
-        else:
-            stale.append((each.dst, each.metric))
     device = tunnel_device.find(socket, options.device, mac_of(node_name))
     if device:
         objects[Kind.NEIGHBOUR].update(tunnel_entries.list_neighbours(socket, device))
         objects[Kind.FORWARDING].update(tunnel_entries.list_forwarding(socket, device))
         for assigned in address.list_on_link(socket, device):
             objects[Kind.ADDRESS][bytes((*assigned.packed, assigned.prefix))] = b""
-    return device, objects, stale
+    return device, objects
 
 
 def build_request(change: Change, options: RouteOptions, device: Link | None) -> Request:

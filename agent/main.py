@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,7 @@ from agent.agent import Agent, Parts
 from agent.api_server import (
     SERVICE_ACCOUNT,
     Server,
+    addresses_of,
     server_from_environment,
     server_from_kubeconfig,
     server_from_url,
@@ -60,8 +62,8 @@ def run(arguments: list[str]) -> int:
     log = Log(settings.log_level, __version__, settings.node_name)
     try:
         signals.block()
-        lock = InstanceLock(os.path.join(settings.run_dir, "agent.lock"))
-        return _remove(settings, log) if settings.remove else _run(settings, log, lock)
+        with nullcontext() if settings.dry_run else InstanceLock(os.path.join(settings.run_dir, "agent.lock")):
+            return _remove(settings, log) if settings.remove else _run(settings, log)
     except Terminated:
         log.write("info", "ended by a signal; routes, network and pods stay")
         return 0
@@ -70,15 +72,15 @@ def run(arguments: list[str]) -> int:
         return 1
 
 
-def _run(settings: Settings, log: Log, lock: InstanceLock) -> int:
-    """Runs until a signal or, with --once and --dry-run, until the work is done; `lock` is held meanwhile."""
+def _run(settings: Settings, log: Log) -> int:
+    """Runs until a signal or, with --once and --dry-run, until the work is done."""
     loop = Loop()
     server = _server(settings)
     client = Client(server, Path(settings.token_file) if settings.token_file else None)
     networks = ClusterNetworks(create=masquerade_backends(settings.conf))
     events = EventRecorder(client, settings.node_name, lambda text: log.write("warning", text))
     parts = Parts(log, Metrics(__version__), _new_routes(settings, log), networks, events)
-    agent = Agent(settings, loop, parts)
+    agent = Agent(settings, loop, parts, addresses_of(server))
     inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
     watch = NodeWatch(client, inbox.put, on_contact=parts.metrics.contact.set_to_current_time)
 
@@ -86,7 +88,7 @@ def _run(settings: Settings, log: Log, lock: InstanceLock) -> int:
         client.forget_connections()
         watch.reconnect()
 
-    agent.on_address_change = reconnect
+    agent.on_address_change, agent.is_watching = reconnect, watch.is_alive
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
     else:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from agent.node import Node, format_networks
@@ -67,24 +65,17 @@ class NodeFiles:
         if settings.dry_run:
             arguments.append("--dry-run")
         document = {"kind": "Node", "metadata": {"name": node.name}, "spec": {"podCIDRs": content.networks.split(", ")}}
-        with tempfile.NamedTemporaryFile("w", prefix="node-", suffix=".json", delete=False) as file:
-            json.dump(document, file)
-        arguments += ["--node", file.name]
+        arguments += ["--node", "/dev/stdin"]
 
         def done(ended: Ended) -> None:
             self.is_running = False
-            _unlink(file.name)
             self._installed = None if ended.status else content
             self._report(self._problem(ended), ended.output)
             following, self._next = self._next, None
             if following is not None:
                 self.ensure(following)
 
-        try:
-            Program(self._loop, arguments, done, _INSTALL_LIMIT_S)
-        except OSError:
-            _unlink(file.name)
-            raise
+        Program(self._loop, arguments, done, _INSTALL_LIMIT_S, json.dumps(document))
         self.is_running = True
 
     def _problem(self, ended: Ended) -> str:
@@ -126,8 +117,3 @@ def uninstall(settings: Settings) -> str:
     if done.returncode:
         raise CniError(Code.IO_FAILURE, f"podwire uninstall failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
-
-
-def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):  # another program may clean /tmp
-        os.unlink(path)

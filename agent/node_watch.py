@@ -134,8 +134,12 @@ class NodeWatch:
         """Starts the thread."""
         self._thread.start()
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends the thread: at once during a watch or a delay, else after the present request."""
+    def is_alive(self) -> bool:
+        """Returns whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Ends the thread: at once during a watch or a delay, else after the present request or with the process."""
         self._stopped.set()
         with self._watch_lock:
             if self._open_watch:

@@ -25,13 +25,19 @@ class Ended(NamedTuple):
 
 
 class Program:
-    """A program that was started; calls `done` once it has ended. It is killed after `limit_s` seconds."""
+    """A program that was started; calls `done` once it has ended. It is killed after `limit_s` seconds.
 
-    def __init__(self, loop: Loop, arguments: Sequence[str], done: Callable[[Ended], None], limit_s: float) -> None:
+    `stdin` is its standard input, a file that it can also open again as /dev/stdin.
+    """
+
+    def __init__(
+        self, loop: Loop, arguments: Sequence[str], done: Callable[[Ended], None], limit_s: float, stdin: str = ""
+    ) -> None:
         self._loop, self._done = loop, done
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the program has ended
+        descriptor = _memory_file(stdin)
         actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, descriptor, 0),
             (os.POSIX_SPAWN_DUP2, self._output.fileno(), 1),
             (os.POSIX_SPAWN_DUP2, self._output.fileno(), 2),
         ]
@@ -41,6 +47,8 @@ class Program:
         except OSError:
             self._output.close()
             raise
+        finally:
+            os.close(descriptor)
         self._pidfd = os.pidfd_open(self._pid)
         self._timer: Timer = loop.call_at(now() + limit_s, self._kill)
         loop.watch(self._pidfd, self._reap)
@@ -58,3 +66,10 @@ class Program:
             self._output.seek(0)
             text = self._output.read(_OUTPUT_BYTES).decode("utf-8", "replace").strip()
         self._done(Ended(os.waitstatus_to_exitcode(status), text))
+
+
+def _memory_file(text: str) -> int:
+    """Returns the descriptor of a file in memory, at its beginning: a program that is killed leaves no file behind."""
+    descriptor = os.memfd_create("stdin")
+    os.pwrite(descriptor, text.encode(), 0)
+    return descriptor

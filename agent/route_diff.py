@@ -20,19 +20,19 @@ class Change(NamedTuple):
     value: Value | None
 
 
-class Comparison:
-    """Compares plans with the existing objects; nothing is changed for the networks in `frozen`."""
+class RouteDiff:
+    """Compares plans with the existing objects; changes nothing for the networks `unchanged`."""
 
-    def __init__(self, existing: Objects, frozen: Iterable[Prefix], tunnel: int) -> None:
+    def __init__(self, existing: Objects, unchanged: Iterable[Prefix], tunnel: int) -> None:
         self._existing = existing
-        self._kept = set(frozen)
+        self._unchanged = set(unchanged)
         self._tunnel = tunnel
         self._additions: list[Change] = []
         self._desired: tuple[set[bytes], ...] = tuple(set() for _ in Kind)
 
     def add(self, plan: Plan) -> None:
         """Adds the plan for one node."""
-        self._kept.update(plan.kept)
+        self._unchanged.update(plan.unchanged)
         for kind in Kind:
             existing, desired = self._existing[kind], self._desired[kind]
             for key, value in plan.objects[kind].items():
@@ -42,28 +42,28 @@ class Comparison:
 
     def changes(self, candidates: Iterable[Iterable[bytes]]) -> list[Change]:
         """Returns the changes; deletes those of the `candidates` (keys by kind) that no plan has."""
-        kept = self._kept_keys()
-        additions = [change for change in self._additions if change.key not in kept[change.kind]]
+        unchanged = self._unchanged_keys()
+        additions = [change for change in self._additions if change.key not in unchanged[change.kind]]
         additions.sort(key=lambda change: change.kind)
         deletions = [
             Change(kind, key, None)
             for kind, keys in zip(Kind, candidates, strict=True)
             for key in keys
-            if key in self._existing[kind] and key not in self._desired[kind] and key not in kept[kind]
+            if key in self._existing[kind] and key not in self._desired[kind] and key not in unchanged[kind]
         ]
         return additions + deletions[::-1]
 
-    def _kept_keys(self) -> tuple[set[bytes], ...]:
+    def _unchanged_keys(self) -> tuple[set[bytes], ...]:
         """Returns the objects by kind that belong to the networks for which nothing is changed."""
-        kept = tuple(set[bytes]() for _ in Kind)
-        for network in self._kept:
-            kept[Kind.ROUTE].add(network)
-            kept[Kind.UNREACHABLE].add(network)
-            kept[Kind.ADDRESS].add(network[:-1] + bytes((8 * (len(network) - 1),)))
+        keys = tuple(set[bytes]() for _ in Kind)
+        for network in self._unchanged:
+            keys[Kind.ROUTE].add(network)
+            keys[Kind.UNREACHABLE].add(network)
+            keys[Kind.ADDRESS].add(network[:-1] + bytes((8 * (len(network) - 1),)))
             hop = self._existing[Kind.ROUTE].get(network)
             if isinstance(hop, Hop) and hop.ifindex == self._tunnel and hop.gateway:
-                kept[Kind.NEIGHBOUR].add(hop.gateway)
+                keys[Kind.NEIGHBOUR].add(hop.gateway)
                 mac = self._existing[Kind.NEIGHBOUR].get(hop.gateway)
                 if isinstance(mac, bytes):
-                    kept[Kind.FORWARDING].add(mac)
-        return kept
+                    keys[Kind.FORWARDING].add(mac)
+        return keys

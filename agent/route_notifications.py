@@ -5,11 +5,11 @@ The existing objects are updated as notifications say; what other programs chang
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from socket import AF_BRIDGE
 
 from agent.route_plan import Kind, Objects, RouteOptions, Situation, Value
-from kernel import link, protocol_route, tunnel_entries
+from kernel import link, protocol_route, tunnel_entries, vxlan
 from kernel.address import RTM_DELADDR, RTM_NEWADDR
 from kernel.link import RTM_DELLINK, RTM_NEWLINK, Link
 from kernel.neighbour import RTM_DELNEIGH, RTM_NEWNEIGH
@@ -19,11 +19,11 @@ from kernel.route import RTM_DELROUTE
 from kernel.wire import DecodedMessage
 
 
-class News:
+class NotificationReader:
     """Reads notifications. Afterwards the attributes say what to do.
 
     `repairs` are the objects that other programs changed or deleted, with their desired values. With `is_elsewhere` the
-    facts about this node may have changed, with `is_device` the VXLAN device. With `is_flushed` the kernel may have
+    situation of this node may have changed, with `is_device` the VXLAN device. With `is_flushed` the kernel may have
     deleted IPv4 routes without a notification. `shadowing` are the routes that win over the agent's.
     """
 
@@ -31,7 +31,7 @@ class News:
         self,
         options: RouteOptions,
         situation: Situation,
-        links: dict[int, Link],
+        links: Mapping[int, Link],
         existing: Objects,
         shadowing: set[ProtocolRoute],
     ) -> None:
@@ -62,6 +62,8 @@ class News:
         changed = link.from_message(message)
         if changed.index == self._situation.tunnel or changed.name == self._options.device:
             self.is_device = True
+        elif number == RTM_DELLINK and changed.kind == vxlan.KIND and not self._situation.tunnel:
+            self.is_device = True  # it may have had the VNI and the port of the agent's device
         elif known := self._links.get(changed.index):
             is_same = (changed.is_up, changed.mtu) == (known.is_up, known.mtu)
             self.is_elsewhere |= number == RTM_DELLINK or not is_same

@@ -78,10 +78,10 @@ class Connected(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """The facts about this node on which the plan depends.
+    """A situation of a node, on which its plan depends.
 
     `networks` are those of its pods, `addresses` its internal addresses. `tunnel` is the ifindex of the VXLAN device, 0
-    without one; then `no_tunnel` is the reason. `connected` is sorted, longest prefixes first.
+    without one. `connected` is sorted, longest prefixes first.
     """
 
     mode: str
@@ -89,7 +89,6 @@ class Situation(NamedTuple):
     addresses: tuple[bytes, ...]
     connected: tuple[Connected, ...]
     tunnel: int = 0
-    no_tunnel: str = ""
 
     @property
     def underlay(self) -> bytes:
@@ -101,7 +100,7 @@ class Plan(NamedTuple):
     """The objects for one node, the networks for which nothing is changed in the kernel, and the problems."""
 
     objects: Objects
-    kept: tuple[Prefix, ...] = ()
+    unchanged: tuple[Prefix, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -136,16 +135,16 @@ def plan_node(situation: Situation) -> Plan:
     """
     if situation.mode == NONE:
         return Plan(new_objects())
-    objects, kept, problems = new_objects(), [], []
+    objects, unchanged, problems = new_objects(), [], []
     for network in situation.networks:
         if conflict := _lan_overlap(network, situation):
-            kept.append(network)
+            unchanged.append(network)
             problems.append(f"its podCIDR {format_prefix(network)} overlaps with {_describe(conflict)}")
             continue
         objects[Kind.UNREACHABLE][network] = b""
         if situation.tunnel:
             objects[Kind.ADDRESS][_host(network)] = b""
-    return Plan(objects, tuple(kept), tuple(problems))
+    return Plan(objects, tuple(unchanged), tuple(problems))
 
 
 def needs_tunnel(peer: Peer, situation: Situation) -> bool:
@@ -160,17 +159,17 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
     objects = new_objects()
     if situation.mode == NONE:
         return Plan(objects)
-    kept, problems = [], []
+    unchanged, problems = [], []
     for network in networks:
         if reason := _obstacle(peer, network, situation):
-            kept.append(network)
+            unchanged.append(network)
         elif hop := direct_hop(peer, network, situation):
             objects[Kind.ROUTE][network] = hop
         elif not (reason := _tunnel_obstacle(peer, network, situation)):
             _add_tunnel(objects, peer, network, situation)
         if reason:
             problems.append(reason)
-    return Plan(objects, tuple(kept), tuple(problems))
+    return Plan(objects, tuple(unchanged), tuple(problems))
 
 
 def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
@@ -181,7 +180,7 @@ def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
         if len(address) + 1 == len(network):
             for connected in situation.connected:
                 is_for_this_nodes_pods = any(_overlaps(connected.network, mine) for mine in situation.networks)
-                if _contains(connected.network, address) and not is_for_this_nodes_pods:
+                if contains(connected.network, address) and not is_for_this_nodes_pods:
                     return Hop(connected.ifindex, address)
     return None
 
@@ -215,7 +214,7 @@ def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
         return "this node has no InternalIP"
     if not any(len(address) == len(underlay) for address in peer.addresses):
         return f"its Node object has no IPv{4 if len(underlay) == 4 else 6} InternalIP, which VXLAN uses on this node"
-    return "" if situation.tunnel else situation.no_tunnel or "there is no VXLAN device"
+    return "" if situation.tunnel else "it is reached by VXLAN, and this node has no VXLAN device"
 
 
 def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> None:
@@ -231,7 +230,7 @@ def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:
     """Returns the connected network, other than that of the pods, that overlaps with a network of this node's pods."""
     for connected in situation.connected:
         is_lan = not connected.is_for_pods or any(
-            _contains(connected.network, address) for address in situation.addresses
+            contains(connected.network, address) for address in situation.addresses
         )
         if is_lan and _overlaps(network, connected.network):
             return connected
@@ -249,7 +248,8 @@ def _overlaps(one: Prefix, other: Prefix) -> bool:
     return int.from_bytes(one[:-1], "big") >> shift == int.from_bytes(other[:-1], "big") >> shift
 
 
-def _contains(network: Prefix, address: bytes) -> bool:
+def contains(network: Prefix, address: bytes) -> bool:
+    """Returns whether an address is in a network."""
     if len(network) != len(address) + 1:
         return False
     shift = 8 * len(address) - network[-1]

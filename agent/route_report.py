@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from agent import kernel_routes
 from agent.route_plan import Kind
 from kernel.protocol_route import ProtocolRoute, describe
+
+_NAMED_NODES = 3
 
 
 class Problem(NamedTuple):
@@ -14,6 +17,18 @@ class Problem(NamedTuple):
 
     node: str
     text: str
+
+
+def describe_problems(problems: Iterable[Problem]) -> Iterator[str]:
+    """Yields the problems as text, one for all nodes with the same problem: thousands of nodes may have it."""
+    nodes: dict[str, list[str]] = {}
+    for problem in problems:
+        nodes.setdefault(problem.text, []).append(problem.node)
+    for text, names in nodes.items():
+        named = [name for name in names if name]
+        more = f" and {len(named) - _NAMED_NODES} more" if len(named) > _NAMED_NODES else ""
+        word = "node" if len(named) == 1 else "nodes"
+        yield f"{word} {', '.join(named[:_NAMED_NODES])}{more}: {text}" if named else text
 
 
 class Counters(NamedTuple):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from agent import kernel_routes, tunnel_device
-from agent.kernel_routes import Facts
+from agent.kernel_routes import NodeLinks
 from agent.node import Node
 from agent.peer_plans import PeerPlans
-from agent.route_diff import Change, Comparison
-from agent.route_news import News, list_shadowed
+from agent.route_diff import Change, RouteDiff
+from agent.route_notifications import NotificationReader, list_shadowed
 from agent.route_plan import (
     AUTO,
     NONE,
@@ -25,6 +25,7 @@ from agent.route_plan import (
     Peer,
     RouteOptions,
     Situation,
+    contains,
     mac_of,
     needs_tunnel,
     new_objects,
@@ -33,7 +34,7 @@ from agent.route_plan import (
 )
 from agent.route_report import Counters, Problem, disagreement_problem, shadow_problem
 from agent.tunnel_device import TunnelError
-from cni.address import Network
+from cni.address import Address, Network
 from kernel import link, notifications, protocol_route, route
 from kernel.errors import KernelError
 from kernel.link import Link
@@ -58,16 +59,15 @@ class Routes:
     def __init__(self, options: RouteOptions, log: Callable[[str], None]) -> None:
         self._options, self._log = options, log
         self._socket = Socket()
-        self._news = Notifications(notifications.ALL, self._socket, buffer_bytes=_BUFFER_BYTES)
+        self._notifications = Notifications(notifications.ALL, self._socket, buffer_bytes=_BUFFER_BYTES)
         self._pending: list[Notification] = []
         self._is_lost = False
         self._node: Node | None = None
         self._peers = PeerPlans()
         self._is_synced = False
-        self._frozen: frozenset[Prefix] = frozenset()
+        self._unchanged: frozenset[Prefix] = frozenset()
         self._situation = Situation(options.mode, (), (), ())
-        self._facts: Facts | None = None
-        self._down: frozenset[int] = frozenset()
+        self._links = NodeLinks({})
         self._device: Link | None = None
         self._existing: Objects = new_objects()
         self._shadowing: set[ProtocolRoute] = set()
@@ -84,51 +84,53 @@ class Routes:
 
     def close(self) -> None:
         """Closes the sockets; the kernel's objects stay."""
-        self._news.close()
+        self._notifications.close()
         self._socket.close()
 
     def fileno(self) -> int:
         """Returns the descriptor that is readable when handle_notifications() has something to do."""
-        return self._news.fileno()
+        return self._notifications.fileno()
 
-    def set_node(self, node: Node) -> None:
-        """Sets this node. Raises KernelError."""
+    def set_node(self, node: Node, conflicting: frozenset[Network] = frozenset()) -> None:
+        """Sets this node; raises KernelError."""
         before, self._node = self._node, node
         self._peers.this_node = node.name
-        if before is None or peer_of(before) != peer_of(node):
+        has_changed = self._set_conflicting(conflicting)
+        if has_changed or before is None or peer_of(before) != peer_of(node):
             self.reconcile()
 
-    def replace_peers(self, peers: Mapping[str, Node], frozen: frozenset[Network] = frozenset()) -> None:
-        """Sets all nodes; this node itself is ignored. Nothing is changed for the networks in `frozen`.
+    def replace_peers(self, peers: Mapping[str, Node], conflicting: frozenset[Network] = frozenset()) -> None:
+        """Sets all nodes; this node itself is ignored.
 
         The first call compares the plan with the kernel, later calls with the objects that are known. Raises
         KernelError.
         """
         is_first, self._is_synced = not self._is_synced, True
         self._peers.replace(peers)
-        self._frozen = frozenset(map(pack_network, frozen))
+        self._set_conflicting(conflicting)
         if is_first or (self._can_create_device and self._peers.needs_tunnel(self._situation)):
             self.reconcile()
         elif self._is_ready:
             self._replan()
             self._settle()
 
-    def update_peer(self, node: Node) -> None:
+    def update_peer(self, node: Node, conflicting: frozenset[Network] = frozenset()) -> None:
         """Adds or changes a node; raises KernelError."""
-        self._change_peer(node.name, peer_of(node))
+        self._change_peer(node.name, peer_of(node), conflicting)
 
-    def remove_peer(self, name: str) -> None:
+    def remove_peer(self, name: str, conflicting: frozenset[Network] = frozenset()) -> None:
         """Removes a node; raises KernelError."""
-        self._change_peer(name, None)
+        self._change_peer(name, None, conflicting)
 
-    def set_frozen(self, networks: frozenset[Network]) -> None:
-        """Sets the networks that several nodes claim: for these nothing is added, changed or deleted."""
-        frozen = frozenset(map(pack_network, networks))
-        if frozen != self._frozen:
-            self._frozen = frozen
-            if self._is_ready:
-                self._replan()
-                self._settle()
+    def delete_routes_to(self, addresses: Iterable[Address]) -> None:
+        """Deletes the agent's routes to networks that contain one of the addresses; raises KernelError."""
+        packed = [address.packed for address in addresses]
+        _, existing = kernel_routes.read_objects(self._socket, self._options, "")
+        for kind in (Kind.ROUTE, Kind.UNREACHABLE):
+            for key in existing[kind]:
+                if any(contains(key, address) for address in packed):
+                    self._log(f"delete {kernel_routes.describe(kind, key)}: it contains an address of the API server")
+                    self._send([kernel_routes.build_request(Change(kind, key, None), self._options, None)])
 
     def reconcile(self) -> None:
         """Compares all objects with the kernel, and changes what differs; raises KernelError."""
@@ -143,6 +145,13 @@ class Routes:
         self._receive()
         self._settle()
 
+    def has_route(self, network: Network) -> bool:
+        """Returns whether the agent has a route to the pods of a network, or with routes "none" another program may."""
+        prefix = pack_network(network)
+        if self._options.mode == NONE:
+            return prefix not in self._unchanged
+        return prefix in self._existing[Kind.ROUTE] or prefix in self._existing[Kind.UNREACHABLE]
+
     def is_behind_tunnel(self, node: Node) -> bool:
         """Returns whether a node is reached by VXLAN, at least for one of its networks, or may be: it has none yet."""
         may_be = self._situation.mode in (AUTO, VXLAN) and not node.pod_cidrs
@@ -151,19 +160,23 @@ class Routes:
     def remove(self) -> None:
         """Deletes all objects of the agent, for uninstalling; raises KernelError."""
         name = self._node.name if self._node else ""
-        device, existing, stale = kernel_routes.read_objects(self._socket, self._options, name)
+        device, existing = kernel_routes.read_objects(self._socket, self._options, name)
         deletions = [Change(kind, key, None) for kind in (Kind.ROUTE, Kind.UNREACHABLE) for key in existing[kind]]
         self._apply(deletions)
-        self._send([self._delete_request(dst, metric) for dst, metric in stale])
         if device:
             self._send([link.delete_request(device)])
         self._is_synced = False
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the kernel refused an object or the VXLAN device, so that reconcile() should try again soon."""
+        return bool(self._refused or self._device_problem)
+
+    @property
     def problems(self) -> list[Problem]:
         """The problems at present."""
         result = [Problem("", self._device_problem)] if self._device_problem else []
-        if self._facts and not self._facts.is_usable:
+        if self._comparisons and not self._links.is_usable:
             text = "this node's InternalIP is on no interface that is up: its routes stay as they are until then"
             result.append(Problem("", text))
         result += [Problem(name, text) for name, texts in self._peers.problems.items() for text in texts]
@@ -182,94 +195,87 @@ class Routes:
     def _is_ready(self) -> bool:
         return self._node is not None and self._is_synced
 
-    def _change_peer(self, name: str, after: Peer | None) -> None:
+    def _set_conflicting(self, networks: frozenset[Network]) -> bool:
+        """Sets the networks for which nothing is added, changed or deleted; returns whether they are others."""
+        before, self._unchanged = self._unchanged, frozenset(map(pack_network, networks))
+        return self._unchanged != before
+
+    def _change_peer(self, name: str, after: Peer | None, conflicting: frozenset[Network]) -> None:
         if not self._is_synced:
             raise ValueError("replace_peers() comes first")
+        has_changed = self._set_conflicting(conflicting)
         before = self._peers.get(name)
-        if before == after:
+        if before == after and not has_changed:
             return
         networks = {*(before.networks if before else ()), *(after.networks if after else ())}
         affected = {name, *self._peers.holders_of(networks)}
         candidates = self._peers.keys(affected, self._situation)
+        for kind, keys in zip(Kind, candidates, strict=True):
+            for key in keys:
+                self._refused.pop((kind, key), None)
         self._peers.change(name, after)
         if not self._is_ready:
             return
-        if after and self._can_create_device and needs_tunnel(after, self._situation):
+        if has_changed or (after and self._can_create_device and needs_tunnel(after, self._situation)):
             self.reconcile()
             return
-        comparison = self._compare()
+        diff = self._new_diff()
         for each in affected | self._peers.holders_of(networks):
-            comparison.add(self._peers.plan(each, self._situation))
-        self._apply(comparison.changes(candidates))
+            diff.add(self._peers.plan(each, self._situation))
+        self._apply(diff.changes(candidates))
         self._settle()
 
-    def _compare(self) -> Comparison:
-        return Comparison(self._existing, self._frozen, self._situation.tunnel)
+    def _new_diff(self) -> RouteDiff:
+        return RouteDiff(self._existing, self._unchanged, self._situation.tunnel)
 
     def _replan(self) -> None:
         """Makes the known objects equal to the plan of all nodes."""
         assert self._node is not None
-        comparison = self._compare()
+        diff = self._new_diff()
         self._peers.problems.clear()
         for name in self._peers.names():
-            comparison.add(self._peers.plan(name, self._situation))
+            diff.add(self._peers.plan(name, self._situation))
         plan = plan_node(self._situation)
-        comparison.add(plan)
+        diff.add(plan)
         if plan.problems:
             self._peers.problems[self._node.name] = plan.problems
-        self._apply(comparison.changes([list(table) for table in self._existing]))
+        self._apply(diff.changes([list(table) for table in self._existing]))
 
     def _read_kernel(self) -> None:
-        """Reads the facts and the existing objects, ensures the device, and makes the objects equal to the plan."""
+        """Reads the situation and the existing objects, ensures the device, makes the objects equal to the plan."""
         assert self._node is not None
-        self._comparisons += 1
         self._refused.clear()
         self._repaired.clear()
         self._pending.clear()
         self._is_lost = False
-        self._news.receive()  # the state is read now
-        self._read_facts(self._node)
+        self._notifications.receive()  # the state is read now
+        self._read_situation(self._node)
         is_needed = self._needs_device()
         if is_needed:
             self._ensure_device(self._node)
-        existing_device, self._existing, stale = kernel_routes.read_objects(
-            self._socket, self._options, self._node.name
-        )
+        existing_device, self._existing = kernel_routes.read_objects(self._socket, self._options, self._node.name)
         if not is_needed:
             self._device, self._device_problem = existing_device, ""
             self._situation = self._situation._replace(tunnel=0)
             for kind in (Kind.ADDRESS, Kind.NEIGHBOUR, Kind.FORWARDING):
                 self._existing[kind].clear()  # they are deleted with the device
         self._replan()
-        self._send([self._delete_request(dst, metric) for dst, metric in stale])
         if not is_needed and self._device:
             self._delete_device(self._device)
+        self._comparisons += 1
 
     def _delete_device(self, device: Link) -> None:
         hops = self._existing[Kind.ROUTE].values()
-        if not any(isinstance(hop, Hop) and hop.ifindex == device.index for hop in hops):  # not one of a frozen network
+        is_used = any(isinstance(hop, Hop) and hop.ifindex == device.index for hop in hops)  # by an unchanged network
+        if not is_used:
             self._log(f'delete "{device.name}": no node is reached by VXLAN')
             self._send([link.delete_request(device)])
             self._device = None
 
-    def _read_facts(self, node: Node) -> None:
-        """Reads the facts about this node; while its address is missing, the last connected networks count."""
-        before = self._facts
+    def _read_situation(self, node: Node) -> None:
         remote = self._peers.any_address(len(self._situation.underlay))
-        facts = kernel_routes.read_facts(self._socket, self._options, node, remote)
-        situation = facts.situation._replace(tunnel=self._situation.tunnel, no_tunnel=self._situation.no_tunnel)
-        if before and not facts.is_usable:
-            situation = situation._replace(connected=before.situation.connected)
-            facts = facts._replace(
-                situation=situation, links={**before.links, **facts.links}, underlay_mtu=before.underlay_mtu
-            )
-        self._facts, self._situation = facts, situation
-        indexes = sorted({item.ifindex for item in situation.connected})
-        answers = link.get(self._socket, *map(link.by_index_request, indexes))
-        self._down = frozenset(
-            index for index, each in zip(indexes, answers, strict=True) if not each or not each.is_up
-        )
-        self._facts = facts._replace(links={**facts.links, **{each.index: each for each in answers if each}})
+        last = self._situation, self._links
+        self._situation, self._links = kernel_routes.read_situation(self._socket, self._options, node, remote, last)
 
     def _needs_device(self) -> bool:
         assert self._node is not None
@@ -286,9 +292,8 @@ class Routes:
 
     def _ensure_device(self, node: Node) -> bool:
         """Creates or repairs the device; returns whether something changed. Raises KernelError."""
-        assert self._facts is not None
         local = route.address_of(self._situation.underlay)
-        spec = tunnel_device.spec_of(self._options, node.name, local, self._facts.underlay_mtu)
+        spec = tunnel_device.spec_of(self._options, node.name, local, self._links.underlay_mtu)
         before, reason = self._device, ""
         texts: list[str] = []
         try:
@@ -300,7 +305,7 @@ class Routes:
         self._requests += len(texts)
         self._device_problem = reason
         index = self._device.index if self._device else 0
-        self._situation = self._situation._replace(tunnel=index, no_tunnel=reason)
+        self._situation = self._situation._replace(tunnel=index)
         return bool(texts) or index != (before.index if before else 0)
 
     def _list_shadowing(self) -> list[ProtocolRoute]:
@@ -311,7 +316,8 @@ class Routes:
 
     def _apply(self, changes: list[Change]) -> None:
         """Sends changes in batches; stores which the kernel refused, and the new state."""
-        ready = [each for each in changes if not (isinstance(each.value, Hop) and each.value.ifindex in self._down)]
+        down = self._links.down
+        ready = [each for each in changes if not (isinstance(each.value, Hop) and each.value.ifindex in down)]
         for start in range(0, len(ready), _BATCH):
             batch = ready[start : start + _BATCH]
             requests = [kernel_routes.build_request(each, self._options, self._device) for each in batch]
@@ -343,11 +349,8 @@ class Routes:
         self._requests += len(requests)
         self._socket.change(*requests)
 
-    def _delete_request(self, dst: Prefix, metric: int) -> Request:
-        return protocol_route.delete_request(dst, metric, self._options.protocol)
-
     def _receive(self) -> None:
-        received = self._news.receive()
+        received = self._notifications.receive()
         if received is None:
             self._is_lost = True
         else:
@@ -363,37 +366,31 @@ class Routes:
                 self._log("the kernel dropped notifications: comparing all routes")
                 self._read_kernel()
                 continue
-            assert self._facts is not None
-            links = dict(self._facts.links)
-            news = News(self._options, self._situation, links, self._existing, self._shadowing)
-            news.read(received)
-            self._handle(news)
+            reader = NotificationReader(
+                self._options, self._situation, self._links.by_index, self._existing, self._shadowing
+            )
+            reader.read(received)
+            self._handle(reader)
 
-    def _handle(self, news: News) -> None:
+    def _handle(self, reader: NotificationReader) -> None:
         assert self._node is not None
-        is_changed = news.is_device and self._needs_device() and self._ensure_device(self._node)
-        if news.is_elsewhere or news.is_flushed or is_changed:
-            before = self._basis
-            self._read_facts(self._node)
-            is_usable = self._facts is not None and self._facts.is_usable
-            if is_changed or (is_usable and (news.is_flushed or self._basis != before)):
+        is_changed = reader.is_device and self._needs_device() and self._ensure_device(self._node)
+        if reader.is_elsewhere or reader.is_flushed or is_changed:
+            last = self._situation, self._links
+            self._read_situation(self._node)
+            is_other = reader.is_flushed or last != (self._situation, self._links)
+            if is_changed or (is_other and self._links.is_usable):
                 self._log("interfaces or addresses changed: comparing all routes")
                 self._read_kernel()
                 return
         repairs = []
-        for (kind, key), value in news.repairs.items():
+        for (kind, key), value in reader.repairs.items():
             self._repaired[kind, key] += 1
-            if self._repaired[kind, key] <= _MAX_REPAIRS and not self._is_frozen(kind, key):
+            if self._repaired[kind, key] <= _MAX_REPAIRS and not self._is_unchanged(kind, key):
                 self._log(f"restore {kernel_routes.describe(kind, key)}, which another program changed")
                 repairs.append(Change(kind, key, value))
         self._repairs += len(repairs)
         self._apply(sorted(repairs))
 
-    @property
-    def _basis(self) -> tuple[object, ...]:
-        """The values whose change requires a comparison."""
-        facts = self._facts
-        return self._situation, self._down, facts and (facts.underlay_mtu, facts.is_usable)
-
-    def _is_frozen(self, kind: Kind, key: bytes) -> bool:
-        return kind in (Kind.ROUTE, Kind.UNREACHABLE) and key in self._frozen
+    def _is_unchanged(self, kind: Kind, key: bytes) -> bool:
+        return kind in (Kind.ROUTE, Kind.UNREACHABLE) and key in self._unchanged

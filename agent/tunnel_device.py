@@ -55,10 +55,7 @@ def ensure(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
         return _create(socket, spec)
     if not _is_ours(device, spec.mac):
         kind = device.kind or "physical"
-        raise TunnelError(
-            f'the interface "{spec.name}" ({kind}) belongs to another program: rename it, or set another name for the '
-            "VXLAN device"
-        )
+        raise TunnelError(f'the interface "{spec.name}" ({kind}) belongs to another program: rename it')
     existing = vxlan.get(socket, device)
     if existing is None or not _can_become(existing, spec.tunnel):
         socket.change(link.delete_request(device))
@@ -77,10 +74,14 @@ def _create(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
         conflict = vxlan.find_conflict(socket, spec.name, spec.tunnel)
         if conflict is None:
             raise
-        raise TunnelError(
-            f'the VXLAN device "{conflict.name}" of another program has VNI {spec.tunnel.vni} and port '
-            f"{spec.tunnel.port}: set another VNI or port, on all nodes"
-        ) from error
+        if not _is_ours(conflict, spec.mac):
+            raise TunnelError(
+                f'the VXLAN device "{conflict.name}" of another program has VNI {spec.tunnel.vni} and port '
+                f"{spec.tunnel.port}: set another VNI or port, on all nodes"
+            ) from error
+        renamed = link.delete_request(conflict)
+        socket.change(renamed)
+        socket.change(*requests)
     texts = [requests[0].description, *_ensure_offload(spec)]
     (device,) = link.get(socket, link.by_name_request(spec.name))
     if device is None:  # in a dry run

@@ -41,9 +41,13 @@ class Timer:
 
 
 class Loop:
-    """Waits for descriptors (epoll) and times, and runs their callbacks."""
+    """Waits for descriptors (epoll) and times, and runs their callbacks.
+
+    `failures` counts the descriptors that are no longer watched because their callback raised an exception.
+    """
 
     def __init__(self) -> None:
+        self.failures = 0
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callback] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -83,6 +87,7 @@ class Loop:
                 callback = self._callbacks.get(descriptor)  # an earlier callback may have closed it
                 if callback is not None and not _run(callback):
                     self.unwatch(descriptor)  # it would be called again at once
+                    self.failures += 1
 
     def _wait(self) -> list[tuple[int, int]]:
         timeout_s = min(_MAX_WAIT_S, max(0.0, self._timers[0][0] - now())) if self._timers else _MAX_WAIT_S

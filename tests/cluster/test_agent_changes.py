@@ -227,6 +227,7 @@ def test_second_agent_refuses(running):
 def test_dry_run_and_once(running):
     """--dry-run logs what it would change and changes nothing; --once changes it and ends."""
     first = running.nodes[0]
+    assert run_once(first, *running.options, "--dry-run").returncode == 0  # beside the agent
     running.agents[0].stop()
     first.run("ip", "route", "delete", pod_cidrs(2)[0])
     before = first.run("ip", "route")

@@ -15,6 +15,7 @@ from kernel.netns import Netns, entered
 from tests.support import binaries, scripted_ipam, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
+from tests.support.cluster import Cluster, cluster
 from tests.support.firewall_tables import Firewall
 from tests.support.host_device_network import create_device, dual_stack
 from tests.support.hostports import DUAL, PortmapNetwork
@@ -222,3 +223,17 @@ def tool(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tool:
     operator_tool = Tool(host, tmp_path)
     operator_tool.configure(operator_tool.bridge(ipMasq=True), PORTMAP)
     return operator_tool
+
+
+@pytest.fixture
+def joined(root: None) -> Iterator[Cluster]:
+    """Three dual-stack nodes in one segment."""
+    with cluster(3, is_joined=True) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def distant(root: None) -> Iterator[Cluster]:
+    """Three dual-stack nodes that a router connects."""
+    with cluster(3, is_joined=False) as nodes:
+        yield nodes

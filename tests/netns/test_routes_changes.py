@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from ipaddress import ip_address, ip_network
-from typing import Any
 
 import pytest
 
 from agent.node import Node
 from agent.route_plan import RouteOptions, mac_of
 from agent.routes import Routes
-from tests.support.cluster import Cluster, RouteMonitor, Stream, ask, cluster, mtu_of
+from tests.support.agent_routes import DEVICE, route_to, started, state, strip_indexes
+from tests.support.cluster import RouteMonitor, Stream, ask, cluster, mtu_of
 from tests.support.namespaces import Namespace
-
-DEVICE = "podwire-vxlan"
-
-
-@pytest.fixture
-def joined(root):
-    """Three dual-stack nodes in one segment."""
-    with cluster(3, is_joined=True) as nodes:
-        yield nodes
-
-
-@pytest.fixture
-def distant(root):
-    """Three dual-stack nodes that a router connects."""
-    with cluster(3, is_joined=False) as nodes:
-        yield nodes
-
-
-def started(nodes: Cluster, options: RouteOptions | None = None) -> Routes:
-    """Returns the routes of the first node, synchronized once."""
-    node = nodes.nodes[0]
-    routes = node.routes(options or RouteOptions())
-    routes.set_node(node.node())
-    routes.replace_peers(nodes.peers())
-    return routes
-
-
-def state(host: Namespace) -> dict[str, Any]:
-    """Returns everything that the agent may change on a node; link-local networks come and go with their links."""
-    routes = json.loads(host.ip("-j", "-4", "route")) + json.loads(host.ip("-j", "-6", "route"))
-    routes = [each for each in routes if each["dst"] != "fe80::/64"]
-    return {
-        "routes": sorted(json.dumps(each, sort_keys=True) for each in routes),
-        "links": [(each["ifname"], each["mtu"], each["address"]) for each in json.loads(host.ip("-j", "link"))],
-        "neighbours": sorted(line for line in host.ip("neigh").splitlines() if "PERMANENT" in line),
-        "forwarding": sorted(line for line in host.run("bridge", "fdb").splitlines() if " dst " in line),
-        "addresses": host.ip("-o", "address", "show", "scope", "global"),
-    }
-
-
-def route_to(host: Namespace, network: str) -> list[dict[str, Any]]:
-    """Returns the agent's routes to a network."""
-    version = "-6" if ":" in network else "-4"
-    shown: list[dict[str, Any]] = json.loads(host.ip("-j", version, "route", "show", network, "proto", "112"))
-    return shown
 
 
 def requests(routes: Routes) -> int:
@@ -154,21 +108,23 @@ def test_a_network_of_two_nodes_stays_with_the_first(joined):
 
 
 @pytest.mark.parametrize("is_joined", [True, False])
-def test_nothing_changes_for_frozen_networks(root, is_joined):
-    """For frozen networks nothing is added, changed, deleted or restored; afterwards the plan is applied."""
+def test_nothing_changes_for_conflicting_networks(root, is_joined):
+    """For conflicting networks nothing is added, changed, deleted or restored; afterwards the plan is applied."""
     with cluster(3, is_joined=is_joined) as nodes, started(nodes) as routes:
         first, second, third = nodes.nodes
-        frozen = frozenset(second.node().pod_cidrs)
+        conflicting = frozenset(second.node().pod_cidrs)
         before = state(first.host)
-        routes.set_frozen(frozen)
-        routes.remove_peer(second.name)
-        routes.update_peer(third.node(pod_cidrs=(*second.node().pod_cidrs, *third.node().pod_cidrs)))
+        routes.remove_peer(second.name, conflicting)
+        routes.update_peer(third.node(pod_cidrs=(*second.node().pod_cidrs, *third.node().pod_cidrs)), conflicting)
         routes.reconcile()
         assert state(first.host) == before
-        routes.set_frozen(frozenset())
+        assert all(map(routes.has_route, conflicting))
+        routes.update_peer(third.node())
         assert state(first.host) != before
         assert second.address(4) not in first.host.ip("route") + first.host.run("bridge", "fdb")
-        routes.set_frozen(frozen)
+        assert not any(map(routes.has_route, conflicting))
+        routes.update_peer(second.node())
+        routes.set_node(first.node(), conflicting)
         first.host.ip("route", "del", "10.244.2.0/24", "proto", "112")
         routes.handle_notifications()
         routes.reconcile()
@@ -215,7 +171,7 @@ def test_a_restart_loses_no_packet(root, is_joined):
 
 
 def test_stale_objects_are_deleted_at_the_start(distant):
-    """Objects of nodes that disappeared while the agent did not run are deleted; a route of another metric, too."""
+    """Objects of nodes that disappeared while the agent did not run are deleted; a route of another metric stays."""
     with started(distant):
         pass
     host = distant.nodes[0].host
@@ -226,7 +182,7 @@ def test_stale_objects_are_deleted_at_the_start(distant):
         routes.set_node(distant.nodes[0].node())
         assert requests(routes) == 0
         routes.replace_peers({each.name: each.node() for each in distant.nodes[:2]})
-        assert "10.50.0.0" not in host.ip("route")
+        assert "10.50.0.0" in host.ip("route")
         shown = state(host)
         assert len(shown["forwarding"]) == 1
         assert len(shown["neighbours"]) == 2
@@ -258,12 +214,6 @@ def test_options_change_by_a_restart(joined, before, after):
         running[0].remove()
         with started(joined, after):
             assert strip_indexes(state(first.host)) == strip_indexes(changed) or after.mode == "auto"
-
-
-def strip_indexes(shown: dict[str, Any]) -> dict[str, Any]:
-    """Returns a state without the ifindexes in its addresses."""
-    lines = sorted(line.partition(": ")[2] for line in shown["addresses"].splitlines())
-    return {**shown, "addresses": lines}
 
 
 def test_this_nodes_address_and_pod_networks_change(distant):

@@ -16,25 +16,11 @@ from agent.routes import Routes
 from kernel import notifications
 from kernel.notifications import Notifications
 from kernel.rtnl import Socket
-from tests.netns.test_routes_changes import DEVICE, route_to, started, state, strip_indexes
+from tests.support.agent_routes import DEVICE, route_to, started, state, strip_indexes
 from tests.support.cluster import UPLINK, Cluster, ask, cluster, mtu_of
 from tests.support.namespaces import Namespace
 
 MAC2 = mac_of("node-2").hex(":")
-
-
-@pytest.fixture
-def joined(root):
-    """Three dual-stack nodes in one segment."""
-    with cluster(3, is_joined=True) as nodes:
-        yield nodes
-
-
-@pytest.fixture
-def distant(root):
-    """Three dual-stack nodes that a router connects."""
-    with cluster(3, is_joined=False) as nodes:
-        yield nodes
 
 
 def wait_and_handle(routes: Routes) -> None:
@@ -215,10 +201,36 @@ def test_a_foreign_device_is_a_problem(distant, prepare: Callable[[Namespace], N
         assert "proto 112" not in "\n".join(
             line for line in host.ip("route").splitlines() if not line.startswith("unreachable")
         )
+        was_refused = routes.is_refused
         host.ip("link", "del", DEVICE if prepare is foreign_name else "other0")
-        routes.reconcile()
+        wait_and_handle(routes)
         assert routes.problems == []
+        assert [was_refused, routes.is_refused] == [True, False]
         assert len(state(host)["forwarding"]) == 2
+
+
+def test_a_renamed_device_is_replaced(distant):
+    """The agent's device under another name, which has its VNI and port, is replaced."""
+    with started(distant) as routes:
+        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
+        host.ip("link", "set", DEVICE, "down")
+        host.ip("link", "set", DEVICE, "name", "other0")
+        host.ip("link", "set", "other0", "up")
+        wait_and_handle(routes)
+        assert strip_indexes(state(host)) == strip_indexes(before)
+        assert routes.problems == []
+
+
+def test_routes_to_the_api_server_are_deleted(distant):
+    """Before the first list the agent deletes its routes that take the packets to the API server, and no others."""
+    host = distant.nodes[0].host
+    with started(distant) as routes:
+        before = state(host)["routes"]
+        routes.delete_routes_to(map(ip_address, ("192.0.2.12", "2001:db8::1")))
+        assert state(host)["routes"] == before
+        routes.delete_routes_to(map(ip_address, ("10.244.2.77", "fd00:244:3::1")))
+        assert [route_to(host, text) for text in ("10.244.2.0/24", "fd00:244:3::/64")] == [[], []]
+        assert len(state(host)["routes"]) == len(before) - 2
 
 
 def test_shadowing_routes_are_problems(distant):
@@ -316,8 +328,8 @@ def test_a_refused_request_is_a_problem_of_one_node(joined: Cluster):
         assert "set route 10.244.8.0/24 via 192.0.0.255" in texts(routes)
         assert route_to(host, "10.244.9.0/24") != []
         routes.remove_peer("bad")
-        routes.reconcile()
         assert routes.problems == []
+        assert not routes.is_refused
 
 
 def test_nothing_happens_before_both_calls(distant):

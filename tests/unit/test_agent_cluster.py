@@ -63,16 +63,16 @@ def test_conflicts_equal_those_of_all_pairs(seed):
     assert {frozenset({(one[0], one[1]), (one[2], one[3])}) for one in pairs(*nodes)} == expected
 
 
-def test_contested_networks_follow_the_nodes():
-    """A network is contested while two nodes have it."""
+def test_conflicting_networks_follow_the_nodes():
+    """A network is conflicting while two nodes have it."""
     cluster = Cluster("a")
     cluster.replace({"a": node("a", "10.0.0.0/24"), "b": node("b", "10.0.1.0/24")})
-    assert not cluster.contested
+    assert not cluster.conflicting
     assert cluster.set(node("c", "10.0.1.0/24"))
-    assert cluster.contested == {ip_network("10.0.1.0/24")}
+    assert cluster.conflicting == {ip_network("10.0.1.0/24")}
     assert str(cluster.conflicts[0]) == "nodes b and c both have podCIDR 10.0.1.0/24"
     assert cluster.remove("b")
-    assert not cluster.contested
+    assert not cluster.conflicting
 
 
 def test_a_change_without_networks_is_reported_as_such():
@@ -82,10 +82,12 @@ def test_a_change_without_networks_is_reported_as_such():
     assert not cluster.set(node("b", "10.0.1.0/24", addresses=["192.0.2.2"]))
     assert list(cluster.peers) == ["b"]
     assert cluster.this == node("a", "10.0.0.0/24")
-    direct = cluster.list_networks(lambda node: False)
+    direct = cluster.list_networks(lambda network: True, lambda node: False)
     assert {str(network) for network in direct} == {"10.0.0.0/24", "10.0.1.0/24", "192.0.2.2/32"}
-    tunnelled = cluster.list_networks(lambda node: True)
+    tunnelled = cluster.list_networks(lambda network: True, lambda node: True)
     assert {str(network) for network in tunnelled} == {"10.0.0.0/24", "10.0.1.0/24"}
+    unrouted = cluster.list_networks(lambda network: False, lambda node: False)
+    assert {str(network) for network in unrouted} == {"192.0.2.2/32"}
     assert not cluster.remove("nobody")
 
 
@@ -101,6 +103,26 @@ def test_a_known_node_with_wrong_podcidrs_keeps_its_networks():
     assert cluster.nodes["b"] == node("b", "10.0.2.0/24")
     cluster.set(node("b")._replace(uid="other"))
     assert cluster.nodes["b"].pod_cidrs == ()
+
+
+def test_networks_with_the_address_of_a_node_or_of_the_api_server_are_conflicting():
+    """A network with an InternalIP or the API server's address is a conflict of that network's node only."""
+    cluster = Cluster("a", [ip_address("203.0.113.9")])
+    cluster.set(node("a", "10.0.0.0/24", addresses=["192.0.2.1"]))
+    cluster.set(node("b", "192.0.2.0/24", "10.0.1.0/24", addresses=["192.0.3.2"]))
+    cluster.set(node("c", "203.0.113.0/24", "192.0.2.1/32", addresses=["203.0.113.7"]))
+    assert sorted(map(str, cluster.conflicts)) == [
+        "podCIDR 192.0.2.0/24 of node b contains the InternalIP 192.0.2.1 of node a",
+        "podCIDR 192.0.2.0/24 of node b overlaps 192.0.2.1/32 of node c",
+        "podCIDR 192.0.2.1/32 of node c contains the InternalIP 192.0.2.1 of node a",
+        "podCIDR 203.0.113.0/24 of node c contains 203.0.113.9, an address of the API server",
+        "podCIDR 203.0.113.0/24 of node c contains the InternalIP 203.0.113.7 of node c",
+    ]
+    assert cluster.conflicting == {ip_network(text) for text in ("192.0.2.0/24", "192.0.2.1/32", "203.0.113.0/24")}
+    assert [any(one.has_network_of(name) for one in cluster.conflicts) for name in "abc"] == [False, True, True]
+    cluster.set(node("a", "10.0.0.0/24", addresses=["192.0.9.1"]))
+    cluster.remove("c")
+    assert not cluster.conflicts
 
 
 def test_overlap_is_described_with_both_networks():

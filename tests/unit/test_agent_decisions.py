@@ -32,25 +32,33 @@ class RecordedRoutes:
     def __init__(self) -> None:
         self.peers: dict[str, Node] | None = None
         self.problems: list[Any] = []
-        self.counters = Counters(0, 0, 0, 0, 0)
+        self.counters = Counters(0, 0, 1, 0, 0)
         self.failure: CniError | None = None
 
-    def set_node(self, node: Node) -> None:
+    is_refused = False
+
+    def delete_routes_to(self, addresses: object) -> None:
+        return
+
+    def set_node(self, node: Node, conflicting: object) -> None:
         if self.failure:
             raise self.failure
 
-    def replace_peers(self, peers: dict[str, Node], frozen: frozenset[object]) -> None:
+    def replace_peers(self, peers: dict[str, Node], conflicting: object) -> None:
         self.peers = dict(peers)
 
-    def update_peer(self, node: Node) -> None:
+    def update_peer(self, node: Node, conflicting: object) -> None:
         if self.failure:
             raise self.failure
         assert self.peers is not None
         self.peers[node.name] = node
 
-    def remove_peer(self, name: str) -> None:
+    def remove_peer(self, name: str, conflicting: object) -> None:
         assert self.peers is not None
         self.peers.pop(name, None)
+
+    def has_route(self, network: object) -> bool:
+        return True
 
     def is_behind_tunnel(self, node: Node) -> bool:
         return False

@@ -1,10 +1,12 @@
 """The agent's small parts: settings, readiness, log, inbox, programs, lock and HTTP server."""
 
+import contextlib
 import http.client
 import json
 import os
 import socket
 import threading
+import time
 
 import pytest
 
@@ -166,11 +168,12 @@ def test_missing_program_is_an_error():
 
 def test_second_agent_is_refused(tmp_path):
     """A second agent is refused with the process that holds the lock."""
-    lock = InstanceLock(str(tmp_path / "run" / "agent.lock"))
-    with pytest.raises(CniError) as refused:
-        InstanceLock(str(tmp_path / "run" / "agent.lock"))
+    path = str(tmp_path / "run" / "agent.lock")
+    with InstanceLock(path), pytest.raises(CniError) as refused:
+        InstanceLock(path)
     assert refused.value.msg == f"another podwire-agent maintains this node: process {os.getpid()}"
-    del lock
+    with InstanceLock(path):
+        pass
 
 
 def test_lock_that_cannot_be_created_is_an_error(tmp_path):
@@ -219,6 +222,37 @@ def test_pages_over_a_unix_socket(tmp_path):
         assert os.stat(path).st_mode & 0o777 == 0o600
         server.shutdown()
         server.socket.close()
+
+
+def test_more_clients_than_the_limit_are_refused(tmp_path):
+    """While 32 clients are connected others are closed at once; afterwards the pages are served again."""
+    path = str(tmp_path / "agent.sock")
+    server = http_server.start(path, PAGES)
+
+    def connect():
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(5)
+        client.connect(path)
+        return client
+
+    clients = [connect() for _ in range(32)]
+    with connect() as refused:
+        assert refused.recv(1) == b""
+    for client in clients:
+        client.close()
+    connection = http.client.HTTPConnection("agent")
+    for _ in range(100):
+        connection.sock = connect()
+        with contextlib.suppress(http.client.RemoteDisconnected, BrokenPipeError):
+            assert get(connection, "/ok") == (200, "fine\n")
+            break
+        connection.close()
+        time.sleep(0.05)
+    else:
+        pytest.fail("the server refuses all clients")
+    connection.close()
+    server.shutdown()
+    server.socket.close()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "/nonexistent/agent.sock", "192.0.2.1:80"])

@@ -15,7 +15,7 @@ from tests.unit.test_agent_parts import run_until
 NODE = Node("node-1", "uid", (ip_network("10.244.1.0/24"), ip_network("fd00:1::/64")))
 SCRIPT = """#!/bin/sh
 echo "$@" >>{directory}/calls
-[ ! -e {directory}/node ] || cp "$(echo "$@" | sed 's/.*--node //')" {directory}/seen
+[ ! -e {directory}/node ] || cat "$(echo "$@" | sed 's/.*--node //')" >{directory}/seen
 cat {directory}/output
 exit $(cat {directory}/status)
 """
@@ -108,7 +108,7 @@ def test_failure_is_reported_and_repeated(files, tmp_path):
 
 
 def test_missing_files_are_reported(files, tmp_path):
-    """A missing executable or network is reported with its path; no temporary file stays."""
+    """A missing executable or network is reported with its path."""
     (tmp_path / "podwire").unlink()
     files.files.ensure(NODE)
     (tmp_path / "net.conflist").unlink()

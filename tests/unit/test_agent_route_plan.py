@@ -8,7 +8,7 @@ import pytest
 
 from agent.holders import Holders
 from agent.node import Node
-from agent.route_diff import Change, Comparison
+from agent.route_diff import Change, RouteDiff
 from agent.route_plan import (
     Connected,
     Kind,
@@ -98,11 +98,11 @@ def test_objects_of_a_node(mode, addresses, objects):
     """A node in a connected network is direct, the longest prefix counts; others are reached by VXLAN over IPv4."""
     plan = planned(HERE._replace(mode=mode), *addresses)
     assert sorted(shown(plan)) == sorted(objects)
-    assert (plan.problems, plan.kept) == ((), ())
+    assert (plan.problems, plan.unchanged) == ((), ())
 
 
 @pytest.mark.parametrize(
-    ("situation", "addresses", "networks", "problem", "is_kept"),
+    ("situation", "addresses", "networks", "problem", "is_unchanged"),
     [
         (HERE, [], DUAL[:1], "its Node object has no InternalIP", True),
         (HERE, ["192.0.2.1"], DUAL[:1], "its InternalIP 192.0.2.1 is also this node's", True),
@@ -111,16 +111,16 @@ def test_objects_of_a_node(mode, addresses, objects):
         (HERE, ["2001:db8:9::2"], DUAL[:1], "no IPv4 InternalIP, which VXLAN uses", False),
         (HERE._replace(mode="direct"), ["192.0.2.9"], DUAL[1:], "no IPv6 InternalIP for fd00:2::/64", False),
         (HERE._replace(mode="direct"), ["198.51.100.2"], DUAL[:1], "198.51.100.2 is in no network connected", False),
-        (HERE._replace(tunnel=0, no_tunnel="taken"), ["198.51.100.2"], DUAL[:1], "taken", False),
+        (HERE._replace(tunnel=0), ["198.51.100.2"], DUAL[:1], "this node has no VXLAN device", False),
         (HERE._replace(addresses=()), ["198.51.100.2"], DUAL[:1], "this node has no InternalIP", False),
     ],
 )
-def test_problems_of_a_node(situation, addresses, networks, problem, is_kept):
+def test_problems_of_a_node(situation, addresses, networks, problem, is_unchanged):
     """A node that cannot be reached is a problem with a reason; with wrong data its objects stay as they are."""
     plan = planned(situation, *addresses, networks=networks)
     assert shown(plan) == []
     assert [problem in text for text in plan.problems] == [True]
-    assert plan.kept == (packed(*networks) if is_kept else ())
+    assert plan.unchanged == (packed(*networks) if is_unchanged else ())
 
 
 def test_the_underlay_of_an_ipv6_node_is_ipv6():
@@ -143,7 +143,7 @@ def test_this_nodes_pod_network_overlaps_with_its_lan(is_for_pods):
     """A pod network that overlaps with the LAN is a problem, also if the LAN is on a bridge."""
     lan = connected("192.0.2.0/24", LAN, is_for_pods=is_for_pods)
     plan = plan_node(HERE._replace(networks=packed("192.0.2.128/25"), connected=(lan,)))
-    assert plan.kept == packed("192.0.2.128/25")
+    assert plan.unchanged == packed("192.0.2.128/25")
     assert plan.problems == (
         'its podCIDR 192.0.2.128/25 overlaps with 192.0.2.0/24, which is connected to this node\'s "eth2"',
     )
@@ -168,10 +168,10 @@ def test_a_node_becomes_a_peer():
     assert needs_tunnel(peer_of(node)._replace(addresses=packed("198.51.100.2")), HERE)
 
 
-def compared(existing: Plan, desired: Plan, frozen: tuple[Prefix, ...] = ()) -> list[Change]:
-    comparison = Comparison(existing.objects, frozen, TUNNEL)
-    comparison.add(desired)
-    return comparison.changes([list(table) for table in existing.objects])
+def compared(existing: Plan, desired: Plan, unchanged: tuple[Prefix, ...] = ()) -> list[Change]:
+    diff = RouteDiff(existing.objects, unchanged, TUNNEL)
+    diff.add(desired)
+    return diff.changes([list(table) for table in existing.objects])
 
 
 def test_changes_are_ordered():
@@ -193,17 +193,17 @@ def test_changes_are_ordered():
     assert [change.kind for change in compared(far, Plan(new_objects()))] == [3, 2, 1]
 
 
-def test_objects_of_frozen_networks_are_kept():
-    """For a frozen network neither its route nor the entries that the route needs change."""
+def test_objects_of_unchanged_networks_are_kept():
+    """For an unchanged network neither its route nor the entries that the route needs change."""
     far, elsewhere = planned(HERE, "198.51.100.2"), planned(HERE, "198.51.100.3")
-    frozen = packed(DUAL[0])
-    assert compared(far, elsewhere, frozen) == []
-    assert {change.key for change in compared(far, Plan(new_objects()), frozen)} == {
+    unchanged = packed(DUAL[0])
+    assert compared(far, elsewhere, unchanged) == []
+    assert {change.key for change in compared(far, Plan(new_objects()), unchanged)} == {
         packed(DUAL[1])[0],
         link_local_of(mac_of("peer")),
     }
-    assert packed(DUAL[0])[0] not in {change.key for change in compared(Plan(new_objects()), far, frozen)}
-    assert compared(far, Plan(new_objects(), kept=packed(*DUAL))) == []
+    assert packed(DUAL[0])[0] not in {change.key for change in compared(Plan(new_objects()), far, unchanged)}
+    assert compared(far, Plan(new_objects(), unchanged=packed(*DUAL))) == []
 
 
 def test_a_network_belongs_to_the_first_node_until_it_drops_it():
