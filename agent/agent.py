@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from textwrap import shorten
 from typing import NamedTuple
 
 from agent.cluster import Cluster
@@ -39,6 +40,7 @@ _REPAIR_S = 60.0  # the sets and chains, of which the kernel reports nothing: on
 _GATHER_S = 0.2  # changes of several nodes make one update of the masquerade set
 _API_GRACE_S = 60.0  # a server that restarts does not make the node unready
 _BEAT_S, _BEAT_MAX_S = 30.0, 120.0
+_PROBLEM_SIZE = 4000  # characters; thousands of nodes may have problems
 _LOGGED_NODES = 500  # with more nodes the log has numbers instead of each change
 
 
@@ -188,7 +190,7 @@ class Agent:
             self._log.write("info", what, requests=number)
         wrong = (f"node {one.name}: {'; '.join(one.problems)}" for one in self._cluster.nodes.values() if one.problems)
         problems = [failure, *describe_problems(self._routes.problems), *map(str, self._cluster.conflicts), *wrong]
-        self._readiness.set(ROUTES, "; ".join(filter(None, problems)))
+        self._readiness.set(ROUTES, shorten("; ".join(filter(None, problems)), _PROBLEM_SIZE, placeholder=" ..."))
         if failure:
             self._retry(self._apply_all)
         elif self._routes.is_refused:
@@ -213,6 +215,9 @@ class Agent:
         return record.recording(dry_run=dry_run) if dry_run or is_small else nullcontext()
 
     def _on_notifications(self) -> None:
+        if not self._is_synced:
+            self._routes.handle_notifications()  # reads them only
+            return
         before = self._routes.counters.comparisons, self._routes.problems
         with self._changing("objects that something else changed"):
             self._routes.handle_notifications()

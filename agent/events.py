@@ -94,7 +94,7 @@ class EventRecorder:
             self._create(text)
 
     def send_queued(self) -> None:
-        """Creates the Events that wait, in the caller's thread: for tests, and for an agent that runs once."""
+        """Creates the Events that wait, in the caller's thread, while the recorder's does not run."""
         while not self._queue.empty():
             if (text := self._queue.get()) is not None:
                 self._create(text)

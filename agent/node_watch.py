@@ -10,7 +10,6 @@ lower than the last one (it was restored from a backup: a watch would stay silen
 from __future__ import annotations
 
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,6 @@ from agent.kubernetes import Listing
 from agent.node import Node, parse_node
 
 NODES = "/api/v1/nodes"
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
 _WATCH_S = 300  # at least; up to twice that, so that the agents' watches do not end together
@@ -99,8 +97,7 @@ class NodeClient(Protocol):
 class NodeWatch:
     """Reports the nodes to `put`, from a thread of its own after start(), or step by step from a test.
 
-    `name` restricts it to one Node; raises ValueError for a name that no Node can have. `on_contact` is called in the
-    thread for each answer and event of the server, also for those that change no node.
+    `on_contact` is called in the thread for each answer and event of the server, also for those that change no node.
     """
 
     def __init__(
@@ -108,16 +105,12 @@ class NodeWatch:
         client: NodeClient,
         put: Callable[[NodeEvent], None],
         *,
-        name: str | None = None,
         on_contact: Callable[[], None] = lambda: None,
         randomness: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if name is not None and not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a Node; set the name that `kubectl get nodes` prints")
         self._client, self._put, self._on_contact = client, put, on_contact
-        self._query = {"fieldSelector": f"metadata.name={name}"} if name else {}
         self._randomness, self._monotonic, self._clock = randomness, monotonic, clock
         self._nodes: dict[str, Node] = {}
         self._resource_version = ""  # "": list
@@ -180,7 +173,7 @@ class NodeWatch:
 
     def _list(self) -> None:
         try:
-            listing = self._client.list_objects(NODES, parse_node, self._query)
+            listing = self._client.list_objects(NODES, parse_node)
         except Expired as error:  # its pages, again and again: the server is too slow
             raise OutcomeUnknown(error.request, error.cause) from error
         if not listing.resource_version:
@@ -202,10 +195,10 @@ class NodeWatch:
     def _watch_once(self) -> float:
         """Watches until the end; a cut is a failure only if the watch did not last. Returns the delay after it."""
         if not self._is_listed:
-            self._refuse_older(resource_version_of(self._client.get(NODES, {**self._query, "limit": "1"})))
+            self._refuse_older(resource_version_of(self._client.get(NODES, {"limit": "1"})))
         self._is_listed = False
         timeout_s = int(_WATCH_S * (1 + self._randomness()))
-        watch = self._client.watch(NODES, self._resource_version, self._query, timeout_s=timeout_s)
+        watch = self._client.watch(NODES, self._resource_version, None, timeout_s=timeout_s)
         started = self._monotonic()
         self._on_contact()
         if self._failing_since is not None:

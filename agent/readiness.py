@@ -36,10 +36,6 @@ class Readiness:
         """Whether a condition has not been set yet."""
         return _STARTING in self._problems.values()
 
-    def problem_of(self, condition: str) -> str:
-        """Returns the problem of a condition, "" if it is met."""
-        return self._problems[condition]
-
     def describe(self) -> Iterator[str]:
         """Yields a line for each condition, as the Kubernetes components print their checks."""
         for name, problem in tuple(self._problems.items()):

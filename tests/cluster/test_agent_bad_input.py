@@ -1,10 +1,13 @@
 """Wrong Node objects and wrong answers of the API server: a clear state, and neither routes nor files change."""
 
 import json
+from functools import partial
+from ipaddress import ip_network
 
 import pytest
 
 from tests.support import certificates
+from tests.support.agent_nodes import SERVER
 from tests.support.cluster_agent import Agent, run_once
 from tests.support.cluster_world import world
 from tests.support.kubernetes_double import NODES, Fault
@@ -136,3 +139,45 @@ def test_podcidr_of_an_ip_version_that_the_node_lacks(running):
     running.register(running.nodes[1])
     assert eventually(lambda: "via 2001:db8::12" in first.run("ip", "-6", "route", "show", "fd00:244:2::/64"))
     agent.wait_ready()
+
+
+def is_reported(agent, text):
+    """Returns whether /readyz has a text."""
+    return text in agent.ready_text()
+
+
+def cluster_set(node):
+    """Returns the networks that pods of a node reach with their addresses, as nft prints them."""
+    return node.run("nft", "list", "set", "inet", "cni_plugins_masquerade", "podwire_cluster_4")
+
+
+def test_podcidr_with_the_address_of_a_node_or_of_the_api_server(tmp_path):
+    """Such a podCIDR gets no route and is masqueraded; the network that the node had before stays."""
+    with world(tmp_path, count=3, routed=True, pods=False) as running:
+        (first, second, third), agent = running.nodes, running.agents[0]
+        routes, networks = first.run("ip", "route"), cluster_set(first)
+        for address, text in (
+            (SERVER, f"contains {SERVER}, an address of the API server"),
+            (third.addresses[0], f"contains the InternalIP {third.addresses[0]} of node node-3"),
+        ):
+            network = str(ip_network(f"{address}/29", strict=False))
+            running.register(second, podCIDR=network, podCIDRs=[network])
+            assert eventually(partial(is_reported, agent, text)), agent.ready_text()
+            shown = first.run("ip", "route")
+            assert network not in shown
+            assert network not in cluster_set(first)
+        running.register(second)
+        agent.wait_ready()
+        assert eventually(lambda: first.run("ip", "route") == routes)
+        assert eventually(lambda: cluster_set(first) == networks)
+
+
+def test_route_to_the_api_server_of_an_earlier_agent(tmp_path):
+    """A route of the agent that takes the packets to the API server is deleted before the first request."""
+    with world(tmp_path, count=2, routed=True, pods=False) as running:
+        first = running.nodes[0]
+        running.agents[0].stop()
+        first.run("ip", "route", "add", "unreachable", f"{SERVER}/32", "proto", "112", "metric", "1120")
+        running.agents[0] = Agent(first, *running.options)
+        running.agents[0].wait_ready()
+        assert "unreachable" not in first.run("ip", "route", "show", SERVER)

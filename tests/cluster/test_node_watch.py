@@ -133,18 +133,6 @@ def test_a_wrong_token_leaves_the_nodes(double, follower, token_file):
     assert follower.next_but_failures()[1] == Recovered()
 
 
-def test_one_node(double, client):
-    """With a name, only this Node arrives."""
-    put(double, "a")
-    put(double, "b")
-    follower = Follower(client, name="b")
-    assert synced(follower.next()) == {"b": "10.0.1.0/24"}
-    put(double, "a", "10.0.7.0/24")
-    put(double, "b", "10.0.8.0/24")
-    assert changed(follower.next()) == ("b", "10.0.8.0/24")
-    follower.watch.stop()
-
-
 @pytest.mark.parametrize("fault", [None, Fault(status=503, times=1000)], ids=["watch", "delay"])
 def test_stop_is_prompt(double, client, fault):
     """A call of stop() ends an open watch, and the delay after a failure, at once."""

@@ -5,7 +5,7 @@ tests/data/golden/README.md describes the origin of the files.
 
 import pytest
 
-from tests.netns.test_golden import await_operstate, files
+from tests.netns.test_golden import await_states, files
 from tests.support import golden
 from tests.support.attaching import Network
 
@@ -24,7 +24,7 @@ def test_state_equals_the_reference_plugins(bin_dir, host, neighbour, sandbox, s
     network = Network(host, config)
     before = golden.of(host)
     result = network.add(sandbox, container_id=golden.CONTAINER_ID)
-    await_operstate(sandbox)
+    await_states(sandbox, expected["pod"]["links"])
     assert golden.result(result) == expected["result"]
     actual = golden.of(sandbox)
     assert actual["links"].keys() == expected["pod"]["links"].keys()

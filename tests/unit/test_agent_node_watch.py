@@ -82,12 +82,10 @@ class ScriptedWatch:
         self.script.is_closed = True
 
 
-def follow(script: Script, steps: int, name: str | None = None) -> tuple[list[Any], list[float]]:
+def follow(script: Script, steps: int) -> tuple[list[Any], list[float]]:
     """Returns the events that are reported, and the delays, of a number of steps."""
     events: list[Any] = []
-    watch = NodeWatch(
-        script, events.append, name=name, randomness=lambda: 0.5, monotonic=lambda: script.now, clock=lambda: 7.0
-    )
+    watch = NodeWatch(script, events.append, randomness=lambda: 0.5, monotonic=lambda: script.now, clock=lambda: 7.0)
     return events, [watch.step() for _ in range(steps)]
 
 
@@ -272,21 +270,6 @@ def test_a_list_with_expired_pages_is_a_failure():
     events, delays = follow(Script((Expired("list", "old"),)), 1)
     assert isinstance(events[0].error, OutcomeUnknown)
     assert delays == [0.75]
-
-
-def test_one_node():
-    """With a name, each request selects that Node."""
-    script = Script((10, node("a")), watches=([CUT], []))
-    follow(script, 3, name="a")
-    assert [query["fieldSelector"] for query in script.queries if query is not None] == ["metadata.name=a"] * 4
-    assert len(script.queries) == 4
-
-
-@pytest.mark.parametrize("name", ["", "a b", "A", "a,b", "a=b", "-a", "a-", "a/b", "ä", "a\n", "x" * 254])
-def test_a_name_that_no_node_has_is_refused(name):
-    """A name with odd letters is refused before any request, with a fix."""
-    with pytest.raises(ValueError, match="is not the name of a Node; set the name that `kubectl get nodes` prints"):
-        NodeWatch(Script(), list[NodeEvent]().append, name=name)
 
 
 def test_stop_ends_an_open_watch():
