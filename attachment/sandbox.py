@@ -194,9 +194,17 @@ def _missing(expected: str, sandbox: Sandbox) -> CniError:
 
 
 def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
-    """Returns requests that add the routes of `result`; the default gateway is the first of the route's family."""
+    """Returns requests that add the routes of `result`; the default gateway is the first of the route's family.
+
+    Routes of scope link have no gateway.
+    """
     ips = attachment_ips(result, container_link.name, strict=False)
-    return [route.add_request(container_link, item, item.gw or _gateway(ips, item)) for item in result.routes]
+    return [
+        route.add_request(
+            container_link, item, item.gw or (None if item.scope == route.SCOPE_LINK else _gateway(ips, item))
+        )
+        for item in result.routes
+    ]
 
 
 def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:

@@ -34,6 +34,15 @@ _MAX_TESTS = 1000
 _NEXT, _SPREAD = 16, 64
 
 
+class ExhaustedError(CniError):
+    """A CniError(999) for a range set without an available address, with the numbers of the set."""
+
+    def __init__(self, range_set: RangeSet, usage: Usage, directory: str) -> None:
+        super().__init__(Code.INTERNAL, _exhausted_text(range_set), f"{usage}; {_hint(directory)}")
+        self.range_set = range_set
+        self.usage = usage
+
+
 def allocate(
     held: Reservations,
     attachment: Attachment,
@@ -45,7 +54,8 @@ def allocate(
 
     Reclaims addresses that a reboot orphaned if the set has no free one, or if one of them is requested; also an
     address that this attachment had in a deleted namespace. Calls `cache` only to decide this.
-    Raises CniError(999), with nothing reserved, if no address is available or the attachment already has one.
+    Raises CniError(999), with nothing reserved, if no address is available (ExhaustedError) or the attachment already
+    has one.
     """
     owner = owner_of(*attachment)
     remaining = list(requested)
@@ -64,7 +74,8 @@ def allocate(
                     _refuse_second(held, range_set, owned, attachment, cache)
                     address, item = _reserve_next(held, range_set, number, owner, cache)
             except CniError as error:
-                raise error.prefixed(f"failed to allocate for range {number}: ") from None
+                error.msg = f"failed to allocate for range {number}: {error.msg}"
+                raise
             name = format_ip(address)
             undo.push(f"release {name}", partial(held.release, name, owner))
             held.note_last_reserved(number, name)
@@ -192,7 +203,7 @@ def _reserve_next(
         allocated = _search(held, range_set, last, owner)
         if allocated is None:
             usage = Usage.count(range_set, owners, known)
-            raise CniError(Code.INTERNAL, _exhausted_text(range_set), f"{usage}; {_hint(held.directory)}")
+            raise ExhaustedError(range_set, usage, held.directory)
     return allocated
 
 

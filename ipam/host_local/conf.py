@@ -31,6 +31,7 @@ KEYS = (
         ROUTES,
         Key("resolvConf", (STRING,)),
         Key("dataDir", (STRING,)),
+        Key("pool", (STRING,)),
     ),
     args_cni(IPS),
     runtime_config(Key("ipRanges", (LIST,), (LIST,), _RANGE), IPS),
@@ -39,9 +40,13 @@ KEYS = (
 
 @dataclass(frozen=True)
 class HostLocalConf:
-    """A validated configuration; ADD allocates one address of each range set, a `requested` one if one lies in it."""
+    """A validated configuration; ADD allocates one address of each range set, a `requested` one if one lies in it.
+
+    With a `pool` there are no range sets here: the grants have them (grants.py).
+    """
 
     data_dir: str
+    pool: str
     range_sets: tuple[RangeSet, ...]
     requested: tuple[Address, ...]
     routes: tuple[Route, ...]
@@ -56,7 +61,10 @@ def parse(net_conf: NetConf, args: CmdArgs) -> HostLocalConf:
     ipam = addressing.ipam_section(net_conf, "host-local")
     requested = _requested(net_conf, args)
     sets = range_sets(net_conf)
-    if not sets:
+    pool = ipam.string("pool")
+    if pool and sets:
+        raise ipam.error("pool", "excludes ranges", f'the addresses are those of pool {pool}: remove "ranges"')
+    if not (sets or pool):
         raise invalid_conf(
             "no IP ranges specified",
             'set "ranges" or "subnet" in "ipam"; a runtime that chooses the ranges sends "runtimeConfig.ipRanges"',
@@ -65,6 +73,7 @@ def parse(net_conf: NetConf, args: CmdArgs) -> HostLocalConf:
     _check_overlaps(sets)
     return HostLocalConf(
         data_dir=data_dir(net_conf),
+        pool=pool,
         range_sets=sets,
         requested=requested,
         routes=addressing.routes(ipam),

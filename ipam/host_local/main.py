@@ -14,7 +14,7 @@ from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
 from cni.errors import CniError, Code, combined
 from cni.result import DNS, Result
 from cni.skel import Plugin
-from ipam.host_local import allocator, resolv
+from ipam.host_local import allocator, pools, resolv
 from ipam.host_local import conf as host_local_conf
 from ipam.host_local.allocator import attachment_of
 from ipam.host_local.store import Reservations, Store, owner_of
@@ -22,7 +22,7 @@ from process.undo import Undo
 
 
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
-    """Reserves one address of each range set."""
+    """Reserves one address of each range set, or with "pool" of each IP version of the pool."""
     conf = host_local_conf.parse(net_conf, args)
     dns = resolv.read(conf.resolv_conf) if conf.resolv_conf else DNS()
     store = Store(conf.data_dir, net_conf.name)
@@ -30,7 +30,10 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     cache = partial(ResultCache.read, net_conf.name)
     with Undo() as undo:
         with store.locked() as held:
-            ips = allocator.allocate(held, attachment, conf.range_sets, conf.requested, cache)
+            if conf.pool:
+                ips = pools.allocate(held, args, net_conf.name, conf, cache)
+            else:
+                ips = allocator.allocate(held, attachment, conf.range_sets, conf.requested, cache)
             owner = owner_of(*attachment)
             # The end of this block may fail, for example without memory, and then the ADD fails.
             undo.push("release the addresses", lambda: _release_all(store, [str(ip.address.ip) for ip in ips], owner))
@@ -108,9 +111,12 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
             'put the configuration of host-local into "ipam"',
         )
     sets = host_local_conf.range_sets(net_conf)  # may be empty: STATUS does not contain the ranges of the runtime
-    store = Store(host_local_conf.data_dir(net_conf), net_conf.name)
+    pool, data_dir = net_conf.fields.section("ipam").string("pool"), host_local_conf.data_dir(net_conf)
+    store = Store(data_dir, net_conf.name)
     cache = partial(ResultCache.read, net_conf.name)
     try:
+        if pool:
+            pools.check(store, pool, net_conf.name, data_dir, cache)
         full = store.check_usable() and [
             allocator.exhaustion_error(store, i, item, cache) for i, item in enumerate(sets)
         ]

@@ -5,12 +5,14 @@ All functions are pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 
 from attachment.veth import refuse_small_mtu
-from cni.address import Address, Cidr
+from cni.address import Address, Cidr, Network, host_cidr
 from cni.errors import invalid_conf
 from cni.result import IPConfig, Result, Route
+from kernel.route import SCOPE_LINK
 from plugins.bridge.conf import BridgeConf
 from process.values import replace
 
@@ -20,8 +22,9 @@ _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0")
 def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Result:
     """Returns the IPAM result with its addresses assigned to `interface`, and with gateways and default routes.
 
-    `interface` is an index into the result's interfaces. Raises CniError(7) for an
-    MTU that is too small for the addresses, and for a subnet without a usable gateway.
+    `interface` is an index into the result's interfaces. A gateway outside of its address's subnet, as with a second
+    block of a pool, gets a route of scope link before the other routes. Raises CniError(7) for an MTU that is too small
+    for the addresses, and for a subnet without a usable gateway.
     """
     hint = '; "auto" is the lowest MTU of the host\'s interfaces: set a number instead' if conf.mtu_auto else ""
     refuse_small_mtu(conf.mtu, ipam_result.ips, hint)
@@ -32,12 +35,22 @@ def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Resu
         for ip in ips:
             gateway_and_prefix(ip)  # raises for an unusable gateway before a route uses it
     routes = ipam_result.routes
+    if conf.is_gateway and (distant := distant_gateways(ips)):
+        to_gateways = {gateway: Route(host_cidr(gateway), scope=SCOPE_LINK) for gateway in distant.values()}
+        routes = (*to_gateways.values(), *routes)
     if conf.is_default_gateway:
         for default in _DEFAULTS:
             gateway = next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, type(default))), None)
             if gateway:
                 routes = _with_default_route(routes, Route(default, gw=gateway))
     return replace(ipam_result, ips=ips, routes=routes)
+
+
+def distant_gateways(ips: Iterable[IPConfig]) -> dict[Network, Address]:
+    """Returns the subnets of addresses with a gateway outside of them, each with its gateway."""
+    return {
+        ip.address.network: ip.gateway for ip in ips if ip.gateway is not None and ip.gateway not in ip.address.network
+    }
 
 
 def gateway_and_prefix(ip: IPConfig) -> tuple[Address, int] | None:

@@ -15,13 +15,14 @@ from socket import AF_INET, AF_INET6, AF_UNSPEC
 from attachment import forwarding
 from cni.address import Address, Cidr, format_mac, with_prefix
 from cni.errors import CniError, Code, invalid_conf
-from cni.result import Result
-from kernel import address, link, sysctl
+from cni.result import Result, Route
+from kernel import address, link, route, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
+from kernel.route import SCOPE_LINK
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
-from plugins.bridge.addresses import gateway_and_prefix
+from plugins.bridge.addresses import distant_gateways, gateway_and_prefix
 from plugins.bridge.conf import BridgeConf
 from process.undo import Undo
 
@@ -104,8 +105,9 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
 
     `gateway_link` is the bridge, or the gateway interface of a VLAN. Unless "enabledad" is set, IPv6 gateways skip
     duplicate address detection. It takes two seconds, in which the gateway answers no neighbour solicitation, and the
-    first pod of a node would wait that long for its first packet. If one gateway conflicts with an existing address,
-    nothing is changed. Raises KernelError, and CniError(7) for a conflict.
+    first pod of a node would wait that long for its first packet. A subnet without its gateway, as the second block of
+    a pool, gets a route. If one gateway conflicts with an existing address, nothing is changed. Raises KernelError, and
+    CniError(7) for a conflict.
     """
     gateways = [pair for ip in result.ips if (pair := gateway_and_prefix(ip)) is not None]
     requests = _address_requests(host, gateway_link, gateways, conf)
@@ -114,6 +116,10 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
     if requests:
         # As the reference plugin does, set the MAC address that the link has now: otherwise a bridge follows its ports.
         requests.append(link.set_request(gateway_link, mac=gateway_link.mac_bytes))
+    for subnet, gateway in distant_gateways(result.ips).items():
+        to_subnet = Route(with_prefix(subnet.network_address, subnet.prefixlen), scope=SCOPE_LINK)
+        requests.append(route.add_request(gateway_link, to_subnet, None, source=gateway, exists_ok=True))
+    if requests:
         try:
             host.change(*requests)
         except KernelError as error:

@@ -118,7 +118,7 @@ READ_BY_ALL = {
     "args",
 } | {"prevResult"}
 # Modules whose readers do not read a configuration: files that the plugin has written, dhcp's calls.
-OTHER_READERS = ("backup.py", "gob.py", "lease.py", "lease6.py", "record.py", "rpc.py", "rpc_result.py")
+OTHER_READERS = ("backup.py", "gob.py", "grants.py", "lease.py", "lease6.py", "record.py", "rpc.py", "rpc_result.py")
 # Keys without which a parser does not read the others.
 REQUIRED: dict[str, dict[str, Any]] = {"host-local": OTHER, "static": {}}
 WRONG_TYPE = re.compile(r"must be (a |an |true or false)")

@@ -1,0 +1,161 @@
+"""The grants of a network: the blocks of a cluster's pools from which this node may allocate addresses.
+
+podwire-agent claims blocks from the cluster's store and writes them into one file; a verb only reads it, so that no
+pod waits for a request to another machine. ADD reads the file while it holds the lock of the network's store, and the
+agent holds the same lock while it takes a block away: a block that has no reservations then gets none.
+
+    <dataDir>.podwire/<network>.grants    JSON, replaced by rename
+
+    {"version": 1, "boot": "6f1d...", "contact": 1795000000, "problem": "connection refused", "pools": [{
+        "name": "default", "versions": [4], "namespaces": [], "blocks": [{
+            "subnet": "10.22.0.64/26", "first": "10.22.0.65", "last": "10.22.0.126", "gateway": "10.22.0.65",
+            "state": "granted"}]}]}
+
+A boot ends all grants: `boot` is the machine's boot ID when the file was written. A machine that was off may have been
+declared dead, and its blocks then have other owners. After a boot nothing is allocated before the agent has reached the
+store.
+
+`contact` is when the agent last reached the store (seconds since 1970), `problem` why it does not reach it now, "" if
+it does. A pod gets an address of each of the `versions` (IP versions), only from blocks whose state is "granted".
+A pool with `namespaces` is for the pods of these Kubernetes namespaces. The agent adds keys that only it reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_network
+
+from cni import gojson
+from cni.address import Address, Network, parse_ip
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from ipam.host_local.ranges import Range, RangeSet, first_overlap
+from kernel import boot
+from process import files
+from process.values import dataclass
+
+GRANTED = "granted"
+_VERSION = 1
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The blocks of one pool that this node has: those in use, one RangeSet for each IP version; and how many others.
+
+    `versions` are the IP versions of which a pod gets an address.
+    """
+
+    name: str
+    versions: tuple[int, ...]
+    namespaces: tuple[str, ...]
+    range_sets: tuple[RangeSet, ...]
+    inactive: int
+
+
+@dataclass(frozen=True)
+class Grants:
+    """The content of the file: boot ID, pools, the time of the agent's last contact with the store, and its problem."""
+
+    boot: str
+    pools: tuple[Pool, ...]
+    contact: int
+    problem: str
+
+    def pool_of(self, name: str, namespace: str) -> Pool:
+        """Returns the pool for the pods of a namespace: one that names it, otherwise the pool `name`.
+
+        Raises CniError(11) without such a pool.
+        """
+        chosen = next((pool for pool in self.pools if namespace and namespace in pool.namespaces), None)
+        chosen = chosen or next((pool for pool in self.pools if pool.name == name), None)
+        if chosen is None:
+            names = ", ".join(pool.name for pool in self.pools) or "no pool"
+            raise CniError(Code.TRY_AGAIN_LATER, f"this node has no blocks of pool {name}", f"it has {names}; {self}")
+        return chosen
+
+    def __str__(self) -> str:
+        age = max(0, int(time.time()) - self.contact)
+        ago = f"{age // 60} min" if age >= 120 else f"{age} s"
+        return f"podwire-agent reached the store {ago} ago{f': {self.problem}' if self.problem else ''}"
+
+
+def path_of(data_dir: str, network: str) -> str:
+    """Returns the path of a network's grants."""
+    return f"{data_dir}.podwire/{network}.grants"
+
+
+def read(data_dir: str, network: str) -> Grants:
+    """Reads the grants of a network; raises CniError(11) if this boot has none, CniError(5) for a damaged file."""
+    path = path_of(data_dir, network)
+    try:
+        grants = parse(files.read(path, _MAX_BYTES))
+    except FileNotFoundError as error:
+        raise CniError(
+            Code.TRY_AGAIN_LATER,
+            f"network {network} has no addresses yet: no {path}",
+            "podwire-agent writes it on each node; look at its /readyz",
+        ) from error
+    except (OSError, ValueError, CniError) as error:
+        raise CniError(
+            Code.IO_FAILURE, f"cannot use {path}: {error}", "podwire-agent writes it again when it starts"
+        ) from error
+    if not grants.boot or grants.boot != boot.get_boot_id().decode().strip():
+        raise CniError(
+            Code.TRY_AGAIN_LATER,
+            f"network {network} has no addresses since the node's boot: {path} is of an earlier one",
+            f"podwire-agent writes it again when it reaches the store; {grants}",
+        )
+    return grants
+
+
+def parse(text: bytes) -> Grants:
+    """Returns the grants in a file's content; raises ValueError, CniError(7)."""
+    value = gojson.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    fields = Fields(value, context="grants")
+    if fields.integer("version") != _VERSION:
+        raise ValueError(f"its version is not {_VERSION}")
+    pools = tuple(map(_pool, fields.objects("pools")))
+    return Grants(fields.string("boot"), pools, fields.integer("contact", minimum=0) or 0, fields.string("problem"))
+
+
+def _pool(fields: Fields) -> Pool:
+    blocks = [(item.string("state"), _range(item)) for item in fields.objects("blocks")]
+    if first_overlap([item for _, item in blocks]) is not None:
+        raise ValueError(f"blocks of pool {fields.string('name')} overlap")
+    granted = [item for state, item in blocks if state == GRANTED]
+    versions = fields.raw("versions")
+    if not isinstance(versions, list) or not versions or any(item not in (4, 6) for item in versions):
+        raise ValueError(f"pool {fields.string('name')} has no versions: [4], [6] or [4, 6]")
+    return Pool(
+        name=fields.string("name"),
+        versions=tuple(versions),
+        namespaces=fields.strings("namespaces"),
+        range_sets=tuple(_sets(granted)),
+        inactive=len(blocks) - len(granted),
+    )
+
+
+def _sets(ranges: Iterable[Range]) -> Iterator[RangeSet]:
+    by_version: dict[int, list[Range]] = {4: [], 6: []}
+    for item in ranges:
+        by_version[item.subnet.version].append(item)
+    return (RangeSet(tuple(items)) for items in by_version.values() if items)
+
+
+def _range(fields: Fields) -> Range:
+    subnet: Network = ip_network(fields.string("subnet"))
+    first, last, gateway = (_address(fields, key, subnet) for key in ("first", "last", "gateway"))
+    if not (first in subnet and last in subnet and int(first) <= int(last)):
+        raise ValueError(f"{first}-{last} is no range of {subnet}")
+    return Range(subnet, int(first), int(last), gateway)
+
+
+def _address(fields: Fields, key: str, subnet: Network) -> Address:
+    address = parse_ip(fields.string(key))
+    if address.version != subnet.version:
+        raise ValueError(f"{key} {address} is of the other IP version than {subnet}")
+    return address

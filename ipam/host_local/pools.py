@@ -1,0 +1,67 @@
+"""Addresses from a pool of the cluster: the verbs of a network with "pool", over the blocks that this node has.
+
+One rule: an address that is not certain is not allocated. Without it ADD ends with code 11 (try again later) and STATUS
+with code 50, with the numbers of this node's blocks and the time of the agent's last contact with the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attachment.cache import ResultCache
+from cni.args import CmdArgs
+from cni.conf import Attachment
+from cni.errors import CniError, Code
+from cni.result import IPConfig
+from ipam.host_local import allocator, grants
+from ipam.host_local.allocator import ExhaustedError
+from ipam.host_local.conf import HostLocalConf
+from ipam.host_local.grants import Grants, Pool
+from ipam.host_local.store import Reservations, Store
+
+_HINT = "podwire-agent gets another block from the pool, if it has one"
+
+
+def allocate(
+    held: Reservations,
+    args: CmdArgs,
+    network: str,
+    conf: HostLocalConf,
+    cache: Callable[[], ResultCache],
+) -> tuple[IPConfig, ...]:
+    """Reserves an address of each IP version of the pool, as allocator.allocate; raises CniError(11) without one."""
+    granted = grants.read(conf.data_dir, network)
+    namespace = args.cni_args("IP", "K8S_POD_NAMESPACE").get("K8S_POD_NAMESPACE", "")
+    pool = granted.pool_of(conf.pool, namespace)
+    _refuse_missing(granted, pool)
+    attachment = Attachment(args.container_id, args.ifname)
+    try:
+        return allocator.allocate(held, attachment, pool.range_sets, conf.requested, cache)
+    except ExhaustedError as error:
+        blocks = len(error.range_set.ranges)
+        msg = f"pool {pool.name} has no free address on this node: {error.usage}; {blocks} blocks"
+        raise CniError(Code.TRY_AGAIN_LATER, msg, f"{granted}; {_HINT}") from error
+
+
+def check(store: Store, name: str, network: str, data_dir: str, cache: Callable[[], ResultCache]) -> None:
+    """Checks that the pool `name` has a free address of each IP version on this node; raises CniError(50)."""
+    try:
+        granted = grants.read(data_dir, network)
+        pool = granted.pool_of(name, "")
+        _refuse_missing(granted, pool)
+    except CniError as error:
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, error.msg, error.details) from error
+    for number, range_set in enumerate(pool.range_sets):
+        full = store.check_usable() and allocator.exhaustion_error(store, number, range_set, cache)
+        if full:
+            raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"pool {pool.name}: {full.msg}", f"{granted}; {_HINT}")
+
+
+def _refuse_missing(granted: Grants, pool: Pool) -> None:
+    """Raises CniError(11) if an IP version of the pool has no granted block on this node."""
+    present = {range_set.version for range_set in pool.range_sets}
+    missing = [f"IPv{version}" for version in pool.versions if version not in present]
+    if missing or not present:
+        waiting = f"{pool.inactive} blocks are not granted yet; " if pool.inactive else ""
+        msg = f"this node has no granted block of pool {pool.name}{f' for {missing[0]}' if missing else ''}"
+        raise CniError(Code.TRY_AGAIN_LATER, msg, f"{waiting}{granted}")
