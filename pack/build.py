@@ -25,6 +25,7 @@ from pack.target import Target
 ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire")
+ENTRY = "podwire.main"
 LIBRARY_PACKAGES = ("pyroute2", "jeepney")  # from PyPI, as pyproject.toml pins them
 # Small replacements for large modules of which podwire uses little.
 STAND_INS = ROOT / "pack" / "stand_ins"
@@ -98,17 +99,23 @@ def main() -> int:
 
 
 def application() -> list[Module]:
-    """Returns podwire's packages, the stand-ins, the warm-up and the modules of boot.py."""
-    modules = [
+    """Returns podwire's modules that its program imports, the stand-ins, the warm-up and the modules of boot.py.
+
+    Modules that only the node agent imports are left out.
+    """
+    everything = [
         module
         for package in PACKAGES
         for module in freeze.modules_under(ROOT / package, package=package, shown=package)
-        if not module.name.endswith(".__main__")
     ]
-    stand_ins = freeze.modules_under(STAND_INS, shown="pack/stand_ins")
+    entry = next(module for module in everything if module.name == ENTRY)
     warm_up = Module(WARM_UP, (ROOT / "pack" / "warm_up.py").read_bytes(), "pack/warm_up.py", is_package=False)
-    boot = boot_modules("podwire.main", [module.name for module in modules], warm_up.name)
-    return [*stand_ins, *modules, warm_up, *_fake_kernel(), *boot]
+    fakes = _fake_kernel()
+    imported = freeze.imported_by([entry, warm_up, *fakes], everything)
+    modules = [*imported, *([] if entry in imported else [entry])]
+    stand_ins = freeze.modules_under(STAND_INS, shown="pack/stand_ins")
+    boot = boot_modules(ENTRY, [module.name for module in modules], warm_up.name)
+    return [*stand_ins, *modules, warm_up, *fakes, *boot]
 
 
 def _fake_kernel() -> list[Module]:

@@ -45,6 +45,29 @@ def modules_under(
             yield Module(name, path.read_bytes(), str(Path(shown or directory) / relative), is_package)
 
 
+def imported_by(roots: Iterable[Module], modules: Iterable[Module]) -> list[Module]:
+    """Returns those of `modules`, in their order, that the roots import: directly or not, also inside functions."""
+    by_name = {module.name: module for module in modules}
+    needed: set[str] = set()
+    waiting = [name for root in roots for name in _imports(root)]
+    while waiting:
+        parts = waiting.pop().split(".")
+        for name in (".".join(parts[: size + 1]) for size in range(len(parts))):  # with its packages
+            if name in by_name and name not in needed:
+                needed.add(name)
+                waiting += _imports(by_name[name])
+    return [module for name, module in by_name.items() if name in needed]
+
+
+def _imports(module: Module) -> Iterator[str]:
+    """Yields the names of the modules that a module imports, and of attributes that may be modules."""
+    for node in ast.walk(ast.parse(module.source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def bootstrap(stdlib: Path) -> Iterator[Module]:
     """Yields the modules of the import system, under the names by which Python imports them."""
     for name, part in (("_frozen_importlib", "_bootstrap"), ("_frozen_importlib_external", "_bootstrap_external")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 
+from attachment import auto_mtu
 from attachment.veth import refuse_small_mtu
 from cni.address import Address, Cidr, Network, host_cidr
 from cni.errors import invalid_conf
@@ -26,8 +27,7 @@ def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Resu
     block of a pool, gets a route of scope link before the other routes. Raises CniError(7) for an MTU that is too small
     for the addresses, and for a subnet without a usable gateway.
     """
-    hint = '; "auto" is the lowest MTU of the host\'s interfaces: set a number instead' if conf.mtu_auto else ""
-    refuse_small_mtu(conf.mtu, ipam_result.ips, hint)
+    refuse_small_mtu(conf.mtu, ipam_result.ips, auto_mtu.HINT if conf.mtu_auto else "")
     ips = tuple(
         replace(ip, interface=interface, gateway=ip.gateway or _default_gateway(ip, conf)) for ip in ipam_result.ips
     )

@@ -5,9 +5,9 @@ All functions are pure. The other modules of the plugin do not validate the conf
 
 from __future__ import annotations
 
+from attachment import auto_mtu
 from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
-from attachment.veth import parse_mtu
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
@@ -18,14 +18,13 @@ from cni.keys import DNS as DNS_KEY
 from cni.result import DNS
 from process.values import dataclass
 
-_MTU_AUTO = "auto"
 _VLAN_MAX = 4094  # 4095 is reserved (IEEE 802.1Q)
 
 KEYS = (
     Key("bridge", (STRING,)),
     *keys_of_type(BOOLEAN, "isGateway", "isDefaultGateway", "forceAddress"),
     *options.KEYS,
-    Key("mtu", (INTEGER, STRING), choices=(_MTU_AUTO,)),
+    auto_mtu.KEY,
     *keys_of_type(BOOLEAN, "hairpinMode", "promiscMode", "portIsolation"),
     Key("vlan", (INTEGER,)),
     Key("vlanTrunk", (LIST,), (OBJECT,), keys_of_type(INTEGER, "id", "minID", "maxID")),
@@ -92,6 +91,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
     The reference plugin has code 999 for both.
     """
     fields = net_conf.fields
+    mtu, is_auto = auto_mtu.parse(fields)
     parsed = BridgeConf(
         bridge=_bridge_name(fields),
         ipam_type=net_conf.ipam_type,
@@ -99,8 +99,8 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
         is_default_gateway=fields.boolean("isDefaultGateway"),
         force_address=fields.boolean("forceAddress"),
         masquerade=options.parse(net_conf),
-        mtu=_mtu(fields),
-        mtu_auto=fields.raw("mtu") == _MTU_AUTO,
+        mtu=mtu,
+        mtu_auto=is_auto,
         hairpin=fields.boolean("hairpinMode"),
         promisc=fields.boolean("promiscMode"),
         isolated=fields.boolean("portIsolation"),
@@ -139,15 +139,6 @@ def _bridge_name(fields: Fields) -> str:
         details = "1 to 15 bytes, no spaces, slashes, colons or percent signs"
         raise fields.error("bridge", f'is not a valid interface name: "{name}"', details)
     return name
-
-
-def _mtu(fields: Fields) -> int:
-    raw = fields.raw("mtu")
-    if isinstance(raw, str) and raw != _MTU_AUTO:
-        hint = "write the number without quotes"
-        raise fields.error("mtu", f'must be an integer or "{_MTU_AUTO}", not "{raw}"', hint)
-    hint = f'leave it out for the kernel\'s default, or set "{_MTU_AUTO}"'
-    return 0 if raw == _MTU_AUTO else parse_mtu(fields, hint)
 
 
 def _vlans(fields: Fields) -> PortVlans:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from attachment import forwarding, veth
+from attachment import auto_mtu, forwarding, veth
 from attachment.masquerade import backend as masquerade_backend
 from attachment.masquerade import options as masquerade_options
 from attachment.sandbox import Sandbox
@@ -48,7 +48,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     net_conf.refuse_missing_ipam()
     refuse_long_name(conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
-        conf = mtu.resolve_auto(host, conf)
+        conf = replace(conf, mtu=auto_mtu.read(host)) if conf.mtu_auto else conf
         attached = _attach(host, namespace, args.ifname, conf, undo)
         bridge, host_veth = attached.bridge, attached.host_veth
         bridge_mtu = mtu.choose_bridge_mtu(host, bridge, conf)

@@ -1,4 +1,4 @@
-"""The MTU of the veth and of the bridge, and the value of "auto".
+"""The MTU of the veth and of the bridge.
 
 ADD sets the MTU of this attachment's veth and of the bridge, never that of another attachment's veth: its container
 end belongs to that pod, and the two ends must have the same MTU.
@@ -16,15 +16,8 @@ from kernel import address, link
 from kernel.link import Link
 from kernel.rtnl import Socket
 from plugins.bridge.conf import BridgeConf
-from process.values import replace
 
-_AUTO_MIN, _AUTO_FALLBACK = 576, 1460  # as in kubenet: every IPv4 host accepts 576; Google's network has MTU 1460
 _IPV6_MIN = 1280  # RFC 8200; below it the kernel removes the IPv6 addresses of an interface
-
-
-def resolve_auto(host: Socket, conf: BridgeConf) -> BridgeConf:
-    """Replaces "auto" by a number computed from the host's links; returns the configuration. Raises KernelError."""
-    return replace(conf, mtu=_auto_mtu(link.list_all(host))) if conf.mtu_auto else conf
 
 
 def choose_bridge_mtu(host: Socket, bridge: Link, conf: BridgeConf) -> int:
@@ -86,27 +79,6 @@ def check(conf: BridgeConf, prev_result: Result, gateway_link: Link, host_veth: 
         name = gateway_link.name
         details = f'larger packets to the pod are lost; set it with: ip link set "{name}" mtu {host_veth.mtu}'
         raise internal(f"Bridge interface {name} MTU {gateway_link.mtu} exceeds its port's: {host_veth.mtu}", details)
-
-
-def _auto_mtu(links: list[Link]) -> int:
-    """Returns the lowest MTU of the host's uplinks that are up, as kubenet does.
-
-    Unlike kubenet, it ignores bridges, veth ports of bridges, and veths with both ends on the host: they have the
-    MTU of an earlier "auto", so a low value would never rise again.
-    """
-    bridges = {item.index for item in links if item.kind == "bridge"}
-    lowest = min((item.mtu for item in links if _is_uplink(item, bridges)), default=0)
-    return lowest if lowest >= _AUTO_MIN else _AUTO_FALLBACK
-
-
-def _is_uplink(item: Link, bridges: set[int]) -> bool:
-    """Returns whether a link is up and connects the host to a network.
-
-    If the host is itself a container, its uplink may be a veth.
-    """
-    if not item.is_up or item.flags & (link.IFF_LOOPBACK | link.IFF_POINTOPOINT) or item.kind == "bridge":
-        return False
-    return item.kind != "veth" or (item.master not in bridges and item.iflink_nsid is not None)
 
 
 def _has_ipv6(host: Socket, bridge: Link) -> bool:

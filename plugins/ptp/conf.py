@@ -5,30 +5,32 @@ All functions are pure. The other modules of the plugin do not validate the conf
 
 from __future__ import annotations
 
+from attachment import auto_mtu
 from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
-from attachment.veth import parse_mtu
 from cni.conf import NetConf
 from cni.errors import invalid_conf
 from cni.keys import DNS as DNS_KEY
-from cni.keys import INTEGER, IPAM_TYPE, Key
+from cni.keys import IPAM_TYPE
 from cni.result import DNS
 from process.values import dataclass
 
 _DNS_KEYS = ("nameservers", "domain", "search", "options")
-KEYS = (*options.KEYS, Key("mtu", (INTEGER,)), IPAM_TYPE, DNS_KEY)
+KEYS = (*options.KEYS, auto_mtu.KEY, IPAM_TYPE, DNS_KEY)
 
 
 @dataclass(frozen=True)
 class PtpConf:
-    """The configuration of ptp: `mtu` in bytes, 0 for the kernel's default; `ipam_type` is "" for layer 2.
+    """The configuration of ptp; `ipam_type` is "" for layer 2.
 
-    `dns`, unless None, replaces the DNS settings of the IPAM result, even if empty.
+    `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` ADD derives it from the host's interfaces. `dns`,
+    unless None, replaces the DNS settings of the IPAM result, even if empty.
     """
 
     ipam_type: str
     masquerade: MasqueradeOptions | None
     mtu: int
+    mtu_auto: bool
     dns: DNS | None
 
 
@@ -41,9 +43,11 @@ def parse(net_conf: NetConf) -> PtpConf:
         details = '"ipam" has no "type"; for an interface without addresses omit "ipam"'
         raise invalid_conf("no plugin name provided", details)
     dns = net_conf.fields.section("dns")
+    mtu, is_auto = auto_mtu.parse(net_conf.fields)
     return PtpConf(
         ipam_type=net_conf.ipam_type,
         masquerade=options.parse(net_conf),
-        mtu=parse_mtu(net_conf.fields),
+        mtu=mtu,
+        mtu_auto=is_auto,
         dns=DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from attachment import forwarding, veth
+from attachment import auto_mtu, forwarding, veth
 from attachment.masquerade import backend as masquerade_backend
 from attachment.masquerade import options as masquerade_options
 from attachment.prev_result import RECREATE_HINT
@@ -40,9 +40,11 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     conf = ptp_conf.parse(net_conf)
     net_conf.refuse_missing_ipam()
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
+        if conf.mtu_auto:
+            conf = replace(conf, mtu=auto_mtu.read(host))
         ipam_result = Result()
         if conf.ipam_type:
-            ipam_result = routed.assign_addresses(delegate.add_ipam(args, net_conf, undo), conf.mtu, _CONTAINER)
+            ipam_result = routed.assign_addresses(delegate.add_ipam(args, net_conf, undo), conf, _CONTAINER)
         created = veth.create(host, namespace, args.ifname, undo, mtu=conf.mtu)
         sysctl.try_write(f"ipv6/conf/{created.host_end.name}/accept_ra", "0")
         host_veth = created.host_veth or veth.get_host_veth(host, created.host_end.name)

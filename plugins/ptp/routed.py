@@ -6,7 +6,7 @@ one subnet reach each other through the host. Every host veth has the same gatew
 
 from __future__ import annotations
 
-from attachment import forwarding
+from attachment import auto_mtu, forwarding
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips
 from attachment.veth import refuse_small_mtu
@@ -16,15 +16,16 @@ from cni.result import IPConfig, Result, Route
 from kernel import address, route, sysctl
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
+from plugins.ptp.conf import PtpConf
 from process.values import replace
 
 
-def assign_addresses(ipam_result: Result, mtu: int, interface: int) -> Result:
+def assign_addresses(ipam_result: Result, conf: PtpConf, interface: int) -> Result:
     """Returns the IPAM result with its addresses assigned to `interface`; raises CniError(7) for unusable addresses.
 
     `interface` is an index into the result's interfaces.
     """
-    refuse_small_mtu(mtu, ipam_result.ips)
+    refuse_small_mtu(conf.mtu, ipam_result.ips, auto_mtu.HINT if conf.mtu_auto else "")
     for ip in ipam_result.ips:
         _gateway(ip)
     return replace(ipam_result, ips=tuple(replace(ip, interface=interface) for ip in ipam_result.ips))

@@ -237,3 +237,15 @@ def distant(root: None) -> Iterator[Cluster]:
     """Three dual-stack nodes that a router connects."""
     with cluster(3, is_joined=False) as nodes:
         yield nodes
+
+
+@pytest.fixture(name="uplink")
+def new_uplink(host: Namespace, new_sandbox: Callable[[], Namespace]) -> Callable[[str, int], None]:
+    """A function that adds an interface with a name and MTU to the host, a veth to another namespace."""
+
+    def make(name: str, mtu: int) -> None:
+        far = new_sandbox()
+        host.ip("link", "add", "name", name, "mtu", str(mtu), "type", "veth", "peer", "name", name, "netns", far.name)
+        host.ip("link", "set", name, "up")
+
+    return make

@@ -36,18 +36,6 @@ AUTO = {
 }
 
 
-@pytest.fixture
-def uplink(host, new_sandbox):
-    """A function that adds an interface with a name and MTU to the host, a veth to another namespace."""
-
-    def make(name, mtu):
-        far = new_sandbox()
-        host.ip("link", "add", "name", name, "mtu", str(mtu), "type", "veth", "peer", "name", name, "netns", far.name)
-        host.ip("link", "set", name, "up")
-
-    return make
-
-
 @pytest.mark.parametrize("case", AUTO)
 def test_auto_is_the_lowest_mtu_of_the_uplinks(network, sandbox, uplink, case):
     """With "auto" both veth ends and a new bridge get the lowest MTU of the host's uplinks that are up."""

@@ -43,6 +43,27 @@ def test_two_pods_and_the_host_reach_each_other(routed, new_sandbox):
     assert reaches(one, "10.23.0.1")
 
 
+def test_auto_is_the_lowest_mtu_of_the_uplinks(routed, new_sandbox, uplink):
+    """With "mtu": "auto" both ends get the lowest MTU of the uplinks; those of other pods do not count."""
+    network = routed.having(cniVersion="1.1.0", mtu="auto")
+    for mtu in (1400, 1500):
+        uplink("up0", mtu) if mtu == 1400 else network.host.ip("link", "set", "up0", "mtu", str(mtu))
+        pod = new_sandbox()
+        result = network.add(pod)
+        assert [item["mtu"] for item in result["interfaces"]] == [mtu, mtu]
+        assert links(pod)["eth0"]["mtu"] == mtu
+        network.check(pod, result)
+
+
+def test_auto_too_small_for_ipv6_is_refused(routed, sandbox, uplink):
+    """A value that is too small for the pod's IPv6 addresses is refused, and the error names "auto"."""
+    uplink("up0", 1000)
+    before = state(routed.host), state(sandbox)
+    error = routed.having(mtu="auto").run("ADD", sandbox).error()
+    assert (error["code"], '"auto"' in error["details"]) == (7, True)
+    assert (state(routed.host), state(sandbox)) == before
+
+
 def test_result_lists_both_ends(routed, sandbox):
     """The result lists host veth and container veth, which has all addresses, with their MTUs since 1.1.0."""
     result = routed.having(cniVersion="1.1.0", mtu=1400).add(sandbox)
@@ -159,7 +180,7 @@ def test_failed_route_rolls_back_the_veth(scripted, sandbox, ipam_calls, route):
     ("keys", "text"),
     [
         ({"mtu": 67}, '"mtu" must be 0 or between 68 and 65535, not 67'),
-        ({"mtu": "auto"}, '"mtu" must be an integer'),
+        ({"mtu": "large"}, '"mtu" must be an integer'),
         ({"mtu": 1279}, '"mtu" 1279 is too small for the IPv6 addresses'),
         ({"ipMasq": True, "ipMasqBackend": "ebtables"}, 'unknown ipmasq backend "ebtables"'),
         ({"dns": {"search": "x"}}, '"dns.search" must be a list'),

@@ -28,14 +28,18 @@ def parse_keys(keys):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({}, PtpConf("", None, 0, None)),
-        (IPAM, PtpConf("host-local", None, 0, None)),
-        ({"MTU": 1400, "IPAM": {"Type": "x"}, "IpMasq": True}, PtpConf("x", MasqueradeOptions("", ()), 1400, None)),
-        ({"ipMasq": True}, PtpConf("", None, 0, None)),
-        ({"dns": {}}, PtpConf("", None, 0, None)),
-        ({"dns": {"options": []}}, PtpConf("", None, 0, DNS())),
-        ({"dns": {"domain": "x"}}, PtpConf("", None, 0, DNS(domain="x"))),
-        ({"ipam": None, "mtu": None, "dns": None}, PtpConf("", None, 0, None)),
+        ({}, PtpConf("", None, 0, False, None)),
+        (IPAM, PtpConf("host-local", None, 0, False, None)),
+        (
+            {"MTU": 1400, "IPAM": {"Type": "x"}, "IpMasq": True},
+            PtpConf("x", MasqueradeOptions("", ()), 1400, False, None),
+        ),
+        ({"mtu": "auto"}, PtpConf("", None, 0, True, None)),
+        ({"ipMasq": True}, PtpConf("", None, 0, False, None)),
+        ({"dns": {}}, PtpConf("", None, 0, False, None)),
+        ({"dns": {"options": []}}, PtpConf("", None, 0, False, DNS())),
+        ({"dns": {"domain": "x"}}, PtpConf("", None, 0, False, DNS(domain="x"))),
+        ({"ipam": None, "mtu": None, "dns": None}, PtpConf("", None, 0, False, None)),
     ],
 )
 def test_values(keys, expected):
