@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from attachment.masquerade import cluster_netlink
+from attachment.masquerade.names import CLUSTER_CHAIN
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
@@ -204,7 +205,7 @@ def _stale_owned(node: Node, socket: NftSocket, names: set[str], running: Owners
 
 
 def _cluster(node: Node) -> Iterator[Finding]:
-    """Finds empty sets and chains for the cluster's networks, without those of iptables-legacy."""
+    """Reports that all sets and chains for the cluster's networks are empty."""
     names = [
         network.name
         for network in node.networks
@@ -213,10 +214,21 @@ def _cluster(node: Node) -> Iterator[Finding]:
     if not names:
         return
     with nft.open_socket() as socket:
-        existing = cluster_netlink.list_networks(socket)
+        existing = {place: bool(networks) for place, networks in cluster_netlink.list_networks(socket).items()}
+    existing.update(_legacy_cluster_chains())
     if existing and not any(existing.values()):
         text = f"no networks of the cluster: {', '.join(existing)}"
         yield _EMPTY.finding(", ".join(names), text, _EMPTY.fix)
+
+
+def _legacy_cluster_chains() -> Iterator[tuple[str, bool]]:
+    """Yields the name of each such chain of iptables-legacy, and whether it accepts any network."""
+    for version, tool in iptables.TOOLS.items():
+        program = legacy_program(version, "nat")
+        lines = get_output_lines(program, "-t", "nat", "-S") if program else []
+        if f"-N {CLUSTER_CHAIN}" in lines:
+            rules = (line for line in lines if line.startswith(f"-A {CLUSTER_CHAIN} "))
+            yield f"chain nat {CLUSTER_CHAIN} ({tool}-legacy)", any(rule.endswith(" -j ACCEPT") for rule in rules)
 
 
 def _owner(rule: Rule) -> bytes:

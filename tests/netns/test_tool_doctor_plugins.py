@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from ipaddress import ip_network
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from attachment.masquerade.cluster import ClusterNetworks
 from kernel.netns import Netns, entered
-from tests.support import binaries, firewalld
+from tests.netns.conftest import LEGACY, NFT
+from tests.support import binaries, firewalld, xtables
 from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.netlist import NetworkList
 
@@ -167,20 +169,30 @@ def test_remains_of_another_cni(node):
     assert list_problems(node.list_findings()) == []
 
 
-@pytest.mark.needs("nft_nat")
-def test_networks_of_the_cluster_are_unknown(node, sandbox):
+@pytest.mark.parametrize(
+    ("backend", "variant", "place"),
+    [
+        pytest.param("nftables", "", "podwire_cluster_4", marks=pytest.mark.needs("nft_nat")),
+        pytest.param("iptables", "nft", "chain nat PODWIRE-CLUSTER (iptables)", marks=NFT.marks),
+        pytest.param("iptables", "legacy", "chain nat PODWIRE-CLUSTER (iptables-legacy)", marks=LEGACY.marks),
+    ],
+)
+def test_networks_of_the_cluster_are_unknown(node, sandbox, tmp_path, monkeypatch, backend, variant, place):
     """A network with nonMasqueradeCluster is reported until podwire-agent has set the networks of the cluster."""
-    masquerading: dict[str, Any] = {"ipMasq": True, "ipMasqBackend": "nftables", "nonMasqueradeCluster": True}
+    if variant:
+        monkeypatch.setenv("PATH", xtables.path(xtables.variant(tmp_path / variant, variant))["PATH"])
+    env = {"PATH": os.environ["PATH"]}
+    masquerading: dict[str, Any] = {"ipMasq": True, "ipMasqBackend": backend, "nonMasqueradeCluster": True}
     ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(node.directory / "leases")}
     network = NetworkList("pods", "1.0.0", ({**BRIDGE, "ipam": ipam, **masquerading},))
     configure(node, **masquerading)
-    assert list_problems(node.list_findings()) == []
-    node.attach(network, sandbox)
-    finding = node.find("cluster-networks-empty")
-    assert "podwire_cluster_4" in finding["text"]
-    with Netns(node.host.path) as namespace, entered(namespace), ClusterNetworks() as agent:
+    assert list_problems(node.list_findings(env=env)) == []
+    node.attach(network, sandbox, env=env)
+    finding = node.find("cluster-networks-empty", env=env)
+    assert place in finding["text"]
+    with Netns(node.host.path) as namespace, entered(namespace), ClusterNetworks(()) as agent:
         agent.set_networks([ip_network("10.9.1.0/24")])
-    assert list_problems(node.list_findings()) == []
+    assert list_problems(node.list_findings(env=env)) == []
 
 
 @pytest.mark.skipif(bool(firewalld.missing()), reason=firewalld.missing())
