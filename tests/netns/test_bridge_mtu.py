@@ -1,13 +1,8 @@
 """The MTU of bridge's attachments, as a number or "auto", and the MTU of the bridge."""
 
-import json
-import subprocess
-
 import pytest
 
-from tests.support import binaries
-from tests.support.attaching import address, host_end, reaches
-from tests.support.invocation import environment
+from tests.support.attaching import address, count_messages, host_end, reaches
 from tests.support.netstate import links, shown, state
 
 # The MTUs of the uplinks, commands that create other links on the host, and the expected MTU.
@@ -230,20 +225,3 @@ def attach_and_get_mtu(network, pod):
     """Attaches a pod and returns the MTU of its interface."""
     network.add(pod)
     return links(pod)["eth0"]["mtu"]
-
-
-def count_messages(network, pod):
-    """Attaches a pod and returns how many netlink messages that took."""
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
-    done = subprocess.run(
-        [
-            *("nsenter", f"--net={network.host.path}", "--", "strace", "-e", "trace=sendto"),
-            str(binaries.directory() / "bridge"),
-        ],
-        input=json.dumps(network.config).encode(),
-        env=environment("ADD", CNI_PATH=str(binaries.directory()), **names),
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stderr.count(b"sendto(")

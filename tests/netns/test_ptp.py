@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from tests.support import binaries, golden
-from tests.support.attaching import address, reaches
+from tests.support.attaching import address, count_messages, reaches
 from tests.support.machine import eventually
 from tests.support.netstate import links, shown, state
 
@@ -44,15 +44,31 @@ def test_two_pods_and_the_host_reach_each_other(routed, new_sandbox):
 
 
 def test_auto_is_the_lowest_mtu_of_the_uplinks(routed, new_sandbox, uplink):
-    """With "mtu": "auto" both ends get the lowest MTU of the uplinks; those of other pods do not count."""
+    """With "auto" both ends get the lowest MTU of the uplinks, not of other pods; CHECK takes it from the result."""
     network = routed.having(cniVersion="1.1.0", mtu="auto")
+    uplink("up0", 1500)
+    attached = []
     for mtu in (1400, 1500):
-        uplink("up0", mtu) if mtu == 1400 else network.host.ip("link", "set", "up0", "mtu", str(mtu))
+        network.host.ip("link", "set", "up0", "mtu", str(mtu))
         pod = new_sandbox()
-        result = network.add(pod)
-        assert [item["mtu"] for item in result["interfaces"]] == [mtu, mtu]
+        attached.append((pod, network.add(pod)))
+        assert [item["mtu"] for item in attached[-1][1]["interfaces"]] == [mtu, mtu]
         assert links(pod)["eth0"]["mtu"] == mtu
+    for pod, result in attached:
         network.check(pod, result)
+    pod, result = attached[0]
+    pod.ip("link", "set", "eth0", "mtu", "1300")
+    assert "MTU" in network.run("CHECK", pod, prev_result=result).error()["msg"]
+
+
+def test_auto_costs_one_netlink_message(routed, new_sandbox, uplink):
+    """ADD with "auto" sends one netlink message more than with a number; a number costs none."""
+    uplink("up0", 1400)
+    ipam = routed.config["ipam"]
+    network = routed.having(ipam={**ipam, "ranges": ipam["ranges"][:1]})  # ADD may wait for an IPv6 address
+    plain = count_messages(network, new_sandbox())
+    assert count_messages(network.having(mtu=1400), new_sandbox()) == plain
+    assert count_messages(network.having(mtu="auto"), new_sandbox()) == plain + 1
 
 
 def test_auto_too_small_for_ipv6_is_refused(routed, sandbox, uplink):

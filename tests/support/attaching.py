@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from tests.support.invocation import Outcome, run_plugin, start_plugin
+from tests.support import binaries
+from tests.support.invocation import Outcome, environment, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 
 BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # files of host-local that are not leases
@@ -118,3 +119,20 @@ def reaches(namespace: Namespace, destination: str, *, within_s: int = 5, option
     """Returns whether `destination` answers a ping within the time; sends five a second."""
     line = ("ping", "-n", "-c1", "-i0.2", f"-w{within_s}", *options, destination)
     return "bytes from" in namespace.run(*line, check=False)
+
+
+def count_messages(network: Network, pod: Namespace) -> int:
+    """Attaches a pod and returns how many netlink messages the plugin sent, without those of its IPAM plugin."""
+    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    done = subprocess.run(
+        [
+            *("nsenter", f"--net={network.host.path}", "--", "strace", "-e", "trace=sendto"),
+            str(binaries.directory() / str(network.config["type"])),
+        ],
+        input=json.dumps(network.config).encode(),
+        env=environment("ADD", CNI_PATH=str(binaries.directory()), **names),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stderr.count(b"sendto(")

@@ -90,6 +90,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         [("error", "plugins[0].hairpinMode", "hairpin mode and promiscuous mode")],
     ),
     "mtu word": (network({**BRIDGE, "mtu": "Auto"}), [("error", "plugins[0].mtu", 'must be an integer or "auto"')]),
+    "mtu of ptp": (network({"type": "ptp", "mtu": "auto"}), []),
+    "mtu word of ptp": (network({"type": "ptp", "mtu": "big"}), [("error", "plugins[0].mtu", 'an integer or "auto"')]),
     "no ranges": (network({**BRIDGE, "ipam": {"type": "host-local"}}), [("error", "plugins[0].ipam", "no IP ranges")]),
     "ranges by the runtime": (
         network({**BRIDGE, "capabilities": {"ipRanges": True}, "ipam": {"type": "host-local"}}),
