@@ -1,0 +1,304 @@
+"""The protocol by which agents share the blocks of a pool: every decision, as values in and values out.
+
+A pool's addresses are divided into blocks. The store has an object for each block (its owner), one for each node, and
+the epoch. An agent claims a block, then *grants* it: it writes the block's token into this machine's grants file, and
+only then may plugins allocate addresses of the block. This module does no I/O and reads no clock and no random number.
+tests/block_model/ runs these functions in every order of events.
+
+What is promised: no block is granted on two machines at the same time, so no address is used twice. It holds whatever
+stops, is cut off, is late or is restored, as long as
+
+- the store's compare-and-swap is atomic and compares the value. Revisions are not enough: a restored store counts again
+  from the backup's revision, and a late request could meet its expected revision with another value.
+- an administrator states that a machine is off (Evidence) only while it is off, about the record that was read before.
+- a restored store is closed to agents until `recover` is done. No agent can detect a restore that removed its own past.
+- two machines that run at the same time do not have the same node ID and the same `machine`.
+
+A block's life: free, claimed (it has an owner), granted (and in the owner's file), claimed, free.
+
+| object | written by |
+|---|---|
+| a free block | each agent that is clear: `claim` |
+| a block | its owner: `claim`, `give_back`; an agent that has it in its file, in a new epoch: `reassert`; `reclaim` |
+| a node's record | its agent: `register`; with proof of death: `fence`; after a restore: `recover` |
+| the epoch | `recover` |
+| the grants file | this machine's agent, one process, holding the lock that plugins hold when they allocate |
+
+Four rules carry the proof:
+
+1. A block is granted only after a compare-and-swap of this process that is known to have succeeded, with a new
+   generation: all requests for the block that are still late fail from then on. So `revoke` comes before `give_back`,
+   and a revoked block needs a new claim.
+2. An answer that did not arrive proves nothing. The agent forgets the request and reads again.
+3. A boot ends all grants. So a machine that was declared dead has none when it starts, even without a connection.
+   It registers by compare-and-swap on its record before it claims; `fence` changes the same record; one of them fails.
+4. A restore begins a new epoch. An agent registers in it after it has reasserted each of its grants. It claims when
+   every record, also that of a fenced node, is of this epoch, and grants when the epoch is still the same after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
+from hashlib import sha256
+from typing import NamedTuple
+
+
+class Token(NamedTuple):
+    """The right to use a block: the epoch and the generation that the owner wrote into the store.
+
+    Epochs are compared for equality only. Each is new, also after the same backup has been restored twice.
+    """
+
+    epoch: str
+    generation: int
+
+
+class Block(NamedTuple):
+    """A block in the store; without an owner it is free. An object that does not exist is equal to FREE."""
+
+    owner: str
+    token: Token
+
+
+class NodeRecord(NamedTuple):
+    """A node in the store.
+
+    `machine` identifies the hardware: a value that a copied disk does not copy (such as the product UUID). `instance`
+    is the boot ID, and the UID of the Node object if there is one. `epoch` is the last epoch in which this instance has
+    reasserted its grants, or in which a fenced node was proved dead.
+    """
+
+    machine: str
+    instance: str
+    epoch: str
+    is_fenced: bool = False
+
+
+class Agent(NamedTuple):
+    """An agent: its identity, and the epoch that it has read ("" before).
+
+    `is_clear` says that it has registered in this epoch, and then all other nodes as well: see `look`.
+    """
+
+    node: str
+    machine: str
+    instance: str
+    epoch: str = ""
+    is_clear: bool = False
+
+    @property
+    def record(self) -> NodeRecord:
+        """The record of this instance in this epoch."""
+        return NodeRecord(self.machine, self.instance, self.epoch)
+
+
+class BlockSwap(NamedTuple):
+    """A compare-and-swap of a block: the store sets `new` if the block is equal to `expected`."""
+
+    expected: Block
+    new: Block
+
+
+class RecordSwap(NamedTuple):
+    """A compare-and-swap of a node's record; None stands for a record that does not exist."""
+
+    expected: NodeRecord | None
+    new: NodeRecord
+
+
+class Outcome(Enum):
+    """The outcome of a compare-and-swap. No answer, a time-out and an answer such as 503 are all UNKNOWN."""
+
+    SUCCEEDED = "succeeded"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+class Evidence(Enum):
+    """A reason to believe that a machine does not run. Only some are a proof: see `prove`."""
+
+    POWERED_OFF = "the administrator states that the machine is off"
+    OUT_OF_SERVICE = "the Node has the taint node.kubernetes.io/out-of-service"
+    NODE_DELETED = "the Node object with the record's UID does not exist"
+    NOT_READY = "the Node is not ready"
+    SILENT = "the agent has not renewed a lease"
+
+
+class Proof(NamedTuple):
+    """A proof of death, for the record that was read before the evidence, in the epoch that was read before it."""
+
+    node: str
+    record: NodeRecord
+    epoch: str
+
+
+FREE = Block("", Token("", 0))
+# Of a node that joined after the backup: any machine may register, and until then none has reasserted its grants.
+MISSING = NodeRecord("", "", "")
+
+
+def grants_of(instance: str, file_instance: str, grants: Mapping[str, Token]) -> Mapping[str, Token]:
+    """Returns the grants of a file that the boot `file_instance` wrote: none if this is another boot.
+
+    A machine that is declared dead has no other sign of it while it is cut off.
+    """
+    return grants if file_instance == instance else {}
+
+
+def contact(agent: Agent, epoch: str) -> Agent:
+    """Returns an agent that has read the store's epoch; in a new one it has to register again.
+
+    The agent then forgets the tokens that it holds without a grant.
+    """
+    return agent if agent.epoch == epoch else agent._replace(epoch=epoch, is_clear=False)
+
+
+def reassert(agent: Agent, grant: Token, block: Block) -> BlockSwap | None:
+    """Returns the request by which an agent keeps a granted block in a new epoch, whatever the restored store says.
+
+    In the epoch of the grant there is none: see `is_lost`.
+    """
+    if grant.epoch == agent.epoch:
+        return None
+    return BlockSwap(block, Block(agent.node, _next(agent, block)))
+
+
+def is_lost(agent: Agent, grant: Token, block: Block) -> bool:
+    """Returns whether a granted block has another owner or token in the grant's epoch.
+
+    Then an administrator's statement was wrong, or the object was edited, and the agent must not grant anything of the
+    block again. It does not claim the block back: another machine may already use it.
+    """
+    return grant.epoch == agent.epoch and block != Block(agent.node, grant)
+
+
+def grant_after(grant: Token, swap: BlockSwap, outcome: Outcome) -> Token:
+    """Returns the token that the grants file has after `reassert`; the agent writes it at once."""
+    return swap.new.token if succeeded(outcome) else grant
+
+
+def is_foreign(agent: Agent, record: NodeRecord | None) -> bool:
+    """Returns whether a record belongs to another machine that is not proved dead, as after a disk was copied."""
+    return record is not None and not record.is_fenced and record.machine not in ("", agent.machine)
+
+
+def register(agent: Agent, grants: Collection[Token], record: NodeRecord | None) -> RecordSwap | None:
+    """Returns the request by which an agent registers; None if it has grants to reassert, or the record is foreign.
+
+    An agent registers at its start, after each boot, in each epoch, and when its Node object has another UID.
+    """
+    if is_foreign(agent, record) or any(grant.epoch != agent.epoch for grant in grants):
+        return None
+    return RecordSwap(record, agent.record)
+
+
+def look(agent: Agent, records: Mapping[str, NodeRecord]) -> Agent:
+    """Returns an agent that has read all records of the store.
+
+    If all are of the agent's epoch, no other node has a grant that it could still reassert. That is so until the next
+    epoch: a new node has no grants. The answer to `register` is not needed, since this node's record is among them.
+    """
+    is_registered = records.get(agent.node) == agent.record
+    return agent._replace(is_clear=is_registered and all(record.epoch == agent.epoch for record in records.values()))
+
+
+def candidates(node: str, count: int) -> Iterator[int]:
+    """Yields numbers of blocks in the order in which a node tries to claim them, another order for each node.
+
+    With a share `load` of claimed blocks a node tries 1 / (1 - load) on average, without a list. The same number may
+    come twice; after as many tries as there are blocks the agent lists them.
+    """
+    for number in range(count):
+        yield int.from_bytes(sha256(f"{node} {number}".encode()).digest()[:8], "big") % count
+
+
+def claim(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | None:
+    """Returns the request for a free block, or for one that this node owns without a grant; None if it may not claim.
+
+    A node owns a block without a grant after a crash or a boot, or after it has revoked the grant.
+    """
+    if not agent.is_clear or grant or block.owner not in ("", agent.node):
+        return None
+    return BlockSwap(block, Block(agent.node, _next(agent, block)))
+
+
+def held_after(swap: BlockSwap, outcome: Outcome) -> Token | None:
+    """Returns the token that the agent holds in memory after `claim` or `give_back`: that of a successful claim."""
+    return swap.new.token if succeeded(outcome) and swap.new.owner else None
+
+
+def token_to_grant(held: Token, epoch: str) -> Token | None:
+    """Returns the token to write into the grants file: the one that the agent holds, if its epoch is still the store's.
+
+    The epoch is read after the answer to `claim`. In another epoch the request may have been executed by a restored
+    store, while another machine has a grant from before the restore. (A transaction of etcd can compare both values.)
+    """
+    return held if held.epoch == epoch else None
+
+
+def revoke(grant: Token, reservations: int) -> Token | None:
+    """Returns what the grants file has instead of a grant: nothing, unless addresses of the block are reserved.
+
+    The agent holds the lock of the network from the count of the reservations until the file is written.
+    """
+    return grant if reservations else None
+
+
+def give_back(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | None:
+    """Returns the request that makes a claimed block free; None for a granted block, and for that of another node."""
+    if not agent.is_clear or grant or block.owner != agent.node:
+        return None
+    return BlockSwap(block, block._replace(owner=""))
+
+
+def prove(
+    node: str, record: NodeRecord, epoch: str, evidence: Evidence, *, deleted_is_off: bool = False
+) -> Proof | None:
+    """Returns a proof of death, None if the evidence is none. The record and the epoch were read before the evidence.
+
+    With `deleted_is_off` the administrator promises to delete Node objects of machines that are off only: a kubelet
+    that runs registers a new Node, but `fence` may be faster than the agent's registration under the new UID.
+    """
+    proofs = {Evidence.POWERED_OFF, Evidence.OUT_OF_SERVICE} | ({Evidence.NODE_DELETED} if deleted_is_off else set())
+    return Proof(node, record, epoch) if evidence in proofs else None
+
+
+def fence(proof: Proof, record: NodeRecord | None) -> RecordSwap | None:
+    """Returns the request that fences a node; None if the record has changed since: the machine has booted.
+
+    A fence counts in the proof's epoch only. After a restore the same record may belong to a machine that runs.
+    """
+    return RecordSwap(record, record._replace(epoch=proof.epoch, is_fenced=True)) if record == proof.record else None
+
+
+def reclaim(block: Block, owner_record: NodeRecord | None, epoch: str) -> BlockSwap | None:
+    """Returns the request that makes a fenced node's block free; None if its owner is not fenced in this epoch.
+
+    The block is read first, then the record, then the epoch. In another order the values may be of a machine that has
+    booted meanwhile, or of a restored store.
+    """
+    if not block.owner or owner_record is None or not owner_record.is_fenced or owner_record.epoch != epoch:
+        return None
+    return BlockSwap(block, block._replace(owner=""))
+
+
+def recover(
+    records: Mapping[str, NodeRecord], joined: Collection[str], new_epoch: str
+) -> tuple[dict[str, RecordSwap], str]:
+    """Returns the requests for a restored store, and the epoch that is set after they have succeeded.
+
+    `joined` are the nodes that may have registered after the backup; the administrator names them. `new_epoch` is one
+    that no store of this cluster has had, such as a random number.
+    """
+    missing = {node: RecordSwap(None, MISSING) for node in joined if node not in records}
+    return missing, new_epoch
+
+
+def succeeded(outcome: Outcome) -> bool:
+    """Returns whether a request is known to have been executed. Nothing follows from any other outcome."""
+    return outcome is Outcome.SUCCEEDED
+
+
+def _next(agent: Agent, block: Block) -> Token:
+    return Token(agent.epoch, block.token.generation + 1)
