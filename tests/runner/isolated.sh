@@ -31,6 +31,8 @@ mkdir run/netns run/lock
 chmod 1777 "$scratch" run/lock
 mount --bind "$scratch" tmp
 mount --bind "$scratch" var/tmp
+# A project below one of the new directories, such as /tmp, is hidden by them.
+[ -e ".$project/Makefile" ] || { mkdir -p ".$project" && mount --bind "$project" ".$project"; }
 hostname podwire-tests
 # pivot_root, not chroot: in a chroot no process may create a user namespace.
 pivot_root . mnt
