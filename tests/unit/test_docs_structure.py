@@ -1,5 +1,6 @@
 """READMEs are complete and short: a table of files for each plugin's folder, and the project on a few screens."""
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +20,13 @@ def test_readme_of_a_folder_lists_its_files(folder):
     (table,) = Document(folder / "README.md").tables()
     listed = [row["file"].strip("`") for row in table]
     assert sorted(listed) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
+
+
+def test_readme_of_the_agent_lists_its_files():
+    """The table in the agent's README names each module of agent/ once, and no other file there."""
+    (table,) = Document(ROOT / "agent" / "README.md").tables()
+    named = [name for row in table for name in re.findall(r"`([^`/]*\.py)`", row["file"])]
+    assert sorted(named) == sorted(path.name for path in (ROOT / "agent").glob("*.py") if path.name != "__init__.py")
 
 
 def test_readme_is_short():
