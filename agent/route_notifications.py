@@ -60,6 +60,8 @@ class NotificationReader:
         if message["family"] == AF_BRIDGE:  # a port of a bridge changed
             return
         changed = link.from_message(message)
+        if number == RTM_DELLINK or not changed.is_up:  # also if it is up again by now
+            self.is_flushed |= changed.index == self._situation.tunnel or changed.index in self._links
         if changed.index == self._situation.tunnel or changed.name == self._options.device:
             self.is_device = True
         elif number == RTM_DELLINK and changed.kind == vxlan.KIND and not self._situation.tunnel:

@@ -137,7 +137,6 @@ class Routes:
         if not self._is_ready:
             return
         self._read_kernel()
-        self._shadowing = set(self._list_shadowing())
         self._settle()
 
     def handle_notifications(self) -> None:
@@ -262,6 +261,7 @@ class Routes:
         self._replan()
         if not is_needed and self._device:
             self._delete_device(self._device)
+        self._shadowing = set(self._list_shadowing())
         self._comparisons += 1
 
     def _delete_device(self, device: Link) -> None:

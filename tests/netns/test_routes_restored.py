@@ -252,6 +252,36 @@ def test_shadowing_routes_are_problems(distant):
         assert routes.problems == []
 
 
+@pytest.mark.parametrize("name", [UPLINK, DEVICE])
+def test_routes_return_after_a_link_was_down_for_a_moment(distant, name):
+    """The kernel deletes IPv4 routes without notifying when a link goes down; they return if it is up again at once."""
+    with started(distant) as routes:
+        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
+        host.ip("link", "set", name, "down")
+        host.ip("link", "set", name, "up")
+        if name == UPLINK:
+            host.ip("address", "add", "2001:db8:1::11/64", "dev", UPLINK, "nodad")
+            for version, router in ((4, "192.0.1.1"), (6, "2001:db8:1::1")):
+                host.ip(f"-{version}", "route", "replace", "default", "via", router)
+        wait_and_handle(routes)
+        assert strip_indexes(state(host)) == strip_indexes(before)
+        assert routes.problems == []
+
+
+def test_a_shadowing_route_disappears_with_its_link(root):
+    """A route of lower metric that the kernel deletes with its link, without a notification, is no problem any more."""
+    with cluster(2, is_joined=True, versions=(4,)) as nodes, started(nodes) as routes:
+        host, before = nodes.nodes[0].host, state(nodes.nodes[0].host)
+        host.ip("route", "add", "10.244.2.0/24", "via", "192.0.0.77", "metric", "7")
+        wait_and_handle(routes)
+        assert "wins over the agent's" in texts(routes)
+        host.ip("link", "set", UPLINK, "down")
+        host.ip("link", "set", UPLINK, "up")
+        wait_and_handle(routes)
+        assert routes.problems == []
+        assert state(host) == before
+
+
 def problem_text(network: str, gateway: str, index: int, metric: int) -> str:
     return f"a route of metric {metric} and protocol 3 wins over the agent's: {network} via {gateway} dev {index}"
 
