@@ -299,6 +299,9 @@ class Agent:
         self._metrics.routes.set(self._routes.counters.routes)
         self._metrics.unreachable.set(len({problem.node for problem in self._routes.problems} - {""}))
         self._readiness.set(NODE, self._node_problem())
+        note = shorten("; ".join(self._cluster.shared_addresses), _PROBLEM_SIZE, placeholder=" ...")
+        if self._readiness.set_note(ROUTES, note) and note:
+            self._log.write("warning", note)
 
     def _node_problem(self) -> str:
         """Returns what keeps this node from a network, "" if nothing does."""

@@ -3,6 +3,11 @@
 This module is pure. A network of two nodes is a mistake of its allocator (kubernetes#127792). No node can decide which
 of the two is right, so the agent changes nothing for such a network. Nor for one that contains the address of a node or
 of the API server: the route would take the packets to that address.
+
+An InternalIP of two nodes is reported, and stops no route. Packets to the pods of both are sent to this address, so
+they reach the node that has it, whichever that is. So a machine that takes over an address, or is registered again
+under another name, is reached at once, although the old Node object still exists. And a kubelet that reports another
+node's address, by mistake or on purpose, cannot stop that node's routes.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
 from typing import NamedTuple
 
-from agent.node import INTERNAL_IP, Node, format_networks
+from agent.node import INTERNAL_IP, Node, format_names, format_networks
 from cni.address import Address, Network, as_network, format_ip
 
 
@@ -60,6 +65,7 @@ class Cluster:
         self._api_addresses = tuple(api_addresses)
         self.nodes: dict[str, Node] = {}
         self.conflicts: tuple[Conflict, ...] = ()
+        self.shared_addresses: tuple[str, ...] = ()  # texts
 
     @property
     def this(self) -> Node | None:
@@ -114,6 +120,7 @@ class Cluster:
 
     def _update_conflicts(self) -> None:
         self.conflicts = tuple(find_conflicts(self.nodes.values(), self._api_addresses))
+        self.shared_addresses = tuple(describe_shared_addresses(self.nodes.values()))
 
 
 def _with_known_networks(node: Node, before: Node | None) -> Node:
@@ -143,6 +150,22 @@ def find_conflicts(nodes: Collection[Node], api_addresses: Collection[Address] =
                 yield Conflict(network, node, as_network(where), name, is_address)
         if not is_address:
             enclosing.append((as_network(where), name))
+
+
+def describe_shared_addresses(nodes: Collection[Node]) -> Iterator[str]:
+    """Yields a text for each address that several nodes have."""
+    first: dict[Address, str] = {}
+    sharing: dict[Address, list[str]] = {}
+    for node in nodes:
+        for address in set(node.addresses):
+            other = first.setdefault(address, node.name)
+            if other != node.name:
+                sharing.setdefault(address, [other]).append(node.name)
+    for address, names in sharing.items():
+        yield (
+            f"{format_names(names)} have the same {INTERNAL_IP} {format_ip(address)}, to which packets to the pods of "
+            "all of them are sent: delete the Node object that is out of date, or correct --node-ip of kubelet"
+        )
 
 
 def _key(where: Address | Network) -> tuple[int, int, int]:

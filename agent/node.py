@@ -5,13 +5,15 @@ This module is pure. Source: the Kubernetes API, core/v1 Node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from ipaddress import ip_network
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
 from cni.address import Address, Network, format_ip, parse_ip
 
 INTERNAL_IP = "InternalIP"
+_NAMED_NODES = 3
+_BROADCAST = IPv4Address("255.255.255.255")
 # A shorter podCIDR is a mistake: a route to it would take most of the node's packets.
 _SHORTEST_PREFIX = {4: 8, 6: 16}
 
@@ -58,6 +60,12 @@ def format_networks(networks: tuple[Network, ...]) -> str:
     return ", ".join(f"{format_ip(network.network_address)}/{network.prefixlen}" for network in networks)
 
 
+def format_names(names: Sequence[str]) -> str:
+    """Returns the names of nodes as text, the first three of them: "nodes a, b, c and 7 more"."""
+    more = f" and {len(names) - _NAMED_NODES} more" if len(names) > _NAMED_NODES else ""
+    return f"{'node' if len(names) == 1 else 'nodes'} {', '.join(names[:_NAMED_NODES])}{more}"
+
+
 def _network(text: object, problems: list[str]) -> Network | None:
     try:
         if not isinstance(text, str) or "/" not in text:
@@ -88,7 +96,8 @@ def _address(text: object, problems: list[str]) -> Address | None:
 
 def _is_special(value: Address | Network) -> bool:
     """Returns whether no pod and no other node can have `value`: loopback, link-local, multicast, unspecified."""
-    return value.is_loopback or value.is_link_local or value.is_multicast or value.is_unspecified
+    is_special = value.is_loopback or value.is_link_local or value.is_multicast or value.is_unspecified
+    return is_special or value == _BROADCAST
 
 
 def _mapping(value: object) -> Mapping[str, object]:

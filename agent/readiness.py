@@ -1,7 +1,7 @@
 """What keeps this node from being ready, for /readyz, the log and events.
 
 A condition is a part of the agent's work. It is met, or has a problem: a text with the object, its state, the cause
-and the fix.
+and the fix. A note is such a text that does not keep the node from being ready.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Readiness:
 
     def __init__(self, conditions: tuple[str, ...], on_change: OnChange) -> None:
         self._problems = dict.fromkeys(conditions, _STARTING)
+        self._notes = dict.fromkeys(conditions, "")
         self._on_change = on_change
 
     def set(self, condition: str, problem: str = "") -> None:
@@ -25,6 +26,11 @@ class Readiness:
         if self._problems[condition] != problem:
             self._problems[condition] = problem
             self._on_change(condition, problem)
+
+    def set_note(self, condition: str, note: str) -> bool:
+        """Sets the note of a condition, "" for none; returns whether it is another one."""
+        before, self._notes[condition] = self._notes[condition], note
+        return note != before
 
     @property
     def is_ready(self) -> bool:
@@ -40,3 +46,5 @@ class Readiness:
         """Yields a line for each condition, as the Kubernetes components print their checks."""
         for name, problem in tuple(self._problems.items()):
             yield f"[-]{name}: {problem}" if problem else f"[+]{name} ok"
+            if note := self._notes[name]:
+                yield f"   note: {note}"

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from agent import kernel_routes
+from agent.node import format_names
 from agent.route_plan import Kind
 from kernel.protocol_route import ProtocolRoute, describe
-
-_NAMED_NODES = 3
 
 
 class Problem(NamedTuple):
@@ -26,9 +25,7 @@ def describe_problems(problems: Iterable[Problem]) -> Iterator[str]:
         nodes.setdefault(problem.text, []).append(problem.node)
     for text, names in nodes.items():
         named = [name for name in names if name]
-        more = f" and {len(named) - _NAMED_NODES} more" if len(named) > _NAMED_NODES else ""
-        word = "node" if len(named) == 1 else "nodes"
-        yield f"{word} {', '.join(named[:_NAMED_NODES])}{more}: {text}" if named else text
+        yield f"{format_names(named)}: {text}" if named else text
 
 
 class Counters(NamedTuple):

@@ -213,9 +213,9 @@ def run_round(node: TestNode, routes: Routes, chance: random.Random, before: dic
 
 def agent_state(host: Namespace) -> dict[str, Any]:
     """Returns the state without ifindexes and without the kernel's route to the device's own IPv6 address."""
-    found = strip_indexes(state(host))
-    found["routes"] = [each for each in found["routes"] if DEVICE not in each or '"kernel"' not in each]
-    return found
+    after = strip_indexes(state(host))
+    after["routes"] = [each for each in after["routes"] if DEVICE not in each or '"kernel"' not in each]
+    return after
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
@@ -234,9 +234,9 @@ def test_routes_recover_from_foreign_changes(root, nightly, is_joined, mode):
         before = {link: host_state(node.host, link) for link in (UPLINK, BRIDGE)}
         for number in range(NIGHTLY_ROUNDS if nightly else ROUNDS):
             changes = run_round(node, routes, chance, before)
-            found = agent_state(node.host)
-            if found != expected or routes.problems:
-                pytest.fail(explain(seed, number, changes, expected, found, routes))
+            after = agent_state(node.host)
+            if after != expected or routes.problems:
+                pytest.fail(explain(seed, number, changes, expected, after, routes))
             if number % 10 == 0:
                 check_packets(nodes)
         with node.routes(options) as again:
@@ -246,14 +246,14 @@ def test_routes_recover_from_foreign_changes(root, nightly, is_joined, mode):
 
 
 def explain(
-    seed: str, number: int, changes: list[str], expected: dict[str, Any], found: dict[str, Any], routes: Routes
+    seed: str, number: int, changes: list[str], expected: dict[str, Any], after: dict[str, Any], routes: Routes
 ) -> str:
     """Returns the changes of a round and what differs afterwards."""
     lines = [f"round {number} of seed {seed!r}:", *(f"  {each}" for each in changes)]
     for key, value in expected.items():
-        if value != found[key]:
-            lines += [f"{key}:", *(f"  missing {each}" for each in value if each not in found[key])]
-            lines += [f"  more {each}" for each in found[key] if each not in value]
+        if value != after[key]:
+            lines += [f"{key}:", *(f"  missing {each}" for each in value if each not in after[key])]
+            lines += [f"  more {each}" for each in after[key] if each not in value]
     return "\n".join([*lines, *(f"problem of {name or 'this node'}: {text}" for name, text in routes.problems)])
 
 

@@ -254,6 +254,42 @@ def test_a_node_joins_the_segment_of_this_node(distant):
         assert state(host) == before
 
 
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_machine_that_is_registered_under_another_name_is_reached_at_once(root, is_joined):
+    """While an old and a new Node have one address, both have routes; the old one's deletion changes only its own."""
+    with cluster(2, is_joined=is_joined) as nodes, started(nodes) as routes:
+        first, second = nodes.nodes
+        old = second.node()
+        new = old._replace(name="new", uid="v", pod_cidrs=(ip_network("10.244.9.0/24"),))
+        before = route_to(first.host, "10.244.2.0/24")
+        with RouteMonitor(first.host) as monitor:
+            routes.update_peer(new)
+            added = route_to(first.host, "10.244.9.0/24")
+            assert len(added) == 1
+            assert route_to(first.host, "10.244.2.0/24") == before
+            routes.remove_peer(old.name)
+            assert route_to(first.host, "10.244.2.0/24") == []
+            assert route_to(first.host, "10.244.9.0/24") == added
+        assert monitor.lines == ["Added", "Deleted", "Deleted"]
+        assert routes.problems == []
+        if not is_joined:
+            entries = [line for line in state(first.host)["forwarding"] if f"dst {second.address(4)}" in line]
+            assert [line.split()[0] for line in entries] == [mac_of("new").hex(":")]
+
+
+def test_a_node_may_be_the_default_gateway(joined):
+    """A node to which another node's default route leads has direct routes as the others, and packets arrive."""
+    first, second, _ = joined.nodes
+    for version in (4, 6):
+        first.host.ip(f"-{version}", "route", "add", "default", "via", second.address(version))
+    with joined.routed(RouteOptions()) as running:
+        assert [routes.problems for routes in running] == [[], [], []]
+        for version in (4, 6):
+            (route,) = route_to(first.host, second.network(version))
+            assert route["gateway"] == second.address(version)
+            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+
+
 def test_the_first_distant_node_creates_the_device(joined):
     """In mode auto the device is created when the first node needs it."""
     with started(joined) as routes:

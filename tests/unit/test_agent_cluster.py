@@ -42,6 +42,27 @@ def test_the_same_value_in_both_ip_versions_is_no_conflict():
     assert pairs(node("a", "0.0.0.0/0"), node("b", "::/0")) == set()
 
 
+def test_an_address_of_several_nodes_is_reported_and_no_conflict():
+    """An InternalIP of several nodes is named with them, while they have it; their networks do not conflict."""
+    cluster = Cluster("a")
+    nodes = [node(name, addresses=("192.0.2.1", "2001:db8::1")) for name in "cbdea"]
+    cluster.replace({each.name: each for each in nodes[:1]})
+    assert not cluster.shared_addresses
+    cluster.replace({each.name: each for each in nodes})
+    texts = "\n".join(cluster.shared_addresses)
+    assert "nodes c, b, d and 2 more have the same InternalIP 192.0.2.1, " in texts
+    assert "nodes c, b, d and 2 more have the same InternalIP 2001:db8::1, " in texts
+    assert texts.count(" have the same ") == 2
+    assert cluster.conflicts == ()
+    for each in nodes[2:]:
+        cluster.remove(each.name)
+    cluster.set(node("b", addresses=("192.0.2.1", "192.0.2.1")))
+    (text,) = cluster.shared_addresses
+    assert text.startswith("nodes c, b have the same InternalIP 192.0.2.1, ")
+    cluster.set(node("b", addresses=("192.0.2.2", "192.0.2.2")))
+    assert not cluster.shared_addresses
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_conflicts_equal_those_of_all_pairs(seed):
     """The conflicts are those that a comparison of all pairs yields."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ class Setup:
     def __init__(self) -> None:
         settings = parse(["--node-name=node-1", "--no-install"], {})
         self.routes, self.masquerade, self.loop = RecordedRoutes(), Masquerade(), RecordedLoop()
-        parts: Any = (Log("error", "1", "node-1"), Metrics("1"), self.routes, self.masquerade, Events())
+        parts: Any = (Log("warning", "1", "node-1"), Metrics("1"), self.routes, self.masquerade, Events())
         self.agent = Agent(settings, self.loop, Parts(*parts))
 
 
@@ -161,6 +162,22 @@ def test_a_node_that_is_deleted_before_this_one_has_a_podcidr(setup):
     assert setup.routes.numbers is None
     setup.agent.handle(Changed(node(1)))
     assert setup.routes.numbers == [2]
+
+
+def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
+    """While two nodes have one InternalIP, both have routes, this node is ready, /readyz and the log name them."""
+    address = (ip_address("192.0.2.9"),)
+    setup.agent.handle(Synced({**synced(1, 2).nodes, "node-2": node(2)._replace(addresses=address)}))
+    setup.agent.handle(Changed(node(3)._replace(addresses=address)))
+    assert setup.routes.numbers == [2, 3]
+    page = setup.agent.pages()["/readyz"]()
+    text = "nodes node-2, node-3 have the same InternalIP 192.0.2.9"
+    assert page.ok
+    assert f"[+]routes ok\n   note: {text}" in page.body.decode()
+    setup.agent.handle(Changed(node(4)))
+    assert capsys.readouterr().err.count(text) == 1
+    setup.agent.handle(Deleted("node-2"))
+    assert b"note" not in setup.agent.pages()["/readyz"]().body
 
 
 def test_repeated_failures_are_retried_once(setup):

@@ -70,7 +70,8 @@ def test_a_pod_cidr_of_special_addresses_is_a_problem_of_its_node(cidr):
 
 
 @pytest.mark.parametrize(
-    "address", ["0.0.0.0", "127.0.0.1", "169.254.1.1", "224.0.0.1", "::", "::1", "fe80::1", "ff02::1"]
+    "address",
+    ["0.0.0.0", "127.0.0.1", "255.255.255.255", "169.254.1.1", "224.0.0.1", "::", "::1", "fe80::1", "ff02::1"],
 )
 def test_a_special_address_is_a_problem_of_its_node(address):
     """A special InternalIP is a problem of its node."""

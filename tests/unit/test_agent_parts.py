@@ -85,6 +85,17 @@ def test_readiness_reports_changes_only():
     assert list(readiness.describe()) == ["[+]api ok", "[+]node ok"]
 
 
+def test_a_note_does_not_keep_the_node_from_being_ready():
+    """A note is shown below its condition and reported as changed once; the node is ready with it."""
+    readiness = Readiness(("api",), lambda *change: None)
+    readiness.set("api")
+    assert [readiness.set_note("api", text) for text in ("slow", "slow")] == [True, False]
+    assert list(readiness.describe()) == ["[+]api ok", "   note: slow"]
+    assert readiness.is_ready
+    assert readiness.set_note("api", "")
+    assert list(readiness.describe()) == ["[+]api ok"]
+
+
 def test_log_lines_are_json(capsys):
     """A line is one JSON object with time, level, node and message; a level above the limit is not written."""
     log = Log("info", "1.2", "node-1")
