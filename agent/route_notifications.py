@@ -112,8 +112,13 @@ class NotificationReader:
         elif protocol_route.is_connected(route):
             is_known = (route.dst, route.hop.ifindex) in self._connected
             self.is_elsewhere |= is_known == is_deleted and route.hop.ifindex != self._situation.tunnel
-        elif route.metric < options.metric and route.dst in self._existing[Kind.ROUTE]:
-            (self.shadowing.discard if is_deleted else self.shadowing.add)(route)
+        elif is_deleted:
+            self.shadowing.discard(route)
+        elif route.metric < options.metric and self._is_desired(Kind.ROUTE, route.dst):
+            self.shadowing.add(route)
+
+    def _is_desired(self, kind: Kind, key: bytes) -> bool:
+        return key in self._existing[kind] or (kind, key) in self.repairs
 
     def _compare(self, kind: Kind, key: bytes, value: Value | None) -> None:
         """Compares an object with its desired value, which is the one before the first notification about it."""

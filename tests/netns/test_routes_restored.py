@@ -234,7 +234,10 @@ def test_routes_to_the_api_server_are_deleted(distant):
 
 
 def test_shadowing_routes_are_problems(distant):
-    """A route of lower metric to the same network is a problem until it is deleted, at the start and later."""
+    """A route of lower metric to the same network is a problem until it is deleted, at the start and later.
+
+    Also if the agent's own route was deleted in the same moment.
+    """
     host = distant.nodes[0].host
     host.ip("route", "add", "10.244.2.0/24", "via", "192.0.1.1")
     with started(distant) as routes:
@@ -242,11 +245,13 @@ def test_shadowing_routes_are_problems(distant):
             Problem("node-2", problem_text("10.244.2.0/24", "192.0.1.1", index_of(host, UPLINK), 0))
         ]
         host.ip("route", "del", "10.244.2.0/24", "via", "192.0.1.1")
+        host.ip("-6", "route", "del", "fd00:244:3::/64", "proto", "112")
         host.ip("-6", "route", "add", "fd00:244:3::/64", "via", "2001:db8:1::1")
         wait_and_handle(routes)
         assert routes.problems == [
             Problem("node-3", problem_text("fd00:244:3::/64", "2001:db8:1::1", index_of(host, UPLINK), 1024))
         ]
+        host.ip("-6", "route", "del", "fd00:244:3::/64", "proto", "112")
         host.ip("-6", "route", "del", "fd00:244:3::/64", "via", "2001:db8:1::1")
         wait_and_handle(routes)
         assert routes.problems == []
