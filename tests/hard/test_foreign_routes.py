@@ -23,6 +23,8 @@ from tests.support.agent_routes import DEVICE, state, strip_indexes
 from tests.support.cluster import BRIDGE, UPLINK, Cluster, TestNode, ask, cluster
 from tests.support.namespaces import Namespace
 
+pytestmark = pytest.mark.timeout(1200)
+
 ROUNDS, NIGHTLY_ROUNDS = 12, 200
 # Reached through the tunnel, in one segment too, until a change of the uplink's addresses makes it a direct one.
 FAR = Node("far", "u", (ip_network("10.244.9.0/24"), ip_network("fd00:244:9::/64")), (ip_address("198.51.100.9"),))
