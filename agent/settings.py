@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str], env: Mapping[str, str]) -> Settings:
     _add_node(parser)
     _add_operation(parser)
     options = vars(parser.parse_args(arguments))
-    if not options["node_name"]:
+    if not options["node_name"] and not options["remove"]:
         parser.error("the name of this node's Node object is missing: set --node-name or NODE_NAME")
     return Settings(**options)
 

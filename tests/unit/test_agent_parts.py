@@ -41,13 +41,14 @@ def run_until(loop, condition):
 
 
 def test_node_name_comes_from_the_environment_or_an_option(capsys):
-    """The name of the node is required; the option wins over NODE_NAME."""
+    """The name of the node is required, except by --remove; the option wins over NODE_NAME."""
     assert parse([], {"NODE_NAME": "a"}).node_name == "a"
     assert parse(["--node-name", "b"], {"NODE_NAME": "a"}).node_name == "b"
     with pytest.raises(SystemExit) as ended:
         parse([], {})
     assert ended.value.code == 2
     assert "NODE_NAME" in capsys.readouterr().err
+    assert parse(["--remove"], {}).node_name == ""
 
 
 @pytest.mark.parametrize(
