@@ -28,8 +28,7 @@ Version: {version}
 Architecture: {machine}
 Maintainer: {maintainer}
 Installed-Size: {size_kib}
-Depends: podwire (= {version}), python3 (>= 3.{minor}), python3 (<< 3.{next_minor}), libc6 (>= 2.34),
- python3-prometheus-client, python3-urllib3
+Depends: {depends}
 Recommends: iptables
 Enhances: kubelet
 Section: net
@@ -82,7 +81,9 @@ def _fill(product: Product, tree: Path) -> None:
     put(tree / "usr/share/lintian/overrides" / _NAME, _OVERRIDES.encode())
     minor = sys.version_info.minor
     put(tree / "DEBIAN/md5sums", sums(tree))
-    control = _CONTROL.format(**fields(product, tree), minor=minor, next_minor=minor + 1, maintainer=maintainer())
+    depends = [f"podwire (= {product.version})", f"python3 (>= 3.{minor})", f"python3 (<< 3.{minor + 1})"]
+    depends += ["libc6 (>= 2.34)", "python3-prometheus-client", "python3-urllib3"]
+    control = _CONTROL.format(**fields(product, tree), depends=", ".join(depends), maintainer=maintainer())
     put(tree / "DEBIAN/control", control.encode())
     put(tree / "DEBIAN/conffiles", "".join(f"/{path}\n" for path in _CONFFILES).encode())
     for name in _SCRIPTS:

@@ -80,8 +80,8 @@ podwire: statically-linked-binary
 podwire: package-supports-alternative-init-but-no-init.d-script
 # Only if systemd runs; the units may be those of containernetworking-plugins, which debhelper's snippets do not know.
 podwire: maintainer-script-calls-systemctl
-# Built with Debian's static libraries; Built-Using names them.
-podwire: embedded-library
+# The tool looks whether the package owns the plugins, before it would overwrite them.
+podwire: uses-dpkg-database-directly
 """
 
 
