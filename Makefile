@@ -30,7 +30,7 @@ SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
 # The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
-# systemd: for `systemd-analyze verify`.
+# systemd: for `systemd-analyze verify`, and as process 1 of a machine.
 TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FIREWALLD_PACKAGES) \
     $(SECOND_KERNEL_PACKAGES) $(ARM64_TEST_PACKAGES)
 # The packages of the node agent's image. Without the essential packages that it does not need (perl, util-linux, apt) it

@@ -147,10 +147,10 @@ def test_agent_has_no_other_rights(directory):
 
 
 def test_service_of_the_package_has_the_same_rights():
-    """The systemd unit of the Debian package has the capabilities of the DaemonSet's container."""
+    """The package's unit has the container's capabilities, and SYS_PTRACE: process 1 is another program there."""
     (agent,) = manifests.pod(INSTALL)["containers"]
     unit = (DEPLOY / "systemd" / "podwire-agent.service").read_text()
-    names = " ".join(f"CAP_{name}" for name in agent["securityContext"]["capabilities"]["add"])
+    names = " ".join(f"CAP_{name}" for name in (*agent["securityContext"]["capabilities"]["add"], "SYS_PTRACE"))
     assert f"CapabilityBoundingSet={names}\n" in unit
 
 
