@@ -250,8 +250,9 @@ class Routes:
         self._notifications.receive()  # the state is read now
         self._read_situation(self._node)
         is_needed = self._needs_device()
-        if is_needed:
-            self._ensure_device(self._node)
+        if is_needed and self._ensure_device(self._node):
+            self._notifications.receive()  # about these changes; what else they say is read now
+            self._read_situation(self._node)
         existing_device, self._existing = kernel_routes.read_objects(self._socket, self._options, self._node.name)
         if not is_needed:
             self._device, self._device_problem = existing_device, ""
