@@ -1,4 +1,4 @@
-"""Reads the answers of the Kubernetes API: one JSON document, or a watch with one JSON document a line.
+"""Reads the answers of the Kubernetes API and of etcd: one JSON document, or a watch with one JSON document a line.
 
 One rule: an answer of any size and content takes limited memory and ends in a document or in an ApiError.
 """
@@ -39,42 +39,61 @@ class WatchEvent(NamedTuple):
         return resource_version_of(self.document)
 
 
-class Watch:
-    """The events of one watch; iterating ends when the server ends the watch as requested.
+class DocumentStream:
+    """The JSON documents of an answer that goes on, one a line; iterating ends when the server ends it as requested.
 
-    Raises OutcomeUnknown for a cut or silent connection, Expired when the resourceVersion is too old.
+    Raises OutcomeUnknown for a cut or silent connection.
     """
 
     def __init__(self, request: str, response: urllib3.BaseHTTPResponse) -> None:
-        self._request, self._response = request, response
+        self.request, self._response = request, response
 
-    def __iter__(self) -> Iterator[WatchEvent]:
-        """Yields the events when they arrive."""
+    def __iter__(self) -> Iterator[Document]:
+        """Yields the documents when they arrive."""
         try:
-            for line in _lines(self._request, self._response):
-                yield self._event(line)
+            for line in _lines(self.request, self._response):
+                yield parse_document(self.request, line)
         except (HTTPError, OSError, ValueError, AttributeError) as error:  # the last two: close() of another thread
-            raise OutcomeUnknown(self._request, f"the connection was cut: {error}") from error
+            raise OutcomeUnknown(self.request, f"the connection was cut: {error}") from error
         finally:
             self._response.close()
 
-    def _event(self, line: bytes) -> WatchEvent:
-        event = parse_document(self._request, line)
-        kind, document = event.get("type"), event.get("object")
-        if not isinstance(kind, str) or not isinstance(document, Mapping):
-            raise InvalidAnswer(self._request, f"{_shown(line)} is no event of a watch")
-        if kind == ERROR:
-            status = document.get("code")
-            raise status_error(self._request, status if isinstance(status, int) else 0, document)
-        return WatchEvent(kind, document)
-
     def close(self) -> None:
-        """Ends the watch, also from another thread: its iterator then raises OutcomeUnknown or ends."""
+        """Ends the answer, also from another thread: its iterator then raises OutcomeUnknown or ends."""
         connection = self._response.connection
         if isinstance(sock := getattr(connection, "sock", None), socket.socket):
             with contextlib.suppress(OSError):
                 # Not SSLSocket's method: it also ends TLS, and the reading thread would see the encrypted bytes.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class Watch:
+    """The events of one watch of the Kubernetes API; iterating ends when the server ends the watch as requested.
+
+    Raises OutcomeUnknown for a cut or silent connection, Expired when the resourceVersion is too old.
+    """
+
+    def __init__(self, request: str, response: urllib3.BaseHTTPResponse) -> None:
+        self._stream = DocumentStream(request, response)
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        """Yields the events when they arrive."""
+        for document in self._stream:
+            yield self._event(document)
+
+    def _event(self, event: Document) -> WatchEvent:
+        request = self._stream.request
+        kind, document = event.get("type"), event.get("object")
+        if not isinstance(kind, str) or not isinstance(document, Mapping):
+            raise InvalidAnswer(request, f"{shown(json.dumps(event).encode())} is no event of a watch")
+        if kind == ERROR:
+            status = document.get("code")
+            raise status_error(request, status if isinstance(status, int) else 0, document)
+        return WatchEvent(kind, document)
+
+    def close(self) -> None:
+        """Ends the watch, also from another thread: its iterator then raises OutcomeUnknown or ends."""
+        self._stream.close()
 
 
 def read_document(request: str, response: urllib3.BaseHTTPResponse) -> Document:
@@ -101,10 +120,10 @@ def parse_document(request: str, data: bytes | bytearray) -> Document:
     try:
         document: object = json.loads(data)
     except (ValueError, RecursionError) as error:
-        fix = "set the address of the API server itself, not of a proxy or a web server"
-        raise InvalidAnswer(request, f"the answer is not JSON: {_shown(data)}", fix) from error
+        fix = "set the address of the server itself, not of a proxy or a web server"
+        raise InvalidAnswer(request, f"the answer is not JSON: {shown(data)}", fix) from error
     if not isinstance(document, dict):
-        raise InvalidAnswer(request, f"the answer is no JSON object: {_shown(data)}")
+        raise InvalidAnswer(request, f"the answer is no JSON object: {shown(data)}")
     return document
 
 
@@ -145,6 +164,6 @@ def _lines(request: str, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
             raise TooLarge(request, f"an event is larger than {MAX_DOCUMENT_BYTES >> 20} MiB")
 
 
-def _shown(data: bytes | bytearray) -> str:
+def shown(data: bytes | bytearray) -> str:
     """Returns the beginning of an answer, for a message."""
     return repr(bytes(data[:_SHOWN_BYTES]).decode("utf-8", "replace"))

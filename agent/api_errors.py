@@ -1,4 +1,4 @@
-"""Errors of requests to the Kubernetes API: a refusal, an unknown outcome, a server that cannot be reached.
+"""Errors of requests to the Kubernetes API or to etcd: a refusal, an unknown outcome, a server that cannot be reached.
 
 One rule: a caller that changes an object branches on the class. `Refused` and `Unreachable`: the server has not changed
 it. `OutcomeUnknown`: the server may have changed it, so read the object before the next step.
@@ -14,11 +14,14 @@ _MESSAGE_LENGTH = 500
 
 
 class ApiError(Exception):
-    """A request that failed: its text names the request, the state, the cause and, where one is known, the fix."""
+    """A request that failed: its text names the request, the state, the cause and, where one is known, the fix.
+
+    `request` begins with the service, such as "Kubernetes API: GET /api/v1/nodes".
+    """
 
     def __init__(self, request: str, cause: str, fix: str = "", *, retry_after_s: float = 0) -> None:
         self.request, self.cause, self.fix, self.retry_after_s = request, cause, fix, retry_after_s
-        text = f"Kubernetes API: {request}: {cause[:_MESSAGE_LENGTH]}" + (f"; fix: {fix}" if fix else "")
+        text = f"{request}: {cause[:_MESSAGE_LENGTH]}" + (f"; fix: {fix}" if fix else "")
         super().__init__(one_line(text))
 
 
@@ -31,7 +34,7 @@ class Untrusted(Unreachable):
 
 
 class NoCredentials(Unreachable):
-    """A token or certificate authority that cannot be read: the request was not sent."""
+    """A token, password or certificate that cannot be read: the request was not sent."""
 
 
 class OutcomeUnknown(ApiError):  # noqa: N818 - as Unreachable
@@ -39,7 +42,7 @@ class OutcomeUnknown(ApiError):  # noqa: N818 - as Unreachable
 
 
 class InvalidAnswer(OutcomeUnknown):
-    """An answer that no Kubernetes API server sends, such as HTML or a redirect."""
+    """An answer that no such server sends, such as HTML or a redirect."""
 
 
 class TooLarge(InvalidAnswer):
@@ -47,13 +50,25 @@ class TooLarge(InvalidAnswer):
 
 
 class Refused(ApiError):  # noqa: N818 - as Unreachable
-    """A refusal of the server: it has not executed the request. `reason` is Kubernetes' word, such as "NotFound"."""
+    """A refusal of the server: it has not executed the request.
+
+    `reason` is Kubernetes' word, such as "NotFound"; `name` is the name of the object that the refusal is about, ""
+    where it is not about one: if the kind does not exist, or in a list.
+    """
 
     def __init__(
-        self, request: str, cause: str, fix: str = "", *, retry_after_s: float = 0, status: int = 0, reason: str = ""
+        self,
+        request: str,
+        cause: str,
+        fix: str = "",
+        *,
+        retry_after_s: float = 0,
+        status: int = 0,
+        reason: str = "",
+        name: str = "",
     ) -> None:
         super().__init__(request, cause, fix, retry_after_s=retry_after_s)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.name = status, reason, name
 
 
 class Unauthorized(Refused):
@@ -102,5 +117,15 @@ def status_error(request: str, status: int, document: Mapping[str, object], retr
     cause = f"{message or 'no message'} (HTTP {status}{f' {reason}' if reason else ''})"
     if 400 <= status < 500 and status != _REQUEST_TIMEOUT:
         kind, fix = _REFUSALS.get(status, (Refused, ""))
-        return kind(request, cause, fix, retry_after_s=retry_after_s, status=status, reason=reason)
+        details = document.get("details")
+        name = details.get("name") if isinstance(details, Mapping) else None
+        return kind(
+            request,
+            cause,
+            fix,
+            retry_after_s=retry_after_s,
+            status=status,
+            reason=reason,
+            name=name if isinstance(name, str) else "",
+        )
     return OutcomeUnknown(request, cause, retry_after_s=retry_after_s)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -117,18 +118,20 @@ class CurrentFile:
         self._signature: tuple[int, int, int] | None = None
         self._read_at = 0.0
         self._text = ""
+        self._lock = threading.Lock()
 
     def text(self) -> str:
         """Returns the content without surrounding blanks; raises OSError, ValueError for an empty or binary file."""
-        status = os.stat(self.path)
-        signature = (status.st_mtime_ns, status.st_ino, status.st_size)
-        now = self._monotonic()
-        if signature != self._signature or now - self._read_at >= _READ_AGAIN_S:
-            text = read(str(self.path), _MAX_BYTES).decode("ascii").strip()
-            if not text:
-                raise ValueError("it is empty")
-            self._text, self._signature, self._read_at = text, signature, now
-        return self._text
+        with self._lock:
+            status = os.stat(self.path)
+            signature = (status.st_mtime_ns, status.st_ino, status.st_size)
+            now = self._monotonic()
+            if signature != self._signature or now - self._read_at >= _READ_AGAIN_S:
+                text = read(str(self.path), _MAX_BYTES).decode("ascii").strip()
+                if not text:
+                    raise ValueError("it is empty")
+                self._text, self._signature, self._read_at = text, signature, now
+            return self._text
 
     def forget(self) -> None:
         """Drops the content, so that the next call reads the file."""

@@ -1,1 +1,1 @@
-"""A model of machines, store and administrator around agent/block_protocol.py, and a search through all its states."""
+"""A model of machines, store and administrator around agent/pools/block_protocol.py, and a search of its states."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agent.block_protocol import Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token
+from agent.pools.block_protocol import Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token
 from tests.block_model.state import Late, Machine, Model, Slot, State, Store
 from tests.block_model.world import records_in
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.block_protocol import Block
+from agent.pools.block_protocol import Block
 from tests.block_model.canonical import canonical
 from tests.block_model.state import Model, State
 from tests.block_model.world import booted, steps, with_machine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from agent import block_protocol as protocol
-from agent.block_protocol import BlockSwap, Evidence, Outcome, Proof, RecordSwap, Token
+from agent.pools import block_protocol as protocol
+from agent.pools.block_protocol import BlockSwap, Evidence, Outcome, Proof, RecordSwap, Token
 from tests.block_model.state import Model
 
 ONE = Model(machines=2, blocks=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-from agent.block_protocol import FREE, Agent, Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token
+from agent.pools.block_protocol import FREE, Agent, Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token
 
 T = TypeVar("T")
 

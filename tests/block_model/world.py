@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agent import block_protocol as protocol
-from agent.block_protocol import Agent, Block, BlockSwap, Evidence, NodeRecord, Outcome, RecordSwap, Token
+from agent.pools import block_protocol as protocol
+from agent.pools.block_protocol import Agent, Block, BlockSwap, Evidence, NodeRecord, Outcome, RecordSwap, Token
 from tests.block_model.state import Late, Machine, Model, Slot, State, Store, replaced
 
 Step = tuple[str, State]

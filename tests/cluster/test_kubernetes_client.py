@@ -112,7 +112,7 @@ def test_html_is_shown_with_a_fix(double, client):
     double.faults.append(Fault(status=200, body=HTML))
     text = str(error_of(client))
     assert "<!DOCTYPE html>" in text
-    assert text.endswith("fix: set the address of the API server itself, not of a proxy or a web server")
+    assert text.endswith("fix: set the address of the server itself, not of a proxy or a web server")
 
 
 def test_a_refusal_with_html_keeps_its_status(double, client):
@@ -195,7 +195,7 @@ def test_a_stopped_server_is_unreachable(double, new_client):
         sock.bind(("127.0.0.1", 0))
         error = error_of(new_client(url=f"https://127.0.0.1:{sock.getsockname()[1]}"))
     assert type(error) is Unreachable
-    assert "fix: check that the API server runs, and the address and port" in str(error)
+    assert "fix: check that the server runs, and the address and port" in str(error)
 
 
 def test_a_name_that_does_not_resolve_is_unreachable(new_client):

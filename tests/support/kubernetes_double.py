@@ -7,6 +7,7 @@ runs over both. A fault is one answer that goes wrong, for the first request tha
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import socket
 import ssl
@@ -57,6 +58,7 @@ class KubernetesDouble(ThreadingHTTPServer):
         self.tokens: dict[str, frozenset[str] | None] = {"admin": None}
         self.faults: list[Fault] = []
         self.requests: list[str] = []
+        self.missing_kinds: set[str] = set()  # collections whose custom resource is not defined
         self.bookmark_s = 0.2
         self.generation = 0  # raised by cut_watches()
         self.watches = 0  # opened since the start
@@ -128,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers a get, a list or a watch."""
         self._handle()
 
-    do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names of http.server
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the names of http.server
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
@@ -181,10 +183,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, query: dict[str, str], body: Document) -> tuple[int, Document]:
         path = unquote(urlsplit(self.path).path)
         collection = path if path in COLLECTIONS else path.rpartition("/")[0]
-        if collection not in COLLECTIONS:
+        if collection not in COLLECTIONS or collection in self.server.missing_kinds:
             raise Refusal(404, "the server could not find the requested resource")
         is_list = path in COLLECTIONS
-        verb = {"GET": "list" if is_list else "get", "POST": "create", "PUT": "update", "DELETE": "delete"}
+        verb = {
+            "GET": "list" if is_list else "get",
+            "POST": "create",
+            "PUT": "update",
+            "PATCH": "patch",
+            "DELETE": "delete",
+        }
         self._authorize(verb[self.command], collection)
         store = self.server.store
         with store.changed:
@@ -194,9 +202,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, store.page(path, query)
             old = store.objects.get(path)
             if old is None:
-                raise Refusal(404, f'{collection.rpartition("/")[2]} "{path.rpartition("/")[2]}" not found')
+                name = path.rpartition("/")[2]
+                raise Refusal(404, f'{collection.rpartition("/")[2]} "{name}" not found', name=name)
             if self.command == "GET":
                 return 200, old
+            if self.command == "PATCH":
+                return 200, store.put(path, patched(old, body))
             if self.command == "PUT":
                 return 200, self._replace(path, collection, old, body)
             _check_preconditions(old, body.get("preconditions") or {}, path)
@@ -215,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = body.get("metadata", {}).get("name") or ""
         path = f"{collection}/{name}"
         if path in self.server.store.objects:
-            raise Refusal(409, f'{collection.rpartition("/")[2]} "{name}" already exists', "AlreadyExists")
+            raise Refusal(409, f'{collection.rpartition("/")[2]} "{name}" already exists', "AlreadyExists", name=name)
         return self.server.store.put(path, body)
 
     def _replace(self, path: str, collection: str, old: Document, body: Document) -> Document:
@@ -231,6 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _watch(self, query: dict[str, str]) -> None:
         """Sends events until the time is over, the server stops or the watches are cut."""
         server, store, collection = self.server, self.server.store, urlsplit(self.path).path
+        if collection in server.missing_kinds:
+            raise Refusal(404, "the server could not find the requested resource")
         self._authorize("watch", collection)
         revision = int(query.get("resourceVersion") or 0)
         end = time.monotonic() + float(query.get("timeoutSeconds") or 300)
@@ -262,6 +275,27 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(lines), lines))
                 self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
+
+
+def patched(document: Document, operations: Any) -> Document:
+    """Returns a copy of an object after a JSON Patch (RFC 6902) of the operations test, add and replace.
+
+    As Kubernetes' library it compares texts and numbers as they are written in JSON.
+    """
+    new = copy.deepcopy(document)
+    for operation in operations:
+        *parents, key = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        target = new
+        for parent in parents:
+            target = target.get(parent, {})
+        if operation["op"] == "add" or (operation["op"] == "replace" and key in target):
+            target[key] = operation["value"]
+        elif operation["op"] != "test" or json.dumps(target.get(key), sort_keys=True) != json.dumps(
+            operation["value"], sort_keys=True
+        ):
+            message = f"the server rejected our request due to an error in our request: {operation['path']}"
+            raise Refusal(422, message, "Invalid")
+    return new
 
 
 def _bookmark(collection: str, revision: int) -> bytes:

@@ -11,7 +11,10 @@ from typing import Any
 Document = dict[str, Any]
 NODES, EVENTS = "/api/v1/nodes", "/api/v1/namespaces/default/events"
 BLOCKS = "/apis/podwire.example/v1/blocks"
-COLLECTIONS = {NODES: ("v1", "Node"), EVENTS: ("v1", "Event"), BLOCKS: ("podwire.example/v1", "Block")}
+POOLS = {
+    f"/apis/podwire.io/v1/ip{kind.lower()}s": ("podwire.io/v1", f"IP{kind}") for kind in ("Space", "Block", "Node")
+}
+COLLECTIONS = {NODES: ("v1", "Node"), EVENTS: ("v1", "Event"), BLOCKS: ("podwire.example/v1", "Block"), **POOLS}
 # Kubernetes replaces the object of a built-in kind also without a resourceVersion; that of a custom resource never.
 UNCONDITIONAL = (NODES, EVENTS)
 _CODES = {
@@ -31,11 +34,12 @@ _CODES = {
 class Refusal(Exception):  # noqa: N818 - an answer
     """A request that the server refuses, with its status and reason."""
 
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
+    def __init__(self, status: int, message: str, reason: str = "", *, name: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.document = {
             "kind": "Status",
+            "details": {"name": name} if name else {},
             "apiVersion": "v1",
             "metadata": {},
             "status": "Failure",
@@ -110,7 +114,11 @@ class Store:
                     raise Refusal(410, "The provided continue parameter is too old to display a consistent list")
             else:
                 revision, start = self.revision, 0
-                objects = [self.objects[path] for path in sorted(self.objects) if self.matches(path, collection, query)]
+                objects = [
+                    document
+                    for path, document in sorted(self.objects.items())
+                    if self.matches(path, collection, query) and self.has_labels(document, query)
+                ]
             end = start + int(query.get("limit") or len(objects) or 1)
             metadata: Document = {"resourceVersion": str(revision)}
             if end < len(objects):
@@ -124,6 +132,13 @@ class Store:
         """Returns whether an object is in a collection and has the name of its field selector."""
         name = query.get("fieldSelector", "").removeprefix("metadata.name=")
         return path.rpartition("/")[0] == collection and name in ("", path.rpartition("/")[2])
+
+    @staticmethod
+    def has_labels(document: Document, query: dict[str, str]) -> bool:
+        """Returns whether an object has the labels of a selector, such as "a=1,b=2"."""
+        labels = document["metadata"].get("labels") or {}
+        pairs = [pair.partition("=") for pair in query.get("labelSelector", "").split(",") if pair]
+        return all(labels.get(key) == value for key, _, value in pairs)
 
     def events_after(self, revision: int, collection: str, query: dict[str, str]) -> list[tuple[int, bytes]]:
         """Returns the changes of a collection after a revision; the caller holds `changed`."""

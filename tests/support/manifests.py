@@ -15,7 +15,9 @@ from tests.support.binaries import ROOT
 
 DEPLOY = ROOT / "deploy"
 INSTALL, UNINSTALL, DHCP = DEPLOY / "install", DEPLOY / "uninstall", DEPLOY / "dhcp"
-_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding")  # objects without a namespace
+POOLS, POOLS_POLICY, POOLS_INSTALL = DEPLOY / "pools", DEPLOY / "pools-policy", DEPLOY / "pools-install"
+# Objects without a namespace.
+_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
 _KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches"}
 
 Object = dict[str, Any]
@@ -32,7 +34,13 @@ def render(directory: Path) -> list[Object]:
     """Returns the objects of a directory; a generated ConfigMap has no hash in its name."""
     body = kustomization(directory)
     objects = [one for name in body["resources"] for one in _resource(directory / name)]
-    objects += [_config_map(directory, one) for one in body.get("configMapGenerator", ())]
+    for generator in body.get("configMapGenerator", ()):
+        generated = _config_map(directory, generator)
+        if generator.get("behavior") == "replace":
+            objects = [
+                one for one in objects if (one["kind"], one["metadata"]["name"]) != ("ConfigMap", generator["name"])
+            ]
+        objects.append(generated)
     for one in objects:
         if "namespace" in body and one["kind"] not in _CLUSTER:
             one["metadata"]["namespace"] = body["namespace"]
@@ -69,13 +77,15 @@ def _config_map(directory: Path, generator: Object) -> Object:
 
 
 def _change(target: Object, op: str, path: str, value: object = None) -> None:
-    """Applies one operation of a JSON patch (RFC 6902); "add" adds a key to an object."""
+    """Applies one operation of a JSON patch (RFC 6902); "add" adds a key to an object, or at a list's end."""
     *parents, last = (int(step) if step.isdigit() else step for step in path.split("/")[1:])
     parent: Any = target
     for step in parents:
         parent = parent[step]
     assert op in ("add", "replace", "remove"), op
-    if op == "add":
+    if op == "add" and last == "-":
+        parent.append(value)
+    elif op == "add":
         assert last not in parent
         parent[last] = value
     elif op == "replace":

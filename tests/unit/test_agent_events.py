@@ -96,9 +96,9 @@ def test_an_event_that_the_cluster_has_is_no_failure(cluster):
 @pytest.mark.parametrize(
     ("error", "wait_s"),
     [
-        (Forbidden("POST", "no right", status=403), 60),
-        (OutcomeUnknown("POST", "cut"), 60),
-        (TooManyRequests("POST", "wait", retry_after_s=90, status=429), 90),
+        (Forbidden("Kubernetes API: POST", "no right", status=403), 60),
+        (OutcomeUnknown("Kubernetes API: POST", "cut"), 60),
+        (TooManyRequests("Kubernetes API: POST", "wait", retry_after_s=90, status=429), 90),
     ],
 )
 def test_a_failure_is_logged_and_repeated_later(cluster, error, wait_s):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent import block_protocol
+from agent.pools import block_protocol
 from tests.block_model.canonical import canonical, permuted
 from tests.block_model.policies import ONE, POLICIES
 from tests.block_model.search import Limits, Result, search

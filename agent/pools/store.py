@@ -1,0 +1,170 @@
+"""The store that the agents of a cluster share: the space, the owner of each block, an entry of each node.
+
+One rule: a change is a compare-and-swap of the whole value, not of its revision. A restored store counts its revisions
+again from those of the backup, and a late request could meet its expected revision with another value.
+
+etcd.py and kubernetes_store.py implement it; tests/cluster/test_store_contract.py runs over both, and over a double.
+
+A read raises ApiError. A change raises nothing: a request that was surely not executed has LOST, and UNKNOWN is one
+without a certain answer; `problem` then has the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from agent.api_errors import ApiError, OutcomeUnknown
+from agent.pools.block_protocol import Block, NodeRecord, Outcome
+from agent.pools.space import Space
+from cni.address import Address, Network
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class BlockNote(NamedTuple):
+    """The remarks of a claim for people, which decide nothing: the pool, the node's name, the time (RFC 3339)."""
+
+    pool: str = ""
+    node_name: str = ""
+    claimed: str = ""
+
+
+class Stored(NamedTuple, Generic[T_co]):
+    """A value that was read, and the store's own form of it, which a change expects; b"" if there is no object.
+
+    With a `problem` the object is not valid: the value is DAMAGED_BLOCK or DAMAGED_ENTRY, which the protocol leaves
+    alone, and a change that expects it is refused. A block has a `note`.
+    """
+
+    value: T_co
+    raw: bytes = b""
+    problem: str = ""
+    note: BlockNote = BlockNote()
+
+
+class NodeEntry(NamedTuple):
+    """An entry of a node: the protocol's record, and what the other nodes need to reach its pods.
+
+    `name` is that of its Node object, or of the host. `networks` are its blocks of the mode "routed". `registered` is a
+    time (RFC 3339) for people; of two entries with one name the later one is that of the machine that runs.
+    """
+
+    record: NodeRecord
+    name: str = ""
+    addresses: tuple[Address, ...] = ()
+    networks: tuple[Network, ...] = ()
+    registered: str = ""
+
+
+class Entries(NamedTuple):
+    """The entries of all nodes by node ID, and the revision after which a watch continues."""
+
+    by_node: Mapping[str, Stored[NodeEntry]]
+    revision: str
+
+
+class EntryChanged(NamedTuple):
+    """A change of a node's entry; None if it was deleted. With a `problem` it is not valid: see Stored."""
+
+    node: str
+    entry: NodeEntry | None
+    revision: str
+    problem: str = ""
+
+
+class SpaceChanged(NamedTuple):
+    """A change of the space: read it again."""
+
+    revision: str
+
+
+class Position(NamedTuple):
+    """The position of a store in its history: its cluster's ID and the revision of its latest answer.
+
+    A lower revision or another ID is the sign of a restore, if there is one.
+    """
+
+    cluster: str = ""
+    revision: int = 0
+
+
+class Changes(Protocol):
+    """An open watch: iterating yields each change, and ends or raises ApiError when the watch ends."""
+
+    @property
+    def revision(self) -> str:
+        """The revision after which a later watch continues; it rises with each change, and now and then without one."""
+
+    def __iter__(self) -> Iterator[EntryChanged | SpaceChanged]:
+        """Yields the changes when they arrive."""
+
+    def close(self) -> None:
+        """Ends the iteration, from any thread."""
+
+
+class Change(NamedTuple):
+    """The outcome of a compare-and-swap, and why it is not SUCCEEDED.
+
+    `raw` is the new value as the store has it after SUCCEEDED, b"" if that is not known without another request.
+    """
+
+    outcome: Outcome
+    problem: str = ""
+    raw: bytes = b""
+
+
+def change_of(name: str, send: Callable[[], bytes]) -> Change:
+    """Returns the outcome of a compare-and-swap of an object; `send` returns the new form, b"" if it is lost."""
+    try:
+        if raw := send():
+            return Change(Outcome.SUCCEEDED, raw=raw)
+    except OutcomeUnknown as error:
+        return Change(Outcome.UNKNOWN, str(error))
+    except ApiError as error:
+        return Change(Outcome.LOST, str(error))
+    return Change(Outcome.LOST, f"{name} is no longer as it was read")
+
+
+class Store(Protocol):
+    """A store of one space; several threads may use it. Reads are linearizable."""
+
+    @property
+    def position(self) -> Position:
+        """The position in the latest answer of a list."""
+
+    def read_space(self) -> Stored[Space | None]:
+        """Returns the space, None without one; raises ValueError if it is not valid."""
+
+    def swap_space(self, expected: Stored[Space | None], new: Space) -> Change:
+        """Changes the space, as the administrator."""
+
+    def read_block(self, network: Network) -> Stored[Block]:
+        """Returns a block; FREE without an object."""
+
+    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
+        """Returns all blocks that have been claimed at some time, or those of one owner."""
+
+    def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
+        """Changes a block; the note is stored with it."""
+
+    def read_entry(self, node: str) -> Stored[NodeEntry | None]:
+        """Returns the entry of a node."""
+
+    def list_entries(self) -> Entries:
+        """Returns the entries of all nodes."""
+
+    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> Change:
+        """Changes the entry of a node."""
+
+    def list_problems(self) -> list[str]:
+        """Returns a text for each object of the space that is not valid, also for those of which the name is wrong.
+
+        The other lists leave out objects with a wrong name: no agent created them.
+        """
+
+    def watch(self, revision: str) -> Changes:
+        """Opens a watch of the entries and the space after a revision.
+
+        Here or in the iteration, Expired means that the revision is too old, or that the store is: list again.
+        """

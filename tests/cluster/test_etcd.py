@@ -1,0 +1,306 @@
+"""The store in etcd beyond the contract: users, certificates, a full store, and a cluster whose leader stops."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from agent.api_errors import (
+    ApiError,
+    Expired,
+    Forbidden,
+    InvalidAnswer,
+    NoCredentials,
+    NotFound,
+    Unauthorized,
+    Untrusted,
+)
+from agent.pools.block_protocol import FREE, Block, NodeRecord, Outcome, Token
+from agent.pools.etcd import EtcdStore, etcd_store
+from agent.pools.etcd_client import EtcdClient, User
+from agent.pools.store import BlockNote, EntryChanged, NodeEntry, Stored
+from tests.cluster.conftest import new_etcd
+from tests.support import certificates, etcd
+from tests.support.cutting_proxy import CuttingProxy, Mode
+from tests.support.etcd import Etcd
+from tests.support.kubernetes_double import Fault, KubernetesDouble
+
+BLOCK = ip_network("10.22.0.64/26")
+NODE = "a" * 32
+OWNED = Block(NODE, Token("epoch-1", 1))
+NOTE = BlockNote("default")
+PASSWORD = "correct horse"
+PROGRAMS = {"etcd-3.4": etcd.debian_etcd, "etcd-3.5": etcd.pypi_etcd}
+
+
+@pytest.fixture(params=PROGRAMS)
+def member(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """A member of its own, of both versions."""
+    with new_etcd(PROGRAMS[request.param](), tmp_path_factory).running() as running:
+        yield running
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> Path:
+    """A file with the password."""
+    path = tmp_path / "password"
+    path.write_text(PASSWORD + "\n")
+    return path
+
+
+def claim(store: EtcdStore, block: Block = OWNED) -> Outcome:
+    return store.swap_block(BLOCK, store.read_block(BLOCK), block, NOTE).outcome
+
+
+def test_a_user_has_a_password(member, password_file):
+    """With users, etcd needs the user and the password; a wrong one, or none, is an error that names the file."""
+    member.enable_users(PASSWORD)
+    url = member.urls[0]
+    store = etcd_store([url], user="agent", password_file=password_file)
+    assert claim(store) is Outcome.SUCCEEDED
+    store.watch(store.list_entries().revision).close()
+    with pytest.raises(ApiError, match=r"user name is empty .*; fix: set a user and a password file"):
+        etcd_store([url]).read_block(BLOCK)
+    password_file.write_text("wrong")
+    store = etcd_store([url], user="agent", password_file=password_file)
+    with pytest.raises(Unauthorized, match=f"invalid user ID or password .*; fix: .*{password_file}"):
+        store.read_block(BLOCK)
+    change = store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE)
+    assert change.outcome is Outcome.LOST
+    password_file.write_text(PASSWORD)
+    assert store.read_block(BLOCK).value == OWNED
+
+
+def test_a_password_file_that_cannot_be_read(member, tmp_path):
+    """Without the file no request is sent."""
+    store = etcd_store(member.urls, user="agent", password_file=tmp_path / "none")
+    with pytest.raises(NoCredentials, match=f"the file {tmp_path}/none cannot be used"):
+        store.read_block(BLOCK)
+
+
+def test_a_token_is_renewed(member, password_file):
+    """After a token has expired, here by a member that starts again, reads, changes and watches get a new one."""
+    member.enable_users(PASSWORD)
+    store = etcd_store(member.urls, user="agent", password_file=password_file)
+    before = store.read_block(BLOCK)
+    for _ in range(2):
+        member.kill(0)
+        member.start(0)
+        member.wait()
+        change = store.swap_block(BLOCK, before, OWNED, NOTE)
+        assert change.outcome in (Outcome.SUCCEEDED, Outcome.LOST)
+    assert store.read_block(BLOCK).value == OWNED
+    revision = store.list_entries().revision
+    member.kill(0)
+    member.start(0)
+    member.wait()
+    watch = store.watch(revision)
+    store.swap_entry(NODE, Stored(None), NodeEntry(NodeRecord("m", "i", "e")))
+    event = next(iter(watch))
+    assert isinstance(event, EntryChanged)
+    assert event.node == NODE
+    watch.close()
+
+
+def test_a_user_before_etcd_has_users(member, password_file):
+    """A user that is set before etcd's authentication is enabled does no harm, and counts from then on."""
+    store = etcd_store(member.urls, user="agent", password_file=password_file)
+    assert claim(store) is Outcome.SUCCEEDED
+    member.enable_users(PASSWORD)
+    with pytest.raises(ApiError, match="user name is empty"):
+        etcd_store(member.urls).read_block(BLOCK)
+    assert store.read_block(BLOCK).value == OWNED
+
+
+def test_a_user_without_the_right(member, password_file):
+    """A key that the user's role does not have is refused with the fix, for reads, changes and watches."""
+    member.enable_users(PASSWORD)
+    client = EtcdClient(member.urls, user=User("agent", password_file))
+    store = EtcdStore(client, "default")
+    store._prefix = "/other/"
+    for attempt in (lambda: store.read_block(BLOCK), store.list_blocks, lambda: store.watch("1")):
+        with pytest.raises(Forbidden, match=r"permission denied .*; fix: grant the user's role"):
+            attempt()
+    change = store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE)
+    assert change.outcome is Outcome.LOST
+    assert "permission denied" in change.problem
+
+
+@pytest.mark.parametrize("version", PROGRAMS)
+def test_certificates(version, tls, tmp_path_factory, tmp_path):
+    """Both sides have certificates; without one, or with another authority, nothing is sent."""
+    member = new_etcd(PROGRAMS[version](), tmp_path_factory)
+    member = Etcd(member.program, member.directory, tls=tls)
+    with member.running():
+        files = {"ca": tls / "ca.crt", "cert": tls / "server.crt", "key": tls / "server.key"}
+        store = etcd_store(member.urls, **files)
+        assert claim(store) is Outcome.SUCCEEDED
+        other = certificates.create(tmp_path)
+        with pytest.raises(Untrusted, match=f"is not trusted: .* not that of {other}/ca.crt"):
+            etcd_store(member.urls, **{**files, "ca": other / "ca.crt"}).read_block(BLOCK)
+        for wrong in ({"cert": other / "server.crt", "key": other / "server.key"}, {"cert": None, "key": None}):
+            with pytest.raises(ApiError, match=r"the connection to .* was cut|alert"):
+                etcd_store(member.urls, **{**files, **wrong}).read_block(BLOCK)
+        with pytest.raises(NoCredentials, match="cannot be used"):
+            etcd_store(member.urls, **{**files, "key": other / "server.key"}).read_block(BLOCK)
+        with pytest.raises(NoCredentials, match=f"{tmp_path}/none cannot be used"):
+            etcd_store(member.urls, **{**files, "key": tmp_path / "none"}).read_block(BLOCK)
+
+
+def test_options_that_do_not_go_together(tls, tmp_path):
+    """An endpoint that is no URL, or TLS without an authority, is refused before any request."""
+    for options, text in (
+        ({"endpoints": []}, "no endpoint"),
+        ({"endpoints": ["127.0.0.1:2379"]}, "is not an endpoint of etcd; write https://HOST:PORT"),
+        ({"endpoints": ["https://127.0.0.1:2379"]}, "needs the certificate authority"),
+        ({"endpoints": ["http://127.0.0.1:2379"], "cert": tls}, "needs its key"),
+        ({"endpoints": ["http://127.0.0.1:2379"], "user": "agent"}, "needs a password file"),
+        ({"endpoints": ["http://127.0.0.1:2379"], "space": "A/b"}, "space 'A/b' is not named by"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            etcd_store(**options)
+
+
+@pytest.mark.parametrize("version", PROGRAMS)
+def test_a_full_store(version, tmp_path_factory):
+    """A change of a store above its quota is LOST, with the fix; reads work on, and so does it after the fix."""
+    member = new_etcd(PROGRAMS[version](), tmp_path_factory)
+    member = Etcd(member.program, member.directory, options=["--quota-backend-bytes=1000000"])
+    with member.running():
+        store = etcd_store(member.urls)
+        assert claim(store) is Outcome.SUCCEEDED
+        problem = ""
+        for number in range(3000):
+            change = store.swap_entry(f"{number:032x}", Stored(None), NodeEntry(NodeRecord("m" * 250, "i" * 250, "e")))
+            problem = change.problem
+            if change.outcome is not Outcome.SUCCEEDED:
+                break
+        assert change.outcome is Outcome.LOST
+        assert "space exceeded" in problem
+        assert "then `etcdctl alarm disarm`" in problem
+        assert store.read_block(BLOCK).value == OWNED
+        assert len(store.list_entries().by_node) == number
+        for entry in range(number // 2):
+            member.put(f"/podwire/v1/default/nodes/{entry:032x}", None)
+        member.compact()
+        member.call("maintenance/defragment", {})
+        for alarm in member.call("maintenance/alarm", {})["alarms"]:
+            member.call("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        assert claim(store, Block("", Token("epoch-1", 1))) is Outcome.SUCCEEDED
+
+
+def test_a_restored_store_refuses_what_was_read_before(member):
+    """A restored store counts its revisions again: an equal revision with another value refuses a stale change."""
+    store = etcd_store(member.urls)
+    copy = member.backup()
+    assert claim(store) is Outcome.SUCCEEDED
+    before = store.read_block(BLOCK)
+    store.list_entries()
+    position = store.position
+    member.restore(copy)
+    assert claim(store, Block("b" * 32, Token("epoch-1", 1))) is Outcome.SUCCEEDED
+    entries = store.list_entries()
+    assert store.position == position  # nothing but the value shows the restore
+    assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
+    store.watch(entries.revision).close()
+    member.restore(copy)
+    with pytest.raises(Expired):
+        store.watch(entries.revision)
+
+
+@pytest.mark.parametrize("version", PROGRAMS)
+def test_three_members_and_a_stopped_leader(version, tmp_path_factory):
+    """A change whose member stops is UNKNOWN after three seconds; the next requests go to the other members."""
+    member = new_etcd(PROGRAMS[version](), tmp_path_factory)
+    cluster = Etcd(member.program, member.directory, size=3)
+    with cluster.running():
+        leader = cluster.leader()
+        urls = [cluster.urls[leader], *(url for url in cluster.urls if url != cluster.urls[leader])]
+        store = etcd_store(urls)
+        before = store.read_block(BLOCK)
+        cluster.pause(leader)
+        started = time.monotonic()
+        change = store.swap_block(BLOCK, before, OWNED, NOTE)
+        assert change.outcome is Outcome.UNKNOWN
+        assert "has sent no answer in time" in change.problem
+        assert 2.5 < time.monotonic() - started < 5
+        end = time.monotonic() + 30
+        while store.swap_block(BLOCK, store.read_block(BLOCK), OWNED, NOTE).outcome is not Outcome.SUCCEEDED:
+            assert time.monotonic() < end
+        cluster.resume(leader)
+        store = etcd_store([urls[0]])
+        assert store.read_block(BLOCK).value == OWNED
+
+
+def test_a_watch_ends_without_a_leader(tmp_path_factory):
+    """A member that has lost the others ends its watches within seconds, and a read of it is an error."""
+    member = new_etcd(etcd.pypi_etcd(), tmp_path_factory)
+    cluster = Etcd(member.program, member.directory, size=3)
+    with cluster.running():
+        store = etcd_store([cluster.urls[0]])
+        watch = store.watch(store.list_entries().revision)
+        for number in (1, 2):
+            cluster.pause(number)
+        started = time.monotonic()
+        assert list(watch) == []
+        assert time.monotonic() - started < 10
+        with pytest.raises(ApiError):
+            store.list_entries()
+
+
+def test_the_next_endpoint(member):
+    """A refused connection, and for reads also a silent endpoint, is followed by the next endpoint; a change is not."""
+    with socket.socket() as closed, CuttingProxy(member.urls[0]).running() as proxy:
+        closed.bind(("127.0.0.1", 0))
+        refusing = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        store = etcd_store([refusing, member.urls[0]])
+        assert claim(store) is Outcome.SUCCEEDED
+        proxy.mode = Mode.STALL
+        store = EtcdStore(EtcdClient([proxy.url, refusing, member.urls[0]], timeout_s=0.3), "default")
+        before = etcd_store(member.urls).read_block(BLOCK)
+        change = store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE)
+        assert change.outcome is Outcome.UNKNOWN
+        assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.SUCCEEDED
+        store = EtcdStore(EtcdClient([proxy.url, member.urls[0]], timeout_s=0.3), "default")
+        assert store.read_block(BLOCK).value.token.generation == 2
+
+
+def test_pages(member, monkeypatch):
+    """A list of more keys than a page has each of them once, and shows one moment."""
+    monkeypatch.setattr("agent.pools.etcd._PAGE_SIZE", 3)
+    store = etcd_store(member.urls)
+    for number in range(10):
+        store.swap_entry(f"{number:032x}", Stored(None), NodeEntry(NodeRecord("m", "i", "e")))
+    assert len(store.list_entries().by_node) == 10
+    revision = store.position.revision
+    store.swap_entry(NODE, Stored(None), NodeEntry(NodeRecord("m", "i", "e")))
+    assert len(store.list_entries().by_node) == 11
+    assert store.position.revision == revision + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Fault(status=200, body=b"<html>"), InvalidAnswer),
+        (Fault(status=200, body=b"{}"), InvalidAnswer),
+        (Fault(status=200, body=b'{"header":{"cluster_id":"1","revision":"1"},"kvs":[1]}'), InvalidAnswer),
+        (Fault(status=200, body=b'{"header":{"cluster_id":"1","revision":"1"},"kvs":[{"key":"!"}]}'), InvalidAnswer),
+        (Fault(status=301, headers={"Location": "https://192.0.2.1"}), InvalidAnswer),
+        (Fault(status=404, body=b"Not Found\n"), NotFound),
+    ],
+)
+def test_other_answers(fault, kind):
+    """An answer that no etcd gives is an error; a change with a server's error is UNKNOWN."""
+    with KubernetesDouble().running() as server:
+        store = etcd_store([server.url])
+        server.faults.append(fault)
+        with pytest.raises(kind):
+            store.read_block(BLOCK)
+        for status, outcome in ((500, Outcome.UNKNOWN), (503, Outcome.UNKNOWN), (404, Outcome.LOST)):
+            server.faults.append(Fault(status=status, body=b""))
+            assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is outcome

@@ -1,0 +1,267 @@
+"""The store in Kubernetes beyond the contract: rights, missing kinds, labels, and errors of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.api_errors import ApiError, Expired, Forbidden, Invalid, NotFound, Unauthorized, Untrusted
+from agent.api_server import Server
+from agent.kubernetes import Client
+from agent.pools import documents
+from agent.pools.block_protocol import FREE, Block, NodeRecord, Outcome, Token
+from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore, kubernetes_store
+from agent.pools.space import Space
+from agent.pools.store import BlockNote, NodeEntry, Stored
+from tests.cluster.conftest import Api
+from tests.support import certificates, manifests, stores
+from tests.support.kubernetes_double import Fault, KubernetesDouble
+from tests.support.kubernetes_store import POOLS
+
+BLOCK = ip_network("10.22.0.64/26")
+NODE = "a" * 32
+OWNED = Block(NODE, Token("epoch-1", 1))
+NOTE = BlockNote("default", "worker-1")
+ENTRY = NodeEntry(NodeRecord("machine", "instance", "epoch-1"), "worker-1")
+PATH = f"/apis/{GROUP}/v1/ipblocks/default-0a160040-26"
+
+
+def rights() -> frozenset[str]:
+    """Returns the agents' rights in deploy/pools/rbac.yaml, as the double has them."""
+    (role,) = (one for one in manifests.render(manifests.POOLS) if one["kind"] == "ClusterRole")
+    return frozenset(f"{verb} {name}" for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"])
+
+
+@pytest.fixture
+def pools(api: Api, request: pytest.FixtureRequest) -> Api:
+    """The double, then the real server, with the kinds of deploy/pools/ and without their objects."""
+    if request.node.callspec.params["api"] == "double":
+        request.getfixturevalue("double").tokens["agent"] = rights()
+    else:
+        stores.create_kinds(api.client("admin"))
+        stores.bind_group(api.client("admin"), "agents")
+    admin = api.client("admin")
+    for collection in POOLS:
+        for name in admin.list_objects(collection, lambda one: one["metadata"]["name"]).items:  # type: ignore[index]
+            admin.delete(f"{collection}/{name}")
+    return api
+
+
+def claim(store: KubernetesStore) -> Outcome:
+    return store.swap_block(BLOCK, store.read_block(BLOCK), OWNED, NOTE).outcome
+
+
+def test_rights_of_agents(pools):
+    """An agent with the rights of deploy/pools/ claims blocks, watches, changes the space, deletes nothing."""
+    admin, agent = pools.client("admin"), pools.client("agent")
+    store = kubernetes_store(agent)
+    assert store.swap_space(Stored(None), Space("epoch-1", ())).outcome is Outcome.SUCCEEDED
+    assert claim(store) is Outcome.SUCCEEDED
+    assert store.swap_block(BLOCK, store.read_block(BLOCK), FREE, NOTE).outcome is Outcome.SUCCEEDED
+    assert store.swap_entry(NODE, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
+    assert store.list_problems() == []
+    assert set(store.list_blocks()) == {BLOCK}
+    store.watch(store.list_entries().revision).close()
+    assert store.swap_space(store.read_space(), Space("epoch-2", ())).outcome is Outcome.SUCCEEDED
+    for attempt in (lambda: agent.delete(PATH), lambda: agent.replace(PATH, admin.get(PATH))):
+        with pytest.raises(Forbidden):
+            attempt()
+
+
+def test_without_rights(pools):
+    """Without rights each read is an error that names the right and the fix, and no change is executed."""
+    store = kubernetes_store(pools.client("stranger"))
+    reads: list[Callable[[], object]] = [
+        store.read_space,
+        lambda: store.read_block(BLOCK),
+        store.list_blocks,
+        store.list_entries,
+        lambda: store.watch("1"),
+    ]
+    for read in reads:
+        with pytest.raises(Forbidden, match=r"forbidden: .* cannot .*; fix: grant the right"):
+            read()
+    assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is Outcome.LOST
+    with pytest.raises(Unauthorized):
+        kubernetes_store(pools.client("expired")).list_blocks()
+
+
+def test_an_object_has_what_people_select(pools):
+    """A block has labels for its space and its owner, and its CIDR; the owner's label is empty for a free block."""
+    admin = pools.client("admin")
+    store = kubernetes_store(admin)
+    assert claim(store) is Outcome.SUCCEEDED
+    block: dict[str, Any] = {**admin.get(PATH)}
+    assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: NODE}
+    assert block["spec"]["cidr"] == str(BLOCK)
+    assert store.swap_block(BLOCK, store.read_block(BLOCK), Block("", OWNED.token), NOTE).outcome is Outcome.SUCCEEDED
+    block = {**admin.get(PATH)}
+    assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: ""}
+
+
+def test_spaces_do_not_see_each_other(pools):
+    """Spaces of which one's name begins with the other's have blocks and entries of their own."""
+    admin = pools.client("admin")
+    names = ("default", "default-0a160040", "x")
+    for number, name in enumerate(names):
+        store = kubernetes_store(admin, name)
+        assert (
+            store.swap_block(BLOCK, Stored(FREE), Block(NODE, Token("e", number + 1)), NOTE).outcome
+            is Outcome.SUCCEEDED
+        )
+        assert store.swap_entry(NODE, Stored(None), ENTRY._replace(name=name)).outcome is Outcome.SUCCEEDED
+    for number, name in enumerate(names):
+        store = kubernetes_store(admin, name)
+        for blocks in (store.list_blocks(), store.list_blocks(NODE)):
+            assert [one.value.token.generation for one in blocks.values()] == [number + 1]
+        assert [one.value.name for one in store.list_entries().by_node.values()] == [name]
+        assert store.list_problems() == []
+
+
+def test_another_object_of_the_same_name(pools):
+    """A block that was deleted and created again with the same content is not the one that was read."""
+    admin = pools.client("admin")
+    store = kubernetes_store(admin)
+    assert claim(store) is Outcome.SUCCEEDED
+    before = store.read_block(BLOCK)
+    admin.delete(PATH)
+    assert claim(store) is Outcome.SUCCEEDED
+    assert store.read_block(BLOCK).value == before.value
+    assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
+
+
+def test_labels_that_a_person_removes(pools):
+    """Without its labels an entry is in the list, and a block is changed, which restores them."""
+    admin = pools.client("admin")
+    store = kubernetes_store(admin)
+    assert claim(store) is Outcome.SUCCEEDED
+    assert store.swap_entry(NODE, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
+    for path in (PATH, f"/apis/{GROUP}/v1/ipnodes/default-{NODE}"):
+        document: dict[str, Any] = dict(admin.get(path))
+        del document["metadata"]["labels"]
+        admin.replace(path, document)
+    assert set(store.list_entries().by_node) == {NODE}
+    assert store.list_blocks(NODE) == {}
+    block = store.read_block(BLOCK)
+    assert store.swap_block(BLOCK, block, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.SUCCEEDED
+    assert set(store.list_blocks(NODE)) == {BLOCK}
+
+
+def test_a_json_patch_with_a_failed_test_changes_nothing(pools):
+    """A JSON Patch is executed as a whole: a test that fails is 422, also after other operations."""
+    admin = pools.client("admin")
+    store = kubernetes_store(admin)
+    assert claim(store) is Outcome.SUCCEEDED
+    before = admin.get(PATH)
+    replace = {"op": "replace", "path": "/spec/generation", "value": 7}
+    for path, value in (("/spec/owner", "b" * 32), ("/spec/nothing", 1), ("/metadata/uid", "x"), ("/spec", {})):
+        with pytest.raises(Invalid) as caught:
+            admin.patch(PATH, [replace, {"op": "test", "path": path, "value": value}])
+        assert caught.value.status == 422
+    assert admin.get(PATH) == before
+    with pytest.raises(NotFound) as missing:
+        admin.patch(PATH + "x", [replace])
+    assert missing.value.name == "default-0a160040-26x"
+
+
+def test_missing_kinds(double, client):
+    """Without the custom resources nothing is free: each read is an error with the fix, each change is LOST."""
+    store = kubernetes_store(client)
+    double.missing_kinds = set(POOLS)
+    for read in (store.read_space, lambda: store.read_block(BLOCK), store.list_blocks, lambda: store.watch("1")):
+        with pytest.raises(NotFound, match="fix: apply the custom resources: kubectl apply --kustomize"):
+            read()
+    for expected in (Stored(FREE), Stored(OWNED, documents.encode({"uid": "u", "spec": {}}))):
+        change = store.swap_block(BLOCK, expected, OWNED, NOTE)
+        assert change.outcome is Outcome.LOST
+        assert "kubectl apply" in change.problem
+
+
+def test_the_real_server_without_kinds(real_server):
+    """The real server names an object that it does not have, and none for a kind that it does not have."""
+    with pytest.raises(NotFound) as caught:
+        real_server.client("admin").get("/apis/podwire.io/v2/ipblocks/x")
+    assert caught.value.name == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        (Fault(status=429), Outcome.LOST),
+        (Fault(status=409), Outcome.LOST),
+        (Fault(status=422), Outcome.LOST),
+        (Fault(status=500), Outcome.UNKNOWN),
+        (Fault(status=504), Outcome.UNKNOWN),
+        (Fault(lost=True), Outcome.UNKNOWN),
+        (Fault(cut=True), Outcome.UNKNOWN),
+        (Fault(half=True), Outcome.UNKNOWN),
+        (Fault(status=200, body=b"<html>"), Outcome.UNKNOWN),
+    ],
+)
+def test_outcomes(double, client, fault, outcome):
+    """A refusal is LOST; a server's error, a cut connection and another program's answer are UNKNOWN; sent once."""
+    store = kubernetes_store(client)
+    for _ in range(2):  # create, then patch
+        before = store.read_block(BLOCK)
+        double.requests.clear()
+        fault.times = 1
+        double.faults.append(fault)
+        change = store.swap_block(BLOCK, before, OWNED, NOTE)
+        assert change.outcome is outcome
+        assert change.problem
+        assert len(double.requests) == 1
+        claim(store)
+
+
+def test_a_watch_with_bookmarks_and_an_older_server(double, client):
+    """Bookmarks raise the revision of a quiet watch; an event of an older resourceVersion ends it with Expired."""
+    store = kubernetes_store(client)
+    watch = store.watch(store.list_entries().revision)
+    changes = iter(watch)
+    store.swap_entry(NODE, Stored(None), ENTRY)
+    first = next(changes)
+    double.store.put("/api/v1/nodes/x", {})
+    backup = double.store.backup()
+    store.swap_entry("b" * 32, Stored(None), ENTRY)
+    second = next(changes)
+    assert int(second.revision.split("/")[0]) > int(first.revision.split("/")[0])
+    watch.close()
+    double.store.restore(backup)
+    with pytest.raises(Expired):
+        store.watch(second.revision)
+
+
+def test_another_authority(double: KubernetesDouble, token_file: Path, tmp_path: Path) -> None:
+    """A server with another authority's certificate gets no request; a change is LOST."""
+    other = certificates.create(tmp_path)
+    store = kubernetes_store(Client(Server(double.url, other / "ca.crt"), token_file))
+    with pytest.raises(Untrusted):
+        store.read_space()
+    assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is Outcome.LOST
+    assert double.requests == []
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"spec": 1}, {"spec": []}, {"spec": {"owner": ""}}, {"metadata": {"labels": 1}}]
+)
+def test_objects_of_other_shapes(double, client, document):
+    """An object without a usable spec is damaged, not free, and the lists work on."""
+    double.store.put(PATH, document)
+    store = kubernetes_store(client)
+    assert store.read_block(BLOCK).value == documents.DAMAGED_BLOCK
+    assert store.list_blocks()[BLOCK].problem
+    assert len(store.list_problems()) == 1
+    assert claim(store) is Outcome.LOST
+
+
+def test_a_name_that_no_space_has(client):
+    """The name of a space is a DNS label."""
+    for name in ("", "A", "a/b", "-", "x" * 64):
+        with pytest.raises(ValueError, match="is not named by"):
+            kubernetes_store(client, name)
+    with pytest.raises(ApiError):
+        kubernetes_store(Client(Server("https://127.0.0.1:1"), None)).read_space()

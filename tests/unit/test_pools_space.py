@@ -1,0 +1,126 @@
+"""The space: pools, their blocks and addresses; a space that could give an address twice is refused."""
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.pools.space import check_change, format_space, parse_space
+
+
+def space(*pools, epoch="e1"):
+    return parse_space({"epoch": epoch, "pools": list(pools)})
+
+
+def pool(name="default", cidrs=("10.22.0.0/24",), **keys):
+    return {"name": name, "cidrs": list(cidrs), **keys}
+
+
+def ranges(one, block):
+    return [f"{first}-{last}" for first, last in one.ranges(ip_network(block))]
+
+
+def test_blocks_have_numbers():
+    """The blocks of all CIDRs of an IP version are numbered one after another, draining CIDRs left out."""
+    one = space(pool(cidrs=("10.22.0.0/24", "10.23.0.0/25", "fd00::/120"), draining=["10.22.0.0/24"])).pools[0]
+    assert [str(one.block(4, number)) for number in range(one.count_blocks(4))] == ["10.23.0.0/26", "10.23.0.64/26"]
+    assert [str(one.block(6, number)) for number in (0, 3)] == ["fd00::/122", "fd00::c0/122"]
+    assert one.versions == (4, 6)
+    with pytest.raises(IndexError):
+        one.block(4, 2)
+    assert one.is_draining(ip_network("10.22.0.64/26"))
+    assert not one.is_draining(ip_network("10.23.0.64/26"))
+
+
+def test_routed_blocks_are_subnets():
+    """A routed block is a subnet: no pod gets its first, its last, or an excluded address."""
+    one = space(pool(excluded=["10.22.0.0/28", "10.22.0.40/30"])).pools[0]
+    assert ranges(one, "10.22.0.0/26") == ["10.22.0.16-10.22.0.39", "10.22.0.44-10.22.0.62"]
+    assert ranges(one, "10.22.0.64/26") == ["10.22.0.65-10.22.0.126"]
+    assert one.size_of(ip_network("10.22.0.64/26")) == 62
+    assert str(one.subnet_of(ip_network("10.22.0.64/26"))) == "10.22.0.64/26"
+
+
+def test_segments_are_one_subnet():
+    """In a segment the CIDR is the subnet: its network, broadcast and gateway addresses are never a pod's."""
+    one = space(pool(mode="segment", cidrs=("192.168.0.0/25",), gateways=["192.168.0.9"])).pools[0]
+    assert ranges(one, "192.168.0.0/26") == ["192.168.0.1-192.168.0.8", "192.168.0.10-192.168.0.63"]
+    assert ranges(one, "192.168.0.64/26") == ["192.168.0.64-192.168.0.126"]
+    assert str(one.subnet_of(ip_network("192.168.0.64/26"))) == "192.168.0.0/25"
+    default = space(pool(mode="segment")).pools[0]
+    assert default.gateway_of(default.cidrs[0]) == ip_address("10.22.0.1")
+
+
+@given(st.lists(st.integers(0, 255), max_size=6), st.sampled_from(["routed", "segment"]))
+def test_ranges_are_exactly_the_other_addresses(excluded, mode):
+    """Whatever is excluded, the ranges of all blocks have each other address once, in order."""
+    texts = [f"10.22.0.{number}/32" for number in excluded]
+    one = space(pool(mode=mode, excluded=texts)).pools[0]
+    for number in range(4):
+        block = one.block(4, number)
+        values = [value for first, last in one.ranges(block) for value in range(int(first), int(last) + 1)]
+        subnet = one.subnet_of(block)
+        edges = {subnet[0], subnet[-1]} | {ip_address(f"10.22.0.{number}") for number in excluded}
+        if mode == "segment":
+            edges.add(subnet[1])
+        assert values == [int(address) for address in block if address not in edges]
+        assert one.size_of(block) == len(values)
+
+
+def test_a_space_is_read_as_it_is_written():
+    """A space is the same after it was written and read."""
+    keys = {"mode": "segment", "gateways": ["10.22.0.9"], "namespaces": ["a", "b"], "excluded": ["10.22.0.0/30"]}
+    one = space(pool(**keys, blockPrefixLengths={"ipv4": 28}), pool("other", ("fd00::/112",)))
+    assert parse_space(format_space(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("pools", "text"),
+    [
+        ([pool(cidrs=())], 'has no "cidrs"'),
+        ([pool(cidrs=("10.22.0.0/27",))], "smaller than one block"),
+        ([pool(cidrs=("10.22.0.1/24",))], "host bits"),
+        ([pool(cidrs=("127.0.0.0/8",))], "special addresses"),
+        ([pool(cidrs=("fd00::/64",))], "more than 2^24 blocks"),
+        ([pool(blockPrefixLengths={"ipv4": 31})], "not 4 to 65,536 addresses"),
+        ([pool(blockPrefixLengths={"ipv4": "26"})], "is not a number"),
+        ([pool(blockPrefixLengths={"v4": 26})], 'not an object with "ipv4"'),
+        (
+            [pool(), pool("other", ("10.22.0.128/25",))],
+            "of pool other overlaps 10.22.0.0/24 of pool default",
+        ),
+        ([pool(), pool()], "two pools have the name default"),
+        ([pool(namespaces=["a"]), pool("b", ("10.9.0.0/24",), namespaces=["a"])], "both have the namespace a"),
+        ([pool("Default")], "is not one of a-z"),
+        ([pool(mode="l2")], 'neither "routed" nor "segment"'),
+        ([pool(gateways=["10.22.0.1"])], "no CIDR of a pool of the mode"),
+        ([pool(draining=["10.99.0.0/24"])], "contains none of the"),
+        ([pool(blocks=4)], "unknown key 'blocks'"),
+        ([pool(excluded="10.22.0.0/28")], "is not a list of texts"),
+        (["default"], "not a list of objects"),
+    ],
+)
+def test_wrong_spaces_are_refused(pools, text):
+    """A space that is not valid is refused with the pool, the key and the cause."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_space({"epoch": "", "pools": pools})
+    assert text in str(caught.value)
+
+
+def test_a_change_keeps_claimed_blocks():
+    """A change that would make a claimed block smaller, larger, or of another pool or none is refused."""
+    before = space(pool())
+    block = ip_network("10.22.0.64/26")
+    check_change(before, space(pool(cidrs=("10.22.0.0/24", "10.23.0.0/24"))), [block])
+    check_change(before, space(pool(draining=["10.22.0.0/24"])), [block])
+    for after in (
+        space(),
+        space(pool(blockPrefixLengths={"ipv4": 27})),
+        space(pool("other")),
+        space(pool(mode="segment")),
+        space(pool(cidrs=("10.22.0.128/25",))),
+    ):
+        with pytest.raises(ValueError, match=r"loses block 10\.22\.0\.64/26"):
+            check_change(before, after, [block])
+        check_change(before, after, [])
