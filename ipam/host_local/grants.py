@@ -18,12 +18,18 @@ store.
 `contact` is when the agent last reached the store (seconds since 1970), `problem` why it does not reach it now, "" if
 it does. A pod gets an address of each of the `versions` (IP versions), only from blocks whose state is "granted".
 A pool with `namespaces` is for the pods of these Kubernetes namespaces. The agent adds keys that only it reads.
+
+    <dataDir>.podwire/<network>.demand-<pool>    a byte for each ADD that had no address; the agent deletes it
+
+The agent polls the size of that file, so a pod's wait for a block takes no request, and a successful ADD no file.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from ipaddress import ip_network
 
 from cni import gojson
@@ -84,6 +90,25 @@ class Grants:
 def path_of(data_dir: str, network: str) -> str:
     """Returns the path of a network's grants."""
     return f"{data_dir}.podwire/{network}.grants"
+
+
+def demand_path_of(data_dir: str, network: str, pool: str) -> str:
+    """Returns the path of the file in which ADDs without an address of a pool count."""
+    return f"{data_dir}.podwire/{network}.demand-{pool}"
+
+
+def count_demand(data_dir: str, network: str, pool: str) -> None:
+    """Adds one byte to the file in which ADDs without an address of a pool count; the caller holds the store's lock.
+
+    A failure changes nothing: the agent also claims when few addresses are free, and the runtime tries ADD again.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(OSError):
+        fd = os.open(demand_path_of(data_dir, network, pool), flags, 0o644)
+        try:
+            os.write(fd, b".")
+        finally:
+            os.close(fd)
 
 
 def read(data_dir: str, network: str) -> Grants:

@@ -22,6 +22,10 @@ from ipam.host_local.store import Reservations, Store
 _HINT = "podwire-agent gets another block from the pool, if it has one"
 
 
+class _MissingBlockError(CniError):
+    """A CniError(11) for a pool of which this node has no granted block."""
+
+
 def allocate(
     held: Reservations,
     args: CmdArgs,
@@ -29,18 +33,25 @@ def allocate(
     conf: HostLocalConf,
     cache: Callable[[], ResultCache],
 ) -> tuple[IPConfig, ...]:
-    """Reserves an address of each IP version of the pool, as allocator.allocate; raises CniError(11) without one."""
+    """Reserves an address of each IP version of the pool, as allocator.allocate.
+
+    Without one raises CniError(11), and counts this ADD for the agent, which then claims a block.
+    """
     granted = grants.read(conf.data_dir, network)
     namespace = args.cni_args("IP", "K8S_POD_NAMESPACE").get("K8S_POD_NAMESPACE", "")
     pool = granted.pool_of(conf.pool, namespace)
-    _refuse_missing(granted, pool)
     attachment = Attachment(args.container_id, args.ifname)
     try:
+        _refuse_missing(granted, pool)
         return allocator.allocate(held, attachment, pool.range_sets, conf.requested, cache)
     except ExhaustedError as error:
+        grants.count_demand(conf.data_dir, network, pool.name)
         blocks = len(error.range_set.ranges)
         msg = f"pool {pool.name} has no free address on this node: {error.usage}; {blocks} blocks"
         raise CniError(Code.TRY_AGAIN_LATER, msg, f"{granted}; {_HINT}") from error
+    except _MissingBlockError:
+        grants.count_demand(conf.data_dir, network, pool.name)
+        raise
 
 
 def check(store: Store, name: str, network: str, data_dir: str, cache: Callable[[], ResultCache]) -> None:
@@ -58,10 +69,10 @@ def check(store: Store, name: str, network: str, data_dir: str, cache: Callable[
 
 
 def _refuse_missing(granted: Grants, pool: Pool) -> None:
-    """Raises CniError(11) if an IP version of the pool has no granted block on this node."""
+    """Raises _MissingBlockError if an IP version of the pool has no granted block on this node."""
     present = {range_set.version for range_set in pool.range_sets}
     missing = [f"IPv{version}" for version in pool.versions if version not in present]
     if missing or not present:
         waiting = f"{pool.inactive} blocks are not granted yet; " if pool.inactive else ""
         msg = f"this node has no granted block of pool {pool.name}{f' for {missing[0]}' if missing else ''}"
-        raise CniError(Code.TRY_AGAIN_LATER, msg, f"{waiting}{granted}")
+        raise _MissingBlockError(Code.TRY_AGAIN_LATER, msg, f"{waiting}{granted}")

@@ -171,3 +171,31 @@ def test_pool_and_ranges_exclude_each_other(run, keys):
     answer = run("ADD", ipam=keys)
     assert answer["code"] == 7
     assert '"ipam.pool" excludes ranges' in answer["msg"]
+
+
+def test_add_without_an_address_counts_for_the_agent(run):
+    """Each ADD that ends with code 11 adds a byte to the pool's demand file; no other verb and no other error does."""
+    demand = Path(run.grants.replace("net.grants", "net.demand-default"))
+    run.grant(pool(block("10.22.0.64/30", state="claiming")))
+    assert run("ADD", "one")["code"] == 11
+    assert demand.read_bytes() == b"."
+    run.grant(pool(block("10.22.0.64/30")))
+    assert "ips" in run("ADD", "one")
+    assert demand.read_bytes() == b"."
+    assert [run("ADD", name)["code"] for name in ("two", "three")] == [11, 11]
+    assert demand.read_bytes() == b"..."
+    demand.unlink()
+    assert run("ADD", "one")["code"] == 999
+    assert run("STATUS")["code"] == 50
+    assert run("DEL", "two") is None
+    assert not demand.exists()
+    demand.mkdir()
+    assert run("ADD", "two")["code"] == 11  # the count is a remark: a file that cannot be written changes no answer
+
+
+def test_demand_is_counted_for_the_pool_of_the_namespace(run):
+    """An ADD counts for the pool from which it would have had its address."""
+    run.grant(pool(block("10.22.0.0/26")), pool(name="team", namespaces=["a"]))
+    assert run("ADD", "one", args="IgnoreUnknown=1;K8S_POD_NAMESPACE=a")["code"] == 11
+    names = {name for name in os.listdir(os.path.dirname(run.grants)) if "demand" in name}
+    assert names == {"net.demand-team"}

@@ -1,0 +1,242 @@
+"""The grants file of a network: which blocks this node has, for plugins and for the next start of the agent.
+
+ipam/host_local/grants.py has its format, and parses what plugins need of it. The agent adds keys that only it reads:
+
+- of an address range: `block`, `epoch` and `generation` (a block with holes is several ranges);
+- of the file: `node`, and what the agent knows of the store: `cluster`, `revision`, `epoch`, `listed`.
+
+One rule: the file on the disk names at least every block that this node may own in the store. A block is in it before
+the request that claims it, and until the store is known to have another owner. So no agent lists all blocks at a start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from ipaddress import ip_network
+from itertools import groupby
+from typing import NamedTuple
+
+from agent.pools.block_protocol import Token
+from agent.pools.identity import write_durably
+from agent.pools.store import Position
+from cni import gojson
+from cni.address import Address, Network, format_ip
+from cni.fields import Fields
+from ipam.host_local import grants as plugin_format
+from process import files
+
+NO_TOKEN = Token("", 0)
+_VERSION = 1
+_MAX_BYTES = 1 << 20
+
+
+class State(Enum):
+    """The state of a block in the file; plugins allocate from GRANTED only.
+
+    CLAIMING: a claim is intended, has been requested, or has succeeded without a grant. GRANTED and DRAINING: a grant
+    of the protocol; from a draining block nothing is allocated any more. REVOKED: to be given back. LOST: the store has
+    another owner or token, and pods still have addresses of it.
+    """
+
+    CLAIMING = "claiming"
+    GRANTED = plugin_format.GRANTED
+    DRAINING = "draining"
+    REVOKED = "revoked"
+    LOST = "lost"
+
+
+GRANTS = (State.GRANTED, State.DRAINING)
+
+
+class Entry(NamedTuple):
+    """A block in the file, with the token of a grant, and what plugins need: subnet, ranges, gateway."""
+
+    block: Network
+    pool: str
+    state: State
+    token: Token
+    subnet: Network
+    ranges: tuple[tuple[Address, Address], ...]
+    gateway: Address
+
+    @property
+    def grant(self) -> Token | None:
+        """The token of a grant, None without one."""
+        return self.token if self.state in GRANTS else None
+
+    @property
+    def version(self) -> int:
+        """The IP version."""
+        return self.block.version
+
+    @property
+    def size(self) -> int:
+        """The number of addresses that pods may get."""
+        sizes = sum(int(last) - int(first) + 1 for first, last in self.ranges)
+        return sizes - any(int(first) <= int(self.gateway) <= int(last) for first, last in self.ranges)
+
+
+class PoolHead(NamedTuple):
+    """A pool in the file, without its blocks."""
+
+    name: str
+    versions: tuple[int, ...]
+    namespaces: tuple[str, ...] = ()
+
+
+class Grants(NamedTuple):
+    """The content of a grants file.
+
+    `position` and `epoch` are those of the store when the file was written. `listed` is the last epoch in which the
+    agent has listed all blocks that it owns.
+    """
+
+    boot: str
+    node: str
+    pools: tuple[PoolHead, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    contact: int = 0
+    problem: str = ""
+    position: Position = Position()
+    epoch: str = ""
+    listed: str = ""
+
+    def entry(self, block: Network) -> Entry | None:
+        """Returns the entry of a block."""
+        return next((entry for entry in self.entries if entry.block == block), None)
+
+    def with_entry(self, changed: Entry) -> Grants:
+        """Returns grants with another entry of a block, or with one more."""
+        if self.entry(changed.block) is None:
+            return self._replace(entries=(*self.entries, changed))
+        return self._replace(entries=tuple(changed if e.block == changed.block else e for e in self.entries))
+
+    def without(self, block: Network) -> Grants:
+        """Returns grants without a block."""
+        return self._replace(entries=tuple(entry for entry in self.entries if entry.block != block))
+
+
+def read(path: str) -> Grants:
+    """Returns the content of a file; raises OSError, ValueError and CniError for a damaged one."""
+    return parse(files.read(path, _MAX_BYTES))
+
+
+def write(path: str, grants: Grants) -> None:
+    """Replaces the file; when this returns it is on the disk. After an OSError the content may be either."""
+    write_durably(path, format_grants(grants))
+
+
+def format_grants(grants: Grants) -> bytes:
+    """Returns the content of a file."""
+    document = {
+        "version": _VERSION,
+        "boot": grants.boot,
+        "contact": grants.contact,
+        "problem": grants.problem,
+        "node": grants.node,
+        "cluster": grants.position.cluster,
+        "revision": grants.position.revision,
+        "epoch": grants.epoch,
+        "listed": grants.listed,
+        "pools": [_format_pool(head, grants) for head in _heads(grants)],
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def parse(text: bytes) -> Grants:
+    """Returns the grants of a file's content; raises ValueError, CniError."""
+    plugin_format.parse(text)  # so that the agent replaces what plugins refuse
+    fields = Fields(_object(gojson.loads(text)), context="grants")
+    pools = fields.objects("pools")
+    entries = [entry for pool in pools for entry in _entries(pool)]
+    _refuse_overlaps(entries)
+    position = Position(fields.string("cluster"), fields.integer("revision", minimum=0) or 0)
+    return Grants(
+        boot=fields.string("boot"),
+        node=fields.string("node"),
+        pools=tuple(PoolHead(pool.string("name"), _versions(pool), pool.strings("namespaces")) for pool in pools),
+        entries=tuple(entries),
+        contact=fields.integer("contact", minimum=0) or 0,
+        problem=fields.string("problem"),
+        position=position,
+        epoch=fields.string("epoch"),
+        listed=fields.string("listed"),
+    )
+
+
+def _heads(grants: Grants) -> Iterator[PoolHead]:
+    """Yields the pools, also those that only blocks name: of a pool that does not exist any more."""
+    yield from grants.pools
+    known = {head.name for head in grants.pools}
+    for name in dict.fromkeys(entry.pool for entry in grants.entries if entry.pool not in known):
+        versions = {entry.version for entry in grants.entries if entry.pool == name}
+        yield PoolHead(name, tuple(sorted(versions)))
+
+
+def _format_pool(head: PoolHead, grants: Grants) -> Mapping[str, object]:
+    return {
+        "name": head.name,
+        "versions": list(head.versions),
+        "namespaces": list(head.namespaces),
+        "blocks": [
+            {
+                "subnet": str(entry.subnet),
+                "first": format_ip(first),
+                "last": format_ip(last),
+                "gateway": format_ip(entry.gateway),
+                "state": entry.state.value,
+                "block": str(entry.block),
+                "epoch": entry.token.epoch,
+                "generation": entry.token.generation,
+            }
+            for entry in grants.entries
+            if entry.pool == head.name
+            for first, last in entry.ranges
+        ],
+    }
+
+
+def _entries(pool: Fields) -> Iterator[Entry]:
+    for _, group in groupby(pool.objects("blocks"), key=lambda item: item.string("block")):
+        items = list(group)
+        first = items[0]
+        token = Token(first.string("epoch"), first.integer("generation", minimum=0) or 0)
+        yield Entry(
+            block=ip_network(first.string("block")),
+            pool=pool.string("name"),
+            state=State(first.string("state")),
+            token=token,
+            subnet=ip_network(first.string("subnet")),
+            ranges=tuple((_ip(item, "first"), _ip(item, "last")) for item in items),
+            gateway=_ip(first, "gateway"),
+        )
+
+
+def _refuse_overlaps(entries: list[Entry]) -> None:
+    known: list[Network] = []
+    for entry in entries:
+        if any(entry.block.overlaps(other) for other in known):
+            raise ValueError(f"block {entry.block} overlaps another one")
+        if not entry.state.value or (entry.grant and not entry.token.generation):
+            raise ValueError(f"block {entry.block} is granted without a token")
+        known.append(entry.block)
+
+
+def _versions(pool: Fields) -> tuple[int, ...]:
+    versions = pool.raw("versions")
+    return tuple(versions) if isinstance(versions, list) else ()
+
+
+def _ip(fields: Fields, key: str) -> Address:
+    address = fields.ip(key)
+    if address is None:
+        raise ValueError(f"{key} is missing")
+    return address
+
+
+def _object(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    return value

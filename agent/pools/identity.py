@@ -1,0 +1,153 @@
+"""The identity of a node: an ID that its disk keeps, the machine, and the boot.
+
+One rule: two machines never work under one ID. The file of the ID also names the machine, so a copied disk is refused
+before it reaches the store. The store's record names it, too (block_protocol.is_foreign), but a backup from before a
+node joined lacks its record, and then the copy could be the first to register. A second agent of one machine is refused
+by locks.
+
+    /var/lib/podwire/node-id    {"node": "5f0c...", "machine": "4c4c4544-..."}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
+
+from agent.instance_lock import InstanceLock
+from cni.errors import CniError, Code
+from kernel import boot
+from process import directories, files
+
+STATE_DIR = "/var/lib/podwire"
+_ID = re.compile(r"[0-9a-f]{32}")
+_MAX_BYTES = 4096
+_RECLAIM = "`podwire ipam reclaim --node ID --powered-off`"
+_LOCK = ".agent.lock"  # no network has such a name, and networks have files in the same directory
+# What a copied disk does not copy: of a PC or a virtual machine, of a board with a device tree.
+_MACHINE_FILES = ("/sys/class/dmi/id/product_uuid", "/sys/firmware/devicetree/base/serial-number")
+# Values that many machines have, because their maker set none.
+_COMMON = {"03000200040005000006000700080009", "unknown", "none", "default", "tobefilledbyoem", "notspecified"}
+
+
+class Identity(NamedTuple):
+    """The node ID, the machine and the boot ID. `is_new`: the ID was made now, so the store knows nothing of it."""
+
+    node: str
+    machine: str
+    boot: str
+    is_new: bool = False
+
+    def instance(self, node_uid: str) -> str:
+        """Returns the instance of this boot under a UID of the Node object, "" without one."""
+        return f"{self.boot}/{node_uid}"
+
+
+def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[str] = _MACHINE_FILES) -> Identity:
+    """Returns the identity, and makes the node ID at the first start.
+
+    Raises CniError(7) if nothing identifies the machine, CniError(5) for a file that cannot be used.
+    """
+    boot_id = boot.get_boot_id().decode("ascii", "replace").strip()
+    if not boot_id:
+        raise CniError(
+            Code.IO_FAILURE,
+            "cannot read /proc/sys/kernel/random/boot_id",
+            "mount /proc; without it a boot is not noticed, and a boot ends all grants of addresses",
+        )
+    machine = machine or next(_machines(machine_files), "")
+    if not machine:
+        raise CniError(
+            Code.INVALID_NETWORK_CONFIG,
+            f"nothing identifies this machine: {' and '.join(machine_files)} have no value of its own",
+            "set --machine to a text that no other machine has, and that a copy of the disk does not contain",
+        )
+    path = f"{state_dir}/node-id"
+    try:
+        node = _read_id(path, machine)
+        return Identity(node or _create_id(path, machine), machine, boot_id, is_new=not node)
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot use {path}: {error.strerror}", "set --state-dir") from error
+
+
+@contextmanager
+def locked(directories_: Iterable[str]) -> Iterator[None]:
+    """Holds the lock of each directory while it is a context; raises CniError(11) for a second agent.
+
+    They are the directory of the node ID, and those of the grants files: two agents must share neither.
+    """
+    with ExitStack() as stack:
+        for directory in sorted(set(directories_)):
+            stack.enter_context(InstanceLock(f"{directory}/{_LOCK}"))
+        yield
+
+
+def _machines(paths: Iterable[str]) -> Iterator[str]:
+    """Yields what identifies this machine."""
+    for path in paths:
+        with suppress(OSError, ValueError):
+            text = files.read(path, _MAX_BYTES).decode("ascii", "replace").strip("\0 \n").lower()
+            plain = re.sub(r"[^0-9a-z]", "", text)
+            if len(set(plain)) > 1 and plain not in _COMMON:
+                yield text
+
+
+def _read_id(path: str, machine: str) -> str:
+    """Returns the node ID, "" without a file; raises CniError(5) for a damaged file, or for that of another machine.
+
+    A new ID would lose the node's blocks, so nothing is made anew without a person.
+    """
+    try:
+        content = json.loads(files.read(path, _MAX_BYTES))
+        node, owner = content["node"], content["machine"]
+        is_valid = bool(_ID.fullmatch(node)) and isinstance(owner, str)
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError):
+        is_valid, node, owner = False, "", ""
+    if not is_valid:
+        raise CniError(
+            Code.IO_FAILURE,
+            f"{path} is damaged: it has no node ID and machine",
+            f'write {{"node": "ID", "machine": "{machine}"}} with this node\'s ID, which `podwire ipam blocks` lists; '
+            "or drain the node, delete the file and reboot: the node gets a new ID, and its old blocks wait for "
+            f"{_RECLAIM}",
+        )
+    if owner != machine:
+        raise CniError(
+            Code.IO_FAILURE,
+            f"{path} is of another machine: node {node} is {owner}, and this machine is {machine}",
+            "if this disk is a copy, delete the file and reboot: this machine becomes a node of its own; if it "
+            f"replaces the other machine, which is off, do the same, and free the old blocks with {_RECLAIM}",
+        )
+    return str(node)
+
+
+def _create_id(path: str, machine: str) -> str:
+    """Writes a new node ID, so that a crash leaves a whole file or none."""
+    node = secrets.token_hex(16)
+    write_durably(path, f"{json.dumps({'node': node, 'machine': machine})}\n".encode())
+    return node
+
+
+def write_durably(path: str, content: bytes, mode: int = 0o644) -> None:
+    """Replaces a file, whose new content is on the disk when this returns; raises OSError."""
+    directory = os.path.dirname(path)
+    directories.create(directory)
+    temporary = os.path.join(directory, f"~{os.path.basename(path)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        directories.write(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,285 @@
+"""The manager of this node's blocks: claims them from the store and writes them into the networks' grants files.
+
+It runs in a thread of its own and makes one request at a time. No pod waits for it, and it makes no request for a pod.
+
+One rule: it may crash, stop or lose an answer at any moment. So what it knows is read again from the files and the
+store after every failure that it does not understand, and every decision is one of block_protocol's.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from agent.api_errors import ApiError
+from agent.pools.grants_file import GRANTS
+from agent.pools.identity import Identity
+from agent.pools.membership import Membership
+from agent.pools.memory import Busy, Memory, NodeFacts, RequestFailed, is_routed
+from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_networks
+from agent.pools.node_report import ManagerStatus
+from agent.pools.ownership import Ownership
+from agent.pools.planning import Planning
+from agent.pools.store import Entries, Store
+from agent.pools.supply import Usage
+from cni.address import Network
+from cni.errors import CniError
+
+POLL_S = 0.5  # two stat calls for each network: a burst of pods is answered within this time
+_BUSY_S = 0.01  # an ADD holds the lock for a millisecond
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 60.0
+_OUTAGE_S = 30.0  # without contact; the grants are then compared with the store again
+_RESTORE_S = 120.0  # without contact: so long it may take to restore a store, and its position is compared
+_SPACE_S = 600.0  # a watch reports changes of the space; this is for what it has missed
+_NOTE_S = 60.0  # between two changes of the files that only people read
+
+
+Value = TypeVar("Value")
+
+
+class Report(Protocol):
+    """Receives what the manager reports, from its thread; each only when it has changed."""
+
+    def problems(self, texts: tuple[str, ...]) -> None:
+        """Gets what keeps this node from claiming blocks; empty if nothing does."""
+
+    def usage(self, pools: Mapping[str, Usage]) -> None:
+        """Gets the numbers of each pool on this node."""
+
+    def networks(self, networks: tuple[Network, ...]) -> None:
+        """Gets the granted blocks of this node to which other nodes have routes."""
+
+    def entries(self, entries: Entries) -> None:
+        """Gets the entries of all nodes, each time when they were read."""
+
+    def event(self, text: str) -> None:
+        """Gets what an administrator has to know at once: a lost block, with the pods that have its addresses."""
+
+
+class Clocks(NamedTuple):
+    """The clocks and the random number of a manager. `wall` is for texts only."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    random: Callable[[], float] = random.random
+
+
+_CLOCKS = Clocks()
+
+
+class Manager:
+    """Manages the blocks of a node. Call `run` in a thread, or `step` again and again.
+
+    The other public methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        networks: tuple[NetworkOptions, ...],
+        report: Report,
+        facts: NodeFacts,
+        clocks: Clocks = _CLOCKS,
+    ) -> None:
+        self._store, self._identity, self._options, self._report = store, identity, networks, report
+        self._clocks = clocks
+        self._facts = facts
+        self._wake = threading.Event()
+        self._news: set[str] = set()
+        self._failures, self._not_before_s = 0, 0.0
+        self._contact_s = self._space_s = self._note_s = clocks.monotonic()
+        self._noted = ""
+        self._reported: dict[str, object] = {}
+        self._is_loaded = False
+
+    # From any thread.
+
+    def set_facts(self, facts: NodeFacts) -> None:
+        """Changes what the entry says of this node, also the UID of its Node object."""
+        self._facts = facts
+        self.wake()
+
+    def space_changed(self) -> None:
+        """Says that the space may have changed."""
+        self._news.add("space")
+        self.wake()
+
+    def entry_changed(self) -> None:
+        """Says that another agent or the tool has changed this node's entry: it may have been declared dead."""
+        self._news.add("entry")
+        self.wake()
+
+    def others_changed(self) -> None:
+        """Says that another node has registered or was fenced, for which this one may wait."""
+        self._news.add("others")
+        self.wake()
+
+    def status(self) -> ManagerStatus:
+        """Returns when the store answered last, the problems, and whether a restore was noticed, for the tool."""
+        problems = self._reported.get("problems", ())
+        memory = self._memory if self._is_loaded else None
+        contact = memory.contact if memory else 0
+        return ManagerStatus(
+            contact_s=max(0.0, self._clocks.wall() - contact) if contact else None,
+            problems=tuple(map(str, problems)) if isinstance(problems, tuple) else (),
+            is_restored=memory.is_restored if memory else False,
+        )
+
+    def wake(self) -> None:
+        """Lets the next step begin now."""
+        self._wake.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Makes steps until `stop` is set; call `wake` after setting it."""
+        while not stop.is_set():
+            self._wake.clear()
+            self._wake.wait(self.step())
+
+    # The loop.
+
+    def step(self) -> float:
+        """Makes at most one request; returns after how many seconds the next step is useful, 0 for at once."""
+        try:
+            if not self._is_loaded:
+                self._load()
+            self._note_news()
+            wait_s = self._not_before_s - self._clocks.monotonic()
+            if wait_s > 0:
+                return min(wait_s, POLL_S)
+            has_worked = self._work()
+            if not has_worked:  # all that is due succeeded: a read between refused changes does not count
+                self._failures, self._memory.problem = 0, ""
+            self._write_note()
+            self._report_all()
+            return 0.0 if has_worked else POLL_S
+        except Busy:
+            return _BUSY_S
+        except (ApiError, RequestFailed) as error:
+            return self._on_failure(str(error))
+        except (OSError, CniError) as error:
+            # The file may have the old or the new content.
+            self._is_loaded = False
+            return self._on_failure(f"cannot use the grants files: {error}")
+
+    def _load(self) -> None:
+        networks = [NetworkBlocks(options, self._identity) for options in list_networks(self._options)]
+        self._memory = Memory(self._store, self._identity, networks, self._facts, self._clocks.wall)
+        monotonic = self._clocks.monotonic
+        self._membership = Membership(self._memory, self._report.entries, monotonic)
+        self._ownership = Ownership(self._memory, self._membership.is_published, self._report.event, monotonic)
+        self._planning = Planning(self._memory, monotonic)
+        self._identity = self._identity._replace(is_new=False)  # from now on the store may know it
+        self._is_loaded = True
+
+    def _work(self) -> bool:
+        """Does the first thing that is due, in the order in which the protocol needs them."""
+        membership, ownership, planning, memory = self._membership, self._ownership, self._planning, self._memory
+        space = memory.space
+        if membership.read_space():
+            if space != memory.space:
+                planning.forget()
+            return self._on_contact()
+        if planning.refresh():
+            return True
+        if membership.read_entry():
+            return self._on_contact()
+        if memory.is_restored:
+            return False
+        if (
+            ownership.verify()
+            or ownership.list_blocks_of_node()
+            or membership.register()
+            or membership.look()
+            or ownership.claim()
+        ):
+            return self._on_contact()
+        if ownership.confirm():
+            return True
+        if membership.publish():
+            return self._on_contact()
+        if ownership.grant():
+            return True
+        if ownership.give_back():
+            return self._on_contact()
+        return planning.revoke() or planning.intend()
+
+    def _note_news(self) -> None:
+        """Notes what other threads have reported."""
+        memory, now_s = self._memory, self._clocks.monotonic()
+        facts = self._facts
+        if facts != memory.facts:
+            memory.facts = facts
+            instance = self._identity.instance(facts.uid)
+            if instance != memory.agent.instance:
+                memory.agent = memory.agent._replace(instance=instance, is_clear=False)
+        news = {self._news.pop() for _ in range(len(self._news))}
+        if "space" in news or now_s - self._space_s > _SPACE_S * (1 + self._clocks.random()):
+            memory.space_is_due = True
+            self._space_s = now_s
+        if "entry" in news:
+            memory.entry = None
+        if "others" in news:
+            self._membership.look_again()
+
+    def _on_contact(self) -> bool:
+        """Notes that the store answered; after an outage all that others may have changed is read again."""
+        memory, now_s = self._memory, self._clocks.monotonic()
+        outage_s = now_s - self._contact_s if self._failures else 0.0
+        if outage_s > _OUTAGE_S:
+            memory.space_is_due = True
+            memory.entry = None
+            memory.position_is_checked &= outage_s < _RESTORE_S
+            memory.verify()
+        self._contact_s = now_s
+        memory.contact = int(self._clocks.wall())
+        return True
+
+    def _on_failure(self, problem: str) -> float:
+        wait_s = min(_LAST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._failures, 10))
+        wait_s *= 0.5 + self._clocks.random()
+        self._failures += 1
+        self._not_before_s = self._clocks.monotonic() + wait_s
+        if self._is_loaded:
+            self._memory.problem = problem
+            try:
+                self._write_note()
+            except (OSError, CniError) as error:
+                self._is_loaded = False
+                problem = f"{problem}; cannot use the grants files: {error}"
+        self._report_all("" if self._is_loaded else problem)
+        return min(wait_s, POLL_S)
+
+    def _write_note(self) -> None:
+        """Writes into the files why the store is not reached, or that it is again; seldom: only people read it."""
+        memory, now_s = self._memory, self._clocks.monotonic()
+        if memory.problem == self._noted or now_s - self._note_s < _NOTE_S:
+            return
+        self._noted, self._note_s = memory.problem, now_s
+        for network in memory.networks:
+            if network.is_written:
+                network.save(network.grants._replace(problem=memory.problem, contact=memory.contact))
+
+    def _report_all(self, failure: str = "") -> None:
+        if not self._is_loaded:
+            self._report_change("problems", (failure,), self._report.problems)
+            return
+        memory = self._memory
+        texts = tuple(filter(None, (memory.problem, *(memory.problems[key] for key in sorted(memory.problems)))))
+        self._report_change("problems", texts, self._report.problems)
+        self._report_change("usage", self._planning.usage(), self._report.usage)
+        networks = [
+            held.entry.block
+            for held in memory.blocks()
+            if held.entry.state in GRANTS
+            and is_routed(held.entry, memory.space.pool_of(held.entry.block) if memory.space else None)
+        ]
+        self._report_change("networks", tuple(networks), self._report.networks)
+
+    def _report_change(self, name: str, value: Value, report: Callable[[Value], None]) -> None:
+        if name not in self._reported or self._reported[name] != value:
+            self._reported[name] = value
+            report(value)

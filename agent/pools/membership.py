@@ -1,0 +1,215 @@
+"""The node in the store: the epoch, its entry, and whether it may claim.
+
+One rule: every decision is block_protocol's. A function here makes at most one request, and returns whether it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.pools import block_protocol as protocol
+from agent.pools.grants_file import GRANTS, NO_TOKEN
+from agent.pools.memory import Memory, RequestFailed, is_routed
+from agent.pools.store import Entries, NodeEntry, Position, Stored
+from cni.address import Network
+
+RESTORED = (
+    "the store was restored from a backup: run `podwire ipam recover`. Until then this node claims no block and gives "
+    "none back; pods keep their addresses, and free addresses of granted blocks are allocated"
+)
+_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 30.0
+
+
+class Membership:
+    """Keeps the agent's place in the store. `report` gets each list of all entries, for the routes."""
+
+    def __init__(self, memory: Memory, report: Callable[[Entries], None], monotonic: Callable[[], float]) -> None:
+        self._memory, self._report, self._monotonic = memory, report, monotonic
+        self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
+
+    def read_space(self) -> bool:
+        """Reads the space when it may have changed, and after claims: tokens of another epoch are forgotten."""
+        memory = self._memory
+        if not memory.space_is_due:
+            return False
+        memory.problems.pop("space", None)
+        try:
+            space = memory.store.read_space().value
+        except ValueError as error:
+            memory.problems["space"] = f"the space is not valid: {error}"
+            space = None
+        memory.space = space if space and space.epoch else None
+        if memory.space is None or space is None:
+            memory.held.clear()
+            text = memory.problems.pop(
+                "space", "the store has no space with an epoch: run `podwire ipam pools --set FILE`"
+            )
+            raise RequestFailed(text)
+        memory.space_is_due = False
+        agent = protocol.contact(memory.agent, space.epoch)
+        if agent != memory.agent:
+            self._begin_epoch(agent)
+        for block, held in list(memory.held.items()):
+            del memory.held[block]
+            token = protocol.token_to_grant(held, space.epoch)
+            if token:
+                memory.grantable[block] = token
+        return True
+
+    def _begin_epoch(self, agent: protocol.Agent) -> None:
+        memory = self._memory
+        memory.agent = agent
+        memory.held.clear()
+        memory.grantable.clear()
+        memory.values.clear()
+        memory.verify()
+        memory.is_restored = memory.position_is_checked = False
+        memory.entry = Stored(None) if memory.identity.is_new and not memory.unverified else None
+        memory.problems.pop("store", None)
+        self.look_again()
+
+    def read_entry(self) -> bool:
+        """Reads this node's entry: at first with all others, which gives the store's position."""
+        memory = self._memory
+        if memory.entry is not None:
+            return False
+        if not memory.position_is_checked:
+            self._list()
+            return True
+        self._set_entry(memory.store.read_entry(memory.agent.node))
+        return True
+
+    def register(self) -> bool:
+        """Registers unless that is done; waits for grants to be reasserted, and for a foreign record to be resolved."""
+        memory = self._memory
+        if memory.entry is None or self._record() == memory.agent.record:
+            return False
+        tokens = [held.entry.token for held in memory.blocks() if held.entry.grant]
+        tokens += [NO_TOKEN] * ("reservations" in memory.problems)  # grants of a lost file, which are unknown
+        swap = protocol.register(memory.agent, tokens, self._record())
+        if swap is None:
+            self._refuse_foreign()
+            return False
+        memory.set_agent_clear(is_clear=False)
+        self._swap_entry(self._entry())
+        self.look_again()
+        return True
+
+    def look(self) -> bool:
+        """Reads all entries until the agent is clear: all other nodes are of this epoch."""
+        memory = self._memory
+        if memory.agent.is_clear or self._record() != memory.agent.record or self._monotonic() < self._look_s:
+            return False
+        self._look_s = self._monotonic() + self._look_wait_s
+        self._look_wait_s = min(_LAST_LOOK_S, 2 * self._look_wait_s)
+        self._list()
+        return True
+
+    def publish(self) -> bool:
+        """Writes the entry when this node's name, addresses or networks have changed."""
+        memory = self._memory
+        if memory.entry is None or not memory.agent.is_clear or memory.entry.value == self._entry():
+            return False
+        self._swap_entry(self._entry())
+        return True
+
+    def is_published(self, block: Network) -> bool:
+        """Returns whether the entry has a network."""
+        entry = self._memory.entry
+        return entry is not None and entry.value is not None and block in entry.value.networks
+
+    def look_again(self) -> None:
+        """Lets `look` read all entries at once."""
+        self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
+
+    def _record(self) -> protocol.NodeRecord | None:
+        entry = self._memory.entry
+        return entry.value.record if entry and entry.value else None
+
+    def _list(self) -> None:
+        """Reads all entries, compares the position, and looks whether all nodes are of this epoch."""
+        memory = self._memory
+        entries = memory.store.list_entries()
+        self._check_position(memory.store.position)
+        if memory.is_restored:
+            return
+        self._set_entry(entries.by_node.get(memory.agent.node, Stored(None)))
+        records = {node: stored.value.record for node, stored in entries.by_node.items()}
+        memory.agent = protocol.look(memory.agent, records)
+        waiting = [
+            stored.value.name or node
+            for node, stored in entries.by_node.items()
+            if stored.value.record.epoch != memory.agent.epoch and node != memory.agent.node
+        ]
+        memory.problems.pop("epoch", None)
+        if waiting and not memory.agent.is_clear:
+            some = ", ".join(sorted(waiting)[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
+            memory.problems["epoch"] = (
+                f"no block is claimed until these nodes have reached the restored store: {some}; of a node that is off "
+                "say so by `podwire ipam reclaim --node NODE --powered-off`"
+            )
+        self._report(entries)
+
+    def _check_position(self, position: Position) -> None:
+        """Notes a restore: in this epoch the store was further, or was another cluster."""
+        memory = self._memory
+        memory.position_is_checked = True
+        known = [n.grants.position for n in memory.networks if n.grants.epoch == memory.agent.epoch]
+        before = max(known, key=lambda one: one.revision, default=Position())
+        if before.cluster and (position.cluster != before.cluster or position.revision < before.revision):
+            memory.is_restored = True
+            memory.set_agent_clear(is_clear=False)
+            memory.problems["store"] = RESTORED
+            return
+        memory.position = position
+        for network in memory.networks:
+            if network.is_written:
+                memory.write(network, network.grants)
+
+    def _set_entry(self, stored: Stored[NodeEntry | None]) -> None:
+        """Notes this node's entry as it is; a fence, or another agent's registration, ends the right to claim."""
+        memory = self._memory
+        memory.entry = stored
+        record = stored.value.record if stored.value else None
+        if record != memory.agent.record:
+            memory.set_agent_clear(is_clear=False)
+        if record and record.is_fenced and record.instance == memory.agent.instance:
+            memory.problems["fenced"] = (
+                "this node was declared dead while it ran; its blocks may have other owners. Report who stated that it "
+                "was off; restart the pods that are named as holders of lost blocks"
+            )
+            memory.verify()
+
+    def _refuse_foreign(self) -> None:
+        """Raises RequestFailed if the record belongs to another machine; it is read again later."""
+        memory, record = self._memory, self._record()
+        if record and protocol.is_foreign(memory.agent, record):
+            memory.entry = None
+            raise RequestFailed(
+                f"node ID {memory.agent.node} belongs to another machine ({record.machine}; this one is "
+                f"{memory.agent.machine}): if this disk is a copy, delete node-id in the agent's state directory and "
+                "reboot; if this machine replaces the other one, which is off, run `podwire ipam reclaim --node "
+                f"{memory.agent.node} --powered-off`"
+            )
+
+    def _swap_entry(self, new: NodeEntry) -> None:
+        memory = self._memory
+        expected, memory.entry = memory.entry or Stored(None), None
+        change = memory.store.swap_entry(memory.agent.node, expected, new)
+        if protocol.succeeded(memory.outcome("entry", expected.raw, change)) and change.raw:
+            memory.entry = Stored(new, change.raw)
+
+    def _entry(self) -> NodeEntry:
+        """Returns the entry that this node should have."""
+        memory = self._memory
+        networks = []
+        for held in memory.blocks():
+            pool = memory.space.pool_of(held.entry.block) if memory.space else None
+            is_used = held.entry.state in GRANTS or held.entry.block in memory.grantable
+            if is_used and is_routed(held.entry, pool):
+                networks.append(held.entry.block)
+        networks.sort(key=lambda block: (block.version, int(block.network_address)))
+        existing = memory.entry.value if memory.entry else None
+        is_registered = existing is not None and existing.record == memory.agent.record
+        registered = existing.registered if existing and is_registered else memory.time_text()
+        return NodeEntry(memory.agent.record, memory.facts.name, memory.facts.addresses, tuple(networks), registered)

@@ -1,0 +1,173 @@
+"""What the manager of blocks knows: this node as the protocol's agent, values that it has read, tokens that it holds.
+
+One rule: all of this may be lost at any moment. What must survive is in the grants files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agent.pools import block_protocol as protocol
+from agent.pools.block_protocol import Agent, Block, Outcome, Token
+from agent.pools.grants_file import Entry, Grants
+from agent.pools.identity import Identity
+from agent.pools.network_blocks import NetworkBlocks
+from agent.pools.space import ROUTED, Pool, Space
+from agent.pools.store import BlockNote, Change, NodeEntry, Position, Store, Stored
+from cni.address import Address, Network
+
+
+class NodeFacts(NamedTuple):
+    """Facts for this node's entry: the UID of its Node object ("" without one), its name and its addresses."""
+
+    uid: str = ""
+    name: str = ""
+    addresses: tuple[Address, ...] = ()
+
+
+class RequestFailed(Exception):  # noqa: N818 - as in agent.api_errors
+    """A change without a certain answer, or one that is refused again and again: wait, read and try again."""
+
+
+class Busy(Exception):  # noqa: N818 - a state, not an error
+    """An ADD holds the lock of a network's store now: try again soon."""
+
+
+class Held(NamedTuple):
+    """A block in the grants file of a network."""
+
+    network: NetworkBlocks
+    entry: Entry
+
+
+@dataclass
+class Memory:
+    """The knowledge of one manager.
+
+    - `entry` is this node's entry as read last, None if it has to be read (again).
+    - `position_is_checked`: the store's position in this epoch was compared with that of the last start.
+    - `unverified` are granted blocks whose value has to be read.
+    - `values` are blocks as read last; a request uses a value up.
+    - `held` are tokens of successful claims, before the epoch was read again; `grantable` after it.
+    - `contact` and `problem`: when the store answered last (seconds since 1970), and why it does not answer now.
+    """
+
+    store: Store
+    identity: Identity
+    networks: list[NetworkBlocks]
+    facts: NodeFacts
+    clock: Callable[[], float] = time.time
+    agent: Agent = field(init=False)
+    space: Space | None = None
+    space_is_due: bool = True
+    entry: Stored[NodeEntry | None] | None = None
+    position: Position = field(default_factory=Position)
+    position_is_checked: bool = False
+    is_restored: bool = False
+    unverified: set[Network] = field(default_factory=set)
+    values: dict[Network, Stored[Block]] = field(default_factory=dict)
+    held: dict[Network, Token] = field(default_factory=dict)
+    grantable: dict[Network, Token] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    contact: int = 0
+    problem: str = ""
+    _refused: dict[object, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        identity = self.identity
+        self.agent = Agent(identity.node, identity.machine, identity.instance(self.facts.uid))
+        self.contact = max((network.grants.contact for network in self.networks), default=0)
+        self.verify()
+
+    def blocks(self) -> Iterator[Held]:
+        """Yields all blocks in this node's files."""
+        for network in self.networks:
+            for entry in network.grants.entries:
+                yield Held(network, entry)
+
+    def pool_of(self, held: Held) -> Pool | None:
+        """Returns the pool from which the network may use a block; None if it must not be granted (any more)."""
+        network, entry = held
+        pool = self.space.pool_of(entry.block) if self.space else None
+        if pool is None or pool.is_draining(entry.block) or not pool.size_of(entry.block):
+            return None
+        return pool if uses_pool(network, pool) else None
+
+    def note(self, pool: str) -> BlockNote:
+        """Returns the remarks of a claim, for people."""
+        return BlockNote(pool, self.facts.name, self.time_text())
+
+    def time_text(self) -> str:
+        """Returns the time, for people (RFC 3339)."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.clock()))
+
+    def take_value(self, block: Network) -> Stored[Block] | None:
+        """Returns the value of a block for one request; None after a request that has read it: call again."""
+        value = self.values.pop(block, None)
+        if value is None:
+            self.values[block] = self.store.read_block(block)
+        return value
+
+    def verify(self) -> None:
+        """Lets all grants be compared with the store."""
+        self.unverified = {held.entry.block for held in self.blocks() if held.entry.grant}
+        for block in self.unverified:
+            self.values.pop(block, None)
+
+    def save(self, network: NetworkBlocks, grants: Grants) -> None:
+        """Writes a network's file if it changes; raises OSError."""
+        if grants != network.grants or not network.is_written:
+            self.write(network, grants)
+
+    def write(self, network: NetworkBlocks, grants: Grants) -> None:
+        """Writes a network's file with what is known of the store now."""
+        network.save(self._stamped(grants))
+
+    def save_locked(self, network: NetworkBlocks, change: Callable[[Grants], Grants]) -> None:
+        """Writes a network's file while no ADD runs; raises Busy if one runs now."""
+        if not network.save_locked(lambda grants: self._stamped(change(grants))):
+            raise Busy
+
+    def _stamped(self, grants: Grants) -> Grants:
+        grants = grants._replace(contact=self.contact, problem=self.problem)
+        if self.position_is_checked and not self.is_restored:
+            return grants._replace(position=self.position, epoch=self.agent.epoch)
+        return grants
+
+    def swap_block(self, block: Network, expected: Stored[Block], new: Block, pool: str) -> Outcome:
+        """Requests a change of a block; raises RequestFailed unless it succeeds or meets another value."""
+        change = self.store.swap_block(block, expected, new, self.note(pool))
+        if protocol.succeeded(change.outcome) and change.raw:
+            self.values[block] = Stored(new, change.raw)
+        return self.outcome(block, expected.raw, change)
+
+    def outcome(self, key: object, expected: bytes, change: Change) -> Outcome:
+        """Returns the outcome; raises RequestFailed for UNKNOWN, and for a refusal although the value is the expected.
+
+        The value is then read before the next request, whatever the outcome was.
+        """
+        if change.outcome is Outcome.SUCCEEDED:
+            self._refused.pop(key, None)
+            return change.outcome
+        is_refused_again = self._refused.get(key) == expected
+        self._refused[key] = expected
+        if change.outcome is Outcome.UNKNOWN or is_refused_again:
+            raise RequestFailed(change.problem)
+        return change.outcome
+
+    def set_agent_clear(self, *, is_clear: bool) -> None:
+        """Sets whether the agent may claim."""
+        self.agent = self.agent._replace(is_clear=is_clear)
+
+
+def uses_pool(network: NetworkBlocks, pool: Pool) -> bool:
+    """Returns whether a network has blocks of a pool: its own, and those of namespaces."""
+    return bool(network.pool) and (pool.name == network.pool or bool(pool.namespaces))
+
+
+def is_routed(entry: Entry, pool: Pool | None) -> bool:
+    """Returns whether other nodes need a route to a block; of a pool that does not exist any more its subnet shows."""
+    return pool.mode == ROUTED if pool else entry.subnet == entry.block

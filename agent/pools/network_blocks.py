@@ -1,0 +1,207 @@
+"""The blocks of one network of this node: its grants file, and the reservations that its pods have.
+
+One rule: a block stops being granted only while the lock of the network's store is held, the lock that every ADD holds
+from reading the grants to writing the reservation. So no ADD uses a grant that has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from agent.pools import block_protocol as protocol
+from agent.pools import grants_file
+from agent.pools.grants_file import NO_TOKEN, Entry, Grants, State
+from agent.pools.identity import Identity
+from attachment.cache import RESULTS_DIR, read_entries
+from attachment.cache import Entry as CachedEntry
+from cni.address import Address, Network, parse_ip
+from cni.errors import CniError
+from ipam.host_local import grants as plugin_format
+from ipam.host_local.store import Store as Reservations
+from process import directories
+
+_SUFFIX = ".grants"
+_COARSE_NS = 50_000_000  # of the clock of files, whose ticks are some milliseconds
+
+
+class NetworkOptions(NamedTuple):
+    """A network: its pool, "" if it uses none any more, host-local's `dataDir`, and libcni's directory of results."""
+
+    name: str
+    pool: str
+    data_dir: str
+    results_dir: str = RESULTS_DIR
+
+
+class NetworkBlocks:
+    """The grants file and the reservations of a network. `grants` is what the file on the disk has.
+
+    `problem` says why the file of this boot is lost, "" if it is not; `is_written` whether the file is of this boot.
+    """
+
+    def __init__(self, options: NetworkOptions, identity: Identity) -> None:
+        self.name, self.pool, self._data_dir, self._results_dir = options
+        self.path = plugin_format.path_of(self._data_dir, self.name)
+        self._identity = identity
+        self._directory = f"{self._data_dir}/{self.name}"
+        self._seen: tuple[int, int] | None = None
+        self._names: tuple[Address, ...] = ()
+        self.is_written = False
+        self.problem = ""
+        self.grants = self._load()
+
+    # The file.
+
+    def save(self, grants: Grants) -> None:
+        """Writes the file unless it is equal; raises OSError, after which this object must not be used any more."""
+        if grants != self.grants or not self.is_written:
+            directories.create(os.path.dirname(self.path))
+            grants_file.write(self.path, grants)
+            self.grants, self.is_written = grants, True
+
+    def save_locked(self, change: Callable[[Grants], Grants]) -> bool:
+        """Writes a change of the file while no ADD runs; returns False if one runs now: try again soon."""
+        with self._locked() as is_locked:
+            if is_locked:
+                self._seen = None
+                self.save(change(self.grants))
+            return is_locked
+
+    def _load(self) -> Grants:
+        """Returns the file's content as this boot may use it."""
+        identity = self._identity
+        empty = Grants(identity.boot, identity.node)
+        try:
+            grants = grants_file.read(self.path)
+        except FileNotFoundError:
+            self.problem = f"{self.path} does not exist"
+            return empty
+        except (OSError, ValueError, CniError) as error:
+            self.problem = f"{self.path} is damaged: {error}"
+            return empty
+        if grants.node != identity.node:
+            self.problem = f"{self.path} is of node {grants.node}, and this node's ID is {identity.node}"
+            return empty
+        tokens = {str(entry.block): entry.token for entry in grants.entries if entry.grant}
+        valid = protocol.grants_of(identity.boot, grants.boot, tokens)
+        self.is_written = is_same = grants.boot == identity.boot
+        entries = (_after_start(e, is_valid=str(e.block) in valid, is_same_boot=is_same) for e in grants.entries)
+        return grants._replace(boot=identity.boot, entries=tuple(entries))
+
+    # Reservations.
+
+    def list_reserved(self) -> tuple[Address, ...]:
+        """Returns the addresses with a reservation; reads the directory when it has changed.
+
+        Of its times host-local sets only the modification time (ipam/host_local/index.py).
+        """
+        try:
+            status = os.stat(self._directory)
+        except FileNotFoundError:
+            self._seen, self._names = None, ()
+            return ()
+        seen = (status.st_ino, status.st_ctime_ns)
+        if seen != self._seen:
+            is_past = time.time_ns() - seen[1] > _COARSE_NS
+            self._names = tuple(self._read_names())
+            self._seen = seen if is_past else None
+        return self._names
+
+    def count_used(self) -> Counter[Network]:
+        """Returns the number of reservations in each block."""
+        used: Counter[Network] = Counter()
+        reserved = self.list_reserved()
+        for entry in self.grants.entries:
+            used[entry.block] = sum(address in entry.block for address in reserved)
+        return used
+
+    def count_reservations(self, block: Network) -> int:
+        """Returns the number of reservations in a block now; the caller holds the lock."""
+        return sum(address in block for address in self._read_names())
+
+    def describe_holders(self, block: Network) -> str:
+        """Returns the pods that have addresses of a block; containers, if the runtime gave no pod's name."""
+        store = Reservations(self._data_dir, self.name)
+        pods = {entry.attachment.container_id: _pod(entry) for entry in read_entries(self._results_dir, self.name)}
+        holders = []
+        for address in self.list_reserved():
+            if address in block:
+                container = os.fsdecode(store.get_owner(str(address))).partition("\r\n")[0]
+                holders.append(f"{address} of {pods.get(container) or f'container {container}'}")
+        return ", ".join(holders)
+
+    def _read_names(self) -> Iterator[Address]:
+        store = Reservations(self._data_dir, self.name)
+        with suppress(FileNotFoundError):
+            for name in store.names():
+                if not store.is_free(name):  # an empty file, which a crash left
+                    yield parse_ip(name)
+
+    # Demand.
+
+    def demand(self, pool: str) -> int:
+        """Returns how many ADDs had no address of a pool since `forget_demand`."""
+        try:
+            return os.stat(plugin_format.demand_path_of(self._data_dir, self.name, pool)).st_size
+        except FileNotFoundError:
+            return 0
+
+    def forget_demand(self, pool: str) -> None:
+        """Deletes the file in which ADDs count."""
+        with suppress(FileNotFoundError):
+            os.unlink(plugin_format.demand_path_of(self._data_dir, self.name, pool))
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Tries to lock the network's store, as plugins do; does not wait, because a signal cannot end it here."""
+        directories.create(self._directory)
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(f"{self._directory}/lock", flags, 0o750)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(fd)
+
+
+def list_networks(configured: tuple[NetworkOptions, ...]) -> list[NetworkOptions]:
+    """Returns the networks, and those that are not configured any more but have a grants file: they give back."""
+    known = {(options.data_dir, options.name) for options in configured}
+    networks = list(configured)
+    for data_dir in sorted({options.data_dir for options in configured}):
+        with suppress(FileNotFoundError):
+            for name in sorted(os.listdir(f"{data_dir}.podwire")):
+                network = name.removesuffix(_SUFFIX)
+                if network != name and not name.startswith(("~", ".")) and (data_dir, network) not in known:
+                    networks.append(NetworkOptions(network, "", data_dir))
+    return networks
+
+
+def _after_start(entry: Entry, *, is_valid: bool, is_same_boot: bool) -> Entry:
+    """Returns an entry as it is after a start: a boot has ended all grants, and all pods are gone."""
+    if entry.grant and not is_valid:
+        return entry._replace(state=State.CLAIMING, token=NO_TOKEN)
+    if entry.state is State.LOST and not is_same_boot:
+        return entry._replace(state=State.REVOKED)
+    return entry
+
+
+def _pod(entry: CachedEntry) -> str:
+    """Returns "namespace/name" of an attachment's pod, "" if the runtime did not set it."""
+    pairs = entry.content.get("cniArgs")
+    known = (
+        {str(pair[0]): str(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2}
+        if isinstance(pairs, list)
+        else {}
+    )
+    return "/".join(filter(None, (known.get("K8S_POD_NAMESPACE"), known.get("K8S_POD_NAME"))))

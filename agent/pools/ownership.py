@@ -1,0 +1,222 @@
+"""The blocks of this node in the store: verify, claim, grant and give back.
+
+One rule: every decision is block_protocol's. A function here makes at most one request, and returns whether it did, or
+changed a file. The order of a new block: intent in the file, claim, the epoch read again, the entry (routes), grant.
+Of a return: revoked in the file, the entry, given back, forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent.pools import block_protocol as protocol
+from agent.pools.block_protocol import Block
+from agent.pools.grants_file import NO_TOKEN, Entry, State
+from agent.pools.memory import Held, Memory, is_routed
+from agent.pools.network_blocks import NetworkBlocks
+from agent.pools.planning import granted, new_entry
+from agent.pools.store import Stored
+from cni.address import Network
+
+_RELIST_S = 30.0
+
+
+class Ownership:
+    """The requests for blocks. `is_published` says whether other nodes have a route to a block."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        is_published: Callable[[Network], bool],
+        event: Callable[[str], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._memory, self._is_published, self._event = memory, is_published, event
+        self._monotonic = monotonic
+        self._list_s = 0.0
+
+    def verify(self) -> bool:
+        """Compares a grant with the store: keeps it in a new epoch, and stops it if it is lost."""
+        memory = self._memory
+        held = next((h for h in memory.blocks() if h.entry.grant and h.entry.block in memory.unverified), None)
+        if held is None:
+            memory.unverified.clear()
+            return False
+        network, entry = held
+        stored = memory.take_value(entry.block)
+        if stored is None:
+            return True
+        if protocol.is_lost(memory.agent, entry.token, stored.value):
+            self._lose(held, stored)
+            return True
+        swap = protocol.reassert(memory.agent, entry.token, stored.value)
+        if swap is None:
+            memory.unverified.discard(entry.block)
+            return True
+        outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool)
+        token = protocol.grant_after(entry.token, swap, outcome)
+        memory.save(network, network.grants.with_entry(entry._replace(token=token)))
+        return True
+
+    def list_blocks_of_node(self) -> bool:
+        """Lists the blocks of this node once in each epoch, and at a first start: none may be missing in the files."""
+        memory = self._memory
+        epoch = memory.agent.epoch
+        is_waiting = "reservations" in memory.problems and self._monotonic() < self._list_s
+        if is_waiting or all(network.grants.listed == epoch for network in memory.networks):
+            return False
+        is_first = not any(network.grants.listed for network in memory.networks)
+        is_known_empty = memory.identity.is_new and is_first and not any(memory.blocks())
+        owned = {} if is_known_empty else memory.store.list_blocks(memory.agent.node)
+        self._adopt(owned)
+        self._list_s = self._monotonic() + _RELIST_S
+        memory.problems.pop("reservations", None)
+        for network in memory.networks:
+            if not self._explain_unaccounted(network):
+                memory.save(network, network.grants._replace(listed=epoch))
+        return True
+
+    def claim(self) -> bool:
+        """Claims a block that a file intends."""
+        memory = self._memory
+        held = next((held for held in memory.blocks() if self._is_to_claim(held)), None)
+        if held is None or not memory.agent.is_clear:
+            return False
+        network, entry = held
+        stored = memory.take_value(entry.block)
+        if stored is None:
+            return True
+        swap = protocol.claim(memory.agent, None, stored.value)
+        if swap is None:
+            memory.save(network, network.grants.without(entry.block))
+            return True
+        token = protocol.held_after(swap, memory.swap_block(entry.block, stored, swap.new, entry.pool))
+        if token:
+            memory.held[entry.block] = token
+        return True
+
+    def confirm(self) -> bool:
+        """Lets the epoch be read after the claims."""
+        memory = self._memory
+        memory.space_is_due |= bool(memory.held)
+        return bool(memory.held)
+
+    def grant(self) -> bool:
+        """Grants the blocks whose tokens are of the store's epoch and to which other nodes have routes."""
+        memory = self._memory
+        has_changed = False
+        for network in memory.networks:
+            grants = network.grants
+            for entry in grants.entries:
+                if entry.block in memory.grantable and (after := self._granted(Held(network, entry))):
+                    grants = grants.with_entry(granted(grants, after) if after.state is State.GRANTED else after)
+            has_changed |= grants != network.grants
+            memory.save(network, grants)
+            for entry in grants.entries:
+                if entry.state is not State.CLAIMING:
+                    memory.grantable.pop(entry.block, None)
+        return has_changed
+
+    def give_back(self) -> bool:
+        """Gives back a revoked block, and forgets one that is not this node's."""
+        memory = self._memory
+        held = next((held for held in memory.blocks() if held.entry.state is State.REVOKED), None)
+        if held is None or not memory.agent.is_clear or self._is_published(held.entry.block):
+            return False
+        network, entry = held
+        stored = memory.take_value(entry.block)
+        if stored is None:
+            return True
+        swap = protocol.give_back(memory.agent, None, stored.value)
+        if swap is None or protocol.succeeded(memory.swap_block(entry.block, stored, swap.new, entry.pool)):
+            memory.values.pop(entry.block, None)
+            memory.save(network, network.grants.without(entry.block))
+        return True
+
+    def _is_to_claim(self, held: Held) -> bool:
+        block = held.entry.block
+        is_done = block in self._memory.held or block in self._memory.grantable
+        return held.entry.state is State.CLAIMING and not is_done
+
+    def _granted(self, held: Held) -> Entry | None:
+        """Returns the entry of a claimed block; None if its routes are missing.
+
+        A block that the network must not use (any more) is given back; while it has reservations, it is a grant from
+        which nothing is allocated.
+        """
+        memory = self._memory
+        network, entry = held
+        token = memory.grantable[entry.block]
+        pool = memory.pool_of(held)
+        if pool is None:
+            is_used = network.count_used()[entry.block] > 0
+            state = State.DRAINING if is_used else State.REVOKED
+            return entry._replace(state=state, token=token if is_used else NO_TOKEN)
+        if is_routed(entry, pool) and not self._is_published(entry.block):
+            return None
+        return entry._replace(state=State.GRANTED, token=token)
+
+    def _lose(self, held: Held, stored: Stored[Block]) -> None:
+        """Stops a grant at once that the store does not have; what this node does not own it forgets later."""
+        memory = self._memory
+        network, entry = held
+        holders = network.describe_holders(entry.block)
+        lost = entry._replace(state=State.LOST if holders else State.REVOKED, token=NO_TOKEN)
+        memory.save_locked(network, lambda grants: grants.with_entry(lost))
+        memory.unverified.discard(entry.block)
+        owner = stored.problem or (f"owner {stored.value.owner}" if stored.value.owner else "no owner")
+        generation = stored.value.token.generation
+        self._event(
+            f"block {entry.block} of pool {entry.pool} is lost: this node had generation {entry.token.generation}, the "
+            f"store has {owner}, generation {generation}. The machine was declared dead while it ran, or the object "
+            f"was edited. Nothing of it is allocated any more. Delete these pods, whose addresses others may get: "
+            f"{holders or 'none'}"
+        )
+
+    def _adopt(self, owned: Mapping[Network, Stored[Block]]) -> None:
+        """Adds blocks of this node that no file names: to the network whose pods have addresses of them."""
+        memory = self._memory
+        known = {held.entry.block for held in memory.blocks()}
+        memory.problems.pop("blocks", None)
+        for block in owned:
+            if block in known:
+                continue
+            overlapping = [other for other in known if other.overlaps(block)]
+            if overlapping:
+                memory.problems["blocks"] = f"block {block} of this node overlaps its block {overlapping[0]}"
+                continue
+            network = self._network_for(block)
+            memory.save(network, network.grants.with_entry(new_entry(memory.space, block)))
+            known.add(block)
+
+    def _network_for(self, block: Network) -> NetworkBlocks:
+        """Returns the network to which a block of this node belongs, which no file names."""
+        networks = self._memory.networks
+        pool = self._memory.space.pool_of(block) if self._memory.space else None
+        holding = [one for one in networks if any(address in block for address in one.list_reserved())]
+        using = [one for one in networks if pool and one.pool == pool.name]
+        return [*holding, *using, *networks][0]
+
+    def _explain_unaccounted(self, network: NetworkBlocks) -> bool:
+        """Returns whether a network without a file has reservations in none of the blocks; explains them.
+
+        In a new epoch their blocks would have to be reasserted, but it is unknown whether they were granted.
+        """
+        memory = self._memory
+        if network.grants.listed or memory.space is None:
+            return False
+        known = [held.entry.block for held in memory.blocks()]
+        unaccounted = [
+            str(address)
+            for address in network.list_reserved()
+            if any(address in cidr for pool in memory.space.pools for cidr in pool.cidrs)
+            and not any(address in block for block in known)
+        ]
+        if unaccounted:
+            memory.problems["reservations"] = (
+                f"{network.problem or network.path}: network {network.name} has {len(unaccounted)} reservations in no "
+                f"block of this node, such as {unaccounted[0]}: no block is claimed until they are gone. Run "
+                f"`podwire gc {network.name}`, which releases those of pods that are gone, and delete the other "
+                "pods of this node"
+            )
+        return bool(unaccounted)

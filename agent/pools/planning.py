@@ -1,0 +1,213 @@
+"""The plans of a node's networks: which blocks they intend to claim, drain and revoke. It makes no request.
+
+One rule: an intent is in the grants file before the request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from agent.pools import block_protocol as protocol
+from agent.pools.grants_file import GRANTS, NO_TOKEN, Entry, Grants, PoolHead, State
+from agent.pools.memory import Held, Memory, uses_pool
+from agent.pools.network_blocks import NetworkBlocks
+from agent.pools.space import SEGMENT, Pool, Space
+from agent.pools.store import Stored
+from agent.pools.supply import Candidates, FreeBlocks, Usage, count_to_claim, usage_of
+from cni.address import Address, Network
+
+_EXHAUSTED_S = 60.0
+
+
+class Planning:
+    """Plans for all networks of a node, by the numbers of reservations and of failed ADDs."""
+
+    def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
+        self._memory, self._monotonic = memory, monotonic
+        self._free = {network.path: FreeBlocks() for network in memory.networks}
+        self._candidates: dict[tuple[str, int], Candidates] = {}
+        self._not_before_s: dict[tuple[str, int], float] = {}
+        self._fresh: dict[str, tuple[Space, Grants]] = {}  # for which the files need no change
+
+    def forget(self) -> None:
+        """Forgets which candidates were tried, as after a change of the space."""
+        self._candidates.clear()
+        self._not_before_s.clear()
+
+    def refresh(self) -> bool:
+        """Makes the files equal to the space: pools, ranges, and which blocks drain."""
+        memory = self._memory
+        if memory.space is None:
+            return False
+        for network in memory.networks:
+            fresh = self._fresh.get(network.path)
+            if fresh and fresh[0] is memory.space and fresh[1] is network.grants:
+                continue
+            memory.problems.pop(f"network {network.name}", None)
+            if network.pool and memory.space.pool(network.pool) is None:
+                names = ", ".join(pool.name for pool in memory.space.pools) or "none"
+                text = f"network {network.name}: there is no pool {network.pool}; the space has {names}"
+                memory.problems[f"network {network.name}"] = text
+            if self._refreshed(network, network.grants) != network.grants:
+                memory.save_locked(network, lambda grants, network=network: self._refreshed(network, grants))  # type: ignore[misc]
+                return True
+            self._fresh[network.path] = memory.space, network.grants
+        return False
+
+    def revoke(self) -> bool:
+        """Revokes one block: of those that drain or are lost one without reservations, else one too many."""
+        for network in self._memory.networks:
+            used = network.count_used()
+            now_s = self._monotonic()
+            free = self._free[network.path]
+            free.observe(network.grants.entries, used, now_s)
+            for entry in network.grants.entries:
+                is_unused = entry.state in (State.DRAINING, State.LOST) and not used[entry.block]
+                if is_unused and self._revoke(network, entry):
+                    return True
+            for pool, version in self._groups(network):
+                entries = _of_group(network.grants, pool, version)
+                surplus = free.surplus(entries, now_s, is_on_demand=pool.name != network.pool)
+                if surplus and self._revoke(network, surplus):
+                    return True
+        return False
+
+    def intend(self) -> bool:
+        """Writes the intent to claim the blocks that a network needs; makes a request if it lists all blocks."""
+        memory = self._memory
+        if not memory.agent.is_clear:
+            return False
+        for network in memory.networks:
+            used = network.count_used()
+            for pool, version in self._groups(network):
+                if self._intend(network, pool, version, used):
+                    return True
+            for pool in self._pools(network):
+                if network.demand(pool.name):
+                    network.forget_demand(pool.name)
+        return False
+
+    def usage(self) -> dict[str, Usage]:
+        """Returns the numbers of each pool on this node."""
+        numbers: dict[str, Usage] = {}
+        for network in self._memory.networks:
+            used = network.count_used()
+            for name in {entry.pool for entry in network.grants.entries} | {head.name for head in network.grants.pools}:
+                one = usage_of([e for e in network.grants.entries if e.pool == name], used)
+                numbers[name] = Usage(*(a + b for a, b in zip(numbers.get(name, Usage()), one, strict=True)))
+        return numbers
+
+    def _revoke(self, network: NetworkBlocks, entry: Entry) -> bool:
+        """Revokes a block, unless it got a reservation meanwhile; returns whether it is revoked."""
+
+        def revoked(grants: Grants) -> Grants:
+            reservations = network.count_reservations(entry.block)
+            if reservations if not entry.grant else protocol.revoke(entry.token, reservations):
+                return grants
+            return grants.with_entry(entry._replace(state=State.REVOKED, token=NO_TOKEN))
+
+        self._memory.save_locked(network, revoked)
+        after = network.grants.entry(entry.block)
+        return after is not None and after.state is State.REVOKED
+
+    def _intend(self, network: NetworkBlocks, pool: Pool, version: int, used: Counter[Network]) -> bool:
+        memory, key = self._memory, (pool.name, version)
+        grants = network.grants
+        demand = network.demand(pool.name)
+        entries = _of_group(grants, pool, version)
+        if pool.name != network.pool and not demand and not entries:
+            return False
+        size = 1 << (32 if version == 4 else 128) - pool.prefix_lengths[version]
+        count = count_to_claim(entries, used, size, demand)
+        if not count:
+            memory.problems.pop(f"pool {pool.name}", None)
+        if not count or self._monotonic() < self._not_before_s.get(key, 0.0):
+            return False
+        candidates = self._candidates.setdefault(key, Candidates(memory.agent.node, pool, version))
+        if candidates.needs_list:
+            claimed = {block for block, stored in memory.store.list_blocks().items() if stored.value.owner}
+            candidates.use_list(claimed)
+            return True
+        blocks = self._choose(candidates, count)
+        for block in blocks:
+            grants = grants.with_entry(new_entry(memory.space, block))
+        if candidates.is_exhausted:
+            self._note_exhausted(pool, version)
+        memory.save(network, grants)
+        for block in blocks:
+            memory.values[block] = Stored(protocol.FREE)  # most candidates are free: claim without reading first
+        return bool(blocks) or candidates.needs_list
+
+    def _choose(self, candidates: Candidates, count: int) -> list[Network]:
+        chosen: list[Network] = []
+        known = [held.entry.block for held in self._memory.blocks()]
+        while len(chosen) < count:
+            block = candidates.next([*known, *chosen])
+            if block is None:
+                break
+            chosen.append(block)
+        return chosen
+
+    def _note_exhausted(self, pool: Pool, version: int) -> None:
+        key = (pool.name, version)
+        self._not_before_s[key] = self._monotonic() + _EXHAUSTED_S
+        del self._candidates[key]
+        total = pool.count_blocks(version)
+        self._memory.problems[f"pool {pool.name}"] = (
+            f"pool {pool.name} has no free IPv{version} block: all {total} have owners; add a CIDR to the pool, or "
+            "free the blocks of nodes that are gone (`podwire ipam blocks`, `podwire ipam reclaim`)"
+        )
+
+    def _pools(self, network: NetworkBlocks) -> list[Pool]:
+        space = self._memory.space
+        return [pool for pool in space.pools if uses_pool(network, pool)] if space else []
+
+    def _groups(self, network: NetworkBlocks) -> list[tuple[Pool, int]]:
+        return [(pool, version) for pool in self._pools(network) for version in pool.versions]
+
+    def _refreshed(self, network: NetworkBlocks, grants: Grants) -> Grants:
+        """Returns a network's grants with the pools, ranges and draining blocks of the space."""
+        memory = self._memory
+        heads = tuple(PoolHead(pool.name, pool.versions, pool.namespaces) for pool in self._pools(network))
+        entries = (_refreshed(entry, memory.pool_of(Held(network, entry))) for entry in grants.entries)
+        return grants._replace(pools=heads, entries=tuple(entries))
+
+
+def new_entry(space: Space | None, block: Network) -> Entry:
+    """Returns the entry of a block that is to be claimed; of a block of no pool all addresses."""
+    pool = space.pool_of(block) if space else None
+    ranges = tuple(pool.ranges(block)) if pool else ()
+    subnet = pool.subnet_of(block) if pool else block
+    ranges = ranges or ((block[0], block[-1]),)
+    gateway = pool.gateway_of(subnet) if pool and pool.mode == SEGMENT else ranges[0][0]
+    return Entry(block, pool.name if pool else "", State.CLAIMING, NO_TOKEN, subnet, ranges, gateway)
+
+
+def granted(grants: Grants, entry: Entry) -> Entry:
+    """Returns an entry with the gateway that a routed network has on this node; the first block brings it.
+
+    One gateway serves all blocks of an IP version: the bridge has the address, and pods have it as their next hop.
+    """
+    if entry.subnet != entry.block:
+        return entry
+    existing: Address | None = next(
+        (
+            other.gateway
+            for other in grants.entries
+            if other.state in (*GRANTS, State.LOST) and other.version == entry.version and other.subnet == other.block
+        ),
+        None,
+    )
+    return entry._replace(gateway=existing or entry.ranges[0][0])
+
+
+def _refreshed(entry: Entry, pool: Pool | None) -> Entry:
+    """Returns the entry of a block of a pool; of none if it must not be granted any more."""
+    if entry.state in GRANTS:
+        entry = entry._replace(state=State.GRANTED if pool else State.DRAINING)
+    return entry._replace(pool=pool.name, ranges=tuple(pool.ranges(entry.block))) if pool else entry
+
+
+def _of_group(grants: Grants, pool: Pool, version: int) -> list[Entry]:
+    return [entry for entry in grants.entries if entry.pool == pool.name and entry.version == version]

@@ -1,0 +1,123 @@
+"""How many blocks a network needs, as values in and values out: which to claim, which to give back.
+
+One rule: nothing here is about safety. Which block a node may have is block_protocol's.
+
+A node claims another block when less than a quarter of a block is free, so that a claim is rarely in a pod's way, and
+as many as ADDs have asked for. It gives one back when two have been wholly free for ten minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from agent.pools import block_protocol as protocol
+from agent.pools.grants_file import Entry, State
+from agent.pools.space import Pool
+from cni.address import Network
+
+MAX_BLOCKS_AT_ONCE = 8
+_LOW_SHARE = 4
+_SPARE_BLOCKS = 1
+FREE_S = 600.0
+# After so many claimed candidates the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
+MAX_TRIES = 64
+
+
+class Usage(NamedTuple):
+    """The numbers of a pool on this node."""
+
+    blocks: int = 0
+    size: int = 0
+    used: int = 0
+
+    @property
+    def free(self) -> int:
+        """The number of free addresses."""
+        return max(0, self.size - self.used)
+
+
+def usage_of(entries: Collection[Entry], used: Mapping[Network, int]) -> Usage:
+    """Returns the numbers of the blocks of which plugins allocate addresses."""
+    granted = [entry for entry in entries if entry.state is State.GRANTED]
+    sizes = sum(entry.size for entry in granted)
+    return Usage(len(granted), sizes, sum(min(used[entry.block], entry.size) for entry in granted))
+
+
+def count_to_claim(entries: Collection[Entry], used: Mapping[Network, int], block_size: int, demand: int) -> int:
+    """Returns how many more blocks a network needs of one pool and IP version, up to MAX_BLOCKS_AT_ONCE.
+
+    Blocks that are being claimed count as free ones. `demand` is the number of ADDs that had no address.
+    """
+    coming = [entry for entry in entries if entry.state in (State.GRANTED, State.CLAIMING)]
+    free = sum(max(0, entry.size - used[entry.block]) for entry in coming)
+    needed = max(demand, block_size // _LOW_SHARE, 1)
+    usable = max(1, block_size - 2)  # of a routed block without exclusions
+    missing = -(-(needed - free) // usable)
+    return min(max(0, missing), MAX_BLOCKS_AT_ONCE)
+
+
+class FreeBlocks:
+    """The time since which each block has been wholly free, by this node's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._since: dict[Network, float] = {}
+
+    def observe(self, entries: Collection[Entry], used: Mapping[Network, int], now_s: float) -> None:
+        """Notes which granted blocks are free now."""
+        free = [entry.block for entry in entries if entry.state is State.GRANTED and not used[entry.block]]
+        self._since = {block: self._since.get(block, now_s) for block in free}
+
+    def surplus(self, entries: Collection[Entry], now_s: float, *, is_on_demand: bool) -> Entry | None:
+        """Returns a block to give back, None without one; of a pool on demand nothing has to stay.
+
+        The block of the gateway stays until the next boot: the bridge keeps that address.
+        """
+        free = [entry for entry in entries if now_s - self._since.get(entry.block, now_s) >= FREE_S]
+        unused = [entry for entry in free if entry.gateway not in entry.block]
+        spare = 0 if is_on_demand else _SPARE_BLOCKS
+        return unused[-1] if unused and len(free) > spare else None
+
+
+class Candidates:
+    """The blocks of a pool and IP version that this node tries to claim, in its own order."""
+
+    def __init__(self, node: str, pool: Pool, version: int) -> None:
+        self._pool, self._version = pool, version
+        self._count = pool.count_blocks(version)
+        self._numbers = protocol.candidates(node, self._count)
+        self._tries = 0
+        self._free: Iterator[Network] | None = None
+        self.is_exhausted = False
+
+    @property
+    def needs_list(self) -> bool:
+        """Whether so many candidates were claimed that the list of all blocks is cheaper."""
+        return self._free is None and not self.is_exhausted and self._tries >= min(MAX_TRIES, self._count)
+
+    def use_list(self, claimed: Collection[Network]) -> None:
+        """Continues with the blocks that are not claimed, beginning at a place of this node's own."""
+        begin = next(self._numbers, 0)
+        numbers = (number % self._count for number in range(begin, begin + self._count))
+        blocks = (self._pool.block(self._version, number) for number in numbers)
+        self._free = (block for block in blocks if block not in claimed)
+
+    def next(self, known: Collection[Network]) -> Network | None:
+        """Returns the next candidate that overlaps no known block; None if there is none, or `needs_list`."""
+        while not self.needs_list:
+            block = self._next()
+            if block is None:
+                return None
+            if not any(block.overlaps(other) for other in known) and self._pool.size_of(block):
+                return block
+        return None
+
+    def _next(self) -> Network | None:
+        if self._free is None:
+            self._tries += 1
+            number = next(self._numbers, None)
+            block = None if number is None else self._pool.block(self._version, number)
+        else:
+            block = next(self._free, None)
+        self.is_exhausted = block is None
+        return block

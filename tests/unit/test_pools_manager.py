@@ -1,0 +1,171 @@
+"""The manager of blocks with the real host-local and a double of the store: how many blocks, routes and gateways."""
+
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import pytest
+
+from agent.pools.grants_file import State
+from tests.pools_world.scenario import POOL, addresses, blocks_of, change_space, run, space_of
+from tests.pools_world.world import World
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path, nodes=2, space=space_of(POOL))
+
+
+@pytest.fixture
+def node(world):
+    run(world.nodes[0])
+    return world.nodes[0]
+
+
+def test_a_start_takes_six_requests(world):
+    """A new node registers and has its first block after six requests, and then makes none."""
+    world.store.requests.clear()
+    run(world.nodes[0])
+    assert dict(world.store.requests) == {"read_space": 2, "swap_entry": 2, "list_entries": 1, "swap_block": 1}
+    world.store.requests.clear()
+    run(world.nodes[0], steps=500, seconds=0.5)
+    assert not world.store.requests
+
+
+def test_pods_make_no_request_until_blocks_are_needed(world, node):
+    """ADD and DEL make no request; the next block is claimed when less than a quarter of one is free."""
+    world.store.requests.clear()
+    for _ in range(8):
+        assert "ips" in node.add()
+    run(node)
+    assert not world.store.requests
+    assert len(blocks_of(node)) == 1
+    for _ in range(3):
+        node.add()
+    run(node)
+    assert len(blocks_of(node)) == 2
+    assert world.store.requests["swap_block"] <= 2
+
+
+def test_a_burst_is_answered_at_once(world, node):
+    """ADDs without an address are counted: the agent claims as many blocks as they need, with one read of the epoch."""
+    codes = [node.add().get("code") for _ in range(60)]
+    assert codes.count(None) == 13
+    world.store.requests.clear()
+    run(node)
+    assert len(blocks_of(node)) == 5
+    assert world.store.requests["read_space"] == 1
+    assert world.store.requests["swap_entry"] == 1
+    assert not Path(node.grants_path.replace(".grants", ".demand-default")).exists()
+    assert all("ips" in node.add() for _ in range(47))
+
+
+def test_one_gateway_serves_all_blocks(world, node):
+    """All blocks of a network have the gateway that the first one brought, and it is never allocated."""
+    for _ in range(60):
+        node.add()
+    run(node)
+    for _ in range(47):
+        node.add()
+    gateways = {entry.gateway for entry in node.entries}
+    assert len(gateways) == 1
+    assert str(gateways.pop()) not in addresses(node)
+    assert len(addresses(node)) == 60
+
+
+def test_unused_blocks_become_free_after_ten_minutes(world, node):
+    """Two wholly free blocks for ten minutes are one too many; that of the gateway stays."""
+    for _ in range(60):
+        node.add()
+    run(node)
+    gateway = node.entries[0].gateway
+    while node.pods:
+        node.delete(0)
+    run(node, steps=100, seconds=5.0)
+    assert len(blocks_of(node)) == 5
+    run(node, steps=100, seconds=5.0)
+    assert [gateway in ip_network(block) for block in blocks_of(node)] == [True]
+    owners = [stored.value.owner for stored in world.store.list_blocks().values()]
+    assert sorted(owners) == ["", "", "", "", node.node]
+    assert world.store.read_entry(node.node).value.networks == (ip_network(blocks_of(node)[0]),)
+
+
+def test_routes_come_before_the_grant_and_go_before_the_return(world, node):
+    """A block is in the node's entry before pods get its addresses, and out of it before it is free."""
+    for _ in range(13):
+        node.add()
+    seen = set()
+    for moment in range(500):
+        node.step()
+        node.time_s += 3.0
+        if moment == 50:
+            while node.pods:
+                node.delete(0)
+        published = set(world.store.read_entry(node.node).value.networks)
+        granted = {entry.block for entry in node.entries if entry.state is State.GRANTED}
+        free = {block for block, stored in world.store.list_blocks().items() if not stored.value.owner}
+        assert granted <= published
+        assert not free & published
+        seen.add((len(granted), len(free)))
+    assert {(1, 0), (2, 0), (1, 1)} <= seen
+
+
+def test_a_draining_cidr_is_emptied(world, node):
+    """From a draining block nothing is allocated; when its last pod is gone it becomes free."""
+    node.add()
+    (old,) = blocks_of(node)
+    change_space(world, {**POOL, "cidrs": ["10.22.0.0/24", "10.23.0.0/24"], "draining": ["10.22.0.0/24"]})
+    run(node)
+    assert blocks_of(node, State.DRAINING) == [old]
+    answer = node.add()
+    assert answer["ips"][0]["address"].startswith("10.23.0.")
+    assert ip_network(old) in world.store.read_entry(node.node).value.networks
+    for _ in range(2):
+        node.delete(0)
+    run(node)
+    assert not blocks_of(node, State.DRAINING)
+    assert world.store.read_block(ip_network(old)).value.owner == ""
+
+
+def test_excluded_addresses_make_holes(world):
+    """A block with holes is several ranges, and no excluded address is allocated."""
+    change_space(world, {**POOL, "cidrs": ["10.22.0.0/28"], "excluded": ["10.22.0.4/31", "10.22.0.1/32"]})
+    node = world.nodes[0]
+    run(node)
+    while "ips" in node.add():
+        pass
+    assert {ip_address(text) for text in addresses(node)} == {
+        ip_address(f"10.22.0.{last}") for last in range(3, 15) if last not in (4, 5)
+    }
+
+
+def test_a_segment_has_the_pools_prefix_length_and_gateway(world):
+    """In the mode "segment" a pod has the CIDR's prefix length and gateway, and no node announces routes."""
+    change_space(world, {**POOL, "mode": "segment", "gateways": ["10.22.0.254"]})
+    for node in world.nodes:
+        run(node)
+        answer = node.add()
+        assert answer["ips"][0]["address"].endswith("/24")
+        assert answer["ips"][0]["gateway"] == "10.22.0.254"
+        assert world.store.read_entry(node.node).value.networks == ()
+
+
+def test_dual_stack_pods_get_both_addresses(world):
+    """A pool of two IP versions has blocks of both on each node."""
+    change_space(world, {**POOL, "cidrs": ["10.22.0.0/24", "fd00:22::/112"]})
+    node = world.nodes[0]
+    run(node)
+    assert [len(ip["address"].split(":")) > 1 for ip in node.add()["ips"]] == [False, True]
+
+
+def test_a_pool_of_namespaces_is_claimed_on_demand(world):
+    """A pool with namespaces has no block until a pod of them needs one, and none again ten minutes after the last."""
+    team = {**POOL, "name": "team", "cidrs": ["10.30.0.0/24"], "namespaces": ["a"]}
+    change_space(world, POOL, team)
+    node = world.nodes[0]
+    run(node)
+    assert not [block for block in blocks_of(node) if block.startswith("10.30")]
+    answer = node.add("a")
+    assert (answer["code"], answer["msg"]) == (11, "this node has no granted block of pool team for IPv4")
+    run(node)
+    assert node.add("a")["ips"][0]["address"].startswith("10.30.0.")
+    assert node.add("b")["ips"][0]["address"].startswith("10.22.0.")
