@@ -1,7 +1,9 @@
-"""Serves /healthz, /readyz and /metrics on a loopback address or a Unix socket.
+"""Serves /healthz, /readyz and /metrics on a loopback address or a Unix socket, and actions on a Unix socket.
 
 /healthz fails when a thread of the agent has stopped, so that kubelet restarts the agent. /readyz lists the conditions,
 and fails unless all are met. More than a few clients at once are refused: kubelet and Prometheus are two.
+
+One rule: a request that changes something (POST) is accepted only on a Unix socket, which only root can use.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from cni.errors import CniError, Code
 
 _CLIENT_LIMIT_S = 10.0
 _MAX_CLIENTS = 32
+_MAX_BODY_BYTES = 1 << 20  # a space with thousands of pools has less
 _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -30,7 +33,16 @@ class Page(NamedTuple):
     kind: str = _TEXT
 
 
+class Answer(NamedTuple):
+    """An answer to a POST: its status, its text and its content type."""
+
+    status: int
+    body: bytes
+    kind: str = _TEXT
+
+
 Pages = dict[str, Callable[[], Page]]
+Actions = Mapping[str, Callable[[bytes], Answer]]
 
 
 def metrics_page(text: bytes) -> Page:
@@ -38,15 +50,22 @@ def metrics_page(text: bytes) -> Page:
     return Page(True, text, _METRICS)
 
 
-def start(address: str, pages: Pages) -> ThreadingHTTPServer:
-    """Starts a server in a thread of its own; `address` is HOST:PORT or the path of a socket. Raises CniError(5)."""
+def start(address: str, pages: Pages, actions: Actions | None = None) -> ThreadingHTTPServer:
+    """Starts a server in a thread of its own; `address` is HOST:PORT or the path of a socket. Raises CniError(5).
+
+    The actions, by path, get the body of a POST; over TCP there are none.
+    """
+    is_unix = address.startswith("/")
 
     class Handler(_Handler):
         def get_pages(self) -> Pages:
             return pages
 
+        def get_actions(self) -> Actions | None:
+            return (actions or {}) if is_unix else None
+
     try:
-        server = _unix_server(address, Handler) if address.startswith("/") else _tcp_server(address, Handler)
+        server = _unix_server(address, Handler) if is_unix else _tcp_server(address, Handler)
     except (OSError, ValueError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         hint = "name another address with --listen: HOST:PORT or the path of a socket"
@@ -75,7 +94,7 @@ def _tcp_server(address: str, handler: type[BaseHTTPRequestHandler]) -> Threadin
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET requests with the pages of the server."""
+    """Answers GET with the pages of the server, POST with its actions."""
 
     timeout = _CLIENT_LIMIT_S
     server_version = "podwire-agent"
@@ -84,10 +103,38 @@ class _Handler(BaseHTTPRequestHandler):
     def get_pages(self) -> Pages:
         raise NotImplementedError
 
+    def get_actions(self) -> Actions | None:
+        raise NotImplementedError
+
     def do_GET(self) -> None:
         page = self.get_pages().get(self.path.partition("?")[0])
-        answer = page() if page else Page(False, b"the pages are /healthz, /readyz and /metrics\n")
-        self.send_response(404 if page is None else 200 if answer.ok else 503)
+        if page is None:
+            self._send(Answer(404, b"the pages are /healthz, /readyz and /metrics\n"))
+        else:
+            ok, body, kind = page()
+            self._send(Answer(200 if ok else 503, body, kind))
+
+    def do_POST(self) -> None:
+        actions = self.get_actions()
+        action = actions.get(self.path) if actions is not None else None
+        length = self.headers.get("Content-Length", "")
+        if actions is None:
+            self._send(Answer(405, b"POST is for the Unix socket of the agent only\n"))
+        elif action is None:
+            self._send(Answer(404, b"there is no such action\n"))
+        elif not (length.isascii() and length.isdigit()) or len(length) > 9:
+            self._send(Answer(411, b"the header Content-Length is missing\n"))
+        elif int(length) > _MAX_BODY_BYTES:
+            self._send(Answer(413, b"the body is too large\n"))
+        else:
+            body = self.rfile.read(int(length))
+            if len(body) == int(length):  # else the client has ended
+                self._send(action(body))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        if answer.status == 405:
+            self.send_header("Allow", "GET")
         self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()

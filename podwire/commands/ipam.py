@@ -1,6 +1,7 @@
 """`podwire ipam list|verify|free`: lists, verifies and releases host-local's addresses; lists dhcp's leases.
 
-An address is released under its store's lock, and without --force only if its owner is no longer running.
+An address is released under its store's lock, and without --force only if its owner is no longer running. The commands
+for the addresses of a cluster are in ipam_cluster_options.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
 from podwire.command import Command, Context, Status, UsageError, add_json, exit_status, require_root
+from podwire.commands import ipam_cluster, ipam_cluster_options
 from podwire.commands.show import add_places, places
 from podwire.node import dhcp_leases, release, reservations
 from podwire.node.dhcp_leases import DhcpLease, LeaseState
@@ -32,8 +34,11 @@ _LEAST = 12  # characters of an abbreviated ID, as `podwire show` prints it
 _DESCRIPTION = """\
 host-local records each allocated address in <dataDir>/<network>, in a file named after the address. These commands
 read those files, compare them with the runtime's cache and with the addresses of interfaces, and release addresses of
-containers that are no longer running. `list` also prints the leases of dhcp, from the files of its daemon, which alone
-releases them."""
+containers that are no longer running. `list` also prints the leases of dhcp, from the files of its daemon, which
+alone releases them.
+
+The addresses of a network with "pool" come from the blocks that this node has of a pool of the cluster. `pools`,
+`blocks`, `who`, `why`, `verify --cluster`, `reclaim` and `recover` ask podwire-agent of this node about them."""
 _LIST = """\
 Prints every reserved address with its owner.
 
@@ -61,12 +66,18 @@ lease of dhcp also has "server" and "expiresInS", null if it has no end or an un
 _VERIFY = """\
 Cross-checks the reservations, the runtime's cache and the kernel, and prints each fault with its fix: addresses of
 containers that are no longer running, addresses in use that are not reserved (another pod may get them) or that are
-reserved for another container, addresses that two pods have, files that host-local did not write, ranges of which 90 %
-are in use, an index that differs from the files. Nothing is changed.
+reserved for another container, addresses that two pods have, files that host-local did not write, ranges of which 90
+% are in use, an index that differs from the files. Nothing is changed.
+
+With --cluster it compares, without a lock, all blocks and nodes of the cluster's store, which podwire-agent reads
+(some 30,000 objects in a large cluster), and this node's reservations with its blocks: blocks without a living owner,
+of no pool, or that overlap; entries of nodes that list blocks of others, or have one name; nodes of another epoch,
+for which all wait; objects that are not valid; addresses of pods that are in no block of this node.
 
 Exit status: 0 no fault; 1 at least one; 4 no fault was detected, but not everything could be inspected.
 
---json prints {"complete", "findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}."""
+--json prints {"complete", "findings": [{"kind", "network", "address", "what", "cure"}], "unseen": ["..."]}, with
+--cluster {"complete", "findings": [{"kind", "object", "what", "fix"}], "unseen": ["..."]}."""
 _FREE = """\
 Releases addresses whose owner is no longer running, under the lock that ADD takes, after a second check. Without
 --force it refuses to release an address whose container is running, one that is configured on an interface, one that
@@ -78,7 +89,10 @@ A running pod whose reservation is released keeps its address, but another pod m
 --json prints {"freed": [{"address", "network", "containerID", "ifname"}], "kept": [the same with "reason"]}."""
 _EXAMPLES = {
     "list": (("podwire ipam list podnet", "the addresses of a network, with owner and time"),),
-    "verify": (("podwire ipam verify", "faults in the reservations of all networks"),),
+    "verify": (
+        ("podwire ipam verify", "faults in the reservations of all networks"),
+        ("podwire ipam verify --cluster", "faults in the blocks of the cluster's pools"),
+    ),
     "free": (
         ("podwire ipam free --gone podnet", "release the addresses of containers that are no longer running"),
         ("podwire ipam free 10.22.0.7", "release one address, if its owner is no longer running"),
@@ -144,6 +158,8 @@ def _row(line: Entry) -> list[Text]:
 
 
 def _verify(context: Context, options: Namespace) -> Status:
+    if options.cluster:
+        return ipam_cluster.verify(context, options)
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
     items = list(reservations.findings(snapshot, options.network))
     if items:  # pods start and stop meanwhile: report only what a second snapshot shows again
@@ -256,11 +272,14 @@ def _of_container(every: list[Reservation], requested: str) -> list[Reservation]
 def _arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add(commands, "list", "the addresses in use", _LIST, _list)
-    _add(commands, "verify", "compare the reservations with running containers", _VERIFY, _verify)
+    verify = _add(commands, "verify", "compare the reservations with running containers", _VERIFY, _verify)
+    verify.add_argument("--cluster", action="store_true", help="compare the blocks and nodes of the cluster's pools")
+    ipam_cluster.add_socket(verify)
     free = _add(commands, "free", "release addresses whose owner is no longer running", _FREE, _free)
     free.add_argument("--container", metavar="ID", help="all addresses of this container")
     free.add_argument("--gone", action="store_true", help="all addresses whose owner is no longer running")
     free.add_argument("--force", action="store_true", help="also if the owner is or may be running, also remarks")
+    ipam_cluster_options.add_commands(commands)
 
 
 def _add(
@@ -291,9 +310,9 @@ def _run(context: Context, options: Namespace) -> Status:
 
 COMMAND = Command(
     "ipam",
-    "host-local's addresses: list, verify, release stale ones; dhcp's leases",
+    "host-local's addresses: list, verify, release stale ones; dhcp's leases; a cluster's pools",
     _DESCRIPTION,
     _run,
     _arguments,
-    tuple(example for examples in _EXAMPLES.values() for example in examples),
+    tuple(example for examples in (_EXAMPLES | ipam_cluster_options.EXAMPLES).values() for example in examples),
 )

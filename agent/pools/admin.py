@@ -1,0 +1,127 @@
+"""What the agent answers to the operator's tool about pools: pages and actions of its HTTP server, as JSON.
+
+    GET  /pools          {"space": {...} or null, "node": {...}, "problem": "the store does not answer: ..."}
+    GET  /pools/cluster  {"space", "pools", "nodes", "blocks", "findings"}; reads all objects of the store
+    POST /pools/space    {"pools": [...], "dryRun": true} or {"pools": [...], "current": "..."}
+    POST /pools/reclaim  {"node": "ID", "record": "...", "statement": "powered-off"}
+    POST /pools/recover  {"joined": ["ID", ...]}
+
+An error is {"msg", "details"}. The server accepts POST on its Unix socket only, which root alone can use.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+
+from agent.api_errors import ApiError
+from agent.http_server import Answer, Page, Pages
+from agent.pools import admin_changes, cluster_check
+from agent.pools.admin_changes import Refusal
+from agent.pools.block_protocol import Evidence
+from agent.pools.cluster_view import digest_of_space, format_cluster, read_cluster
+from agent.pools.documents import Document, decode, is_node
+from agent.pools.node_report import LocalReport, format_report
+from agent.pools.space import format_space
+from agent.pools.store import Store
+
+_JSON = "application/json"
+_STATEMENTS = {"powered-off": Evidence.POWERED_OFF}
+_UNREACHABLE = "the agent's /readyz and log have more"
+
+
+class Admin:
+    """The pages and actions for one store; `report` returns the manager's report of this node.
+
+    They run in the threads of the HTTP server; actions run one after the other.
+    """
+
+    def __init__(self, store: Store, report: Callable[[], LocalReport]) -> None:
+        self._store, self._report = store, report
+        self._acting = threading.Lock()
+
+    def pages(self) -> Pages:
+        """Returns the pages, by path."""
+        return {"/pools": self._local, "/pools/cluster": self._cluster}
+
+    def actions(self) -> dict[str, Callable[[bytes], Answer]]:
+        """Returns the actions, by path."""
+        actions = {"/pools/space": self._replace, "/pools/reclaim": self._reclaim, "/pools/recover": self._recover}
+        return {path: self._action(act) for path, act in actions.items()}
+
+    def _local(self) -> Page:
+        document: dict[str, object] = {"space": None, "current": "", "problem": ""}
+        try:
+            space = admin_changes.read_space(self._store).value
+            document["current"] = digest_of_space(space)
+            document["space"] = format_space(space) if space else None
+        except ApiError as error:
+            document["problem"] = f"the store does not answer: {error}"
+        except Refusal as error:
+            document["problem"] = error.msg
+        return Page(True, _encode({**document, "node": format_report(self._report())}), _JSON)
+
+    def _cluster(self) -> Page:
+        try:
+            cluster = read_cluster(self._store)
+            findings = cluster_check.find(cluster)
+            if findings:  # blocks were claimed and given back between the reads: only what is found twice is a fault
+                cluster = read_cluster(self._store)
+                findings = [finding for finding in cluster_check.find(cluster) if finding in findings]
+        except ApiError as error:
+            return Page(False, _error(f"the store does not answer: {error}", _UNREACHABLE), _JSON)
+        document = {**format_cluster(cluster), "findings": [finding.to_json() for finding in findings]}
+        return Page(True, _encode(document), _JSON)
+
+    def _replace(self, request: Document) -> Mapping[str, object]:
+        current, dry_run = request.get("current", ""), request.get("dryRun", False)
+        if not isinstance(current, str) or not isinstance(dry_run, bool):
+            raise Refusal('"current" is not a text, or "dryRun" is neither true nor false', "", 400)
+        change = admin_changes.replace_pools(self._store, self._report(), request, current=current, dry_run=dry_run)
+        return change.to_json()
+
+    def _reclaim(self, request: Document) -> Mapping[str, object]:
+        node, record, statement = (request.get(key) for key in ("node", "record", "statement"))
+        if not isinstance(node, str) or not is_node(node) or not isinstance(record, str):
+            raise Refusal('"node" is not a node ID, or "record" is not a text', "", 400)
+        if not isinstance(statement, str) or statement not in _STATEMENTS:
+            raise Refusal('"statement" is not "powered-off"', "", 400)
+        evidence = _STATEMENTS[statement]
+        reclaimed = admin_changes.reclaim_node(self._store, self._report(), node, record, evidence)
+        return {"freed": list(map(str, reclaimed.blocks)), "problem": reclaimed.problem}
+
+    def _recover(self, request: Document) -> Mapping[str, object]:
+        joined = request.get("joined", [])
+        if not isinstance(joined, list) or not all(isinstance(node, str) for node in joined):
+            raise Refusal('"joined" is not a list of texts', "", 400)
+        return {"epoch": admin_changes.recover_store(self._store, self._report(), joined)}
+
+    def _action(self, act: Callable[[Document], Mapping[str, object]]) -> Callable[[bytes], Answer]:
+        """Returns an action that reads and writes JSON; nothing is raised out of it."""
+
+        def run(body: bytes) -> Answer:
+            try:
+                request = decode(body)
+            except ValueError as error:
+                return Answer(400, _error(f"the request is refused: {error}"), _JSON)
+            try:
+                with self._acting:
+                    return Answer(200, _encode(act(request)), _JSON)
+            except Refusal as error:
+                return Answer(error.status, _error(error.msg, error.details), _JSON)
+            except ValueError as error:  # the space
+                return Answer(409, _error(str(error), "correct the object, or restore a backup of the store"), _JSON)
+            except ApiError as error:
+                text = f"the store does not answer: {error}"
+                return Answer(503, _error(text, f"run the command again when it does; {_UNREACHABLE}"), _JSON)
+
+        return run
+
+
+def _error(msg: str, details: str = "") -> bytes:
+    return _encode({"msg": msg, "details": details})
+
+
+def _encode(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document).encode() + b"\n"

@@ -1,0 +1,170 @@
+"""The administrator's changes of a store: the pools of the space, a dead node's blocks, a new epoch after a restore.
+
+One rule: a change is refused unless the store still has what the administrator has seen. What follows from his
+statement is decided by block_protocol (reclaim.py), and by space_change.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from agent.pools import block_protocol, reclaim, space_change
+from agent.pools.block_protocol import Evidence, Outcome
+from agent.pools.cluster_view import FENCED, digest, digest_of_space, state_of
+from agent.pools.node_report import LocalReport
+from agent.pools.reclaim import Reclaimed, Suspect, free_blocks, read_suspect
+from agent.pools.space import Space, format_space, parse_space
+from agent.pools.store import Change, NodeEntry, Store, Stored
+
+_NODE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Refusal(Exception):  # noqa: N818 - what happens
+    """A change that was refused or that failed: what and why, the fix, and the HTTP status."""
+
+    def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
+        super().__init__(msg)
+        self.msg, self.details, self.status = msg, details, status
+
+
+class Replacement(NamedTuple):
+    """A change of a space, and the text that stands for the space before it."""
+
+    before: Space | None
+    after: Space
+    current: str
+
+    def to_json(self) -> dict[str, object]:
+        """Returns this object as a JSON object."""
+        before = format_space(self.before) if self.before else None
+        return {"before": before, "after": format_space(self.after), "current": self.current}
+
+
+def replace_pools(
+    store: Store, report: LocalReport, document: Mapping[str, object], *, current: str, dry_run: bool
+) -> Replacement:
+    """Replaces the pools of the space, or creates it; with `dry_run` only checks.
+
+    `current` stands for the space that the administrator has seen. Raises Refusal, ApiError.
+    """
+    stored = read_space(store)
+    before = stored.value
+    try:
+        after = parse_space({"pools": document.get("pools"), "epoch": (before.epoch if before else "") or _new_epoch()})
+        if before is not None:
+            claimed = [network for network, block in store.list_blocks().items() if block.value.owner]
+            space_change.check(before, after, claimed)
+    except ValueError as error:
+        raise Refusal(f"the pools are refused: {error}", "correct the file; nothing was changed", 400) from None
+    if before is None:
+        _refuse_lost_store(store, report)
+    change = Replacement(before, after, digest_of_space(before))
+    if dry_run or before == after:
+        return change
+    if current != change.current:
+        raise Refusal("the pools were changed meanwhile", "run the command again and look at the difference")
+    _swap_space(store, stored, after)
+    return change
+
+
+def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evidence: Evidence) -> Reclaimed:
+    """Declares a node dead and makes its blocks free.
+
+    `record` is the digest of the record and the epoch that were read before the evidence. Of a node that was fenced in
+    this epoch the blocks that remain are made free. This node's ID may be reclaimed if the record is of a machine
+    that this one replaces. Raises Refusal, ApiError, ValueError.
+    """
+    suspect = read_suspect(store, node)
+    if suspect.entry.problem:
+        raise Refusal(suspect.entry.problem)
+    if node == report.node and (suspect.record is None or suspect.record.machine in ("", report.machine)):
+        raise Refusal("this is the node on which the command runs: it is not off", "run it on another node")
+    if suspect.record is not None and state_of(suspect.record, suspect.epoch) == FENCED:
+        return free_blocks(store, node)
+    if digest(suspect.record, suspect.epoch) != record:
+        raise Refusal(
+            f"the record of node {node} is another one than you have seen: the machine has booted, its agent was "
+            "started again, or the store was restored",
+            f"nothing was changed; make sure that the machine is off now, then: podwire ipam reclaim --node {node}",
+        )
+    if suspect.record is None:
+        suspect = _create_missing(store, suspect)
+    reclaimed = reclaim.reclaim(store, suspect, evidence)
+    if reclaimed.problem and not reclaimed.blocks:
+        raise Refusal(reclaimed.problem, f"podwire ipam reclaim --node {node}")
+    return reclaimed
+
+
+def _create_missing(store: Store, suspect: Suspect) -> Suspect:
+    """Creates the record of a node that has none, as after a restore; a machine that runs registers over it.
+
+    Either that or the fence succeeds, so the evidence is about this record, too. Raises Refusal if the node registers.
+    """
+    missing, _ = block_protocol.recover({}, [suspect.node], suspect.epoch)
+    record = missing[suspect.node].new
+    change = store.swap_entry(suspect.node, suspect.entry, NodeEntry(record))
+    _require(change, f"node {suspect.node} has registered meanwhile")
+    suspect = suspect._replace(entry=store.read_entry(suspect.node))
+    if suspect.record != record:
+        raise Refusal(f"node {suspect.node} has registered meanwhile", "it runs: nothing was changed")
+    return suspect
+
+
+def recover_store(store: Store, report: LocalReport, joined: Collection[str]) -> str:
+    """Begins a new epoch after a restore, and returns it; `joined` are IDs of nodes that may be missing in the backup.
+
+    Raises Refusal, ApiError, ValueError.
+    """
+    if report.networks and not report.is_restored:
+        raise Refusal(
+            "podwire-agent of this node has not noticed a restore of the store, and may claim blocks now",
+            "nothing was changed. Without a restore there is nothing to do. After one, wait until `podwire ipam why` "
+            "reports it; or run this on a node whose agent has no network with a pool, so that it claims nothing",
+        )
+    for node in joined:
+        if not _NODE_ID.fullmatch(node):
+            raise Refusal(
+                f"{node!r} is not a node ID of 32 hexadecimal digits",
+                "print it on that node: cat /var/lib/podwire/node-id; nothing was changed",
+                400,
+            )
+    try:
+        return reclaim.recover(store, joined)
+    except RuntimeError as error:
+        raise Refusal(str(error), "podwire ipam recover, with the same --joined") from None
+
+
+def read_space(store: Store) -> Stored[Space | None]:
+    """Returns the space; raises Refusal if it is not valid, ApiError."""
+    try:
+        return store.read_space()
+    except ValueError as error:
+        raise Refusal(f"the space in the store is not valid: {error}", "correct the object by hand") from None
+
+
+def _swap_space(store: Store, expected: Stored[Space | None], new: Space) -> None:
+    _require(store.swap_space(expected, new), "the space was not changed")
+    if read_space(store).value != new:
+        raise Refusal("it is not known whether the space was changed", "look at it: podwire ipam pools")
+
+
+def _require(change: Change, text: str) -> None:
+    """Raises Refusal if a request was surely not executed; of an unknown outcome the caller reads again."""
+    if change.outcome is Outcome.LOST:
+        raise Refusal(f"{text}: {change.problem}", "nothing else was changed; run the command again")
+
+
+def _refuse_lost_store(store: Store, report: LocalReport) -> None:
+    """Raises Refusal if this node has grants of which the store has nothing: a new space would forget all nodes."""
+    if report.has_grants and report.node not in store.list_entries().by_node:
+        raise Refusal(
+            "the store is empty, but this node has blocks: the store has lost its content",
+            "restore a backup, then: podwire ipam recover; without a backup, drain and reboot all nodes first",
+        )
+
+
+def _new_epoch() -> str:
+    return secrets.token_hex(8)

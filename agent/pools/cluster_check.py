@@ -1,0 +1,173 @@
+"""Compares the blocks, the entries and the space of a store, and reports what does not fit. Pure.
+
+One rule: a fix is safe as it is printed. No command in it states that a machine is off.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agent.pools.block_protocol import MISSING, NodeRecord
+from agent.pools.cluster_view import FENCED, WAITING, Cluster, state_of
+from agent.pools.documents import DAMAGED_BLOCK
+from cni.address import Network
+
+
+class Finding(NamedTuple):
+    """A fault: `kind` is for programs, `subject` the block or node, `text` and `fix` are for people."""
+
+    kind: str
+    subject: str
+    text: str
+    fix: str
+
+    def to_json(self) -> dict[str, object]:
+        """Returns this object's part of the JSON document."""
+        return {"kind": self.kind, "object": self.subject, "what": self.text, "fix": self.fix}
+
+
+def find(cluster: Cluster) -> list[Finding]:
+    """Returns the faults of a cluster."""
+    return [
+        *_invalid(cluster),
+        *_overlapping(cluster),
+        *_of_no_pool(cluster),
+        *_without_owner(cluster),
+        *_networks(cluster),
+        *_old_epochs(cluster),
+        *_names(cluster),
+    ]
+
+
+def plan_command(node: str) -> str:
+    """Returns the command that prints what a reclaim of a node would do."""
+    return f"podwire ipam reclaim --node {node}"
+
+
+def if_off(cluster: Cluster, node: str) -> str:
+    """Returns what to do about a node that may be off."""
+    return (
+        f"if {cluster.name_of(node)} runs, look at podwire-agent there (/readyz, log); if it is off for longer: "
+        f"{plan_command(node)}"
+    )
+
+
+def _invalid(cluster: Cluster) -> Iterator[Finding]:
+    for problem in cluster.problems:
+        text, separator, fix = problem.partition("; fix: ")
+        yield Finding("invalid object", "", text, fix if separator else "correct the object")
+    if cluster.space is None and not cluster.problems:
+        yield Finding("no space", "", "the store has no space: it has no pools", "podwire ipam pools --set FILE")
+
+
+def _overlapping(cluster: Cluster) -> Iterator[Finding]:
+    """Yields each claimed block that overlaps an earlier one; they are in the order of their addresses."""
+    widest: Network | None = None
+    for network in cluster.claimed:
+        if widest is not None and network.overlaps(widest):
+            one, other = (cluster.name_of(cluster.claimed[item].owner) for item in (widest, network))
+            yield Finding(
+                "overlap",
+                str(network),
+                f"blocks {widest} of node {one} and {network} of node {other} overlap: two pods may have one address",
+                f"drain node {other}: its agent gives the block back when no pod has an address of it",
+            )
+        else:
+            widest = network
+
+
+def _of_no_pool(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.space is None:
+        return
+    for network, block in cluster.claimed.items():
+        if cluster.space.pool_of(network) is None and block != DAMAGED_BLOCK:
+            name = cluster.name_of(block.owner)
+            yield Finding(
+                "no pool",
+                str(network),
+                f"block {network} of node {name} is a block of no pool",
+                f"the agent of {name} gives it back when no pod has an address of it; {if_off(cluster, block.owner)}",
+            )
+
+
+def _without_owner(cluster: Cluster) -> Iterator[Finding]:
+    owned: defaultdict[str, list[Network]] = defaultdict(list)
+    for network, block in cluster.claimed.items():
+        if block != DAMAGED_BLOCK:
+            owned[block.owner].append(network)
+    for owner, networks in owned.items():
+        stored, blocks = cluster.entries.get(owner), _list(networks)
+        if stored is None:
+            yield Finding(
+                "no entry",
+                owner,
+                f"node {owner} has {blocks} and no entry in the store",
+                f"its agent writes the entry again; if the machine is off for longer: {plan_command(owner)}",
+            )
+        elif state_of(stored.value.record, cluster.epoch) == FENCED:
+            yield Finding(
+                "fenced owner",
+                owner,
+                f"node {cluster.name_of(owner)} was declared dead and still has {blocks}",
+                plan_command(owner),
+            )
+
+
+def _networks(cluster: Cluster) -> Iterator[Finding]:
+    """Yields the blocks in entries that their nodes do not have: the other nodes' routes follow the entries."""
+    for node, stored in sorted(cluster.entries.items()):
+        for network in stored.value.networks:
+            block = cluster.claimed.get(network)
+            if block is None or block.owner != node:
+                owner = f"node {cluster.name_of(block.owner)}" if block else "no node"
+                yield Finding(
+                    "foreign network",
+                    str(network),
+                    f"the entry of node {cluster.name_of(node)} lists block {network}, which {owner} has",
+                    f"its agent corrects the entry; {if_off(cluster, node)}",
+                )
+
+
+def _old_epochs(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.space is None:
+        return
+    for node, stored in sorted(cluster.entries.items()):
+        if state_of(stored.value.record, cluster.epoch) == WAITING:
+            yield Finding(
+                "old epoch",
+                node,
+                f"{describe_waiting(cluster, node, stored.value.record)}: until then no node claims blocks",
+                if_off(cluster, node),
+            )
+
+
+def describe_waiting(cluster: Cluster, node: str, record: NodeRecord) -> str:
+    """Returns why the others wait for a node."""
+    if record == MISSING:
+        return f"node {node}, which joined after the backup, has not registered in epoch {cluster.epoch}"
+    return f"node {cluster.name_of(node)} is of epoch {record.epoch or '(none)'}, not {cluster.epoch}"
+
+
+def _names(cluster: Cluster) -> Iterator[Finding]:
+    nodes: defaultdict[str, list[str]] = defaultdict(list)
+    for node, stored in sorted(cluster.entries.items()):
+        if stored.value.name:
+            nodes[stored.value.name].append(node)
+    for name, same in nodes.items():
+        active = [node for node in same if not cluster.entries[node].value.record.is_fenced]
+        if len(active) > 1:
+            commands = " or ".join(map(plan_command, active))
+            yield Finding(
+                "two entries",
+                name,
+                f"the nodes {' and '.join(active)} have the name {name}",
+                "if two machines run under this name, give one another name; otherwise /var/lib/podwire/node-id on the "
+                f"node has its ID, and the other entry is of an earlier installation: {commands}",
+            )
+
+
+def _list(networks: list[Network]) -> str:
+    more = f" and {len(networks) - 1} more" if len(networks) > 1 else ""
+    return f"block {networks[0]}{more}"

@@ -1,0 +1,78 @@
+"""When the administrator may replace the pools of a space.
+
+One rule: no address is ever in two blocks. An agent that was stopped while it claimed a block may have read the pools
+before a change, and claims by a request that names only the block. So the blocks of a CIDR may become other blocks, or
+blocks of no pool, only after the CIDR was draining: agents do not grant a block that drains in the space that they read
+after their claim, so every grant from before is in the list that is read while the CIDR drains.
+
+    A reads {10.22.0.0/24, /26}. The CIDR is removed, and added again with blocks of /28. B claims 10.22.0.0/28.
+    A claims 10.22.0.0/26, which no object forbids, and grants it: 10.22.0.1 is in two blocks.
+
+This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.pools.space import SEGMENT, Pool, Space, check_change
+from cni.address import Address, Network
+
+_WAIT = 'set the CIDR in "draining" first, and wait until `podwire ipam blocks --pool {}` lists none of its blocks'
+
+
+def check(before: Space, after: Space, blocks: Iterable[Network]) -> None:
+    """Raises ValueError if a change of the pools could put one address into two blocks; `blocks` are those claimed.
+
+    They are read after `before`, and the change is a compare-and-swap from `before`.
+    """
+    claimed = tuple(blocks)
+    check_change(before, after, claimed)
+    for pool in before.pools:
+        for cidr in pool.cidrs:
+            if not (_continues(pool, cidr, after) or any(_is_within(cidr, network) for network in pool.draining)):
+                raise ValueError(
+                    f"pool {pool.name} loses the blocks of {cidr}, which agents may be claiming now: "
+                    f"{_WAIT.format(pool.name)}"
+                )
+        new = after.pool(pool.name)
+        if new is not None and new.mode == pool.mode == SEGMENT:
+            _refuse_reserved(pool, new)
+    for pool in after.pools:
+        for block in claimed:
+            if pool.cidr_of(block) is None and any(block.overlaps(cidr) for cidr in pool.cidrs):
+                raise ValueError(
+                    f"block {block}, which a node has, overlaps pool {pool.name} but is not one of its blocks: "
+                    "`podwire ipam blocks` lists its node, which gives it back when no pod has an address of it"
+                )
+
+
+def _continues(pool: Pool, cidr: Network, after: Space) -> bool:
+    """Returns whether the blocks of a CIDR are blocks of the same pool after the change."""
+    new = after.pool(pool.name)
+    if new is None or new.mode != pool.mode or new.prefix_lengths[cidr.version] != pool.prefix_lengths[cidr.version]:
+        return False
+    parts = [part for part in new.cidrs if _is_within(part, cidr)]
+    is_split = sum(part.num_addresses for part in parts) == cidr.num_addresses
+    return is_split or any(_is_within(cidr, other) for other in new.cidrs)
+
+
+def _refuse_reserved(pool: Pool, new: Pool) -> None:
+    """Raises ValueError if an address that a pod may have becomes the gateway or an edge of a CIDR."""
+    for cidr in new.cidrs:
+        for address in _reserved(new, cidr):
+            old = next((item for item in pool.cidrs if address in item), None)
+            is_free = old is None or address in _reserved(pool, old) or any(address in hole for hole in pool.excluded)
+            if not (is_free or any(address in network for network in pool.draining)):
+                raise ValueError(
+                    f"pool {pool.name}: {address} becomes the gateway, the network or the broadcast address of {cidr}, "
+                    'and a pod may have it: set it in "excluded" first, and wait until no pod has it'
+                )
+
+
+def _reserved(pool: Pool, cidr: Network) -> set[Address]:
+    return {cidr.network_address, cidr.broadcast_address, pool.gateway_of(cidr)}
+
+
+def _is_within(inner: Network, outer: Network) -> bool:
+    return inner.version == outer.version and inner.overlaps(outer) and inner.prefixlen >= outer.prefixlen

@@ -1,0 +1,1 @@
+"""The addresses of a cluster, as podwire-agent of this node reports them to the operator's tool."""

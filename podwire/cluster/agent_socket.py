@@ -1,0 +1,117 @@
+"""Requests to podwire-agent over its Unix socket: HTTP/1.0 with JSON, in as little code as possible.
+
+One rule: an answer counts only if it arrived whole. The executable has no HTTP library; it needs one request for each
+connection, no redirect, no encoding and no TLS, since the socket is on this node and only root can use it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from shlex import quote
+
+from cni.errors import CniError, Code
+
+SOCKET = "/run/podwire/agent.sock"
+_LIMIT_S = 120.0  # between two parts of an answer; the agent reads up to some 30,000 objects of the store
+_MAX_BYTES = 256 << 20
+_CHUNK = 1 << 16
+_OK, _MISSING, _UNAVAILABLE = 200, 404, 503
+_RUN = "does podwire-agent run here? systemctl status podwire-agent; kubectl --namespace podwire get pods -o wide"
+
+
+class StoreError(CniError):
+    """The agent answers, but the store does not."""
+
+
+def get(path: str, page: str) -> Mapping[str, object]:
+    """Returns the JSON object of a page; raises CniError(5) without an agent, StoreError, CniError(4)."""
+    return _request(path, f"GET {page} HTTP/1.0\r\n\r\n".encode())
+
+
+def post(path: str, action: str, document: Mapping[str, object]) -> Mapping[str, object]:
+    """Runs an action of the agent, and returns its answer; raises as `get`, CniError(4) for a refused change."""
+    body = json.dumps(document).encode()
+    head = f"POST {action} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return _request(path, head.encode() + body)
+
+
+def _request(path: str, request: bytes) -> Mapping[str, object]:
+    status, body = _split(path, _exchange(path, request))
+    try:
+        document: object = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if status == _OK and isinstance(document, dict):
+        return document
+    if isinstance(document, dict) and isinstance(msg := document.get("msg"), str):
+        details = document.get("details")
+        hint = details if isinstance(details, str) else ""
+        if status == _UNAVAILABLE:
+            raise StoreError(Code.TRY_AGAIN_LATER, msg, hint)
+        raise CniError(Code.INVALID_ENVIRONMENT, msg, hint)
+    if status == _MISSING:
+        raise CniError(
+            Code.INVALID_ENVIRONMENT,
+            f"podwire-agent at {path} has no pools",
+            "it runs without a store of pools, or is older than this tool: look at its options and its version",
+        )
+    raise CniError(Code.IO_FAILURE, f"{path}: unexpected answer with HTTP status {status}", _other(path))
+
+
+def _exchange(path: str, request: bytes) -> bytes:
+    """Sends a request and returns everything until the agent closes the connection."""
+    parts: list[bytes] = []
+    size = 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(_LIMIT_S)
+        try:
+            connection.connect(path)
+            connection.sendall(request)
+            while part := connection.recv(_CHUNK):
+                parts.append(part)
+                size += len(part)
+                if size > _MAX_BYTES:
+                    raise CniError(Code.IO_FAILURE, f"{path}: the answer is too large", _other(path))
+        except OSError as error:
+            raise _unreachable(path, error) from error
+    return b"".join(parts)
+
+
+def _split(path: str, answer: bytes) -> tuple[int, bytes]:
+    """Returns the status and the body of an answer; raises CniError(5) if it is not whole."""
+    if not answer:
+        msg = f"podwire-agent at {path} closed the connection without an answer"
+        raise CniError(Code.IO_FAILURE, msg, "it has ended, or is busy with other requests: run the command again")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    words = first.split(b" ", 2)
+    if not words[0].startswith(b"HTTP/1.") or not words[1:] or not words[1].isdigit() or len(words[1]) != 3:
+        raise CniError(Code.IO_FAILURE, f"{path}: the answer is not HTTP", _other(path))
+    lengths = [value.strip() for key, _, value in (line.partition(b":") for line in lines) if _is_length(key)]
+    if lengths != [b"%d" % len(body)]:
+        msg = f"podwire-agent at {path} closed the connection in the middle of its answer"
+        raise CniError(Code.IO_FAILURE, msg, "it has ended: run the command again, and look at its log")
+    return int(words[1]), body
+
+
+def _is_length(key: bytes) -> bool:
+    return key.strip().lower() == b"content-length"
+
+
+def _unreachable(path: str, error: OSError) -> CniError:
+    if isinstance(error, PermissionError):
+        return CniError(Code.INVALID_ENVIRONMENT, f"no permission for podwire-agent's socket {path}", "run it as root")
+    if isinstance(error, TimeoutError):
+        msg = f"podwire-agent at {path} does not answer within {_LIMIT_S:.0f} s"
+        return CniError(Code.IO_FAILURE, msg, "look at its log; a change may have been made: run the command again")
+    if isinstance(error, FileNotFoundError):
+        return CniError(Code.IO_FAILURE, f"podwire-agent's socket {path} does not exist", f"{_RUN}; or set --socket")
+    if isinstance(error, ConnectionRefusedError):
+        return CniError(Code.IO_FAILURE, f"no program listens on {path}", _RUN)
+    return CniError(Code.IO_FAILURE, f"{path}: {error.strerror or error}", _other(path))
+
+
+def _other(path: str) -> str:
+    return f"does it belong to podwire-agent? ss -xlp src {quote(path)}"

@@ -1,0 +1,40 @@
+"""Compares the reservations of this node's networks with the blocks that its agent has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from podwire.cluster.answers import Finding, Local
+from podwire.cluster.why import FIX_OF_LOST, describe_lost
+from podwire.node import reservations
+from podwire.node.records import Reservation
+from podwire.node.reservations import ReservationState
+from podwire.node.snapshot import Snapshot
+
+_IN_USE = (ReservationState.RUNNING, ReservationState.NEW, ReservationState.UNKNOWN)
+
+
+def find(local: Local, snapshot: Snapshot) -> Iterator[Finding]:
+    """Yields addresses that pods of this node have, and that are in no block of it or in a lost one."""
+    pooled = {network for network, _ in local.networks}
+    for pool in snapshot.records.pools:
+        if pool.network in pooled:
+            blocks = [block.block for block in local.blocks if block.network == pool.network]
+            for item in pool.reservations:
+                has_block = any(item.address in block for block in blocks)
+                if not has_block and not item.before_boot and reservations.state_of(snapshot, item) in _IN_USE:
+                    yield _unblocked(item)
+    for block in local.blocks:
+        if block.state == "lost" and block.used:
+            yield Finding("lost block", str(block.block), describe_lost(block), FIX_OF_LOST)
+
+
+def _unblocked(item: Reservation) -> Finding:
+    owner = item.attachment.container_id
+    return Finding(
+        "outside blocks",
+        item.file.name,
+        f"{item.file.name} of network {item.network} is reserved for container {owner}, and is in no block of this "
+        "node: a pod of another node may have the same address",
+        "delete the pod and create it again",
+    )

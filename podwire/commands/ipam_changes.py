@@ -1,0 +1,187 @@
+"""`podwire ipam pools --set|reclaim|recover`: changes of the addresses of a cluster, made by podwire-agent.
+
+One rule: the operator sees what will change before he confirms it, and the agent refuses the change if the store has
+something else by then.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from shlex import quote
+
+from cni import gojson
+from cni.errors import CniError, Code
+from cni.fields import Fields
+from podwire import confirming
+from podwire.cluster import agent_socket
+from podwire.cluster.answers import Cluster, find_node, read_cluster, read_local
+from podwire.command import Context, Status, UsageError
+from podwire.output import Cell, plural
+from process import files
+
+_MAX_FILE_BYTES = 1 << 20
+_KEYS = {"pools"}
+_STATEMENT = """\
+You state that the machine is off now, and stays off until this command has ended: none of its pods runs. Look at the
+machine or its console, or ask the cloud's API. "Not ready", a machine that cannot be reached, and an agent that does
+not answer are no proof. If the statement is wrong, two pods may get the same address."""
+_CLOSED = """\
+After a restore the store must be closed to all other agents until this command has ended: an agent that was cut off
+or stopped cannot notice the restore, and claims blocks that other nodes have had since the backup. So podwire-agent
+is stopped on all other nodes before the restore (podwire ipam recover --help); pods keep running and keep their
+addresses."""
+
+
+def set_pools(context: Context, options: Namespace) -> Status:
+    """Creates or replaces the pools with those of a file."""
+    _require_confirmation_option(context, confirmed=options.yes, option="--yes")
+    request: dict[str, object] = {"pools": _read_pools(options.set)}
+    change = Fields(agent_socket.post(options.socket, "/pools/space", {**request, "dryRun": True}))
+    lines = list(_difference(change.nested("before"), change.section("after")))
+    if not context.out.as_json:
+        for line in lines or ["the store has these pools already: nothing to change"]:
+            context.out.print(line)
+    if lines and not options.yes:
+        otherwise = f"podwire ipam pools --set {quote(options.set)} --yes"
+        confirming.require("Change the pools of the cluster? [yes/no]", "yes", otherwise)
+    if lines:
+        request["current"] = change.string("current")
+        agent_socket.post(options.socket, "/pools/space", request)
+    if context.out.as_json:
+        context.out.print_json({"before": change.raw("before"), "after": change.raw("after"), "difference": lines})
+    elif lines:
+        context.out.print(Cell("changed", "good"))
+    return Status.FINE
+
+
+def _read_pools(path: str) -> list[object]:
+    """Returns the pools in a file; raises CniError(5), CniError(7)."""
+    example = '{"pools": [{"name": "default", "cidrs": ["10.22.0.0/16"]}]}'
+    try:
+        document = gojson.loads(files.read(path, _MAX_FILE_BYTES))
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{path} is not JSON: {error}", f"such as {example}") from None
+    pools = document.get("pools") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(pools, list):
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f'{path} has no list "pools"', f"such as {example}")
+    if unknown := sorted(set(document) - _KEYS):
+        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{path}: unknown key {unknown[0]!r}", f"such as {example}")
+    return pools
+
+
+def _difference(before: Fields | None, after: Fields) -> Iterator[str]:
+    """Yields a line for each pool and each key of a pool that differs."""
+    old = _by_name(before) if before else {}
+    new = _by_name(after)
+    for name in old.keys() - new.keys():
+        yield f"- pool {name}: {_shown(old[name])}"
+    for name, pool in new.items():
+        if name not in old:
+            yield f"+ pool {name}: {_shown(pool)}"
+            continue
+        for key in pool:
+            if pool[key] != old[name].get(key):
+                yield f"~ pool {name}: {key}: {gojson.dumps(old[name].get(key))} -> {gojson.dumps(pool[key])}"
+
+
+def _by_name(space: Fields) -> dict[str, Mapping[str, object]]:
+    pools = space.raw("pools")
+    items = [pool for pool in pools if isinstance(pool, dict)] if isinstance(pools, list) else []
+    return {str(pool.get("name")): pool for pool in items}
+
+
+def _shown(pool: Mapping[str, object]) -> str:
+    return gojson.dumps({key: value for key, value in pool.items() if key != "name" and value != []})
+
+
+def reclaim(context: Context, options: Namespace) -> Status:
+    """Prints what a reclaim of a node does; with --powered-off declares it dead, and frees its blocks."""
+    cluster = read_cluster(options.socket)
+    node, name = find_node(cluster, options.node)
+    blocks = [block for block in cluster.blocks if block.owner == node]
+    entry = cluster.node(node)
+    record = entry.record if entry else next(block.owner_record for block in blocks)
+    line = f"podwire ipam reclaim --node {quote(options.node)} --powered-off"
+    if not context.out.as_json:
+        _print_plan(context, cluster, node, name)
+    local = read_local(options.socket)
+    if node == local.node and (entry is None or entry.machine in ("", local.machine)):
+        msg = f"{name or node} is this node, which is not off"
+        raise CniError(Code.INVALID_ENVIRONMENT, msg, "for another node, run it here; for this node, on another one")
+    if not options.powered_off:
+        if context.out.as_json:
+            names = [str(block.block) for block in blocks]
+            context.out.print_json({"node": node, "name": name, "record": record, "blocks": names})
+        else:
+            context.out.print("Nothing was changed. Only while the machine is off:", Cell(line, "bold"))
+        return Status.FINE
+    _require_confirmation_option(context, confirmed=options.record, option=f"--record {record}")
+    if options.record is None:
+        word = name or node
+        question = f"To state that the machine is off, type its name, {word}:"
+        confirming.require(question, word, f"{line} --record {record}")
+    request = {"node": node, "record": options.record or record, "statement": "powered-off"}
+    answer = agent_socket.post(options.socket, "/pools/reclaim", request)
+    return _print_reclaimed(context, Fields(answer), answer)
+
+
+def _print_plan(context: Context, cluster: Cluster, node: str, name: str) -> None:
+    out, entry = context.out, cluster.node(node)
+    blocks = [str(block.block) for block in cluster.blocks if block.owner == node]
+    out.print(f"node {name or '-'} ({node}): {entry.state if entry else 'no entry'}, {plural(len(blocks), 'block')}")
+    if entry and entry.instance:
+        out.print(f"boot and Node: {entry.instance}")
+    if blocks:
+        out.print(f"other nodes will get these blocks: {' '.join(blocks)}")
+    out.print("The node is declared dead. When it starts again its agent registers, and claims blocks anew.")
+    out.print_block(_STATEMENT)
+
+
+def _print_reclaimed(context: Context, answer: Fields, document: Mapping[str, object]) -> Status:
+    freed, problem = answer.strings("freed"), answer.string("problem")
+    if context.out.as_json:
+        context.out.print_json(document)
+    else:
+        context.out.print(Cell(f"declared dead; {plural(len(freed), 'block')} free", "good"), *freed)
+        if problem:
+            context.out.print(Cell(problem, "bad"))
+    return Status.WRONG if problem else Status.FINE
+
+
+def recover(context: Context, options: Namespace) -> Status:
+    """Begins a new epoch after a restore of the store."""
+    _require_confirmation_option(context, confirmed=options.yes, option="--yes")
+    cluster = read_cluster(options.socket)
+    if not context.out.as_json:
+        context.out.print_block(_CLOSED)
+        names = " ".join(sorted(node.name or node.id for node in cluster.nodes)) or "none"
+        context.out.print(f"The restored store has {plural(len(cluster.nodes), 'node')}: {names}")
+        joined = " ".join(options.joined) or "none"
+        context.out.print(f"Nodes that joined after the backup (--joined, by ID): {joined}")
+        context.out.print(
+            "Every other node that may run must be in the backup; its ID is in /var/lib/podwire/node-id on the node."
+        )
+    if not options.yes:
+        question = "Is the store closed to all other agents, and are all nodes named? [yes/no]"
+        confirming.require(question, "yes", " ".join(["podwire ipam recover --yes", *_joined(options)]))
+    answer = Fields(agent_socket.post(options.socket, "/pools/recover", {"joined": options.joined}))
+    if context.out.as_json:
+        context.out.print_json({"epoch": answer.string("epoch")})
+    else:
+        context.out.print(Cell(f"epoch {answer.string('epoch')} has begun", "good"))
+        context.out.print("Start podwire-agent on all nodes. No node claims blocks before all have registered:")
+        context.out.print("  podwire ipam verify --cluster")
+    return Status.FINE
+
+
+def _joined(options: Namespace) -> list[str]:
+    return ["--joined", *options.joined] if options.joined else []
+
+
+def _require_confirmation_option(context: Context, *, confirmed: object, option: str) -> None:
+    """Raises UsageError with --json if the command would ask: the output is for a program."""
+    if context.out.as_json and not confirmed:
+        raise UsageError(Code.INVALID_ENVIRONMENT, "with --json no question is asked", f"confirm with {option}")

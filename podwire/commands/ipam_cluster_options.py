@@ -1,0 +1,152 @@
+"""The command lines of `podwire ipam pools|blocks|who|why|reclaim|recover`, and their help."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
+from collections.abc import Callable
+
+from podwire.command import Context, Status, add_json
+from podwire.commands import ipam_changes, ipam_cluster
+from podwire.commands.show import add_places
+
+_POOLS = """\
+Prints the pools of the cluster: CIDRs, size of a block, how many blocks nodes have claimed of how many, and how many
+addresses these blocks have. podwire-agent of this node reads them from the store.
+
+--set FILE creates the pools, or replaces them by those of FILE, and prints the difference first. A pool keeps the
+blocks that nodes have: before a CIDR is removed, or its blocks get another size, set it in "draining" and wait until
+no node has a block of it. FILE is JSON; only "name" and "cidrs" are required:
+
+  {"pools": [{"name": "default", "mode": "routed", "cidrs": ["10.22.0.0/16", "fd00:22::/112"],
+    "blockPrefixLengths": {"ipv4": 26, "ipv6": 122}, "excluded": [], "draining": [], "namespaces": [], "gateways": []}]}
+
+--json prints {"space": {"epoch", "pools"} or null, "pools": [{"name", "mode", "cidrs", "namespaces", "versions":
+[{"version", "blockPrefixLength", "total", "claimed", "draining", "addresses"}]}], "nodes": [...]}, with --set
+{"before", "after", "difference": ["..."]}."""
+_BLOCKS = """\
+Prints the blocks that nodes have claimed, with node, node ID, generation and time of the claim.
+
+STATE   claimed      the node has it
+        draining     the node has it, and no node claims it again
+        damaged      the object in the store is not valid: podwire ipam verify --cluster
+
+After it the state of the node if it is not registered: fenced (declared dead), old epoch (not registered since the
+store was restored), no entry, damaged.
+
+--json prints {"blocks": [{"block", "pool", "owner", "ownerName", "epoch", "generation", "since", ...}], "nodes":
+[{"id", "name", "state", "epoch", "instance", "addresses", "networks", "blocks", ...}]}."""
+_WHO = """\
+Prints the pool, the block and the node of an address, and on this node its pod.
+
+Exit status: 0; 3 for an address of no pool; 4 if the store does not answer, or not everything could be read.
+
+--json prints {"address", "pool", "block", "node", "nodeName", "epoch", "generation", "since", "isThisNode",
+"reservation": as `podwire ipam list --json` or null, "unseen": ["..."]}."""
+_WHY = """\
+Prints why a node has no addresses: how many are in use in how many blocks, when its agent last reached the store,
+whether it was declared dead, which nodes have the blocks of a pool that is used up, and for which nodes all wait
+after a restore. NODE is a name or an ID, this node by default. Of another node only what is in the store is known.
+
+Exit status: 0 no reason is known; 1 at least one; 4 no reason, but not everything could be read.
+
+--json prints {"node", "name", "complete", "facts": ["..."], "reasons": [{"what", "fix"}], "unseen": ["..."]}."""
+_RECLAIM = """\
+Prints what a reclaim of a node does: its blocks become free, and other nodes claim them. With --powered-off it does
+so.
+
+--powered-off is a statement: the machine is off now, and stays off until the command has ended. Nothing else proves
+that none of its pods runs: not a Node that is not ready, not a machine that cannot be reached. A wrong statement lets
+two pods have one address. The command asks for the node's name, or takes the record that it has printed (--record),
+and refuses a node whose record is another one by then, because the machine has booted. A machine that starts again
+later registers and claims other blocks; there is nothing to undo.
+
+Exit status: 0; 1 if some blocks are not free: run it again; 3 if it was refused.
+
+--json prints {"node", "name", "record", "blocks"}, with --powered-off {"freed": ["..."], "remaining": {block:
+reason}}."""
+_RECOVER = """\
+Begins a new epoch. Do it after each restore of the store from a backup, and only then. In the new epoch each agent
+first writes the blocks that its pods use into the store, whatever the backup says; blocks are claimed when all nodes
+have done that. Without it a block that was claimed after the backup is free in the restored store, and two nodes use
+it.
+
+  1. Stop podwire-agent on all nodes but this one. Pods keep running, and new ones get addresses of the blocks that are
+     there. A node that cannot be reached must stay off or cut off. systemd: systemctl stop podwire-agent. DaemonSet:
+       kubectl label node NODE podwire.io/recover=yes
+       kubectl --namespace podwire patch daemonset podwire --patch \\
+         '{"spec": {"template": {"spec": {"nodeSelector": {"podwire.io/recover": "yes"}}}}}'
+  2. Restore the store. The agent of this node notices that, and claims nothing: podwire ipam why
+  3. podwire ipam recover, with --joined for each node that joined the cluster after the backup, also for those that
+     cannot be reached now. The ID is in /var/lib/podwire/node-id on the node.
+  4. Start podwire-agent on all nodes. DaemonSet:
+       kubectl --namespace podwire patch daemonset podwire --patch \\
+         '{"spec": {"template": {"spec": {"nodeSelector": {"podwire.io/recover": null}}}}}'
+     For which nodes the others wait: podwire ipam verify --cluster
+     Of a node that is off for longer: podwire ipam reclaim --node NODE
+
+--json prints {"epoch"}."""
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "pools": (
+        ("podwire ipam pools", "how full the pools are"),
+        ("podwire ipam pools --set pools.json", "change the pools, after a look at the difference"),
+    ),
+    "blocks": (("podwire ipam blocks --node worker-2", "the blocks of a node"),),
+    "who": (("podwire ipam who 10.22.0.70", "which node and pod have an address"),),
+    "why": (("podwire ipam why", "why this node has no addresses"),),
+    "reclaim": (
+        ("podwire ipam reclaim --node worker-2", "what would become free; nothing is changed"),
+        ("podwire ipam reclaim --node worker-2 --powered-off", "declare a machine dead that is off"),
+    ),
+    "recover": (("podwire ipam recover", "begin a new epoch after a restore"),),
+}
+
+
+def add_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Adds the commands to those of `podwire ipam`."""
+    pools = _add(commands, "pools", "the pools of the cluster, and how full they are", _POOLS, _pools)
+    pools.add_argument("--set", metavar="FILE", default="", help="create or replace the pools by those of FILE (JSON)")
+    _add_yes(pools)
+    blocks = _add(commands, "blocks", "which node has which block of a pool", _BLOCKS, ipam_cluster.blocks)
+    blocks.add_argument("--node", metavar="NODE", default="", help="only those of this node (name or ID)")
+    blocks.add_argument("--pool", metavar="POOL", default="", help="only those of this pool")
+    who = _add(commands, "who", "which node and pod have an address", _WHO, ipam_cluster.who)
+    who.add_argument("address", metavar="ADDRESS", help="an address of a pool")
+    add_places(who)
+    why = _add(commands, "why", "why a node has no addresses", _WHY, ipam_cluster.explain)
+    why.add_argument("node", metavar="NODE", nargs="?", default="", help="name or ID (default: this node)")
+    reclaim = _add(commands, "reclaim", "free the blocks of a machine that is off", _RECLAIM, ipam_changes.reclaim)
+    reclaim.add_argument("--node", metavar="NODE", required=True, help="name or ID")
+    reclaim.add_argument("--powered-off", action="store_true", help="state that the machine is off, and do it")
+    reclaim.add_argument("--record", metavar="RECORD", help="the record that the statement is about: no question")
+    recover = _add(
+        commands, "recover", "begin a new epoch after a restore of the store", _RECOVER, ipam_changes.recover
+    )
+    recover.add_argument(
+        "--joined", metavar="ID", nargs="+", action="extend", default=[], help="nodes that joined after the backup"
+    )
+    _add_yes(recover)
+
+
+def _add(
+    commands: _SubParsersAction[ArgumentParser],
+    name: str,
+    summary: str,
+    about: str,
+    run: Callable[[Context, Namespace], Status],
+) -> ArgumentParser:
+    epilog = "\n".join(["examples:", *(f"  {line}\n      {purpose}" for line, purpose in EXAMPLES[name])])
+    subparser = commands.add_parser(
+        name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
+    )
+    ipam_cluster.add_socket(subparser)
+    add_json(subparser)
+    subparser.set_defaults(subcommand=run, parser=subparser)
+    return subparser
+
+
+def _add_yes(parser: ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _pools(context: Context, options: Namespace) -> Status:
+    return (ipam_changes.set_pools if options.set else ipam_cluster.pools)(context, options)

@@ -1,0 +1,392 @@
+"""What the agent answers to the operator's tool about pools, over a double of the store."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_network
+
+import pytest
+
+from agent.pools.block_protocol import MISSING, Agent, NodeRecord, look
+from agent.pools.documents import DAMAGED_BLOCK
+from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, World, healthy, local_block
+from tests.support.store_double import Fault
+
+
+@pytest.fixture
+def world() -> World:
+    return healthy()
+
+
+def get(world, path):
+    """Returns the status and the document of a page."""
+    page = world.admin.pages()[path]()
+    return (200 if page.ok else 503), json.loads(page.body)
+
+
+def post(world, action, **document):
+    """Returns the status and the document of an action."""
+    answer = world.admin.actions()[f"/pools/{action}"](json.dumps(document).encode())
+    return answer.status, json.loads(answer.body)
+
+
+def record_of(world, node):
+    """Returns the digest of a node's record, as the tool reads it."""
+    return next(item["record"] for item in get(world, "/pools/cluster")[1]["nodes"] if item["id"] == node)
+
+
+def set_pools(world, *pools):
+    """Replaces the pools as the tool does: a dry run, then the change."""
+    status, change = post(world, "space", pools=list(pools), dryRun=True)
+    if status != 200:
+        return status, change
+    return post(world, "space", pools=list(pools), current=change["current"])
+
+
+def test_local_page_has_space_and_node(world):
+    """The page has the space and this node's blocks with state, token, used and size, by one request."""
+    world.store.requests.clear()
+    status, document = get(world, "/pools")
+    assert status == 200
+    assert world.store.requests == {"read_space": 1}
+    assert document["space"]["pools"][0]["name"] == "default"
+    node = document["node"]
+    assert (node["id"], node["name"], node["contactSeconds"], node["problems"]) == (ONE, "worker-1", 3, [])
+    assert node["networks"] == [{"network": "podnet", "pool": "default"}]
+    expected = {"network": "podnet", "block": "10.22.0.0/26", "pool": "default", "state": "granted"}
+    assert node["blocks"] == [{**expected, "epoch": EPOCH, "generation": 1, "used": 2, "size": 61}]
+
+
+def test_local_page_without_a_store(world):
+    """While the store does not answer the page has this node's blocks, and the problem."""
+    world.store.fail_next(Fault.UNREACHABLE)
+    status, document = get(world, "/pools")
+    assert (status, document["space"], len(document["node"]["blocks"])) == (200, None, 1)
+    assert "the store does not answer" in document["problem"]
+
+
+def test_cluster_page_has_everything(world):
+    """The page has pools with numbers, nodes, blocks with owner and time, and no findings for a healthy cluster."""
+    status, document = get(world, "/pools/cluster")
+    assert status == 200
+    assert document["findings"] == []
+    (version,) = document["pools"][0]["versions"]
+    assert version == {
+        "version": 4,
+        "blockPrefixLength": 26,
+        "total": 4,
+        "claimed": 2,
+        "draining": 0,
+        "addresses": 124,
+    }
+    assert [(node["id"], node["state"], node["blocks"]) for node in document["nodes"]] == [
+        (ONE, "registered", 1),
+        (TWO, "registered", 1),
+    ]
+    block = document["blocks"][1]
+    assert (block["block"], block["owner"], block["ownerName"]) == ("10.22.0.64/26", TWO, "worker-2")
+    assert (block["pool"], block["generation"], block["since"]) == ("default", 1, "2026-11-25T12:00:00Z")
+
+
+def test_cluster_page_without_a_store(world):
+    """While the store does not answer the page is an error with 503."""
+    world.store.fail_next(Fault.NOT_EXECUTED, "list_blocks")
+    status, document = get(world, "/pools/cluster")
+    assert status == 503
+    assert document["msg"].startswith("the store does not answer")
+
+
+def test_finding_that_was_a_change_between_two_reads_is_none(world):
+    """A block that is given back while the lists are read is no finding."""
+    world.add_node(TWO, "10.22.0.64/26", "10.22.0.128/26")
+    real = world.store.list_blocks
+
+    def listed(owner=""):
+        blocks = real(owner)
+        world.add_node(TWO, "10.22.0.64/26")  # after the first list of the entries
+        return blocks
+
+    world.store.list_blocks = listed
+    assert get(world, "/pools/cluster")[1]["findings"] == []
+
+
+def test_first_space_gets_an_epoch():
+    """The first space has a new random epoch, since records of damaged entries have the epoch ""."""
+    epochs = set()
+    for _ in range(2):
+        world = World()
+        status, change = set_pools(world, DEFAULT)
+        assert status == 200, change
+        assert change["before"] is None
+        space = world.store.read_space().value
+        assert space is not None
+        epochs.add(space.epoch)
+    assert len(epochs) == 2
+    assert "" not in epochs
+
+
+def test_replaced_pools_keep_the_epoch(world):
+    """Another pool is added; the epoch stays, and the answer has the old and the new space."""
+    status, change = set_pools(world, DEFAULT, {"name": "more", "cidrs": ["10.23.0.0/24"]})
+    assert status == 200, change
+    space = world.store.read_space().value
+    assert (space.epoch, [pool.name for pool in space.pools]) == (EPOCH, ["default", "more"])
+    assert [pool["name"] for pool in change["before"]["pools"]] == ["default"]
+
+
+def test_dry_run_changes_nothing(world):
+    """A dry run checks and answers, and sends no change."""
+    world.store.requests.clear()
+    status, _ = post(world, "space", pools=[DEFAULT, {"name": "more", "cidrs": ["10.23.0.0/24"]}], dryRun=True)
+    assert status == 200
+    assert world.store.requests["swap_space"] == 0
+
+
+def test_pools_that_were_changed_meanwhile_are_refused(world):
+    """A change is refused if the administrator has seen another space."""
+    _, change = post(world, "space", pools=[DEFAULT], dryRun=True)
+    world.set_space({**DEFAULT, "excluded": ["10.22.0.0/30"]})
+    status, error = post(world, "space", pools=[DEFAULT], current=change["current"])
+    assert status == 409
+    assert "changed meanwhile" in error["msg"]
+    assert world.store.read_space().value.pools[0].excluded
+
+
+@pytest.mark.parametrize(
+    ("pools", "text"),
+    [
+        ([{"name": "Default", "cidrs": ["10.22.0.0/24"]}], "pool name 'Default'"),
+        ([{"name": "default", "cidrs": ["10.22.0.0/28"]}], "smaller than one block"),
+        ([{"name": "other", "cidrs": ["10.22.0.0/24"]}], "loses block 10.22.0.0/26"),
+        ([{**DEFAULT, "blockPrefixLengths": {"ipv4": 28}}], "loses block 10.22.0.0/26"),
+        (None, '"pools" is not a list'),
+        ("default", '"pools" is not a list'),
+    ],
+)
+def test_pools_that_are_not_safe_are_refused(world, pools, text):
+    """Pools that are not valid, or that claimed blocks would leave, are refused, and nothing changes."""
+    before = dict(world.store.objects)
+    status, error = post(world, "space", pools=pools, dryRun=False)
+    assert status == 400
+    assert text in error["msg"]
+    assert world.store.objects == before
+
+
+def test_unknown_answer_to_a_change_of_the_pools_is_read_back(world):
+    """A change whose answer was lost is a success if the store has it, and an error if it has not."""
+    pools = [DEFAULT, {"name": "more", "cidrs": ["10.23.0.0/24"]}]
+    world.store.fail_next(Fault.NOT_EXECUTED, "swap_space")
+    status, error = set_pools(world, *pools)
+    assert status == 409
+    assert "not known" in error["msg"]
+    world.store.fail_next(Fault.NO_ANSWER, "swap_space")
+    assert set_pools(world, *pools)[0] == 200
+
+
+def test_empty_store_gets_no_space_from_a_node_with_grants(world):
+    """A node that has blocks, of which the store has nothing, does not create a space: the store was lost."""
+    for key in list(world.store.objects):
+        world.store.put_raw(key, b"")
+    status, error = set_pools(world, DEFAULT)
+    assert status == 409
+    assert "lost its content" in error["msg"]
+    world.report = world.report._replace(blocks=(local_block("10.22.0.0/26", "claiming"),))
+    assert set_pools(world, DEFAULT)[0] == 200
+
+
+def test_deleted_space_is_created_again(world):
+    """A space that was deleted by hand is created again, in a new epoch, since the entries are still there."""
+    world.store.put_raw("space", b"")
+    assert set_pools(world, DEFAULT)[0] == 200
+    assert world.store.read_space().value.epoch != EPOCH
+
+
+def test_reclaim_fences_and_frees(world):
+    """A node that is off is declared dead, its routes end, and its blocks are free; others keep theirs."""
+    world.claim(TWO, "10.22.0.128/26")
+    status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
+    assert (status, sorted(done["freed"]), done["problem"]) == (200, ["10.22.0.128/26", "10.22.0.64/26"], "")
+    assert world.owners() == {"10.22.0.0/26": ONE, "10.22.0.64/26": "", "10.22.0.128/26": ""}
+    entry = world.store.read_entry(TWO).value
+    assert entry.record == NodeRecord("machine-2", "boot-2/", EPOCH, is_fenced=True)
+    assert entry.networks == ()
+    assert world.store.read_block(ip_network("10.22.0.64/26")).value.token.generation == 1
+
+
+def test_reclaim_of_a_node_that_has_booted_is_refused(world):
+    """A node whose record changed after the administrator read it is refused, and keeps its blocks."""
+    record = record_of(world, TWO)
+    stored = world.store.read_entry(TWO)
+    booted = stored.value._replace(record=stored.value.record._replace(instance="boot-9/"))
+    world.store.swap_entry(TWO, stored, booted)
+    status, error = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    assert status == 409
+    assert "another one than you have seen" in error["msg"]
+    assert world.owners()["10.22.0.64/26"] == TWO
+
+
+def test_reclaim_loses_against_a_machine_that_boots_at_this_moment(world):
+    """A node that registers between the read and the fence keeps its blocks."""
+    record, real = record_of(world, TWO), world.store.swap_entry
+
+    def swap(node, expected, new):
+        if node == TWO:
+            stored = world.store.read_entry(TWO)
+            booted = stored.value._replace(record=stored.value.record._replace(instance="boot-9/"))
+            world.store.swap_entry = real
+            real(TWO, stored, booted)
+        return real(node, expected, new)
+
+    world.store.swap_entry = swap
+    status, error = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    assert status == 409
+    assert "it has registered since" in error["msg"]
+    assert world.owners()["10.22.0.64/26"] == TWO
+
+
+def test_reclaim_in_another_epoch_is_refused(world):
+    """A statement before a restore is refused after it."""
+    record = record_of(world, TWO)
+    world.set_space(epoch="e2")
+    status, _ = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    assert status == 409
+    assert world.owners()["10.22.0.64/26"] == TWO
+
+
+def test_reclaim_of_this_node_is_refused(world):
+    """The node on which the command runs is not off."""
+    status, error = post(world, "reclaim", node=ONE, record=record_of(world, ONE), statement="powered-off")
+    assert status == 409
+    assert "it is not off" in error["msg"]
+
+
+def test_reclaim_of_the_machine_that_this_one_replaces(world):
+    """The blocks of another machine with this node's ID become free: this one has its disk, and the other is off."""
+    world.report = world.report._replace(machine="machine-9")
+    status, done = post(world, "reclaim", node=ONE, record=record_of(world, ONE), statement="powered-off")
+    assert (status, done["freed"]) == (200, ["10.22.0.0/26"])
+
+
+def test_reclaim_goes_on_after_an_answer_was_lost(world):
+    """The fence and the blocks are read back after lost answers; a second run frees what remains."""
+    world.claim(TWO, "10.22.0.128/26")
+    record = record_of(world, TWO)
+    world.store.fail_next(Fault.NO_ANSWER, "swap_entry")
+    world.store.fail_next(Fault.NO_ANSWER, "swap_block")
+    world.store.fail_next(Fault.NOT_EXECUTED, "swap_block", times=100)
+    status, done = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    assert status == 409
+    assert "not free yet" in done["msg"]
+    assert sorted(world.owners().values()) == ["", ONE, TWO]
+    world.store._faults.clear()
+    status, done = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    assert (status, len(done["freed"]), done["problem"]) == (200, 1, "")
+
+
+def test_reclaim_of_a_node_without_an_entry(world):
+    """The blocks of a node whose entry was deleted become free; a machine that registers meanwhile keeps them."""
+    world.store.put_raw(f"nodes/{TWO}", b"")
+    assert post(world, "reclaim", node=TWO, record="", statement="powered-off")[0] == 409
+    no_record = [block["ownerRecord"] for block in get(world, "/pools/cluster")[1]["blocks"] if block["owner"] == TWO]
+    status, done = post(world, "reclaim", node=TWO, record=no_record[0], statement="powered-off")
+    assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
+    assert world.store.read_entry(TWO).value.record == MISSING._replace(epoch=EPOCH, is_fenced=True)
+
+
+def test_reclaim_leaves_damaged_objects(world):
+    """A damaged block is not made free, and a node with a damaged entry is refused."""
+    world.store.put_raw("blocks/0a160080-26", b'{"owner": "%s", "epoch": 1}' % TWO.encode())
+    status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
+    assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
+    assert world.owners()["10.22.0.128/26"] == DAMAGED_BLOCK.owner
+    world.store.put_raw(f"nodes/{TWO}", b"{}")
+    status, error = post(world, "reclaim", node=TWO, record="", statement="powered-off")
+    assert status == 409
+    assert "is not valid" in error["msg"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"node": "UPPER", "record": "", "statement": "powered-off"},
+        {"node": TWO, "record": 1, "statement": "powered-off"},
+        {"node": TWO, "record": "", "statement": "not ready"},
+        {"node": TWO, "record": "", "statement": ["powered-off"]},
+    ],
+)
+def test_wrong_requests_are_refused(world, document):
+    """A request without the statement, or with wrong types, changes nothing."""
+    before = dict(world.store.objects)
+    assert post(world, "reclaim", **document)[0] == 400
+    assert world.store.objects == before
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_bodies_that_are_no_objects_are_refused(world, body):
+    """A body that is no JSON object is an error with a text."""
+    for action in world.admin.actions().values():
+        answer = action(body)
+        assert answer.status == 400
+        assert json.loads(answer.body)["msg"]
+
+
+def test_recover_waits_for_the_nodes_that_joined(world):
+    """A new epoch begins, and no node claims before those that joined after the backup have registered."""
+    world.report = world.report._replace(is_restored=True)
+    status, done = post(world, "recover", joined=[THREE, TWO])
+    assert status == 200, done
+    assert world.store.read_space().value.epoch == done["epoch"] != EPOCH
+    records = {node: stored.value.record for node, stored in world.store.list_entries().by_node.items()}
+    assert records[THREE] == MISSING
+    agent = Agent(ONE, "machine-1", "boot-1/", done["epoch"])
+    registered = {node: record._replace(epoch=done["epoch"]) for node, record in records.items()}
+    assert not look(agent, {**registered, THREE: MISSING}).is_clear
+    assert look(agent, registered).is_clear
+
+
+def test_recover_needs_an_agent_without_requests(world):
+    """While this node's agent may claim blocks no new epoch begins, since the store is not closed."""
+    status, error = post(world, "recover", joined=[])
+    assert status == 409
+    assert "has not noticed a restore" in error["msg"]
+    assert world.store.read_space().value.epoch == EPOCH
+    world.report = world.report._replace(networks=())
+    assert post(world, "recover", joined=[])[0] == 200
+
+
+def test_recover_refuses_what_is_no_node_id(world):
+    """A node's name is refused: all nodes would wait for it for ever."""
+    world.report = world.report._replace(is_restored=True)
+    status, error = post(world, "recover", joined=["worker-3"])
+    assert (status, world.store.read_entry("worker3").value) == (400, None)
+    assert "/var/lib/podwire/node-id" in error["details"]
+
+
+def test_recover_reads_back_lost_answers(world):
+    """Lost answers are read back; a run that failed halfway can be repeated."""
+    world.report = world.report._replace(is_restored=True)
+    world.store.fail_next(Fault.NO_ANSWER, "swap_entry")
+    world.store.fail_next(Fault.NOT_EXECUTED, "swap_space", times=100)
+    status, error = post(world, "recover", joined=[THREE])
+    assert (status, world.store.read_space().value.epoch) == (409, EPOCH)
+    assert "podwire ipam recover" in error["details"]
+    world.store._faults.clear()
+    world.store.fail_next(Fault.NO_ANSWER, "swap_space")
+    status, done = post(world, "recover", joined=[THREE])
+    assert (status, world.store.read_space().value.epoch) == (200, done["epoch"])
+
+
+def test_actions_without_a_store(world):
+    """While the store does not answer each action is an error with 503 and the cause."""
+    world.report = world.report._replace(is_restored=True)
+    requests: dict[str, dict[str, object]] = {
+        "space": {"pools": [DEFAULT]},
+        "recover": {},
+        "reclaim": {"node": TWO, "record": ""},
+    }
+    for action, document in requests.items():
+        world.store.fail_next(Fault.UNREACHABLE)
+        status, error = post(world, action, **document, statement="powered-off")
+        assert status == 503
+        assert "refused" in error["msg"]
