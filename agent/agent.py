@@ -18,9 +18,11 @@ from agent.garbage import Collection, GarbageCollector
 from agent.http_server import Page, Pages, metrics_page
 from agent.log import Log
 from agent.metrics import Metrics
+from agent.networks_source import NetworksSource, PodCidrs, PoolBlocks
 from agent.node import Node
 from agent.node_files import NodeFiles
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
+from agent.pools.reports import BlockLost, PoolEvent
 from agent.readiness import Readiness
 from agent.route_report import describe_problems
 from agent.routes import Routes
@@ -33,6 +35,7 @@ from process.loop import Loop, now
 from process.record import Record
 
 CONDITIONS = (API, NODE, NETWORK, ROUTES, MASQUERADE) = ("api", "node", "network", "routes", "masquerade")
+POOLS = "pools"
 
 _RETRY_S = 10.0
 _COMPARE_S = 300.0  # all routes: the kernel reports each change, so this is for what was overlooked
@@ -60,9 +63,11 @@ class Agent:
     def __init__(self, settings: Settings, loop: Loop, parts: Parts, api_addresses: Sequence[Address] = ()) -> None:
         self._settings, self._loop = settings, loop
         self._log, self._metrics, self._routes, self._masquerade, self._events = parts
-        self._cluster = Cluster(settings.node_name, api_addresses)
+        self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
+        self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
         self._api_addresses = api_addresses
-        self._readiness = Readiness(CONDITIONS, self._on_condition)
+        conditions = (*CONDITIONS, POOLS) if settings.pools.store else CONDITIONS
+        self._readiness = Readiness(conditions, self._on_condition)
         self._files = NodeFiles(settings, loop, self._on_installed)
         self._garbage = GarbageCollector(settings, loop, self._on_collected)
         self._has_list = self._is_synced = self._was_ready = False
@@ -72,6 +77,7 @@ class Agent:
         self._beat_s = now()
         self.on_address_change: Callable[[], None] = lambda: None
         self.is_watching: Callable[[], bool] = lambda: True
+        self._has_addresses = not settings.pools.store
         if not settings.install:
             self._readiness.set(NETWORK)
 
@@ -123,9 +129,10 @@ class Agent:
 
     def _apply_all(self) -> None:
         this = self._cluster.this
-        if this is None or not self._is_synced or not this.pod_cidrs:  # without podCIDRs nothing is known to be wrong
+        if this is None or not self._is_synced or not self._source.is_known(this):
             return
-        self._events.node_uid = this.uid
+        if self._source.are_fixed:
+            self._events.node_uid = this.uid
         with self._changing("routes of all nodes"):
             self._routes.set_node(this, self._cluster.conflicting)
             self._routes.replace_peers(self._cluster.peers, self._cluster.conflicting)
@@ -137,7 +144,7 @@ class Agent:
         self._unlisted.pop(node.name, None)
         has_changed = self._cluster.set(node)
         node = self._cluster.nodes[node.name]
-        if not self._is_synced or this is None or not this.pod_cidrs:
+        if not self._is_synced or this is None or not self._source.is_known(this):
             self._apply_first()
             return
         with self._changing(f"routes of node {node.name}"):
@@ -158,7 +165,7 @@ class Agent:
     def _remove(self, name: str) -> None:
         self._cluster.remove(name)
         this = self._cluster.this
-        if not self._is_synced or this is None or not this.pod_cidrs:
+        if not self._is_synced or this is None or not self._source.is_known(this):
             return  # routes, network and pods stay: a deleted Node object is no proof that this node's pods are gone
         with self._changing(f"routes of node {name}"):
             self._routes.remove_peer(name, self._cluster.conflicting)
@@ -262,6 +269,20 @@ class Agent:
         if recorded is not None:
             self._log.write_changes("networks that are not masqueraded", recorded.changes)
 
+    # Pools
+
+    def handle_pools(self, event: PoolEvent) -> None:
+        """Handles what the manager of this node's blocks reports."""
+        if isinstance(event, BlockLost):
+            self._log.write("error", event.text)
+            self._events.report("PodAddressLost", event.text)
+            return
+        self._metrics.set_pools(event.usage)
+        had_addresses, self._has_addresses = self._has_addresses, event.has_blocks
+        self._readiness.set(POOLS, "; ".join(event.problems) or ("" if event.has_blocks else "no block is granted yet"))
+        if event.has_blocks and not had_addresses and self._is_synced:
+            self._ensure_files()
+
     # Files and garbage
 
     def _ensure_files(self) -> None:
@@ -269,10 +290,10 @@ class Agent:
         this = self._cluster.this
         if not self._settings.install:
             return
-        if this is not None and not self._node_problem():
+        if this is not None and self._has_addresses and not self._node_problem():
             self._files.ensure(this)
         elif not self._files.is_installed:
-            self._readiness.set(NETWORK, "not installed: this node's podCIDRs are not certain")
+            self._readiness.set(NETWORK, f"not installed: this node's {self._source.noun} are not certain")
 
     def _on_installed(self, problem: str, output: str) -> None:
         self._metrics.installs.labels("failed" if problem else "ok").inc()
@@ -305,18 +326,7 @@ class Agent:
 
     def _node_problem(self) -> str:
         """Returns what keeps this node from a network, "" if nothing does."""
-        name, this = self._settings.node_name, self._cluster.this
-        if this is None:
-            return f"the API server has no Node {name}: set --node-name to the name that `kubectl get nodes` prints"
-        if this.problems:
-            return f"node {name}: {'; '.join(this.problems)}; nothing is changed until the object is correct"
-        if not this.pod_cidrs:
-            return (
-                f"node {name} has no podCIDR: run kube-controller-manager with --allocate-node-cidrs and "
-                "--cluster-cidr (kubeadm: podSubnet)"
-            )
-        mine = [str(one) for one in self._cluster.conflicts if one.has_network_of(name)]
-        return "; ".join(mine)
+        return self._source.problem(self._settings.node_name, self._cluster.this, self._cluster.conflicts)
 
     def _on_condition(self, condition: str, problem: str) -> None:
         self._metrics.condition.labels(condition).set(not problem)

@@ -57,11 +57,13 @@ class Conflict(NamedTuple):
 class Cluster:
     """The nodes by name, seen from the node `name`, with the conflicts of their networks.
 
-    No network may contain one of the `api_addresses`, those of the API server.
+    No network may contain one of the `api_addresses`, those of the API server. Networks are `fixed` if they are
+    podCIDRs, which Kubernetes does not change: a node whose object became wrong keeps them.
     """
 
-    def __init__(self, name: str, api_addresses: Collection[Address] = ()) -> None:
+    def __init__(self, name: str, api_addresses: Collection[Address] = (), *, fixed: bool = True) -> None:
         self.name = name
+        self._is_fixed = fixed
         self._api_addresses = tuple(api_addresses)
         self.nodes: dict[str, Node] = {}
         self.conflicts: tuple[Conflict, ...] = ()
@@ -83,14 +85,14 @@ class Cluster:
         return frozenset(network for conflict in self.conflicts for network in conflict.networks)
 
     def replace(self, nodes: Mapping[str, Node]) -> None:
-        """Replaces all nodes; a node whose object became wrong keeps its networks."""
-        self.nodes = {name: _with_known_networks(node, self.nodes.get(name)) for name, node in nodes.items()}
+        """Replaces all nodes; a node whose object became wrong keeps fixed networks."""
+        self.nodes = {name: self._with_known_networks(node, self.nodes.get(name)) for name, node in nodes.items()}
         self._update_conflicts()
 
     def set(self, node: Node) -> bool:
         """Adds or replaces a node as `replace` does; returns whether the networks of any node changed."""
         before = self.nodes.get(node.name)
-        node = self.nodes[node.name] = _with_known_networks(node, before)
+        node = self.nodes[node.name] = self._with_known_networks(node, before)
         return self._update_conflicts_after(before, node)
 
     def remove(self, name: str) -> bool:
@@ -110,6 +112,15 @@ class Cluster:
             if node.name == self.name or not is_behind_tunnel(node):
                 yield from map(as_network, node.addresses)
 
+    def _with_known_networks(self, node: Node, before: Node | None) -> Node:
+        """Returns a node whose fixed networks are missing or wrong with its former ones."""
+        is_same = before is not None and before.uid == node.uid
+        if not self._is_fixed or before is None or not is_same or not before.pod_cidrs:
+            return node
+        if node.pod_cidrs and not node.problems:
+            return node
+        return node._replace(pod_cidrs=before.pod_cidrs, problems=node.problems or ("its podCIDR is missing",))
+
     def _update_conflicts_after(self, before: Node | None, after: Node | None) -> bool:
         """Updates the conflicts after a change of a node; returns whether its networks changed."""
         networks, addresses = (before.pod_cidrs, before.addresses) if before else ((), ())
@@ -121,14 +132,6 @@ class Cluster:
     def _update_conflicts(self) -> None:
         self.conflicts = tuple(find_conflicts(self.nodes.values(), self._api_addresses))
         self.shared_addresses = tuple(describe_shared_addresses(self.nodes.values()))
-
-
-def _with_known_networks(node: Node, before: Node | None) -> Node:
-    """Returns a node whose podCIDRs are missing or wrong with its former ones; Kubernetes does not change them."""
-    is_same = before is not None and before.uid == node.uid
-    if before is None or not is_same or not before.pod_cidrs or (node.pod_cidrs and not node.problems):
-        return node
-    return node._replace(pod_cidrs=before.pod_cidrs, problems=node.problems or ("its podCIDR is missing",))
 
 
 def find_conflicts(nodes: Collection[Node], api_addresses: Collection[Address] = ()) -> Iterator[Conflict]:

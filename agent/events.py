@@ -34,6 +34,14 @@ class EventClient(Protocol):
         """Creates an object."""
 
 
+class NoEvents:
+    """The client of a cluster without an API server: Events are dropped."""
+
+    def create(self, collection: str, document: Document) -> Document:
+        """Drops an object."""
+        return document
+
+
 class _Text(NamedTuple):
     reason: str
     message: str

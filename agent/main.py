@@ -22,14 +22,17 @@ from agent.api_server import (
     server_from_kubeconfig,
     server_from_url,
 )
-from agent.events import EventRecorder
+from agent.events import EventRecorder, NoEvents
 from agent.inbox import Inbox
 from agent.instance_lock import InstanceLock
 from agent.kubernetes import Client
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.node_files import masquerade_backends, uninstall
+from agent.node_source import KubernetesNodes
 from agent.node_watch import NodeEvent, NodeWatch
+from agent.pools.reports import PoolEvent
+from agent.pools.service import PoolService
 from agent.route_plan import RouteOptions
 from agent.routes import Routes
 from agent.settings import Settings, parse, socket_path
@@ -75,36 +78,65 @@ def run(arguments: list[str]) -> int:
 def _run(settings: Settings, log: Log) -> int:
     """Runs until a signal or, with --once and --dry-run, until the work is done."""
     loop = Loop()
-    server = _server(settings)
-    client = Client(server, Path(settings.token_file) if settings.token_file else None)
+    server = _server(settings) if settings.pools.has_kubernetes else None
+    client = Client(server, Path(settings.token_file) if settings.token_file else None) if server else None
     networks = ClusterNetworks(create=masquerade_backends(settings.conf))
-    events = EventRecorder(client, settings.node_name, lambda text: log.write("warning", text))
+    events = EventRecorder(client or NoEvents(), settings.node_name, lambda text: log.write("warning", text))
     parts = Parts(log, Metrics(__version__), _new_routes(settings, log), networks, events)
-    agent = Agent(settings, loop, parts, addresses_of(server))
-    inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
-    watch = NodeWatch(client, inbox.put, on_contact=parts.metrics.contact.set_to_current_time)
+    agent = Agent(settings, loop, parts, addresses_of(server) if server else ())
+    nodes = _create_nodes(settings, loop, agent, parts, client)
 
     def reconnect() -> None:
-        client.forget_connections()
-        watch.reconnect()
+        if client:
+            client.forget_connections()
+        nodes.reconnect()
 
-    agent.on_address_change, agent.is_watching = reconnect, watch.is_alive
+    agent.on_address_change, agent.is_watching = reconnect, nodes.is_alive
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
     else:
-        http_server.start(settings.listen or socket_path(settings), agent.pages())
+        _serve(settings, agent, nodes)
     agent.start()
-    log.write("info", "started", routes=settings.routes, server=server.url)
+    log.write("info", "started", routes=settings.routes, server=server.url if server else "")
     events.start()
-    watch.start()
+    nodes.start()
     try:
         loop.run()
     except _Finished:
         return 0 if agent.is_ready or settings.dry_run else 1
     finally:
-        watch.stop()
+        nodes.stop()
         events.stop()
     return 0
+
+
+def _create_nodes(
+    settings: Settings, loop: Loop, agent: Agent, parts: Parts, client: Client | None
+) -> NodeWatch | PoolService:
+    """Returns the source of the cluster's nodes: Node objects with podCIDRs, or the entries of a store of pools."""
+    inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
+    on_contact = parts.metrics.contact.set_to_current_time
+    if not settings.pools.store:
+        assert client  # only with pools a cluster may have no API server
+        return NodeWatch(KubernetesNodes(client), inbox.put, on_contact=on_contact)
+    reports: Inbox[PoolEvent] = Inbox(loop, agent.handle_pools)
+
+    def set_uid(uid: str) -> None:
+        parts.events.node_uid = uid
+
+    return PoolService(settings, client, reports.put, inbox.put, on_contact, set_uid, parts.log.write)
+
+
+def _serve(settings: Settings, agent: Agent, nodes: NodeWatch | PoolService) -> None:
+    """Starts the HTTP server; with pools also that of the operator's tool, on the socket, which only root can use."""
+    path = socket_path(settings)
+    listen = settings.listen or path
+    if not isinstance(nodes, PoolService):
+        http_server.start(listen, agent.pages())
+        return
+    http_server.start(path, {**agent.pages(), **nodes.admin.pages()}, nodes.admin.actions())
+    if listen != path:
+        http_server.start(listen, agent.pages())
 
 
 def _end_when_done(loop: Loop, agent: Agent, end_s: float) -> None:

@@ -5,7 +5,11 @@ Names and units follow Prometheus' conventions; docs/agent.md lists them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+
+from agent.pools.supply import Usage
 
 
 class Metrics:
@@ -29,6 +33,18 @@ class Metrics:
         self.changes = self._counter("kernel_changes", "Changes of routes, neighbours, FDB entries and the tunnel.")
         self.installs = self._counter("installs", "Runs of `podwire install`.", ("result",))
         self.collections = self._counter("garbage_collections", "Runs of `podwire gc`.", ("result",))
+
+        self._addresses = self._gauge("pool_addresses", "Addresses in this node's blocks.", ("pool", "state"))
+        self._blocks = self._gauge("pool_blocks", "Blocks of which this node allocates addresses.", ("pool",))
+
+    def set_pools(self, usage: Mapping[str, Usage]) -> None:
+        """Sets the numbers of each pool on this node."""
+        self._blocks.clear()
+        self._addresses.clear()
+        for pool, numbers in usage.items():
+            self._blocks.labels(pool).set(numbers.blocks)
+            self._addresses.labels(pool, "used").set(numbers.used)
+            self._addresses.labels(pool, "free").set(numbers.free)
 
     def render(self) -> bytes:
         """Returns all metrics as text."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cni.address import Address, Network, format_ip, parse_ip
 
 INTERNAL_IP = "InternalIP"
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _NAMED_NODES = 3
 _BROADCAST = IPv4Address("255.255.255.255")
 # A shorter podCIDR is a mistake: a route to it would take most of the node's packets.
@@ -22,7 +23,8 @@ class Node(NamedTuple):
     """A node: its name, UID, the networks of its pods, its internal addresses, and what is wrong with its object.
 
     `pod_cidrs` and `addresses` are in the order of the object, the preferred IP version first. A node with
-    `problems` has only the valid networks and addresses.
+    `problems` has only the valid networks and addresses. By the taint node.kubernetes.io/out-of-service the
+    administrator states that the machine is off.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Node(NamedTuple):
     pod_cidrs: tuple[Network, ...] = ()
     addresses: tuple[Address, ...] = ()
     problems: tuple[str, ...] = ()
+    is_out_of_service: bool = False
 
     def address_of(self, version: int) -> Address | None:
         """Returns the first internal address of an IP version (4 or 6), None if the node has none."""
@@ -52,7 +55,8 @@ def parse_node(document: Mapping[str, object]) -> Node:
     internal = (item for item in map(_mapping, _list(status.get("addresses"))) if item.get("type") == INTERNAL_IP)
     parsed = (_address(item.get("address"), problems) for item in internal)
     addresses = tuple(address for address in parsed if address is not None)
-    return Node(name, uid, pod_cidrs, addresses, tuple(problems))
+    is_off = any(taint.get("key") == _OUT_OF_SERVICE for taint in map(_mapping, _list(spec.get("taints"))))
+    return Node(name, uid, pod_cidrs, addresses, tuple(problems), is_off)
 
 
 def format_networks(networks: tuple[Network, ...]) -> str:

@@ -24,7 +24,7 @@ _CONF_BYTES = 1 << 20
 
 
 class _Content(NamedTuple):
-    """What an installation depends on: the podCIDRs, the network's file, and the executable."""
+    """What an installation depends on: the podCIDRs ("" with a pool), the network's file, and the executable."""
 
     networks: str
     conf: bytes
@@ -65,7 +65,8 @@ class NodeFiles:
         if settings.dry_run:
             arguments.append("--dry-run")
         document = {"kind": "Node", "metadata": {"name": node.name}, "spec": {"podCIDRs": content.networks.split(", ")}}
-        arguments += ["--node", "/dev/stdin"]
+        if content.networks:
+            arguments += ["--node", "/dev/stdin"]
 
         def done(ended: Ended) -> None:
             self.is_running = False
@@ -90,7 +91,8 @@ class NodeFiles:
         with open(self._settings.conf, "rb") as file:
             conf = file.read(_CONF_BYTES)
         program = os.stat(self._settings.podwire)
-        return _Content(format_networks(node.pod_cidrs), conf, (program.st_ino, program.st_mtime_ns))
+        networks = "" if self._settings.pools.store else format_networks(node.pod_cidrs)
+        return _Content(networks, conf, (program.st_ino, program.st_mtime_ns))
 
     def _conf_path(self) -> str:
         return os.path.join(self._settings.conf_dir, os.path.basename(self._settings.conf))

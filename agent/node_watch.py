@@ -14,14 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from agent.api_answer import BOOKMARK, DELETED, Document, WatchEvent, resource_version_of
 from agent.api_errors import ApiError, Expired, InvalidAnswer, OutcomeUnknown
-from agent.kubernetes import Listing
-from agent.node import Node, parse_node
-
-NODES = "/api/v1/nodes"
+from agent.node import Node
+from agent.node_source import NodeChange, NodeChanges, NodeSource
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
 _WATCH_S = 300  # at least; up to twice that, so that the agents' watches do not end together
@@ -67,33 +64,6 @@ class Recovered(NamedTuple):
 NodeEvent = Synced | Changed | Deleted | Failed | Recovered
 
 
-class WatchedEvents(Protocol):
-    """The part of a Watch that is used here."""
-
-    def __iter__(self) -> Iterator[WatchEvent]:
-        """Yields the events."""
-
-    def close(self) -> None:
-        """Ends the iteration, from any thread."""
-
-
-class NodeClient(Protocol):
-    """The part of a Client that is used here."""
-
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
-        """Returns a page."""
-
-    def list_objects(
-        self, path: str, parse: Callable[[Document], Node], query: Mapping[str, str] | None = None
-    ) -> Listing[Node]:
-        """Returns all parsed objects."""
-
-    def watch(
-        self, path: str, resource_version: str, query: Mapping[str, str] | None, *, timeout_s: int
-    ) -> WatchedEvents:
-        """Opens a watch."""
-
-
 class NodeWatch:
     """Reports the nodes to `put`, from a thread of its own after start(), or step by step from a test.
 
@@ -102,7 +72,7 @@ class NodeWatch:
 
     def __init__(
         self,
-        client: NodeClient,
+        source: NodeSource,
         put: Callable[[NodeEvent], None],
         *,
         on_contact: Callable[[], None] = lambda: None,
@@ -110,7 +80,7 @@ class NodeWatch:
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._put, self._on_contact = client, put, on_contact
+        self._source, self._put, self._on_contact = source, put, on_contact
         self._randomness, self._monotonic, self._clock = randomness, monotonic, clock
         self._nodes: dict[str, Node] = {}
         self._resource_version = ""  # "": list
@@ -120,7 +90,7 @@ class NodeWatch:
         self._failing_since: float | None = None
         self._stopped = threading.Event()
         self._watch_lock = threading.Lock()
-        self._open_watch: WatchedEvents | None = None
+        self._open_watch: NodeChanges | None = None
         self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
 
     def start(self) -> None:
@@ -153,7 +123,7 @@ class NodeWatch:
             except Exception as error:  # a mistake in the work for one answer must not end the thread
                 self._resource_version = ""
                 text = f"internal error, please report it: {type(error).__name__}: {error}"
-                delay_s = self._failed(InvalidAnswer(f"watch of {NODES}", text))
+                delay_s = self._failed(InvalidAnswer(self._source.name, text))
             self._stopped.wait(delay_s)
 
     def step(self) -> float:
@@ -173,11 +143,9 @@ class NodeWatch:
 
     def _list(self) -> None:
         try:
-            listing = self._client.list_objects(NODES, parse_node)
+            listing = self._source.list_nodes()
         except Expired as error:  # its pages, again and again: the server is too slow
             raise OutcomeUnknown(error.request, error.cause) from error
-        if not listing.resource_version:
-            raise InvalidAnswer(f"GET {NODES}", "the list has no resourceVersion")
         self._nodes = {node.name: node for node in listing.items}
         self._resource_version, self._is_listed = listing.resource_version, True
         self._failing_since = None
@@ -195,10 +163,10 @@ class NodeWatch:
     def _watch_once(self) -> float:
         """Watches until the end; a cut is a failure only if the watch did not last. Returns the delay after it."""
         if not self._is_listed:
-            self._refuse_older(resource_version_of(self._client.get(NODES, {"limit": "1"})))
+            self._refuse_older(self._source.read_revision())
         self._is_listed = False
         timeout_s = int(_WATCH_S * (1 + self._randomness()))
-        watch = self._client.watch(NODES, self._resource_version, None, timeout_s=timeout_s)
+        watch = self._source.watch(self._resource_version, timeout_s=timeout_s)
         started = self._monotonic()
         self._on_contact()
         if self._failing_since is not None:
@@ -208,8 +176,8 @@ class NodeWatch:
         has_events = False
         try:
             with self._opened(watch):
-                for event in watch:
-                    self._apply(event)
+                for change in watch:
+                    self._apply(change)
                     has_events, self._failures = True, 0
         except (Expired, InvalidAnswer):
             raise
@@ -218,10 +186,10 @@ class NodeWatch:
         if has_events or self._monotonic() - started >= _LASTING_S:
             self._failures = 0
             return self._randomness() * _FIRST_DELAY_S  # the agents do not come back together
-        return self._failed(error or OutcomeUnknown(f"watch of {NODES}", "the server ended it at once"))
+        return self._failed(error or OutcomeUnknown(self._source.name, "the server ended it at once"))
 
     @contextmanager
-    def _opened(self, watch: WatchedEvents) -> Iterator[None]:
+    def _opened(self, watch: NodeChanges) -> Iterator[None]:
         """Lets stop() end the watch inside the block."""
         with self._watch_lock:
             self._open_watch = watch
@@ -233,34 +201,29 @@ class NodeWatch:
             with self._watch_lock:
                 self._open_watch = None
 
-    def _apply(self, event: WatchEvent) -> None:
-        """Reports the change of an event, and continues after it."""
+    def _apply(self, change: NodeChange) -> None:
+        """Reports a change, and continues after it."""
         self._on_contact()
-        version = event.resource_version
-        self._refuse_older(version)
-        if event.type != BOOKMARK:
-            self._report(event)
-        self._resource_version = version or self._resource_version
-        if version.isdecimal():
-            self._highest_version = int(version)
+        self._refuse_older(change.revision)
+        if change.name:
+            self._report(change)
+        self._resource_version = change.revision or self._resource_version
+        if change.revision.isdecimal():
+            self._highest_version = int(change.revision)
 
-    def _report(self, event: WatchEvent) -> None:
-        try:
-            node = parse_node(event.document)
-        except ValueError as error:
-            raise InvalidAnswer(f"watch of {NODES}", str(error)) from error
-        if event.type == DELETED:
-            if self._nodes.pop(node.name, None):
-                self._put(Deleted(node.name))
-        elif self._nodes.get(node.name) != node:
-            self._nodes[node.name] = node
-            self._put(Changed(node))
+    def _report(self, change: NodeChange) -> None:
+        if change.node is None:
+            if self._nodes.pop(change.name, None):
+                self._put(Deleted(change.name))
+        elif self._nodes.get(change.name) != change.node:
+            self._nodes[change.name] = change.node
+            self._put(Changed(change.node))
 
     def _refuse_older(self, version: str) -> None:
         """Raises Expired for a resourceVersion below the last one: the store is an older copy. They are numbers."""
         last = self._resource_version
         if version.isdecimal() and last.isdecimal() and int(version) < int(last):
-            raise Expired(f"watch of {NODES}", f"resourceVersion {version} after {last}", status=410)
+            raise Expired(self._source.name, f"resourceVersion {version} after {last}", status=410)
 
     def _failed(self, error: ApiError) -> float:
         """Reports a failure; returns the delay before the next try."""

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from agent.api_server import SERVICE_ACCOUNT
 from agent.log import LEVELS
+from agent.pools import options as pool_options
+from agent.pools.options import PoolOptions
 from agent.route_plan import MODES
 
 _IDENTIFIERS = range(1 << 24)  # a VXLAN network identifier has 24 bits (RFC 7348)
@@ -40,6 +42,7 @@ class Settings(NamedTuple):
     dry_run: bool
     once: bool
     remove: bool
+    pools: PoolOptions
 
 
 def parse(arguments: Sequence[str], env: Mapping[str, str]) -> Settings:
@@ -53,11 +56,17 @@ def parse(arguments: Sequence[str], env: Mapping[str, str]) -> Settings:
     _add_api(parser, env)
     _add_routes(parser)
     _add_node(parser)
+    pool_options.add_options(parser)
     _add_operation(parser)
-    options = vars(parser.parse_args(arguments))
-    if not options["node_name"] and not options["remove"]:
+    parsed = parser.parse_args(arguments)
+    if not parsed.node_name and not parsed.remove:
         parser.error("the name of this node's Node object is missing: set --node-name or NODE_NAME")
-    return Settings(**options)
+    try:
+        pools = pool_options.parse_options(parsed)
+    except ValueError as error:
+        parser.error(str(error))
+    values = {name: value for name, value in vars(parsed).items() if name in Settings._fields}
+    return Settings(**values, pools=pools)
 
 
 def _add_api(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Draws the figures of how-it-works.md and agent.md: `python docs/figures.py` writes docs/{add,image,routes}.svg.
+"""Draws the figures of the pages: `python docs/figures.py` writes docs/{add,image,routes,pools}.svg.
 
 One rule: the tables below have all texts; the style follows the reader's color scheme, light or dark.
 """
@@ -71,6 +71,21 @@ _VXLAN = (
     ("podwire-vxlan and cni0 on node-2", "unpacked; 10.244.2.0/24 is connected"),
 )
 
+_CLAIMING = (
+    ("free", "no object, or one without an owner"),
+    ("intended: in node-1's file", "so a crash leaves no unknown block"),
+    ("claimed by compare-and-swap", "owner node-1, generation 8, epoch k3v9"),
+    ("in node-1's entry in the store", "the other agents make the route"),
+    ("granted: in node-1's file", "host-local allocates: no request for a pod"),
+)
+_RETURNED = (
+    ("granted, unused for ten minutes", "and the node has another unused block"),
+    ("revoked, under host-local's lock", "no ADD can use it any more"),
+    ("not in node-1's entry", "the other agents delete the route"),
+    ("given back by compare-and-swap", "no owner; the generation stays 8"),
+    ("free", "the next claim, by any node, has generation 9"),
+)
+
 
 def sequence() -> str:
     """Returns the figure of one ADD as SVG: lanes, and an arrow for each step."""
@@ -113,6 +128,13 @@ def routes() -> str:
     return _svg(2 * width + _GAP + 2 * _LEFT, _TOP + len(_DIRECT) * _STEP - 10, "The way to another node", parts)
 
 
+def pools() -> str:
+    """Returns the figure of a block's life as SVG: how a node takes it, and how it comes back."""
+    width = 400
+    parts = _columns((("a node takes a block", _CLAIMING), ("and gives it back", _RETURNED)), ((0, 4), (1, 0)), width)
+    return _svg(2 * width + _GAP + 2 * _LEFT, _TOP + len(_CLAIMING) * _STEP - 10, "The life of a block", parts)
+
+
 def _columns(columns: _Columns, marked: tuple[tuple[int, int], ...], width: int) -> list[str]:
     """Returns columns of boxes from top to bottom; the `marked` ones, by column and row, are highlighted."""
     parts = []
@@ -138,5 +160,5 @@ def _svg(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    for name, text in (("add", sequence()), ("image", image()), ("routes", routes())):
+    for name, text in (("add", sequence()), ("image", image()), ("routes", routes()), ("pools", pools())):
         (Path(__file__).parent / f"{name}.svg").write_text(text)

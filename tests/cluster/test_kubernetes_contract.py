@@ -15,6 +15,7 @@ from agent.api_errors import Conflict, Expired, Forbidden, Invalid, NotFound, Un
 from agent.events import EventRecorder
 from agent.kubernetes import Client, object_path
 from agent.node import parse_node
+from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
 from tests.cluster.conftest import Api
 from tests.support.kubernetes_double import BLOCKS, EVENTS, NODES
@@ -242,7 +243,7 @@ def test_nodes_are_followed(api, admin):
     """A list and a watch report a Node, its deletion, and a Node of the same name with another podCIDR."""
     admin.create(NODES, node("a"))
     events: queue.Queue[NodeEvent] = queue.Queue()
-    watch = NodeWatch(api.client("agent"), events.put)
+    watch = NodeWatch(KubernetesNodes(api.client("agent")), events.put)
     watch.start()
     first = events.get(timeout=10)
     assert isinstance(first, Synced)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.api_errors import OutcomeUnknown
+from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, NodeWatch, Recovered, Synced
 from tests.support.kubernetes_double import NODES, Fault
 
@@ -19,7 +20,7 @@ class Follower:
 
     def __init__(self, client: Any, **options: Any) -> None:
         self.events: queue.Queue[NodeEvent] = queue.Queue()
-        self.watch = NodeWatch(client, self.events.put, randomness=lambda: 0.0, **options)
+        self.watch = NodeWatch(KubernetesNodes(client), self.events.put, randomness=lambda: 0.0, **options)
         self.watch.start()
 
     def next(self) -> NodeEvent:

@@ -12,7 +12,7 @@ from agent.settings import parse
 from process.version import __version__
 from tests.support import manifests
 from tests.support.binaries import ROOT
-from tests.support.manifests import DEPLOY, DHCP, INSTALL, UNINSTALL
+from tests.support.manifests import DEPLOY, DHCP, INSTALL, POOLS, POOLS_INSTALL, POOLS_POLICY, UNINSTALL
 from tests.support.processes import output
 
 # The validator's oldest and newest versions, and two between them.
@@ -39,6 +39,44 @@ def test_every_object_of_the_dhcp_daemon_is_valid(version):
     assert [one["kind"] for one in objects] == ["Namespace", "DaemonSet"]
     for one in objects:
         kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_of_the_pools_is_valid(version):
+    """The kinds and rights of pools are valid in that version of Kubernetes, the policy since 1.30."""
+    kinds = [one["kind"] for one in manifests.render(POOLS)]
+    assert kinds == ["CustomResourceDefinition"] * 3 + ["ClusterRole", "ClusterRoleBinding"]
+    policies = manifests.render(POOLS_POLICY)
+    assert [one["kind"] for one in policies] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+    for one in [*manifests.render(POOLS), *(policies if version >= "1.30" else [])]:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_the_daemon_set_with_pools():
+    """With pools the agent gets --store, a directory for the node's ID, and a network that names a pool."""
+    pod, plain = manifests.pod(POOLS_INSTALL), manifests.pod(INSTALL)
+    assert pod["containers"][0]["args"] == [*plain["containers"][0]["args"], "--store", "kubernetes"]
+    assert pod["volumes"][:-1] == plain["volumes"]
+    (network,) = (one for one in manifests.render(POOLS_INSTALL) if one["kind"] == "ConfigMap")
+    bridge = json.loads(network["data"]["10-podwire.conflist"])["plugins"][0]
+    (plain_network,) = (one for one in manifests.render(INSTALL) if one["kind"] == "ConfigMap")
+    plain_bridge = json.loads(plain_network["data"]["10-podwire.conflist"])["plugins"][0]
+    assert bridge == {**plain_bridge, "ipam": {"type": "host-local", "pool": "default"}}
+
+
+def test_rights_to_pools():
+    """Agents change blocks and entries only, delete nothing, and have these rights under the account of install/."""
+    role, binding = manifests.render(POOLS)[-2:]
+    assert role["rules"] == [
+        {"apiGroups": ["podwire.io"], "resources": ["ipspaces"], "verbs": ["get", "list", "watch", "create", "patch"]},
+        {"apiGroups": ["podwire.io"], "resources": ["ipblocks"], "verbs": ["get", "list", "create", "patch"]},
+        {"apiGroups": ["podwire.io"], "resources": ["ipnodes"], "verbs": ["get", "list", "watch", "create", "patch"]},
+    ]
+    (account,) = (one["metadata"] for one in manifests.render(INSTALL) if one["kind"] == "ServiceAccount")
+    subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    assert binding["subjects"] == [subject]
+    (condition,) = manifests.render(POOLS_POLICY)[0]["spec"]["matchConditions"]
+    assert f"'system:serviceaccount:{account['namespace']}:{account['name']}'" in condition["expression"]
 
 
 def test_dhcp_daemon_has_no_other_rights():
@@ -68,13 +106,21 @@ def test_validator_refuses_misspelt_keys_and_wrong_types():
 
 def test_every_file_is_used():
     """Each file of a directory is named in its kustomization."""
-    for directory in (INSTALL, UNINSTALL, DHCP):
+    for directory in (INSTALL, UNINSTALL, DHCP, POOLS, POOLS_INSTALL, POOLS_POLICY):
         body = manifests.kustomization(directory)
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
         assert sorted([*files, "kustomization.yaml"]) == sorted(path.name for path in directory.iterdir())
     others = {"Containerfile", "README.md", "agent.Containerfile", "systemd"}
-    assert {path.name for path in DEPLOY.iterdir()} == {*others, "dhcp", "install", "uninstall"}
+    assert {path.name for path in DEPLOY.iterdir()} == {
+        *others,
+        "dhcp",
+        "install",
+        "pools",
+        "pools-install",
+        "pools-policy",
+        "uninstall",
+    }
 
 
 @BOTH

@@ -25,7 +25,7 @@ _BOOT_S = 90.0
 _MASKED = "containerd kea-dhcp4-server kea-dhcp6-server udhcpd systemd-sysctl systemd-modules-load"
 _UNSHARED = "--net --mount --pid --ipc --uts --cgroup --propagation private --fork --kill-child"
 # Two processes: the first one deletes the control group when the machine has ended.
-_OUTSIDE = f"""\
+_ON_HOST = f"""\
 set -e
 mount -t tmpfs podwire "$1" && cd "$1" && mkdir cgroup up work root
 mount -t cgroup2 podwire cgroup
@@ -37,7 +37,7 @@ mkdir "$group"
 ) || true
 find "$group" -depth -type d -exec rmdir {{}} +
 """
-_INSIDE = """\
+_IN_MACHINE = """\
 set -e
 mount -t overlay -o "lowerdir=$2,upperdir=$1/up,workdir=$1/work" podwire "$1/root" && cd "$1/root"
 mkdir -p proc sys run tmp dev .old
@@ -83,7 +83,7 @@ def booted(directory: Path) -> Iterator[Machine]:
     """Boots a machine in an empty directory; all its processes end with the block."""
     if not (_TEST_ROOT / "lib/systemd/systemd").exists():
         binaries.skip_or_fail("no test root file system with systemd: make test-root")
-    arguments = ["sh", "-c", _OUTSIDE, "sh", str(directory), str(_TEST_ROOT), _INSIDE, _MASKED]
+    arguments = ["sh", "-c", _ON_HOST, "sh", str(directory), str(_TEST_ROOT), _IN_MACHINE, _MASKED]
     line = ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--propagation", "private", *arguments]
     log = directory.with_suffix(".log")
     with (

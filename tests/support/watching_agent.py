@@ -16,6 +16,7 @@ import prometheus_client
 
 from agent.api_server import Server
 from agent.kubernetes import Client
+from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, NodeEvent, NodeWatch, Synced
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -36,7 +37,7 @@ def main(url: str, ca: str, token: str) -> None:
     started = time.monotonic()
     prometheus_client.Counter("podwire_changes", "Changes of nodes")  # the agent's metrics take memory, too
     imported_kib = _memory_kib("VmRSS")
-    watch = NodeWatch(Client(Server(url, Path(ca)), Path(token)), put)
+    watch = NodeWatch(KubernetesNodes(Client(Server(url, Path(ca)), Path(token))), put)
     watch.start()
     synced.wait()
     first_s = time.monotonic() - started

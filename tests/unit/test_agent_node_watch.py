@@ -12,6 +12,7 @@ from agent.api_answer import Document, WatchEvent
 from agent.api_errors import ApiError, Expired, Forbidden, InvalidAnswer, OutcomeUnknown, TooManyRequests
 from agent.kubernetes import Listing
 from agent.node import Node, parse_node
+from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, NodeWatch, Recovered, Synced
 
 CUT = OutcomeUnknown("watch", "cut")
@@ -85,7 +86,9 @@ class ScriptedWatch:
 def follow(script: Script, steps: int) -> tuple[list[Any], list[float]]:
     """Returns the events that are reported, and the delays, of a number of steps."""
     events: list[Any] = []
-    watch = NodeWatch(script, events.append, randomness=lambda: 0.5, monotonic=lambda: script.now, clock=lambda: 7.0)
+    watch = NodeWatch(
+        KubernetesNodes(script), events.append, randomness=lambda: 0.5, monotonic=lambda: script.now, clock=lambda: 7.0
+    )
     return events, [watch.step() for _ in range(steps)]
 
 
@@ -139,7 +142,7 @@ def test_each_answer_counts_as_contact():
     script = Script((5, node("a", 5)), watches=([heartbeat, bookmark],))
     contacts: list[bool] = []
     events: list[NodeEvent] = []
-    watch = NodeWatch(script, events.append, on_contact=lambda: contacts.append(True))
+    watch = NodeWatch(KubernetesNodes(script), events.append, on_contact=lambda: contacts.append(True))
     watch.step()
     watch.step()
     assert len(contacts) == 4
@@ -151,7 +154,7 @@ def test_internal_error_does_not_end_the_thread():
     script = Script((5, node("a", 5)), (6, node("a", 6)), watches=([], CUT))
     script.lists.insert(0, ())  # an answer that the client does not give
     events: queue.Queue[NodeEvent] = queue.Queue()
-    watch = NodeWatch(script, events.put, randomness=lambda: -1.0)
+    watch = NodeWatch(KubernetesNodes(script), events.put, randomness=lambda: -1.0)
     watch.start()
     failed = events.get(timeout=5)
     assert isinstance(failed, Failed)
@@ -275,7 +278,7 @@ def test_a_list_with_expired_pages_is_a_failure():
 def test_stop_ends_an_open_watch():
     """A watch that opens after stop() is closed."""
     script = Script((10, node("a")), watches=([],))
-    watch = NodeWatch(script, list[NodeEvent]().append, monotonic=lambda: script.now)
+    watch = NodeWatch(KubernetesNodes(script), list[NodeEvent]().append, monotonic=lambda: script.now)
     watch.step()
     watch.stop()
     watch.step()

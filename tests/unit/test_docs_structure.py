@@ -22,11 +22,12 @@ def test_readme_of_a_folder_lists_its_files(folder):
     assert sorted(listed) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
 
 
-def test_readme_of_the_agent_lists_its_files():
-    """The table in the agent's README names each module of agent/ once, and no other file there."""
-    (table,) = Document(ROOT / "agent" / "README.md").tables()
+@pytest.mark.parametrize("folder", ["agent", "agent/pools"])
+def test_readme_of_the_agent_lists_its_files(folder):
+    """The table in a README of the agent names each module of its folder once, and no other file there."""
+    (table,) = Document(ROOT / folder / "README.md").tables()
     named = [name for row in table for name in re.findall(r"`([^`/]*\.py)`", row["file"])]
-    assert sorted(named) == sorted(path.name for path in (ROOT / "agent").glob("*.py") if path.name != "__init__.py")
+    assert sorted(named) == sorted(path.name for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py")
 
 
 def test_readme_is_short():

@@ -1,0 +1,70 @@
+"""Where this node's networks of pods come from: podCIDRs of its Node object, or blocks of a pool.
+
+This module is pure: what has to be known before the agent changes anything, and what is wrong with the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from agent.cluster import Conflict
+from agent.node import Node
+
+
+class NetworksSource(Protocol):
+    """The source of the networks; `are_fixed`: a node keeps those that its object had. `noun` is for messages."""
+
+    are_fixed: bool
+    noun: str
+
+    def is_known(self, node: Node) -> bool:
+        """Returns whether the networks of this node are known, so that the agent may change the kernel."""
+
+    def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
+        """Returns what keeps the node `name` from a network, "" if nothing does."""
+
+
+class PodCidrs:
+    """The podCIDRs of the Node object. Without them nothing is known to be wrong, and nothing is changed."""
+
+    are_fixed = True
+    noun = "podCIDRs"
+
+    def is_known(self, node: Node) -> bool:
+        """Returns whether the Node has podCIDRs."""
+        return bool(node.pod_cidrs)
+
+    def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
+        """Returns what is wrong with the Node."""
+        if node is None:
+            return f"the API server has no Node {name}: set --node-name to the name that `kubectl get nodes` prints"
+        if node.problems:
+            return f"node {name}: {'; '.join(node.problems)}; nothing is changed until the object is correct"
+        if not node.pod_cidrs:
+            return (
+                f"node {name} has no podCIDR: run kube-controller-manager with --allocate-node-cidrs and "
+                "--cluster-cidr (kubeadm: podSubnet)"
+            )
+        return _conflicts_of(name, conflicts)
+
+
+class PoolBlocks:
+    """The node's blocks, as its entry in the store lists them: there may be none."""
+
+    are_fixed = False
+    noun = "blocks"
+
+    def is_known(self, node: Node) -> bool:
+        """Returns True: the entry is written by this node's own agent."""
+        return True
+
+    def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
+        """Returns what is wrong with the entry."""
+        if node is None:
+            return f"the store has no entry of node {name} yet"
+        return _conflicts_of(name, conflicts)
+
+
+def _conflicts_of(name: str, conflicts: Iterable[Conflict]) -> str:
+    return "; ".join(str(one) for one in conflicts if one.has_network_of(name))

@@ -1,0 +1,99 @@
+"""The cluster's nodes by the entries of the store: the networks of a node are its blocks of the mode "routed".
+
+One rule: a fenced node has no networks, and of two entries with one name the later registered one counts.
+A machine that was installed again has a new node ID and its old name; its old entry stays until it is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from agent.kubernetes import Listing
+from agent.node import Node
+from agent.node_source import NodeChange, NodeChanges
+from agent.pools.store import Changes, EntryChanged, NodeEntry, SpaceChanged, Store
+
+OnChange = Callable[[str, NodeEntry | None], None]
+
+
+class EntryNodes:
+    """The nodes of a store.
+
+    `on_change` is called, in the thread of the watch, with the ID and the entry of a node, or with "" and None when the
+    space may have changed.
+    """
+
+    name = "store: watch of the entries of nodes"
+
+    def __init__(self, store: Store, on_change: OnChange = lambda node, entry: None) -> None:
+        self._store, self._on_change = store, on_change
+        self._entries: dict[str, NodeEntry] = {}
+        self._ids: dict[str, set[str]] = {}  # of the entries with a name
+
+    def list_nodes(self) -> Listing[Node]:
+        """Returns all nodes."""
+        entries = self._store.list_entries()
+        self._entries.clear()
+        self._ids.clear()
+        for node, stored in entries.by_node.items():
+            self._add(node, stored.value)
+            self._on_change(node, stored.value)
+        self._on_change("", None)  # it may have changed while no watch was open
+        nodes = map(self._node_of, self._ids)
+        return Listing([node for node in nodes if node is not None], entries.revision)
+
+    def read_revision(self) -> str:
+        """Returns "": the watch itself refuses a revision that the store does not have."""
+        return ""
+
+    def watch(self, revision: str, *, timeout_s: int) -> NodeChanges:
+        """Opens a watch of the entries and the space."""
+        return _EntryChanges(self._store.watch(revision), self._apply)
+
+    def _apply(self, change: EntryChanged | SpaceChanged) -> Iterator[NodeChange]:
+        """Yields the changes of nodes that follow from a change of the store: two if an entry has another name."""
+        if isinstance(change, SpaceChanged):
+            self._on_change("", None)
+            yield NodeChange("", None, change.revision)
+            return
+        self._on_change(change.node, change.entry)
+        before = self._entries.pop(change.node, None)
+        if before is not None:
+            self._ids[before.name].discard(change.node)
+        if change.entry is not None:
+            self._add(change.node, change.entry)
+        for name in dict.fromkeys(entry.name for entry in (before, change.entry) if entry):
+            yield NodeChange(name, self._node_of(name), change.revision)
+
+    def id_of(self, uid: str) -> str | None:
+        """Returns the ID of the node that has registered under a UID of a Node object; from any thread."""
+        entries = tuple(self._entries.items())
+        return next((node for node, entry in entries if entry.record.instance.partition("/")[2] == uid), None)
+
+    def _add(self, node: str, entry: NodeEntry) -> None:
+        self._entries[node] = entry
+        self._ids.setdefault(entry.name, set()).add(node)
+
+    def _node_of(self, name: str) -> Node | None:
+        """Returns the node of a name; None without an entry."""
+        ids = self._ids.get(name)
+        if not ids:
+            return None
+        node = max(ids, key=lambda one: (self._entries[one].registered, one))
+        entry = self._entries[node]
+        networks = () if entry.record.is_fenced else entry.networks
+        return Node(name, node, networks, entry.addresses)
+
+
+class _EntryChanges:
+    """The changes of a store's watch, as changes of nodes."""
+
+    def __init__(self, changes: Changes, apply: Callable[[EntryChanged | SpaceChanged], Iterator[NodeChange]]) -> None:
+        self._changes, self._apply = changes, apply
+
+    def __iter__(self) -> Iterator[NodeChange]:
+        for change in self._changes:
+            yield from self._apply(change)
+
+    def close(self) -> None:
+        self._changes.close()

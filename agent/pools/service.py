@@ -1,0 +1,154 @@
+"""The agent's part for addresses from pools: the store, the manager of this node's blocks, the watch of the entries.
+
+The manager and the watch have a thread each. What they report is handled in the main thread, by way of an inbox. The
+pages for the operator's tool are made in the threads of the HTTP server, from this node's files and the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from agent.kubernetes import Client
+from agent.node import Node
+from agent.node_source import KubernetesNodes
+from agent.node_watch import Changed, Failed, NodeEvent, NodeWatch, Synced
+from agent.pools import configured, identity
+from agent.pools.admin import Admin
+from agent.pools.entry_source import EntryNodes
+from agent.pools.manager import Manager
+from agent.pools.memory import NodeFacts
+from agent.pools.node_report import LocalReport, read_report
+from agent.pools.reclaimer import Reclaimer
+from agent.pools.reports import BlockLost, PoolEvent, PoolState
+from agent.pools.store import Entries, NodeEntry
+from agent.pools.supply import Usage
+from agent.settings import Settings
+from cni.address import Network
+
+_STOP_S = 1.0
+
+
+class PoolService:
+    """The service of one node.
+
+    `put` gets its events and `put_node` those of all nodes, `on_uid` the UID of this node's Node object, all from any
+    thread. `on_contact` is called for each answer to the watch of the entries. Without a `client` there is no
+    Kubernetes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client | None,
+        put: Callable[[PoolEvent], None],
+        put_node: Callable[[NodeEvent], None],
+        on_contact: Callable[[], None],
+        on_uid: Callable[[str], None],
+        log: Callable[[str, str], None],
+    ) -> None:
+        options = settings.pools
+        self._options, self._name = options, settings.node_name
+        self._on_uid, self._log, self._is_read_only = on_uid, log, settings.dry_run
+        self._identity = identity.read(options.state_dir, options.machine)
+        self._networks = configured.list_networks(settings)
+        store = configured.open_store(options, client)
+        self._entries = EntryNodes(store, self._on_change)
+        self._watch = NodeWatch(self._entries, put_node, on_contact=on_contact)
+        self._reporter = _Reporter(put)
+        facts = NodeFacts("", self._name, options.addresses)
+        self._manager = Manager(store, self._identity, self._networks, self._reporter, facts)
+        self._reclaimer = Reclaimer(store, self._entries, client, options, log) if client else None
+        self._nodes = NodeWatch(KubernetesNodes(client), self._on_node) if client else None
+        self.admin = Admin(store, self._read_report)
+        self._locks, self._stopped = ExitStack(), threading.Event()
+        self._thread = threading.Thread(target=self._manager.run, args=(self._stopped,), name="blocks", daemon=True)
+
+    def start(self) -> None:
+        """Starts the watches and, except with --dry-run, the manager; raises CniError(11) beside another agent."""
+        if not self._is_read_only:
+            directories = {self._options.state_dir, *(f"{network.data_dir}.podwire" for network in self._networks)}
+            self._locks.enter_context(identity.locked(directories))
+            self._thread.start()
+            if self._reclaimer:
+                self._reclaimer.start()
+        if self._nodes:
+            self._nodes.start()
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Ends the threads: after their present request, or with the process."""
+        self._stopped.set()
+        self._manager.wake()
+        if self._reclaimer:
+            self._reclaimer.stop()
+        for watch in filter(None, (self._watch, self._nodes)):
+            watch.stop()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        self._locks.close()
+
+    def is_alive(self) -> bool:
+        """Returns whether the threads run."""
+        is_managing = self._thread.is_alive() or self._thread.ident is None
+        return is_managing and all(watch.is_alive() for watch in (self._watch, self._nodes) if watch)
+
+    def reconnect(self) -> None:
+        """Opens the watches again: after a change of this node's addresses answers may not arrive."""
+        for watch in filter(None, (self._watch, self._nodes)):
+            watch.reconnect()
+
+    def _on_node(self, event: NodeEvent) -> None:
+        """Handles an event of the watch of Nodes: this node's UID and addresses, statements about other machines."""
+        if isinstance(event, Failed):
+            self._log("warning", f"API server: {event.error}")
+        if self._reclaimer:
+            self._reclaimer.handle(event)
+        node: Node | None = None
+        if isinstance(event, Synced):
+            node = event.nodes.get(self._name)
+        elif isinstance(event, Changed) and event.node.name == self._name:
+            node = event.node
+        if node:
+            self._on_uid(node.uid)
+            self._manager.set_facts(NodeFacts(node.uid, self._name, node.addresses))
+
+    def _on_change(self, node: str, entry: NodeEntry | None) -> None:
+        """Passes changes of the store to the manager; `node` is "" for the space."""
+        if not node:
+            self._manager.space_changed()
+        elif node != self._identity.node:
+            self._manager.others_changed()
+        elif entry is None or entry.record.is_fenced or entry.record.machine != self._identity.machine:
+            self._manager.entry_changed()
+
+    def _read_report(self) -> LocalReport:
+        return read_report(self._identity, self._name, self._networks, self._manager.status())
+
+
+class _Reporter:
+    """Passes the manager's reports to the main thread."""
+
+    def __init__(self, put: Callable[[PoolEvent], None]) -> None:
+        self._put = put
+        self.state = PoolState()
+
+    def problems(self, texts: tuple[str, ...]) -> None:
+        self._set(self.state._replace(problems=texts))
+
+    def usage(self, pools: Mapping[str, Usage]) -> None:
+        self._set(self.state._replace(usage=dict(pools)))
+
+    def networks(self, networks: tuple[Network, ...]) -> None:
+        """Ignores them: this node's entry, which the watch reports, has them."""
+
+    def entries(self, entries: Entries) -> None:
+        """Ignores them, as `networks`."""
+
+    def event(self, text: str) -> None:
+        self._put(BlockLost(text))
+
+    def _set(self, state: PoolState) -> None:
+        self.state = state
+        self._put(state)

