@@ -16,7 +16,7 @@ from cni.skel import Plugin
 from podwire.command import Command, Context, Status, UsageError
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
-from podwire.output import Output, print_error
+from podwire.output import Output, Progress, print_error
 from process.signals import Terminated
 from process.stderr import one_line
 from process.version import __version__
@@ -43,8 +43,9 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
         return Status.USAGE
     out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
     status = Status.FAILED
+    progress = Progress(is_on=sys.stderr.isatty())
     try:
-        status = command.run(Context(plugins, env, out, top, tuple(arguments)), options)
+        status = command.run(Context(plugins, env, out, top, tuple(arguments), progress), options)
     except BrokenPipeError:
         return Status.FAILED
     except UsageError as error:
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
         status = Status.USAGE
     except (Exception, Terminated) as error:
         print_error(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
+    progress.clear()
     try:
         stdout.flush()  # fails on a full disk and on a pipe without a reader
     except BrokenPipeError:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from shlex import quote
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import runtimes
-from podwire.output import Output
+from podwire.output import Output, Progress
 
 # The runtimes' default directories, and cnitool's variables.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
@@ -53,7 +53,7 @@ class UsageError(CniError):
 class Context:
     """A command's input: the plugins in this file, the environment, the output, the tool's parser.
 
-    `arguments` are the arguments of the command line.
+    `arguments` are the arguments of the command line, `progress` is for commands that may take seconds.
     """
 
     plugins: Mapping[str, Plugin]
@@ -61,6 +61,7 @@ class Context:
     out: Output
     parser: ArgumentParser
     arguments: Sequence[str] = ()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)

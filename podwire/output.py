@@ -6,8 +6,9 @@ Control characters in names, file contents and kernel messages are escaped; colo
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from cni import gojson
@@ -17,6 +18,9 @@ from process.stderr import one_line
 # SGR parameters (ECMA-48).
 _STYLES = {"good": "32", "bad": "31", "warning": "33", "bold": "1", "dim": "2"}
 _GAP = "  "
+_PROGRESS_AFTER_S = 2.0  # a command that ends earlier prints no progress
+_PROGRESS_EVERY_S = 0.1
+_CLEAR_LINE = "\r\033[K"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,28 @@ class Output:
         cell = _escaped(text)
         style = _STYLES.get(cell.style) if self.colour else None
         return f"\033[{style}m{cell.text}\033[0m" if style and cell.text else cell.text
+
+
+@dataclass
+class Progress:
+    """A line on standard error about what a slow command does now; only on a terminal, and only after two seconds."""
+
+    is_on: bool = False
+    _next: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_AFTER_S)
+    _is_shown: bool = False
+
+    def show(self, text: str) -> None:
+        """Replaces the line; cheap enough to be called in a loop."""
+        if self.is_on and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PROGRESS_EVERY_S
+            self._is_shown = True
+            print(f"{_CLEAR_LINE}{one_line(text)}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Removes the line; call it before the command prints anything else."""
+        if self._is_shown:
+            self._is_shown = False
+            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def print_error(error: CniError, out: Output) -> None:

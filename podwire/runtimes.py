@@ -20,7 +20,7 @@ BIN_DIR, CONF_DIR = "/opt/cni/bin", "/etc/cni/net.d"  # built into containerd an
 
 _MOST_BYTES = 1 << 20
 _RUN = "/run"
-_PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 _CONTAINERD = "/etc/containerd/config.toml"
 # The plugin with the CNI settings, by the file's version. 1.x knows versions 1 and 2, containerd 2.x all of them.
@@ -97,7 +97,7 @@ def list_bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_installed(program: str, state: str, env: Mapping[str, str]) -> bool:
-    places = (*env.get("PATH", "").split(":"), *_PROGRAM_DIRS)
+    places = (*env.get("PATH", "").split(":"), *PROGRAM_DIRS)
     is_here = any(os.path.isabs(one) and os.access(os.path.join(one, program), os.X_OK) for one in places)
     return is_here or os.path.isdir(os.path.join(_RUN, state))
 

@@ -5,6 +5,7 @@ A command is one line here; help, completion and the manual page are derived fro
 
 from podwire.command import Command
 from podwire.commands.add import ADD
+from podwire.commands.bugreport import COMMAND as BUGREPORT
 from podwire.commands.check import CHECK
 from podwire.commands.completion import COMPLETION
 from podwire.commands.del_ import DEL
@@ -28,6 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     LINT,
     IPAM,
     REPAIR,
+    BUGREPORT,
     ADD,
     CHECK,
     DEL,
