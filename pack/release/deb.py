@@ -1,6 +1,7 @@
 """The Debian package: the plugins in the directories of runtimes, the tool on PATH, its manual page and completion.
 
-It contains systemd's units for dhcp's daemon, not enabled: only nodes with a network of dhcp need the daemon.
+It contains systemd's units for dhcp's daemon and for metrics, not enabled: only nodes with a network of dhcp need the
+daemon, and only those with node-exporter the metrics.
 
 One rule: the package deletes no file of another package and configures no network. dpkg owns all installed files and
 verifies, upgrades and removes them; another package's file of the same name is diverted.
@@ -31,6 +32,8 @@ _DOC = f"usr/share/doc/{TOOL}"
 # package's begin with lib/ in Debian 12, and with usr/lib/ in later versions.
 _UNITS, _OTHER_UNITS = "lib/systemd/system", "usr/lib/systemd/system"
 _UNIT_NAMES = ("cni-dhcp.service", "cni-dhcp.socket")
+_METRICS_UNITS = ("podwire-metrics.service", "podwire-metrics.timer")  # of no other package
+_ALERTS = "prometheus/podwire-rules.yaml"
 _SCRIPTS = ("preinst", "postinst", "postrm")
 # The publisher, in the environment variables that Debian's tools use.
 _NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
@@ -150,7 +153,11 @@ def _texts(product: Product) -> dict[str, bytes]:
         "usr/share/zsh/vendor-completions/_podwire": tool_output("completion", "zsh"),
         "usr/share/fish/vendor_completions.d/podwire.fish": tool_output("completion", "fish"),
         "usr/share/lintian/overrides/podwire": _OVERRIDES.encode(),
-        **{f"{_UNITS}/{name}": (ROOT / "deploy" / "systemd" / name).read_bytes() for name in _UNIT_NAMES},
+        **{
+            f"{_UNITS}/{name}": (ROOT / "deploy" / "systemd" / name).read_bytes()
+            for name in (*_UNIT_NAMES, *_METRICS_UNITS)
+        },
+        f"{_DOC}/examples/{_ALERTS}": (ROOT / "deploy" / _ALERTS).read_bytes(),
         f"{_DOC}/copyright": _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes(),
         f"{_DOC}/changelog.gz": changelog(TOOL, product),
         f"{_DOC}/CHANGELOG.md.gz": _gz((ROOT / "CHANGELOG.md").read_bytes()),

@@ -17,6 +17,7 @@ from podwire.commands.ipam import COMMAND as IPAM
 from podwire.commands.lint import COMMAND as LINT
 from podwire.commands.list import COMMAND as LIST
 from podwire.commands.man import MANUAL
+from podwire.commands.metrics import COMMAND as METRICS
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 from podwire.commands.status import STATUS
@@ -30,6 +31,7 @@ COMMANDS: tuple[Command, ...] = (
     IPAM,
     REPAIR,
     BUGREPORT,
+    METRICS,
     ADD,
     CHECK,
     DEL,

@@ -44,6 +44,11 @@ def inspect_node(directories: Directories, checker: Checker, network: str = "") 
 
     `checker` runs CHECK for the pods whose interface exists.
     """
+    return inspect_snapshot(directories, checker, network)[0]
+
+
+def inspect_snapshot(directories: Directories, checker: Checker, network: str = "") -> tuple[Node, Snapshot]:
+    """Returns the node as `inspect_node` does, and the snapshot that it was derived from."""
     snapshot = read_snapshot(directories, network)
     leaks = find_leaks(snapshot)
     if leaks:
@@ -58,7 +63,7 @@ def inspect_node(directories: Directories, checker: Checker, network: str = "") 
         leaks,
         tuple(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *snapshot.rules.unseen))),
     )
-    return _run_checks(snapshot, _only_network(node, network) if network else node, checker)
+    return _run_checks(snapshot, _only_network(node, network) if network else node, checker), snapshot
 
 
 def _run_checks(snapshot: Snapshot, node: Node, checker: Checker) -> Node:

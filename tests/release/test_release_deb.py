@@ -82,6 +82,7 @@ def test_package_is_installed_upgraded_removed_and_purged(node, package, older, 
     now = node.state()
     assert now[f"{DEBIAN_BIN}/bridge.distrib"] == before[f"{DEBIAN_BIN}/bridge"]
     assert (node.path / UNITS / "cni-dhcp.service").read_bytes() == DEPLOYED_SERVICE.read_bytes()
+    assert {path.suffix for path in (node.path / UNITS).glob("podwire-metrics.*")} == {".service", ".timer"}
     assert not (node.path / "etc/cni").exists()
     node.run("dpkg", "--remove", "podwire")
     assert node.state() == before

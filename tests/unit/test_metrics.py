@@ -1,0 +1,178 @@
+"""The metrics: Prometheus' text format and conventions, the counts of the log, the alert rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from cni.errors import CniError
+from podwire.metrics import exposition, verb_counts
+from podwire.metrics.exposition import COUNTER, GAUGE, Family, Sample
+from podwire.metrics.verb_counts import VerbCounts
+from tests.support.binaries import ROOT
+from tests.support.markdown import DOCS, Document
+
+RULES = ROOT / "deploy" / "prometheus" / "podwire-rules.yaml"
+
+
+def line(command: str = "ADD", ms: float = 3.0, code: int = 0) -> str:
+    error = {"error": {"code": code, "msg": "m"}} if code else {}
+    return json.dumps({"plugin": "bridge", "command": command, "ms": ms, **error}) + "\n"
+
+
+def values(counts: VerbCounts) -> dict[tuple[str, ...], float]:
+    """Returns the samples of the counts that are not 0, by name and labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(exposition.render(counts.families()))
+        for sample in family.samples
+        if sample.value
+    }
+
+
+def counted(counts: VerbCounts, command: str = "ADD") -> float:
+    return values(counts).get(("podwire_verb_duration_seconds_count", "bridge", command), 0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log with one verb."""
+    path = tmp_path / "verbs.log"
+    path.write_text(line())
+    return path
+
+
+def test_parser_reads_hostile_labels():
+    """Quotes, backslashes, line ends and bytes that are no UTF-8 in a label are read back by Prometheus' parser."""
+    name = 'a"b\\n\n\\\udcff}'
+    text = exposition.render([Family("m", GAUGE, "A\nmeaning.", (Sample({"network": name, "b": ""}, 2.5),))])
+    (family,) = text_string_to_metric_families(text)
+    assert family.samples[0].labels == {"network": name.replace("\udcff", "?"), "b": ""}
+    assert family.samples[0].value == 2.5
+
+
+def test_family_without_samples_is_left_out():
+    """A metric without samples is not printed, and large numbers are printed in full."""
+    text = exposition.render([Family("a", COUNTER, "A.", ()), Family("b", GAUGE, "B.", (Sample({}, 2**64),))])
+    assert text == "# HELP b B.\n# TYPE b gauge\nb 18446744073709551616\n"
+
+
+def test_log_becomes_a_histogram(log: Path):
+    """Durations are counted up to each bound and summed in seconds, errors by their code."""
+    log.write_text(line(ms=5) + line(ms=700) + line(ms=20000, code=11) + line("DEL", 1) + "no JSON\n[]\n{}\n")
+    counts = VerbCounts()
+    counts.read_log(str(log))
+    bucket = "podwire_verb_duration_seconds_bucket"
+    read = values(counts)
+    assert [read.get((bucket, "bridge", "ADD", bound)) for bound in ("0.005", "0.5", "1.0", "10.0", "+Inf")] == [
+        1, 1, 2, 2, 3,
+    ]  # fmt: skip
+    assert read["podwire_verb_duration_seconds_sum", "bridge", "ADD"] == pytest.approx(20.705)
+    assert read["podwire_verb_errors_total", "bridge", "ADD", "11"] == 1
+    assert counted(counts, "DEL") == 1
+
+
+def test_verbs_are_counted_once(log: Path):
+    """A second reading counts only new whole lines, also after the counts were stored and loaded."""
+    counts = VerbCounts()
+    counts.read_log(str(log))
+    with log.open("a") as file:
+        file.write(line() + line()[:20])
+    counts.read_log(str(log))
+    assert counted(counts) == 2
+    state = log.parent / "state"
+    state.write_text(json.dumps(counts.to_json()))
+    counts = verb_counts.load(str(state))
+    with log.open("a") as file:
+        file.write(line()[20:])
+    counts.read_log(str(log))
+    assert counted(counts) == 3
+
+
+def test_rotated_log_is_read_to_its_end(log: Path):
+    """After a rotation the rest of the renamed log and the whole new log are counted."""
+    counts = VerbCounts()
+    counts.read_log(str(log))
+    with log.open("a") as file:
+        file.write(line("DEL"))
+    os.rename(log, f"{log}.1")
+    log.write_text(line() + line())
+    counts.read_log(str(log))
+    assert (counted(counts), counted(counts, "DEL")) == (3, 1)
+
+
+def test_truncated_log_is_read_from_its_start(log: Path):
+    """After a truncation (copytruncate) the log is counted from its start."""
+    log.write_text(line() * 3)
+    counts = VerbCounts()
+    counts.read_log(str(log))
+    log.write_text(line())
+    counts.read_log(str(log))
+    assert counted(counts) == 4
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', '{"format": 1, "durations": [1]}', '{"format": 1}'])
+def test_damaged_state_is_an_error(tmp_path: Path, content: str):
+    """A state file with another content is an error with its fix, and is not overwritten silently."""
+    (tmp_path / "state").write_text(content)
+    with pytest.raises(CniError, match=r"cannot read the state .*/state") as raised:
+        verb_counts.load(str(tmp_path / "state"))
+    assert "delete it" in raised.value.details
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    listed: list[dict[str, Any]] = group["rules"]
+    return listed
+
+
+def documented() -> dict[str, str]:
+    """Returns the type of each metric in docs/metrics.md."""
+    (table,) = Document(DOCS / "metrics.md").tables()
+    return {row["metric"].strip("`"): row["type"] for row in table}
+
+
+def test_rules_use_documented_metrics():
+    """Each alert rule has a severity, a summary and a description, and names only metrics that exist."""
+    known = {name for name, kind in documented().items()} | {"podwire_verb_duration_seconds_bucket"}
+    names = set()
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "description"}
+        names |= set(re.findall(r"podwire_\w+", rule["expr"]))
+        assert rule["alert"].startswith("Podwire")
+    assert names
+    assert names - known == set()
+
+
+def test_names_follow_the_conventions():
+    """Counters end in _total, times in _seconds, and no gauge ends like a counter."""
+    for name, kind in documented().items():
+        assert name.startswith("podwire_")
+        assert name.endswith("_total") == (kind == COUNTER), name
+        assert ("duration" in name or "timestamp" in name) == name.endswith("_seconds"), name
+
+
+def test_systemd_accepts_the_units(tmp_path: Path):
+    """The service and the timer pass systemd-analyze without a warning, and the service writes what --file accepts."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    names = ("podwire-metrics.service", "podwire-metrics.timer")
+    for name in names:
+        text = (ROOT / "deploy" / "systemd" / name).read_text()
+        (tmp_path / name).write_text(text.replace("/opt/cni/bin/podwire", "/bin/true"))
+    paths = [tmp_path / name for name in names]
+    line = ["systemd-analyze", "verify", "--man=no", *paths]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    service = (ROOT / "deploy" / "systemd" / names[0]).read_text()
+    assert re.search(r"^ExecStart=/opt/cni/bin/podwire metrics --file \S+/podwire\.prom$", service, re.MULTILINE)
