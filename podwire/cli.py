@@ -6,6 +6,7 @@ Help, completion and the manual page are derived from the same parser.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -21,6 +22,7 @@ from process.signals import Terminated
 from process.stderr import one_line
 from process.version import __version__
 
+_LEAST_COLUMNS = 20
 _ABOUT = f"podwire {__version__}: CNI network plugins in one file, and a tool for node operators"
 _EPILOG = """\
 A container runtime runs this file under the name of a plugin (`podwire list`), with the CNI_* variables set and the
@@ -41,7 +43,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     if command is None:
         top.print_help(sys.stderr)
         return Status.USAGE
-    out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout))
+    out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout), _width(env, stdout))
     status = Status.FAILED
     progress = Progress(is_on=sys.stderr.isatty())
     try:
@@ -123,3 +125,15 @@ def _is_coloured(when: str, env: Mapping[str, str], stdout: TextIO) -> bool:
     if when == "auto":
         return stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
     return when == "always"
+
+
+def _width(env: Mapping[str, str], stdout: TextIO) -> int:
+    """Returns the columns of the terminal, or of COLUMNS, which shells do not export by themselves; else 0."""
+    columns = env.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(int(columns), _LEAST_COLUMNS)
+    try:
+        size = os.get_terminal_size(stdout.fileno()).columns if stdout.isatty() else 0
+    except (OSError, ValueError):
+        return 0
+    return size and max(size, _LEAST_COLUMNS)  # a serial console may report 0

@@ -13,22 +13,16 @@ from typing import TextIO
 
 from cni import gojson
 from cni.errors import CniError
+from podwire.table import Cell, lay_out, wrap
 from process.stderr import one_line
+
+__all__ = ["Cell", "Output", "Progress", "Text", "plural", "print_error"]
 
 # SGR parameters (ECMA-48).
 _STYLES = {"good": "32", "bad": "31", "warning": "33", "bold": "1", "dim": "2"}
-_GAP = "  "
 _PROGRESS_AFTER_S = 2.0  # a command that ends earlier prints no progress
 _PROGRESS_EVERY_S = 0.1
 _CLEAR_LINE = "\r\033[K"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A text of a table or a line with a style: "good", "bad", "warning", "bold" or "dim"."""
-
-    text: str
-    style: str = ""
 
 
 Text = str | Cell
@@ -36,11 +30,15 @@ Text = str | Cell
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command; with `as_json` it prints one document with `print_json` and nothing else."""
+    """The output of a command; with `as_json` it prints one document with `print_json` and nothing else.
+
+    `width` is that of the terminal, 0 for a file or a pipe, whose lines may have any length.
+    """
 
     stream: TextIO
     as_json: bool = False
     colour: bool = False
+    width: int = 0
 
     def print(self, *texts: Text) -> None:
         """Prints texts as one line, separated by spaces."""
@@ -50,16 +48,30 @@ class Output:
         """Prints podwire's own text of several lines (a map, a man page) unchanged."""
         print(text.rstrip("\n"), file=self.stream)
 
-    def print_table(self, headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
-        """Prints rows under headers, in columns as wide as their widest text."""
-        lines = [[Cell(header, "bold") for header in headers], *rows]
-        escaped = [[_escaped(text) for text in line] for line in lines]
-        widths = [max(len(cell.text) for cell in column) for column in zip(*escaped, strict=True)]
-        for line in escaped:
-            padded = (
-                self._shown(cell) + " " * (width - len(cell.text)) for cell, width in zip(line, widths, strict=True)
-            )
-            print(_GAP.join(padded).rstrip(), file=self.stream)
+    def print_text(self, text: Text, indent: str = "") -> None:
+        """Prints a text in lines of whole words that fit the terminal, the second and further ones indented."""
+        cell = _escaped(text)
+        for number, line in enumerate(wrap(cell.text, self.width and self.width - len(indent))):
+            print((indent if number else "") + self._shown(Cell(line, cell.style)), file=self.stream)
+
+    def print_table(
+        self,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[Text]],
+        *,
+        optional: Sequence[str] = (),
+        title: str = "",
+        with_headers: bool = True,
+    ) -> tuple[str, ...]:
+        """Prints rows under headers, fitted into the terminal, and returns the headers that were left out.
+
+        The options are those of `lay_out`.
+        """
+        escaped = [[_escaped(text) for text in row] for row in rows]
+        layout = lay_out(headers, escaped, self.width, optional=optional, title=title, with_headers=with_headers)
+        for line in layout.lines:
+            print("".join(self._shown(cell) + " " * spaces for cell, spaces in line).rstrip(), file=self.stream)
+        return layout.left_out
 
     def print_json(self, value: object) -> None:
         """Prints the document; characters that are not printable are escaped as in JSON."""

@@ -1,18 +1,19 @@
 """`podwire completion`: completion for a shell.
 
-The shell's script only calls `podwire completion words`, which reads the current names of networks and
-sandboxes in one or two milliseconds.
+The shell's script only calls `podwire completion words`, which reads the current names of networks, pods and
+network namespaces in a few milliseconds.
 """
 
 from __future__ import annotations
 
 import os
 from argparse import REMAINDER, ArgumentParser, Namespace
+from collections.abc import Sequence
 
 from cni.errors import CniError
 from kernel.netns import NAMED
-from podwire import networks
-from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
+from podwire import attachments, networks
+from podwire.command import CACHE_DIR, CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
 from podwire.command_tree import command_tree, completions
 
 _BASH = """\
@@ -51,7 +52,8 @@ def _complete(context: Context, options: Namespace) -> Status:
         return Status.FINE
     words = options.word[1:] if options.word[:1] == ["--"] else options.word
     sources = {
-        "NETWORK": lambda: _networks(context),
+        "NETWORK": lambda: _networks(_option(words, "--conf-dir") or context.env.get(CONF_DIR_VARIABLE) or CONF_DIR),
+        "POD": lambda: _pods(_option(words, "--cache-dir") or CACHE_DIR),
         "NETNS": _namespaces,
         "PLUGIN": lambda: sorted(context.plugins),
         "COMMAND": lambda: [command.words.rpartition(" ")[2] for command in command_tree(context.parser).below],
@@ -61,12 +63,25 @@ def _complete(context: Context, options: Namespace) -> Status:
     return Status.FINE
 
 
-def _networks(context: Context) -> list[str]:
-    directory = context.env.get(CONF_DIR_VARIABLE) or CONF_DIR
+def _option(words: Sequence[str], name: str) -> str:
+    """Returns the value of an option on the command line so far, "" without it."""
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word == name or word.startswith(f"{name}="):
+            return word.partition("=")[2] or value
+    return ""
+
+
+def _networks(directory: str) -> list[str]:
     try:
         return [file.network.name for file in networks.read_directory(directory) if file.network]
     except CniError:
         return []
+
+
+def _pods(cache_dir: str) -> list[str]:
+    """Returns the names of the pods in the runtime's cache, of those without a name their containers' IDs."""
+    cached = (one for one in attachments.list_cached(cache_dir) if not one.is_loopback)
+    return sorted({one.pod or one.attachment.container_id for one in cached})
 
 
 def _namespaces() -> list[str]:
@@ -89,7 +104,8 @@ def _arguments(parser: ArgumentParser) -> None:
 COMPLETION = Command(
     "completion",
     "completion for a shell",
-    "Prints a script with which a shell completes commands, options, and the names of networks and sandboxes.",
+    "Prints a script with which a shell completes commands, options, and the names of networks, pods\n"
+    "and network namespaces of this node.",
     _complete,
     _arguments,
     (

@@ -116,13 +116,17 @@ def _run(context: Context, options: Namespace) -> Status:
     outcomes: dict[str, Outcome] = {}
     for outcome in repairer.repair(known):
         outcomes[outcome.known.path] = outcome
+        context.progress.clear()
         _print_outcome(context.out, outcome, options)
+        context.progress.show(f"repaired {len(outcomes)} of {plural(len(known), 'attachment')}")
     for outcome in repairer.settle([*outcomes.values()], options.settle):
         outcomes[outcome.known.path] = outcome
+        context.progress.clear()
         _print_outcome(context.out, outcome, options)
     unread = [
         path for path in unread if os.path.lexists(path) and attachments.read(path) is None
     ]  # unless it was deleted or completed meanwhile
+    context.progress.clear()
     _sum_up(context.out, [*outcomes.values()], unread, options)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
     return Status.WRONG if bad or unread else Status.FINE

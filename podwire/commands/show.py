@@ -6,16 +6,18 @@ The command only reads.
 from __future__ import annotations
 
 import os
+import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
 from cni.errors import CniError, Code
 from ipam.host_local.conf import DATA_DIR
-from podwire import map_svg
 from podwire.checking import Checker
 from podwire.command import (
     Command,
     Context,
     Status,
+    add_bin_dir,
     add_cache_dir,
     add_conf_dir,
     add_json,
@@ -23,14 +25,17 @@ from podwire.command import (
     conf_dir,
     exit_status,
 )
+from podwire.doctor.checks import run_checks
+from podwire.doctor.finding import Severity
+from podwire.doctor.node import Node as DoctorNode
 from podwire.node.inspection import inspect_node
-from podwire.node.model import DOCUMENT, Leak, Node, NodeNetwork, Pod, State, format_rate, short_id
+from podwire.node.model import DOCUMENT, Node
 from podwire.node.records import Directories
-from podwire.output import Cell, Output, Text, plural
-
-_LARGE = 2**32
-_WRONG = (State.NO_INTERFACE, State.FAILED)
-_FINE = (State.OK, State.NOT_CHECKED)
+from podwire.output import Output
+from podwire.views import map_svg, page, selection, text
+from podwire.views.page import Finding
+from podwire.views.shot import Shot
+from process.version import __version__
 
 _DESCRIPTION = (
     """\
@@ -55,6 +60,10 @@ HOST    the host veth of the pod's interface; of an interface without one, the h
 
 HOST PORTS  8080->80/tcp: port 8080 of the host is forwarded to port 80 of the pod. "!": the packet filter has no rule
             for it. "?": the packet filter could not be read, or CHECK of portmap fails.
+
+On a terminal that is too narrow, columns that matter less are left out and named below the table; --wide prints all of
+them in lines of any length, as into a pipe. --pod, --wrong and --sort select and sort the attachments, also of --json,
+--svg and --html.
 
 LEAKED lists objects of deleted pods, each with the command that removes it. Objects that may belong to a running
 container are not listed. Nothing is changed.
@@ -88,144 +97,86 @@ def places(context: Context, options: Namespace) -> Directories:
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="show only this network")
     parser.add_argument(
-        "--svg", metavar="FILE", help="also write the map to FILE (-: only the map, to standard output)"
+        "--pod",
+        metavar="POD",
+        default="",
+        help="only this pod: namespace/name, name, container ID or its start; may contain *",
     )
+    parser.add_argument("--wrong", action="store_true", help="only attachments with a fault")
+    parser.add_argument(
+        "--sort", metavar="KEY", choices=tuple(selection.SORT_KEYS), default="network", help=_sort_help()
+    )
+    parser.add_argument("--wide", action="store_true", help="all columns, in lines of any length")
+    parser.add_argument("--no-headers", action="store_true", help="only the attachments, one in each line")
+    for name, what in (("svg", "the map"), ("html", "a page with search, filters, map and doctor's findings")):
+        parser.add_argument(
+            f"--{name}", metavar="FILE", help=f"also write {what} to FILE (-: only that, to standard output)"
+        )
     add_places(parser)
+    add_bin_dir(parser)
     add_json(parser)
+
+
+def _sort_help() -> str:
+    return f"the order of attachments: {', '.join(selection.SORT_KEYS)} (network)"
 
 
 def _run(context: Context, options: Namespace) -> Status:
     checker = Checker(context.plugins, context.env, bin_dirs(context, options))
-    node = inspect_node(places(context, options), checker, options.network)
+    node = inspect_node(places(context, options), checker, options.network, context.progress.show)
+    node = selection.select(node, options.pod, wrong=options.wrong)
+    node = selection.sort(node, options.sort)
+    shot = Shot(os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()), __version__)
     if options.svg:
-        _draw(node, options.svg, context.out)
-    if options.svg != "-":
-        if context.out.as_json:
-            context.out.print_json(node.to_json())
-        else:
-            _print(node, context.out, everything=bool(options.network))
-    wrong = node.leaks or any(pod.state in _WRONG or _lacks_rules(pod) for pod in node.pods)
+        _write(options.svg, map_svg.render(node, shot), context.out)
+    if options.html:
+        findings = _findings(context, options)
+        context.progress.clear()
+        _write(options.html, page.render(node, shot, findings), context.out)
+    context.progress.clear()
+    if "-" not in (options.svg, options.html):
+        _print(node, context.out, options, shot)
+    wrong = node.leaks or any(map(selection.is_wrong, node.pods))
     return exit_status(wrong=bool(wrong), complete=not node.unseen)
 
 
-def _draw(node: Node, path: str, out: Output) -> None:
-    picture = map_svg.render(node, os.uname().nodename)
+def _findings(context: Context, options: Namespace) -> tuple[Finding, ...]:
+    """Returns doctor's findings, for the page."""
+    context.progress.show("podwire doctor")
+    directories, path = places(context, options), bin_dirs(context, options)
+    doctor = DoctorNode(
+        context.plugins, context.env, directories.conf_dir, path, options.cache_dir, options.network, {}
+    )
+    return tuple(
+        Finding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
+        for check, finding in run_checks(doctor)
+        if finding.severity is not Severity.OK
+    )
+
+
+def _print(node: Node, out: Output, options: Namespace, shot: Shot) -> None:
+    if out.as_json:
+        out.print_json({**shot.to_json(), **node.to_json()})
+        return
+    if options.wide:
+        out = replace(out, width=0)
+    if options.no_headers:
+        text.print_pods(node.pods, replace(out, width=0), with_headers=False)
+    elif options.pod or options.wrong:
+        text.print_selected(node, out)
+    else:
+        text.print_node(node, out, everything=bool(options.network))
+
+
+def _write(path: str, content: str, out: Output) -> None:
     if path == "-":
-        out.print_block(picture)
+        out.print_block(content)
         return
     try:
         with open(path, "w", encoding="utf-8", errors="replace") as file:
-            file.write(picture)
+            file.write(content)
     except OSError as error:
-        raise CniError(Code.IO_FAILURE, f"cannot write the map to {path}: {error.strerror}") from error
-
-
-def _print(node: Node, out: Output, *, everything: bool) -> None:
-    loopback = {} if everything else _of_lo(node)
-    _networks(tuple(item for item in node.networks if item.name not in loopback), out)
-    _pods(tuple(pod for pod in node.pods if pod.network not in loopback or pod.state not in _FINE), out)
-    for name, number in loopback.items():
-        out.print()
-        out.print(Cell(f"lo of {number} pod{'' if number == 1 else 's'}: podwire show {name}", "dim"))
-    _leaks(node.leaks, out)
-    if node.unseen:
-        out.print()
-        out.print(Cell("NOT SEEN", "warning"))
-        for text in node.unseen:
-            out.print(" ", text)
-
-
-def _of_lo(node: Node) -> dict[str, int]:
-    """Returns the networks that only set up lo, with the number of their pods."""
-    names = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
-    return {name: sum(pod.network == name and pod.state in _FINE for pod in node.pods) for name in names}
-
-
-def _leaks(leaks: tuple[Leak, ...], out: Output) -> None:
-    """Prints the leaked objects below the command that removes them."""
-    if leaks:
-        out.print()
-        out.print(Cell("LEAKED", "bad"), f"{plural(len(leaks), 'object')} of attachments that are no longer running")
-    for fix in dict.fromkeys(leak.fix for leak in leaks):
-        out.print(" ", Cell(fix, "bold"))
-        for leak in leaks:
-            owner = " ".join(filter(None, (leak.network, *leak.attachment)))
-            if leak.fix == fix:
-                out.print("     ", Cell(leak.description, "bad"), *([f"of {owner}"] if owner else []))
-
-
-def _networks(networks: tuple[NodeNetwork, ...], out: Output) -> None:
-    if not networks:
-        out.print("no networks")
-        return
-    rows: list[list[Text]] = []
-    for network in networks:
-        first: list[Text] = [
-            network.name or "-",
-            network.file or "-",
-            " ".join(network.plugins) or "-",
-            " ".join(network.bridges) or "-",
-            str(network.attachments),
-        ]
-        ranges = [_in_use(item.in_use, item.size, item.addresses) for item in network.ranges] or [["-", "-"]]
-        rows.append([*first, *ranges[0], Cell(network.problem, "warning")])
-        rows += [[*[""] * len(first), *more, ""] for more in ranges[1:]]
-    out.print_table(("NETWORK", "FILE", "PLUGINS", "BRIDGE", "ATTACHED", "RANGE", "IN USE", ""), rows)
-
-
-def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
-    full = in_use >= size
-    return [
-        addresses,
-        Cell(f"{in_use} of {size if size < _LARGE else f'2^{size.bit_length()}'}", "bad" if full else ""),
-    ]
-
-
-def _pods(pods: tuple[Pod, ...], out: Output) -> None:
-    if not pods:
-        out.print()
-        out.print("no attachments")
-        return
-    out.print()
-    headers = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES", "HOST PORTS", "LIMITS", "STATE")
-    out.print_table(headers, [_row(pod) for pod in pods])
-    if any(map(_lacks_rules, pods)):
-        out.print(Cell("! the packet filter has no rule for this host port: podwire repair", "bad"))
-    for pod in pods:
-        for problem in pod.problems:
-            owner = f"{pod.network} {pod.pod or short_id(pod.attachment.container_id)} {pod.attachment.ifname}"
-            out.print(f"{owner}:", Cell(problem, "bad"))
-    if any(pod.problems for pod in pods):
-        out.print("for the fixes: podwire doctor")
-
-
-def _lacks_rules(pod: Pod) -> bool:
-    """Returns whether the packet filter has no rule for a host port of a running pod."""
-    return not pod.leaked and any(port.confirmed is False for port in pod.host_ports)
-
-
-def _row(pod: Pod) -> list[Text]:
-    ports = " ".join(
-        f"{port}{'' if port.confirmed else '?' if port.confirmed is None else '!'}" for port in pod.host_ports
-    )
-    style = "bad" if pod.leaked or pod.state is State.FAILED else "good" if pod.state is State.OK else "warning"
-    return [
-        pod.network,
-        short_id(pod.attachment.container_id) or "-",
-        pod.pod or "-",
-        pod.attachment.ifname or "-",
-        pod.host_side or "-",
-        " ".join(pod.addresses) or "-",
-        ports or "-",
-        limits(pod) or "-",
-        Cell(str(pod.state), style),
-    ]
-
-
-def limits(pod: Pod) -> str:
-    """Returns the rate limits of an attachment, for receiving, then for sending."""
-    directions = (("receives", pod.receives), ("sends", pod.sends))
-    return ", ".join(f"{word} {format_rate(bits)}" for word, bits in directions if bits)
+        raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}") from error
 
 
 COMMAND = Command(
@@ -240,6 +191,9 @@ COMMAND = Command(
             "podwire show podnet --json | jq -r '.attachments[] | select(.leaked) | .containerID'",
             "the containers that are no longer running",
         ),
-        ("podwire show --svg /tmp/node.svg", "also draw the map, for a browser"),
+        ("podwire show --pod 'default/web-*'", "some pods; podwire show --wrong: those with a fault"),
+        ("podwire show --no-headers --sort address", "for a script: one attachment in each line"),
+        ("podwire show --svg /tmp/node.svg", "also draw the map, on one page"),
+        ("podwire show --html /tmp/node.html", "also write a page with search, map and findings"),
     ),
 )

@@ -6,7 +6,7 @@ Pods start and stop meanwhile, so a leak is reported only if a second snapshot s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cni.address import Cidr
@@ -24,6 +24,8 @@ from podwire.node.rules import Rules
 from podwire.node.snapshot import Snapshot
 from podwire.output import plural
 
+Report = Callable[[str], None]  # gets what is being done
+
 _NO_ADDRESS = ("veth", "ifb")
 _HIDDEN = (State.NOT_SEEN, State.UNKNOWN)
 _LIMIT_S = 10.0  # for CHECK of all pods; a hundred take one to two and a half seconds
@@ -39,15 +41,19 @@ def read_snapshot(directories: Directories, network: str = "", *, rules: bool = 
     return Snapshot(records, kernel, owned_rules, attachments.results_dir(directories.cache_dir))
 
 
-def inspect_node(directories: Directories, checker: Checker, network: str = "") -> Node:
+def inspect_node(
+    directories: Directories, checker: Checker, network: str = "", report: Report = lambda text: None
+) -> Node:
     """Returns the node, or only the parts of one network; raises CniError(7) for an unknown network.
 
-    `checker` runs CHECK for the pods whose interface exists.
+    `checker` runs CHECK for the pods whose interface exists; `report` gets what is being done, for a progress line.
     """
-    return inspect_snapshot(directories, checker, network)[0]
+    return inspect_snapshot(directories, checker, network, report)[0]
 
 
-def inspect_snapshot(directories: Directories, checker: Checker, network: str = "") -> tuple[Node, Snapshot]:
+def inspect_snapshot(
+    directories: Directories, checker: Checker, network: str = "", report: Report = lambda text: None
+) -> tuple[Node, Snapshot]:
     """Returns the node as `inspect_node` does, and the snapshot that it was derived from."""
     snapshot = read_snapshot(directories, network)
     leaks = find_leaks(snapshot)
@@ -63,16 +69,17 @@ def inspect_snapshot(directories: Directories, checker: Checker, network: str = 
         leaks,
         tuple(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *snapshot.rules.unseen))),
     )
-    return _run_checks(snapshot, _only_network(node, network) if network else node, checker), snapshot
+    return _run_checks(snapshot, _only_network(node, network) if network else node, checker, report), snapshot
 
 
-def _run_checks(snapshot: Snapshot, node: Node, checker: Checker) -> Node:
+def _run_checks(snapshot: Snapshot, node: Node, checker: Checker, report: Report) -> Node:
     """Runs CHECK for each pod whose interface exists, and returns the node with the resulting states."""
     known = {(item.network_name, item.attachment): item for item in snapshot.records.cached}
     end = time.monotonic() + _LIMIT_S
     pods, unseen = [], dict[str, int]()
-    for pod in node.pods:
+    for number, pod in enumerate(node.pods):
         if pod.state is State.OK:
+            report(f"checking attachment {number + 1} of {len(node.pods)}")
             late = time.monotonic() > end
             verdict = Verdict(unseen="time was up") if late else checker.check(known[pod.network, pod.attachment])
             pods.append(_with_verdict(pod, verdict))

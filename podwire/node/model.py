@@ -14,7 +14,8 @@ from cni.conf import Attachment
 NO_ATTACHMENT = Attachment("", "")
 _HASH = re.compile(r"[0-9a-f]{32,}")
 DOCUMENT = """\
-{"networks": [{"name", "path", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
+{"podwire": its version, "node": its name, "time",
+ "networks": [{"name", "path", "plugins", "bridges", "ranges": [{"dataDir", "set", "addresses", "size", "inUse"}],
                "attachments", "problem"}],
  "attachments": [{"network", "containerID", "ifname", "pod", "netns", "state", "leaked",
                   "kind", "hostInterface", "bridge", "master", "mode", "addresses",

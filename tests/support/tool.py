@@ -63,7 +63,7 @@ class Tool:
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.host.entered():
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                line, env={"PATH": PATH, **(env or {})}, **pipes, **options
+                line, env={"PATH": PATH, **(env or {})}, **{**pipes, **options}
             )
             return process
 

@@ -170,7 +170,7 @@ def test_systemd_accepts_the_units(tmp_path: Path):
     for name in names:
         text = (ROOT / "deploy" / "systemd" / name).read_text()
         (tmp_path / name).write_text(text.replace("/opt/cni/bin/podwire", "/bin/true"))
-    paths = [tmp_path / name for name in names]
+    paths = [str(tmp_path / name) for name in names]
     line = ["systemd-analyze", "verify", "--man=no", *paths]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
-from podwire import map_svg
-from podwire.node.model import HostInterface, HostPort, Leak, Node, NodeNetwork, Pod, State, format_rate
+from podwire.node.model import HostInterface, HostPort, Leak, Node, NodeNetwork, Pod, Range, State, format_rate
+from podwire.views import map_svg
+from podwire.views.shot import Shot
 
 SVG = "{http://www.w3.org/2000/svg}"
-NETWORK = NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",))
+RANGE = Range("/var/lib/cni/networks", 0, "10.22.0.1-10.22.0.254", 253, 2)
+NETWORK = NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",), (RANGE,), 2)
+SHOT = Shot("node-1", "2026-11-25 12:00:00Z", "1.2.3")
 BRIDGE = HostInterface("cni0", ("10.22.0.1/24",), ("veth1",))
 
 
@@ -27,7 +30,7 @@ def node_of(*pods, leaks=()):
 
 def render(node):
     """Returns the map of a node called node-1."""
-    return map_svg.render(node, "node-1")
+    return map_svg.render(node, SHOT)
 
 
 def texts(picture):
@@ -39,7 +42,7 @@ def boxes(picture):
     return [tuple(int(item.attrib[key]) for key in ("x", "y", "width", "height")) for item in rects]
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 60])
+@pytest.mark.parametrize("count", [0, 1, 5, 24, 60, 200])
 def test_boxes_do_not_overlap(count):
     """Every pod has a box, the boxes do not overlap, and all are within the picture."""
     picture = render(node_of(*(pod(number, addresses=(f"10.22.0.{number}/24",)) for number in range(count))))
@@ -53,7 +56,37 @@ def test_boxes_do_not_overlap(count):
         for other_x, other_y, other_w, other_h in drawn[index + 1 :]:
             separate = x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
             assert separate
-    assert [f"default/pod-{number}" in texts(picture) for number in range(count)] == [True] * count
+    name = "default/pod-{}" if count <= 24 else "pod-{}"  # small boxes have the name without the namespace
+    assert [name.format(number) for number in range(count) if name.format(number) not in texts(picture)] == []
+
+
+def test_many_pods_fit_on_a_page():
+    """With 200 pods the picture has the shape of a page in landscape format, and no text is wider than its box."""
+    pods = (
+        pod(number, pod=f"ns/deployment-5d78c9869d-{number:05}", addresses=("10.22.0.7/24",)) for number in range(200)
+    )
+    picture = render(node_of(*pods))
+    root = ElementTree.fromstring(picture)
+    assert 1.4 <= int(root.attrib["width"]) / int(root.attrib["height"]) <= 1.7
+    shown = [text for text in texts(picture) if text.startswith("deploym")]
+    assert len(set(shown)) == 200  # the ends differ, which are kept
+    assert max(map(len, shown)) <= 20
+    titles = [item.text or "" for item in root.iter(f"{SVG}title")]
+    assert any("ns/deployment-5d78c9869d-00199 | cid-199 | network net | eth0 - veth199" in title for title in titles)
+
+
+def test_map_explains_itself():
+    """The picture names node, time and version, each network with its ranges, and the meaning of each colour."""
+    picture = texts(render(node_of(pod(1))))
+    for text in (
+        "podwire show: node node-1",
+        "2026-11-25 12:00:00Z, podwire 1.2.3, 1 attachment",
+        "network net (bridge): 2 attached; 10.22.0.1-10.22.0.254: 2 of 253 in use",
+        "in order",
+        "has a fault, or was not checked",
+        "no longer running: its objects are leaked",
+    ):
+        assert text in picture, text
 
 
 def test_map_has_all_properties():

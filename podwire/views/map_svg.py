@@ -1,28 +1,53 @@
-"""The map of a node as an SVG picture: host, bridges, pods in columns, leaked objects in red.
+"""The map of a node as an SVG picture: host, bridges, pods in columns, leaked objects in red, a legend.
 
-Pure functions: every text is escaped, and characters that XML does not allow are replaced.
+The picture has the shape of a page in landscape format. A few pods have boxes with all properties; many have small
+ones with name and address, and the rest in a tooltip. Pure functions: every text is escaped, and characters that XML
+does not allow are replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from podwire.node.model import HostInterface, Leak, Node, Pod, State, format_rate
+from podwire.views.shot import Shot
 
 _WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, a text line, inside boxes, between boxes; pixels
-_COLUMNS = 4
 _MARGIN = 20
 _CHARACTERS = 36  # that fit into a box
-_LONG = 180  # of a line below the map
+_SMALL_WIDTH, _SMALL_CHARACTERS = 164, 20
 _LEFT = 250  # of the column with host and bridges
+_LONG = 180  # of a line below the map
+_SHAPE = 1.414  # width by height of a page
+_FEW = 24  # pods that have boxes with all properties
+_MOST_LINES = 14  # of the host's box
+_LEGEND = (
+    ("pod", "in order"),
+    ("wrong", "has a fault, or was not checked"),
+    ("leaked", "no longer running: its objects are leaked"),
+    ("bridge", "bridge or network"),
+    ("host", "the node with its addresses"),
+)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The pods' boxes: their width, their number in a row, the characters in a line; `is_small`: with two lines."""
+
+    width: int
+    columns: int
+    characters: int
+    is_small: bool = False
+
 
 _STYLE = """\
 text { font: 12px sans-serif; fill: #1a1a1a } .title { font-weight: bold } .small { font-size: 11px; fill: #444 }
-rect { fill: #f7f9fc; stroke: #7a8aa0; rx: 4 } .host { fill: #eef3ea; stroke: #6f8f5f }
+rect, .swatch { fill: #f7f9fc; stroke: #7a8aa0; rx: 4 } .host { fill: #eef3ea; stroke: #6f8f5f }
 .bridge { fill: #fff6e0; stroke: #b08a2e } .wrong { fill: #fff3d6; stroke: #b06000 }
 .leaked { fill: #fde8e8; stroke: #c62828 } text.leaked { fill: #b71c1c; stroke: none }
-path { fill: none; stroke: #9aa8ba } path.leaked { fill: none; stroke: #c62828; stroke-dasharray: 4 3 }"""
+path { fill: none; stroke: #9aa8ba } path.leaked { fill: none; stroke: #c62828; stroke-dasharray: 4 3 }
+path.swatch.leaked { fill: #fde8e8; stroke-dasharray: none }"""
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # for text; no attribute contains input
 
 
@@ -33,6 +58,8 @@ class _Box:
     kind: str
     lines: Sequence[str]
     tooltip: str = ""
+    width: int = _WIDTH
+    characters: int = _CHARACTERS
 
     @property
     def height(self) -> int:
@@ -50,12 +77,12 @@ class _Picture:
 
     def box(self, x: int, y: int, box: _Box) -> None:
         self.parts.append(f'<g class="box"><title>{_text(box.tooltip or box.lines[0])}</title>')
-        self.parts.append(f'<rect class="{box.kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{box.height}"/>')
+        self.parts.append(f'<rect class="{box.kind}" x="{x}" y="{y}" width="{box.width}" height="{box.height}"/>')
         for number, line in enumerate(box.lines):
-            kind = "title" if number == 0 else "small"
-            self.parts.append(_line(x + _PAD, y + _PAD + _LINE * (number + 1) - 4, _cut(line), kind))
+            kind = "small" if number else "title" if box.width == _WIDTH else "small title"
+            self.parts.append(_line(x + _PAD, y + _PAD + _LINE * (number + 1) - 4, _cut(line, box.characters), kind))
         self.parts.append("</g>")
-        self.width, self.height = max(self.width, x + _WIDTH), max(self.height, y + box.height)
+        self.width, self.height = max(self.width, x + box.width), max(self.height, y + box.height)
 
     def wire(self, way: str, kind: str) -> None:
         self.wires.append(f'<path class="{kind}" d="{way}"/>')
@@ -65,29 +92,66 @@ class _Picture:
         self.width, self.height = max(self.width, x + 7 * len(text)), max(self.height, y + 4)
 
 
-def render(node: Node, node_name: str) -> str:
-    """Returns the map as one SVG document; `node_name` is the host's name."""
+def render(node: Node, shot: Shot) -> str:
+    """Returns the map as one SVG document."""
+    if len(node.pods) <= _FEW:
+        return _document(_draw(node, shot, _Grid(_WIDTH, 4, _CHARACTERS)))
+    columns = 4
+    while True:
+        picture = _draw(node, shot, _Grid(_SMALL_WIDTH, columns, _SMALL_CHARACTERS, is_small=True))
+        if picture.width >= picture.height * _SHAPE or columns >= len(node.pods):
+            return _document(picture)
+        columns += 1
+
+
+def _draw(node: Node, shot: Shot, grid: _Grid) -> _Picture:
     picture = _Picture()
     y = _MARGIN + _LINE
-    picture.text(_MARGIN, y, f"podwire show: node {node_name}", "title")
-    y += _GAP
-    picture.box(_MARGIN, y, _host(node_name, node.host_interfaces))
+    picture.text(_MARGIN, y, f"podwire show: node {shot.node}", "title")
+    y += _LINE
+    pods = f"{len(node.pods)} attachment{'s' * (len(node.pods) != 1)}"
+    picture.text(_MARGIN, y, f"{shot.time}, podwire {shot.version}, {pods}", "small")
+    y = _legend(picture, y + _GAP)
+    picture.box(_MARGIN, y, _host(shot.node, node.host_interfaces))
+    for number, line in enumerate(_networks(node)):
+        picture.text(_MARGIN + _LEFT + 3 * _GAP, y + _LINE * (number + 1), line, "small")
     y = picture.height + _GAP
     drawn: set[int] = set()
     for bridge in node.bridges:
-        pods = [pod for pod in node.pods if pod.bridge == bridge.name or _belongs(node, pod, bridge)]
-        drawn.update(id(pod) for pod in pods)
-        y = _group(picture, y, _bridge(node, bridge), pods)
+        on_bridge = [pod for pod in node.pods if pod.bridge == bridge.name or _belongs(node, pod, bridge)]
+        drawn.update(id(pod) for pod in on_bridge)
+        y = _group(picture, y, _bridge(node, bridge), on_bridge, grid)
     rest = [pod for pod in node.pods if id(pod) not in drawn]
     for network in dict.fromkeys(pod.network for pod in rest):
-        pods = [pod for pod in rest if pod.network == network]
-        y = _group(picture, y, _Box("bridge", [f"network {network}", "not on a bridge"]), pods)
+        of_network = [pod for pod in rest if pod.network == network]
+        y = _group(picture, y, _Box("bridge", [f"network {network}", "not on a bridge"]), of_network, grid)
     if node.leaks:
         _leaks(picture, y, node.leaks)
-    return _document(picture)
+    return picture
 
 
-def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod]) -> int:
+def _legend(picture: _Picture, y: int) -> int:
+    """Draws what the colours mean, and returns the y position below."""
+    x = _MARGIN
+    for kind, meaning in _LEGEND:
+        picture.parts.append(f'<path class="swatch {kind}" d="M{x} {y}h{_LINE}v{_LINE - 3}h-{_LINE}z"/>')
+        picture.text(x + _LINE + 6, y + _LINE - 4, meaning, "small")
+        x += 2 * _LINE + 7 * len(meaning)
+    return y + _LINE + _GAP
+
+
+def _networks(node: Node) -> Iterator[str]:
+    """Yields a line for each network and its ranges."""
+    for item in node.networks:
+        ranges = ", ".join(f"{each.addresses}: {each.in_use} of {each.size} in use" for each in item.ranges)
+        plugins = f" ({' '.join(item.plugins)})" if item.plugins else ""
+        text = (
+            f"network {item.name or item.file}{plugins}: {item.attachments} attached{f'; {ranges}' if ranges else ''}"
+        )
+        yield _cut(f"{text}; {item.problem}" if item.problem else text, _LONG)
+
+
+def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod], grid: _Grid) -> int:
     """Draws a bridge and its pods, and returns the y position of the next bridge.
 
     A trunk line goes down from the bridge, a branch runs above each row of pods, and from it a line into each pod.
@@ -95,20 +159,20 @@ def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod]) -> int:
     picture.box(_MARGIN, y, left)
     trunk = _MARGIN + _LEFT + 2 * _GAP
     top, rows = y + _GAP, []
-    for row in range(0, len(pods), _COLUMNS):
-        boxes = [(pod, _pod(pod)) for pod in pods[row : row + _COLUMNS]]
+    for row in range(0, len(pods), grid.columns):
+        boxes = [(pod, _pod(pod, grid)) for pod in pods[row : row + grid.columns]]
         for column, (pod, box) in enumerate(boxes):
-            x = trunk + _GAP + column * (_WIDTH + _GAP)
+            x = trunk + _GAP + column * (grid.width + _GAP)
             picture.box(x, top, box)
             if pod.host_interface:
-                middle = x + _WIDTH // 2
-                picture.wire(f"M{trunk} {top - _GAP} H{middle} V{top}", "leaked" if pod.leaked else "wire")
-                rows.append(top - _GAP)
-        top += max(box.height for _, box in boxes) + 2 * _GAP
+                middle = x + grid.width // 2
+                picture.wire(f"M{trunk} {top - _GAP // 2} H{middle} V{top}", "leaked" if pod.leaked else "wire")
+                rows.append(top - _GAP // 2)
+        top += max(box.height for _, box in boxes) + (_GAP if grid.is_small else 2 * _GAP)
     if rows:
         start = y + left.height // 2
         picture.wire(f"M{_MARGIN + _WIDTH} {start} H{trunk} M{trunk} {min(start, *rows)} V{max(start, *rows)}", "wire")
-    return max(y + left.height + 2 * _GAP, top)
+    return max(y + left.height + 2 * _GAP, top + (_GAP if grid.is_small else 0))
 
 
 def _belongs(node: Node, pod: Pod, bridge: HostInterface) -> bool:
@@ -120,6 +184,8 @@ def _belongs(node: Node, pod: Pod, bridge: HostInterface) -> bool:
 
 def _host(node_name: str, interfaces: Iterable[HostInterface]) -> _Box:
     lines = [f"{item.name}  {address}" for item in interfaces for address in item.addresses]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
     return _Box("host", [f"node {node_name}", *lines])
 
 
@@ -130,9 +196,10 @@ def _bridge(node: Node, bridge: HostInterface) -> _Box:
     return _Box("bridge", [f"bridge {bridge.name}", *networks, *bridge.addresses, ports])
 
 
-def _pod(pod: Pod) -> _Box:
+def _pod(pod: Pod, grid: _Grid) -> _Box:
     """Returns the box of a pod: name, network, interfaces, addresses, host ports, limits, state."""
-    kind = "leaked" if pod.leaked else "pod" if pod.state in (State.OK, State.NOT_CHECKED) else "wrong"
+    is_fine = pod.state in (State.OK, State.NOT_CHECKED) and not any(port.confirmed is False for port in pod.host_ports)
+    kind = "leaked" if pod.leaked else "pod" if is_fine else "wrong"
     lines = [pod.pod or pod.attachment.container_id or "?"]
     if pod.pod:
         lines.append(pod.attachment.container_id[:12])
@@ -145,6 +212,10 @@ def _pod(pod: Pod) -> _Box:
     ]
     if pod.state is not State.OK or pod.leaked:
         lines.append(f"{pod.state}{', leaked' if pod.leaked else ''}")
+    if grid.is_small:
+        name = _without_middle(pod.pod.partition("/")[2] or lines[0], grid.characters)
+        second = pod.addresses[0].partition("/")[0] if pod.addresses else "no address"
+        return _Box(kind, [name, second], " | ".join(lines), grid.width, grid.characters)
     names = pod.network, pod.attachment.container_id, pod.attachment.ifname, pod.pod, pod.netns
     return _Box(kind, lines, " ".join(filter(None, names)))
 
@@ -179,6 +250,13 @@ def _line(x: int, y: int, text: str, kind: str) -> str:
 
 def _cut(text: str, most: int = _CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _without_middle(text: str, most: int) -> str:
+    """Returns a text whose middle is left out if it is too long: generated names differ at their end."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - (most - most // 2 - 1) :]}"
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,140 @@
+"""The node as one HTML page: attachments with search and filters, the map, doctor's findings, leaked objects.
+
+The page needs nothing else: no server, no other file, no network; its policy forbids them. It shows names of pods,
+which their owners choose: the script only sets texts, never markup, and the data cannot end its element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from cni import gojson
+from podwire.node.model import Node, format_rate
+from podwire.views import map_svg
+from podwire.views.page_script import SCRIPT
+from podwire.views.page_style import STYLE
+from podwire.views.selection import FINE, lacks_rules
+from podwire.views.shot import Shot
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
+# In JSON inside an element `script` only "<" could end that element or begin a comment.
+_IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding of `podwire doctor`, as the page prints it."""
+
+    severity: str
+    group: str
+    name: str
+    subject: str
+    text: str
+    fix: str
+
+
+def render(node: Node, shot: Shot, findings: Sequence[Finding]) -> str:
+    """Returns the page."""
+    title = _text(f"{shot.node}: pod networks")
+    data = gojson.dumps({"pods": [_pod(number, node) for number in range(len(node.pods))]}).translate(_IN_SCRIPT)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header><h1>node {_text(shot.node)}</h1><p>{_text(shot.time)}, podwire {_text(shot.version)}</p>
+<nav><a href="#findings">findings</a> <a href="#pods">attachments</a> <a href="#networks">networks</a>
+<a href="#leaks">leaked objects</a> <a href="#map">map</a></nav></header>
+<main>
+<section id="findings"><h2>Findings ({len(findings)})</h2>{_findings(findings)}</section>
+<section id="pods"><h2>Attachments (<span id="count">{len(node.pods)}</span>)</h2>
+<form id="filters" autocomplete="off">
+<input id="search" type="search" placeholder="search: pod, address, container, port" aria-label="search">
+<select id="network" aria-label="network"><option value="">every network</option></select>
+<select id="state" aria-label="state"><option value="">every state</option></select>
+<label><input id="wrong" type="checkbox"> only with a fault</label></form>
+<table id="table"><thead></thead><tbody></tbody></table>
+<p id="none" hidden>no attachment matches</p>
+<noscript>This table needs JavaScript: `podwire show` prints it as text.</noscript></section>
+<section id="networks"><h2>Networks ({len(node.networks)})</h2>{_networks(node)}</section>
+<section id="leaks"><h2>Leaked objects ({len(node.leaks)})</h2>{_leaks(node)}{_unseen(node)}</section>
+<section id="map"><h2>Map</h2>{map_svg.render(node, shot)}</section>
+</main>
+<script type="application/json" id="data">{data}</script>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _pod(number: int, node: Node) -> dict[str, object]:
+    """Returns the values of an attachment that the script shows and searches."""
+    pod = node.pods[number]
+    limits = (("receives", pod.receives), ("sends", pod.sends))
+    return {
+        "network": pod.network,
+        "pod": pod.pod,
+        "container": pod.attachment.container_id,
+        "interface": pod.attachment.ifname,
+        "host": pod.host_side,
+        "addresses": " ".join(pod.addresses),
+        "ports": " ".join(f"{port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports),
+        "limits": ", ".join(f"{word} {format_rate(bits)}" for word, bits in limits if bits),
+        "state": f"{pod.state}{', leaked' if pod.leaked else ''}",
+        "problems": list(pod.problems),
+        "wrong": pod.leaked or pod.state not in FINE or lacks_rules(pod),
+    }
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return '<p class="good">podwire doctor reports no finding.</p>'
+    items = []
+    for finding in findings:
+        values = {key: _text(value) for key, value in asdict(finding).items()}
+        subject = f"{values['subject']}: " if finding.subject else ""
+        fix = f"<br>fix: <code>{values['fix']}</code>" if finding.fix else ""
+        severity = f'<b class="{values["severity"]}">{values["severity"]}</b>'
+        items.append(f"<li>{severity} {values['group']}: {subject}{values['text']}{fix}</li>")
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _networks(node: Node) -> str:
+    rows = []
+    for item in node.networks:
+        ranges = ", ".join(f"{each.addresses}: {each.in_use} of {each.size} in use" for each in item.ranges)
+        cells = (item.name, item.file, " ".join(item.plugins), " ".join(item.bridges), str(item.attachments), ranges)
+        rows.append(_row("td", (*cells, item.problem)))
+    headers = _row("th", ("network", "file", "plugins", "bridge", "attached", "ranges", ""))
+    return f"<table><thead>{headers}</thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _leaks(node: Node) -> str:
+    items = (
+        f'<li><b class="problem">{_text(leak.kind)}</b> {_text(leak.network)}: {_text(leak.description)}'
+        f"<br>fix: <code>{_text(leak.fix)}</code></li>"
+        for leak in node.leaks
+    )
+    return f"<ul>{''.join(items)}</ul>" if node.leaks else '<p class="good">nothing is leaked.</p>'
+
+
+def _unseen(node: Node) -> str:
+    items = "".join(f"<li>{_text(item)}</li>" for item in node.unseen)
+    return f'<h3 class="warning">Not seen</h3><ul>{items}</ul>' if items else ""
+
+
+def _row(kind: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{kind}>{_text(cell)}</{kind}>' for cell in cells)}</tr>"
+
+
+def _text(text: str) -> str:
+    """Returns a text for HTML, without control characters and surrogates."""
+    printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return printable.translate(_ENTITIES)
