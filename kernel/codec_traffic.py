@@ -44,7 +44,7 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWQDISC, RTM_NEWTCLASS and their kin: struct tcmsg; the options depend on the kind, which precedes them."""
 
     fields = _FIELDS
-    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"))
+    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "options"), (3, "TCA_STATS", "cdata"))
 
     @staticmethod
     def options(message: Any, **_unused: object) -> Any:

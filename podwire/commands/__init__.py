@@ -21,12 +21,14 @@ from podwire.commands.metrics import COMMAND as METRICS
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.show import COMMAND as SHOW
 from podwire.commands.status import STATUS
+from podwire.commands.top import COMMAND as TOP
 from podwire.commands.version import VERSION
 
 # In the order of the help.
 COMMANDS: tuple[Command, ...] = (
     DOCTOR,
     SHOW,
+    TOP,
     LINT,
     IPAM,
     REPAIR,

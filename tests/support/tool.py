@@ -57,8 +57,8 @@ class Tool:
 
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Starts a command with the options for the directories; `options` are those of subprocess.Popen."""
-        directories = [f"--conf-dir={self.directory}/net.d", f"--bin-dir={self.bin_dir}"]
-        directories += [f"--cache-dir={self.directory}/cache"]
+        directories = [f"--conf-dir={self.directory}/net.d", f"--cache-dir={self.directory}/cache"]
+        directories += [f"--bin-dir={self.bin_dir}"] if words[0] != "top" else []  # it runs no plugin
         line = [str(binaries.directory() / "podwire"), *words, *directories]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.host.entered():
