@@ -43,7 +43,9 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     if command is None:
         top.print_help(sys.stderr)
         return Status.USAGE
-    out = Output(stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout), _width(env, stdout))
+    out = Output(
+        stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout), get_width(env, stdout)
+    )
     status = Status.FAILED
     progress = Progress(is_on=sys.stderr.isatty())
     try:
@@ -88,6 +90,18 @@ def build_parser() -> argparse.ArgumentParser:
     return top
 
 
+def get_width(env: Mapping[str, str], stdout: TextIO) -> int:
+    """Returns the columns of the terminal, or of COLUMNS, which shells do not export by themselves; else 0."""
+    columns = env.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(int(columns), _LEAST_COLUMNS)
+    try:
+        size = os.get_terminal_size(stdout.fileno()).columns if stdout.isatty() else 0
+    except (OSError, ValueError):
+        return 0
+    return size and max(size, _LEAST_COLUMNS)  # a serial console may report 0
+
+
 class _Parser(argparse.ArgumentParser):
     """Accepts no abbreviated options, which a new option could make ambiguous; suggests a word for a misspelt one."""
 
@@ -125,15 +139,3 @@ def _is_coloured(when: str, env: Mapping[str, str], stdout: TextIO) -> bool:
     if when == "auto":
         return stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
     return when == "always"
-
-
-def _width(env: Mapping[str, str], stdout: TextIO) -> int:
-    """Returns the columns of the terminal, or of COLUMNS, which shells do not export by themselves; else 0."""
-    columns = env.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return max(int(columns), _LEAST_COLUMNS)
-    try:
-        size = os.get_terminal_size(stdout.fileno()).columns if stdout.isatty() else 0
-    except (OSError, ValueError):
-        return 0
-    return size and max(size, _LEAST_COLUMNS)  # a serial console may report 0

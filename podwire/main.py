@@ -34,7 +34,7 @@ from plugins.tap.main import PLUGIN as TAP
 from plugins.tuning.main import PLUGIN as TUNING
 from plugins.vlan.main import PLUGIN as VLAN
 from plugins.vrf.main import PLUGIN as VRF
-from podwire import cli
+from podwire import cli, kubectl
 from process.version import __version__
 
 PLUGINS: dict[str, Plugin] = {
@@ -129,6 +129,8 @@ def _operator(name: str, arguments: list[str]) -> int:
         msg = f"there is no plugin named {name!r} in this file"
         hint = f"the file's name chooses the plugin: link or rename it to one of {', '.join(sorted(PLUGINS))}"
         return skel.write_error(CniError(Code.INVALID_NETWORK_CONFIG, msg, hint), _binary(sys.stdout))
+    if name in (kubectl.PLUGIN, kubectl.COMPLETION):
+        return kubectl.run(name, arguments, os.environ, sys.stdout, PLUGINS)
     return cli.run(arguments, os.environ, sys.stdout, PLUGINS)
 
 

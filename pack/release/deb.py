@@ -34,6 +34,7 @@ _UNITS, _OTHER_UNITS = "lib/systemd/system", "usr/lib/systemd/system"
 _UNIT_NAMES = ("cni-dhcp.service", "cni-dhcp.socket")
 _METRICS_UNITS = ("podwire-metrics.service", "podwire-metrics.timer")  # of no other package
 _ALERTS = "prometheus/podwire-rules.yaml"
+_KUBECTL = ("kubectl-podwire", "kubectl_complete-podwire")  # podwire/kubectl.py
 _SCRIPTS = ("preinst", "postinst", "postrm")
 # The publisher, in the environment variables that Debian's tools use.
 _NAME, _EMAIL = ("DEBFULLNAME", "podwire"), ("DEBEMAIL", "podwire@podwire.invalid")
@@ -140,7 +141,8 @@ def _fill(product: Product, tree: Path) -> None:
         (tree / _BIN / name).hardlink_to(tree / _BIN / TOOL)
         (tree / _DEBIAN_BIN / name).symlink_to(f"/{_BIN}/{name}")
     (tree / "usr/bin").mkdir()
-    (tree / "usr/bin" / TOOL).symlink_to(f"/{_BIN}/{TOOL}")
+    for name in (TOOL, *_KUBECTL):
+        (tree / "usr/bin" / name).symlink_to(f"/{_BIN}/{TOOL}")
     for path, content in _texts(product).items():
         put(tree / path, content)
     _control(product, tree)

@@ -56,9 +56,9 @@ POD: tuple[tuple[str, ...], ...] = (
 _TABLES = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
 
 
-def find(name: str, env: Mapping[str, str]) -> str:
-    """Returns the path of a program, "" if the host does not have it."""
-    directories = (*env.get("PATH", "").split(":"), *PROGRAM_DIRS)
+def find(name: str, env: Mapping[str, str], further: Sequence[str] = PROGRAM_DIRS) -> str:
+    """Returns the path of a program on PATH or in `further` directories, "" if there is none."""
+    directories = (*env.get("PATH", "").split(":"), *further)
     paths = (os.path.join(directory, name) for directory in directories if directory)
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
 
