@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from cni import skel
+from process import signals
 
 _CHUNK_BYTES = 1 << 16
+_GRACE_S = 1.5  # from SIGTERM to SIGKILL
 _DONE, _FAILED = b"+", b"-"  # the last byte that a child writes
 
 
@@ -30,12 +34,13 @@ def run(function: Callable[[], bytes], limit_s: float, max_bytes: int) -> bytes:
         _run_child(function, writable)
     os.close(writable)
     try:
-        data = _read(readable, time.monotonic() + limit_s, limit_s, max_bytes)
+        data = _read(readable, limit_s, max_bytes)
+    except PartError:
+        _end(pid, readable)
+        raise
     finally:
         os.close(readable)
-        os.kill(pid, signal.SIGKILL)
-        # A process that waits for a disk cannot be ended: it is left to process 1.
-        os.waitpid(pid, os.WNOHANG)
+    os.waitpid(pid, 0)
     if data.endswith(_DONE):
         return data[:-1]
     raise PartError(data[:-1].decode("utf-8", "replace") if data.endswith(_FAILED) else "its process ended early")
@@ -44,6 +49,7 @@ def run(function: Callable[[], bytes], limit_s: float, max_bytes: int) -> bytes:
 def _run_child(function: Callable[[], bytes], writable: int) -> None:
     """Writes what `function` returns and ends the process, whatever happens."""
     try:
+        signals.block()  # SIGTERM then ends the programs that it waits for, too
         try:
             data = function() + _DONE
         except Exception as failure:
@@ -56,7 +62,18 @@ def _run_child(function: Callable[[], bytes], writable: int) -> None:
         os._exit(0)
 
 
-def _read(readable: int, end: float, limit_s: float, max_bytes: int) -> bytes:
+def _end(pid: int, readable: int) -> None:
+    """Ends a child that takes too long, with the programs that it runs."""
+    os.kill(pid, signal.SIGTERM)
+    with suppress(PartError):
+        _read(readable, _GRACE_S, sys.maxsize)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, os.WNOHANG)  # a process that waits for a disk cannot be ended: process 1 inherits it
+
+
+def _read(readable: int, limit_s: float, max_bytes: int) -> bytes:
+    """Returns all data up to the end; raises PartError."""
+    end = time.monotonic() + limit_s
     data = bytearray()
     while True:
         ready, _, _ = select.select([readable], [], [], max(end - time.monotonic(), 0))
