@@ -23,6 +23,7 @@ from process.stderr import one_line
 from process.version import __version__
 
 _LEAST_COLUMNS = 20
+_STDERR = 2
 _ABOUT = f"podwire {__version__}: CNI network plugins in one file, and a tool for node operators"
 _EPILOG = """\
 A container runtime runs this file under the name of a plugin (`podwire list`), with the CNI_* variables set and the
@@ -47,7 +48,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
         stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout), get_width(env, stdout)
     )
     status = Status.FAILED
-    progress = Progress(is_on=sys.stderr.isatty())
+    progress = Progress(is_on=os.isatty(_STDERR))  # sys.stderr is a stream of podwire's own in the executable
     try:
         status = command.run(Context(plugins, env, out, top, tuple(arguments), progress), options)
     except BrokenPipeError:
