@@ -11,13 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from cni import skel
 from process import signals
 
 _CHUNK_BYTES = 1 << 16
-_GRACE_S = 1.5  # from SIGTERM to SIGKILL
+_GRACE_S = 1.5  # that each signal gets
 _DONE, _FAILED = b"+", b"-"  # the last byte that a child writes
 
 
@@ -64,11 +63,14 @@ def _run_child(function: Callable[[], bytes], writable: int) -> None:
 
 def _end(pid: int, readable: int) -> None:
     """Ends a child that takes too long, with the programs that it runs."""
-    os.kill(pid, signal.SIGTERM)
-    with suppress(PartError):
-        _read(readable, _GRACE_S, sys.maxsize)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, os.WNOHANG)  # a process that waits for a disk cannot be ended: process 1 inherits it
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.kill(pid, number)
+        try:
+            _read(readable, _GRACE_S, sys.maxsize)
+        except PartError:
+            continue  # after SIGKILL: it waits for a disk, and process 1 inherits it
+        os.waitpid(pid, 0)
+        return
 
 
 def _read(readable: int, limit_s: float, max_bytes: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -56,3 +57,5 @@ def test_function_that_ignores_signals_is_killed():
 
     with pytest.raises(PartError, match=r"not done after 0\.5 s"):
         limits.run(run, 0.5, 1000)
+    with pytest.raises(ChildProcessError):  # no process remains, not even its exit status
+        os.waitpid(-1, os.WNOHANG)

@@ -26,7 +26,7 @@ def host(tmp_path, monkeypatch):
     """A root file system without runtimes."""
     for name in ("_RUN", "_CONTAINERD", "_CRIO", "_CRIO_MORE", "_PODMAN_CHOICE"):
         monkeypatch.setattr(runtimes, name, f"{tmp_path}{getattr(runtimes, name)}")
-    for name in ("_PROGRAM_DIRS", "_PODMAN", "_PODMAN_HELPER_DIRS"):
+    for name in ("PROGRAM_DIRS", "_PODMAN", "_PODMAN_HELPER_DIRS"):
         monkeypatch.setattr(runtimes, name, tuple(f"{tmp_path}{path}" for path in getattr(runtimes, name)))
     return tmp_path
 
