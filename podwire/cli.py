@@ -22,6 +22,7 @@ from process.signals import Terminated
 from process.stderr import one_line
 from process.version import __version__
 
+COLUMNS_VARIABLE = "PODWIRE_COLUMNS"
 _LEAST_COLUMNS = 20
 _STDERR = 2
 _ABOUT = f"podwire {__version__}: CNI network plugins in one file, and a tool for node operators"
@@ -92,14 +93,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def get_width(env: Mapping[str, str], stdout: TextIO) -> int:
-    """Returns the columns of the terminal, or of COLUMNS, which shells do not export by themselves; else 0."""
-    columns = env.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return max(int(columns), _LEAST_COLUMNS)
+    """Returns the columns of the terminal, 0 without one; PODWIRE_COLUMNS sets another width, also into a pipe.
+
+    COLUMNS is not enough for a pipe: some environments export it to every program.
+    """
     try:
         size = os.get_terminal_size(stdout.fileno()).columns if stdout.isatty() else 0
     except (OSError, ValueError):
-        return 0
+        size = 0
+    variable = env.get(COLUMNS_VARIABLE, "")
+    size = int(variable) if variable.isdecimal() else size
     return size and max(size, _LEAST_COLUMNS)  # a serial console may report 0
 
 

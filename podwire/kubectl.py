@@ -120,7 +120,7 @@ def build_pod(name: str, options: _Options, env: Mapping[str, str], stdout: Text
         "name": "podwire",
         "image": options.image or env.get(IMAGE_VARIABLE) or IMAGE,
         "command": [options.podwire, *options.words],
-        "env": [{"name": "COLUMNS", "value": str(columns)}] if columns else [],
+        "env": [{"name": cli.COLUMNS_VARIABLE, "value": str(columns)}] if columns else [],
         "securityContext": {"privileged": True},
         "volumeMounts": mounts,
     }

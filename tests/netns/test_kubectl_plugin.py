@@ -84,12 +84,13 @@ def test_command_runs_in_a_pod_on_the_node(kubectl_plugin: Plugin):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_pod_is_valid(kubectl_plugin: Plugin, version: str):
     """The manifest is valid in the oldest and the newest Kubernetes, and mounts the directories only for reading."""
-    kubectl_plugin.run("--node", "worker-1", "--podwire", "/bin/true", "--image", "i:1", "doctor", COLUMNS="100")
+    words = ("--node", "worker-1", "--podwire", "/bin/true", "--image", "i:1", "doctor")
+    kubectl_plugin.run(*words, PODWIRE_COLUMNS="100")
     pod = kubectl_plugin.kubectl.pod
     kubernetes_validate.validate(pod, version, strict=True)
     (container,) = pod["spec"]["containers"]
     assert container["image"] == "i:1"
-    assert container["env"] == [{"name": "COLUMNS", "value": "100"}]
+    assert container["env"] == [{"name": "PODWIRE_COLUMNS", "value": "100"}]
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
     paths = [volume["hostPath"]["path"] for volume in pod["spec"]["volumes"]]
     assert paths == ["/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni", "/run/netns"]
