@@ -128,7 +128,7 @@ def _blocks(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int, 
     """Yields a block of lines for each row: the title, then the other values with their headers, indented."""
     for row in rows:
         if row[title].text:  # a further line of the object above has none
-            yield [(Cell(_cut(row[title].text, width), row[title].style or "bold"), 0)]
+            yield from ([(Cell(text, row[title].style or "bold"), 0)] for text in wrap(row[title].text, width))
         line: Line = []
         for number, (header, cell) in enumerate(zip(headers, row, strict=True)):
             if number == title or cell.text in _NOTHING:

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from podwire.output import Output
@@ -76,6 +76,7 @@ def test_no_line_is_wider_than_the_terminal(width):
         assert max(map(len, lines(width, optional=optional, title="POD"))) <= width
 
 
+@example([["aaaaaaaaaaa aaaaa aaa", "", "", "", "aaaaaaaa"]], 20)  # a title of several words
 @given(st.lists(st.lists(st.text("ab /-", max_size=60), min_size=5, max_size=5), max_size=4), st.integers(20, 120))
 def test_words_are_not_broken(rows, width):
     """For any cells every line fits, and each word that fits into a line is a whole word of the output."""
