@@ -13,13 +13,14 @@ from attachment.sandbox import Sandbox, check_addresses_and_routes
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import internal, invalid_conf, run_status_checks
+from cni.errors import CniError, internal, invalid_conf, run_status_checks
 from cni.keys import IPAM_TYPE
 from cni.result import Result
 from cni.skel import Plugin
 from kernel import dummy
 from kernel.errors import KernelError, reason
 from kernel.netns import Netns
+from kernel.rtnl import Socket
 from process.undo import Undo
 
 _KIND = "dummy"
@@ -63,8 +64,10 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
-    """Checks whether ADD can succeed: configuration and IPAM. Raises CniError(50), CniError(51)."""
-    run_status_checks(partial(_refuse_missing_ipam, net_conf), partial(delegate.run_ipam, args, net_conf))
+    """Checks whether ADD can succeed: configuration, kernel, IPAM. Raises CniError(50), CniError(51)."""
+    run_status_checks(
+        partial(_refuse_missing_ipam, net_conf), _refuse_unsupported, partial(delegate.run_ipam, args, net_conf)
+    )
 
 
 def _create(sandbox: Sandbox) -> None:
@@ -72,8 +75,21 @@ def _create(sandbox: Sandbox) -> None:
     try:
         sandbox.socket.change(dummy.create_request(sandbox.ifname))
     except KernelError as error:
-        hint = "the kernel module dummy is not loaded: modprobe dummy" if error.errno == errno.EOPNOTSUPP else ""
-        raise internal(f"failed to create dummy: {reason(error.errno)}", hint or error.explanation) from error
+        raise _not_created(error) from error
+
+
+def _refuse_unsupported() -> None:
+    """Raises CniError(999) if the kernel can create no dummy interface."""
+    try:
+        with Socket() as host:
+            dummy.probe(host)
+    except KernelError as error:
+        raise _not_created(error) from error
+
+
+def _not_created(error: KernelError) -> CniError:
+    hint = "the kernel module dummy is not loaded: modprobe dummy" if error.errno == errno.EOPNOTSUPP else ""
+    return internal(f"failed to create dummy: {reason(error.errno)}", hint or error.explanation)
 
 
 def _refuse_missing_ipam(net_conf: NetConf) -> None:
