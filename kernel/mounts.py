@@ -56,11 +56,7 @@ def mount_private_copy(directory: str, *, most_bytes: int = 0) -> None:
     sockets, so that no daemon can be reached through them. Files of namespaces are bind-mounted.
     Raises CniError(5), OSError.
     """
-    nearest = os.path.realpath(directory)
-    while not os.path.isdir(nearest):
-        nearest = os.path.dirname(nearest)
-    if nearest == "/":
-        raise CniError(Code.IO_FAILURE, f"{directory} cannot be copied", "create its first directory, and try again")
+    nearest = _nearest(directory)
     original = os.open(nearest, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(original)
@@ -73,6 +69,27 @@ def mount_private_copy(directory: str, *, most_bytes: int = 0) -> None:
             _bind_entries(source, nearest)
     finally:
         os.close(original)
+
+
+def mount_empty(directory: str) -> None:
+    """Mounts an empty, writable directory over `directory`, or over its nearest existing parent, and creates it there.
+
+    Raises CniError(5), OSError.
+    """
+    nearest = _nearest(directory)
+    mount("podwire", nearest, "tmpfs", 0)
+    os.chmod(nearest, 0o755)
+    os.makedirs(directory, exist_ok=True)
+
+
+def _nearest(directory: str) -> str:
+    """Returns the directory, or its nearest existing parent; raises CniError(5) if that is the root directory."""
+    nearest = os.path.realpath(directory)
+    while not os.path.isdir(nearest):
+        nearest = os.path.dirname(nearest)
+    if nearest == "/":
+        raise CniError(Code.IO_FAILURE, f"{directory} cannot be copied", "create its first directory, and try again")
+    return nearest
 
 
 def _copy(source: str, target: str, device: int, most_bytes: int) -> None:

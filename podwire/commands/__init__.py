@@ -19,6 +19,7 @@ from podwire.commands.list import COMMAND as LIST
 from podwire.commands.man import MANUAL
 from podwire.commands.metrics import COMMAND as METRICS
 from podwire.commands.repair import COMMAND as REPAIR
+from podwire.commands.selftest import COMMAND as SELFTEST
 from podwire.commands.show import COMMAND as SHOW
 from podwire.commands.status import STATUS
 from podwire.commands.top import COMMAND as TOP
@@ -40,6 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     GC,
     STATUS,
     VERSION,
+    SELFTEST,
     INSTALL,
     UNINSTALL,
     LIST,

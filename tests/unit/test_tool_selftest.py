@@ -1,0 +1,52 @@
+"""The facts that `podwire selftest` prints, and its networks."""
+
+import pytest
+
+from podwire.main import PLUGINS
+from podwire.networks import Network
+from podwire.selftest import facts
+from podwire.selftest.run import median
+from podwire.selftest.trials import list_trials
+
+X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7B13\n"
+ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd0c\n"
+RASPBERRY = f"{ARM}\nHardware\t: BCM2835\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (X86, "AMD EPYC 7B13"),
+        (ARM, "CPU implementer 0x41, CPU part 0xd0c"),
+        (RASPBERRY, "BCM2835"),
+        ("", ""),
+    ],
+)
+def test_name_of_the_processor(text, name):
+    """The processor's name is that of x86 or ARM, or the numbers of its designer and part."""
+    assert facts._cpu_name(text) == name
+
+
+def test_distribution_and_memory():
+    """The distribution is PRETTY_NAME with or without quotes, the memory in MiB."""
+    assert facts._distribution('NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12"\n') == "Debian GNU/Linux 12"
+    assert facts._distribution("PRETTY_NAME=Alpine\n") == "Alpine"
+    assert facts._distribution("") == ""
+    assert facts._memory_mib("MemTotal:        2048000 kB\n") == 2000
+
+
+@pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([4.0, 1.0], 2.5), ([9.0, 1.0, 2.0], 2.0)])
+def test_median(values, expected):
+    """The median of an even number of values is between the middle ones."""
+    assert median(values) == expected
+
+
+@pytest.mark.parametrize("ipv6", [True, False])
+def test_networks_run_every_plugin(ipv6):
+    """Together the networks run every plugin, and without IPv6 none has an IPv6 range."""
+    trials = list_trials(ipv6=ipv6)
+    assert {kind for trial in trials for kind in trial.kinds} == set(PLUGINS)
+    for trial in trials:
+        network = Network(trial.name, "1.1.0", trial.plugins)
+        texts = [str(network.build_config(plugin)) for plugin in network.plugins]
+        assert ipv6 or not any("fd00" in text for text in texts)
