@@ -36,7 +36,7 @@ def _page(line: CommandNode, status: str) -> Iterator[str]:
     yield from (".SH NAME", r"podwire \- CNI network plugins in one file, and a tool for node operators")
     yield ".SH SYNOPSIS"
     for command in line.leaves():
-        yield from (".HP", rf"\fB{_escaped(command.words)}\fR {_escaped(_usage(command))}".rstrip())
+        yield from (".HP", rf"\fB{escaped(command.words)}\fR {escaped(_usage(command))}".rstrip())
     yield ".SH DESCRIPTION"
     yield from (
         "A container runtime runs this file under the name of a plugin, with the CNI_* variables set and the network",
@@ -51,12 +51,12 @@ def _page(line: CommandNode, status: str) -> Iterator[str]:
     for title, entries in (("FILES", _FILES), ("ENVIRONMENT", _VARIABLES)):
         yield f".SH {title}"
         for name, meaning in entries:
-            yield from (".TP", rf"\fB{_escaped(name)}\fR", _escaped(meaning))
+            yield from (".TP", rf"\fB{escaped(name)}\fR", escaped(meaning))
 
 
 def _command(command: CommandNode) -> Iterator[str]:
     title = f"{command.words} {_usage(command)}".strip()
-    yield f'.SS "{_escaped(title)}"'
+    yield f'.SS "{escaped(title)}"'
     yield from _lines(command.parser.description or command.summary)
     yield from _options([*command.positionals, *command.options])
     if command.parser.epilog:
@@ -71,7 +71,7 @@ def _options(actions: list[Action]) -> Iterator[str]:
             continue
         names = ", ".join(action.option_strings) or _value(action)
         value = f" {_value(action)}" if action.option_strings and action.nargs != 0 else ""
-        yield from (".TP", rf"\fB{_escaped(names)}\fR{_escaped(value)}", *_lines(action.help or ""))
+        yield from (".TP", rf"\fB{escaped(names)}\fR{escaped(value)}", *_lines(action.help or ""))
 
 
 def _usage(command: CommandNode) -> str:
@@ -89,10 +89,10 @@ def _value(action: Action) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    return [_escaped(line) for line in text.splitlines()]
+    return [escaped(line) for line in text.splitlines()]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Returns a text with backslashes, hyphens, and a leading dot or quote escaped for man(7)."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from pack.build import ROOT
-from pack.release import agent_files
-from pack.release.deb import build, changelog, fields, maintainer, put, sums
+from pack.release import agent_files, manpages
+from pack.release.deb import build, changelog, fields, gz, maintainer, put, sums
 from pack.release.product import Product
 
 _NAME = "podwire-agent"
@@ -49,8 +49,6 @@ unchanged, in /usr/lib/podwire-agent/pyroute2.
 """
 
 _OVERRIDES = """\
-# `podwire-agent --help` describes the options, docs/agent.md the program.
-podwire-agent: no-manual-page
 # The agent is for nodes with systemd; others run it as they run their other daemons.
 podwire-agent: package-supports-alternative-init-but-no-init.d-script
 # The service is not enabled, and started by an administrator.
@@ -78,6 +76,7 @@ def _fill(product: Product, tree: Path) -> None:
     put(tree / _DOC / "copyright", _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes())
     put(tree / _DOC / "changelog.gz", changelog(_NAME, product))
     put(tree / _DOC / "agent.md", (ROOT / "docs" / "agent.md").read_bytes())
+    put(tree / f"usr/share/man/man8/{_NAME}.8.gz", gz(manpages.agent_page(product.version).encode()))
     put(tree / "usr/share/lintian/overrides" / _NAME, _OVERRIDES.encode())
     minor = sys.version_info.minor
     put(tree / "DEBIAN/md5sums", sums(tree))

@@ -23,7 +23,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 from pack.build import ROOT
-from pack.release import sbom
+from pack.release import manpages, sbom
 from pack.release.product import TOOL, Product, tool_output
 
 _BIN, _DEBIAN_BIN = "opt/cni/bin", "usr/lib/cni"
@@ -126,7 +126,7 @@ def changelog(name: str, product: Product) -> bytes:
     """Returns Debian's changelog of a package, compressed."""
     date = formatdate(product.epoch_s)
     text = _CHANGELOG.format(name=name, version=product.version, maintainer=maintainer(), date=date)
-    return _gz(text.encode())
+    return gz(text.encode())
 
 
 def _files(tree: Path) -> list[Path]:
@@ -150,7 +150,11 @@ def _fill(product: Product, tree: Path) -> None:
 
 def _texts(product: Product) -> dict[str, bytes]:
     return {
-        "usr/share/man/man1/podwire.1.gz": _gz(tool_output("man")),
+        "usr/share/man/man1/podwire.1.gz": gz(tool_output("man")),
+        **{
+            f"usr/share/man/man8/podwire-{name}.8.gz": gz(manpages.plugin_page(name, product.version).encode())
+            for name in product.plugins
+        },
         "usr/share/bash-completion/completions/podwire": tool_output("completion", "bash"),
         "usr/share/zsh/vendor-completions/_podwire": tool_output("completion", "zsh"),
         "usr/share/fish/vendor_completions.d/podwire.fish": tool_output("completion", "fish"),
@@ -162,7 +166,7 @@ def _texts(product: Product) -> dict[str, bytes]:
         f"{_DOC}/examples/{_ALERTS}": (ROOT / "deploy" / _ALERTS).read_bytes(),
         f"{_DOC}/copyright": _COPYRIGHT.encode() + (ROOT / "THIRD-PARTY-NOTICES.md").read_bytes(),
         f"{_DOC}/changelog.gz": changelog(TOOL, product),
-        f"{_DOC}/CHANGELOG.md.gz": _gz((ROOT / "CHANGELOG.md").read_bytes()),
+        f"{_DOC}/CHANGELOG.md.gz": gz((ROOT / "CHANGELOG.md").read_bytes()),
         f"{_DOC}/README.md": (ROOT / "README.md").read_bytes(),
         **{f"{_DOC}/examples/{path.name}": path.read_bytes() for path in (ROOT / "conf").glob("*.conflist")},
     }
@@ -200,5 +204,6 @@ def put(path: Path, content: bytes, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def _gz(content: bytes) -> bytes:
-    return gzip.compress(content, 9, mtime=0)  # Debian's policy demands level 9
+def gz(content: bytes) -> bytes:
+    """Returns `content` compressed as Debian's policy demands: level 9, no time."""
+    return gzip.compress(content, 9, mtime=0)
