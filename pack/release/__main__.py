@@ -1,4 +1,4 @@
-"""Creates a release: archives, packages, images and bills of materials, and SHA256SUMS.
+"""Creates a release: archives, packages, images, bills of materials, apt's index, the provenance, and SHA256SUMS.
 
 One rule: SHA256SUMS is written last, so a directory that has it is complete.
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pack.build import ROOT
-from pack.release import agent_deb, agent_image, deb, oci, product, sbom, tgz
+from pack.release import agent_deb, agent_image, apt_index, deb, oci, product, provenance, sbom, tgz
 from pack.release.product import BUILT, TOOL, Product
 
 AGENT_MACHINE = "amd64"
@@ -40,6 +40,8 @@ def main() -> int:
     artefacts = [artefact.write(one, out) for one in products for artefact in (tgz, deb, sbom)]
     artefacts.append(oci.write(products, out))
     artefacts += _agent(products, out)
+    artefacts.append(apt_index.write([path for path in artefacts if path.suffix == ".deb"], out))
+    artefacts.append(provenance.write(version, epoch_s, artefacts, out))
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
     (out / "SHA256SUMS").write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
     for path in artefacts:

@@ -67,12 +67,12 @@ def version() -> str:
     if not heading or heading[1] != __version__:
         version = heading[1] if heading else "nothing"
         raise SystemExit(f"the version is {__version__}, CHANGELOG.md begins with {version}: make them agree")
-    return f"{__version__}+dirty" if _git("status", "--porcelain") else __version__
+    return f"{__version__}+dirty" if git("status", "--porcelain") else __version__
 
 
 def epoch_s(env: Mapping[str, str] = os.environ) -> int:
     """Returns the time for artefacts: SOURCE_DATE_EPOCH, or that of the commit; exits if there is neither."""
-    epoch = env.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct")
+    epoch = env.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct")
     if not epoch:
         raise SystemExit("no git repository with the time of this version: set SOURCE_DATE_EPOCH (seconds since 1970)")
     return int(epoch)
@@ -84,7 +84,7 @@ def tool_output(*arguments: str) -> bytes:
     return subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, check=True).stdout
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
     """Returns git's output for this directory, "" without git or without a repository."""
     try:
         done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
