@@ -7,6 +7,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 # image: one static executable with a start-up image. pyinstaller: the portable variant, which starts slowly.
 PACKER ?= image
+RELEASE := dist/release
 FIREWALLD := build/firewalld
 ARM64 := build/arm64
 # Waits for other programs that install packages.
@@ -30,8 +31,10 @@ SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 
 # The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
-# systemd: for `systemd-analyze verify`, and as process 1 of a machine.
-TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd $(TEST_PACKAGES) $(RUNTIME_PACKAGES) $(FIREWALLD_PACKAGES) \
+# systemd: for `systemd-analyze verify`, and as process 1 of a machine. man-db, openssh-client: for the pages and the
+# signature of a release.
+TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd man-db openssh-client $(TEST_PACKAGES) $(RUNTIME_PACKAGES) \
+    $(FIREWALLD_PACKAGES) \
     $(SECOND_KERNEL_PACKAGES) $(ARM64_TEST_PACKAGES)
 # The packages of the node agent's image. Without the essential packages that it does not need (perl, util-linux, apt) it
 # is a third of a minimal Debian; diffutils is for the installation of the others.
@@ -58,7 +61,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-second-kernel image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel newer-python release test-root new-test-root agent-base new-agent-base \
+    needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root agent-base new-agent-base \
     test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
@@ -193,6 +196,16 @@ reproducible: venv ## build twice, in two directories, and compare the files
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release
 	-@$(MAKE) --no-print-directory agent-base
 	@$(PY) -m pack.release
+
+outdated: venv ## compare the packages in dist/release with Debian's lists, security updates included; status 1 if outdated
+	@$(PY) -m pack.release.outdated --release $(RELEASE)
+
+# The key is the publisher's: neither the build nor this repository has one.
+sign: ## sign dist/release/SHA256SUMS with an SSH key: KEY=FILE
+	@[ -n "$(KEY)" ] || { echo "sign: name the private key, or the public key of one in ssh-agent: make sign KEY=FILE" >&2; exit 2; }
+	@cd $(RELEASE) && sha256sum --quiet --check SHA256SUMS && rm -f SHA256SUMS.sig
+	@ssh-keygen -Y sign -q -f "$(KEY)" -n podwire-release $(RELEASE)/SHA256SUMS
+	@echo "$(RELEASE)/SHA256SUMS.sig"
 
 arm64-machine: $(ARM64)/machine/.made
 
