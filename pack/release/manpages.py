@@ -43,6 +43,7 @@ def page(name: str, markdown: str, summary: str, version: str) -> str:
     body = markdown.partition("\n")[2].split("\n")
     lines = [
         f'.TH {name.upper()} {SECTION} "" "podwire {version}" "CNI plugins"',
+        *(".ad l", ".nh"),  # neither gaps between words nor hyphens in names
         ".SH NAME",
         rf"{escaped(name)} \- {escaped(summary)}",
         ".SH DESCRIPTION",

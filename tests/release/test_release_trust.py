@@ -196,7 +196,7 @@ def test_manual_pages_are_readable(release, tmp_path):
         subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
     pages = {path.name: path for path in (tmp_path / "usr/share/man").rglob("*.gz")}
     assert pages.keys() == {"podwire.1.gz", "podwire-agent.8.gz", *(f"podwire-{name}.8.gz" for name in PLUGINS)}
-    env = {**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8", "MANROFFSEQ": ""}
+    env = {**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8", "MANROFFSEQ": "", "MANROFFOPT": "-Wbreak"}  # long words
     for name, path in pages.items():
         done = run("man", "--warnings", "--local-file", path, env=env)
         assert (done.returncode, done.stderr) == (0, ""), f"{name}: {done.stderr}"
