@@ -1,7 +1,7 @@
 """Builds the executable twice, from copies of the sources in two directories, and compares the bytes.
 
 One rule: the copies share only the machine and its installed packages, neither paths nor caches. For root, the second
-build runs in a new PID namespace, whose process IDs are small.
+build runs as another user, in a new PID namespace, whose process IDs are small.
 
     PYTHONHASHSEED=0 python -m pack.reproducible [--arm64 SYSROOT]
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pack.build import PACKAGES, ROOT
 
+_OTHER_USER = "65534"  # without privileges
 _BLOCK_BYTES = 64
 _MOST_SHOWN = 40
 
@@ -30,10 +31,13 @@ def main() -> int:
     sysroot = parser.parse_args().arm64
     options: list[str | Path] = ["--arm64", sysroot.resolve()] if sysroot else []
     other = {"LANG": "C.UTF-8", "TZ": "Asia/Tokyo"}
-    other_pids = ["unshare", "--pid", "--fork"] if os.geteuid() == 0 else []
+    other_user = ["setpriv", f"--reuid={_OTHER_USER}", f"--regid={_OTHER_USER}", "--clear-groups"]
+    launcher = ["unshare", "--pid", "--fork", *other_user] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory() as directory:
-        first = _build(Path(directory) / "a" / "podwire", [], options, {})
-        second = _build(Path(directory) / "a-longer-name" / "podwire-copy", other_pids, options, other)
+        os.chmod(directory, 0o755)
+        roots = [_copy(Path(directory) / name) for name in ("a/podwire", "a-longer-name/podwire-copy")]
+        first = _build(roots[0], [], options, {})
+        second = _build(roots[1], launcher, options, other)
     for content in (first, second):
         print(f"sha256 {hashlib.sha256(content).hexdigest()}, {len(content)} bytes")
     if first == second:
@@ -54,9 +58,17 @@ def _differences(first: bytes, second: bytes) -> list[str]:
     return [f"{len(differing)} of {len(offsets)} blocks of {_BLOCK_BYTES} bytes differ:", *shown]
 
 
-def _build(root: Path, launcher: list[str], options: list[str | Path], env: dict[str, str]) -> bytes:
+def _copy(root: Path) -> Path:
+    """Copies the sources to `root` and returns it; both copies are made before the first build, which takes minutes."""
     for name in (*PACKAGES, "pack"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def _build(root: Path, launcher: list[str], options: list[str | Path], env: dict[str, str]) -> bytes:
+    if launcher:
+        for path in (root, *root.rglob("*")):
+            os.chown(path, int(_OTHER_USER), int(_OTHER_USER))
     build = [sys.executable, "-m", "pack.build", "--work", root / "work", "--out", root / "bin", *options]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **env}
     subprocess.run([*launcher, *build], cwd=root, env=variables, stdout=subprocess.DEVNULL, check=True)
