@@ -26,7 +26,7 @@ _MASK, _LEASE_TIME, _SERVER_ID = 1, 51, 54
 _DISCOVER, _OFFER, _REQUEST, _ACK = 1, 2, 3, 5
 _REPLIES = {_DISCOVER: _OFFER, _REQUEST: _ACK}
 _LEASE_S = 3600
-_START_S = 5.0  # until the daemon listens
+_START_S = 30.0  # until the daemon listens
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from kernel.netns import Netns, entered
 _WAIT_S = 1.0  # for one reply
 _TRIES = 4  # the first packet may be dropped while a neighbour is resolved or an address is verified
 _CONNECT_S = 5.0
-_STREAM_S = 10.0
+_STREAM_S = 30.0
 _CHUNK = b"\0" * 65536
 _ECHO = {4: (8, 0), 6: (128, 129)}  # ICMP types of request and reply (RFC 792, RFC 4443)
 _IPV4_HEADER = 4  # a raw IPv4 socket receives the header; its low half-byte is its length in words

@@ -18,10 +18,12 @@ from podwire.main import PLUGINS
 from podwire.selftest import packets
 from podwire.selftest.packets import LostError
 from tests.support import binaries, netstate
+from tests.support.kernels import has
 from tests.support.namespaces import Namespace
 from tests.support.tool import Tool
 
-pytestmark = pytest.mark.timeout(200)
+# Each runs hundreds of verbs: minutes in user-mode Linux.
+pytestmark = [pytest.mark.crowd, pytest.mark.timeout(1000)]
 
 VERBS = {"ADD", "CHECK", "DEL", "GC", "STATUS"}
 NAMES_OF_THE_TEST = ("selftest", "pwup", "pwbridge", "pwvrf", "pwdhcp", "10.209.", "192.0.2.")
@@ -43,9 +45,14 @@ def run_alone(host: Namespace, directory: Path) -> dict[str, Any]:
     with host.entered():
         done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert done.returncode in (0, 4)
     document: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode in (0, 4), list_failures(document)
     return document
+
+
+def list_failures(document: dict[str, Any]) -> list[str]:
+    """Returns the reason of each network that failed."""
+    return [f"{item['network']}: {item['reason']}" for item in document["networks"] if item["outcome"] == "failed"]
 
 
 def list_started_processes() -> list[int]:
@@ -67,11 +74,11 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
         done = subprocess.run(
             [binaries.directory() / "podwire", "selftest", "--json"], capture_output=True, text=True, check=False
         )
-    assert (done.stderr, done.returncode in (0, 4)) == ("", True), done.stdout
     document = json.loads(done.stdout)
+    assert list_failures(document) == []
+    assert (done.stderr, done.returncode in (0, 4)) == ("", True)
     networks = {item["network"]: item for item in document["networks"]}
     assert {kind for item in networks.values() for kind in item["plugins"]} == set(PLUGINS)
-    assert [item for item in networks.values() if item["outcome"] == "failed"] == []
     assert [item for item in networks.values() if (item["outcome"] == "skipped") != bool(item["reason"])] == []
     for name in ("loopback", "ptp", "bridge, nftables"):
         item = networks[name]
@@ -80,7 +87,7 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
         assert all(verb["leastMs"] > 0 for verb in item["verbs"])
     limits = [item["value"] for item in networks["bridge, nftables"]["packets"] if item["unit"] == "Mbit/s"]
     assert [0 < value < 26 for value in limits] == [True, True]
-    assert document["seconds"] < 60
+    assert document["seconds"] < (600 if has("in_user_mode_linux") else 60)
     assert [line for line in document["changes"] if any(name in line for name in NAMES_OF_THE_TEST)] == []
     assert netstate.state(tool.host, netfilter=True) == before
 
