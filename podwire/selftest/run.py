@@ -11,8 +11,8 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from kernel import hostcopy
 from kernel.errors import KernelError
-from kernel.netns import Netns
-from kernel.private_node import create_netns
+from kernel.netns import Netns, entered
+from kernel.private_node import create_netns, set_loopback_up
 from podwire.networks import Network
 from podwire.selftest.node import BIN_DIR, Node
 from podwire.selftest.packets import LostError
@@ -157,6 +157,9 @@ def _pods(trial: Trial, number: int) -> Iterator[list[tuple[Pod, Netns]]]:
         pods = []
         for index in range(number):
             netns = stack.enter_context(create_netns())
+            if trial.ifname != "lo":  # a runtime has run loopback before
+                with entered(netns):
+                    set_loopback_up()
             attachment = Attachment(f"selftest-{index}", trial.ifname)
             arguments = trial.capability_args if index == 0 else {}
             pods.append((Pod(attachment, netns.path, "", arguments), netns))
