@@ -67,6 +67,7 @@ def list_started_processes() -> list[int]:
     return started
 
 
+@pytest.mark.needs("nft_nat", "nft_inet", "ifb", "tbf")  # for the network bridge, nftables
 def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
     """Each network passes or is skipped for a reason; the document has each verb's time and the measured limit."""
     before = netstate.state(tool.host, netfilter=True)
@@ -97,7 +98,7 @@ def test_it_needs_only_its_file(tool: Tool, tmp_path: Path):
     (tmp_path / "root").mkdir()
     document = run_alone(tool.host, tmp_path / "root")
     networks = {item["network"]: item for item in document["networks"]}
-    assert networks["bridge, nftables"]["outcome"] == "passed"
+    assert networks["ptp"]["outcome"] == "passed"
     assert networks["bridge, iptables"]["outcome"] == "skipped"
     assert "iptables-restore" in networks["bridge, iptables"]["reason"]
     assert (document["passed"], document["programs"]) == (True, [])
