@@ -81,7 +81,13 @@ class _AfSpec(nla):  # type: ignore[misc]
 class _PortData(nla):  # type: ignore[misc]
     """IFLA_INFO_SLAVE_DATA of a bridge port (IFLA_BRPORT_*)."""
 
-    nla_map = ((4, "IFLA_BRPORT_MODE", "uint8"), (33, "IFLA_BRPORT_ISOLATED", "uint8"))
+    nla_map = (
+        (1, "IFLA_BRPORT_STATE", "uint8"),
+        (4, "IFLA_BRPORT_MODE", "uint8"),
+        (8, "IFLA_BRPORT_LEARNING", "uint8"),
+        (9, "IFLA_BRPORT_UNICAST_FLOOD", "uint8"),
+        (33, "IFLA_BRPORT_ISOLATED", "uint8"),
+    )
 
 
 class _Peer(nla):  # type: ignore[misc]
@@ -96,6 +102,7 @@ class _LinkData(nla):  # type: ignore[misc]
 
     nla_map = (
         (1, "VETH_INFO_PEER", "peer"),
+        (5, "IFLA_BR_STP_STATE", "uint32"),
         (7, "IFLA_BR_VLAN_FILTERING", "uint8"),
         (8, "IFLA_BR_VLAN_PROTOCOL", "be16"),
         (39, "IFLA_BR_VLAN_DEFAULT_PVID", "uint16"),

@@ -99,7 +99,13 @@ class NeighbourMessage(nlmsg):  # type: ignore[misc]
         ("flags", "B"),
         ("ndm_type", "B"),
     )
-    nla_map = ((1, "NDA_DST", "cdata"), (2, "NDA_LLADDR", "cdata"), (8, "NDA_IFINDEX", "uint32"))
+    nla_map = (
+        (1, "NDA_DST", "cdata"),
+        (2, "NDA_LLADDR", "cdata"),
+        (5, "NDA_VLAN", "uint16"),
+        (8, "NDA_IFINDEX", "uint32"),
+        (9, "NDA_MASTER", "uint32"),
+    )
 
 
 class _TunData(nla):  # type: ignore[misc]

@@ -29,7 +29,11 @@ class TableMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWTABLE and related messages: struct nfgenmsg and NFTA_TABLE_* attributes (nf_tables.h)."""
 
     fields = _FIELDS
-    nla_map = ((1, "NFTA_TABLE_NAME", "asciiz"), (6, "NFTA_TABLE_USERDATA", "cdata"))
+    nla_map = (
+        (1, "NFTA_TABLE_NAME", "asciiz"),
+        (2, "NFTA_TABLE_FLAGS", "be32"),
+        (6, "NFTA_TABLE_USERDATA", "cdata"),
+    )
 
 
 class _Hook(nla):  # type: ignore[misc]

@@ -26,6 +26,7 @@ _UDP, _ICMP6 = 17, 58
 _DHCP4_CLIENT, _DHCP6_CLIENT = 68, 546  # ports
 _BOOTREPLY = 2
 _ROUTER_ADVERTISEMENT, _ICMP6_HOP_LIMIT = 134, 255  # RFC 4861, section 6.1.2
+_NEIGHBOUR_ADVERTISEMENT = 136
 _FRAGMENT = 0x3FFF  # the flag "more fragments", and the offset
 # Offsets in a frame. With IPv4, those after its header are relative to the length of the header.
 _ETHERTYPE, _IP = 12, 14
@@ -107,6 +108,15 @@ def router_advertisement_filter() -> PacketFilter:
         *_equal(_LOAD_BYTE, _IPV6_NEXT_HEADER, _ICMP6),
         *_equal(_LOAD_BYTE, _IPV6_HOP_LIMIT, _ICMP6_HOP_LIMIT),
         *_equal(_LOAD_BYTE, _IPV6_PAYLOAD, _ROUTER_ADVERTISEMENT),
+    ]
+    return _build_filter(_IPV6, steps)
+
+
+def neighbour_advertisement_filter() -> PacketFilter:
+    """Accepts neighbour advertisements of IPv6 (RFC 4861), without extension headers."""
+    steps = [
+        *_equal(_LOAD_BYTE, _IPV6_NEXT_HEADER, _ICMP6),
+        *_equal(_LOAD_BYTE, _IPV6_PAYLOAD, _NEIGHBOUR_ADVERTISEMENT),
     ]
     return _build_filter(_IPV6, steps)
 

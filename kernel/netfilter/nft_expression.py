@@ -115,6 +115,11 @@ def verdict(code: int, chain: str = "") -> bytes:
     return _expression("immediate", _number(1, _VERDICT_REGISTER), content)
 
 
+def immediate_data(data: bytes) -> bytes:
+    """Loads a constant."""
+    return _expression("immediate", _number(1, _REGISTER), value(2, data))
+
+
 def attribute(kind: int, content: bytes) -> bytes:
     """Returns one netlink attribute, padded."""
     size = len(content)

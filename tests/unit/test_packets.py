@@ -1,0 +1,143 @@
+"""The pure parts of podwire test and trace: packets, rules as text, routing decisions, destinations, owners."""
+
+from __future__ import annotations
+
+import struct
+from ipaddress import IPv4Network, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel import fib, ndp, packet_tap
+from kernel.fib import Fib, Packet, PolicyRule, RouteEntry
+from kernel.netfilter import nft_rule, nft_text
+from kernel.netfilter.nft import Rule
+from kernel.packet_tap import ERROR, ICMP, REQUEST, TCP, UDP, Probe
+from podwire.command import UsageError
+from podwire.probe.resolvers import _name_servers
+from podwire.trace import destination
+from podwire.trace.owners import owner_of
+
+TOKEN = 0x12345678
+SOURCE, DESTINATION = ip_address("10.22.0.2"), ip_address("192.0.2.9")
+
+
+def _ip_packet(probe: Probe) -> bytes:
+    segment = packet_tap.build_segment(probe)
+    header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(segment), 0, 0, 64, probe.protocol, 0)
+    return header + probe.source.packed + probe.destination.packed + segment
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP, ICMP])
+def test_probe_is_recognized(protocol):
+    """A probe that is sent is recognized as a request, with its addresses and ports."""
+    probe = Probe(protocol, SOURCE, 4444, DESTINATION, 80, TOKEN)
+    seen = packet_tap._parse(_ip_packet(probe), frozenset([TOKEN]))
+    assert seen is not None
+    assert (seen.kind, seen.source, seen.source_port, seen.destination) == (REQUEST, SOURCE, 4444, DESTINATION)
+    assert packet_tap._parse(_ip_packet(probe), frozenset([TOKEN + 7])) is None
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP])
+def test_error_about_a_probe_is_recognized(protocol):
+    """An ICMP error that quotes a probe is recognized, with its type, code and MTU."""
+    quoted = _ip_packet(Probe(protocol, SOURCE, 4444, DESTINATION, 80, TOKEN))
+    segment = struct.pack(">BBHHH", 3, 4, 0, 0, 1280) + quoted
+    header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(segment), 0, 0, 64, ICMP, 0)
+    packet = header + ip_address("198.51.100.1").packed + SOURCE.packed + segment
+    seen = packet_tap._parse(packet, frozenset([TOKEN]))
+    assert seen is not None
+    assert (seen.kind, seen.error, seen.mtu, str(seen.source)) == (ERROR, (3, 4), 1280, "198.51.100.1")
+    assert packet_tap._parse(packet, frozenset([TOKEN + 7])) is None
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP])
+def test_checksum_is_right(protocol):
+    """The sum of the pseudo header and the segment is zero, as a receiver verifies it (RFC 1071)."""
+    segment = packet_tap.build_segment(Probe(protocol, SOURCE, 4444, DESTINATION, 80, TOKEN, 99))
+    pseudo = SOURCE.packed + DESTINATION.packed + struct.pack(">II", len(segment), protocol)
+    assert packet_tap._checksum(pseudo + segment) == 0
+
+
+@given(st.binary(max_size=200))
+def test_any_packet_is_parsed(data):
+    """Any bytes are a marked packet or none, and a duplicate's advertisement or none."""
+    packet_tap._parse(data, frozenset([TOKEN]))
+    ndp.find_owner(data, SOURCE.packed)
+
+
+@given(st.binary(max_size=200))
+def test_any_rule_is_rendered(data):
+    """Any bytes of a rule are rendered as a text, or refused as an invalid value."""
+    try:
+        assert isinstance(nft_text.render(Rule(1, data, b"")), str)
+    except (ValueError, struct.error) as error:
+        pytest.fail(f"{data!r}: {error!r}")
+
+
+def test_rules_are_rendered():
+    """Rules appear as nft prints them, apart from what it derives from the table's family."""
+    to_port = nft_rule.transport("tcp") + nft_rule.destination_port(8080)
+    for expressions, text in (
+        (to_port + nft_rule.dnat(ip_address("10.22.0.2"), 80), "tcp dport 8080 dnat to 10.22.0.2:80"),
+        (nft_rule.source(ip_network("10.22.0.0/16")) + nft_rule.DROP, "ip saddr 10.22.0.0/16 drop"),
+        (nft_rule.source(ip_network("10.22.0.0/20")) + nft_rule.DROP, "ip saddr 10.22.0.0/20 drop"),
+        (nft_rule.established_or_related() + nft_rule.ACCEPT, "ct state established,related accept"),
+        (nft_rule.from_interface("cni0") + nft_rule.jump("pods"), 'iifname "cni0" jump pods'),
+    ):
+        assert nft_text.render(Rule(1, expressions, nft_rule.comment_userdata("x"))) == f'{text} comment "x"'
+
+
+def test_routing_decision():
+    """Rules are evaluated by priority, a table by the longest prefix; a table without a route is passed."""
+    everything = IPv4Network("0.0.0.0/0")
+    main = RouteEntry(fib.UNICAST, 254, everything, ((2, None),))
+    hole = RouteEntry(fib.BLACKHOLE, 77, IPv4Network("192.0.2.0/24"), ())
+    rules = (PolicyRule(4, 32766, fib.TO_TABLE, 254), PolicyRule(4, 60, fib.TO_TABLE, 77, iif="cni0"))
+    tables = Fib(rules, (main, hole))
+    packet = Packet(SOURCE, DESTINATION)
+    assert tables.explain(packet).route == main
+    decision = tables.explain(packet._replace(iif=5, iif_name="cni0"))
+    assert (decision.route, decision.rule) == (hole, rules[1])
+    assert not decision.is_delivered
+    assert tables.explain(packet._replace(iif=5, iif_name="cni0", destination=SOURCE)).route == main
+    assert rules[1].describe() == "60: from all iif cni0 lookup 77"
+
+
+def test_destinations():
+    """DEST is an address, a name, a port of the node, with a protocol; others are refused."""
+    for text, parsed in (
+        ("10.0.0.1", ("10.0.0.1", 0, 0)),
+        ("fd00::3", ("fd00::3", 0, 0)),
+        ("[fd00::3]:53/udp", ("fd00::3", 53, UDP)),
+        ("default/web-0:80", ("default/web-0", 80, TCP)),
+        (":8080", ("", 8080, TCP)),
+        ("gateway", ("gateway", 0, 0)),
+    ):
+        assert destination.parse(text) == parsed
+    for text in ("", ":", "10.0.0.1:70000", "/udp"):
+        with pytest.raises(UsageError):
+            destination.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("table", "chain", "owner"),
+    [
+        ("filter", "KUBE-FORWARD", "kube-proxy"), ("kube-proxy", "filter-forward", "kube-proxy"),
+        ("filter", "DOCKER-USER", "Docker"), ("filter", "ufw-user-forward", "ufw"),
+        ("firewalld", "filter_FORWARD", "firewalld"), ("filter", "LIBVIRT_FWI", "libvirt"),
+        ("nat", "CNI-HOSTPORT-DNAT", "podwire"), ("cni_hostport", "hostports", "podwire"),
+        ("netavark", "NETAVARK-1", "netavark"), ("filter", "cali-FORWARD", "Calico"), ("mine", "forward", "unknown"),
+    ],
+)  # fmt: skip
+def test_owners(table, chain, owner):
+    """The names of table and chain show the program that a rule belongs to."""
+    assert owner_of(table, chain) == owner
+
+
+def test_name_servers():
+    """The name servers of a resolv.conf are its valid addresses, three at most, without zones."""
+    servers = ("10.0.0.10", "fe80::1%eth0", "x", "9.9.9.9", "8.8.8.8")
+    text = "# nameserver 1.1.1.1\n" + "".join(f"nameserver {one}\n" for one in servers)
+    assert [str(one) for one in _name_servers(text)] == ["10.0.0.10", "fe80::1", "9.9.9.9"]
