@@ -22,7 +22,9 @@ from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.selftest import COMMAND as SELFTEST
 from podwire.commands.show import COMMAND as SHOW
 from podwire.commands.status import STATUS
+from podwire.commands.test import COMMAND as TEST
 from podwire.commands.top import COMMAND as TOP
+from podwire.commands.trace import COMMAND as TRACE
 from podwire.commands.version import VERSION
 
 # In the order of the help.
@@ -30,6 +32,8 @@ COMMANDS: tuple[Command, ...] = (
     DOCTOR,
     SHOW,
     TOP,
+    TEST,
+    TRACE,
     LINT,
     IPAM,
     REPAIR,

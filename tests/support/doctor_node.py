@@ -79,6 +79,10 @@ class DoctorNode:
                 plugin["dataDir"] = str(self.directory / plugin["type"])
         return NetworkList.load(self.configure(name, body))
 
+    def add_network(self, body: dict[str, Any]) -> NetworkList:
+        """Writes a network into net.d and returns it."""
+        return NetworkList.load(self.configure(f"10-{body['name']}.conflist", body))
+
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
@@ -118,12 +122,18 @@ class DoctorNode:
         self, *arguments: str, before: str = "", wrapper: str = "", env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs the tool on the node; `before`: shell commands in its mount namespace; `wrapper`: its launcher."""
+        line, variables = self.command_line(*arguments, before=before, wrapper=wrapper, env=env)
+        with self.host.entered():
+            return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, check=False)
+
+    def command_line(
+        self, *arguments: str, before: str = "", wrapper: str = "", env: Mapping[str, str] | None = None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the command line and the environment of `podwire`, for the node's network namespace."""
         directories = {"conf": self.conf, "cache": self.cache, "bin": self.directory / "none"}
         script = _SCRIPT.format(**directories, before=before, wrapper=wrapper, tool=self.tool)
         line = ["unshare", "--mount", "sh", "-ec", script, "sh", *arguments]
-        variables = {**environment(None), "CNI_PATH": str(self.bin_dir), **(env or {})}
-        with self.host.entered():
-            return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        return line, {**environment(None), "CNI_PATH": str(self.bin_dir), **(env or {})}
 
     def list_checks(self, *arguments: str, **options: Any) -> list[Finding]:
         """Returns the results of all checks; AssertionError when the exit status does not agree with them."""

@@ -1,0 +1,170 @@
+"""`podwire test`: sends real packets on every path of pods, and names the first suspect where one is lost."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
+from contextlib import ExitStack
+from ipaddress import ip_address
+from itertools import chain
+
+from cni.address import Address
+from podwire import attachments
+from podwire.command import (
+    Command,
+    Context,
+    Status,
+    add_cache_dir,
+    add_conf_dir,
+    add_json,
+    conf_dir,
+    exit_status,
+    require_root,
+)
+from podwire.commands.trace import print_suspect
+from podwire.node.inspection import read_snapshot
+from podwire.node.records import Directories
+from podwire.output import Cell, Output, plural
+from podwire.probe.run import Result, State, test_limits, test_pods
+from podwire.trace import outside, run
+from podwire.trace.topology import Topology, name_of
+from process import signals
+
+_STYLES = {State.OK: "good", State.LOST: "bad", State.SLOW: "warning", State.WRONG: "bad"}
+_TIMEOUT_S = 1.0
+_DESCRIPTION = """\
+Sends real packets on the paths of pods, from inside their network namespaces, and prints a line for each path: ok, lost
+or slow. Below a lost one is the first suspect, found by a trace of the same packet (`podwire trace`).
+
+The paths of a pod, for IPv4 and IPv6: its gateway, the node, the next pod of its network and one of each other network
+(unless the configuration isolates them), from the node to the pod, the outside, its published ports (from outside, from
+the node, from 127.0.0.1, from the pod itself), the resolvers of its resolv.conf; and a search for a second machine with
+its address. TCP connections carry a segment of the full size in each direction, which must not be fragmented. The
+outside is a network namespace that is joined to the node by a veth for the time of the test.
+
+With --limits it also measures, with TCP between node and pod, whether the pods' rate limits hold.
+
+A path has few packets, and they go only to pods, the node, the resolvers, and the ADDRESSes on the command line.
+Nothing is installed in a pod; where no program uses a port there, podwire listens meanwhile. Afterwards the node is as
+before.
+
+Exit status: 0 no packet was lost; 1 at least one was; 4 none was, but not every pod could be tested.
+
+--json: {"complete", "paths": [{"pod", "network", "path", "protocol", "ipVersion", "source", "destination", "port",
+"state", "ms", "detail", "suspect"}], "unseen"}; state is "ok", "lost", "slow", or "wrong" for a limit that does not
+hold; suspect is that of `podwire trace`, or null. With --every one document for each round."""
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "pods", metavar="POD", nargs="*", help="a pod (namespace/name), a container ID; default: all pods"
+    )
+    parser.add_argument("--pod", metavar="POD", action="append", default=[], help="as the argument POD")
+    parser.add_argument(
+        "--address", metavar="ADDRESS", type=_address, action="append", default=[],
+        help="also send an echo from each pod to this address",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limits", action="store_true", help="also measure whether rate limits hold: up to 64 MiB and 4 s for each"
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_TIMEOUT_S, help="for each path (1)")
+    parser.add_argument("--every", metavar="SECONDS", type=_seconds, help="repeat the test; print only what is not ok")
+    add_conf_dir(parser)
+    add_cache_dir(parser)
+    add_json(parser)
+
+
+def _run(context: Context, options: Namespace) -> Status:
+    require_root(context, "test")
+    attachments.require_cache(options.cache_dir)
+    signals.block()
+    run.delete_stale_tables()
+    if options.every is None:
+        return _round(context, options)
+    status = Status.FINE
+    try:
+        while True:
+            began_s = time.monotonic()
+            status = _round(context, options)
+            context.out.stream.flush()
+            with signals.unblocked():
+                time.sleep(max(0.0, began_s + options.every - time.monotonic()))
+    except signals.Terminated:
+        return status
+
+
+def _round(context: Context, options: Namespace) -> Status:
+    """Tests once, and prints the results."""
+    snapshot = read_snapshot(Directories(conf_dir(context, options), options.cache_dir), rules=False)
+    unseen = [*snapshot.records.unread, *snapshot.kernel.unseen]
+    results: list[Result] = []
+    with Topology(snapshot) as topology, ExitStack() as stack:
+        names = [*options.pods, *options.pod]
+        pods = [pod for name in names for pod in topology.attachments(name)] if names else list(topology.pods)
+        outer = stack.enter_context(outside.joined(topology.node)) if pods else None
+        tested = test_pods(topology, pods, outer, tuple(options.address), options.timeout, unseen)
+        for result in chain(tested, test_limits(topology, pods) if options.limits else ()):
+            results.append(result)
+            if not context.out.as_json and (options.every is None or result.state is not State.OK):
+                _print(result, context.out)
+    bad = any(result.state.is_bad for result in results)
+    if context.out.as_json:
+        document = {"complete": not unseen, "paths": [result.to_json() for result in results], "unseen": unseen}
+        context.out.print_json(document)
+    else:
+        _print_summary(context.out, results, len(pods), unseen, timed=options.every is not None)
+    return exit_status(wrong=bad, complete=not unseen)
+
+
+def _print(result: Result, out: Output) -> None:
+    path = result.path
+    time_text = "" if result.ms is None else f"{result.ms:.1f} ms"
+    detail = f"({result.detail})" if result.detail else ""
+    words = [name_of(path.pod), f"{path.name} {path.kind}", str(path), time_text, detail]
+    out.print(Cell(f"{result.state:<4}", _STYLES[result.state]), *(word for word in words if word))
+    if result.suspect:
+        print_suspect(result.suspect, out, "     ")
+
+
+def _print_summary(out: Output, results: list[Result], pods: int, unseen: Iterable[str], *, timed: bool) -> None:
+    for text in unseen:
+        out.print(Cell("not seen:", "warning"), text)
+    counts = ", ".join(
+        f"{sum(result.state is state for result in results)} {state}" for state in State if state is not State.WRONG
+    )
+    wrong = sum(result.state is State.WRONG for result in results)
+    counts += f", {wrong} wrong" if wrong else ""
+    prefix = f"{time.strftime('%H:%M:%S')} " if timed else ""
+    out.print(f"{prefix}{plural(pods, 'pod')}, {plural(len(results), 'path')}: {counts}")
+
+
+def _address(text: str) -> Address:
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not an IP address") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 0.01 <= seconds <= 86400:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, such as 5 or 0.5s")
+    return seconds
+
+
+COMMAND = Command(
+    "test",
+    "do packets pass on every path of the pods? what loses them?",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    (
+        ("podwire test", "all paths of all pods of this node"),
+        ("podwire test default/web-0 --address 1.1.1.1", "those of one pod, and an address outside"),
+        ("podwire test --every 5s", "watch while something is changed; Ctrl-C ends it"),
+    ),
+)

@@ -1,0 +1,210 @@
+"""The paths that a pod has: to its gateway, the node, other pods, the outside, its published ports, its resolvers.
+
+A path exists if the pod's network is meant to carry it: the result of its ADD has the gateway or the route, and no
+plugin isolates the pods from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from cni.address import Address
+from cni.fields import Fields
+from kernel.packet_tap import PROTOCOLS, TCP, UDP
+from podwire.attachments import CachedAttachment
+from podwire.node.model import HostPort, Pod
+from podwire.probe import resolvers
+from podwire.trace.destination import source_address
+from podwire.trace.exchange import Flow
+from podwire.trace.outside import ExternalHost
+from podwire.trace.place import Place
+from podwire.trace.topology import PodPlace, Topology
+
+ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE = "icmp", "udp", "tcp", "dns", "duplicate"
+_EXTERNAL_PORT = 7  # of the socket in the outside; nothing else listens there
+_LOOPBACK = ip_address("127.0.0.1")
+_ISOLATING = ("isolated", "same-bridge")
+
+
+class Path(NamedTuple):
+    """A path to test: `name` of its kind, what is sent, from where to which address, and where it should arrive.
+
+    `port` is what a client connects to (0: any that is free at `target`), `target_port` the port there.
+    """
+
+    pod: Pod
+    name: str
+    kind: str
+    source: Place
+    source_address: Address
+    destination: Address
+    port: int = 0
+    target: Place | None = None
+    target_port: int = 0
+
+    @property
+    def flow(self) -> Flow:
+        """The flow of the path's packets, of an echo for kinds without a protocol of their own."""
+        protocol = {DATAGRAM: UDP, STREAM: TCP, QUERY: UDP}.get(self.kind, PROTOCOLS[self.destination.version])
+        return Flow(
+            self.source, self.source_address, self.destination, protocol, self.port, self.target, self.target_port
+        )
+
+    def __str__(self) -> str:
+        port = f" port {self.port}" if self.port else ""
+        return f"{self.source_address} > {self.destination}{port}"
+
+
+def list_paths(
+    topology: Topology, pod: Pod, outer: ExternalHost | None, addresses: tuple[Address, ...]
+) -> Iterator[Path]:
+    """Yields the paths of a pod; `addresses` are further ones that the user names."""
+    place = topology.place(pod)
+    cached = topology.cached(pod)
+    for version in (4, 6):
+        local = place.address(version)
+        if local is None:
+            continue
+        yield from _local_paths(topology, pod, place, local, cached)
+        yield from _pod_paths(topology, pod, place, local, cached)
+        if _has_default(cached, version):
+            yield from _outer_paths(topology, pod, place, local, outer)
+        for address in addresses:
+            if address.version == version:
+                yield Path(pod, "address", ECHO, place, local, address, target=topology.place_of(address))
+        yield from _port_paths(topology, pod, place, local, outer, cached)
+    yield from _query_paths(pod, place)
+
+
+def _local_paths(
+    topology: Topology, pod: Pod, place: PodPlace, local: Address, cached: CachedAttachment | None
+) -> Iterator[Path]:
+    """Yields the paths between pod and node, and the search for a second owner of the address."""
+    node = topology.node
+    if pod.kind in ("veth", "macvlan"):
+        yield Path(pod, "duplicate", DUPLICATE, place, local, local)
+    gateway = _gateway(cached, local.version)
+    if gateway is not None and not (node.has(gateway) or topology.is_gateway(pod)):
+        gateway = None  # a router outside the node
+    if gateway is not None:
+        yield Path(pod, "gateway", ECHO, place, local, gateway, target=node)
+    if pod.kind != "veth" or gateway is None:
+        return
+    node_address = topology.node_address(local.version)
+    if node_address is not None and _has_default(cached, local.version):
+        yield Path(pod, "pod-to-node", ECHO, place, local, node_address, target=node)
+    if source := source_address(node, local):
+        for kind in (STREAM, DATAGRAM):
+            yield Path(pod, "node-to-pod", kind, node, source, local, target=place)
+
+
+def _pod_paths(
+    topology: Topology, pod: Pod, place: PodPlace, local: Address, cached: CachedAttachment | None
+) -> Iterator[Path]:
+    """Yields the paths to the next pod of the same network, and to one pod of each other network."""
+    for other in _peers(topology, pod):
+        if not _may_reach(cached, topology.cached(other), same=other.network == pod.network):
+            continue
+        there = topology.place(other)
+        destination = there.address(local.version)
+        if destination is not None and (other.network == pod.network or _has_default(cached, local.version)):
+            for kind in (STREAM, DATAGRAM):
+                yield Path(pod, "pod-to-pod", kind, place, local, destination, target=there)
+
+
+def _outer_paths(
+    topology: Topology, pod: Pod, place: PodPlace, local: Address, outer: ExternalHost | None
+) -> Iterator[Path]:
+    if outer is not None and (destination := outer.local_addresses.get(local.version)) and pod.kind == "veth":
+        for kind in (STREAM, DATAGRAM):
+            yield Path(pod, "pod-to-outside", kind, place, local, destination, target=outer)
+
+
+def _port_paths(
+    topology: Topology,
+    pod: Pod,
+    place: PodPlace,
+    local: Address,
+    outer: ExternalHost | None,
+    cached: CachedAttachment | None,
+) -> Iterator[Path]:
+    """Yields the paths to the pod's published ports: from outside, the node, 127.0.0.1, and the pod itself."""
+    node, translates_source = topology.node, _translates_source(cached)
+    for published in pod.host_ports:
+        kind = {"tcp": STREAM, "udp": DATAGRAM}.get(published.protocol)
+        destination = _bound_address(topology, published, local.version)
+        if kind is None or destination is None:
+            continue
+        sources: list[tuple[str, Place, Address | None, Address]] = []
+        if outer is not None:
+            sources.append(("outside-to-port", outer, outer.local_addresses.get(local.version), destination))
+        sources.append(("node-to-port", node, source_address(node, destination), destination))
+        if translates_source and local.version == 4 and _is_unbound(published):
+            sources.append(("localhost-to-port", node, _LOOPBACK, _LOOPBACK))
+        if translates_source:
+            sources.append(("hairpin-port", place, local, destination))
+        for name, source, address, to in sources:
+            if address is not None:
+                port = published.host_port
+                yield Path(pod, name, kind, source, address, to, port, place, published.container_port)
+
+
+def _query_paths(pod: Pod, place: PodPlace) -> Iterator[Path]:
+    for resolver in resolvers.list_resolvers(pod.netns):
+        local = place.address(resolver.version) or source_address(place, resolver)
+        if local is not None:
+            yield Path(pod, "dns", QUERY, place, local, resolver, 53)
+
+
+def _peers(topology: Topology, pod: Pod) -> Iterator[Pod]:
+    """Yields the pod after this one in its network, and the first of each other network."""
+    same = [other for other in topology.pods if other.network == pod.network and other.attachment != pod.attachment]
+    later = [other for other in same if other.attachment > pod.attachment]
+    yield from (later or same)[:1]
+    others = {other.network: other for other in reversed(topology.pods) if other.network != pod.network}
+    for other in others.values():
+        if other.attachment.container_id != pod.attachment.container_id and other.kind == pod.kind == "veth":
+            yield other
+
+
+def _may_reach(one: CachedAttachment | None, other: CachedAttachment | None, *, same: bool) -> bool:
+    """Returns whether the configuration lets two pods reach each other: no plugin isolates either."""
+    for cached in (one, other):
+        for plugin in cached.network.plugins if cached and cached.network else ():
+            fields = Fields(plugin)
+            if plugin["type"] == "bridge" and (fields.boolean("portIsolation") or fields.has("vlan")):
+                return False
+            policy = fields.string("ingressPolicy") if plugin["type"] == "firewall" else ""
+            if policy == "isolated" or (policy in _ISOLATING and not same):
+                return False
+    return True
+
+
+def _gateway(cached: CachedAttachment | None, version: int) -> Address | None:
+    if cached is None:
+        return None
+    return next((ip.gateway for ip in cached.typed_result.ips if ip.gateway and ip.gateway.version == version), None)
+
+
+def _has_default(cached: CachedAttachment | None, version: int) -> bool:
+    routes = cached.typed_result.routes if cached else ()
+    return any(route.dst.version == version and not route.dst.network.prefixlen for route in routes)
+
+
+def _translates_source(cached: CachedAttachment | None) -> bool:
+    plugins = cached.network.plugins if cached and cached.network else ()
+    return any(plugin["type"] == "portmap" and Fields(plugin).boolean("snat", True) for plugin in plugins)
+
+
+def _is_unbound(published: HostPort) -> bool:
+    return published.host_ip in ("", "0.0.0.0", "::")
+
+
+def _bound_address(topology: Topology, published: HostPort, version: int) -> Address | None:
+    """Returns the address at which a port is published for an IP version, None if it is not."""
+    if _is_unbound(published):
+        return topology.node_address(version)
+    bound = ip_address(published.host_ip)
+    return bound if bound.version == version and not bound.is_loopback else None

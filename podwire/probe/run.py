@@ -1,0 +1,338 @@
+"""Tests the paths of pods: sends packets on all of them in parallel, then traces those that lost one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from enum import StrEnum
+from typing import NamedTuple
+
+from cni.address import Address
+from cni.errors import CniError
+from kernel import bridge_port, neighbour
+from kernel.netfilter import conntrack_cleanup
+from kernel.packet_tap import PROTOCOLS
+from podwire.node.model import Pod, format_rate
+from podwire.probe import limits, paths
+from podwire.probe.attempt import Attempt, DuplicateSearch, Query, run_all
+from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
+from podwire.probe.transfer import PortInUseError, Stage, Transfer
+from podwire.trace import judge
+from podwire.trace import run as tracing
+from podwire.trace.destination import source_address
+from podwire.trace.exchange import Exchange, Flow
+from podwire.trace.outside import ExternalHost
+from podwire.trace.place import EXTERNAL, Place
+from podwire.trace.suspect import Suspect
+from podwire.trace.topology import PodPlace, Topology, name_of
+
+_SLOW_S = 0.2  # a path on one node takes less than a millisecond
+_PODS_IN_PARALLEL = 8
+_PATHS_IN_PARALLEL = 150  # each has up to five descriptors, and a process may have 1024
+_TRACES_MAX = 8
+_PORT_MIN, _PORTS = 33000, 27000  # for datagrams, in the target
+
+
+class State(StrEnum):
+    """The state of a path."""
+
+    OK = "ok"
+    LOST = "lost"
+    SLOW = "slow"
+    WRONG = "wrong"  # a limit that does not hold
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the exit status is 1."""
+        return self in (State.LOST, State.WRONG)
+
+
+class Result(NamedTuple):
+    """The result of a path: its state, the time of the answer in milliseconds, what is special, the first suspect."""
+
+    path: Path
+    state: State
+    ms: float | None = None
+    detail: str = ""
+    suspect: Suspect | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the result as a JSON object."""
+        return {
+            "pod": name_of(self.path.pod),
+            "network": self.path.pod.network,
+            "path": self.path.name,
+            "protocol": self.path.kind,
+            "ipVersion": self.path.destination.version,
+            "source": str(self.path.source_address),
+            "destination": str(self.path.destination),
+            "port": self.path.port,
+            "state": str(self.state),
+            "ms": None if self.ms is None else round(self.ms, 3),
+            "detail": self.detail,
+            "suspect": self.suspect.to_json() if self.suspect else None,
+        }
+
+
+def test_pods(
+    topology: Topology,
+    pods: Sequence[Pod],
+    outer: ExternalHost | None,
+    addresses: tuple[Address, ...],
+    timeout_s: float,
+    unseen: list[str],
+) -> Iterator[Result]:
+    """Yields the results of all paths of pods, in order; adds pods that cannot be entered to `unseen`."""
+    traced: dict[object, Suspect | None] = {}
+    for start in range(0, len(pods), _PODS_IN_PARALLEL):
+        desired: list[Path] = []
+        for pod in pods[start : start + _PODS_IN_PARALLEL]:
+            try:
+                desired += paths.list_paths(topology, pod, outer, addresses)
+            except CniError as error:
+                unseen.append(f"the paths of {name_of(pod)}: {error.msg}")
+        with _neighbours_restored(desired):
+            for result, ended in _test(topology, desired, timeout_s):
+                if result.state is State.LOST and result.suspect is None:
+                    yield _with_suspect(topology, result, ended, traced)
+                elif result.state is State.OK and (stale := tracing.find_stale(topology, result.path.flow)):
+                    yield result._replace(state=State.LOST, suspect=stale, detail="for some clients")
+                else:
+                    yield result
+
+
+@contextmanager
+def _neighbours_restored(desired: Sequence[Path]) -> Iterator[None]:
+    """Deletes the neighbour entries that the block creates.
+
+    The kernel has one table for all namespaces, 1024 entries by default: the test of all pods of a node could fill it.
+    """
+    places = {place for path in desired for place in (path.source, path.target) if place and place.kind != EXTERNAL}
+    before = {place: _list_neighbours(place) for place in places}
+    try:
+        yield
+    finally:
+        for place, known in before.items():
+            with suppress(CniError):
+                entries = _list_neighbours(place) - known
+                links = [(place.links.get(index), address) for index, address in entries]
+                place.socket.send(*(neighbour.delete_request(link, address) for link, address in links if link))
+
+
+def _list_neighbours(place: Place) -> set[tuple[int, Address]]:
+    entries = [one for version in (4, 6) for one in bridge_port.list_neighbours(place.socket, version)]
+    return {(one.ifindex, one.address) for one in entries}
+
+
+def test_limits(topology: Topology, pods: Sequence[Pod]) -> Iterator[Result]:
+    """Yields whether the rate limits of pods hold; each takes some seconds, one after the other."""
+    for pod in pods:
+        place, cached = topology.place(pod), topology.cached(pod)
+        local = place.address(4) or place.address(6)
+        source = source_address(topology.node, local) if local else None
+        if local is None or source is None:
+            continue
+        for direction in ("receives", "sends"):
+            limit = limits.configured(cached, direction)
+            if limit is None:
+                continue
+            path = Path(pod, f"limit-{direction}", STREAM, topology.node, source, local, target=place)
+            yield _limit_result(path, topology, place, direction, limit)
+
+
+def _limit_result(
+    path: Path, topology: Topology, place: PodPlace, direction: str, rate_and_burst: tuple[int, int]
+) -> Result:
+    limit, burst = rate_and_burst
+    try:
+        measured = limits.measure(topology.node, place, path.destination, direction, limit, burst)
+    except OSError as error:
+        return Result(path, State.LOST, None, f"no connection: {error.strerror or error}")
+    if measured.skipped:
+        return Result(path, State.OK, None, measured.skipped)
+    text = f"{format_rate(int(measured.rate))} after the burst; the limit is {format_rate(limit)}"
+    if measured.exceeds(limit):
+        command = f"tc -s qdisc show dev {path.pod.host_interface}"
+        suspect = Suspect(
+            "limit", topology.node.name, f"the limit does not hold: {text}", path.pod.host_interface, look=command
+        )
+        return Result(path, State.WRONG, None, text, suspect)
+    return Result(path, State.OK, None, text)
+
+
+def _test(topology: Topology, desired: Sequence[Path], timeout_s: float) -> list[tuple[Result, Attempt | None]]:
+    """Runs attempts for all paths in parallel; returns their results."""
+    results: dict[int, tuple[Result, Attempt | None]] = {}
+    for numbers in _rounds(desired):
+        with ExitStack() as stack:
+            attempts = {number: _open(desired[number], timeout_s, stack) for number in numbers}
+            run_all([attempt for attempt in attempts.values() if not isinstance(attempt, Result)])
+            for number, attempt in attempts.items():
+                if isinstance(attempt, Result):
+                    results[number] = attempt, None
+                else:
+                    results[number] = _result(desired[number], attempt), attempt
+                    _forget(topology, desired[number], attempt)
+    return [results[number] for number in range(len(desired))]
+
+
+def _rounds(desired: Sequence[Path]) -> list[list[int]]:
+    """Divides paths, by their positions, into rounds: no two paths of a round listen at the same port of a target."""
+    rounds: list[tuple[list[int], set[object]]] = []
+    for number, path in enumerate(desired):
+        key = (id(path.target), path.kind, path.target_port, path.destination.version) if path.target_port else None
+        for numbers, keys in rounds:
+            if (key is None or key not in keys) and len(numbers) < _PATHS_IN_PARALLEL:
+                break
+        else:
+            numbers, keys = [], set()
+            rounds.append((numbers, keys))
+        numbers.append(number)
+        keys.add(key)
+    return [numbers for numbers, _ in rounds]
+
+
+def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | Result:
+    """Opens the sockets of a path's attempt; returns a result if that fails."""
+    try:
+        return _attempt(path, timeout_s, stack)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            suspect = tracing.missing_address(path.source, path.source_address)
+            return Result(path, State.LOST, None, suspect.text, suspect)
+        return Result(path, State.LOST, None, f"cannot send: {error.strerror}")
+
+
+def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
+    if path.kind == QUERY:
+        return stack.enter_context(Query(path.source, path.destination))
+    if path.kind == DUPLICATE:
+        link = path.source.link(path.pod.attachment.ifname)
+        if link is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return stack.enter_context(DuplicateSearch(path.source, link, path.destination))
+    if path.kind == STREAM and path.target is not None:
+        try:
+            return stack.enter_context(
+                Transfer(
+                    path.source, path.source_address, path.destination, path.target, path.target_port, path.port,
+                    timeout_s,
+                )
+            )  # fmt: skip
+        except PortInUseError:
+            pass
+    flow = path.flow
+    if path.kind == DATAGRAM and not flow.port:
+        port = _PORT_MIN + int.from_bytes(os.urandom(2), "big") % _PORTS
+        flow = flow._replace(port=port, target_port=port)
+    taps = path.port != 0  # at a published port, the node may answer instead of the pod
+    return stack.enter_context(Exchange(flow, taps=taps, tries=3, interval_s=timeout_s / 3))
+
+
+def _result(path: Path, attempt: Attempt) -> Result:
+    if isinstance(attempt, Transfer):
+        if attempt.stage is Stage.DONE:
+            return _in_time(path, attempt.elapsed_s)
+        reason = os.strerror(attempt.error) if attempt.error else attempt.stage.value
+        return Result(path, State.LOST, None, reason)
+    if isinstance(attempt, Query):
+        if attempt.elapsed_s is None:
+            reason = os.strerror(attempt.error) if attempt.error else "the resolver does not answer"
+            return Result(path, State.LOST, None, reason)
+        return _in_time(path, attempt.elapsed_s, resent=attempt.sent > 1)
+    if isinstance(attempt, DuplicateSearch):
+        return _duplicate(path, attempt)
+    if isinstance(attempt, Exchange):
+        seen = attempt.finish()
+        outcome = judge.outcome_of(seen)
+        if not outcome.is_ok:
+            return Result(path, State.LOST, None, os.strerror(seen.send_error) if seen.send_error else "no answer")
+        detail = "" if outcome is judge.Outcome.ANSWERED else outcome.value
+        if seen.answered_after_s is None:
+            return Result(path, State.OK, None, detail)
+        return _in_time(path, seen.answered_after_s, resent=seen.sent > 1, detail=detail)
+    raise TypeError(attempt)
+
+
+def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str = "") -> Result:
+    if resent:
+        detail = "answered only after a repetition"
+    slow = resent or elapsed_s > _SLOW_S
+    return Result(path, State.SLOW if slow else State.OK, elapsed_s * 1000, detail)
+
+
+def _duplicate(path: Path, search: DuplicateSearch) -> Result:
+    if not search.other_mac:
+        return Result(path, State.OK)
+    text = f"another machine with the MAC address {search.other_mac} has the address {search.address}"
+    suspect = Suspect(
+        "duplicate", path.source.name, text, search.other_mac, look=f"ip neighbour | grep {search.other_mac}"
+    )
+    return Result(path, State.LOST, None, "the address is used twice", suspect)
+
+
+def _with_suspect(
+    topology: Topology, result: Result, ended: Attempt | None, traced: dict[object, Suspect | None]
+) -> Result:
+    """Traces the packet of a path that lost one; TCP and UDP between two addresses are traced once.
+
+    `traced` are the suspects so far. After some traces, which take a second each, the others are left to the user.
+    """
+    path = result.path
+    key = path.source.name, path.destination, path.target, isinstance(ended, Transfer) and ended.stage
+    if key in traced:
+        return result._replace(suspect=traced[key])
+    if len(traced) >= _TRACES_MAX:
+        return result._replace(detail=f"{result.detail}; not traced: {_trace_command(path)}")
+    outcome = _trace(topology, result, ended)
+    traced[key] = outcome.suspect
+    return outcome
+
+
+def _trace_command(path: Path) -> str:
+    source = name_of(path.pod) if isinstance(path.source, PodPlace) else path.source.name
+    destination = f"[{path.destination}]" if path.port and path.destination.version == 6 else str(path.destination)
+    port = f":{path.port}" if path.port else ""
+    return f"podwire trace {source} {destination}{port}{'/udp' if path.kind == DATAGRAM and path.port else ''}"
+
+
+def _trace(topology: Topology, result: Result, ended: Attempt | None) -> Result:
+    path = result.path
+    flow = path.flow
+    if isinstance(ended, Transfer):
+        flow = flow._replace(port=ended.port, target_port=path.target_port or ended.port)
+        if ended.stage is not Stage.CONNECT:
+            flow = _full_size(path, ended)
+    elif isinstance(ended, Exchange):
+        flow = ended.flow
+    topology.node.forget()
+    try:
+        trace = tracing.run(topology, flow, tries=1, interval_s=0.3)
+    except (CniError, OSError) as error:
+        return result._replace(detail=f"{result.detail}; it could not be traced: {error}")
+    if trace.suspect is None and path.kind == QUERY:
+        text = f"packets reach {path.destination} port 53, but no DNS server answers there ({trace.outcome})"
+        return result._replace(suspect=Suspect("no-answer", str(path.destination), text, str(path.destination)))
+    if trace.suspect is None:
+        return result._replace(detail=f"{result.detail}; a packet that was sent later arrived")
+    return result._replace(suspect=trace.suspect)
+
+
+def _full_size(path: Path, ended: Transfer) -> Flow:
+    """Returns the flow of an echo as large as the segments that were lost, to the target itself."""
+    overhead = 52 if path.destination.version == 4 else 72  # the headers of IP and TCP, with timestamps
+    destination = path.destination
+    if isinstance(path.target, PodPlace):
+        destination = path.target.address(destination.version) or destination
+    flow = path.flow._replace(destination=destination, protocol=PROTOCOLS[destination.version], port=0, target_port=0)
+    return flow._replace(size=ended.segment_bytes + overhead)
+
+
+def _forget(topology: Topology, path: Path, attempt: Attempt) -> None:
+    """Deletes the tracked connection of an attempt, so that the test leaves none."""
+    if isinstance(attempt, Exchange):
+        tracing.forget_flow(topology.node, attempt.seen)
+    elif isinstance(attempt, Transfer):
+        topology.node.call(lambda: conntrack_cleanup.delete_entries([attempt.tracked]))

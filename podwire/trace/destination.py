@@ -1,0 +1,113 @@
+"""Parses the destination of a trace, and builds the packet's flow."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from cni.address import Address
+from cni.errors import CniError, Code
+from kernel import fib
+from kernel.packet_tap import PROTOCOLS, TCP, UDP
+from podwire.command import UsageError
+from podwire.trace.exchange import Flow
+from podwire.trace.outside import ExternalHost
+from podwire.trace.place import EXTERNAL, Place
+from podwire.trace.topology import PodPlace, Topology
+
+NODE_NAME, GATEWAY = "node", "gateway"
+_DESTINATION = re.compile(
+    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>.*?))(?::(?P<port>\d+))?(?:/(?P<protocol>tcp|udp))?"
+)
+
+
+class Destination(NamedTuple):
+    """A destination: an address, a pod's name, "node", "gateway" or "outside"; "" is the node. Port 0: an echo."""
+
+    host: str
+    port: int
+    protocol: int
+
+
+def parse(text: str) -> Destination:
+    """Parses DEST[:PORT][/udp]; raises UsageError."""
+    try:  # an IPv6 address without brackets
+        return Destination(str(ip_address(text)), 0, 0)
+    except ValueError:
+        match = _DESTINATION.fullmatch(text)
+    host = (match["six"] or match["host"] or "") if match else ""
+    port = int(match["port"] or 0) if match else 0
+    is_name = host == "" or (":" not in host and not host.startswith("/")) or bool(match and match["six"])
+    if match is None or not is_name or port > 65535 or not (host or port) or (match["protocol"] and not port):
+        hint = "examples: 10.22.0.3:80, [fd00::3]:53/udp, default/web-0:80, :8080 (a port of the node), gateway"
+        raise UsageError(Code.INVALID_NETWORK_CONFIG, f'"{text}" is not a destination', hint)
+    protocol = UDP if match["protocol"] == "udp" else TCP if port else 0
+    return Destination(host, port, protocol)
+
+
+def source_place(topology: Topology, name: str) -> Place:
+    """Returns the place that a packet is sent from: a pod, or "node"; raises CniError(7) for an unknown pod."""
+    return topology.node if name == NODE_NAME else topology.place(topology.find(name))
+
+
+def build_flow(
+    topology: Topology, source: Place, desired: Destination, outer: ExternalHost | None, version: int = 0
+) -> Flow:
+    """Returns the flow to a destination; raises CniError for one without a usable address.
+
+    `outer` is the outside, if it exists; `version` chooses the IP version of a name, 0: IPv4 if possible.
+    """
+    versions = [version] if version else [4, 6]
+    address = next(
+        (candidate for each in versions if (candidate := _address(topology, source, desired.host, outer, each))), None
+    )
+    if address is None:
+        which = f"IPv{version} " if version else ""
+        msg = f'"{desired.host or NODE_NAME}" has no {which}address that {source.name} could send to'
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg)
+    local = source_address(source, address)
+    if local is None:
+        msg = f"{source.name} has no IPv{address.version} address"
+        raise CniError(Code.INVALID_NETWORK_CONFIG, msg)
+    protocol = desired.protocol or PROTOCOLS[address.version]
+    target, port = _target(topology, outer, address, desired)
+    return Flow(source, local, address, protocol, desired.port, target, port)
+
+
+def source_address(source: Place, destination: Address) -> Address | None:
+    """Returns the address that a place sends from: the attachment's in a pod, else the one that routing chooses."""
+    if isinstance(source, PodPlace) and (local := source.address(destination.version)):
+        return local
+    return fib.source_for(source.socket, destination) or source.address_on_network(destination.version)
+
+
+def _target(
+    topology: Topology, outer: ExternalHost | None, address: Address, desired: Destination
+) -> tuple[Place | None, int]:
+    """Returns the place where a packet should arrive, and the port there."""
+    name = {UDP: "udp", TCP: "tcp"}.get(desired.protocol, "")
+    if name and topology.node.has(address) and (candidate := topology.published(address, desired.port, name)):
+        pod, published = candidate
+        return topology.place(pod), published.container_port
+    if outer is not None and outer.has(address):
+        return outer, desired.port
+    return topology.place_of(address), desired.port
+
+
+def _address(topology: Topology, source: Place, host: str, outer: ExternalHost | None, version: int) -> Address | None:
+    if host in ("", NODE_NAME):
+        return topology.node_address(version) or (outer.gateways.get(version) if outer else None)
+    if host == EXTERNAL:
+        return outer.local_addresses.get(version) if outer else None
+    if host == GATEWAY:
+        default = fib.best_of(
+            (one for one in source.fib(version).routes if not one.destination.prefixlen and one.type == fib.UNICAST),
+            ip_address("192.0.2.1" if version == 4 else "2001:db8::1"),
+        )
+        return default.gateway if default else None
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return topology.place(topology.find(host)).address(version)
+    return address if address.version == version else None

@@ -1,0 +1,215 @@
+"""Judges an observed exchange: whether the packet and its answer arrived, and otherwise what lost them.
+
+A rule that dropped the packet is a fact. Everything else is compared with where the packet was last seen: only objects
+that it would have met next are suspects.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from cni.address import Address
+from kernel.fib import Packet
+from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
+from podwire.trace import layer3, legs
+from podwire.trace.exchange import Observation
+from podwire.trace.legs import Leg
+from podwire.trace.place import EXTERNAL, NODE
+from podwire.trace.rules import MetRule
+from podwire.trace.suspect import Suspect, of_rule
+from podwire.trace.topology import PodPlace, Topology
+
+_ANSWERS = (ANSWER, REFUSAL)
+_PORT_UNREACHABLE = ((3, 3), (1, 4))  # ICMP, ICMPv6
+_TOO_BIG = ((3, 4), (2, 0))
+
+
+class Outcome(StrEnum):
+    """The outcome of an exchange."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # it arrived, and nothing listens there
+    DELIVERED = "delivered"  # it arrived at a program that sent no answer
+    LOST = "lost"
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the way is in order."""
+        return self is not Outcome.LOST
+
+
+def outcome_of(seen: Observation) -> Outcome:
+    """Returns the outcome of an exchange."""
+    flow, answer = seen.flow, seen.answer
+    arrived = seen.arrival is not None or flow.target is None or not seen.is_observed
+    if answer is None:
+        unserved = not seen.is_served and flow.protocol == UDP
+        return Outcome.DELIVERED if seen.arrival and unserved else Outcome.LOST
+    if answer.kind == ANSWER:
+        return Outcome.ANSWERED if arrived else Outcome.LOST
+    refused = answer.kind == REFUSAL or (
+        answer.error in _PORT_UNREACHABLE and not flow.is_echo and answer.source == flow.destination
+    )
+    return Outcome.REFUSED if refused and arrived and not seen.has_server else Outcome.LOST
+
+
+def find_suspect(
+    topology: Topology, seen: Observation, rule: MetRule | None, translating: Sequence[MetRule] = ()
+) -> Suspect:
+    """Returns the first suspect for a lost packet; `rule` dropped it, `translating` rules changed its addresses."""
+    if rule is not None:
+        return of_rule(rule)
+    for suspect in _suspects(topology, seen, translating):
+        return suspect
+    return _unexplained(topology, seen)
+
+
+def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> Iterator[Suspect]:
+    flow, arrival = seen.flow, seen.arrival
+    if seen.send_error:
+        yield from _send_suspects(topology, seen)
+    yield from _translation_suspects(topology, seen, met)
+    routed_to = _routed_destination(topology, seen)
+    request = Leg(
+        topology, seen, flow.source, flow.target, flow.source_address, flow.destination, routed_to, (REQUEST,)
+    )
+    if arrival is None:
+        yield from legs.leg_suspects(request)
+        yield from _answered_by_another(topology, seen)
+    if arrival is None and flow.target is not None:
+        return
+    if arrival is not None:
+        yield from _arrival_suspects(topology, seen, arrival)
+    yield from _untranslated_suspects(topology, seen)
+    if flow.target is not None and arrival is not None:
+        back = Leg(
+            topology, seen, flow.target, flow.source, arrival.destination, arrival.source, flow.source_address, _ANSWERS
+        )
+        yield from legs.leg_suspects(back)
+    elif answers := seen.seen(topology.node, _ANSWERS, outgoing=False):
+        first = answers[0]
+        arriving = topology.node.link(first.interface)
+        yield from legs.leg_suspects(
+            Leg(
+                topology, seen, topology.node, flow.source, first.source, first.destination, flow.source_address,
+                _ANSWERS, arriving,
+            )
+        )  # fmt: skip
+
+
+def _routed_destination(topology: Topology, seen: Observation) -> Address:
+    """Returns the destination of the request after a translation: the target's, if that is a pod with another one."""
+    target = seen.flow.target
+    if isinstance(target, PodPlace) and topology.pod_of(seen.flow.destination) is not target.pod:
+        return target.address(seen.flow.version) or seen.flow.destination
+    return seen.flow.destination
+
+
+def _translation_suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> Iterator[Suspect]:
+    """Yields a rule that sends the packet to another destination than the pod that it is for."""
+    flow = seen.flow
+    if flow.target is None or flow.target.kind == EXTERNAL:
+        return
+    expected = flow.target.pod_addresses if isinstance(flow.target, PodPlace) else (flow.destination,)
+    for one in seen.seen(topology.node, (REQUEST,)):
+        if one.destination not in (flow.destination, *expected):
+            rule = next((each for each in met if str(one.destination) in each.text), None)
+            by = f" by {rule.describe()}" if rule else ""
+            text = f"the packet's destination becomes {one.destination} port {one.port}{by}, not {flow.target.name}"
+            owner, look = (rule.owner, rule.look) if rule else ("", "nft list ruleset")
+            yield Suspect("translated", topology.node.name, text, rule.describe() if rule else "", owner, look)
+    if seen.arrival is None and isinstance(flow.target, PodPlace):
+        for rule in met:
+            if (
+                "dnat" in rule.text.lower()
+                and rule.owner != "podwire"
+                and not any(str(each) in rule.text for each in expected)
+            ):
+                text = f"a rule translates the packet, and it does not arrive at {flow.target.name}: {rule.describe()}"
+                yield Suspect("translated", rule.place, text, rule.describe(), rule.owner, rule.look)
+
+
+def _send_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:
+    flow = seen.flow
+    packet = Packet(flow.source_address, flow.destination, protocol=flow.protocol, port=flow.port)
+    yield from layer3.routing_suspects(flow.source, packet)
+    if seen.send_error == errno.EMSGSIZE:
+        decision = layer3.decide(flow.source, packet)
+        link = flow.source.links.get(decision.route.device) if decision.route else None
+        if link:
+            yield from layer3.mtu_suspects(flow.source, link, flow.size)
+
+
+def _arrival_suspects(topology: Topology, seen: Observation, arrival: Sighting) -> Iterator[Suspect]:
+    """Yields why a place does not take a packet that arrived at its interface."""
+    target = seen.flow.target
+    if target is None or seen.seen(target, _ANSWERS, outgoing=True):
+        return
+    yield from legs.missing_address(target, arrival.destination)
+    arriving = target.link(arrival.interface)
+    packet = Packet(arrival.source, arrival.destination, arriving.index if arriving else 0, arrival.interface)
+    if target.kind != NODE or topology.node.has(arrival.destination):
+        yield from layer3.routing_suspects(target, packet)
+    yield from layer3.routing_suspects(target, Packet(arrival.destination, arrival.source, protocol=seen.flow.protocol))
+
+
+def _untranslated_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:
+    """Yields that the answer came from the pod's address instead of the one that the packet was sent to."""
+    answer = seen.untranslated_answer
+    if answer is not None:
+        flow = seen.flow
+        text = (
+            f"the answer comes from {answer.source}, not from {flow.destination}: it passed the bridge without the "
+            "rules that translate it back (net/bridge/bridge-nf-call-iptables), and the sender refuses it"
+        )
+        yield Suspect("untranslated", topology.node.name, text, "bridge-nf-call-iptables", look="sysctl net.bridge")
+
+
+def _answered_by_another(topology: Topology, seen: Observation) -> Iterator[Suspect]:
+    """Yields that the node itself answered a packet for a published port."""
+    answer = seen.answer
+    if answer is None or not isinstance(seen.flow.target, PodPlace):
+        return
+    if answer.kind in _ANSWERS and seen.flow.protocol == TCP:
+        verb = "accepted" if answer.kind == ANSWER else "refused"
+        text = (
+            f"the packet was not forwarded to {seen.flow.target.name}: the node itself {verb} the connection to "
+            f"{seen.flow.destination} port {seen.flow.port}"
+        )
+        where = topology.node.name
+        yield Suspect(
+            "not-forwarded", where, text, f"port {seen.flow.port}", look=f"ss -tlnp sport = :{seen.flow.port}"
+        )
+
+
+def _unexplained(topology: Topology, seen: Observation) -> Suspect:
+    """Returns what is known of a loss that nothing explains: where the packet was last seen."""
+    flow, answer = seen.flow, seen.answer
+    if answer is not None and answer.kind == ERROR:
+        kind, code = answer.error
+        mtu = f" with MTU {answer.mtu}" if answer.error in _TOO_BIG else ""
+        text = f"{answer.source} answered with an ICMP error, type {kind} code {code}{mtu}"
+        return Suspect("refused-by", str(answer.source), text, str(answer.source))
+    passed = [(place, one) for place, one in seen.sightings if one.kind in (REQUEST, *_ANSWERS)]
+    if not passed:
+        return Suspect("unexplained", flow.source.name, "the packet did not leave its namespace, for no known reason")
+    place, last = passed[-1]
+    verb = "left" if last.is_outgoing else "arrived at"
+    what = "the answer" if last.kind in _ANSWERS else "the packet"
+    where = (
+        f"{what} {verb} {place.name} by {last.interface}"
+        if last.is_outgoing
+        else f"{what} {verb} {place.name} at {last.interface}"
+    )
+    leaves = last.is_outgoing and place is topology.node and flow.target is None
+    if leaves or (flow.target is None and last.is_outgoing):
+        text = f"{where} as {last.source} > {last.destination}, and no answer came: the fault is beyond this node"
+        return Suspect("beyond", "beyond the node", text, str(flow.destination))
+    if what == "the packet" and last.kind == REQUEST and seen.arrival is not None:
+        text = f"the packet arrived at {place.name} {last.interface}, and no answer was sent, for no known reason"
+        return Suspect("no-answer", place.name, text, f"port {flow.target_port}" if flow.port else "")
+    return Suspect(
+        "unexplained", place.name, f"{where}, and was not seen after that; nothing here explains it", last.interface
+    )

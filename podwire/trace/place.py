@@ -1,0 +1,130 @@
+"""Places: the network namespaces that a packet passes. Pods, the node, and "outside".
+
+Nothing is started in a pod: sockets are opened inside its namespace, and used from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from types import TracebackType
+from typing import Self, TypeVar
+
+from cni.address import Address
+from kernel import address, bridge_port, fib, link
+from kernel.bridge_port import NeighbourEntry
+from kernel.fib import Fib
+from kernel.link import IFF_LOOPBACK, Link
+from kernel.netns import Netns, entered
+from kernel.rtnl import Socket
+
+POD, NODE, EXTERNAL = "pod", "node", "outside"
+Returned = TypeVar("Returned")
+
+
+class Place:
+    """A network namespace: `kind` is POD, NODE or OUTSIDE; `netns` is None for the node. A context manager.
+
+    What it reads of the kernel it reads once; `forget` discards that.
+    """
+
+    def __init__(self, kind: str, name: str, netns: Netns | None = None) -> None:
+        self.kind = kind
+        self.name = name
+        self.netns = netns
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Runs the block in the namespace: sockets and /proc/sys/net files that it opens belong to it."""
+        if self.netns is None:
+            yield
+            return
+        with entered(self.netns):
+            yield
+
+    def call(self, function: Callable[[], Returned]) -> Returned:
+        """Calls a function in the namespace."""
+        with self.entered():
+            return function()
+
+    @cached_property
+    def socket(self) -> Socket:
+        """A netlink socket in the namespace."""
+        return self._stack.enter_context(self.call(Socket))
+
+    @cached_property
+    def links(self) -> dict[int, Link]:
+        """The interfaces by index."""
+        return {each.index: each for each in link.list_all(self.socket)}
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The names of the interfaces by index."""
+        return {index: each.name for index, each in self.links.items()}
+
+    @cached_property
+    def addresses(self) -> dict[Address, Link]:
+        """The interface of each address."""
+        assigned = address.list_by_link(self.socket)
+        return {
+            item.address.ip: self.links[index]
+            for index, items in assigned.items()
+            if index in self.links
+            for item in items
+        }
+
+    def links_with(self, item: Address) -> list[Link]:
+        """Returns the interfaces that have an address: with ptp, each host veth has the gateway's."""
+        assigned = address.list_by_link(self.socket)
+        indexes = [index for index, items in assigned.items() if any(each.packed == item.packed for each in items)]
+        return [self.links[index] for index in indexes if index in self.links]
+
+    @cached_property
+    def _fibs(self) -> dict[int, Fib]:
+        return {}
+
+    def fib(self, version: int) -> Fib:
+        """Returns the policy rules and routes of an IP version."""
+        if version not in self._fibs:
+            self._fibs[version] = fib.read(self.socket, version)
+        return self._fibs[version]
+
+    def neighbour(self, index: int, of: Address) -> NeighbourEntry | None:
+        """Returns the present neighbour entry of an address on an interface, None without one."""
+        entries = bridge_port.list_neighbours(self.socket, of.version)
+        return next((one for one in entries if (one.ifindex, one.address) == (index, of)), None)
+
+    def link(self, name: str) -> Link | None:
+        """Returns an interface by its name, None without one."""
+        return next((each for each in self.links.values() if each.name == name), None)
+
+    def has(self, item: Address) -> bool:
+        """Returns whether an interface has an address; all of 127.0.0.0/8 are those of lo."""
+        return item in self.addresses or item.is_loopback
+
+    def address_on_network(self, version: int) -> Address | None:
+        """Returns an address of the namespace that others can use, None without one."""
+        usable = (
+            item
+            for item, each in self.addresses.items()
+            if item.version == version and not (item.is_link_local or each.flags & IFF_LOOPBACK)
+        )
+        return next(usable, None)
+
+    def forget(self) -> None:
+        """Discards what was read, since it may have changed."""
+        for name in ("links", "names", "addresses", "_fibs"):
+            self.__dict__.pop(name, None)

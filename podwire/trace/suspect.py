@@ -1,0 +1,41 @@
+"""The first suspect for a lost packet: the object, its state, its owner, and the command that shows it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from podwire.trace.rules import MetRule
+
+
+class Suspect(NamedTuple):
+    """The first suspect for a lost packet: `name` is its kind, a word for programs ("rule", "route", "neighbour").
+
+    `place` is where it is, `object` the object itself, `owner` the program that it belongs to, "" for objects without
+    one; `look` is a command that shows the object.
+    """
+
+    name: str
+    place: str
+    text: str
+    object: str = ""
+    owner: str = ""
+    look: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Returns the suspect as a JSON object."""
+        return {
+            "name": self.name,
+            "place": self.place,
+            "text": self.text,
+            "object": self.object,
+            "owner": self.owner,
+            "look": self.look,
+        }
+
+
+def of_rule(rule: MetRule) -> Suspect:
+    """Returns the suspect for a rule that dropped the packet."""
+    text = f"a rule drops the packet: {rule.describe()}"
+    if rule.text.startswith(("policy", "-P")):
+        text = f"the policy of a chain drops the packet: {rule.table} {rule.chain}"
+    return Suspect("rule", rule.place, text, rule.describe(), rule.owner, rule.look)

@@ -1,0 +1,267 @@
+"""`podwire test` sends packets on every path of the pods, and names the first suspect of a lost one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support import netstate
+from tests.support.namespaces import Namespace
+from tests.support.packet_node import PacketNode
+
+pytestmark = pytest.mark.needs("nft_nat", "nft_inet")
+
+_WHOLE = {"ok", "slow"}  # a busy machine may be slow
+_LOCAL = {"duplicate", "gateway", "pod-to-node", "node-to-pod", "pod-to-pod", "pod-to-outside"}
+_PORTS = {"outside-to-port", "node-to-port", "localhost-to-port", "hairpin-port"}
+
+
+class Fault(NamedTuple):
+    """A fault, a path that it breaks, the suspect and its words; paths in `whole` still carry packets."""
+
+    shell: str
+    path: str
+    suspect: str
+    words: tuple[str, ...]
+    whole: tuple[str, ...] = ()
+
+
+FAULTS = {
+    "a foreign rule drops": Fault(
+        "nft add table inet mine; nft add chain inet mine fw '{{ type filter hook forward priority 5; }}';"
+        "nft add rule inet mine fw iifname cnip0 oifname vethpwo* drop",
+        "pod-to-outside", "rule", ("inet mine fw", "drop"), ("pod-to-pod", "gateway"),
+    ),
+    "the path loses full-size segments": Fault(
+        "ip link set {webveth} mtu 1280", "pod-to-pod", "mtu", ("{webveth}", "1280"), ("gateway", "pod-to-node"),
+    ),
+    "isolated ports": Fault(
+        "bridge link set dev {webveth} isolated on; bridge link set dev {clientveth} isolated on",
+        "pod-to-pod", "isolation", ("{clientveth}", "{webveth}"), ("gateway", "pod-to-outside"),
+    ),
+    "rp_filter": Fault(
+        "sysctl -qw net/ipv4/conf/cnip0/rp_filter=1; ip route add 10.22.0.2 dev uplink; ip -n {web} neigh flush all",
+        "gateway", "rp-filter", ("cnip0",), ("pod-to-pod",),
+    ),
+    "a wrong neighbour": Fault(
+        "ip -n {web} neigh replace 10.22.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud permanent",
+        "gateway", "neighbour", ("02:00:00:00:00:99",), ("pod-to-pod",),
+    ),
+    "a wrong route": Fault(
+        "ip route add 10.22.0.2 dev uplink", "node-to-pod", "route", ("leave by uplink",), ("pod-to-pod",)
+    ),
+    "a second machine with the address": Fault(
+        "ip -n {client} addr add 10.22.0.2/32 dev eth0", "duplicate", "duplicate", ("10.22.0.2",)
+    ),
+    "the pod lost its address": Fault(
+        "ip -n {web} addr del 10.22.0.2/24 dev eth0", "gateway", "address", ("10.22.0.2",)
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def node(host, new_sandbox, tmp_path):
+    """A node with an uplink."""
+    return PacketNode(host, tmp_path, new_sandbox())
+
+
+@pytest.fixture
+def pods(node, new_sandbox):
+    """Two pods, the first with host ports."""
+    web, client = new_sandbox(), new_sandbox()
+    node.attach_pod(web, ports=True)
+    node.attach_pod(client)
+    return web, client
+
+
+def test_healthy_node(node, pods):
+    """On a healthy node no path loses a packet, with IPv4 and IPv6, and each kind of path is tested."""
+    document = node.test()
+    assert {one["state"] for one in document["paths"]} <= _WHOLE, document
+    for version in (4, 6):
+        names = {one["path"] for one in document["paths"] if one["ipVersion"] == version}
+        assert names == (_LOCAL | _PORTS) - ({"localhost-to-port"} if version == 6 else set())
+    done = node.podwire("test", pods[1].name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("1 pod, ")
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_fault(node, new_sandbox, fault):
+    """The path is lost with the injected fault as its suspect; paths that do not meet the fault are in order."""
+    web, client = new_sandbox(), new_sandbox()
+    names = {"web": web.name, "client": client.name}
+    names |= {"webveth": node.attach_pod(web), "clientveth": node.attach_pod(client)}
+    node.host.run("sh", "-ec", fault.shell.format(**names))
+    done = node.podwire("test", web.name, "--json", "--timeout", "0.3")
+    document = json.loads(done.stdout)
+    assert done.returncode == 1, document
+    broken = [one for one in document["paths"] if one["path"] == fault.path and one["state"] == "lost"]
+    assert broken, document
+    suspects = [one["suspect"] for one in broken if one["suspect"]]
+    assert suspects, broken
+    assert suspects[0]["name"] == fault.suspect, suspects
+    for word in fault.words:
+        assert word.format(**names) in suspects[0]["text"], suspects
+    for name in fault.whole:
+        assert {one["state"] for one in document["paths"] if one["path"] == name} <= _WHOLE, name
+
+
+def test_stale_flow(node, pods):
+    """A tracked UDP flow of a client to an address that the pod of the port does not have is reported."""
+    node.host.run(
+        "sh", "-ec",
+        "nft add table ip old; nft add chain ip old out '{ type nat hook output priority -150; }';"
+        "nft add rule ip old out udp dport 5353 dnat to 10.22.0.99:53",
+    )  # fmt: skip
+    with node.host.entered():
+        subprocess.run(["sh", "-c", "echo x >/dev/udp/192.0.2.1/5353"], executable="/bin/bash", check=False)
+    node.host.run("nft", "delete", "table", "ip", "old")
+    trace = node.trace("outside", ":5353/udp")
+    assert trace["outcome"] == "lost"
+    assert trace["suspect"]["name"] == "stale-conntrack", trace["suspect"]
+    assert "10.22.0.99" in trace["suspect"]["text"]
+
+
+def test_resolver(node, pods, tmp_path):
+    """The resolvers of a pod's resolv.conf are asked; one that does not answer is lost."""
+    (tmp_path / "resolv.conf").write_text("search example\nnameserver 192.0.2.2\n")
+    script = f"mount --make-rprivate /; mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; exec sleep 60"
+    with pods[1].entered():
+        process = subprocess.Popen(["unshare", "--mount", "sh", "-ec", script])
+    try:
+        _wait_for(lambda: "192.0.2.2" in _read_resolvers(process.pid))
+        (path,) = [one for one in node.test(pods[1].name)["paths"] if one["path"] == "dns"]
+    finally:
+        process.kill()
+        process.wait()
+    assert (path["state"], path["destination"]) == ("lost", "192.0.2.2")
+    assert path["suspect"]["name"] == "no-answer", path
+
+
+def _read_resolvers(pid):
+    with open(f"/proc/{pid}/root/etc/resolv.conf") as file:
+        return file.read()
+
+
+def _wait_for(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.needs("ifb", "tbf")
+def test_limits(node, new_sandbox):
+    """A rate limit that holds is ok, and one whose queueing discipline was deleted is wrong."""
+    pod = new_sandbox()
+    rate = {"ingressRate": 20_000_000, "ingressBurst": 2_000_000, "egressRate": 20_000_000, "egressBurst": 2_000_000}
+    veth = node.attach_pod(pod, limits=rate)
+    states = {one["path"]: one["state"] for one in node.test(pod.name, "--limits")["paths"]}
+    assert (states["limit-receives"], states["limit-sends"]) == ("ok", "ok")
+    node.host.run("tc", "qdisc", "del", "dev", veth, "root")
+    document = node.test(pod.name, "--limits")
+    (path,) = [one for one in document["paths"] if one["path"] == "limit-receives"]
+    assert path["state"] == "wrong", path
+    assert path["suspect"]["name"] == "limit"
+    assert "the limit is 20 Mbit/s" in path["suspect"]["text"]
+
+
+def _snapshot(node: PacketNode, *pods: Namespace) -> dict[str, object]:
+    """Returns the state of node and pods, without neighbour entries, which every packet creates."""
+    return {each.name: netstate.state(each, netfilter=True) for each in (node.host, *pods)}
+
+
+def test_node_is_as_before_after_a_signal(node, pods):
+    """A test that a signal ends leaves nothing on the node: no interface, address, route or rule."""
+    drop = "{ type filter hook forward priority 5; policy drop; }"
+    node.host.run("sh", "-ec", f"nft add table inet x; nft add chain inet x f '{drop}'")
+    before = _snapshot(node, *pods)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process = node.start("test", pods[1].name, "--every", "0.05")
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.3)  # it sends, traces, or creates the outside
+            process.send_signal(number)
+            process.wait(20)
+        finally:
+            process.kill()
+            process.communicate()
+        _wait_for(lambda: _snapshot(node, *pods) == before)
+
+
+def test_node_is_as_before_a_test(node, pods):
+    """A test that traces losses leaves no interface, address, route, rule or tracked flow on the node."""
+    node.host.ip("route", "add", "blackhole", "10.22.0.2")
+    before, neighbours = _snapshot(node, *pods), [_list_neighbours(each) for each in (node.host, *pods)]
+    assert "lost" in {one["state"] for one in node.test(pods[0].name)["paths"]}
+    assert _snapshot(node, *pods) == before
+    assert _list_tracked(node) == []
+    assert [_list_neighbours(each) for each in (node.host, *pods)] == neighbours
+
+
+def _list_neighbours(namespace: Namespace) -> set[tuple[str, str]]:
+    """Returns the neighbours of a namespace, without link-local ones, which the kernel adds by itself."""
+    entries = json.loads(namespace.ip("-j", "neighbour"))
+    return {(one["dst"], one["dev"]) for one in entries if not one["dst"].startswith("fe80:")}
+
+
+def _list_tracked(node: PacketNode) -> list[str]:
+    """Returns the tracked flows of TCP and UDP; those of echoes expire within seconds."""
+    table = Path("/proc/self/net/nf_conntrack")  # some kernels lack it
+    with node.host.entered():
+        lines = table.read_text().splitlines() if table.exists() else []
+    return [line for line in lines if " tcp " in line or " udp " in line]
+
+
+def test_refusals(node, pods):
+    """A pod that does not exist, an invalid destination and invalid options are refused with one message."""
+    for arguments, status, words in (
+        (("test", "nothing"), 3, 'no running pod of this node is called "nothing"'),
+        (("trace", pods[0].name, "nothing:80"), 3, 'no running pod of this node is called "nothing"'),
+        (("trace", pods[0].name, "10.0.0.1:99999"), 2, "is not a destination"),
+        (("test", "--timeout", "0"), 2, "is not a number of seconds"),
+        (("test", "--address", "example.org"), 2, "is not an IP address"),
+    ):
+        done = node.podwire(*arguments)
+        assert done.returncode == status, done
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+_NEED_IPTABLES, _NEED_LIMITS = ("iptables_nft_nat",), ("iptables_nft_nat", "ifb", "tbf")
+_POD_PATHS = {"duplicate", "pod-to-pod"}
+_NODE_PATHS = {"gateway", "pod-to-node", "node-to-pod", "pod-to-outside"}
+_SAMPLES = {  # the paths that a network is made for, and the features that it needs
+    "10-podwire": (_POD_PATHS | _NODE_PATHS, _NEED_LIMITS),
+    "20-dual-stack": (_POD_PATHS | _NODE_PATHS, _NEED_LIMITS),
+    "50-nftables": (_POD_PATHS | _NODE_PATHS, ("nft_nat", "nft_inet", "ifb", "tbf")),
+    "60-podman": (_POD_PATHS | _NODE_PATHS, _NEED_IPTABLES),
+    "70-ptp": (_POD_PATHS | _NODE_PATHS, _NEED_IPTABLES),
+    "90-macvlan": (_POD_PATHS, ("macvlan",)),
+    "91-ipvlan": ({"pod-to-pod"}, ("ipvlan",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("sample", "paths"),
+    [pytest.param(name, paths, marks=pytest.mark.needs(*needs), id=name) for name, (paths, needs) in _SAMPLES.items()],
+)
+def test_sample_networks(node, new_sandbox, sample, paths):
+    """With a sample network no path of a healthy pod is lost, and those that the network is made for are tested."""
+    for name in ("eth0", "eth2"):  # the masters of the samples
+        node.host.run("sh", "-ec", f"ip link add {name} type veth peer wire{name}; ip link set {name} up")
+        node.host.ip("link", "set", f"wire{name}", "up")
+    network = node.add_sample(f"{sample}.conflist")
+    for pod in (new_sandbox(), new_sandbox()):
+        node.attach(network, pod)
+    document = node.test()
+    assert {one["state"] for one in document["paths"]} <= _WHOLE, document
+    assert {one["path"] for one in document["paths"]} == paths
