@@ -37,7 +37,12 @@ class TableMessage(nlmsg):  # type: ignore[misc]
 
 
 class _Hook(nla):  # type: ignore[misc]
-    nla_map = ((1, "NFTA_HOOK_HOOKNUM", "be32"), (2, "NFTA_HOOK_PRIORITY", "sbe32"))
+    nla_map = (
+        (1, "NFTA_HOOK_HOOKNUM", "be32"),
+        (2, "NFTA_HOOK_PRIORITY", "sbe32"),
+        (3, "NFTA_HOOK_DEV", "asciiz"),
+        (4, "NFTA_HOOK_DEVS", "cdata|nested"),
+    )
 
 
 class ChainMessage(nlmsg):  # type: ignore[misc]

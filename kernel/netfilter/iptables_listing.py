@@ -43,7 +43,7 @@ def render_line(chain: str, rule: Rule, version: int) -> str:
     loaded, end, text = "", "", ""
     rendered: dict[str, str] = {}
     matches = []
-    for name, attributes in _expressions(rule.expressions):
+    for name, attributes in parse_expressions(rule.expressions):
         if name == "counter":
             continue
         if end:
@@ -70,15 +70,17 @@ def render_line(chain: str, rule: Rule, version: int) -> str:
     )
 
 
-def _expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
+def parse_expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
+    """Yields name and attributes of each expression of a rule."""
     for part in nft_rule.split_expressions(data):
         for _, _, element in expression.attributes(part):
-            content = _content(element)
+            content = parse_content(element)
             name = content.get(expression.NAME, b"").rstrip(b"\0")
-            yield name.decode("ascii", "replace"), _content(content.get(expression.DATA, b""))
+            yield name.decode("ascii", "replace"), parse_content(content.get(expression.DATA, b""))
 
 
-def _content(data: bytes) -> dict[int, bytes]:
+def parse_content(data: bytes) -> dict[int, bytes]:
+    """Returns the attributes in `data` by their type."""
     return {kind: value for kind, _, value in expression.attributes(data)}
 
 
@@ -99,7 +101,7 @@ def _loaded(name: str, attributes: dict[int, bytes], version: int) -> str:
 
 def _compared(option: str, attributes: dict[int, bytes]) -> str:
     """Returns an option with its value, "" for a prefix of interface names, which has no NUL at its end."""
-    data = _content(attributes.get(3, b"")).get(expression.DATA_VALUE, b"")
+    data = parse_content(attributes.get(3, b"")).get(expression.DATA_VALUE, b"")
     operation = _number(attributes, 2)
     if operation not in (expression.EQ, expression.NEQ):
         return ""
@@ -122,7 +124,7 @@ def _match(attributes: dict[int, bytes]) -> str:
 
 
 def _verdict(attributes: dict[int, bytes]) -> str:
-    content = _content(_content(attributes.get(2, b"")).get(2, b""))
+    content = parse_content(parse_content(attributes.get(2, b"")).get(2, b""))
     code = _number(content, 1)
     if _number(attributes, 1) != 0 or code is None:
         return ""

@@ -1,0 +1,205 @@
+"""Predicts what a packet filter does to a packet: which rule or policy drops, rewrites or marks it.
+
+Nothing is sent. A condition on something unknown (a limit, a counter, another module's set) leaves a rule undecided:
+what an undecided rule might do is never reported as certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import IntEnum
+from typing import NamedTuple
+
+from kernel.netfilter import legacy_rules, nft
+from kernel.netfilter.nft_machine import Machine
+from kernel.netfilter.packet import DNAT_STATUS, UNTRACKED, Packet
+from kernel.netfilter.ruleset import ARP, NETDEV, FilterChain, FilterRule, Ruleset
+from kernel.netfilter.verdicts import UNCHANGED, Action, Match
+from process.values import dataclass, replace
+
+PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)  # NF_INET_*
+INGRESS, EGRESS = 0, 1  # NF_NETDEV_*
+_FAMILIES = {4: (nft.INET, nft.IPV4), 6: (nft.INET, nft.IPV6), 0: (ARP,)}
+_ARP_HOOKS = {INPUT: 0, OUTPUT: 1}  # NF_ARP_*
+_DEEPEST = 16  # NFT_JUMP_STACK_SIZE
+_ENDS = ("drop", "reject", "queue", "expire")
+_REWRITES = ("dnat", "snat", "masquerade", "redirect")
+
+
+class Fate(IntEnum):
+    """The certainty with which a packet is dropped."""
+
+    PASSES = 0
+    PERHAPS = 1  # an earlier rule may have accepted it
+    PARTLY = 2  # the rule drops some of such packets: at random, or above a rate
+    CERTAIN = 3
+
+
+class Event(NamedTuple):
+    """An event on a packet's way: it is dropped (also by a policy, then `rule` is None), rewritten, not tracked."""
+
+    action: Action
+    chain: FilterChain
+    rule: FilterRule | None
+    fate: Fate
+    packet: Packet
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The events of a packet at some hooks, in order, and the packet as it leaves the last one."""
+
+    packet: Packet
+    events: tuple[Event, ...] = ()
+
+    @property
+    def drop(self) -> Event | None:
+        """The event that ends the packet for certain."""
+        return next((one for one in self.events if one.fate is Fate.CERTAIN and one.action.kind in _ENDS), None)
+
+
+def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = False) -> Outcome:
+    """Returns what happens to a packet at a hook, in the tables of its IP version or (`bridge`) of bridges."""
+    families = (nft.BRIDGE,) if bridge else _FAMILIES[packet.version]
+    number = hook if bridge or packet.version else _ARP_HOOKS.get(hook, -1)
+    return _Walk(ruleset).run(packet, ruleset.base_chains(families, number))
+
+
+def traverse_device(ruleset: Ruleset, packet: Packet, hook: int, device: str) -> Outcome:
+    """Returns what happens to a packet that an interface receives (INGRESS) or sends (EGRESS) in netdev tables."""
+    chains = [chain for chain in ruleset.base_chains((NETDEV,), hook) if device in chain.devices]
+    if hook == INGRESS:
+        chains += [one for one in ruleset.base_chains((nft.INET,), 5) if device in one.devices]  # NF_INET_INGRESS
+    return _Walk(ruleset).run(packet, chains)
+
+
+def list_services(
+    ruleset: Ruleset, packet: Packet, accepts: Callable[[FilterRule], bool] = lambda rule: True
+) -> Iterator[tuple[int, int]]:
+    """Yields the (protocol, destination port) that rules compare packets with: those rules that `accepts` accepts."""
+    seen = set()
+    for rules in ruleset.rules.values():
+        for rule in rules:
+            if not accepts(rule):
+                continue
+            if rule.words:
+                matching = legacy_rules.services(rule.words)
+            else:
+                machine = Machine(ruleset, rule, replace(packet, port=None, protocol=0), is_free=True)
+                machine.run()
+                matching = machine.services()
+            for one in matching:
+                if one not in seen:
+                    seen.add(one)
+                    yield one
+
+
+class _Ended(Exception):  # noqa: N818 - the way out of nested chains
+    """A verdict that ends a base chain."""
+
+
+class _Walk:
+    """The way of one packet through base chains."""
+
+    def __init__(self, ruleset: Ruleset) -> None:
+        self._ruleset = ruleset
+        self._events: list[Event] = []
+        self._certain = True
+        self._is_rewritten = False
+
+    def run(self, packet: Packet, chains: list[FilterChain]) -> Outcome:
+        for chain in chains:
+            if chain.kind == "nat" and (self._is_rewritten or packet.state != 8):  # NEW
+                continue
+            self._packet = packet
+            self._certain = True
+            try:
+                self._chain(chain, 0)
+                if chain.drops:
+                    self._add(Action("drop"), chain, None, Fate.CERTAIN if self._certain else Fate.PERHAPS)
+            except _Ended:
+                pass
+            packet = self._packet
+            if any(one.fate is Fate.CERTAIN and one.action.kind in _ENDS for one in self._events):
+                break
+        return Outcome(packet, tuple(self._events))
+
+    def _chain(self, chain: FilterChain, depth: int) -> None:
+        """Evaluates a chain; returns at its end or at "return". Raises _Ended."""
+        if depth > _DEEPEST:
+            return
+        for rule in self._ruleset.rules.get(chain.place, ()):
+            match, action, mark = self._match(rule)
+            if match is Match.NO:
+                continue
+            if mark is not UNCHANGED:
+                number = mark if isinstance(mark, int) and match is Match.YES else None
+                self._packet = replace(self._packet, mark=number)
+            if action is None:
+                continue
+            if action.kind == "return":
+                if match is Match.YES:
+                    return
+                self._certain = False
+            elif action.kind in ("jump", "goto"):
+                self._jump(chain, action, match, depth)
+                if action.kind == "goto" and match is Match.YES:
+                    return
+            else:
+                self._end(chain, rule, action, match)
+
+    def _jump(self, chain: FilterChain, action: Action, match: Match, depth: int) -> None:
+        target = FilterChain(chain.family, chain.table, action.chain, tool=chain.tool)
+        if match is Match.YES:
+            self._chain(target, depth + 1)
+            return
+        number = len(self._events)
+        with suppress(_Ended):
+            self._chain(target, depth + 1)
+        ends = [one.action.kind in _ENDS for one in self._events[number:]]
+        del self._events[number:]  # whether the packet gets there is not known
+        if not all(ends) or not ends:
+            self._certain = False
+
+    def _end(self, chain: FilterChain, rule: FilterRule, action: Action, match: Match) -> None:
+        if action.kind == "accept":
+            if match is Match.YES:
+                if chain.kind == "nat":  # it may keep the packet from a later rule of the chain
+                    self._add(action, chain, rule, Fate.PASSES)
+                raise _Ended
+            self._certain = False
+        elif action.kind in _ENDS:
+            if match is Match.SOME:
+                self._add(action, chain, rule, Fate.PARTLY)
+            elif match is Match.YES:
+                self._add(action, chain, rule, Fate.CERTAIN if self._certain else Fate.PERHAPS)
+                raise _Ended
+        elif match is Match.YES:
+            self._add(action, chain, rule, Fate.CERTAIN if self._certain else Fate.PERHAPS)
+            self._rewrite(action)
+            if action.kind in _REWRITES:
+                raise _Ended
+
+    def _rewrite(self, action: Action) -> None:
+        if action.kind == "untrack":
+            self._packet = replace(self._packet, state=UNTRACKED)
+        elif action.kind == "dnat":
+            target = action.address or self._packet.destination
+            port = action.port or self._packet.port
+            status = self._packet.status | DNAT_STATUS
+            self._packet = replace(self._packet, destination=target, port=port, status=status, destination_type=1)
+        if action.kind in _REWRITES:
+            self._is_rewritten = True
+
+    def _match(self, rule: FilterRule) -> tuple[Match, Action | None, object]:
+        if rule.words:
+            return legacy_rules.evaluate(rule.words, self._packet)
+        machine = Machine(self._ruleset, rule, self._packet)
+        return machine.run(), machine.action, machine.mark
+
+    def _add(self, action: Action, chain: FilterChain, rule: FilterRule | None, fate: Fate) -> None:
+        self._events.append(Event(action, chain, rule, fate, self._packet))
+
+
+Evaluator = Callable[[Packet], Outcome]
