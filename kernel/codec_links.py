@@ -9,6 +9,59 @@ from kernel.codec import LinkMessage, nla, nlmsg
 from kernel.wire import prepare
 
 
+class _BridgeData(nla):  # type: ignore[misc]
+    """IFLA_INFO_DATA of a bridge (IFLA_BR_*)."""
+
+    nla_map = (
+        (4, "IFLA_BR_AGEING_TIME", "uint32"),
+        (5, "IFLA_BR_STP_STATE", "uint32"),
+        (7, "IFLA_BR_VLAN_FILTERING", "uint8"),
+        (39, "IFLA_BR_VLAN_DEFAULT_PVID", "uint16"),
+    )
+
+
+class _BridgePortData(nla):  # type: ignore[misc]
+    """IFLA_INFO_SLAVE_DATA of a bridge port (IFLA_BRPORT_*)."""
+
+    nla_map = (
+        (1, "IFLA_BRPORT_STATE", "uint8"),
+        (4, "IFLA_BRPORT_MODE", "uint8"),
+        (8, "IFLA_BRPORT_LEARNING", "uint8"),
+        (9, "IFLA_BRPORT_UNICAST_FLOOD", "uint8"),
+        (30, "IFLA_BRPORT_BCAST_FLOOD", "uint8"),
+        (32, "IFLA_BRPORT_NEIGH_SUPPRESS", "uint8"),
+        (33, "IFLA_BRPORT_ISOLATED", "uint8"),
+        (39, "IFLA_BRPORT_LOCKED", "uint8"),
+    )
+
+
+class _BridgeInfo(nla):  # type: ignore[misc]
+    nla_map = (
+        (1, "IFLA_INFO_KIND", "asciiz"),
+        (2, "IFLA_INFO_DATA", "bridge_data"),
+        (4, "IFLA_INFO_SLAVE_KIND", "asciiz"),
+        (5, "IFLA_INFO_SLAVE_DATA", "port_data"),
+    )
+    bridge_data = _BridgeData
+    port_data = _BridgePortData
+
+
+class _Xdp(nla):  # type: ignore[misc]
+    nla_map = ((2, "IFLA_XDP_ATTACHED", "uint8"),)
+
+
+class BridgeMessage(LinkMessage):
+    """RTM_NEWLINK of a bridge or of its port: the settings that decide whether a frame passes, and programs (XDP)."""
+
+    nla_map = (  # type: ignore[assignment]  # another length
+        *(item for item in LinkMessage.nla_map if item[1] != "IFLA_LINKINFO"),
+        (18, "IFLA_LINKINFO", "linkinfo"),
+        (43, "IFLA_XDP", "xdp"),
+    )
+    linkinfo = _BridgeInfo
+    xdp = _Xdp
+
+
 class _Properties(nla):  # type: ignore[misc]
     nla_map = ((53, "IFLA_ALT_IFNAME", "asciiz"),)
 
@@ -129,4 +182,4 @@ class TunMessage(LinkMessage):
     linkinfo = _TunInfo
 
 
-prepare(DeviceMessage, MacvlanMessage, IpvlanMessage, TunMessage, VlanDeviceMessage, NeighbourMessage)
+prepare(BridgeMessage, DeviceMessage, MacvlanMessage, IpvlanMessage, TunMessage, VlanDeviceMessage, NeighbourMessage)

@@ -16,7 +16,7 @@ from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Request, Socket
 
 RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
-_NUD_NOARP, _NUD_PERMANENT = 0x40, 0x80  # linux/neighbour.h
+_NUD_FAILED, _NUD_NOARP, NUD_PERMANENT, _NTF_PROXY = 0x20, 0x40, 0x80, 0x08  # linux/neighbour.h
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 
 
@@ -30,7 +30,7 @@ class Neighbour(NamedTuple):
 
 def set_request(link: Link, neighbour: Address, mac: bytes) -> Request:
     """Returns a request that sets a permanent entry: packets to `neighbour` through `link` go to `mac`."""
-    values = {"family": _FAMILIES[neighbour.version], "ifindex": link.index, "state": _NUD_PERMANENT}
+    values = {"family": _FAMILIES[neighbour.version], "ifindex": link.index, "state": NUD_PERMANENT}
     description = f'set the MAC address of {neighbour} on "{link.name}" to {format_mac(mac)}'
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
     attributes = [("NDA_DST", neighbour.packed), ("NDA_LLADDR", mac)]
@@ -50,9 +50,75 @@ def list_learned(socket: Socket) -> list[Neighbour]:
     entries = []
     for message in socket.dump(Request("list the neighbours", NeighbourMessage, RTM_GETNEIGH, NLM_F_DUMP, {})):
         packed, mac = message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR")
-        if packed and mac and not message["state"] & (_NUD_NOARP | _NUD_PERMANENT):
+        if packed and mac and not message["state"] & (_NUD_NOARP | NUD_PERMANENT):
             entries.append(Neighbour(message["ifindex"], route.address_of(packed), mac))
     return entries
+
+
+class Entry(NamedTuple):
+    """An entry of any state: `mac` is b"" if the neighbour did not answer, or for a proxy entry (`is_proxy`)."""
+
+    ifindex: int
+    address: Address
+    mac: bytes
+    state: int
+    is_proxy: bool
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether it was set, and not learned."""
+        return bool(self.state & NUD_PERMANENT)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the neighbour did not answer."""
+        return bool(self.state & _NUD_FAILED)
+
+
+class ForwardingEntry(NamedTuple):
+    """An entry of a bridge's forwarding database: frames to `mac` leave by the port `ifindex`."""
+
+    ifindex: int
+    master: int
+    mac: bytes
+    state: int
+    vlan: int
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it was set, and not learned: it does not move when the MAC address appears at another port."""
+        return bool(self.state & (_NUD_NOARP | NUD_PERMANENT))
+
+
+def list_entries(socket: Socket) -> list[Entry]:
+    """Returns all entries of all links, then the proxy entries; raises KernelError."""
+    entries = []
+    for flags in (0, _NTF_PROXY):
+        request = Request("list the neighbours", NeighbourMessage, RTM_GETNEIGH, NLM_F_DUMP, {"flags": flags})
+        for message in socket.dump(request):
+            packed = message.get_attr("NDA_DST")
+            if packed and message["family"] in _FAMILIES.values():
+                mac = message.get_attr("NDA_LLADDR") or b""
+                is_proxy = bool(message["flags"] & _NTF_PROXY)
+                entries.append(Entry(message["ifindex"], route.address_of(packed), mac, message["state"], is_proxy))
+    return entries
+
+
+def list_forwarding(socket: Socket) -> list[ForwardingEntry]:
+    """Returns the entries of all bridges' forwarding databases; raises KernelError."""
+    values = {"family": int(stdlib_socket.AF_BRIDGE)}
+    request = Request("list the forwarding database", NeighbourMessage, RTM_GETNEIGH, NLM_F_DUMP, values)
+    return [
+        ForwardingEntry(
+            message["ifindex"],
+            message.get_attr("NDA_MASTER") or 0,
+            mac,
+            message["state"],
+            message.get_attr("NDA_VLAN") or 0,
+        )
+        for message in socket.dump(request)
+        if (mac := message.get_attr("NDA_LLADDR"))
+    ]
 
 
 def list_permanent(socket: Socket, link: Link) -> dict[Address, bytes]:
@@ -63,6 +129,6 @@ def list_permanent(socket: Socket, link: Link) -> dict[Address, bytes]:
     entries = {}
     for message in socket.dump(request):
         packed = message.get_attr("NDA_DST")
-        if message["ifindex"] == link.index and message["state"] & _NUD_PERMANENT and packed:
+        if message["ifindex"] == link.index and message["state"] & NUD_PERMANENT and packed:
             entries[route.address_of(packed)] = message.get_attr("NDA_LLADDR") or b""
     return entries

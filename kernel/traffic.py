@@ -227,6 +227,27 @@ def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
     return by_index
 
 
+def list_kinds(socket: Socket) -> dict[int, list[str]]:
+    """Returns the kinds of the qdiscs of each interface, by ifindex; raises KernelError."""
+    kinds: dict[int, list[str]] = {}
+    for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
+        kinds.setdefault(message["index"], []).append(message.get_attr("TCA_KIND") or "")
+    return kinds
+
+
+def list_dropping_filters(socket: Socket, index: int, parent: int) -> list[str]:
+    """Returns the kinds of an interface's filters whose action is to drop, or "bpf" for a program; raises KernelError.
+
+    The action is found by the bytes of its attribute, as each kind of filter has it in another place.
+    """
+    kinds = []
+    for message in socket.dump(list_filters_request(index, parent)):
+        kind, options, _ = message.get_attributes(_FILTER_SPECS)
+        if kind == "bpf" or any(mark in options for mark in _SHOTS):
+            kinds.append(kind)
+    return kinds
+
+
 def probe_missing_features(socket: Socket, *further: str) -> list[str]:
     """Returns the features that the kernel lacks: of "ifb", "tbf" and the kinds of qdiscs in `further`.
 
@@ -290,6 +311,9 @@ def get_qdisc_request(index: int, parent: int, kind: int = RTM_GETQDISC, handle:
     return Request("look up a qdisc", QdiscMessage, kind, flags, values, [], ignore)
 
 
+# TCA_GACT_PARMS: struct tc_gact (linux/tc_act/tc_gact.h) begins with index, capab and action; the kernel numbers
+# actions from 1, and TC_ACT_SHOT is 2.
+_SHOTS = tuple(struct.pack("=HHIIi", 24, 2, index, 0, 2) for index in range(1, 256))
 _QDISC_SPECS = attribute_specs(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"")
 _TBF_SPECS = attribute_specs(TbfOptions, TCA_TBF_PARMS=b"", TCA_TBF_RATE64=0)
 _FILTER_SPECS = attribute_specs(FilterMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_CHAIN=0)

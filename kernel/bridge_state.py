@@ -1,0 +1,74 @@
+"""The settings of bridges and their ports that decide whether a frame passes: reading only."""
+
+from __future__ import annotations
+
+from kernel.codec_links import BridgeMessage
+from kernel.link import RTM_GETLINK
+from kernel.rtnl import NLM_F_DUMP, Request, Socket
+from process.values import dataclass
+
+FORWARDING = 3  # BR_STATE_FORWARDING (linux/if_bridge.h)
+STATES = ("disabled", "listening", "learning", "forwarding", "blocking")
+_SKIP_STATISTICS = 8
+
+
+@dataclass(frozen=True)
+class BridgePort:
+    """A port: its state and flags, None for a flag that this kernel does not have."""
+
+    index: int
+    state: int
+    hairpin: bool
+    learning: bool | None
+    flood: bool | None
+    broadcast_flood: bool | None
+    neigh_suppress: bool | None
+    isolated: bool | None
+    locked: bool | None
+
+
+@dataclass(frozen=True)
+class BridgeSettings:
+    """A bridge: spanning tree, VLAN filtering, and the default VLAN of new ports."""
+
+    index: int
+    stp: bool
+    vlan_filtering: bool
+    default_pvid: int
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """The bridges and the ports of a namespace by ifindex, and the interfaces with an XDP program."""
+
+    bridges: dict[int, BridgeSettings]
+    ports: dict[int, BridgePort]
+    with_xdp: frozenset[int]
+
+
+def read_link_settings(socket: Socket) -> LinkSettings:
+    """Reads the settings of all interfaces; raises KernelError."""
+    attributes = [("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    request = Request("list the interfaces", BridgeMessage, RTM_GETLINK, NLM_F_DUMP, {}, attributes)
+    bridges, ports, with_xdp = {}, {}, set()
+    for message in socket.dump(request):
+        index = message["index"]
+        xdp = message.get_attr("IFLA_XDP")
+        if xdp and xdp.get_attr("IFLA_XDP_ATTACHED"):
+            with_xdp.add(index)
+        info = message.get_attr("IFLA_LINKINFO")
+        if not info:
+            continue
+        if info.get_attr("IFLA_INFO_KIND") == "bridge" and (data := info.get_attr("IFLA_INFO_DATA")):
+            stp, filtering = data.get_attr("IFLA_BR_STP_STATE"), data.get_attr("IFLA_BR_VLAN_FILTERING")
+            pvid = data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") or 0
+            bridges[index] = BridgeSettings(index, bool(stp), bool(filtering), pvid)
+        if info.get_attr("IFLA_INFO_SLAVE_KIND") == "bridge" and (data := info.get_attr("IFLA_INFO_SLAVE_DATA")):
+            names = ("LEARNING", "UNICAST_FLOOD", "BCAST_FLOOD", "NEIGH_SUPPRESS", "ISOLATED", "LOCKED")
+            values = (data.get_attr(f"IFLA_BRPORT_{name}") for name in names)
+            flags = [None if value is None else bool(value) for value in values]
+            state = data.get_attr("IFLA_BRPORT_STATE")
+            ports[index] = BridgePort(
+                index, FORWARDING if state is None else state, bool(data.get_attr("IFLA_BRPORT_MODE")), *flags
+            )
+    return LinkSettings(bridges, ports, frozenset(with_xdp))
