@@ -9,6 +9,7 @@ import binascii
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from attachment import cache
 from attachment.cache import Entry
@@ -49,7 +50,7 @@ class CachedAttachment:
         """Whether the container may be running: nothing proves that its namespace no longer exists."""
         return self.presence is not Presence.GONE
 
-    @property
+    @cached_property
     def typed_result(self) -> Result:
         """The result as a value; an empty one if it cannot be read."""
         version = self.result.get("cniVersion") if isinstance(self.result, dict) else None

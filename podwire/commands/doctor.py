@@ -1,18 +1,21 @@
 """`podwire doctor`: checks the node and prints faults with their fixes.
 
-The command only reads.
+The command only reads, except with --fix, which runs the commands that it prints.
 """
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from cni.errors import Code
 from podwire.command import (
     CACHE_DIR,
     Command,
     Context,
     Status,
+    UsageError,
     add_bin_dir,
     add_cache_dir,
     add_conf_dir,
@@ -20,28 +23,38 @@ from podwire.command import (
     bin_dirs,
     conf_dir,
     exit_status,
+    require_root,
 )
+from podwire.doctor import fixing
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.output import Cell, Output, plural
 
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
+_MOST_CONSEQUENCES = 4
 _BAD = (Severity.PROBLEM, Severity.WARNING)
 _DESCRIPTION = """\
 Checks everything that the pods' network on this node depends on: net.d and the plugins it names, the kernel's
 settings, the packet filter, each running attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the
-runtimes' directories and cache. It changes nothing.
+runtimes' directories and cache. Without --fix it changes nothing.
 
-Problems come first. Below each finding, "fix:" is a command or advice. A problem is why pods have no network now, or
-why the next ADD will fail; a warning can become one; a note helps if the cause is still unknown. Anything that could
-not be inspected is a note named "not-seen". docs/doctor.md explains all findings.
+It predicts what the packet filter and the routes do to the pods' packets, and sends none.
+
+Problems come first, each with its cause; what follows from it stands below it. "fix:" is a command or advice. A problem
+is why pods have no network now, or why the next ADD will fail; a warning can become one; a note helps if the cause is
+still unknown. Anything that could not be inspected is a note named "not-seen". docs/doctor.md explains all findings.
 
 Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everything could be inspected (without root,
 with a wrong --cache-dir, a file that cannot be read, or when time was up), so the node may or may not be healthy.
 
---json: {"complete", "checks": [{"group", "name", "severity", "subject", "text", "cure"}]}, in order; severity is
-"problem", "warning", "note" or "ok", cure "" where there is none; complete is false if anything is "not-seen"."""
+--fix shows the command of each finding and asks before it runs it (y, n, a for all, q); --yes asks nothing, and
+leaves out notes. It checks the node again after each command, and prints what remains at the end. Advice is not run.
+
+--json: {"complete", "checks": [{"group", "name", "severity", "subject", "text", "cure", "commands", "advice",
+"consequences"}]}, the worst first; severity is "problem", "warning", "note" or "ok"; commands are complete command
+lines for a shell, advice is for people, cure is either of them, "" where there is none; consequences are findings that
+the fix will probably end: {"name", "severity", "subject", "text"}; complete is false if anything is "not-seen"."""
 
 Findings = Sequence[tuple[Check, Finding]]
 
@@ -49,6 +62,10 @@ Findings = Sequence[tuple[Check, Finding]]
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="check only this network")
     parser.add_argument("--all", action="store_true", help="also print everything that is in order")
+    parser.add_argument(
+        "--fix", action="store_true", help="show the commands of the findings and run them, each after a question"
+    )
+    parser.add_argument("--yes", action="store_true", help="with --fix: run all commands without a question")
     add_conf_dir(parser)
     add_bin_dir(parser)
     add_cache_dir(parser)
@@ -56,6 +73,17 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(context: Context, options: Namespace) -> Status:
+    findings = _fix(context, options) if options.fix else _check(context, options)
+    complete = all(finding.name != UNSEEN.name for _, finding in findings)
+    if context.out.as_json:
+        context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in findings]})
+    else:
+        _print(findings, context.out, everything=options.all)
+    return exit_status(wrong=any(finding.severity in _BAD for _, finding in findings), complete=complete)
+
+
+def _check(context: Context, options: Namespace) -> Findings:
+    """Reads the node and runs all checks."""
     node = Node(
         context.plugins,
         context.env,
@@ -66,13 +94,16 @@ def _run(context: Context, options: Namespace) -> Status:
         _directory_options(options),
     )
     node.require_network()
-    findings = run_checks(node)
-    complete = all(finding.name != UNSEEN.name for _, finding in findings)
+    return run_checks(node)
+
+
+def _fix(context: Context, options: Namespace) -> Findings:
+    """Runs the findings' commands; raises UsageError, CniError(4) without root."""
     if context.out.as_json:
-        context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in findings]})
-    else:
-        _print(findings, context.out, everything=options.all)
-    return exit_status(wrong=any(finding.severity in _BAD for _, finding in findings), complete=complete)
+        raise UsageError(Code.INVALID_ENVIRONMENT, "--fix asks and prints text, so --json cannot be used with it")
+    require_root(context, "doctor --fix")
+    answers = None if options.yes else sys.stdin
+    return fixing.fix(lambda: _check(context, options), context.out, answers, context.env)
 
 
 def _directory_options(options: Namespace) -> dict[str, str]:
@@ -81,7 +112,7 @@ def _directory_options(options: Namespace) -> dict[str, str]:
     return {"--conf-dir": options.conf_dir, "--bin-dir": options.bin_dir, "--cache-dir": cache_dir}
 
 
-def _json(check: Check, finding: Finding) -> dict[str, str]:
+def _json(check: Check, finding: Finding) -> dict[str, object]:
     return {
         "group": check.group,
         "name": finding.name,
@@ -89,6 +120,12 @@ def _json(check: Check, finding: Finding) -> dict[str, str]:
         "subject": finding.subject,
         "text": finding.text,
         "cure": finding.fix,
+        "commands": list(finding.commands),
+        "advice": finding.all_advice,
+        "consequences": [
+            {"name": one.name, "severity": one.severity.value, "subject": one.subject, "text": one.text}
+            for one in finding.consequences
+        ],
     }
 
 
@@ -128,6 +165,12 @@ def _print_one(check: Check, finding: Finding, out: Output) -> None:
     out.print(name, f"{check.group}:", *_subject(finding), finding.text)
     if finding.fix:
         out.print("  fix:", Cell(finding.fix, "bold"))
+    if finding.advice and finding.advice != finding.fix:
+        out.print("  note:", finding.advice)
+    if finding.consequences:
+        subjects = list(dict.fromkeys(f"{one.name} ({one.subject})" for one in finding.consequences))
+        more = f" and {len(subjects) - _MOST_CONSEQUENCES} more" if len(subjects) > _MOST_CONSEQUENCES else ""
+        out.print(Cell(f"  probably also ended by that: {', '.join(subjects[:_MOST_CONSEQUENCES])}{more}", "dim"))
 
 
 def _subject(finding: Finding) -> list[str]:
@@ -143,6 +186,7 @@ COMMAND = Command(
     (
         ("podwire doctor", "why have pods no network?"),
         ("podwire doctor podwire --all", "one network, also what is in order"),
+        ("podwire doctor --fix", "repair the faults, one after the other"),
         ("podwire doctor --json", "for a program"),
     ),
 )

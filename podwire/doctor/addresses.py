@@ -22,6 +22,7 @@ from kernel import locks
 from kernel.netfilter import iptables
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
+from podwire.doctor.run import Run
 
 _GROUP = "addresses"
 _NEARLY_PERCENT = 90
@@ -46,6 +47,12 @@ _STALE = Fault(
     Severity.WARNING,
     "addresses are reserved for containers that are no longer running",
     "`podwire gc NETWORK`; `podwire ipam verify` lists them",
+)
+_UNRESERVED = Fault(
+    "address-not-reserved",
+    Severity.PROBLEM,
+    "the address of a running pod is not reserved in its network's store: host-local may allocate it to another pod",
+    "remove the container and create it again, before other pods are created",
 )
 _UNUSABLE = Fault(
     "store-unusable",
@@ -105,6 +112,24 @@ def _ranges(node: Node) -> Iterator[Finding]:
             )
 
 
+def _reserved(node: Node) -> Iterator[Finding]:
+    """Reports running pods' addresses without a reservation: one that podwire's own store would have."""
+    for item, store in _stores(node):
+        if not os.path.isdir(store.directory):
+            continue
+        ranges = [one for range_set in item.sets for one in range_set.ranges]
+        for one in node.running:
+            if one.network_name != item.network.name:
+                continue
+            for ip in one.typed_result.ips:
+                address = ip.address.ip
+                is_mine = any(address in each.subnet for each in ranges)
+                if is_mine and not os.path.lexists(os.path.join(store.directory, str(address))):
+                    pod = one.pod or one.attachment.container_id
+                    text = f"{address} of {pod} is not reserved in {store.directory}"
+                    yield _UNRESERVED.finding(item.network.name, text, _UNRESERVED.fix, behind=(store.directory,))
+
+
 def _usage(node: Node, item: Interface, range_set: RangeSet, by_cache: Usage) -> Usage:
     """Returns the usage with the stale addresses by the snapshot, as `podwire gc` and `ipam verify` count them.
 
@@ -140,12 +165,14 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
     directory, name = _nearest(store.directory), item.network.name
     if not os.path.isdir(directory):
         return _UNUSABLE.finding(
-            name, f"{directory} is not a directory", f"mv {quote(directory)} {quote(directory)}.old"
+            name, f"{directory} is not a directory", Run(f"mv {quote(directory)} {quote(directory)}.old")
         )
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         return _UNUSABLE.finding(
-            name, f"{directory} is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
+            name,
+            f"{directory} is on a read-only file system",
+            Run(f"mount -o remount,rw {quote(mount_point(directory))}"),
         )
     if about.f_files and not about.f_favail:
         return _UNUSABLE.finding(
@@ -156,9 +183,11 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
     owner = os.stat(directory)
     if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
         text = f"{directory} belongs to user {owner.st_uid}, who can change the reservations"
-        return _UNUSABLE.finding(name, text, f"chown root: {quote(directory)}")
+        return _UNUSABLE.finding(name, text, Run(f"chown root: {quote(directory)}"))
     if os.path.isdir(f"{store.directory}/lock"):
-        return _UNUSABLE.finding(name, f"{store.directory}/lock is a directory", f"rmdir {quote(store.directory)}/lock")
+        return _UNUSABLE.finding(
+            name, f"{store.directory}/lock is a directory", Run(f"rmdir {quote(store.directory)}/lock")
+        )
     return None
 
 
@@ -205,6 +234,7 @@ def _nearest(directory: str) -> str:
 
 CHECKS = (
     Check(_GROUP, "ranges", "no network has a store of addresses", _ranges, (_FULL, _NEARLY, _STALE)),
+    Check(_GROUP, "reservations", "the addresses of running pods are reserved", _reserved, (_UNRESERVED,)),
     Check(_GROUP, "stores", "the stores are writable", _usable, (_UNUSABLE, _ELSEWHERE, _FORGETFUL)),
     Check(_GROUP, "locks", "no process holds a store's lock, or that of iptables-legacy, for long", _lock, (_HELD,)),
 )

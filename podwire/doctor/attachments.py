@@ -18,6 +18,7 @@ from podwire.attachments import CachedAttachment
 from podwire.checking import NETNS_NOT_VISIBLE, Failure, Verdict
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
+from podwire.doctor.pods import attachment_key
 
 _GROUP = "attachments"
 _LIMIT_S = 4.0  # for all of them
@@ -35,7 +36,7 @@ _SHADOWED = Fault(
     "another container's rule for the same host port comes before the pod's, and gets its packets",
     "give one of them another host port, or `podwire gc NETWORK` if the other is no longer running",
 )
-_ELSEWHERE = Fault(
+ELSEWHERE = Fault(
     "pod-routed-elsewhere",
     Severity.PROBLEM,
     "the host's route to a running pod uses an interface that is not the pod's: 127.0.0.1:hostPort fails",
@@ -149,11 +150,19 @@ def _finding(node: Node, one: CachedAttachment, failure: Failure) -> Finding:
     if isinstance(error, ShadowedError):
         return _SHADOWED.finding(subject, text, error.details or _SHADOWED.fix)
     behind = [interface.name for interface in one.typed_result.interfaces if not interface.sandbox]
+    behind.append(attachment_key(one))
     if isinstance(error, WrongRouteError):
-        return _ELSEWHERE.finding(subject, text, error.details, behind=behind)
-    if failure.only_rules:
-        return _LOST_RULES.finding(subject, text, node.command("repair", one.network_name), behind=behind)
+        return ELSEWHERE.finding(subject, text, error.details, behind=behind)
+    if failure.only_rules or failure.plugin == "portmap":  # also route_localnet: repair creates its guard first
+        objects = (rules_of(one.network_name),)
+        fix = node.command("repair", one.network_name)
+        return _LOST_RULES.finding(subject, text, fix, objects=objects, behind=behind)
     return _WRONG.finding(subject, text, error.details or "remove the container and create it again", behind=behind)
+
+
+def rules_of(network: str) -> str:
+    """Returns the name of a network's own rules in `Finding.objects`."""
+    return f"rules of {network}"
 
 
 CHECKS = (
@@ -162,6 +171,6 @@ CHECKS = (
         "check",
         "the cache has no running attachment",
         _look,
-        (_LOST_RULES, _SHADOWED, _ELSEWHERE, _WRONG, _REMARK, _NOT_ALL),
+        (_LOST_RULES, _SHADOWED, ELSEWHERE, _WRONG, _REMARK, _NOT_ALL),
     ),
 )

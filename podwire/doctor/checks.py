@@ -14,35 +14,57 @@ from podwire.doctor import (
     attachments,
     configuration,
     dhcp,
-    forward,
+    interior,
     kernel,
     links,
+    linting,
     masters,
+    neighbours,
     packetfilter,
+    ports,
     programs,
+    published,
+    routes,
+    rules,
     runtime,
+    settings,
+    traffic,
 )
-from podwire.doctor.finding import UNSEEN, Check, Finding, ok_finding, without_consequences
+from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, fold_consequences, ok_finding
 from podwire.doctor.node import Node
 
 CHECKS: tuple[Check, ...] = (
     *configuration.CHECKS,
     *programs.CHECKS,
+    *linting.CHECKS,
     *kernel.CHECKS,
-    *forward.CHECKS,
+    *settings.CHECKS,
+    *links.CHECKS,
+    *masters.CHECKS,
+    *ports.CHECKS,
+    *interior.CHECKS,
+    *routes.CHECKS,
+    *neighbours.CHECKS,
+    *traffic.CHECKS,
+    *rules.CHECKS,
     *packetfilter.CHECKS,
+    *published.CHECKS,
     *attachments.CHECKS,
     *addresses.CHECKS,
     *dhcp.CHECKS,
-    *links.CHECKS,
-    *masters.CHECKS,
     *runtime.CHECKS,
 )
 
+_ORDER = tuple(Severity)
+
 
 def run_checks(node: Node) -> list[tuple[Check, Finding]]:
-    """Runs all checks; returns at least one finding of each, with severity OK if all is in order."""
-    return without_consequences((check, finding) for check in CHECKS for finding in _run(check, node))
+    """Runs all checks; returns at least one finding of each, with severity OK if all is in order.
+
+    The worst come first, and of equal ones the causes: the checks are in the order in which a fault causes others.
+    """
+    findings = fold_consequences((check, finding) for check in CHECKS for finding in _run(check, node))
+    return sorted(findings, key=lambda one: _ORDER.index(one[1].severity))
 
 
 def _run(check: Check, node: Node) -> list[Finding]:

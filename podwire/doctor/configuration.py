@@ -15,6 +15,7 @@ from kernel.link import IFF_LOOPBACK
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
+from podwire.doctor.run import Run
 from podwire.output import plural
 
 _GROUP = "configuration"
@@ -85,7 +86,7 @@ def _files(node: Node) -> Iterator[Finding]:
     if os.path.lexists(node.conf_dir) and not os.path.isdir(os.path.realpath(node.conf_dir)):
         directory = quote(node.conf_dir)
         yield _NONE.finding(
-            node.conf_dir, "it is not a directory", f"mv {directory} {directory}.old; mkdir {directory}"
+            node.conf_dir, "it is not a directory", Run(f"mv {directory} {directory}.old; mkdir {directory}")
         )
         return
     usable = [file for file in node.files if file.network]

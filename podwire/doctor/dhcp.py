@@ -13,6 +13,7 @@ from shlex import quote
 from ipam.dhcp import conf as dhcp_conf
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
+from podwire.doctor.run import Run
 from podwire.node import dhcp_leases
 from podwire.node.dhcp_leases import LeaseState
 
@@ -71,7 +72,7 @@ def _why_unreachable(path: str) -> str:
 
 def _start_command(path: str) -> str:
     if path == dhcp_conf.SOCKET_PATH and any(os.path.exists(unit) for unit in _UNITS):
-        return "systemctl enable --now cni-dhcp.socket cni-dhcp.service"
+        return Run("systemctl enable --now cni-dhcp.socket cni-dhcp.service")
     return f"start the daemon, or have a service manager start it: /opt/cni/bin/dhcp daemon -socketpath {quote(path)}"
 
 

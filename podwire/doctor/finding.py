@@ -7,10 +7,11 @@ reported fault is real, and its fix repairs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from podwire.doctor.node import Node
+from podwire.doctor.run import Run
 
 
 class Severity(Enum):
@@ -24,10 +25,11 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding: the object (`subject`), its state and cause (`text`), and `fix`: a command to paste, or advice.
+    """A finding: the object (`subject`), its state and cause (`text`), and `fix`: a command (`Run`), or advice.
 
     `objects` are the parts of the node (mostly interfaces) that have the fault, `behind` the parts that explain it if
-    they have a fault themselves: then the finding is left out, as its fix would be a second one for the same fault.
+    they have a fault themselves: then the finding is one of the cause's `consequences`, as its fix would be a second
+    one for the same fault. `advice` stands beside a command: what else to do, for instance to make it permanent.
     """
 
     severity: Severity
@@ -37,6 +39,18 @@ class Finding:
     fix: str = ""
     objects: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
+    advice: str = ""
+    consequences: tuple[Finding, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands that repair it, to be run in a shell."""
+        return (str(self.fix),) if isinstance(self.fix, Run) else ()
+
+    @property
+    def all_advice(self) -> str:
+        """The advice beside the commands, or instead of them."""
+        return self.advice or ("" if isinstance(self.fix, Run) else self.fix)
 
 
 @dataclass(frozen=True)
@@ -49,10 +63,18 @@ class Fault:
     fix: str
 
     def finding(
-        self, subject: str, text: str, fix: str = "", *, objects: Iterable[str] = (), behind: Iterable[str] = ()
+        self,
+        subject: str,
+        text: str,
+        fix: str = "",
+        *,
+        objects: Iterable[str] = (),
+        behind: Iterable[str] = (),
+        advice: str = "",
+        severity: Severity | None = None,
     ) -> Finding:
-        """Returns a finding of this fault in `subject`."""
-        return Finding(self.severity, self.name, subject, text, fix, tuple(objects), tuple(behind))
+        """Returns a finding of this fault in `subject`, with the fault's severity unless another one is given."""
+        return Finding(severity or self.severity, self.name, subject, text, fix, tuple(objects), tuple(behind), advice)
 
 
 @dataclass(frozen=True)
@@ -82,8 +104,31 @@ UNSEEN = Fault(
 )
 
 
-def without_consequences(findings: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
-    """Returns the findings without the consequences of others, so that each fault has one fix."""
+def fold_consequences(findings: Iterable[tuple[Check, Finding]]) -> list[tuple[Check, Finding]]:
+    """Returns the findings, each consequence within the first finding that explains it: each fault has one fix."""
     every = list(findings)
-    causes = {name for _, finding in every for name in finding.objects}
-    return [(check, finding) for check, finding in every if causes.isdisjoint(finding.behind)]
+    by_object: dict[str, int] = {}
+    for number, (_, finding) in enumerate(every):
+        for name in finding.objects:
+            by_object.setdefault(name, number)
+    causes = [
+        next((by_object[name] for name in finding.behind if by_object.get(name, number) != number), number)
+        for number, (_, finding) in enumerate(every)
+    ]
+    folded: dict[int, list[Finding]] = {}
+    for number, (_, finding) in enumerate(every):
+        if (root := _root(causes, number)) != number:
+            folded.setdefault(root, []).append(finding)
+    return [
+        (check, replace(finding, consequences=tuple(folded.get(number, ()))))
+        for number, (check, finding) in enumerate(every)
+        if _root(causes, number) == number
+    ]
+
+
+def _root(causes: list[int], number: int) -> int:
+    """Returns the first cause of a finding, the smallest of those that explain each other."""
+    seen = [number]
+    while (cause := causes[seen[-1]]) not in seen:
+        seen.append(cause)
+    return seen[-1] if cause == seen[-1] else min(seen[seen.index(cause) :])

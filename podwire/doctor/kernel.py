@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 from kernel import sysctl
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.forward import get_output_lines, legacy_program
+from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.node import Interface, Node, read_text
+from podwire.doctor.run import Run
+from podwire.node.programs import get_output_lines, legacy_program
 
 _GROUP = "kernel"
 _FORWARDING = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
@@ -76,7 +78,7 @@ def _forwarding(node: Node) -> Iterator[Finding]:
             continue
         if _setting(name) == "0":
             text = f"IPv{version} forwarding is off, and pods of {', '.join(dict.fromkeys(users))} are running"
-            yield _FORWARD.finding(f"net/{name}", text, sysctl.command(name, "1"))
+            yield _FORWARD.finding(f"net/{name}", text, Run(sysctl.command(name, "1")))
             continue
         if version == 4:
             yield from _each_interface(node)
@@ -90,7 +92,7 @@ def _each_interface(node: Node) -> Iterator[Finding]:
         if _setting(name) == "0":
             # Whether another interface may forward is the administrator's decision: no command for that.
             advice = f'"{interface}" is not podwire\'s: decide whether it may forward, then change the setting'
-            fix = sysctl.command(name, "1") if interface in bridges else advice
+            fix = Run(sysctl.command(name, "1")) if interface in bridges else advice
             yield _ONE_OFF.finding(f"net/{name}", f'packets received on "{interface}" are not forwarded', fix)
 
 
@@ -108,14 +110,10 @@ def _ipv6(node: Node) -> Iterator[Finding]:
             setting = f"ipv6/conf/{name}/disable_ipv6"
             if name and _setting(setting) == "1":
                 text = f"{item.network.path} has IPv6 ranges, but net/{setting} is 1"
-                fix = sysctl.command(setting, "0")
+                again = gateway_commands(node, item) if item.bridge else []
+                fix = Run(" && ".join([sysctl.command(setting, "0"), *again]))
                 yield _NO_IPV6.finding(item.network.name, text, fix, objects=(ipv6_of(item.bridge),))
                 break
-
-
-def ipv6_of(bridge: str) -> str:
-    """Returns the name of a bridge's IPv6 in `Finding.objects`."""
-    return f"IPv6 of {bridge}"
 
 
 def _advertisements(node: Node) -> Iterator[Finding]:
@@ -128,7 +126,7 @@ def _advertisements(node: Node) -> Iterator[Finding]:
         name = f"ipv6/conf/{words[9]}/accept_ra"
         if _setting(name) == "1":
             text = f'the default route through "{words[9]}" came by router advertisement, and further ones are ignored'
-            yield _ADVERTISED.finding(f"net/{name}", text, sysctl.command(name, "2"))
+            yield _ADVERTISED.finding(f"net/{name}", text, Run(sysctl.command(name, "2")))
 
 
 def _bridged(node: Node) -> Iterator[Finding]:
@@ -140,9 +138,9 @@ def _bridged(node: Node) -> Iterator[Finding]:
     value = _setting(_BRIDGED)
     bridges = [item.bridge for item in node.interfaces if item.bridge]
     if served and bridges and value != "1":
-        fix = sysctl.command(_BRIDGED, "1")
+        fix = Run(sysctl.command(_BRIDGED, "1"))
         if value is None:
-            fix = f"modprobe br_netfilter && {fix}"
+            fix = Run(f"modprobe br_netfilter && {fix}")
         yield _UNSEEN.finding(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", fix)
 
 
@@ -158,7 +156,7 @@ def _connections(node: Node) -> Iterator[Finding]:
         return
     if count * 100 >= maximum * _FULL_PERCENT:
         text = f"{count} of {maximum} connections are in use"
-        yield _CONNECTIONS.finding(f"net/{_MAX}", text, sysctl.command(_MAX, str(2 * maximum)))
+        yield _CONNECTIONS.finding(f"net/{_MAX}", text, Run(sysctl.command(_MAX, str(2 * maximum))))
     else:
         yield ok_finding("connections", f"net/{_MAX}", f"{count} of {maximum} connections are in use")
 
@@ -169,7 +167,7 @@ def _neighbours(node: Node) -> Iterator[Finding]:
         pods = sum(any(ip.address.version == version for ip in one.typed_result.ips) for one in node.running)
         if maximum and pods * 100 >= maximum * _FULL_PERCENT:
             text = f"{pods} pods, but at most {maximum} neighbours"
-            yield _TABLE.finding(f"net/{name}", text, sysctl.command(name, str(4 * maximum)))
+            yield _TABLE.finding(f"net/{name}", text, Run(sysctl.command(name, str(4 * maximum))))
 
 
 def _with_pods(node: Node) -> list[Interface]:

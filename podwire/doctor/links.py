@@ -13,10 +13,12 @@ from shlex import quote
 from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.kernel import ipv6_of
+from podwire.doctor.gateways import gateway_commands, gateways_of, ipv6_of, missing_gateways
 from podwire.doctor.node import Interface, Node, read_text
+from podwire.doctor.run import Run
 
 _GROUP = "links"
+_MOST_NAMED = 3
 _ADDRESS_IS_SET = "3"  # NET_ADDR_SET (linux/netdevice.h)
 _SYS = "/sys/class/net"
 _NETWORKD = ("/etc/systemd/network", "/run/systemd/network", "/usr/lib/systemd/network", "/lib/systemd/network")
@@ -85,7 +87,7 @@ def _bridges(node: Node) -> Iterator[Finding]:
             text = f'its pods are running, but its bridge "{item.bridge}" does not exist'
             yield _NO_BRIDGE.finding(item.network.name, text, _NO_BRIDGE.fix, objects=(item.bridge,))
         elif not bridge.is_up:
-            fix = f"ip link set {quote(bridge.name)} up"
+            fix = Run(" && ".join([f"ip link set {quote(bridge.name)} up", *gateway_commands(node, item)]))
             yield _DOWN.finding(item.network.name, f'its bridge "{bridge.name}" is down', fix, objects=(bridge.name,))
         else:
             yield from _ports(node, item, bridge)
@@ -94,9 +96,8 @@ def _bridges(node: Node) -> Iterator[Finding]:
 
 
 def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
-    for one in node.running:
-        if one.network_name != item.network.name:
-            continue
+    lost: list[tuple[Link, str]] = []
+    for one in _pods(node, item):
         interfaces = one.typed_result.interfaces
         has_container_veth = any(interface.sandbox for interface in interfaces)
         for interface in interfaces:
@@ -106,21 +107,30 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
             if interface.name.startswith(f"{bridge.name}."):
                 continue
             if host_veth.master != bridge.index:
-                text = (
-                    f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is not a port of "{bridge.name}"'
-                )
-                yield _NO_PORT.finding(
-                    item.network.name, text, _attach_fix(item, bridge, host_veth), objects=(host_veth.name,)
-                )
+                lost.append((host_veth, one.pod or one.attachment.container_id))
             elif not host_veth.is_up:
                 text = f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is down'
-                fix = f"ip link set {quote(host_veth.name)} up"
+                fix = Run(f"ip link set {quote(host_veth.name)} up")
                 yield _PORT.finding(item.network.name, text, fix, objects=(host_veth.name,))
             elif host_veth.operstate != OPERSTATE_UP and has_container_veth and not item.is_container_veth_down:
                 state = OPERSTATES[host_veth.operstate]
                 text = f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is {state}'
-                fix = "remove the container and create it again: its routes were lost when its interface went down"
-                yield _PORT.finding(item.network.name, text, fix, objects=(host_veth.name,))
+                advice = "remove the container and create it again: its routes were lost when its interface went down"
+                behind = (f"interior {host_veth.name}",)
+                yield _PORT.finding(item.network.name, text, advice, objects=(host_veth.name,), behind=behind)
+    if lost:
+        yield _lost_ports(item, bridge, lost)
+
+
+def _lost_ports(item: Interface, bridge: Link, lost: list[tuple[Link, str]]) -> Finding:
+    """Returns one finding for all ports that a bridge has lost."""
+    names = ", ".join(f'"{veth.name}" of {pod}' for veth, pod in lost[:_MOST_NAMED])
+    more = f" and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
+    verb = "is not a port" if len(lost) == 1 else "are not ports"
+    fixes = [_attach_fix(item, bridge, veth) for veth, _ in lost]
+    fix = fixes[0] if item.vlans else Run(" && ".join(fixes))
+    objects = [veth.name for veth, _ in lost]
+    return _NO_PORT.finding(item.network.name, f'{names}{more} {verb} of "{bridge.name}"', fix, objects=objects)
 
 
 def _attach_fix(item: Interface, bridge: Link, host_veth: Link) -> str:
@@ -129,7 +139,7 @@ def _attach_fix(item: Interface, bridge: Link, host_veth: Link) -> str:
         return "remove the container and create it again: the port's VLANs are lost, too"
     flags = "".join(f" {flag} on" for flag in item.port_flags)
     join = f"ip link set {quote(host_veth.name)} master {quote(bridge.name)}"
-    return f"{join} && ip link set {quote(host_veth.name)} type bridge_slave{flags}" if flags else join
+    return Run(f"{join} && ip link set {quote(host_veth.name)} type bridge_slave{flags}" if flags else join)
 
 
 def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
@@ -144,29 +154,26 @@ def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
         interfaces = (interface for one in _pods(node, item) for interface in one.typed_result.interfaces)
         on_host = (interface for interface in interfaces if interface.name == bridge.name and not interface.sandbox)
         known = next((interface.mac for interface in on_host if interface.mac), "")
-        fix = f"ip link set {quote(bridge.name)} address {known or bridge.mac}"
+        fix = Run(f"ip link set {quote(bridge.name)} address {known or bridge.mac}")
         yield _MAC.finding(bridge.name, "its MAC address was never set, and changes with its ports", fix)
 
 
 def _gateways(node: Node) -> Iterator[Finding]:
     """Yields the pods' gateways that are not on the host, for networks whose gateway is the host."""
-    assigned = {one.address.ip for addresses in node.addresses.values() for one in addresses}
     for item in _with_pods(node):
         bridge = node.link(item.bridge) if item.bridge else None
         if bridge is None or not item.routed:
             continue
-        missing = {
-            ip.gateway: ip.address.network.prefixlen
-            for one in node.running
-            if one.network_name == item.network.name
-            for ip in one.typed_result.ips
-            if ip.gateway and ip.gateway not in assigned
-        }
-        for gateway, length in missing.items():
-            text = f"no interface of the host has {gateway}, the gateway of its pods"
-            fix = f"ip address add {gateway}/{length} dev {quote(bridge.name)}"
-            behind = (ipv6_of(bridge.name),) if gateway.version == 6 else ()
-            yield _NO_ADDRESS.finding(item.network.name, text, fix, objects=(bridge.name,), behind=behind)
+        for version in (4, 6):
+            missing = [one for one in missing_gateways(node, item) if one.ip.version == version]
+            if missing:
+                gateways = ", ".join(str(one.ip) for one in missing)
+                text = f"no interface of the host has {gateways}, the gateway of its pods"
+                fix = Run(" && ".join(gateway_commands(node, item)))
+                behind = (ipv6_of(bridge.name),) if version == 6 else ()
+                behind = (*behind, *((bridge.name,) if not bridge.is_up else ()), gateways_of(bridge.name))
+                objects = (gateways_of(bridge.name), *((bridge.name,) if bridge.is_up else ()))
+                yield _NO_ADDRESS.finding(item.network.name, text, fix, objects=objects, behind=behind)
 
 
 def _mtu(node: Node) -> Iterator[Finding]:
@@ -205,7 +212,7 @@ def _duplicates(node: Node) -> Iterator[Finding]:
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:
-                fix = f"ip address del {present} dev {quote(link.name)}"
+                fix: str = Run(f"ip address del {present} dev {quote(link.name)}")
                 if not link.flags & IFF_LOOPBACK:  # other machines may use it, or pods as their gateway
                     fix = f"remove the pod of {pod}; or, only if the host does not need the address: {fix}"
                 yield _DOUBLE.finding(str(address), f'{pod} has it, and so has the host on "{link.name}"', fix)

@@ -11,6 +11,7 @@ from shlex import quote
 from kernel.link import OPERSTATE_UP, OPERSTATES
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
+from podwire.doctor.run import Run
 from podwire.networks import Network
 
 _GROUP = "links"
@@ -65,7 +66,9 @@ def _master(node: Node, network: str, kind: str, name: str) -> Iterator[Finding]
             fix = f"create {name} again, then remove the pods and create them again: their VLAN interfaces are lost"
         yield _MISSING.finding(network, text, fix, objects=(name,))
     elif not master.is_up:
-        yield _DOWN.finding(network, f'its master "{name}" is down', f"ip link set {quote(name)} up", objects=(name,))
+        yield _DOWN.finding(
+            network, f'its master "{name}" is down', Run(f"ip link set {quote(name)} up"), objects=(name,)
+        )
     elif master.operstate not in (OPERSTATE_UP, OPERSTATES.index("unknown")):
         text = f'its master "{name}" is up, but has no carrier ({OPERSTATES[master.operstate]})'
         fix = f"connect {name}, or bring up its other end"

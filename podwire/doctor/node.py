@@ -23,18 +23,23 @@ from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
-from kernel import address, link, route
+from kernel import address, link, neighbour, route, sysctl
 from kernel.address import AssignedAddress
+from kernel.bridge_state import LinkSettings, read_link_settings
 from kernel.link import Link
 from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
+from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.route import InstalledRoute
+from kernel.route_choice import Fib, read_fib
 from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
 from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
+from podwire.doctor.run import Run
 from podwire.networks import Network, NetworkFile
 from podwire.node.inspection import read_snapshot
+from podwire.node.legacy_filter import with_legacy
 from podwire.node.records import Directories
 from podwire.node.snapshot import Snapshot
 from podwire.runtimes import Runtime
@@ -99,10 +104,10 @@ class Node:
         self.checker = Checker(plugins, env, bin_dirs)
         self._options = options or {}
 
-    def command(self, name: str, network: str) -> str:
+    def command(self, name: str, network: str) -> Run:
         """Returns a command line of this tool for a network, for use as a fix."""
         options = [f" {option} {quote(value)}" for option, value in self._options.items() if value]
-        return f"podwire {name} {quote(network)}{''.join(options)}"
+        return Run(f"podwire {name} {quote(network)}{''.join(options)}")
 
     def find_plugin(self, kind: str) -> str:
         """Returns the path of plugin `kind` in `bin_dirs`, "" if it is in none."""
@@ -269,6 +274,42 @@ class Node:
                 return tuple(nft_chains.list_chains(socket))
         except nft.UnavailableError:
             return ()
+
+    @cached_property
+    def ruleset(self) -> Ruleset:
+        """The rules of the packet filter, of nftables and of both variants of iptables; raises CniError."""
+        return with_legacy(read_ruleset())
+
+    def is_bridge_filtered(self, version: int) -> bool:
+        """Returns whether frames between ports of a bridge pass the rules of an IP version (br_netfilter)."""
+        try:
+            return sysctl.get(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"
+        except FileNotFoundError:
+            return False
+
+    @cached_property
+    def link_settings(self) -> LinkSettings:
+        """The settings of bridges and their ports."""
+        with Socket() as socket:
+            return read_link_settings(socket)
+
+    @cached_property
+    def neighbours(self) -> tuple[neighbour.Entry, ...]:
+        """The neighbour entries of the host."""
+        with Socket() as socket:
+            return tuple(neighbour.list_entries(socket))
+
+    @cached_property
+    def forwarding(self) -> tuple[neighbour.ForwardingEntry, ...]:
+        """The entries of the bridges' forwarding databases."""
+        with Socket() as socket:
+            return tuple(neighbour.list_forwarding(socket))
+
+    @cached_property
+    def fib(self) -> Fib:
+        """The policy rules and the routes of the host, of every type."""
+        with Socket() as socket:
+            return read_fib(socket)
 
 
 def types_of(network: Network) -> tuple[str, ...]:

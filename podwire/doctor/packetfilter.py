@@ -17,8 +17,9 @@ from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.forward import LEGACY, find_program, get_output_lines, legacy_program
 from podwire.doctor.node import Node
+from podwire.doctor.rules import LEGACY
+from podwire.node.programs import find_program, get_output_lines, legacy_program
 
 Owners = frozenset[tuple[str, Attachment]]  # with their networks
 

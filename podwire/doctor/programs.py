@@ -22,6 +22,7 @@ from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node, types_of
+from podwire.doctor.run import Run
 from podwire.networks import Network
 from process import child
 from process.child import Command
@@ -91,14 +92,15 @@ def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
     try:
         path = delegate.find(kind, node.bin_dirs)
     except CniError:
-        ours = f"podwire install --bin-dir {quote(node.install_dir)}"
+        ours = Run(f"podwire install --bin-dir {quote(node.install_dir)}")
         fix = ours if kind in node.plugins else f'install "{kind}" into {node.install_dir}, or correct "type" in {user}'
         return _MISSING.finding(kind, f"{user} needs it, but it is not in {', '.join(node.bin_dirs)}", fix)
     if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
         return UNSEEN.finding(kind, f"{path} is not executable for this user", UNSEEN.fix)
     if not os.access(path, os.X_OK):
-        return _MODE.finding(kind, f"{path} is not executable", f"chmod 0755 {quote(path)}")
-    again = f"podwire install --bin-dir {os.path.dirname(path)}" if kind in node.plugins else f"install {kind} again"
+        return _MODE.finding(kind, f"{path} is not executable", Run(f"chmod 0755 {quote(path)}"))
+    directory = quote(os.path.dirname(path))
+    again = Run(f"podwire install --bin-dir {directory}") if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):
         return _FOREIGN.finding(kind, f"{path} is for a different processor than this node's", again)
     start = time.perf_counter()

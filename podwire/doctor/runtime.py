@@ -17,6 +17,7 @@ from ipam.host_local.store import Store
 from podwire import attachments
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, types_of
+from podwire.doctor.run import Run
 from podwire.node.leaks import HOST_VETH
 from podwire.node.records import Reservation
 from podwire.output import plural
@@ -100,7 +101,7 @@ def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
         text = f"it {runs}{_set_by(runtime)}, but doctor checks {ours or ':'.join(node.bin_dirs)}"
         fix = f"podwire doctor --bin-dir {quote(':'.join(runtime.bin_dirs))}"
         if kind in node.plugins and _is_podwire(ours):
-            fix = f"podwire install --bin-dir {quote(runtime.install_dir(node.plugins))}"
+            fix = Run(f"podwire install --bin-dir {quote(runtime.install_dir(node.plugins))}")
         elif not theirs:
             fix = f'install "{kind}" into {runtime.install_dir(node.plugins)}'
         yield _ELSEWHERE.finding(runtime.name, text, fix)
@@ -182,7 +183,7 @@ def _disk(node: Node) -> Iterator[Finding]:
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         yield _DISK.finding(
-            directory, "it is on a read-only file system", f"mount -o remount,rw {quote(mount_point(directory))}"
+            directory, "it is on a read-only file system", Run(f"mount -o remount,rw {quote(mount_point(directory))}")
         )
     elif about.f_blocks and not about.f_bavail:
         yield _DISK.finding(directory, "its file system is full", f"free some space: df {directory}")

@@ -1,0 +1,91 @@
+"""The faults inside a running pod (interior.py finds them), for the manual."""
+
+from __future__ import annotations
+
+from podwire.doctor.finding import Fault, Severity
+
+DOWN = Fault(
+    "pod-link-down",
+    Severity.PROBLEM,
+    "the interface in a running pod is down",
+    "`nsenter --net=NETNS ip link set IFNAME up`, and the routes that the kernel removed with it",
+)
+ADDRESS = Fault(
+    "pod-address-missing",
+    Severity.PROBLEM,
+    "a running pod has lost an address that ADD gave it",
+    "`nsenter --net=NETNS ip address add ADDRESS dev IFNAME`, and the routes that the kernel removed with it",
+)
+FOREIGN_ADDRESS = Fault(
+    "pod-address-foreign",
+    Severity.PROBLEM,
+    "a running pod has an address that belongs to another pod, to its gateway or to the host",
+    "`nsenter --net=NETNS ip address del ADDRESS dev IFNAME`",
+)
+GATEWAY = Fault(
+    "pod-gateway-wrong",
+    Severity.PROBLEM,
+    "a running pod sends packets to other machines to another gateway, or through another interface, than ADD set",
+    "`nsenter --net=NETNS ip route replace default via GATEWAY dev IFNAME`",
+)
+ROUTE = Fault(
+    "pod-route-missing",
+    Severity.PROBLEM,
+    "a running pod has lost its default route",
+    "`nsenter --net=NETNS ip route add default via GATEWAY dev IFNAME`",
+)
+REFUSED = Fault(
+    "pod-route-refuses",
+    Severity.PROBLEM,
+    "a route or a policy rule inside a running pod refuses its packets",
+    "`nsenter --net=NETNS ip route del ROUTE`, or `ip rule del RULE`",
+)
+NEIGHBOUR = Fault(
+    "pod-neighbour-wrong",
+    Severity.PROBLEM,
+    "a running pod's neighbour entry of its gateway, or of another pod, has another MAC address than that has",
+    "`nsenter --net=NETNS ip neigh del ADDRESS dev IFNAME`",
+)
+MAC = Fault(
+    "pod-mac-changed",
+    Severity.PROBLEM,
+    "the MAC address of a running pod's interface is another one than ADD reported",
+    "`nsenter --net=NETNS ip link set IFNAME address MAC`",
+)
+NOARP = Fault(
+    "pod-without-arp",
+    Severity.PROBLEM,
+    "ARP is switched off for a running pod's interface: the pod finds no neighbour",
+    "`nsenter --net=NETNS ip link set IFNAME arp on`",
+)
+MTU = Fault(
+    "mtu-mismatch",
+    Severity.PROBLEM,
+    "the two ends of a pod's veth, or the veth and its bridge, have different MTUs: larger packets are dropped without "
+    "an answer; or the MTU is too small for the pod's IP version",
+    "`ip link set INTERFACE mtu MTU`",
+)
+RULE = Fault(
+    "pod-rule-drops",
+    Severity.PROBLEM,
+    "a rule or a policy of the packet filter inside a running pod drops its packets",
+    "`nsenter --net=NETNS nft delete rule ...`, if the pod's own software has not set it",
+)
+SETTING = Fault(
+    "pod-setting",
+    Severity.WARNING,
+    "a kernel setting inside a running pod stops its packets, or its answers",
+    "`nsenter --net=NETNS sysctl -w NAME=VALUE`",
+)
+LOOPBACK = Fault(
+    "pod-loopback-down",
+    Severity.NOTE,
+    "the interface lo in a running pod is down: 127.0.0.1 does not work in the pod",
+    "`nsenter --net=NETNS ip link set lo up`",
+)
+LISTENS = Fault(
+    "listens-on-loopback",
+    Severity.WARNING,
+    "the process behind a published port listens only on 127.0.0.1 inside the pod: the port leads nowhere",
+    "have it listen on 0.0.0.0 or on the pod's address",
+)

@@ -1,0 +1,41 @@
+"""Reports what `podwire lint` finds in net.d, except what another check of doctor reports itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from podwire.doctor.finding import Check, Fault, Finding, Severity
+from podwire.doctor.node import Node
+from podwire.lint import directory
+from podwire.lint.source import Severity as LintSeverity
+from podwire.networks import Network
+
+_GROUP = "configuration"
+
+_LINT = Fault(
+    "lint",
+    Severity.WARNING,
+    "`podwire lint` finds a fault in a file of net.d: a misspelt key, an option without effect, a value that a plugin "
+    "refuses",
+    "as the finding says, at its line and column ([all findings](lint.md))",
+)
+
+
+def _check(node: Node) -> Iterator[Finding]:
+    usable = {file.path for file in node.files if file.network}  # `file-unusable` reports the others
+    names = {network.path for network in node.networks}
+    for page in directory.lint_directory(node.conf_dir, node.plugins, ()).files:
+        if page.path not in usable or page.path not in names or _is_loopback(page.network):
+            continue
+        for one in page.findings:
+            if one.severity in (LintSeverity.ERROR, LintSeverity.WARNING):
+                where = f"{page.path}:{one.line}:{one.column}"
+                yield _LINT.finding(where, one.text, one.hint, behind=(f"lint {page.path}",))
+
+
+def _is_loopback(network: Network | None) -> bool:
+    """Returns whether a network only sets up lo: it is no pod network, and lint says so where it is the first file."""
+    return network is not None and all(plugin["type"] == "loopback" for plugin in network.plugins)
+
+
+CHECKS = (Check(_GROUP, "lint", "podwire lint finds no fault", _check, (_LINT,)),)

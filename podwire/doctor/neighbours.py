@@ -1,0 +1,130 @@
+"""Checks what the host believes about MAC addresses: neighbour entries and the bridges' forwarding databases.
+
+Doctor sends no requests: it compares with the MAC addresses in the results of ADD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from cni.address import format_mac
+from kernel.link import Link
+from podwire.doctor.finding import Check, Fault, Finding, Severity
+from podwire.doctor.node import Node
+from podwire.doctor.pods import Pod, list_pods, list_uplinks
+from podwire.doctor.run import Run
+
+_GROUP = "neighbours"
+
+_WRONG = Fault(
+    "neighbour-wrong",
+    Severity.PROBLEM,
+    "the host's neighbour entry (ARP, NDP) of a pod has another MAC address than the pod: it was set, or another "
+    "machine or pod answers for the address",
+    "`ip neigh del ADDRESS dev INTERFACE`",
+)
+_PROXY = Fault(
+    "neighbour-proxied",
+    Severity.PROBLEM,
+    "the host answers ARP or NDP requests for a pod on the pods' own bridge: other pods reach the host instead",
+    "`ip neigh del proxy ADDRESS dev BRIDGE`",
+)
+_FORWARDING = Fault(
+    "forwarding-entry-wrong",
+    Severity.PROBLEM,
+    "a bridge's forwarding database has a pod's MAC address at another port: frames to the pod leave there",
+    "`bridge fdb del MAC dev PORT master`",
+)
+_SAME_MAC = Fault(
+    "mac-twice",
+    Severity.PROBLEM,
+    "two pods on one bridge have the same MAC address: the bridge sends the frames of both to the one that sent last",
+    "remove one of the pods and create it again, without a fixed MAC address",
+)
+_SILENT = Fault(
+    "gateway-silent",
+    Severity.WARNING,
+    "the gateway of the host's default route does not answer ARP or NDP requests: other machines are not reachable",
+    "check cable, VLAN and address of the uplink, and the gateway",
+)
+_FIXED = Fault(
+    "gateway-fixed",
+    Severity.NOTE,
+    "the neighbour entry of the host's gateway was set by hand: if the gateway has another MAC address now, no packet "
+    "leaves the node",
+    "`ip neigh del GATEWAY dev UPLINK`; the kernel then learns the MAC address",
+)
+
+
+def _entries(node: Node) -> Iterator[Finding]:
+    pods = [pod for pod in list_pods(node) if pod.gate]
+    by_place = {(pod.gate.index, address): pod for pod in pods if pod.gate for address in pod.addresses}
+    for entry in node.neighbours:
+        pod = by_place.get((entry.ifindex, entry.address))
+        if pod is None or pod.gate is None:
+            continue
+        where = f"{entry.address} dev {quote(pod.gate.name)}"
+        subject = f"{pod.item.network.name}: {pod.name}"
+        if entry.is_proxy:
+            text = f'the host answers for {entry.address} on "{pod.gate.name}"'
+            yield _PROXY.finding(subject, text, Run(f"ip neigh del proxy {where}"))
+        elif entry.mac and pod.mac_bytes and entry.mac != pod.mac_bytes:
+            how = "was set to" if entry.is_permanent else "was learned as"
+            text = f'{entry.address} on "{pod.gate.name}" {how} {format_mac(entry.mac)}, but the pod has {pod.mac}'
+            advice = "" if entry.is_permanent else f"if it comes again: {format_mac(entry.mac)} also has the address"
+            yield _WRONG.finding(subject, text, Run(f"ip neigh del {where}"), advice=advice)
+
+
+def _forwarding(node: Node) -> Iterator[Finding]:
+    pods = [pod for pod in list_pods(node) if pod.item.bridge and pod.host_veth and pod.mac_bytes]
+    by_mac: dict[tuple[int, bytes], Pod] = {}
+    for pod in pods:
+        bridge = node.link(pod.item.bridge)
+        if bridge is None or pod.mac_bytes is None:
+            continue
+        other = by_mac.setdefault((bridge.index, pod.mac_bytes), pod)
+        if other is not pod:
+            text = f"{other.name} and {pod.name} both have {pod.mac}"
+            yield _SAME_MAC.finding(pod.item.network.name, text, f"remove the pod {pod.name} and create it again")
+    for entry in node.forwarding:
+        pod_here = by_mac.get((entry.master, entry.mac))
+        if pod_here is None or pod_here.host_veth is None or entry.ifindex == pod_here.host_veth.index:
+            continue
+        port = node.link_of(entry.ifindex)
+        name = port.name if port else str(entry.ifindex)
+        text = f'"{pod_here.item.bridge}" sends frames for {pod_here.mac} ({pod_here.name}) to "{name}"'
+        vlan = f" vlan {entry.vlan}" if entry.vlan else ""
+        target = "self" if entry.ifindex == entry.master else "master"
+        command = f"bridge fdb del {pod_here.mac} dev {quote(name)} {target}{vlan}"
+        yield _FORWARDING.finding(pod_here.item.network.name, text, Run(command))
+
+
+def _gateways(node: Node) -> Iterator[Finding]:
+    uplinks: dict[int, Link] = {link.index: link for link in list_uplinks(node)}
+    gateways = {
+        (index, gateway)
+        for route in node.fib.routes
+        if not route.destination.prefixlen and route.table == 254
+        for index, gateway in route.hops
+    }
+    for entry in node.neighbours:
+        uplink = uplinks.get(entry.ifindex)
+        if uplink is None or (entry.ifindex, entry.address) not in gateways or entry.is_proxy:
+            continue
+        if entry.is_failed:
+            text = f'the gateway {entry.address} on "{uplink.name}" does not answer'
+            yield _SILENT.finding("host", text, _SILENT.fix)
+        elif entry.is_permanent:
+            text = (
+                f'the MAC address of the gateway {entry.address} on "{uplink.name}" was set to {format_mac(entry.mac)}'
+            )
+            command = f"ip neigh del {entry.address} dev {quote(uplink.name)}"
+            yield _FIXED.finding("host", text, Run(command))
+
+
+CHECKS = (
+    Check(_GROUP, "entries", "no neighbour entry of a pod is wrong", _entries, (_WRONG, _PROXY)),
+    Check(_GROUP, "forwarding", "the bridges know where their pods are", _forwarding, (_FORWARDING, _SAME_MAC)),
+    Check(_GROUP, "next hops", "the host's gateway answers, or was not asked", _gateways, (_SILENT, _FIXED)),
+)

@@ -1,0 +1,138 @@
+"""The running pods of routed networks as the checks of packets, routes and neighbours need them.
+
+This module only combines what `Node` has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+
+from cni.address import Address, parse_mac
+from kernel.link import IFF_LOOPBACK, Link
+from podwire.attachments import CachedAttachment
+from podwire.doctor.node import Interface, Node
+
+# Addresses that no node has: what a pod sends to other machines goes to one of them.
+REMOTE = {4: ("1.1.1.1", "8.8.8.8", "193.0.14.129"), 6: ("2606:4700:4700::1111", "2001:7fd::1")}
+
+
+@dataclass(frozen=True)
+class HostPort:
+    """A published port: of the host, and of the pod; protocol as IPPROTO_*."""
+
+    port: int
+    container_port: int
+    protocol: int
+    host_ip: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Pod:
+    """An attachment to a bridge or ptp network: its addresses and its interfaces on the host.
+
+    `gate` is the host's interface that its packets arrive on: the bridge, or the host veth of a routed pod.
+    """
+
+    item: Interface
+    attachment: CachedAttachment
+    addresses: tuple[Address, ...]
+    gateways: tuple[Address, ...]
+    mac: str
+    host_veth: Link | None
+    gate: Link | None
+    ports: tuple[HostPort, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The pod's name, or its container's ID."""
+        return self.attachment.pod or self.attachment.attachment.container_id
+
+    @property
+    def key(self) -> str:
+        """The attachment in `Finding.objects`."""
+        return attachment_key(self.attachment)
+
+    @property
+    def mac_bytes(self) -> bytes | None:
+        """The MAC address, None if the result has none."""
+        try:
+            return parse_mac(self.mac) if self.mac else None
+        except ValueError:
+            return None
+
+
+def attachment_key(one: CachedAttachment) -> str:
+    """Returns the name of an attachment in `Finding.objects` and `Finding.behind`."""
+    return f"{one.network_name} {one.attachment.container_id} {one.attachment.ifname}"
+
+
+@lru_cache(maxsize=1)
+def list_pods(node: Node) -> list[Pod]:
+    """Returns the running attachments to bridge and ptp networks; computed once, as every check needs them."""
+    items = {item.network.name: item for item in node.interfaces}
+    return [_pod(node, items[one.network_name], one) for one in node.running if one.network_name in items]
+
+
+def list_uplinks(node: Node) -> list[Link]:
+    """Returns the interfaces to other machines: of the default routes in use; without any, those with an address."""
+    if node.used_uplinks:
+        return list(node.used_uplinks)
+    bridges = {item.bridge for item in node.interfaces}
+    others = (node.link_of(index) for index, assigned in node.addresses.items() if assigned)
+    return [
+        link
+        for link in others
+        if link
+        and link.is_up
+        and not link.flags & IFF_LOOPBACK
+        and link.name not in bridges
+        and not _is_pods(node, link)
+    ]
+
+
+def node_address(node: Node, version: int) -> Address | None:
+    """Returns an address that other machines reach the host at, None without one."""
+    for link in list_uplinks(node):
+        for one in node.addresses.get(link.index, ()):
+            if one.address.version == version and not one.address.ip.is_link_local:
+                return one.address.ip
+    return None
+
+
+def _is_pods(node: Node, link: Link) -> bool:
+    return any(interface.name == link.name for one in node.running for interface in one.typed_result.interfaces)
+
+
+def _pod(node: Node, item: Interface, one: CachedAttachment) -> Pod:
+    interfaces = one.typed_result.interfaces
+    mac = next((interface.mac for interface in interfaces if interface.sandbox), "")
+    names = [interface.name for interface in interfaces if not interface.sandbox and interface.name != item.bridge]
+    veth = next((link for name in names if (link := node.link(name)) and link.kind == "veth"), None)
+    gate = _gate(node, item, names) if item.bridge else veth
+    ips = one.typed_result.ips
+    gateways = tuple(ip.gateway for ip in ips if ip.gateway)
+    return Pod(item, one, tuple(ip.address.ip for ip in ips), gateways, mac, veth, gate, tuple(_ports(one)))
+
+
+def _gate(node: Node, item: Interface, names: list[str]) -> Link | None:
+    """Returns the bridge, or the interface of the pods' VLAN on it."""
+    vlan = next((link for name in names if name.startswith(f"{item.bridge}.") and (link := node.link(name))), None)
+    return vlan or node.link(item.bridge)
+
+
+def _ports(one: CachedAttachment) -> Iterator[HostPort]:
+    mappings = one.capability_args.get("portMappings")
+    for mapping in mappings if isinstance(mappings, list) else []:
+        if isinstance(mapping, dict):
+            protocol = {"tcp": 6, "udp": 17}.get(str(mapping.get("protocol", "tcp")).lower(), 0)
+            port, target = mapping.get("hostPort"), mapping.get("containerPort")
+            if protocol and isinstance(port, int) and isinstance(target, int) and port:
+                yield HostPort(port, target, protocol, str(mapping.get("hostIP") or ""))
+
+
+def remote_addresses(version: int) -> list[Address]:
+    """Returns addresses of other machines."""
+    return [ip_address(text) for text in REMOTE[version]]

@@ -1,0 +1,113 @@
+"""Checks published ports: host processes that listen on them, and UDP flows that a stale entry leads elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernel.netfilter import conntrack, nft
+from kernel.netfilter.conntrack import Flow
+from kernel.sockets_table import Listener, find_processes, list_listeners
+from podwire.doctor.finding import Check, Fault, Finding, Severity
+from podwire.doctor.node import Node
+from podwire.doctor.pods import HostPort, Pod, list_pods
+from podwire.doctor.run import Run
+from podwire.node.programs import find_program
+
+_GROUP = "host ports"
+_UDP = 17
+_HOLDERS = ("conmon", "podman", "rootlessport")  # podman keeps a published port open itself
+_NAMES = {6: "tcp", 17: "udp"}
+
+_USED = Fault(
+    "port-taken-by-process",
+    Severity.WARNING,
+    "a process of the host listens on a pod's published port: it gets no packets from other machines, as these go to "
+    "the pod; or, if it was there first, its clients now reach the pod",
+    "stop the process, or give it or the pod another port",
+)
+_STALE = Fault(
+    "conntrack-stale",
+    Severity.PROBLEM,
+    "connection tracking remembers a UDP flow to a published port from before the port was the pod's: as long as "
+    "packets come, they go elsewhere",
+    "`conntrack -D -p udp --orig-dst ADDRESS --orig-port-dst PORT`",
+)
+
+
+def _published(node: Node) -> list[tuple[Pod, HostPort]]:
+    return [(pod, port) for pod in list_pods(node) for port in pod.ports]
+
+
+def _processes(node: Node) -> Iterator[Finding]:
+    published = _published(node)
+    if not published:
+        return
+    numbers = {(port.protocol, port.port) for _, port in published}
+    listeners = [one for one in list_listeners({6, _UDP}) if (one.protocol, one.port) in numbers]
+    processes = find_processes(one.inode for one in listeners) if listeners else {}
+    reported = set()
+    for pod, port in published:
+        for listener in listeners:
+            key = port.protocol, port.port, listener.inode
+            if (listener.protocol, listener.port) == (port.protocol, port.port) and key not in reported:
+                reported.add(key)
+                yield from _used_by(pod, port, listener, processes.get(listener.inode))
+
+
+def _used_by(pod: Pod, port: HostPort, listener: Listener, process: tuple[int, str] | None) -> Iterator[Finding]:
+    if port.host_ip not in ("", "0.0.0.0", "::", str(listener.address)) and not listener.address.is_unspecified:
+        return
+    if process is not None and process[1] in _HOLDERS:
+        return
+    who = f"process {process[0]} ({process[1]})" if process else "a process that is not visible here"
+    number = f"{_NAMES[port.protocol]} port {port.port}"
+    text = f"{who} of the host listens on {number} ({listener.address}), which is published for {pod.name}"
+    stop = f"stop {process[1]}, " if process else "stop it, "
+    yield _USED.finding(pod.item.network.name, text, f"{stop}or publish another port for the pod")
+
+
+def _flows(node: Node) -> Iterator[Finding]:
+    published = [(pod, port) for pod, port in _published(node) if port.protocol == _UDP]
+    if not published:
+        return
+    ports = {port.port for _, port in published}
+    versions = {address.version for pod, _ in published for address in pod.addresses}
+    try:
+        with nft.open_socket() as socket:
+            flows = [flow for version in sorted(versions) for flow in conntrack.list_udp_flows(socket, version, ports)]
+    except nft.UnavailableError:
+        return
+    hosts = {one.address.ip for assigned in node.addresses.values() for one in assigned}
+    for pod, port in published:
+        stale = [
+            flow for flow in flows if flow.port == port.port and flow.destination in hosts and _is_stale(flow, pod)
+        ]
+        if stale:
+            flow = stale[0]
+            source, source_port = flow.reply_source or (flow.destination, flow.port)
+            text = f"{len(stale)} UDP flow(s) to port {port.port} go to {source}:{source_port}, and not to {pod.name}"
+            yield _STALE.finding(pod.item.network.name, text, *_fix(stale))
+
+
+def _is_stale(flow: Flow, pod: Pod) -> bool:
+    if flow.reply_source is None:
+        return False
+    target = flow.reply_source[0]
+    return target.version in {one.version for one in pod.addresses} and target not in pod.addresses
+
+
+def _fix(stale: list[Flow]) -> tuple[str]:
+    if not find_program("conntrack"):
+        return ("install the program conntrack, then run doctor again; or stop the sender for three minutes",)
+    commands = dict.fromkeys(
+        f"conntrack -D -p udp --orig-src {flow.source} --orig-dst {flow.destination} "
+        f"--sport {flow.source_port} --dport {flow.port}"
+        for flow in stale[:20]
+    )
+    return (Run(" && ".join(commands)),)
+
+
+CHECKS = (
+    Check(_GROUP, "processes", "no process of the host listens on a published port", _processes, (_USED,)),
+    Check(_GROUP, "flows", "no tracked UDP flow to a published port is stale", _flows, (_STALE,)),
+)

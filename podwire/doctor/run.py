@@ -1,0 +1,9 @@
+"""Marks the fixes that are commands, apart from those that are advice."""
+
+from __future__ import annotations
+
+
+class Run(str):
+    """A fix that is a command line of a shell: it can be pasted, and `podwire doctor --fix` runs it."""
+
+    __slots__ = ()

@@ -1,0 +1,47 @@
+"""Programs of the system that doctor runs to read what netlink does not show: iptables-legacy's rules.
+
+One rule: they only list.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cni.errors import CniError, Code
+from kernel.netfilter import iptables
+from process import child
+from process.child import Command
+from process.stderr import one_line
+
+_LIMIT_S = 5.0
+_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+
+
+def find_program(name: str) -> str:
+    """Returns the path of a system program, "" if it is not installed."""
+    paths = (f"{directory}/{name}" for directory in _DIRECTORIES)
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
+
+
+def get_output_lines(program: str, *options: str) -> list[str]:
+    """Runs a program and returns the lines of its output; raises CniError if it fails."""
+    (outcome,) = child.run(Command((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
+    if outcome.status:
+        stderr = one_line(outcome.stderr.decode("utf-8", "replace").strip())
+        raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.ending}: {stderr}")
+    return outcome.stdout.decode("utf-8", "replace").splitlines()
+
+
+def legacy_program(version: int, table: str) -> str:
+    """Returns the path of iptables-legacy's program, "" if it has created no such table.
+
+    Raises CniError if the table exists and the program is not installed: no other program lists its rules.
+    """
+    name = f"{iptables.TOOLS[version]}-legacy"
+    if not iptables.has_legacy(version, table):
+        return ""
+    program = find_program(name)
+    if not program:
+        msg = f"{name} has rules in table {table}, but is not installed: the rules cannot be read"
+        raise CniError(Code.IO_FAILURE, msg, f"install the program {name}")
+    return program
