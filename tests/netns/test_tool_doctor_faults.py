@@ -114,11 +114,11 @@ def test_disabled_forwarding_without_pods_is_no_fault(node):
 
 @pytest.mark.needs("nft_inet")
 def test_chain_that_names_the_bridge_is_only_a_note(node, sandbox):
-    """A chain that drops, but has a rule for the bridge, is only a note."""
+    """A chain that drops what an earlier rule may accept is only a note."""
     node.attach(node.add_sample("30-layer-2.conflist"), sandbox)
     node.add_sample("60-podman.conflist")
     rules = "add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; };"
-    node.host.run("nft", rules + 'add rule inet f c iifname "cni4" accept')
+    node.host.run("nft", rules + "add rule inet f c limit rate 10/second accept")
     assert node.find("forward-policy")["severity"] == "note"
     assert list_problems(node.list_findings()) == []
 
@@ -136,9 +136,10 @@ def test_pod_that_lost_its_route(node, network, sandbox):
     """A failure of CHECK for a running pod is reported with the fix in its details."""
     node.attach(network, sandbox)
     sandbox.ip("route", "flush", "default")
-    finding = node.find("check-failed")
-    assert "route 0.0.0.0/0" in finding["text"]
-    assert "remove the container and create it again" in finding["cure"]
+    finding = node.find("pod-route-missing")
+    assert [one["name"] for one in finding["consequences"]] == ["check-failed"]
+    node.run_fix(finding)
+    assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.parametrize("rules", ["masquerading", "host ports", "firewall"])
@@ -292,10 +293,11 @@ def test_interfaces_that_the_configuration_leaves_down(node, sandbox):
 
 
 def test_pod_interface_that_is_down(node, network, sandbox):
-    """An interface of a running pod that is down is reported, with the loss of its routes."""
+    """An interface of a running pod that is down is reported, and the command restores it and its routes."""
     node.attach(network, sandbox)
     sandbox.ip("link", "set", "eth0", "down")
-    assert "routes" in node.find("pod-interface-down")["cure"]
+    node.run_fix(node.find("pod-link-down"))
+    assert list_problems(node.list_findings()) == []
 
 
 def test_duplicate_address(node, network, new_sandbox):

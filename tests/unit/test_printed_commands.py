@@ -32,6 +32,8 @@ SETTINGS = {
     ("plugins/ptp/routed.py", "f'ipv6/conf/{host_veth.name}/disable_ipv6'"): "of the pod's host veth",
     ("podwire/doctor/kernel.py", "name"): "the node's forwarding, a network's bridge, accept_ra, a size of a table",
     ("podwire/doctor/kernel.py", "setting"): "disable_ipv6",
+    ("podwire/doctor/routes.py", "name"): "rp_filter: loose, and only if it was strict",
+    ("podwire/doctor/settings.py", "name"): "the settings of its table, none of which forwards or accepts",
     ("podwire/doctor/kernel.py", "_BRIDGED"): "net/bridge, of no interface",
     ("podwire/doctor/kernel.py", "_MAX"): "a size of a table",
 }

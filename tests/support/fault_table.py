@@ -1,0 +1,73 @@
+"""The faults that `podwire doctor` must find (tests/data/faults.toml); as a program, writes docs/faults.md.
+
+One rule: a fault is one change that an operator, another program or the kernel makes on real nodes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import dataclass
+
+from tests.support.binaries import ROOT
+
+PAGE = ROOT / "docs" / "faults.md"
+START, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
+REBUILD = "rebuild"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault; the file explains the keys."""
+
+    group: str
+    title: str
+    shell: str
+    finding: str
+    undo: str = ""
+    repair: bool = True
+    run: bool = True
+    needs: tuple[str, ...] = ()
+    before: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its test."""
+        return f"{self.group}: {self.title}"
+
+
+def load() -> tuple[Fault, ...]:
+    """Reads the faults."""
+    content = tomllib.loads((ROOT / "tests" / "data" / "faults.toml").read_text())
+    return tuple(Fault(**{**one, "needs": tuple(one.get("needs", ()))}) for one in content["fault"])
+
+
+FAULTS = load()
+
+
+def table() -> str:
+    """Returns the table of the page."""
+    lines = []
+    for group in dict.fromkeys(fault.group for fault in FAULTS):
+        lines += [f"### {group[0].upper()}{group[1:]}", "", "| fault | finding | fix |", "|---|---|---|"]
+        for fault in FAULTS:
+            if fault.group == group:
+                lines.append(f"| {fault.title} | `{fault.finding}` | {'command' if fault.repair else 'advice'} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def with_table(text: str) -> str:
+    """Returns the page with the current table."""
+    before, _, rest = text.partition(START)
+    return f"{before}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> int:
+    """Writes the table into the page."""
+    PAGE.write_text(with_table(PAGE.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
