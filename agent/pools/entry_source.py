@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from agent.api_errors import Expired
 from agent.kubernetes import Listing
 from agent.node import Node
 from agent.node_source import NodeChange, NodeChanges
@@ -17,7 +18,7 @@ OnChange = Callable[[str, NodeEntry | None], None]
 
 
 class EntryNodes:
-    """The nodes of a store.
+    """The nodes of a store, listed again in each epoch: a restored store may have counted past the last revision.
 
     `on_change` is called, in the thread of the watch, with the ID and the entry of a node, or with "" and None when the
     space may have changed.
@@ -27,11 +28,13 @@ class EntryNodes:
 
     def __init__(self, store: Store, on_change: OnChange = lambda node, entry: None) -> None:
         self._store, self._on_change = store, on_change
+        self._epoch: str | None = None  # of the last list
         self._entries: dict[str, NodeEntry] = {}
         self._ids: dict[str, set[str]] = {}  # of the entries with a name
 
     def list_nodes(self) -> Listing[Node]:
         """Returns all nodes."""
+        self._epoch = self._read_epoch()
         entries = self._store.list_entries()
         self._entries.clear()
         self._ids.clear()
@@ -47,8 +50,20 @@ class EntryNodes:
         return ""
 
     def watch(self, revision: str, *, timeout_s: int) -> NodeChanges:
-        """Opens a watch of the entries and the space."""
-        return _EntryChanges(self._store.watch(revision), self._apply)
+        """Opens a watch of the entries and the space; raises Expired in another epoch than that of the last list."""
+        changes = self._store.watch(revision)
+        if self._read_epoch() != self._epoch:
+            changes.close()
+            raise Expired(self.name, "another epoch has begun: the store was restored", status=410)
+        return _EntryChanges(changes, self._apply)
+
+    def _read_epoch(self) -> str:
+        """Returns the epoch, "" without a valid space."""
+        try:
+            space = self._store.read_space().value
+        except ValueError:
+            return ""
+        return space.epoch if space else ""
 
     def _apply(self, change: EntryChanged | SpaceChanged) -> Iterator[NodeChange]:
         """Yields the changes of nodes that follow from a change of the store: two if an entry has another name."""

@@ -51,7 +51,7 @@ def test_a_change_has_the_form_that_the_next_one_expects(store):
     block, entry = Stored(FREE), Stored[NodeEntry | None](None)
     for generation in range(1, 4):
         change = store.swap_block(BLOCK, block, owned(A, generation), NOTE)
-        block = Stored(owned(A, generation), change.raw)
+        block = Stored(owned(A, generation), change.raw, note=NOTE)
         assert store.read_block(BLOCK) == block
         change = store.swap_entry(A, entry, ENTRY._replace(name=f"worker-{generation}"))
         entry = Stored(ENTRY._replace(name=f"worker-{generation}"), change.raw)

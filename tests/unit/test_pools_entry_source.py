@@ -6,7 +6,7 @@ from agent.node import Node
 from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
 from agent.pools.block_protocol import NodeRecord
 from agent.pools.entry_source import EntryNodes
-from agent.pools.space import Space
+from agent.pools.space import Space, parse_space
 from agent.pools.store import NodeEntry, Stored
 from tests.support.store_double import StoreDouble
 
@@ -48,13 +48,16 @@ def test_the_later_registered_entry_of_a_name_counts():
 def test_changes_follow():
     """New, changed, renamed and deleted entries are reported as nodes; the space's changes only by a callback."""
     store, changes = StoreDouble(), []
+    store.swap_space(Stored(None), Space("e1", ()))
     put(store, "1d", entry())
     nodes = EntryNodes(store, lambda node, entry: changes.append(node))
     listing = nodes.list_nodes()
     changes.clear()
     put(store, "1d", entry(networks=(BLOCK, OTHER)))
     put(store, "1d", entry("b"))
-    store.swap_space(Stored(None), Space("e1", ()))
+    store.swap_space(
+        store.read_space(), parse_space({"epoch": "e1", "pools": [{"name": "a", "cidrs": ["10.9.0.0/24"]}]})
+    )
     store.watch_ends = True
     changed = list(nodes.watch(listing.resource_version, timeout_s=300))
     assert [one[:2] for one in changed] == [
@@ -80,3 +83,22 @@ def test_a_watch_of_nodes_follows_entries():
         Deleted("a"),
         Changed(Node("b", "1d", (OTHER,), (ADDRESS,))),
     ]
+
+
+def test_another_epoch_is_a_new_list():
+    """After a restore the watch lists again, also if the store has counted past the last revision meanwhile."""
+    store, events = StoreDouble(watch_ends=True), list[NodeEvent]()
+    store.swap_space(Stored(None), Space("e1", ()))
+    backup = store.snapshot()
+    put(store, "1d", entry())
+    watch = NodeWatch(EntryNodes(store), events.append, randomness=lambda: 0.0)
+    watch.step()
+    store.restore(backup)
+    store.swap_space(store.read_space(), Space("e2", ()))
+    for number in range(5):
+        put(store, f"{number}f", entry(f"node-{number}"))
+    for _ in range(2):
+        watch.step()
+    last = events[-1]
+    assert isinstance(last, Synced)
+    assert set(last.nodes) == {f"node-{number}" for number in range(5)}
