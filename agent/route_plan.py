@@ -5,7 +5,8 @@ for each of its pods' networks. Otherwise it is reached by VXLAN, with three obj
 a neighbour entry (the MAC address of the route's gateway) and a forwarding entry (the node's address for this MAC
 address). The MAC address is derived from the node's name, so that nodes need not publish it.
 
-- The gateway of an IPv4 route is the network address of its destination, which no pod has. The route is "onlink".
+- The gateway of an IPv4 route is the network address of its destination, which no pod has; of a route to one address
+  it is that pod's own, which is not this node's. The route is "onlink".
 - The gateway of IPv6 routes is the link-local address that belongs to the MAC address. The kernel refuses an onlink
   gateway that it reaches through another link at that moment, as while a node changes from direct to VXLAN.
 
@@ -142,7 +143,7 @@ def plan_node(situation: Situation) -> Plan:
             problems.append(f"its podCIDR {format_prefix(network)} overlaps with {_describe(conflict)}")
             continue
         objects[Kind.UNREACHABLE][network] = b""
-        if situation.tunnel:
+        if situation.tunnel and network != _host(network):  # a single address is a pod's
             objects[Kind.ADDRESS][_host(network)] = b""
     return Plan(objects, tuple(unchanged), tuple(problems))
 

@@ -5,6 +5,7 @@ no node (`DAMAGED_BLOCK`, `DAMAGED_RECORD`), so the protocol leaves it alone, an
 
     block  {"cidr": "10.22.0.64/26", "owner": "5f0c...", "epoch": "k3v9...", "generation": 3, "pool": "default",
             "nodeName": "worker-1", "claimed": "2026-11-25T12:00:00Z"}
+           of a sticky address also "key": "team-a/db-0@podwire", also while it has no owner
     entry  {"machine": "...", "instance": "...", "epoch": "k3v9...", "fenced": false, "name": "worker-1",
             "addresses": ["192.0.2.10"], "networks": ["10.22.0.64/26"]}
 """
@@ -35,6 +36,7 @@ _SPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _BLOCK_NAME = re.compile(r"([0-9a-f]{8}|[0-9a-f]{32})-([0-9]{1,3})")
 # Kubernetes compares texts as they are written in JSON, where Go and Python write other characters differently.
 _TEXT = re.compile(r"[ -%'-;=?-~]{0,256}")  # ASCII without < > &
+_KEY = re.compile(r"[-A-Za-z0-9._:/@]{1,512}")
 _MAX_GENERATION = 1 << 53  # JSON numbers are exact below
 _BLOCK_FIX = (
     "write its owner, epoch and generation again, as in the grants file of the node that uses it; "
@@ -60,6 +62,11 @@ def check_node(node: str) -> str:
     if not is_node(node):
         raise ValueError(f"node ID {node!r} is not of a-z and 0-9, at most 63")
     return node
+
+
+def is_key(key: str) -> bool:
+    """Returns whether a text can be the key of a pod."""
+    return bool(_KEY.fullmatch(key))
 
 
 def block_name(network: Network) -> str:
@@ -91,7 +98,7 @@ def block_of_name(name: str) -> Network | None:
 
 
 def format_block(network: Network, block: Block, note: BlockNote) -> dict[str, object]:
-    """Returns the document of a block. Only owner, epoch and generation are read again; the rest is for people."""
+    """Returns the document of a block. Owner, epoch, generation and key are read again; the rest is for people."""
     return {
         "cidr": str(network),
         "owner": block.owner,
@@ -100,6 +107,7 @@ def format_block(network: Network, block: Block, note: BlockNote) -> dict[str, o
         "pool": note.pool,
         "nodeName": note.node_name,
         "claimed": note.claimed,
+        **({"key": note.key} if note.key else {}),
     }
 
 
@@ -112,13 +120,16 @@ def parse_block(document: Document) -> Block:
         raise ValueError(f'"generation" {generation!r} is not a number from 0 to 2^53')
     if owner and not generation:
         raise ValueError('"generation" is 0, and the block has an owner')
+    key = document.get("key", "-")
+    if not isinstance(key, str) or not is_key(key):
+        raise ValueError('"key" is not that of a pod, such as team-a/db-0@podwire')
     return Block(owner, Token(epoch, generation))
 
 
 def parse_note(document: Document) -> BlockNote:
     """Returns the remarks in the document of a block, "" for each that is not valid."""
-    values = [value if isinstance(value := document.get(key), str) else "" for key in ("pool", "nodeName", "claimed")]
-    return BlockNote(*values)
+    names = ("pool", "nodeName", "claimed", "key")
+    return BlockNote(*(value if isinstance(value := document.get(name), str) else "" for name in names))
 
 
 def format_entry(entry: NodeEntry) -> dict[str, object]:

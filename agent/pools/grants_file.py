@@ -2,7 +2,7 @@
 
 ipam/host_local/grants.py has its format, and parses what plugins need of it. The agent adds keys that only it reads:
 
-- of an address range: `block`, `epoch` and `generation` (a block with holes is several ranges);
+- of an address range: `block`, `epoch` and `generation` (a block with holes is several ranges); `key` of a sticky one;
 - of the file: `node`, and what the agent knows of the store: `cluster`, `revision`, `epoch`, `listed`.
 
 One rule: the file on the disk names at least every block that this node may own in the store. A block is in it before
@@ -51,7 +51,10 @@ GRANTS = (State.GRANTED, State.DRAINING)
 
 
 class Entry(NamedTuple):
-    """A block in the file, with the token of a grant, and what plugins need: subnet, ranges, gateway."""
+    """A block in the file, with the token of a grant, and what plugins need: subnet, ranges, gateway.
+
+    A sticky address has the `key` to which it belongs, and the `pod` of this node that gets it ("team-a/db-0"), if any.
+    """
 
     block: Network
     pool: str
@@ -60,6 +63,8 @@ class Entry(NamedTuple):
     subnet: Network
     ranges: tuple[tuple[Address, Address], ...]
     gateway: Address
+    key: str = ""
+    pod: str = ""
 
     @property
     def grant(self) -> Token | None:
@@ -84,13 +89,14 @@ class PoolHead(NamedTuple):
     name: str
     versions: tuple[int, ...]
     namespaces: tuple[str, ...] = ()
+    is_sticky: bool = False
 
 
 class Grants(NamedTuple):
     """The content of a grants file.
 
     `position` and `epoch` are those of the store when the file was written. `listed` is the last epoch in which the
-    agent has listed all blocks that it owns.
+    agent has listed all blocks that it owns. `waiting` are pods without their sticky address, each with the reason.
     """
 
     boot: str
@@ -102,6 +108,7 @@ class Grants(NamedTuple):
     position: Position = Position()
     epoch: str = ""
     listed: str = ""
+    waiting: tuple[tuple[str, str], ...] = ()
 
     def entry(self, block: Network) -> Entry | None:
         """Returns the entry of a block."""
@@ -140,6 +147,7 @@ def format_grants(grants: Grants) -> bytes:
         "revision": grants.position.revision,
         "epoch": grants.epoch,
         "listed": grants.listed,
+        "waiting": dict(grants.waiting),
         "pools": [_format_pool(head, grants) for head in _heads(grants)],
     }
     return json.dumps(document, indent=1).encode() + b"\n"
@@ -147,7 +155,7 @@ def format_grants(grants: Grants) -> bytes:
 
 def parse(text: bytes) -> Grants:
     """Returns the grants of a file's content; raises ValueError, CniError."""
-    plugin_format.parse(text)  # so that the agent replaces what plugins refuse
+    parsed = plugin_format.parse(text)  # so that the agent replaces what plugins refuse
     fields = Fields(_object(gojson.loads(text)), context="grants")
     pools = fields.objects("pools")
     entries = [entry for pool in pools for entry in _entries(pool)]
@@ -156,14 +164,20 @@ def parse(text: bytes) -> Grants:
     return Grants(
         boot=fields.string("boot"),
         node=fields.string("node"),
-        pools=tuple(PoolHead(pool.string("name"), _versions(pool), pool.strings("namespaces")) for pool in pools),
+        pools=tuple(map(_head, pools)),
         entries=tuple(entries),
         contact=fields.integer("contact", minimum=0) or 0,
         problem=fields.string("problem"),
         position=position,
         epoch=fields.string("epoch"),
         listed=fields.string("listed"),
+        waiting=tuple(sorted(parsed.waiting.items())),
     )
+
+
+def _head(pool: Fields) -> PoolHead:
+    is_sticky = pool.boolean("sticky")
+    return PoolHead(pool.string("name"), _versions(pool), pool.strings("namespaces"), is_sticky)
 
 
 def _heads(grants: Grants) -> Iterator[PoolHead]:
@@ -180,6 +194,7 @@ def _format_pool(head: PoolHead, grants: Grants) -> Mapping[str, object]:
         "name": head.name,
         "versions": list(head.versions),
         "namespaces": list(head.namespaces),
+        **({"sticky": True} if head.is_sticky else {}),
         "blocks": [
             {
                 "subnet": str(entry.subnet),
@@ -190,6 +205,7 @@ def _format_pool(head: PoolHead, grants: Grants) -> Mapping[str, object]:
                 "block": str(entry.block),
                 "epoch": entry.token.epoch,
                 "generation": entry.token.generation,
+                **({"key": entry.key, "for": entry.pod} if entry.key else {}),
             }
             for entry in grants.entries
             if entry.pool == head.name
@@ -211,6 +227,8 @@ def _entries(pool: Fields) -> Iterator[Entry]:
             subnet=ip_network(first.string("subnet")),
             ranges=tuple((_ip(item, "first"), _ip(item, "last")) for item in items),
             gateway=_ip(first, "gateway"),
+            key=first.string("key"),
+            pod=first.string("for"),
         )
 
 

@@ -23,6 +23,7 @@ from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_netwo
 from agent.pools.node_report import ManagerStatus
 from agent.pools.ownership import Ownership
 from agent.pools.planning import Planning
+from agent.pools.sticky import StickyPlanning
 from agent.pools.store import Entries, Store
 from agent.pools.supply import Usage
 from cni.address import Network
@@ -84,9 +85,12 @@ class Manager:
         report: Report,
         facts: NodeFacts,
         clocks: Clocks = _CLOCKS,
+        delete_routes: Callable[[Network], None] = lambda block: None,
     ) -> None:
         self._store, self._identity, self._options, self._report = store, identity, networks, report
-        self._clocks = clocks
+        self._clocks, self._delete_routes = clocks, delete_routes
+        self._pods: Mapping[str, str] | None = None
+        self._pods_problem = ""
         self._facts = facts
         self._wake = threading.Event()
         self._news: set[str] = set()
@@ -101,6 +105,16 @@ class Manager:
     def set_facts(self, facts: NodeFacts) -> None:
         """Changes what the entry says of this node, also the UID of its Node object."""
         self._facts = facts
+        self.wake()
+
+    def set_pods(self, pods: Mapping[str, str]) -> None:
+        """Changes which pods this node has, by name, each with the key of its sticky address, "" for an invalid one."""
+        self._pods = dict(pods)
+        self.wake()
+
+    def pods_failed(self, problem: str) -> None:
+        """Says why the pods of this node are not known, "" if they are."""
+        self._pods_problem = problem
         self.wake()
 
     def space_changed(self) -> None:
@@ -170,8 +184,10 @@ class Manager:
         self._memory = Memory(self._store, self._identity, networks, self._facts, self._clocks.wall)
         monotonic = self._clocks.monotonic
         self._membership = Membership(self._memory, self._report.entries, monotonic)
-        self._ownership = Ownership(self._memory, self._membership.is_published, self._report.event, monotonic)
-        self._planning = Planning(self._memory, monotonic)
+        self._memory.pods = self._pods
+        is_published, event = self._membership.is_published, self._report.event
+        self._ownership = Ownership(self._memory, is_published, event, monotonic, self._delete_routes)
+        self._planning, self._sticky = Planning(self._memory, monotonic), StickyPlanning(self._memory, monotonic)
         self._identity = self._identity._replace(is_new=False)  # from now on the store may know it
         self._is_loaded = True
 
@@ -182,6 +198,7 @@ class Manager:
         if membership.read_space():
             if space != memory.space:
                 planning.forget()
+                self._sticky.forget()
             return self._on_contact()
         if planning.refresh():
             return True
@@ -205,11 +222,17 @@ class Manager:
             return True
         if ownership.give_back():
             return self._on_contact()
-        return planning.revoke() or planning.intend()
+        if self._sticky.release() or planning.revoke() or planning.intend():
+            return True
+        return self._sticky.intend() and self._on_contact()
 
     def _note_news(self) -> None:
         """Notes what other threads have reported."""
         memory, now_s = self._memory, self._clocks.monotonic()
+        memory.pods = self._pods
+        memory.problems.pop("pods", None)
+        if self._pods_problem:
+            memory.problems["pods"] = self._pods_problem
         facts = self._facts
         if facts != memory.facts:
             memory.facts = facts

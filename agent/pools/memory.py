@@ -6,7 +6,7 @@ One rule: all of this may be lost at any moment. What must survive is in the gra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class Memory:
     - `unverified` are granted blocks whose value has to be read.
     - `values` are blocks as read last; a request uses a value up.
     - `held` are tokens of successful claims, before the epoch was read again; `grantable` after it.
+    - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
     - `contact` and `problem`: when the store answered last (seconds since 1970), and why it does not answer now.
     """
 
@@ -74,6 +75,7 @@ class Memory:
     problems: dict[str, str] = field(default_factory=dict)
     contact: int = 0
     problem: str = ""
+    pods: Mapping[str, str] | None = None
     _refused: dict[object, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,9 +98,9 @@ class Memory:
             return None
         return pool if uses_pool(network, pool) else None
 
-    def note(self, pool: str) -> BlockNote:
-        """Returns the remarks of a claim, for people."""
-        return BlockNote(pool, self.facts.name, self.time_text())
+    def note(self, pool: str, key: str) -> BlockNote:
+        """Returns the remarks of a claim, and the key of a sticky address."""
+        return BlockNote(pool, self.facts.name, self.time_text(), key)
 
     def time_text(self) -> str:
         """Returns the time, for people (RFC 3339)."""
@@ -137,11 +139,15 @@ class Memory:
             return grants._replace(position=self.position, epoch=self.agent.epoch)
         return grants
 
-    def swap_block(self, block: Network, expected: Stored[Block], new: Block, pool: str) -> Outcome:
-        """Requests a change of a block; raises RequestFailed unless it succeeds or meets another value."""
-        change = self.store.swap_block(block, expected, new, self.note(pool))
+    def swap_block(self, block: Network, expected: Stored[Block], new: Block, pool: str, key: str = "") -> Outcome:
+        """Requests a change of a block; raises RequestFailed unless it succeeds or meets another value.
+
+        Without `key` the block keeps the one that it has.
+        """
+        note = self.note(pool, key or expected.note.key)
+        change = self.store.swap_block(block, expected, new, note)
         if protocol.succeeded(change.outcome) and change.raw:
-            self.values[block] = Stored(new, change.raw)
+            self.values[block] = Stored(new, change.raw, note=note)
         return self.outcome(block, expected.raw, change)
 
     def outcome(self, key: object, expected: bytes, change: Change) -> Outcome:

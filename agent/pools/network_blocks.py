@@ -117,8 +117,12 @@ class NetworkBlocks:
         """Returns the number of reservations in each block."""
         used: Counter[Network] = Counter()
         reserved = self.list_reserved()
+        singles = set(reserved)
         for entry in self.grants.entries:
-            used[entry.block] = sum(address in entry.block for address in reserved)
+            if entry.key:
+                used[entry.block] = int(entry.block.network_address in singles)
+            else:
+                used[entry.block] = sum(address in entry.block for address in reserved)
         return used
 
     def count_reservations(self, block: Network) -> int:

@@ -27,7 +27,7 @@ class PoolOptions(NamedTuple):
 
     `networks` are further networks of this node and their pools; `addresses` are this node's, where no API server has
     them. `machine` identifies the hardware, "" for its product UUID. `reclaim` says whether a deleted Node is a
-    proof, and `reclaim_delay_s` after how long.
+    proof, and `reclaim_delay_s` after how long. With `is_sticky` this node's pods are watched, for sticky pools.
     """
 
     store: str
@@ -39,6 +39,7 @@ class PoolOptions(NamedTuple):
     machine: str
     reclaim: str
     reclaim_delay_s: float
+    is_sticky: bool = False
 
     @property
     def has_kubernetes(self) -> bool:
@@ -80,6 +81,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="deleted: deleting a Node states that its machine is off, and frees its blocks (default); "
         "manual: only `podwire ipam reclaim` frees them",
     )
+    meaning = "watch the pods of this node, which keep their addresses in sticky pools; needs the right to list pods"
+    group.add_argument("--sticky", action="store_true", help=meaning)
     meaning = "for how long a Node must have been deleted (default 300)"
     group.add_argument(
         "--reclaim-delay", dest="reclaim_delay_s", type=float, default=300.0, metavar="SECONDS", help=meaning
@@ -106,6 +109,7 @@ def parse_options(parsed: argparse.Namespace) -> PoolOptions:
         machine=parsed.machine,
         reclaim=parsed.reclaim,
         reclaim_delay_s=parsed.reclaim_delay_s,
+        is_sticky=parsed.sticky,
     )
     if problem := _problem(options):
         raise ValueError(problem)
@@ -139,6 +143,8 @@ def _problem(options: PoolOptions) -> str:
         return "--etcd-user and --etcd-password-file belong together"
     if options.addresses and options.store != ETCD:
         return "--node-address is for a cluster without an API server: it needs --store etcd"
+    if options.is_sticky and (options.addresses or not options.store):
+        return "--sticky needs --store and an API server, which has the pods"
     if options.networks and not options.store:
         return "--pool-network needs --store"
     return ""

@@ -14,7 +14,7 @@ from agent.pools.block_protocol import Block
 from agent.pools.grants_file import NO_TOKEN, Entry, State
 from agent.pools.memory import Held, Memory, is_routed
 from agent.pools.network_blocks import NetworkBlocks
-from agent.pools.planning import granted, new_entry
+from agent.pools.planning import gateway_of, granted, new_entry
 from agent.pools.store import Stored
 from cni.address import Network
 
@@ -22,7 +22,11 @@ _RELIST_S = 30.0
 
 
 class Ownership:
-    """The requests for blocks. `is_published` says whether other nodes have a route to a block."""
+    """The requests for blocks.
+
+    `is_published` says whether other nodes have a route to a block. `delete_routes` deletes the routes that plugins
+    left on this node for a block that is given back: they would win over the route to its next owner.
+    """
 
     def __init__(
         self,
@@ -30,8 +34,10 @@ class Ownership:
         is_published: Callable[[Network], bool],
         event: Callable[[str], None],
         monotonic: Callable[[], float],
+        delete_routes: Callable[[Network], None],
     ) -> None:
         self._memory, self._is_published, self._event = memory, is_published, event
+        self._delete_routes = delete_routes
         self._monotonic = monotonic
         self._list_s = 0.0
 
@@ -53,7 +59,7 @@ class Ownership:
         if swap is None:
             memory.unverified.discard(entry.block)
             return True
-        outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool)
+        outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool, entry.key)
         token = protocol.grant_after(entry.token, swap, outcome)
         memory.save(network, network.grants.with_entry(entry._replace(token=token)))
         return True
@@ -86,11 +92,13 @@ class Ownership:
         stored = memory.take_value(entry.block)
         if stored is None:
             return True
-        swap = protocol.claim(memory.agent, None, stored.value)
+        is_anothers = stored.note.key not in ("", entry.key)  # another pod's, for ever
+        swap = None if is_anothers else protocol.claim(memory.agent, None, stored.value)
         if swap is None:
             memory.save(network, network.grants.without(entry.block))
             return True
-        token = protocol.held_after(swap, memory.swap_block(entry.block, stored, swap.new, entry.pool))
+        outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool, entry.key)
+        token = protocol.held_after(swap, outcome)
         if token:
             memory.held[entry.block] = token
         return True
@@ -127,6 +135,7 @@ class Ownership:
         stored = memory.take_value(entry.block)
         if stored is None:
             return True
+        self._delete_routes(entry.block)
         swap = protocol.give_back(memory.agent, None, stored.value)
         if swap is None or protocol.succeeded(memory.swap_block(entry.block, stored, swap.new, entry.pool)):
             memory.values.pop(entry.block, None)
@@ -154,6 +163,10 @@ class Ownership:
             return entry._replace(state=state, token=token if is_used else NO_TOKEN)
         if is_routed(entry, pool) and not self._is_published(entry.block):
             return None
+        if entry.key and entry.subnet == entry.block and gateway_of(network.grants, entry.version) is None:
+            # A single address has the gateway of the network's own blocks, and it has none yet.
+            is_gone = memory.pods is not None and entry.pod not in memory.pods
+            return entry._replace(state=State.REVOKED, token=NO_TOKEN) if is_gone else None
         return entry._replace(state=State.GRANTED, token=token)
 
     def _lose(self, held: Held, stored: Stored[Block]) -> None:
@@ -186,7 +199,8 @@ class Ownership:
                 memory.problems["blocks"] = f"block {block} of this node overlaps its block {overlapping[0]}"
                 continue
             network = self._network_for(block)
-            memory.save(network, network.grants.with_entry(new_entry(memory.space, block)))
+            entry = new_entry(memory.space, block)._replace(key=owned[block].note.key)
+            memory.save(network, network.grants.with_entry(entry))
             known.add(block)
 
     def _network_for(self, block: Network) -> NetworkBlocks:

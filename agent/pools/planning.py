@@ -49,6 +49,11 @@ class Planning:
                 names = ", ".join(pool.name for pool in memory.space.pools) or "none"
                 text = f"network {network.name}: there is no pool {network.pool}; the space has {names}"
                 memory.problems[f"network {network.name}"] = text
+            elif (named := memory.space.pool(network.pool)) and named.is_sticky:
+                memory.problems[f"network {network.name}"] = (
+                    f"network {network.name}: pool {named.name} is sticky, for the pods of its namespaces only: "
+                    "name another pool in the network"
+                )
             if self._refreshed(network, network.grants) != network.grants:
                 memory.save_locked(network, lambda grants, network=network: self._refreshed(network, grants))  # type: ignore[misc]
                 return True
@@ -164,12 +169,16 @@ class Planning:
         return [pool for pool in space.pools if uses_pool(network, pool)] if space else []
 
     def _groups(self, network: NetworkBlocks) -> list[tuple[Pool, int]]:
-        return [(pool, version) for pool in self._pools(network) for version in pool.versions]
+        """Returns what a network claims blocks of in advance, or on demand."""
+        pools = [pool for pool in self._pools(network) if not pool.is_sticky]
+        return [(pool, version) for pool in pools for version in pool.versions]
 
     def _refreshed(self, network: NetworkBlocks, grants: Grants) -> Grants:
         """Returns a network's grants with the pools, ranges and draining blocks of the space."""
         memory = self._memory
-        heads = tuple(PoolHead(pool.name, pool.versions, pool.namespaces) for pool in self._pools(network))
+        heads = tuple(
+            PoolHead(pool.name, pool.versions, pool.namespaces, pool.is_sticky) for pool in self._pools(network)
+        )
         entries = (_refreshed(entry, memory.pool_of(Held(network, entry))) for entry in grants.entries)
         return grants._replace(pools=heads, entries=tuple(entries))
 
@@ -191,15 +200,20 @@ def granted(grants: Grants, entry: Entry) -> Entry:
     """
     if entry.subnet != entry.block:
         return entry
-    existing: Address | None = next(
+    return entry._replace(gateway=gateway_of(grants, entry.version) or entry.ranges[0][0])
+
+
+def gateway_of(grants: Grants, version: int) -> Address | None:
+    """Returns the gateway that a routed network has on this node; None before it has a block of that IP version."""
+    return next(
         (
-            other.gateway
-            for other in grants.entries
-            if other.state in (*GRANTS, State.LOST) and other.version == entry.version and other.subnet == other.block
+            entry.gateway
+            for entry in grants.entries
+            if entry.state in (*GRANTS, State.LOST)
+            and (entry.version, entry.subnet, entry.key) == (version, entry.block, "")
         ),
         None,
     )
-    return entry._replace(gateway=existing or entry.ranges[0][0])
 
 
 def _refreshed(entry: Entry, pool: Pool | None) -> Entry:

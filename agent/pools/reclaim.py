@@ -93,7 +93,7 @@ def free_blocks(store: Store, node: str) -> Reclaimed:
                 return Reclaimed(
                     tuple(freed), f"node {node} is not fenced any more: it has booted, or an epoch has begun"
                 )
-            change = store.swap_block(block, stored, swap.new, BlockNote())
+            change = store.swap_block(block, stored, swap.new, BlockNote(key=stored.note.key))
             if protocol.succeeded(change.outcome):
                 freed.append(block)
             problem = change.problem or problem

@@ -7,7 +7,7 @@ pages for the operator's tool are made in the threads of the HTTP server, from t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 from agent.kubernetes import Client
@@ -17,9 +17,11 @@ from agent.node_watch import Changed, Failed, NodeEvent, NodeWatch, Synced
 from agent.pools import configured, identity
 from agent.pools.admin import Admin
 from agent.pools.entry_source import EntryNodes
+from agent.pools.left_routes import LeftRoutes
 from agent.pools.manager import Manager
 from agent.pools.memory import NodeFacts
 from agent.pools.node_report import LocalReport, read_report
+from agent.pools.pods import PodWatch
 from agent.pools.reclaimer import Reclaimer
 from agent.pools.reports import BlockLost, PoolEvent, PoolState
 from agent.pools.store import Entries, NodeEntry
@@ -58,7 +60,15 @@ class PoolService:
         self._watch = NodeWatch(self._entries, put_node, on_contact=on_contact)
         self._reporter = _Reporter(put)
         facts = NodeFacts("", self._name, options.addresses)
-        self._manager = Manager(store, self._identity, self._networks, self._reporter, facts)
+        self._manager = Manager(
+            store, self._identity, self._networks, self._reporter, facts, delete_routes=LeftRoutes(log).delete
+        )
+        manager = self._manager
+        self._pods = (
+            PodWatch(client, self._name, manager.set_pods, manager.pods_failed)
+            if client and options.is_sticky
+            else None
+        )
         self._reclaimer = Reclaimer(store, self._entries, client, options, log) if client else None
         self._nodes = NodeWatch(KubernetesNodes(client), self._on_node) if client else None
         self.admin = Admin(store, self._read_report)
@@ -73,6 +83,8 @@ class PoolService:
             self._thread.start()
             if self._reclaimer:
                 self._reclaimer.start()
+        if self._pods:
+            self._pods.start()
         if self._nodes:
             self._nodes.start()
         self._watch.start()
@@ -83,7 +95,7 @@ class PoolService:
         self._manager.wake()
         if self._reclaimer:
             self._reclaimer.stop()
-        for watch in filter(None, (self._watch, self._nodes)):
+        for watch in self._watches():
             watch.stop()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
@@ -92,12 +104,19 @@ class PoolService:
     def is_alive(self) -> bool:
         """Returns whether the threads run."""
         is_managing = self._thread.is_alive() or self._thread.ident is None
-        return is_managing and all(watch.is_alive() for watch in (self._watch, self._nodes) if watch)
+        return is_managing and all(watch.is_alive() for watch in self._watches())
 
     def reconnect(self) -> None:
         """Opens the watches again: after a change of this node's addresses answers may not arrive."""
-        for watch in filter(None, (self._watch, self._nodes)):
+        for watch in self._watches():
             watch.reconnect()
+
+    def _watches(self) -> Iterator[NodeWatch | PodWatch]:
+        yield self._watch
+        if self._nodes:
+            yield self._nodes
+        if self._pods:
+            yield self._pods
 
     def _on_node(self, event: NodeEvent) -> None:
         """Handles an event of the watch of Nodes: this node's UID and addresses, statements about other machines."""

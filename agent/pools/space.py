@@ -11,6 +11,8 @@ this one object. This module is pure.
 A pool in the mode "routed" is for bridge and ptp: each block is a subnet of its own, and the agents make routes to it.
 In the mode "segment" (macvlan, ipvlan, a bridge on an uplink) all nodes are on one link: addresses have the prefix
 length of their CIDR, and a gateway of the pool.
+
+A pool with `"sticky": true` has blocks of one address: each pod of its `namespaces` keeps its own, on whatever node.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ ROUTED, SEGMENT = MODES = ("routed", "segment")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label, as Kubernetes' names
 _FAMILIES = (("ipv4", 4), ("ipv6", 6))
 _DEFAULT_PREFIX_LENGTHS = {4: 26, 6: 122}
+_STICKY_PREFIX_LENGTHS = {4: 32, 6: 128}
 _MAX_BITS = 24  # of the number of a block in its CIDR: 16 million blocks
 _MIN_HOST_BITS, _MAX_HOST_BITS = 2, 16  # a block has 4 to 65,536 addresses
 
@@ -45,6 +48,7 @@ class Pool(NamedTuple):
     draining: tuple[Network, ...] = ()
     namespaces: tuple[str, ...] = ()
     gateways: tuple[Address, ...] = ()
+    is_sticky: bool = False
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -53,7 +57,11 @@ class Pool(NamedTuple):
 
     def count_blocks(self, version: int) -> int:
         """Returns the number of blocks that may be claimed."""
-        return sum(1 << self._bits(cidr) for cidr in self._claimable(version))
+        return sum(self.block_counts(version))
+
+    def block_counts(self, version: int) -> list[int]:
+        """Returns the number of blocks that may be claimed, of each CIDR."""
+        return [1 << self._bits(cidr) for cidr in self._claimable(version)]
 
     def block(self, version: int, number: int) -> Network:
         """Returns a block by its number, from 0 to `count_blocks` - 1; raises IndexError for another number."""
@@ -90,9 +98,12 @@ class Pool(NamedTuple):
 
         Leaves out what is excluded, and the first and the last address of the subnet: of IPv4 they are the network's
         and the broadcast address, of IPv6 the routers' anycast address (RFC 4291) and, for one rule, the last one.
+        A routed block of one address is no subnet.
         """
         subnet = self.subnet_of(block)
-        holes = [*self.excluded, as_network(subnet.network_address), as_network(subnet.broadcast_address)]
+        holes = list(self.excluded)
+        if subnet.num_addresses > 1:
+            holes += [as_network(subnet.network_address), as_network(subnet.broadcast_address)]
         if self.mode == SEGMENT:
             holes.append(as_network(self.gateway_of(subnet)))
         address = IPv4Address if block.version == 4 else IPv6Address
@@ -172,21 +183,25 @@ def _parse_pool(document: Mapping[str, object]) -> Pool:
     mode = document.get("mode", ROUTED)
     if mode not in MODES:
         raise ValueError(f'pool {name}: "mode" {mode!r} is neither "routed" nor "segment"')
+    is_sticky = document.get("sticky", False)
+    if not isinstance(is_sticky, bool):
+        raise ValueError(f'pool {name}: "sticky" {is_sticky!r} is neither true nor false')
     pool = Pool(
         name=name,
         mode=str(mode),
         cidrs=tuple(_networks(name, document, "cidrs")),
-        prefix_lengths=_prefix_lengths(name, document.get("blockPrefixLengths", {})),
+        prefix_lengths=_prefix_lengths(name, document.get("blockPrefixLengths", {}), is_sticky=is_sticky),
         excluded=tuple(_networks(name, document, "excluded")),
         draining=tuple(_networks(name, document, "draining")),
         namespaces=tuple(_texts(name, document, "namespaces")),
         gateways=tuple(_addresses(name, document)),
+        is_sticky=is_sticky,
     )
     _check_pool(pool)
     return pool
 
 
-_KEYS = {"name", "mode", "cidrs", "blockPrefixLengths", "excluded", "draining", "namespaces", "gateways"}
+_KEYS = {"name", "mode", "cidrs", "blockPrefixLengths", "excluded", "draining", "namespaces", "gateways", "sticky"}
 
 
 def _format_pool(pool: Pool) -> dict[str, object]:
@@ -199,6 +214,7 @@ def _format_pool(pool: Pool) -> dict[str, object]:
         "draining": [str(network) for network in pool.draining],
         "namespaces": list(pool.namespaces),
         "gateways": [format_ip(address) for address in pool.gateways],
+        **({"sticky": True} if pool.is_sticky else {}),
     }
 
 
@@ -212,8 +228,12 @@ def _check_pool(pool: Pool) -> None:
             raise ValueError(f"pool {pool.name}: {cidr} is smaller than one block (/{prefix})")
         if prefix - cidr.prefixlen > _MAX_BITS:
             raise ValueError(f"pool {pool.name}: {cidr} has more than 2^{_MAX_BITS} blocks of /{prefix}")
-        if not _MIN_HOST_BITS <= host_bits <= _MAX_HOST_BITS:
+        if pool.is_sticky and host_bits:
+            raise ValueError(f"pool {pool.name}: a block of a sticky pool has one address, so it is no /{prefix}")
+        if not pool.is_sticky and not _MIN_HOST_BITS <= host_bits <= _MAX_HOST_BITS:
             raise ValueError(f"pool {pool.name}: a block of /{prefix} has not 4 to 65,536 addresses")
+    if pool.is_sticky and not pool.namespaces:
+        raise ValueError(f'pool {pool.name} is sticky, and has no "namespaces" whose pods get its addresses')
     for network in pool.draining:
         if not any(network.version == cidr.version and _contains(network, cidr) for cidr in pool.cidrs):
             raise ValueError(f'pool {pool.name}: "draining" {network} contains none of the "cidrs"')
@@ -245,13 +265,14 @@ def _check_overlaps(space: Space) -> None:
             known.append((cidr, pool.name))
 
 
-def _prefix_lengths(name: str, value: object) -> dict[int, int]:
+def _prefix_lengths(name: str, value: object, *, is_sticky: bool) -> dict[int, int]:
+    defaults = _STICKY_PREFIX_LENGTHS if is_sticky else _DEFAULT_PREFIX_LENGTHS
     keys = {key for key, _ in _FAMILIES}
     if not isinstance(value, Mapping) or not set(value) <= keys:
         raise ValueError(f'pool {name}: "blockPrefixLengths" is not an object with "ipv4" and "ipv6"')
     lengths = {}
     for key, version in _FAMILIES:
-        length = value.get(key, _DEFAULT_PREFIX_LENGTHS[version])
+        length = value.get(key, defaults[version])
         if not isinstance(length, int) or isinstance(length, bool):
             raise ValueError(f'pool {name}: "blockPrefixLengths.{key}" {length!r} is not a number')
         lengths[version] = length

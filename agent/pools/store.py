@@ -23,11 +23,16 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class BlockNote(NamedTuple):
-    """The remarks of a claim for people, which decide nothing: the pool, the node's name, the time (RFC 3339)."""
+    """The parts of a block's object beside the protocol's values.
+
+    The pool, the node's name and the time (RFC 3339) are remarks for people, which decide nothing. `key` is that of the
+    pod to which a sticky address belongs, also while the block is free; "" for all other blocks.
+    """
 
     pool: str = ""
     node_name: str = ""
     claimed: str = ""
+    key: str = ""
 
 
 class Stored(NamedTuple, Generic[T_co]):

@@ -19,6 +19,9 @@ store.
 it does. A pod gets an address of each of the `versions` (IP versions), only from blocks whose state is "granted".
 A pool with `namespaces` is for the pods of these Kubernetes namespaces. The agent adds keys that only it reads.
 
+A pool with `"sticky": true` gives each pod an address of its own: the block whose "for" is the pod's name, such as
+"team-a/db-0". The file's `waiting` says why a pod has none: {"team-a/db-1": "its address ... is still at node ..."}.
+
     <dataDir>.podwire/<network>.demand-<pool>    a byte for each ADD that had no address; the agent deletes it
 
 The agent polls the size of that file, so a pod's wait for a block takes no request, and a successful ADD no file.
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_network
 
@@ -50,7 +53,8 @@ _MAX_BYTES = 1 << 20
 class Pool:
     """The blocks of one pool that this node has: those in use, one RangeSet for each IP version; and how many others.
 
-    `versions` are the IP versions of which a pod gets an address.
+    `versions` are the IP versions of which a pod gets an address. Of a sticky pool `range_sets` is empty, and `by_pod`
+    has the addresses of each pod.
     """
 
     name: str
@@ -58,16 +62,22 @@ class Pool:
     namespaces: tuple[str, ...]
     range_sets: tuple[RangeSet, ...]
     inactive: int
+    is_sticky: bool
+    by_pod: Mapping[str, tuple[RangeSet, ...]]
 
 
 @dataclass(frozen=True)
 class Grants:
-    """The content of the file: boot ID, pools, the time of the agent's last contact with the store, and its problem."""
+    """The content of the file: boot ID, pools, the time of the agent's last contact with the store, and its problem.
+
+    `waiting` has the reason for each pod that waits for its sticky address.
+    """
 
     boot: str
     pools: tuple[Pool, ...]
     contact: int
     problem: str
+    waiting: Mapping[str, str]
 
     def pool_of(self, name: str, namespace: str) -> Pool:
         """Returns the pool for the pods of a namespace: one that names it, otherwise the pool `name`.
@@ -144,14 +154,25 @@ def parse(text: bytes) -> Grants:
     if fields.integer("version") != _VERSION:
         raise ValueError(f"its version is not {_VERSION}")
     pools = tuple(map(_pool, fields.objects("pools")))
-    return Grants(fields.string("boot"), pools, fields.integer("contact", minimum=0) or 0, fields.string("problem"))
+    return Grants(
+        fields.string("boot"),
+        pools,
+        fields.integer("contact", minimum=0) or 0,
+        fields.string("problem"),
+        fields.string_map("waiting"),
+    )
 
 
 def _pool(fields: Fields) -> Pool:
-    blocks = [(item.string("state"), _range(item)) for item in fields.objects("blocks")]
-    if first_overlap([item for _, item in blocks]) is not None:
+    blocks = [(item.string("state"), item.string("for"), _range(item)) for item in fields.objects("blocks")]
+    if first_overlap([item for *_, item in blocks]) is not None:
         raise ValueError(f"blocks of pool {fields.string('name')} overlap")
-    granted = [item for state, item in blocks if state == GRANTED]
+    is_sticky = fields.boolean("sticky")
+    granted = [item for state, _, item in blocks if state == GRANTED]
+    by_pod: dict[str, list[Range]] = {}
+    for state, pod, item in blocks if is_sticky else ():
+        if state == GRANTED and pod:
+            by_pod.setdefault(pod, []).append(item)
     versions = fields.raw("versions")
     if not isinstance(versions, list) or not versions or any(item not in (4, 6) for item in versions):
         raise ValueError(f"pool {fields.string('name')} has no versions: [4], [6] or [4, 6]")
@@ -159,8 +180,10 @@ def _pool(fields: Fields) -> Pool:
         name=fields.string("name"),
         versions=tuple(versions),
         namespaces=fields.strings("namespaces"),
-        range_sets=tuple(_sets(granted)),
+        range_sets=() if is_sticky else tuple(_sets(granted)),
         inactive=len(blocks) - len(granted),
+        is_sticky=is_sticky,
+        by_pod={pod: tuple(_sets(items)) for pod, items in by_pod.items()},
     )
 
 

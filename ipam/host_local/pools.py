@@ -38,9 +38,13 @@ def allocate(
     Without one raises CniError(11), and counts this ADD for the agent, which then claims a block.
     """
     granted = grants.read(conf.data_dir, network)
-    namespace = args.cni_args("IP", "K8S_POD_NAMESPACE").get("K8S_POD_NAMESPACE", "")
+    names = args.cni_args("IP", "K8S_POD_NAMESPACE", "K8S_POD_NAME")
+    namespace = names.get("K8S_POD_NAMESPACE", "")
     pool = granted.pool_of(conf.pool, namespace)
     attachment = Attachment(args.container_id, args.ifname)
+    if pool.is_sticky:
+        pod = f"{namespace}/{names.get('K8S_POD_NAME', '')}"
+        return _allocate_sticky(held, attachment, granted, pool, pod, conf, cache)
     try:
         _refuse_missing(granted, pool)
         return allocator.allocate(held, attachment, pool.range_sets, conf.requested, cache)
@@ -52,6 +56,29 @@ def allocate(
     except _MissingBlockError:
         grants.count_demand(conf.data_dir, network, pool.name)
         raise
+
+
+def _allocate_sticky(
+    held: Reservations,
+    attachment: Attachment,
+    granted: Grants,
+    pool: Pool,
+    pod: str,
+    conf: HostLocalConf,
+    cache: Callable[[], ResultCache],
+) -> tuple[IPConfig, ...]:
+    """Reserves the addresses that belong to a pod, and no other; raises CniError(11) with the reason without them."""
+    range_sets = pool.by_pod.get(pod, ())
+    if {range_set.version for range_set in range_sets} != set(pool.versions):
+        reason = granted.waiting.get(pod) or "podwire-agent has not claimed it yet"
+        msg = f"pod {pod} waits for its address of pool {pool.name}: {reason}"
+        raise CniError(Code.TRY_AGAIN_LATER, msg, f"{granted}; the agent watches pods only with --sticky")
+    try:
+        return allocator.allocate(held, attachment, range_sets, conf.requested, cache)
+    except ExhaustedError as error:
+        address = str(error.range_set).partition("-")[0]
+        msg = f"pod {pod} waits for its address {address}: its former container still has it"
+        raise CniError(Code.TRY_AGAIN_LATER, msg, "the runtime runs DEL for that container") from error
 
 
 def check(store: Store, name: str, network: str, data_dir: str, cache: Callable[[], ResultCache]) -> None:

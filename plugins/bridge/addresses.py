@@ -5,7 +5,7 @@ All functions are pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import IPv4Interface, IPv6Interface
 
 from attachment import auto_mtu
@@ -66,6 +66,16 @@ def gateway_and_prefix(ip: IPConfig) -> tuple[Address, int] | None:
             "correct the gateway in the IPAM configuration",
         )
     return ip.gateway, ip.address.network.prefixlen
+
+
+def is_assigned(gateway: Address, prefix_length: int, existing: Collection[tuple[bytes, int]]) -> bool:
+    """Returns whether a link with the `existing` addresses (address.keys) has a gateway.
+
+    The gateway of a subnet of one address may have the prefix length of any other subnet that it serves.
+    """
+    if (gateway.packed, prefix_length) in existing:
+        return True
+    return prefix_length == gateway.max_prefixlen and any(packed == gateway.packed for packed, _ in existing)
 
 
 def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:

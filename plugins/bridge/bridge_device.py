@@ -22,7 +22,7 @@ from kernel.link import Link
 from kernel.route import SCOPE_LINK
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
-from plugins.bridge.addresses import distant_gateways, gateway_and_prefix
+from plugins.bridge.addresses import distant_gateways, gateway_and_prefix, is_assigned
 from plugins.bridge.conf import BridgeConf
 from process.undo import Undo
 
@@ -164,7 +164,8 @@ def _address_requests(
     family = AF_UNSPEC if len(versions) > 1 else _FAMILIES[versions.pop()]
     assigned = address.list_on_link(host, gateway_link, family=family)
     existing_keys = address.keys(assigned)
-    if all((gateway.packed, prefix_length) in existing_keys for gateway, prefix_length in gateways):
+    gateways = [pair for pair in gateways if not is_assigned(*pair, existing_keys)]
+    if not gateways:
         return []
     existing = [item.address for item in assigned]
     requests = []
@@ -175,6 +176,11 @@ def _address_requests(
         for other_cidr in conflicting:
             existing.remove(other_cidr)
             requests.append(address.remove_request(gateway_link, other_cidr))
+        single = with_prefix(gateway_cidr.ip, gateway_cidr.max_prefixlen)
+        if gateway_cidr.version == 6 and single in existing:
+            # It is there for pods with single addresses. A link cannot have an IPv6 address twice, as one of IPv4.
+            existing.remove(single)
+            requests.append(address.remove_request(gateway_link, single))
         if gateway_cidr not in existing:
             existing.append(gateway_cidr)
             requests.append(address.add_request(gateway_link, gateway_cidr, exists_ok=True, dad=conf.dad))
@@ -221,7 +227,12 @@ def _list_conflicting(gateway_cidr: Cidr, existing: list[Cidr]) -> list[Cidr]:
 
 
 def _is_conflict(one: Cidr, other: Cidr) -> bool:
-    """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets."""
+    """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets.
+
+    One address may be there twice, for a subnet and for single addresses, whose gateway it is, too.
+    """
+    if one.ip == other.ip and one.network.max_prefixlen in (one.network.prefixlen, other.network.prefixlen):
+        return False
     if isinstance(one, IPv4Interface):
         return isinstance(other, IPv4Interface)
     return isinstance(other, IPv6Interface) and one.network.overlaps(other.network)

@@ -17,7 +17,7 @@ from kernel.link import Link
 from kernel.netns import Netns
 from kernel.rtnl import Socket
 from plugins.bridge import bridge_nf_call, mac_spoof, mtu, vlan
-from plugins.bridge.addresses import gateway_and_prefix
+from plugins.bridge.addresses import gateway_and_prefix, is_assigned
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import check as check_gateway
 
@@ -133,6 +133,6 @@ def _check_gateway_addresses(prev_result: Result, gateway_link: Link, host: Sock
     existing = address.keys(address.list_on_link(host, gateway_link))
     for ip in prev_result.ips:
         gateway, prefix_length = gateway_and_prefix(ip) or (None, 0)
-        if gateway is not None and (gateway.packed, prefix_length) not in existing:
+        if gateway is not None and not is_assigned(gateway, prefix_length, existing):
             details = f'add it: ip address add {gateway}/{prefix_length} dev "{gateway_link.name}"'
             raise internal(f"Bridge interface {gateway_link.name} has lost the gateway address {gateway}", details)

@@ -12,7 +12,16 @@ from agent.settings import parse
 from process.version import __version__
 from tests.support import manifests
 from tests.support.binaries import ROOT
-from tests.support.manifests import DEPLOY, DHCP, INSTALL, POOLS, POOLS_INSTALL, POOLS_POLICY, UNINSTALL
+from tests.support.manifests import (
+    DEPLOY,
+    DHCP,
+    INSTALL,
+    POOLS,
+    POOLS_INSTALL,
+    POOLS_POLICY,
+    POOLS_STICKY,
+    UNINSTALL,
+)
 from tests.support.processes import output
 
 # The validator's oldest and newest versions, and two between them.
@@ -106,7 +115,7 @@ def test_validator_refuses_misspelt_keys_and_wrong_types():
 
 def test_every_file_is_used():
     """Each file of a directory is named in its kustomization."""
-    for directory in (INSTALL, UNINSTALL, DHCP, POOLS, POOLS_INSTALL, POOLS_POLICY):
+    for directory in (INSTALL, UNINSTALL, DHCP, POOLS, POOLS_INSTALL, POOLS_POLICY, POOLS_STICKY):
         body = manifests.kustomization(directory)
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
@@ -119,6 +128,7 @@ def test_every_file_is_used():
         "pools",
         "pools-install",
         "pools-policy",
+        "pools-sticky",
         "uninstall",
     }
 

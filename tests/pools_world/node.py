@@ -150,11 +150,11 @@ class Node:
 
     # The plugins.
 
-    def add(self, namespace: str = "") -> dict[str, Any]:
-        """Runs ADD for a new pod; returns the answer."""
+    def add(self, namespace: str = "", pod: str = "") -> dict[str, Any]:
+        """Runs ADD for a new pod, whose name the runtime passes if it has a namespace; returns the answer."""
         self._containers += 1
         container = f"c{self.number}-{self.boots}-{self._containers}"
-        answer = self._run("ADD", container, namespace)
+        answer = self._run("ADD", container, namespace, pod)
         assert answer is not None
         if "ips" in answer:
             self.pods[container] = [ip["address"].split("/")[0] for ip in answer["ips"]]
@@ -180,14 +180,16 @@ class Node:
             self.manager = None
             self.orphans = set(self.pods)
 
-    def _run(self, command: str, container: str, namespace: str = "", **keys: Any) -> dict[str, Any] | None:
+    def _run(
+        self, command: str, container: str, namespace: str = "", pod: str = "", **keys: Any
+    ) -> dict[str, Any] | None:
         env = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container,
             "CNI_IFNAME": "eth0",
             "CNI_NETNS": "/dev/null",
             "CNI_PATH": "/bin",
-            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace}" if namespace else "",
+            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod}" if namespace else "",
         }
         if command == "GC":
             del env["CNI_CONTAINERID"], env["CNI_IFNAME"], env["CNI_NETNS"]

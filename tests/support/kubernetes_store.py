@@ -10,11 +10,18 @@ from typing import Any
 
 Document = dict[str, Any]
 NODES, EVENTS = "/api/v1/nodes", "/api/v1/namespaces/default/events"
+PODS = "/api/v1/pods"  # of all namespaces: the objects' paths are here NAMESPACE.NAME below it
 BLOCKS = "/apis/podwire.example/v1/blocks"
 POOLS = {
     f"/apis/podwire.io/v1/ip{kind.lower()}s": ("podwire.io/v1", f"IP{kind}") for kind in ("Space", "Block", "Node")
 }
-COLLECTIONS = {NODES: ("v1", "Node"), EVENTS: ("v1", "Event"), BLOCKS: ("podwire.example/v1", "Block"), **POOLS}
+COLLECTIONS = {
+    NODES: ("v1", "Node"),
+    EVENTS: ("v1", "Event"),
+    PODS: ("v1", "Pod"),
+    BLOCKS: ("podwire.example/v1", "Block"),
+    **POOLS,
+}
 # Kubernetes replaces the object of a built-in kind also without a resourceVersion; that of a custom resource never.
 UNCONDITIONAL = (NODES, EVENTS)
 _CODES = {
@@ -117,7 +124,7 @@ class Store:
                 objects = [
                     document
                     for path, document in sorted(self.objects.items())
-                    if self.matches(path, collection, query) and self.has_labels(document, query)
+                    if self.matches(path, collection, query, document) and self.has_labels(document, query)
                 ]
             end = start + int(query.get("limit") or len(objects) or 1)
             metadata: Document = {"resourceVersion": str(revision)}
@@ -128,10 +135,14 @@ class Store:
             return {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata, "items": objects[start:end]}
 
     @staticmethod
-    def matches(path: str, collection: str, query: dict[str, str]) -> bool:
-        """Returns whether an object is in a collection and has the name of its field selector."""
-        name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-        return path.rpartition("/")[0] == collection and name in ("", path.rpartition("/")[2])
+    def matches(path: str, collection: str, query: dict[str, str], document: Document) -> bool:
+        """Returns whether an object is in a collection, and has the name or the node of its field selector."""
+        if path.rpartition("/")[0] != collection:
+            return False
+        field, _, value = query.get("fieldSelector", "").partition("=")
+        if field == "spec.nodeName":
+            return bool(document.get("spec", {}).get("nodeName") == value)
+        return value in ("", path.rpartition("/")[2])
 
     @staticmethod
     def has_labels(document: Document, query: dict[str, str]) -> bool:
@@ -146,6 +157,6 @@ class Store:
         for number, _, path, line in reversed(self.history):
             if number <= revision:
                 break
-            if self.matches(path, collection, query):
+            if self.matches(path, collection, query, json.loads(line)["object"]):
                 newer.append((number, line))
         return newer[::-1]

@@ -137,18 +137,20 @@ def pool_world(
 
 
 @contextlib.contextmanager
-def kubernetes_pool_world(directory: Path, *options: str, count: int = 3) -> Iterator[World]:
+def kubernetes_pool_world(
+    directory: Path, *options: str, count: int = 3, routed: bool = False, pools: Sequence[Any] = POOLS
+) -> Iterator[World]:
     """Yields a Kubernetes cluster whose agents share pools in custom resources, and are ready."""
     certificates.create(directory, SERVER)
     with contextlib.ExitStack() as stack:
-        fabric, nodes = stack.enter_context(cluster(directory, count))
+        fabric, nodes = stack.enter_context(cluster(directory, count, routed=routed))
         stack.enter_context(fabric.entered())
         server = KubernetesDouble(directory, SERVER)
         stack.enter_context(server.running())
         store = kubernetes_store(Client(Server(server.url, directory / "ca.crt"), directory / "token"), "default")
-        pools = ("--store=kubernetes", f"--conf={pool_conf(directory)}")
-        created = World(fabric, nodes, server, (*options_of(directory, server), *pools, *options))
-        change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": POOLS}))
+        with_pools = ("--store=kubernetes", f"--conf={pool_conf(directory)}")
+        created = World(fabric, nodes, server, (*options_of(directory, server), *with_pools, *options))
+        change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
         assert change.outcome is Outcome.SUCCEEDED, change
         for node in nodes:
             server.store.put(f"{NODES}/{node.name}", without_cidrs(created, node))

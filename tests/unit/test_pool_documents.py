@@ -51,7 +51,10 @@ def test_names_of_blocks(network):
     assert documents.parse_block_name(documents.block_name(network)) == network
 
 
-@given(NETWORKS, BLOCKS, st.builds(BlockNote, TEXTS, TEXTS, TEXTS))
+POD_KEYS = st.just("") | st.from_regex(r"[-A-Za-z0-9._:/@]{1,512}", fullmatch=True)
+
+
+@given(NETWORKS, BLOCKS, st.builds(BlockNote, TEXTS, TEXTS, TEXTS, POD_KEYS))
 def test_blocks_are_read_as_they_were_written(network, block, note):
     """A block and its note survive the way into bytes and back."""
     raw = documents.encode(documents.format_block(network, block, note))

@@ -1,0 +1,198 @@
+"""The sticky addresses of this node's pods: blocks of one address that belong to a pod's key, on whatever node it is.
+
+One rule: an address belongs to one key for ever. The key is in the block's object, set by the first claim, kept when
+the block is free; no claim for another key is made. Which node may use the block is block_protocol's decision, as with
+every block: so a pod that was moved waits until its former node has given the address back, or is proved to be off.
+
+A pod's address is claimed when the pod appears on its node, ahead of ADD, and given back as soon as the pod is gone and
+its address is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from agent.pools import block_protocol as protocol
+from agent.pools.block_protocol import Block
+from agent.pools.grants_file import NO_TOKEN, Entry, Grants, State
+from agent.pools.key_search import KeySearch
+from agent.pools.memory import Memory, uses_pool
+from agent.pools.network_blocks import NetworkBlocks
+from agent.pools.planning import new_entry
+from agent.pools.store import Stored
+from cni.address import Network
+
+_FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 8.0  # between two reads of an address that another node still has
+_FULL_WAIT_S = 60.0
+
+
+class Want(NamedTuple):
+    """An address that a pod of this node should have in a network: of one IP version."""
+
+    network: str  # the path of its file
+    pod: str
+    key: str
+    pool: str
+    version: int
+
+
+class _Wait(NamedTuple):
+    """How long a want waits: until when, the present interval, and the block that another node has."""
+
+    until_s: float
+    interval_s: float
+    block: Network | None = None
+
+
+class StickyPlanning:
+    """Plans the claims and returns of sticky addresses for all networks of a node."""
+
+    def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
+        self._memory, self._monotonic = memory, monotonic
+        self._searches: dict[Want, KeySearch] = {}
+        self._waits: dict[Want, _Wait] = {}
+        self._reasons: dict[Want, str] = {}
+
+    def forget(self) -> None:
+        """Forgets what was searched, as after a change of the space."""
+        self._searches.clear()
+        self._waits.clear()
+
+    def release(self) -> bool:
+        """Revokes an address whose pod is gone, or gives it to another pod of its key; makes no request."""
+        memory = self._memory
+        if memory.pods is None or memory.space is None:
+            return False
+        for network in memory.networks:
+            used = network.count_used()
+            for entry in network.grants.entries:
+                is_idle = entry.key and entry.state is State.GRANTED and not used[entry.block]
+                if is_idle and not self._is_desired(entry, network) and self._release(network, entry):
+                    return True
+        return False
+
+    def intend(self) -> bool:
+        """Writes the intent to claim the address of a pod; returns whether it made a request for this."""
+        memory = self._memory
+        if memory.space is None or not memory.agent.is_clear:
+            return False
+        wants = list(self._missing())
+        self._searches = {want: self._searches[want] for want in wants if want in self._searches}
+        self._waits = {want: self._waits[want] for want in wants if want in self._waits}
+        self._reasons = {want: self._reasons[want] for want in wants if want in self._reasons}
+        has_requested = any(self._seek(want) for want in wants if self._is_due(want))
+        self._write_reasons()
+        return has_requested
+
+    # Which addresses this node should have.
+
+    def _wants(self, network: NetworkBlocks) -> Iterator[Want]:
+        pods, space = self._memory.pods or {}, self._memory.space
+        pools = [pool for pool in space.pools if pool.is_sticky and uses_pool(network, pool)] if space else []
+        pool_of = {namespace: pool for pool in pools for namespace in pool.namespaces}
+        for pod, key in pods.items():
+            pool = pool_of.get(pod.partition("/")[0])
+            for version in pool.versions if pool else ():
+                assert pool
+                yield Want(network.path, pod, f"{key}@{network.name}" if key else "", pool.name, version)
+
+    def _missing(self) -> Iterator[Want]:
+        """Yields the addresses that pods wait for."""
+        for network in self._memory.networks:
+            present = {(entry.pod, entry.version) for entry in network.grants.entries if entry.state is State.GRANTED}
+            for want in self._wants(network):
+                if (want.pod, want.version) not in present:
+                    yield want
+
+    def _is_desired(self, entry: Entry, network: NetworkBlocks) -> bool:
+        pools = {(want.pod, want.key, want.pool, want.version) for want in self._wants(network)}
+        return (entry.pod, entry.key, entry.pool, entry.version) in pools
+
+    def _release(self, network: NetworkBlocks, entry: Entry) -> bool:
+        heir = next((want.pod for want in self._wants(network) if want.key == entry.key), "")
+
+        def released(grants: Grants) -> Grants:
+            if protocol.revoke(entry.token, network.count_reservations(entry.block)):
+                return grants
+            if heir:
+                return grants.with_entry(entry._replace(pod=heir))
+            return grants.with_entry(entry._replace(state=State.REVOKED, token=NO_TOKEN))
+
+        before = network.grants
+        self._memory.save_locked(network, released)
+        return network.grants != before
+
+    # The search for the address of a key.
+
+    def _is_due(self, want: Want) -> bool:
+        wait = self._waits.get(want)
+        return wait is None or self._monotonic() >= wait.until_s
+
+    def _seek(self, want: Want) -> bool:
+        """Makes the next request for a pod's address; returns whether it made one."""
+        network = next(one for one in self._memory.networks if one.path == want.network)
+        pool = self._memory.space.pool(want.pool) if self._memory.space else None
+        held = next((e for e in network.grants.entries if (e.key, e.version) == (want.key, want.version)), None)
+        if not want.key:
+            self._reasons[want] = "its annotation podwire.io/sticky-key is not of letters, digits, . _ -, at most 63"
+            return False
+        if held:
+            self._reasons[want] = self._reason_of(held, want.pod)
+            return False
+        assert pool
+        search = self._searches.setdefault(want, KeySearch(want.key, pool, want.version))
+        wait = self._waits.get(want)
+        block = wait.block if wait and wait.block else search.next()
+        if block is None and search.is_exhausted:
+            self._wait(want, f"pool {pool.name} has no IPv{want.version} address without a pod", _FULL_WAIT_S)
+            return False
+        if block is None:
+            search.use_list(self._memory.store.list_blocks())
+            return True
+        search.offer(block, self._memory.store.read_block(block))
+        if search.result:
+            self._take(network, want, *search.result)
+        elif wait:
+            self._waits[want] = wait._replace(block=None)
+        return True
+
+    def _take(self, network: NetworkBlocks, want: Want, block: Network, stored: Stored[Block]) -> None:
+        """Writes the intent to claim the address of a pod, unless another node still has it."""
+        memory = self._memory
+        del self._searches[want]
+        if stored.value.owner not in ("", memory.agent.node):
+            wait = self._waits.get(want)
+            interval_s = min(_LAST_WAIT_S, 2 * wait.interval_s) if wait else _FIRST_WAIT_S
+            where = f"node {stored.note.node_name or stored.value.owner}"
+            self._wait(want, f"its address {block.network_address} is still at {where}", interval_s, block)
+            return
+        self._waits.pop(want, None)
+        self._reasons[want] = f"its address {block.network_address} is being claimed"
+        entry = new_entry(memory.space, block)._replace(key=want.key, pod=want.pod)
+        memory.save(network, network.grants.with_entry(entry))
+        memory.values[block] = stored
+
+    def _wait(self, want: Want, reason: str, interval_s: float, block: Network | None = None) -> None:
+        self._searches.pop(want, None)
+        self._reasons[want] = reason
+        self._waits[want] = _Wait(self._monotonic() + interval_s, interval_s, block)
+
+    def _reason_of(self, held: Entry, pod: str) -> str:
+        address = held.block.network_address
+        if held.pod not in ("", pod):
+            return f"its address {address} is still that of pod {held.pod} on this node"
+        if held.state is State.CLAIMING:
+            routed = "; the network has no block of its own pool yet" if held.block in self._memory.grantable else ""
+            return f"its address {address} is being claimed{routed}"
+        return f"its address {address} is {held.state.value} on this node"
+
+    def _write_reasons(self) -> None:
+        for network in self._memory.networks:
+            reasons: dict[str, list[str]] = {}
+            for want, text in self._reasons.items():
+                if want.network == network.path:
+                    reasons.setdefault(want.pod, []).append(text)
+            waiting = tuple((pod, "; ".join(reasons[pod])) for pod in sorted(reasons))
+            if waiting != network.grants.waiting:
+                self._memory.save(network, network.grants._replace(waiting=waiting))

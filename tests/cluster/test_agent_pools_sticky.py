@@ -1,0 +1,121 @@
+"""Pods that keep their addresses on another node: agents that watch their pods, real plugins and packets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+
+import pytest
+
+from tests.support.attaching import reaches
+from tests.support.cluster_world import Pod, pod_namespace
+from tests.support.kubernetes_double import NODES
+from tests.support.kubernetes_store import PODS
+from tests.support.machine import eventually
+from tests.support.pool_world import POOLS, kubernetes_pool_world
+
+pytestmark = pytest.mark.timeout(300)
+STICKY = {"name": "data", "cidrs": ["10.24.0.0/24", "fd00:24::/120"], "namespaces": ["team-a"], "sticky": True}
+
+
+@pytest.fixture(params=["direct", "vxlan"])
+def world(request, tmp_path):
+    """Four nodes on one link, or behind a router; the blocks of a deleted Node are free after a second."""
+    options, is_routed = ("--sticky", "--reclaim-delay=1"), request.param == "vxlan"
+    with kubernetes_pool_world(tmp_path, *options, count=4, routed=is_routed, pools=[*POOLS, STICKY]) as created:
+        yield created
+
+
+def schedule(world, name, node):
+    """Creates a Pod object on a node, in place of one of the same name."""
+    path = f"{PODS}/team-a.{name}"
+    if path in world.server.store.objects:
+        world.server.store.remove(path)
+    metadata = {"namespace": "team-a", "name": name}
+    world.server.store.put(path, {"metadata": metadata, "spec": {"nodeName": node.name}})
+
+
+def try_add(node, name):
+    """Runs ADD for a pod of the namespace team-a; returns the pod, or the error."""
+    if name not in node.run("ip", "netns").split():
+        node.run("ip", "netns", "add", name)
+    values = ("IgnoreUnknown=1", "K8S_POD_NAMESPACE=team-a", f"K8S_POD_NAME={name}")
+    options = [option for value in values for option in ("--args", value)]
+    answer = json.loads(node.run("/opt/cni/bin/podwire", "add", "podwire", name, "--json", *options, check=False))
+    if "result" not in answer:
+        return next(step["error"] for step in answer["steps"] if step.get("error"))
+    ips = [ip["address"] for ip in answer["result"]["ips"]]
+    return Pod(pod_namespace(node, name), {6 if ":" in ip else 4: ip.partition("/")[0] for ip in ips})
+
+
+def add(node, name):
+    """Runs ADD again and again, as kubelet does, until it succeeds."""
+    pods = []
+
+    def is_added():
+        answer = try_add(node, name)
+        if isinstance(answer, Pod):
+            pods.append(answer)
+        else:
+            assert answer["code"] == 11, answer
+        return bool(pods)
+
+    assert eventually(is_added, within_s=30), try_add(node, name)
+    return pods[0]
+
+
+def assert_reach(*pods):
+    """Checks that pods reach each other, IPv4 and IPv6, with their addresses."""
+    for one, other in itertools.permutations(pods, 2):
+        for version in (4, 6):
+            assert eventually(lambda: reaches(one.namespace, other.addresses[version], within_s=1)), (  # noqa: B023
+                one.addresses,
+                other.addresses,
+            )
+
+
+def test_a_pod_moves_with_its_address(world):
+    """A pod of a StatefulSet, created again on another node, has its address, and all nodes' pods reach it there."""
+    first, second, third, _ = world.nodes
+    schedule(world, "db-0", first)
+    schedule(world, "db-1", first)
+    pod, other = add(first, "db-0"), add(first, "db-1")
+    ordinary = [world.add_pod(node) for node in (first, second, third)]
+    assert_reach(pod, other, *ordinary)
+    schedule(world, "db-0", second)
+    assert eventually(lambda: "is still at node" in try_add(second, "db-0")["msg"], within_s=10)
+    world.delete_pod(first, "db-0")
+    moved = add(second, "db-0")
+    assert moved.addresses == pod.addresses
+    assert_reach(moved, other, *ordinary)
+    assert not first.run("ip", "route", "show", pod.addresses[4], "dev", "cni0", check=False)
+
+
+def test_a_pod_of_a_machine_that_is_cut_off_waits_for_a_proof(world):
+    """ADD on another node ends with code 11 and the reason until the machine is declared off, then it succeeds."""
+    dead, running, third, _ = world.nodes
+    schedule(world, "db-0", dead)
+    pod, ordinary = add(dead, "db-0"), world.add_pod(third)
+    world.agents[0].stop(signal.SIGKILL)
+    dead.network.ip("link", "set", "eth0", "down")
+    schedule(world, "db-0", running)
+    text = f"its address {pod.addresses[4]} is still at node {dead.name}"
+    assert eventually(lambda: text in try_add(running, "db-0")["msg"], within_s=10)
+    assert not eventually(lambda: isinstance(try_add(running, "db-0"), Pod), within_s=5)
+    world.server.store.remove(f"{NODES}/{dead.name}")
+    moved = add(running, "db-0")
+    assert moved.addresses == pod.addresses
+    assert_reach(moved, ordinary)
+
+
+def test_other_pods_never_get_the_address(world):
+    """A pod of another name of the namespace gets no address before it has one of its own, which is another one."""
+    node = world.nodes[0]
+    schedule(world, "db-0", node)
+    pod = add(node, "db-0")
+    world.delete_pod(node, "db-0")
+    assert "not claimed it yet" in try_add(node, "db-1")["msg"]
+    world.server.store.remove(f"{PODS}/team-a.db-0")
+    schedule(world, "db-1", node)
+    assert set(add(node, "db-1").addresses.values()).isdisjoint(pod.addresses.values())
