@@ -173,7 +173,9 @@ class Membership:
         record = stored.value.record if stored.value else None
         if record != memory.agent.record:
             memory.set_agent_clear(is_clear=False)
-        if record and record.is_fenced and record.instance == memory.agent.instance:
+        # By the boot, which begins the instance: the Node object of a machine that runs may have got another UID since.
+        memory.is_fenced = bool(record and record.is_fenced and record.instance.startswith(f"{memory.identity.boot}/"))
+        if memory.is_fenced:
             memory.problems["fenced"] = (
                 "this node was declared dead while it ran; its blocks may have other owners. Report who stated that it "
                 "was off; restart the pods that are named as holders of lost blocks"

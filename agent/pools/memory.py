@@ -68,6 +68,7 @@ class Memory:
     position: Position = field(default_factory=Position)
     position_is_checked: bool = False
     is_restored: bool = False
+    is_fenced: bool = False  # this boot was declared dead
     unverified: set[Network] = field(default_factory=set)
     values: dict[Network, Stored[Block]] = field(default_factory=dict)
     held: dict[Network, Token] = field(default_factory=dict)

@@ -42,18 +42,25 @@ class Ownership:
         self._list_s = 0.0
 
     def verify(self) -> bool:
-        """Compares a grant with the store: keeps it in a new epoch, and stops it if it is lost."""
+        """Compares a grant with the store: keeps it in a new epoch, and stops it if it is lost.
+
+        Of a node that was declared dead while it runs all grants are lost, whatever the store has now: the blocks become
+        free one after the other, and a request for that may be late.
+        """
         memory = self._memory
         held = next((h for h in memory.blocks() if h.entry.grant and h.entry.block in memory.unverified), None)
         if held is None:
             memory.unverified.clear()
             return False
+        if memory.is_fenced:
+            self._lose(held, "this node was declared dead while it runs")
+            return True
         network, entry = held
         stored = memory.take_value(entry.block)
         if stored is None:
             return True
         if protocol.is_lost(memory.agent, entry.token, stored.value):
-            self._lose(held, stored)
+            self._lose(held, _difference(entry, stored))
             return True
         swap = protocol.reassert(memory.agent, entry.token, stored.value)
         if swap is None:
@@ -169,21 +176,17 @@ class Ownership:
             return entry._replace(state=State.REVOKED, token=NO_TOKEN) if is_gone else None
         return entry._replace(state=State.GRANTED, token=token)
 
-    def _lose(self, held: Held, stored: Stored[Block]) -> None:
-        """Stops a grant at once that the store does not have; what this node does not own it forgets later."""
+    def _lose(self, held: Held, cause: str) -> None:
+        """Stops a grant at once that the store does not have, or will not have; what this node does not own it forgets later."""
         memory = self._memory
         network, entry = held
         holders = network.describe_holders(entry.block)
         lost = entry._replace(state=State.LOST if holders else State.REVOKED, token=NO_TOKEN)
         memory.save_locked(network, lambda grants: grants.with_entry(lost))
         memory.unverified.discard(entry.block)
-        owner = stored.problem or (f"owner {stored.value.owner}" if stored.value.owner else "no owner")
-        generation = stored.value.token.generation
         self._event(
-            f"block {entry.block} of pool {entry.pool} is lost: this node had generation {entry.token.generation}, the "
-            f"store has {owner}, generation {generation}. The machine was declared dead while it ran, or the object "
-            f"was edited. Nothing of it is allocated any more. Delete these pods, whose addresses others may get: "
-            f"{holders or 'none'}"
+            f"block {entry.block} of pool {entry.pool} is lost: {cause}. Nothing of it is allocated any more. Delete "
+            f"these pods, whose addresses others may get: {holders or 'none'}"
         )
 
     def _adopt(self, owned: Mapping[Network, Stored[Block]]) -> None:
@@ -234,3 +237,12 @@ class Ownership:
                 "pods of this node"
             )
         return bool(unaccounted)
+
+
+def _difference(entry: Entry, stored: Stored[Block]) -> str:
+    """Returns how the store differs from a grant."""
+    owner = stored.problem or (f"owner {stored.value.owner}" if stored.value.owner else "no owner")
+    return (
+        f"this node had generation {entry.token.generation}, the store has {owner}, generation "
+        f"{stored.value.token.generation}. The machine was declared dead while it ran, or the object was edited"
+    )

@@ -2,13 +2,13 @@
 
 import json
 import os
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
 
 from agent.pools import grants_file, reclaim
-from agent.pools.block_protocol import Block, Evidence, NodeRecord, Token
+from agent.pools.block_protocol import Block, Evidence, NodeRecord, Outcome, Token
 from agent.pools.grants_file import State
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from ipam.host_local import grants as plugin_format
@@ -122,6 +122,32 @@ def test_a_lost_block_is_stopped_and_reported_with_its_pods(world, node):
     run(node)
     assert world.store.read_entry(node.node).value.record.is_fenced is False
     assert not blocks_of(node, State.LOST)
+
+
+def declare_dead(world, node):
+    """Fences a node, and leaves its blocks for later, as a reclaim that is slow."""
+    stored = world.store.read_entry(node.node)
+    entry = stored.value._replace(record=stored.value.record._replace(is_fenced=True))
+    assert world.store.swap_entry(node.node, stored, entry).outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("has_new_uid", [False, True])
+def test_a_fence_ends_all_grants_before_the_blocks_become_free(world, node, has_new_uid):
+    """A machine that was declared dead while it ran stops its blocks although the store still has them as its own."""
+    node.add()
+    (block,) = map(ip_network, blocks_of(node))
+    declare_dead(world, node)
+    late = world.store.read_block(block)
+    if has_new_uid:
+        node.rename()
+    node.manager.entry_changed()
+    run(node)
+    assert blocks_of(node, State.LOST) == [str(block)]
+    free = late.value._replace(owner="")
+    assert world.store.swap_block(block, late, free, BlockNote()).outcome is Outcome.SUCCEEDED
+    answer = node.add()
+    assert ip_address(answer["ips"][0]["address"].partition("/")[0]) not in block
+    assert "declared dead while it runs" in node.reports.events[0]
 
 
 def test_a_dead_nodes_blocks_become_free_by_proof_only(world, node):
