@@ -42,7 +42,11 @@ _BLOCK_FIX = (
     "write its owner, epoch and generation again, as in the grants file of the node that uses it; "
     "delete it only when no node uses it"
 )
-_ENTRY_FIX = "correct it; delete it only when its node is off for ever"
+# The entry of a node that has not registered: the others wait for it, and its agent registers over it.
+_ENTRY_FIX = (
+    'write {"machine": "", "instance": "", "epoch": "", "fenced": false, "name": "", "addresses": [], "networks": [], '
+    '"registered": ""} in its place: its agent completes it; do not delete it'
+)
 
 
 def check_space_name(space: str) -> str:

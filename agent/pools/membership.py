@@ -183,8 +183,11 @@ class Membership:
             memory.verify()
 
     def _refuse_foreign(self) -> None:
-        """Raises RequestFailed if the record belongs to another machine; it is read again later."""
+        """Raises RequestFailed if the entry is damaged, or of another machine; it is read again later."""
         memory, record = self._memory, self._record()
+        if memory.entry and memory.entry.problem:
+            problem, memory.entry = memory.entry.problem, None
+            raise RequestFailed(problem)
         if record and protocol.is_foreign(memory.agent, record):
             memory.entry = None
             raise RequestFailed(
