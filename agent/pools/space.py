@@ -26,6 +26,7 @@ from cni.address import Address, Network, as_network, format_ip, parse_ip
 
 ROUTED, SEGMENT = MODES = ("routed", "segment")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label, as Kubernetes' names
+_EPOCH = re.compile(r"[-0-9A-Za-z]{0,64}")  # also a text of blocks and entries, which allow less than JSON
 _FAMILIES = (("ipv4", 4), ("ipv6", 6))
 _DEFAULT_PREFIX_LENGTHS = {4: 26, 6: 122}
 _STICKY_PREFIX_LENGTHS = {4: 32, 6: 128}
@@ -147,8 +148,8 @@ class Space(NamedTuple):
 def parse_space(document: Mapping[str, object]) -> Space:
     """Returns the space in a document; raises ValueError, whose text names the pool and the key."""
     epoch, pools = document.get("epoch", ""), document.get("pools", [])
-    if not isinstance(epoch, str) or len(epoch) > 64:
-        raise ValueError('"epoch" is not a text')
+    if not isinstance(epoch, str) or not _EPOCH.fullmatch(epoch):
+        raise ValueError(f'"epoch" {epoch!r} is not a text of a-z, A-Z, 0-9 and -, at most 64')
     if not isinstance(pools, list) or not all(isinstance(pool, Mapping) for pool in pools):
         raise ValueError('"pools" is not a list of objects')
     space = Space(epoch, tuple(map(_parse_pool, pools)))

@@ -124,3 +124,10 @@ def test_a_change_keeps_claimed_blocks():
         with pytest.raises(ValueError, match=r"loses block 10\.22\.0\.64/26"):
             check_change(before, after, [block])
         check_change(before, after, [])
+
+
+@pytest.mark.parametrize("epoch", ["e<1", "\u00e9", 'e"1', "e" * 65, 7])
+def test_epochs_that_blocks_and_entries_cannot_have_are_refused(epoch):
+    """An epoch that an agent could not write into its entry, and read again, makes the space invalid."""
+    with pytest.raises(ValueError, match=r'"epoch" .* is not a text'):
+        parse_space({"epoch": epoch, "pools": []})
