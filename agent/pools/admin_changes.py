@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from agent.pools import block_protocol, reclaim, space_change
-from agent.pools.block_protocol import Evidence, Outcome
+from agent.pools.block_protocol import Evidence, NodeRecord, Outcome
 from agent.pools.cluster_view import FENCED, digest, digest_of_space, state_of
 from agent.pools.node_report import LocalReport
 from agent.pools.reclaim import Reclaimed, Suspect, free_blocks, read_suspect
@@ -54,8 +54,10 @@ def replace_pools(
     before = stored.value
     try:
         after = parse_space({"pools": document.get("pools"), "epoch": (before.epoch if before else "") or _new_epoch()})
-        if before is not None:
-            claimed = [network for network, block in store.list_blocks().items() if block.value.owner]
+        claimed = [network for network, block in store.list_blocks().items() if block.value.owner]
+        if before is None:
+            space_change.check_blocks(after, claimed)
+        else:
             space_change.check(before, after, claimed)
     except ValueError as error:
         raise Refusal(f"the pools are refused: {error}", "correct the file; nothing was changed", 400) from None
@@ -82,6 +84,7 @@ def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evid
         raise Refusal(suspect.entry.problem)
     if node == report.node and (suspect.record is None or suspect.record.machine in ("", report.machine)):
         raise Refusal("this is the node on which the command runs: it is not off", "run it on another node")
+    _refuse_running(store, report, suspect)
     if suspect.record is not None and state_of(suspect.record, suspect.epoch) == FENCED:
         return free_blocks(store, node)
     if digest(suspect.record, suspect.epoch) != record:
@@ -96,6 +99,29 @@ def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evid
     if reclaimed.problem and not reclaimed.blocks:
         raise Refusal(reclaimed.problem, f"podwire ipam reclaim --node {node}")
     return reclaimed
+
+
+def _refuse_running(store: Store, report: LocalReport, suspect: Suspect) -> None:
+    """Raises Refusal if another node ID is of the same machine and boot, as after node-id was deleted: it runs."""
+    if suspect.record is None or not suspect.record.machine:
+        return
+    place = suspect.record.machine, _boot(suspect.record)
+    others = {
+        stored.value.name or node: (stored.value.record.machine, _boot(stored.value.record))
+        for node, stored in store.list_entries().by_node.items()
+        if node != suspect.node and not stored.value.record.is_fenced
+    } | {report.name: (report.machine, report.boot)}
+    running = next((name for name, other in others.items() if other == place), "")
+    if running:
+        raise Refusal(
+            f"node {suspect.node} is an earlier ID of node {running}, whose machine runs since before the ID was "
+            "changed: it is not off, and its pods may have addresses of these blocks",
+            f"nothing was changed; drain and reboot {running}, then: podwire ipam reclaim --node {suspect.node}",
+        )
+
+
+def _boot(record: NodeRecord) -> str:
+    return record.instance.partition("/")[0]
 
 
 def _create_missing(store: Store, suspect: Suspect) -> Suspect:

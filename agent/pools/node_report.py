@@ -38,7 +38,7 @@ class LocalBlock(NamedTuple):
 
 
 class LocalReport(NamedTuple):
-    """The state of this node: its ID and name, the pool of each network, the blocks, and the machine of its identity.
+    """The state of this node: its ID and name, the pool of each network, the blocks, and its machine and boot.
 
     `contact_s` is how long ago the store answered, None if it never did. `problems` are what keeps the agent from
     claiming blocks. `is_restored`: the agent has noticed a restore, and claims nothing before `recover`.
@@ -52,6 +52,7 @@ class LocalReport(NamedTuple):
     problems: tuple[str, ...] = ()
     is_restored: bool = False
     machine: str = ""
+    boot: str = ""
 
     @property
     def has_grants(self) -> bool:
@@ -73,6 +74,7 @@ def read_report(
         problems=status.problems,
         is_restored=status.is_restored,
         machine=identity.machine,
+        boot=identity.boot,
     )
 
 

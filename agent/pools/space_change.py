@@ -38,8 +38,13 @@ def check(before: Space, after: Space, blocks: Iterable[Network]) -> None:
         new = after.pool(pool.name)
         if new is not None and new.mode == pool.mode == SEGMENT:
             _refuse_reserved(pool, new)
-    for pool in after.pools:
-        for block in claimed:
+    check_blocks(after, claimed)
+
+
+def check_blocks(after: Space, blocks: Iterable[Network]) -> None:
+    """Raises ValueError if a claimed block overlaps a pool and is not one of its blocks: also if there was no space."""
+    for block in blocks:
+        for pool in after.pools:
             if pool.cidr_of(block) is None and any(block.overlaps(cidr) for cidr in pool.cidrs):
                 raise ValueError(
                     f"block {block}, which a node has, overlaps pool {pool.name} but is not one of its blocks: "
