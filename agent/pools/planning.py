@@ -126,7 +126,7 @@ class Planning:
         size = 1 << (32 if version == 4 else 128) - pool.prefix_lengths[version]
         count = count_to_claim(entries, used, size, demand)
         if not count:
-            memory.problems.pop(f"pool {pool.name}", None)
+            memory.problems.pop(f"pool {pool.name} IPv{version}", None)
         if not count or self._monotonic() < self._not_before_s.get(key, 0.0):
             return False
         candidates = self._candidates.setdefault(key, Candidates(memory.agent.node, pool, version))
@@ -159,9 +159,11 @@ class Planning:
         self._not_before_s[key] = self._monotonic() + _EXHAUSTED_S
         del self._candidates[key]
         total = pool.count_blocks(version)
-        self._memory.problems[f"pool {pool.name}"] = (
+        self._memory.problems[f"pool {pool.name} IPv{version}"] = (
             f"pool {pool.name} has no free IPv{version} block: all {total} have owners; add a CIDR to the pool, or "
             "free the blocks of nodes that are gone (`podwire ipam blocks`, `podwire ipam reclaim`)"
+            if total
+            else f"pool {pool.name} has no IPv{version} block that may be claimed: all its CIDRs drain; add a CIDR"
         )
 
     def _pools(self, network: NetworkBlocks) -> list[Pool]:
