@@ -121,12 +121,15 @@ def _networks(cluster: Cluster) -> Iterator[Finding]:
         for network in stored.value.networks:
             block = cluster.claimed.get(network)
             if block is None or block.owner != node:
+                if block == DAMAGED_BLOCK:
+                    continue  # reported as such
                 owner = f"node {cluster.name_of(block.owner)}" if block else "no node"
                 yield Finding(
                     "foreign network",
                     str(network),
                     f"the entry of node {cluster.name_of(node)} lists block {network}, which {owner} has",
-                    f"its agent corrects the entry; {if_off(cluster, node)}",
+                    f"restart podwire-agent on {cluster.name_of(node)}: it compares its blocks with the store, stops "
+                    f"those that it has lost, and names their pods in its log; {if_off(cluster, node)}",
                 )
 
 

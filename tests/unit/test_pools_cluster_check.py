@@ -73,6 +73,7 @@ def test_entry_with_a_block_of_another(world, block, owner):
     finding = the_finding(world)
     assert (finding.kind, finding.subject) == ("foreign network", block)
     assert owner in finding.text
+    assert "restart podwire-agent on worker-1" in finding.fix
 
 
 def test_records_of_an_old_epoch(world):
