@@ -24,12 +24,12 @@ from agent.pools.node_report import ManagerStatus
 from agent.pools.ownership import Ownership
 from agent.pools.planning import Planning
 from agent.pools.sticky import StickyPlanning
-from agent.pools.store import Entries, Store
+from agent.pools.store import Entries, NodeEntry, Store
 from agent.pools.supply import Usage
 from cni.address import Network
 from cni.errors import CniError
 
-POLL_S = 0.5  # two stat calls for each network: a burst of pods is answered within this time
+POLL_S = 0.5  # three stat calls for each network: a burst of pods is answered within this time
 _BUSY_S = 0.01  # an ADD holds the lock for a millisecond
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 60.0
 _OUTAGE_S = 30.0  # without contact; the grants are then compared with the store again
@@ -122,10 +122,12 @@ class Manager:
         self._news.add("space")
         self.wake()
 
-    def entry_changed(self) -> None:
-        """Says that another agent or the tool has changed this node's entry: it may have been declared dead."""
-        self._news.add("entry")
-        self.wake()
+    def entry_changed(self, entry: NodeEntry | None = None) -> None:
+        """Says that this node's entry was changed; unless by this agent, it may have been declared dead."""
+        known = self._memory.entry if self._is_loaded else None
+        if known is None or entry is None or known.value != entry:
+            self._news.add("entry")
+            self.wake()
 
     def others_changed(self) -> None:
         """Says that another node has registered or was fenced, for which this one may wait."""
@@ -158,7 +160,7 @@ class Manager:
     def step(self) -> float:
         """Makes at most one request; returns after how many seconds the next step is useful, 0 for at once."""
         try:
-            if not self._is_loaded:
+            if not self._is_loaded or any(network.is_foreign() for network in self._memory.networks):
                 self._load()
             self._note_news()
             wait_s = self._not_before_s - self._clocks.monotonic()

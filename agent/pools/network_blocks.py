@@ -54,6 +54,7 @@ class NetworkBlocks:
         self._names: tuple[Address, ...] = ()
         self.is_written = False
         self.problem = ""
+        self._file = self._status()  # before it is read: a change meanwhile is then noticed
         self.grants = self._load()
 
     # The file.
@@ -63,7 +64,18 @@ class NetworkBlocks:
         if grants != self.grants or not self.is_written:
             directories.create(os.path.dirname(self.path))
             grants_file.write(self.path, grants)
-            self.grants, self.is_written = grants, True
+            self.grants, self.is_written, self._file = grants, True, self._status()
+
+    def is_foreign(self) -> bool:
+        """Returns whether another program has changed or deleted the file."""
+        return self._status() != self._file
+
+    def _status(self) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def save_locked(self, change: Callable[[Grants], Grants]) -> bool:
         """Writes a change of the file while no ADD runs; returns False if one runs now: try again soon."""

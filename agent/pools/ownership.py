@@ -44,8 +44,8 @@ class Ownership:
     def verify(self) -> bool:
         """Compares a grant with the store: keeps it in a new epoch, and stops it if it is lost.
 
-        Of a node that was declared dead while it runs all grants are lost, whatever the store has now: the blocks become
-        free one after the other, and a request for that may be late.
+        Of a node that was declared dead while it runs all grants are lost, whatever the store has now: the blocks
+        become free one after the other, and a request for that may be late.
         """
         memory = self._memory
         held = next((h for h in memory.blocks() if h.entry.grant and h.entry.block in memory.unverified), None)
@@ -177,7 +177,7 @@ class Ownership:
         return entry._replace(state=State.GRANTED, token=token)
 
     def _lose(self, held: Held, cause: str) -> None:
-        """Stops a grant at once that the store does not have, or will not have; what this node does not own it forgets later."""
+        """Stops a grant that the store does not have, or will not; what this node does not own it forgets later."""
         memory = self._memory
         network, entry = held
         holders = network.describe_holders(entry.block)

@@ -139,8 +139,8 @@ class PoolService:
             self._manager.space_changed()
         elif node != self._identity.node:
             self._manager.others_changed()
-        elif entry is None or entry.record.is_fenced or entry.record.machine != self._identity.machine:
-            self._manager.entry_changed()
+        else:
+            self._manager.entry_changed(entry)
 
     def _read_report(self) -> LocalReport:
         return read_report(self._identity, self._name, self._networks, self._manager.status())
