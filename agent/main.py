@@ -1,6 +1,6 @@
 """The program podwire-agent: starts the parts, and ends.
 
-It ends with SIGTERM or SIGINT, and leaves routes, network and pods as they are: the next start continues.
+SIGTERM and SIGINT end it; routes, network and pods stay as they are, and the next start continues with them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _create_nodes(
     inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
     on_contact = parts.metrics.contact.set_to_current_time
     if not settings.pools.store:
-        assert client  # only with pools a cluster may have no API server
+        assert client  # only a cluster with pools may have no API server
         return NodeWatch(KubernetesNodes(client), inbox.put, on_contact=on_contact)
     reports: Inbox[PoolEvent] = Inbox(loop, agent.handle_pools)
 
@@ -128,7 +128,7 @@ def _create_nodes(
 
 
 def _serve(settings: Settings, agent: Agent, nodes: NodeWatch | PoolService) -> None:
-    """Starts the HTTP server; with pools also that of the operator's tool, on the socket, which only root can use."""
+    """Starts the HTTP server; with pools also the operator's tool's, on the Unix socket, which only root can use."""
     path = socket_path(settings)
     listen = settings.listen or path
     if not isinstance(nodes, PoolService):

@@ -1,6 +1,6 @@
-"""Where this node's networks of pods come from: podCIDRs of its Node object, or blocks of a pool.
+"""The source of a node's pod networks: the podCIDRs of its Node object, or its blocks of a pool.
 
-This module is pure: what has to be known before the agent changes anything, and what is wrong with the node.
+A source decides whether the agent knows enough to change the kernel, and describes what is wrong. This module is pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.node import Node
 
 
 class NetworksSource(Protocol):
-    """The source of the networks; `are_fixed`: a node keeps those that its object had. `noun` is for messages."""
+    """A source of networks. `are_fixed`: a node keeps them when its object lacks them. `noun`: for messages."""
 
     are_fixed: bool
     noun: str
@@ -22,11 +22,11 @@ class NetworksSource(Protocol):
         """Returns whether the networks of this node are known, so that the agent may change the kernel."""
 
     def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
-        """Returns what keeps the node `name` from a network, "" if nothing does."""
+        """Returns why the node `name` has no certain network, "" if it has one."""
 
 
 class PodCidrs:
-    """The podCIDRs of the Node object. Without them nothing is known to be wrong, and nothing is changed."""
+    """The podCIDRs of the Node object; without them the agent changes nothing."""
 
     are_fixed = True
     noun = "podCIDRs"
@@ -36,7 +36,7 @@ class PodCidrs:
         return bool(node.pod_cidrs)
 
     def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
-        """Returns what is wrong with the Node."""
+        """Returns the problem of the Node."""
         if node is None:
             return f"the API server has no Node {name}: set --node-name to the name that `kubectl get nodes` prints"
         if node.problems:
@@ -50,17 +50,17 @@ class PodCidrs:
 
 
 class PoolBlocks:
-    """The node's blocks, as its entry in the store lists them: there may be none."""
+    """The node's blocks, as its entry in the store lists them; there may be none."""
 
     are_fixed = False
     noun = "blocks"
 
     def is_known(self, node: Node) -> bool:
-        """Returns True: the entry is written by this node's own agent."""
+        """Returns True, because only this node's agent writes the entry."""
         return True
 
     def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
-        """Returns what is wrong with the entry."""
+        """Returns the problem of the entry."""
         if node is None:
             return f"the store has no entry of node {name} yet"
         return _conflicts_of(name, conflicts)

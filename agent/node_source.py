@@ -1,4 +1,7 @@
-"""The sources of the nodes: a list of all, then their changes. Here: the Node objects of the Kubernetes API."""
+"""A source of nodes: a list, and a watch of changes. The implementation here reads the Kubernetes API's Nodes.
+
+agent/pools/entry_source.py has the other implementation, which reads the entries of a store.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _WATCH = f"{SERVICE}: watch of {NODES}"
 
 
 class NodeChange(NamedTuple):
-    """A change of a node and the revision of the source; without a name, only the revision has changed.
+    """A change of a node, and the revision of the source. `node` is None if it was deleted.
 
-    `node` is None for a deleted node.
+    With the name "" only the revision has changed.
     """
 
     name: str

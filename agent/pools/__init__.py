@@ -1,1 +1,1 @@
-"""Addresses for a whole cluster: the blocks of a space's pools, which the agents of the nodes share."""
+"""Addresses for a whole cluster: pools whose blocks the nodes share. docs/pools.md is the manual."""

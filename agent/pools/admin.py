@@ -1,12 +1,12 @@
-"""What the agent answers to the operator's tool about pools: pages and actions of its HTTP server, as JSON.
+"""The HTTP pages and actions of the agent for `podwire ipam`, as JSON.
 
     GET  /pools          {"space": {...} or null, "node": {...}, "problem": "the store does not answer: ..."}
     GET  /pools/cluster  {"space", "pools", "nodes", "blocks", "findings"}; reads all objects of the store
     POST /pools/space    {"pools": [...], "dryRun": true} or {"pools": [...], "current": "..."}
-    POST /pools/reclaim  {"node": "ID", "record": "...", "statement": "powered-off"}
+    POST /pools/reclaim  {"node": "ID", "record": "...", "statement": "powered-off"}; "record" as in /pools/cluster
     POST /pools/recover  {"joined": ["ID", ...]}
 
-An error is {"msg", "details"}. The server accepts POST on its Unix socket only, which root alone can use.
+An error is {"msg", "details"}. The server accepts POST only on its Unix socket, which only root can use.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from agent.pools.store import Store
 
 _JSON = "application/json"
 _STATEMENTS = {"powered-off": Evidence.POWERED_OFF}
-_UNREACHABLE = "the agent's /readyz and log have more"
+_UNREACHABLE = "the cause is on the agent's page /readyz and in its log"
 
 
 class Admin:
     """The pages and actions for one store; `report` returns the manager's report of this node.
 
-    They run in the threads of the HTTP server; actions run one after the other.
+    They run in the threads of the HTTP server; actions run sequentially.
     """
 
     def __init__(self, store: Store, report: Callable[[], LocalReport]) -> None:
@@ -66,7 +66,7 @@ class Admin:
         try:
             cluster = read_cluster(self._store)
             findings = cluster_check.find(cluster)
-            if findings:  # blocks were claimed and given back between the reads: only what is found twice is a fault
+            if findings:  # blocks change between the reads: only a finding of two consecutive reads is a fault
                 cluster = read_cluster(self._store)
                 findings = [finding for finding in cluster_check.find(cluster) if finding in findings]
         except ApiError as error:
@@ -98,7 +98,7 @@ class Admin:
         return {"epoch": admin_changes.recover_store(self._store, self._report(), joined)}
 
     def _action(self, act: Callable[[Document], Mapping[str, object]]) -> Callable[[bytes], Answer]:
-        """Returns an action that reads and writes JSON; nothing is raised out of it."""
+        """Returns an action with a JSON body and a JSON answer; errors become answers."""
 
         def run(body: bytes) -> Answer:
             try:
@@ -110,11 +110,11 @@ class Admin:
                     return Answer(200, _encode(act(request)), _JSON)
             except Refusal as error:
                 return Answer(error.status, _error(error.msg, error.details), _JSON)
-            except ValueError as error:  # the space
+            except ValueError as error:  # of a space that is not valid
                 return Answer(409, _error(str(error), "correct the object, or restore a backup of the store"), _JSON)
             except ApiError as error:
                 text = f"the store does not answer: {error}"
-                return Answer(503, _error(text, f"run the command again when it does; {_UNREACHABLE}"), _JSON)
+                return Answer(503, _error(text, f"run the command again when the store answers; {_UNREACHABLE}"), _JSON)
 
         return run
 

@@ -1,7 +1,7 @@
 """The administrator's changes of a store: the pools of the space, a dead node's blocks, a new epoch after a restore.
 
-One rule: a change is refused unless the store still has what the administrator has seen. What follows from his
-statement is decided by block_protocol (reclaim.py), and by space_change.
+One rule: a change is refused unless the store still has the values that the administrator has seen. block_protocol
+(by reclaim.py) and space_change decide which changes are safe.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agent.pools.store import Change, NodeEntry, Store, Stored
 _NODE_ID = re.compile(r"[0-9a-f]{32}")
 
 
-class Refusal(Exception):  # noqa: N818 - what happens
-    """A change that was refused or that failed: what and why, the fix, and the HTTP status."""
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
+    """A change was refused or failed: `msg` is the cause, `details` the fix, `status` the HTTP status."""
 
     def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
         super().__init__(msg)
@@ -31,7 +31,7 @@ class Refusal(Exception):  # noqa: N818 - what happens
 
 
 class Replacement(NamedTuple):
-    """A change of a space, and the text that stands for the space before it."""
+    """A change of a space; `current` is the digest of the space before it."""
 
     before: Space | None
     after: Space
@@ -48,7 +48,7 @@ def replace_pools(
 ) -> Replacement:
     """Replaces the pools of the space, or creates it; with `dry_run` only checks.
 
-    `current` stands for the space that the administrator has seen. Raises Refusal, ApiError.
+    `current` is the digest of the space that the administrator has seen. Raises Refusal, ApiError.
     """
     stored = read_space(store)
     before = stored.value
@@ -60,7 +60,7 @@ def replace_pools(
         else:
             space_change.check(before, after, claimed)
     except ValueError as error:
-        raise Refusal(f"the pools are refused: {error}", "correct the file; nothing was changed", 400) from None
+        raise Refusal(f"the pools are refused: {error}", "nothing was changed; correct the file", 400) from None
     if before is None:
         _refuse_lost_store(store, report)
     change = Replacement(before, after, digest_of_space(before))
@@ -75,9 +75,9 @@ def replace_pools(
 def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evidence: Evidence) -> Reclaimed:
     """Declares a node dead and makes its blocks free.
 
-    `record` is the digest of the record and the epoch that were read before the evidence. Of a node that was fenced in
-    this epoch the blocks that remain are made free. This node's ID may be reclaimed if the record is of a machine
-    that this one replaces. Raises Refusal, ApiError, ValueError.
+    `record` is the digest of the record and the epoch that were read before the evidence. If the node is fenced in
+    this epoch already, its remaining blocks become free. This node's own ID is refused, unless its record is that of
+    another machine, which this one replaces. Raises Refusal, ApiError, ValueError.
     """
     suspect = read_suspect(store, node)
     if suspect.entry.problem:
@@ -89,8 +89,8 @@ def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evid
         return free_blocks(store, node)
     if digest(suspect.record, suspect.epoch) != record:
         raise Refusal(
-            f"the record of node {node} is another one than you have seen: the machine has booted, its agent was "
-            "started again, or the store was restored",
+            f"the record of node {node} is no longer the one that you have seen: the machine has booted, its agent "
+            "was restarted, or the store was restored",
             f"nothing was changed; make sure that the machine is off now, then: podwire ipam reclaim --node {node}",
         )
     if suspect.record is None:
@@ -125,9 +125,10 @@ def _boot(record: NodeRecord) -> str:
 
 
 def _create_missing(store: Store, suspect: Suspect) -> Suspect:
-    """Creates the record of a node that has none, as after a restore; a machine that runs registers over it.
+    """Creates the record of a node that has none, as after a restore.
 
-    Either that or the fence succeeds, so the evidence is about this record, too. Raises Refusal if the node registers.
+    If the machine runs, its agent registers over this record. Then the fence fails: the evidence was about the record
+    that is created here. Raises Refusal if the node has registered already.
     """
     missing, _ = block_protocol.recover({}, [suspect.node], suspect.epoch)
     record = missing[suspect.node].new
@@ -140,15 +141,15 @@ def _create_missing(store: Store, suspect: Suspect) -> Suspect:
 
 
 def recover_store(store: Store, report: LocalReport, joined: Collection[str]) -> str:
-    """Begins a new epoch after a restore, and returns it; `joined` are IDs of nodes that may be missing in the backup.
+    """Begins a new epoch after a restore, and returns it; `joined` are the IDs of nodes that the backup may lack.
 
     Raises Refusal, ApiError, ValueError.
     """
     if report.networks and not report.is_restored:
         raise Refusal(
-            "podwire-agent of this node has not noticed a restore of the store, and may claim blocks now",
-            "nothing was changed. Without a restore there is nothing to do. After one, wait until `podwire ipam why` "
-            "reports it; or run this on a node whose agent has no network with a pool, so that it claims nothing",
+            "podwire-agent of this node has not noticed a restore of the store, so it may be claiming blocks",
+            "nothing was changed. If the store was not restored, there is nothing to do. If it was, wait until "
+            "`podwire ipam why` reports it; or run this on a node whose agent has no network with a pool",
         )
     for node in joined:
         if not _NODE_ID.fullmatch(node):
@@ -174,17 +175,20 @@ def read_space(store: Store) -> Stored[Space | None]:
 def _swap_space(store: Store, expected: Stored[Space | None], new: Space) -> None:
     _require(store.swap_space(expected, new), "the space was not changed")
     if read_space(store).value != new:
-        raise Refusal("it is not known whether the space was changed", "look at it: podwire ipam pools")
+        raise Refusal("it is not known whether the space was changed", "podwire ipam pools prints the present pools")
 
 
 def _require(change: Change, text: str) -> None:
-    """Raises Refusal if a request was surely not executed; of an unknown outcome the caller reads again."""
+    """Raises Refusal if a request was certainly not executed; after an unknown outcome the caller reads the object."""
     if change.outcome is Outcome.LOST:
         raise Refusal(f"{text}: {change.problem}", "nothing else was changed; run the command again")
 
 
 def _refuse_lost_store(store: Store, report: LocalReport) -> None:
-    """Raises Refusal if this node has grants of which the store has nothing: a new space would forget all nodes."""
+    """Raises Refusal if this node has grants but the store lacks its entry: the store has lost its content.
+
+    A new space in it would make the blocks of all nodes free.
+    """
     if report.has_grants and report.node not in store.list_entries().by_node:
         raise Refusal(
             "the store is empty, but this node has blocks: the store has lost its content",

@@ -5,33 +5,34 @@ the epoch. An agent claims a block, then *grants* it: it writes the block's toke
 only then may plugins allocate addresses of the block. This module does no I/O and reads no clock and no random number.
 tests/block_model/ runs these functions in every order of events.
 
-What is promised: no block is granted on two machines at the same time, so no address is used twice. It holds whatever
+The guarantee: no block is granted on two machines at the same time, so no address is used twice. It holds whatever
 stops, is cut off, is late or is restored, as long as
 
 - the store's compare-and-swap is atomic and compares the value. Revisions are not enough: a restored store counts again
   from the backup's revision, and a late request could meet its expected revision with another value.
-- an administrator states that a machine is off (Evidence) only while it is off, about the record that was read before.
-- a restored store is closed to agents until `recover` is done. No agent can detect a restore that removed its own past.
+- an administrator states that a machine is off (Evidence) only while it is off; its record was read before.
+- no agent reaches a restored store before `recover` is done: an agent cannot detect every restore.
 - two machines that run at the same time do not have the same node ID and the same `machine`.
 
-A block's life: free, claimed (it has an owner), granted (and in the owner's file), claimed, free.
+A block's states, in order: free, claimed (it has an owner), granted (also in the owner's file), claimed, free.
 
 | object | written by |
 |---|---|
-| a free block | each agent that is clear: `claim` |
-| a block | its owner: `claim`, `give_back`; an agent that has it in its file, in a new epoch: `reassert`; `reclaim` |
-| a node's record | its agent: `register`; with proof of death: `fence`; after a restore: `recover` |
+| a free block | any agent that is clear: `claim` |
+| a claimed block | its owner: `claim`, `give_back`; in a new epoch an agent with a grant: `reassert`; any: `reclaim` |
+| a node's record | its agent: `register`; any other agent with a proof of death: `fence`; after a restore: `recover` |
 | the epoch | `recover` |
 | the grants file | this machine's agent, one process, holding the lock that plugins hold when they allocate |
 
 Four rules carry the proof:
 
-1. A block is granted only after a compare-and-swap of this process that is known to have succeeded, with a new
-   generation: all requests for the block that are still late fail from then on. So `revoke` comes before `give_back`,
-   and a revoked block needs a new claim.
-2. An answer that did not arrive proves nothing. The agent forgets the request and reads again.
+1. A block is granted only after a compare-and-swap of this process that is known to have succeeded. It sets a new
+   generation, so all earlier requests for the block that arrive later fail. So `revoke` comes before `give_back`, and
+   a revoked block needs a new claim.
+2. Without an answer, nothing is known about a request. The agent forgets the request and reads again.
 3. A boot ends all grants. So a machine that was declared dead has none when it starts, even without a connection.
-   It registers by compare-and-swap on its record before it claims; `fence` changes the same record; one of them fails.
+   It registers by compare-and-swap on its record before it claims. `fence` changes the same record, so one of the two
+   requests fails.
 4. A restore begins a new epoch. An agent registers in it after it has reasserted each of its grants. It claims when
    every record, also that of a fenced node, is of this epoch, and grants when the epoch is still the same after that.
 """
@@ -45,7 +46,7 @@ from typing import NamedTuple
 
 
 class Token(NamedTuple):
-    """The right to use a block: the epoch and the generation that the owner wrote into the store.
+    """The right to use a block: the epoch and the generation that its owner's claim wrote into the store.
 
     Epochs are compared for equality only. Each is new, also after the same backup has been restored twice.
     """
@@ -64,7 +65,7 @@ class Block(NamedTuple):
 class NodeRecord(NamedTuple):
     """A node in the store.
 
-    `machine` identifies the hardware: a value that a copied disk does not copy (such as the product UUID). `instance`
+    `machine` identifies the hardware by a value that is not on the disk (such as the product UUID). `instance`
     is the boot ID, and the UID of the Node object if there is one. `epoch` is the last epoch in which this instance has
     reasserted its grants, or in which a fenced node was proved dead.
     """
@@ -76,9 +77,10 @@ class NodeRecord(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """An agent: its identity, and the epoch that it has read ("" before).
+    """An agent: its identity, and the epoch that it has read ("" before the first).
 
-    `is_clear` says that it has registered in this epoch, and then all other nodes as well: see `look`.
+    `is_clear`: the agent may claim. It has registered in this epoch, and after that it has read that all other nodes
+    have: see `look`.
     """
 
     node: str
@@ -116,7 +118,7 @@ class Outcome(Enum):
 
 
 class Evidence(Enum):
-    """A reason to believe that a machine does not run. Only some are a proof: see `prove`."""
+    """A reason to believe that a machine is off. Only some are proofs: see `prove`."""
 
     POWERED_OFF = "the administrator states that the machine is off"
     OUT_OF_SERVICE = "the Node has the taint node.kubernetes.io/out-of-service"
@@ -134,30 +136,30 @@ class Proof(NamedTuple):
 
 
 FREE = Block("", Token("", 0))
-# Of a node that joined after the backup: any machine may register, and until then none has reasserted its grants.
+# The record of a node that joined after the backup: any machine may register over it. Until then no agent is clear.
 MISSING = NodeRecord("", "", "")
 
 
 def grants_of(instance: str, file_instance: str, grants: Mapping[str, Token]) -> Mapping[str, Token]:
     """Returns the grants of a file that the boot `file_instance` wrote: none if this is another boot.
 
-    A machine that is declared dead has no other sign of it while it is cut off.
+    While a machine is cut off, it cannot learn in any other way that it was declared dead.
     """
     return grants if file_instance == instance else {}
 
 
 def contact(agent: Agent, epoch: str) -> Agent:
-    """Returns an agent that has read the store's epoch; in a new one it has to register again.
+    """Returns the agent after it has read the store's epoch; in a new one it has to register again.
 
-    The agent then forgets the tokens that it holds without a grant.
+    The caller then forgets the tokens of blocks that are not granted.
     """
     return agent if agent.epoch == epoch else agent._replace(epoch=epoch, is_clear=False)
 
 
 def reassert(agent: Agent, grant: Token, block: Block) -> BlockSwap | None:
-    """Returns the request by which an agent keeps a granted block in a new epoch, whatever the restored store says.
+    """Returns the request by which an agent keeps a granted block in a new epoch, whatever the restored store has.
 
-    In the epoch of the grant there is none: see `is_lost`.
+    None in the epoch of the grant: see `is_lost`.
     """
     if grant.epoch == agent.epoch:
         return None
@@ -167,8 +169,8 @@ def reassert(agent: Agent, grant: Token, block: Block) -> BlockSwap | None:
 def is_lost(agent: Agent, grant: Token, block: Block) -> bool:
     """Returns whether a granted block has another owner or token in the grant's epoch.
 
-    Then an administrator's statement was wrong, or the object was edited, and the agent must not grant anything of the
-    block again. It does not claim the block back: another machine may already use it.
+    Then an administrator's statement was wrong, or the object was edited. The agent must end the grant. It does not
+    claim the block again: another machine may use it already.
     """
     return grant.epoch == agent.epoch and block != Block(agent.node, grant)
 
@@ -194,10 +196,10 @@ def register(agent: Agent, grants: Collection[Token], record: NodeRecord | None)
 
 
 def look(agent: Agent, records: Mapping[str, NodeRecord]) -> Agent:
-    """Returns an agent that has read all records of the store.
+    """Returns the agent after it has read all records of the store: clear if all are of its epoch.
 
-    If all are of the agent's epoch, no other node has a grant that it could still reassert. That is so until the next
-    epoch: a new node has no grants. The answer to `register` is not needed, since this node's record is among them.
+    Then no other node has a grant that it could still reassert, until the next epoch: a new node has no grants. The
+    answer to `register` is not needed, since this node's record is among those that were read.
     """
     is_registered = records.get(agent.node) == agent.record
     return agent._replace(is_clear=is_registered and all(record.epoch == agent.epoch for record in records.values()))
@@ -206,8 +208,8 @@ def look(agent: Agent, records: Mapping[str, NodeRecord]) -> Agent:
 def candidates(node: str, count: int) -> Iterator[int]:
     """Yields numbers of blocks in the order in which a node tries to claim them, another order for each node.
 
-    With a share `load` of claimed blocks a node tries 1 / (1 - load) on average, without a list. The same number may
-    come twice; after as many tries as there are blocks the agent lists them.
+    If a share `load` of all blocks is claimed, a node needs 1 / (1 - load) tries on average, and no list of blocks. A
+    number may be repeated; after `count` tries the agent lists the blocks.
     """
     for number in range(count):
         yield int.from_bytes(sha256(f"{node} {number}".encode()).digest()[:8], "big") % count
@@ -224,12 +226,12 @@ def claim(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | None:
 
 
 def held_after(swap: BlockSwap, outcome: Outcome) -> Token | None:
-    """Returns the token that the agent holds in memory after `claim` or `give_back`: that of a successful claim."""
+    """Returns the token that the agent has in memory after `claim` or `give_back`: that of a successful claim."""
     return swap.new.token if succeeded(outcome) and swap.new.owner else None
 
 
 def token_to_grant(held: Token, epoch: str) -> Token | None:
-    """Returns the token to write into the grants file: the one that the agent holds, if its epoch is still the store's.
+    """Returns the token to write into the grants file: the claim's, if its epoch is still the store's.
 
     The epoch is read after the answer to `claim`. In another epoch the request may have been executed by a restored
     store, while another machine has a grant from before the restore. (A transaction of etcd can compare both values.)
@@ -238,15 +240,15 @@ def token_to_grant(held: Token, epoch: str) -> Token | None:
 
 
 def revoke(grant: Token, reservations: int) -> Token | None:
-    """Returns what the grants file has instead of a grant: nothing, unless addresses of the block are reserved.
+    """Returns the token that the grants file keeps: None, unless addresses of the block are reserved.
 
-    The agent holds the lock of the network from the count of the reservations until the file is written.
+    The agent holds the lock of the network from counting the reservations until the file is written.
     """
     return grant if reservations else None
 
 
 def give_back(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | None:
-    """Returns the request that makes a claimed block free; None for a granted block, and for that of another node."""
+    """Returns the request that makes a claimed block free; None for a granted block, or one of another node."""
     if not agent.is_clear or grant or block.owner != agent.node:
         return None
     return BlockSwap(block, block._replace(owner=""))
@@ -255,10 +257,10 @@ def give_back(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | No
 def prove(
     node: str, record: NodeRecord, epoch: str, evidence: Evidence, *, deleted_is_off: bool = False
 ) -> Proof | None:
-    """Returns a proof of death, None if the evidence is none. The record and the epoch were read before the evidence.
+    """Returns a proof of death; None if the evidence proves nothing. Record and epoch were read before the evidence.
 
-    With `deleted_is_off` the administrator promises to delete Node objects of machines that are off only: a kubelet
-    that runs registers a new Node, but `fence` may be faster than the agent's registration under the new UID.
+    With `deleted_is_off` the administrator promises to delete Node objects only of machines that are off. A running
+    kubelet registers a new Node, but `fence` may be faster than the agent's registration under the new UID.
     """
     proofs = {Evidence.POWERED_OFF, Evidence.OUT_OF_SERVICE} | ({Evidence.NODE_DELETED} if deleted_is_off else set())
     return Proof(node, record, epoch) if evidence in proofs else None
@@ -275,8 +277,8 @@ def fence(proof: Proof, record: NodeRecord | None) -> RecordSwap | None:
 def reclaim(block: Block, owner_record: NodeRecord | None, epoch: str) -> BlockSwap | None:
     """Returns the request that makes a fenced node's block free; None if its owner is not fenced in this epoch.
 
-    The block is read first, then the record, then the epoch. In another order the values may be of a machine that has
-    booted meanwhile, or of a restored store.
+    The caller reads the block first, then the record, then the epoch. In another order the machine may have booted
+    between the reads, or the store may have been restored.
     """
     if not block.owner or owner_record is None or not owner_record.is_fenced or owner_record.epoch != epoch:
         return None

@@ -1,6 +1,6 @@
-"""Compares the blocks, the entries and the space of a store, and reports what does not fit. Pure.
+"""Compares the blocks, the entries and the space of a store, and returns the faults as findings. Pure.
 
-One rule: a fix is safe as it is printed. No command in it states that a machine is off.
+One rule: an operator can run a fix as it is printed. No command in it states that a machine is off.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def find(cluster: Cluster) -> list[Finding]:
 
 
 def plan_command(node: str) -> str:
-    """Returns the command that prints what a reclaim of a node would do."""
+    """Returns the command that prints which blocks of a node a reclaim would make free."""
     return f"podwire ipam reclaim --node {node}"
 
 
 def if_off(cluster: Cluster, node: str) -> str:
     """Returns what to do about a node that may be off."""
     return (
-        f"if {cluster.name_of(node)} runs, look at podwire-agent there (/readyz, log); if it is off for longer: "
+        f"if {cluster.name_of(node)} runs, check podwire-agent there (/readyz, log); if it stays off: "
         f"{plan_command(node)}"
     )
 
@@ -59,7 +59,7 @@ def _invalid(cluster: Cluster) -> Iterator[Finding]:
         text, separator, fix = problem.partition("; fix: ")
         yield Finding("invalid object", "", text, fix if separator else "correct the object")
     if cluster.space is None and not cluster.problems:
-        yield Finding("no space", "", "the store has no space: it has no pools", "podwire ipam pools --set FILE")
+        yield Finding("no space", "", "the store has no pools", "podwire ipam pools --set FILE")
 
 
 def _overlapping(cluster: Cluster) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def _of_no_pool(cluster: Cluster) -> Iterator[Finding]:
             yield Finding(
                 "no pool",
                 str(network),
-                f"block {network} of node {name} is a block of no pool",
+                f"block {network} of node {name} belongs to no pool",
                 f"the agent of {name} gives it back when no pod has an address of it; {if_off(cluster, block.owner)}",
             )
 
@@ -104,19 +104,19 @@ def _without_owner(cluster: Cluster) -> Iterator[Finding]:
                 "no entry",
                 owner,
                 f"node {owner} has {blocks} and no entry in the store",
-                f"its agent writes the entry again; if the machine is off for longer: {plan_command(owner)}",
+                f"its agent writes the entry again; if the machine stays off: {plan_command(owner)}",
             )
         elif state_of(stored.value.record, cluster.epoch) == FENCED:
             yield Finding(
                 "fenced owner",
                 owner,
-                f"node {cluster.name_of(owner)} was declared dead and still has {blocks}",
+                f"node {cluster.name_of(owner)} was declared dead and still owns {blocks}",
                 plan_command(owner),
             )
 
 
 def _networks(cluster: Cluster) -> Iterator[Finding]:
-    """Yields the blocks in entries that their nodes do not have: the other nodes' routes follow the entries."""
+    """Yields the blocks that a node's entry lists, but that it does not own: other nodes' routes follow the entries."""
     for node, stored in sorted(cluster.entries.items()):
         for network in stored.value.networks:
             block = cluster.claimed.get(network)
@@ -147,7 +147,7 @@ def _old_epochs(cluster: Cluster) -> Iterator[Finding]:
 
 
 def describe_waiting(cluster: Cluster, node: str, record: NodeRecord) -> str:
-    """Returns why the others wait for a node."""
+    """Returns why all other nodes wait for a node."""
     if record == MISSING:
         return f"node {node}, which joined after the backup, has not registered in epoch {cluster.epoch}"
     return f"node {cluster.name_of(node)} is of epoch {record.epoch or '(none)'}, not {cluster.epoch}"
@@ -166,8 +166,8 @@ def _names(cluster: Cluster) -> Iterator[Finding]:
                 "two entries",
                 name,
                 f"the nodes {' and '.join(active)} have the name {name}",
-                "if two machines run under this name, give one another name; otherwise /var/lib/podwire/node-id on the "
-                f"node has its ID, and the other entry is of an earlier installation: {commands}",
+                "if two machines run under this name, change the name of one; otherwise the entry whose ID is not in "
+                f"/var/lib/podwire/node-id on the node is of an earlier installation: {commands}",
             )
 
 

@@ -1,7 +1,7 @@
-"""All blocks and entries of a space, as an operator reads them.
+"""All blocks and entries of a space, as a JSON document for operators.
 
-One rule: it only reads, without a lock. The objects are read one kind after the other, so what looks wrong is read
-again before it is reported.
+One rule: it only reads, without a lock. It reads entries, blocks and space one after another, so the caller reads
+again before it reports a fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REGISTERED, FENCED, WAITING, DAMAGED = "registered", "fenced", "old epoch", "dam
 
 
 class Cluster(NamedTuple):
-    """The content of a store: space (None without one, or if it is not valid), blocks, entries, problems of objects.
+    """The content of a store. `space` is None without one, or if it is not valid; `problems` are those of objects.
 
     `claimed` are the blocks that have an owner, in the order of their addresses.
     """
@@ -49,7 +49,7 @@ class Cluster(NamedTuple):
 
 
 def read_cluster(store: Store) -> Cluster:
-    """Reads everything; raises ApiError."""
+    """Reads all objects of a space; raises ApiError."""
     entries = store.list_entries().by_node
     blocks = store.list_blocks()
     problems = tuple(store.list_problems())
@@ -72,17 +72,17 @@ def state_of(record: NodeRecord, epoch: str) -> str:
 
 
 def digest(record: NodeRecord | None, epoch: str) -> str:
-    """Returns a short text that stands for a record in an epoch: another one has another text."""
+    """Returns a digest of a record and the present epoch; it changes when one of them does."""
     return _digest([list(record) if record else None, epoch])
 
 
 def digest_of_space(space: Space | None) -> str:
-    """Returns a short text that stands for a space."""
+    """Returns a digest of a space."""
     return _digest(format_space(space) if space else None)
 
 
 def format_cluster(cluster: Cluster) -> dict[str, object]:
-    """Returns the document of a cluster, without what is wrong in it."""
+    """Returns the document of a cluster, without findings."""
     return {
         "space": format_space(cluster.space) if cluster.space else None,
         "pools": [_format_pool(pool, cluster) for pool in (cluster.space.pools if cluster.space else ())],

@@ -1,4 +1,4 @@
-"""What the agent's options say of pools: the networks of this node that use them, and the store."""
+"""The networks of this node that use pools, and the store, from the agent's options and the network's file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CONF_BYTES = 1 << 20
 
 
 def open_store(options: PoolOptions, client: Client | None) -> Store:
-    """Returns the store of the options; raises CniError(7). It makes no request yet."""
+    """Returns the store that the options name; raises CniError(7). Makes no request."""
     etcd = options.etcd
     if options.store != ETCD:
-        assert client  # options.py: --store kubernetes has an API server
+        assert client  # options.py refuses --store kubernetes without an API server
         return kubernetes_store(client, options.space)
     try:
         return etcd_store(

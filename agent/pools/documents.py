@@ -1,7 +1,7 @@
 """Blocks and entries as JSON documents, and the names of their objects: the same in both stores.
 
-One rule: an object that is not valid, as after a change by hand, is never free and never of this node. Its value is of
-no node (`DAMAGED_BLOCK`, `DAMAGED_RECORD`), so the protocol leaves it alone, and it has a problem with a fix.
+One rule: an invalid object, as after an edit by hand, is never free and never this node's. It is read as a value of no
+node (`DAMAGED_BLOCK`, `DAMAGED_RECORD`), so the protocol leaves it alone, and with a problem that has a fix.
 
     block  {"cidr": "10.22.0.64/26", "owner": "5f0c...", "epoch": "k3v9...", "generation": 3, "pool": "default",
             "nodeName": "worker-1", "claimed": "2026-11-25T12:00:00Z"}
@@ -34,7 +34,7 @@ DAMAGED_ENTRY = NodeEntry(DAMAGED_RECORD)
 _NODE = re.compile(r"[a-z0-9]{1,63}")  # 32 hex digits; without "-", which ends the name of the space
 _SPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _BLOCK_NAME = re.compile(r"([0-9a-f]{8}|[0-9a-f]{32})-([0-9]{1,3})")
-# Kubernetes compares texts as they are written in JSON, where Go and Python write other characters differently.
+# Kubernetes compares texts in their JSON form, in which Go and Python encode other characters differently.
 _TEXT = re.compile(r"[ -%'-;=?-~]{0,256}")  # ASCII without < > &
 _KEY = re.compile(r"[-A-Za-z0-9._:/@]{1,512}")
 _MAX_GENERATION = 1 << 53  # JSON numbers are exact below
@@ -50,9 +50,9 @@ _ENTRY_FIX = (
 
 
 def check_space_name(space: str) -> str:
-    """Returns the name of a space; raises ValueError for a text that can be none."""
+    """Returns the name of a space; raises ValueError if it is not valid."""
     if not _SPACE_NAME.fullmatch(space):
-        raise ValueError(f"space {space!r} is not named by a-z, 0-9 and -, at most 63, such as default")
+        raise ValueError(f"{space!r} is not a valid name of a space: use at most 63 of a-z, 0-9 and -, such as default")
     return space
 
 
@@ -62,9 +62,9 @@ def is_node(node: str) -> bool:
 
 
 def check_node(node: str) -> str:
-    """Returns a node ID; raises ValueError for a text that can be none."""
+    """Returns a node ID; raises ValueError if it is not valid."""
     if not is_node(node):
-        raise ValueError(f"node ID {node!r} is not of a-z and 0-9, at most 63")
+        raise ValueError(f"{node!r} is not a valid node ID: at most 63 of a-z and 0-9")
     return node
 
 
@@ -94,7 +94,7 @@ def parse_block_name(name: str) -> Network:
 
 
 def block_of_name(name: str) -> Network | None:
-    """Returns the block of a name, None for a name of no block."""
+    """Returns the block of a name; None if the name is not that of a block."""
     try:
         return parse_block_name(name)
     except ValueError:
@@ -172,7 +172,7 @@ def encode(document: Document) -> bytes:
 
 
 def decode(raw: bytes) -> Document:
-    """Returns the document of bytes; raises ValueError for anything that is no JSON object."""
+    """Returns the JSON object that the bytes encode; raises ValueError for anything else."""
     try:
         document: object = json.loads(raw)
     except RecursionError:
@@ -185,7 +185,7 @@ def decode(raw: bytes) -> Document:
 
 
 def stored_space(name: str, raw: bytes, read: Callable[[bytes], Document] = decode) -> Stored[Space | None]:
-    """Returns a space as it is stored, None without an object; raises ValueError if it is not valid."""
+    """Returns the stored space, None without an object; raises ValueError if it is not valid."""
     if not raw:
         return Stored(None)
     try:
@@ -195,7 +195,7 @@ def stored_space(name: str, raw: bytes, read: Callable[[bytes], Document] = deco
 
 
 def stored_block(network: Network, raw: bytes, read: Callable[[bytes], Document] = decode) -> Stored[Block]:
-    """Returns a block as it is stored, FREE without an object; `read` gets the document out of the store's form."""
+    """Returns the stored block, FREE without an object; `read` returns the document in the store's form `raw`."""
     if not raw:
         return Stored(FREE)
     stored = _stored(f"block {network}", raw, read, parse_block, DAMAGED_BLOCK, _BLOCK_FIX)
@@ -203,7 +203,7 @@ def stored_block(network: Network, raw: bytes, read: Callable[[bytes], Document]
 
 
 def stored_entry(node: str, raw: bytes, read: Callable[[bytes], Document] = decode) -> Stored[NodeEntry]:
-    """Returns an entry as it is stored; there is an object."""
+    """Returns the stored entry; `raw` is not empty."""
     return _stored(f"entry of node {node}", raw, read, parse_entry, DAMAGED_ENTRY, _ENTRY_FIX)
 
 
@@ -216,7 +216,7 @@ def names_owner(raw: bytes, owner: str, read: Callable[[bytes], Document] = deco
 
 
 def problems_of(objects: Mapping[str, bytes], read: Callable[[bytes], Document] = decode) -> list[str]:
-    """Returns a text for each object of a space that is not valid, by its key, such as "blocks/0a160040-26"."""
+    """Returns a text for each invalid object of a space; the keys are such as "blocks/0a160040-26"."""
     return [problem for key, raw in sorted(objects.items()) if (problem := _problem_of(key, raw, read))]
 
 

@@ -1,7 +1,7 @@
-"""The cluster's nodes by the entries of the store: the networks of a node are its blocks of the mode "routed".
+"""The cluster's nodes from the entries of the store: the networks of a node are its blocks of the mode "routed".
 
-One rule: a fenced node has no networks, and of two entries with one name the later registered one counts.
-A machine that was installed again has a new node ID and its old name; its old entry stays until it is fenced.
+One rule: a fenced node has no networks, and of two entries with one name the one that registered later counts.
+A reinstalled machine has a new node ID and its old name; its old entry stays until it is fenced.
 """
 
 from __future__ import annotations

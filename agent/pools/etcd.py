@@ -36,7 +36,7 @@ from agent.pools.store import (
 from cni.address import Network
 
 _BLOCKS, _NODES, _SPACE = "blocks/", "nodes/", "space"
-_PAGE_SIZE = 5000  # keys; a page that is larger than the limit of an answer is requested again with fewer
+_PAGE_SIZE = 5000  # keys; after an answer that is too large the page is requested again with fewer keys
 _RESTARTS = 3  # of a list, when its revision is compacted
 _NO_KEYS: list[object] = []
 
@@ -51,7 +51,7 @@ def etcd_store(
     password_file: Path | None = None,
     space: str = "default",
 ) -> EtcdStore:
-    """Returns the store of a space in etcd; raises ValueError for options that do not go together."""
+    """Returns the store of a space in etcd; raises ValueError for an incomplete combination of options."""
     if (cert is None) != (key is None):
         raise ValueError("a client certificate of etcd needs its key, and the key its certificate")
     if bool(user) != (password_file is not None):
@@ -94,7 +94,7 @@ class EtcdStore:
         return documents.stored_block(network, self._value(_BLOCKS + documents.block_name(network)))
 
     def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
-        """Returns all blocks that have been claimed at some time, or those of one owner."""
+        """Returns all blocks that have ever been claimed, or those of one owner."""
         answer = self._range(_BLOCKS)
         self._position = answer.position
         return {
@@ -129,14 +129,15 @@ class EtcdStore:
         return self._swap(_NODES + documents.check_node(node), expected, documents.format_entry(new))
 
     def list_problems(self) -> list[str]:
-        """Returns a text for each object of the space that is not valid, also for those of which the name is wrong."""
+        """Returns a text for each invalid object of the space, also for each with a wrong name."""
         return documents.problems_of(self._range("").values)
 
     def watch(self, revision: str) -> EtcdChanges:
         """Opens a watch of the entries and the space after a revision; Expired means: list again.
 
-        The read before it refuses a store that is older than the revision, as after a restore: a watch of it would be
-        silent. It also finds a missing permission and an expired token, of which a watch has only the text.
+        First reads the revision of the store. If it is lower, as after a restore, a watch would report no changes, so
+        this raises Expired. The read also raises the typed errors of a missing permission and of an expired token; from
+        a watch they are only a text.
         """
         after = int(revision)
         position = self._range(_SPACE).position
@@ -157,7 +158,7 @@ class EtcdStore:
         return self._range(name).values.get(name, b"")
 
     def _range(self, name: str) -> _Answer:
-        """Returns the value of one name, or of all that begin with one that is "" or ends in "/", at one revision.
+        """Returns the value of one name, or for "" and "blocks/" of all names with this prefix, at one revision.
 
         Begins again when that revision is compacted.
         """
@@ -230,7 +231,7 @@ class EtcdChanges:
             for event in events if isinstance(events, list) else _NO_KEYS:
                 if change := self._change_of(event):
                     yield change
-            if result.get("created") is not True:  # that answer has the latest revision, which is not reached yet
+            if result.get("created") is not True:  # that answer has the latest revision, but its events come later
                 self._revision = max(self._revision, _position_of(result).revision)
 
     def close(self) -> None:
@@ -274,7 +275,7 @@ def _values_of(page: Document) -> Iterator[tuple[str, bytes]]:
     pairs = page.get("kvs", _NO_KEYS)
     for pair in pairs if isinstance(pairs, list) else _NO_KEYS:
         if not isinstance(pair, Mapping):
-            raise InvalidAnswer("etcd: kv/range", "the answer has a key that is none")
+            raise InvalidAnswer("etcd: kv/range", "the answer has an invalid key")
         yield _decoded(pair.get("key")).decode(errors="surrogateescape"), _decoded(pair.get("value", ""))
 
 

@@ -1,10 +1,10 @@
 """A client of etcd's JSON gateway (versions 3.4 and 3.5): endpoints, user and password, errors.
 
-One rule: a read tries every endpoint; a change goes to the next endpoint only if it was surely not sent. After a
-time-out, a cut connection or a server's error it may have been executed, and OutcomeUnknown says so.
+One rule: a read tries every endpoint; a change goes to the next endpoint only if it was certainly not sent. After a
+time-out, a cut connection or a server's error it may have been executed: that is OutcomeUnknown.
 
 The gateway has keys and values in base64, and 64-bit numbers as texts: https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/.
-It does not know a client by the name in its certificate: with users, etcd needs a password, also beside certificates.
+It does not read the client's name from its certificate: if etcd has users, a client needs a password as well.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from agent.http_connections import ClientCertificate, Connections
 
 T = TypeVar("T")
 
-TIMEOUT_S = 3.0  # of each endpoint; a new leader is elected in about as much
+TIMEOUT_S = 3.0  # of each endpoint; the election of a new leader takes about as long
 # etcd reports a watch's progress every 10 to 11 minutes. A member without a leader ends its watches, and the kernel
-# ends connections to machines that are gone; this time-out is for a member that is stopped.
+# ends connections to machines that are off; this time-out is for a member whose process is stopped.
 WATCH_SILENCE_S = 720.0
 _UNAUTHENTICATED, _FAILED_PRECONDITION = 16, 9
 _NEEDS_USER = "set a user and a password file, if this etcd has users"
@@ -47,8 +47,8 @@ _FREE_SPACE = (
     "if its space is exceeded: compact and defragment it, or raise --quota-backend-bytes; then `etcdctl alarm disarm`"
 )
 _Refusal = tuple[type[Refused], str]
-# By the gRPC code (https://grpc.github.io/grpc/core/md_doc_statuscodes.html): etcd has not executed the request. After
-# every other code it may have.
+# Errors by gRPC code (https://grpc.github.io/grpc/core/md_doc_statuscodes.html): etcd has not executed the
+# request. After every other code it may have.
 _REFUSALS: Mapping[int, _Refusal] = {
     3: (Invalid, _NEEDS_USER),
     5: (NotFound, ""),
@@ -63,7 +63,7 @@ _NO_GATEWAY = "use etcd 3.4 or later, without --enable-grpc-gateway=false"
 
 
 class User(NamedTuple):
-    """A user of etcd; the file has the password, and is read again when it changes."""
+    """A user of etcd; the file with the password is read again when it changes."""
 
     name: str
     password_file: Path
@@ -98,7 +98,7 @@ class EtcdClient:
         self._first = 0  # the endpoint to try first: the last one that answered
 
     def read(self, method: str, body: Document) -> Document:
-        """Returns the answer to a request that changes nothing, of the first endpoint that gives one."""
+        """Returns the answer of the first endpoint that answers a request that changes nothing."""
         return self._try_endpoints((Unreachable, OutcomeUnknown), lambda url: self._call(url, method, body))
 
     def change(self, method: str, body: Document) -> Document:
@@ -110,11 +110,11 @@ class EtcdClient:
         return self._try_endpoints((Unreachable, OutcomeUnknown), lambda url: self._open_watch(url, body))
 
     def forget_connections(self) -> None:
-        """Opens new connections from now on: after a change of this node's addresses, answers may not arrive."""
+        """Opens new connections from now on: on old ones answers may be lost after this node's addresses changed."""
         self._connections.forget()
 
     def _try_endpoints(self, passed: tuple[type[ApiError], ...], send: Callable[[str], T]) -> T:
-        """Sends a request to one endpoint after the other, as long as the errors are those in `passed`."""
+        """Sends a request to the endpoints sequentially, as long as the errors are those in `passed`."""
         first, count = self._first, len(self._endpoints)
         for number in range(first, first + count):
             self._first = number % count

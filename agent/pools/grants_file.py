@@ -1,12 +1,12 @@
-"""The grants file of a network: which blocks this node has, for plugins and for the next start of the agent.
+"""The grants file of a network: the blocks of this node, for plugins and for the next start of the agent.
 
-ipam/host_local/grants.py has its format, and parses what plugins need of it. The agent adds keys that only it reads:
+ipam/host_local/grants.py describes the format, and parses the keys that plugins need. The agent adds these:
 
 - of an address range: `block`, `epoch` and `generation` (a block with holes is several ranges); `key` of a sticky one;
 - of the file: `node`, and what the agent knows of the store: `cluster`, `revision`, `epoch`, `listed`.
 
-One rule: the file on the disk names at least every block that this node may own in the store. A block is in it before
-the request that claims it, and until the store is known to have another owner. So no agent lists all blocks at a start.
+One rule: the file on the disk names every block that this node may own in the store. The agent writes a block into it
+before the request that claims it, and removes it when the store has another owner. So a start needs no list of blocks.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MAX_BYTES = 1 << 20
 class State(Enum):
     """The state of a block in the file; plugins allocate from GRANTED only.
 
-    CLAIMING: a claim is intended, has been requested, or has succeeded without a grant. GRANTED and DRAINING: a grant
-    of the protocol; from a draining block nothing is allocated any more. REVOKED: to be given back. LOST: the store has
-    another owner or token, and pods still have addresses of it.
+    CLAIMING: to be claimed, or claimed and not granted yet. GRANTED and DRAINING: a grant of the protocol, but plugins
+    no longer allocate from a draining block. REVOKED: to be given back. LOST: the store has another owner or token, and
+    pods still have addresses of the block.
     """
 
     CLAIMING = "claiming"
@@ -115,7 +115,7 @@ class Grants(NamedTuple):
         return next((entry for entry in self.entries if entry.block == block), None)
 
     def with_entry(self, changed: Entry) -> Grants:
-        """Returns grants with another entry of a block, or with one more."""
+        """Returns grants in which `changed` replaces the entry of its block, or is added."""
         if self.entry(changed.block) is None:
             return self._replace(entries=(*self.entries, changed))
         return self._replace(entries=tuple(changed if e.block == changed.block else e for e in self.entries))
@@ -131,7 +131,7 @@ def read(path: str) -> Grants:
 
 
 def write(path: str, grants: Grants) -> None:
-    """Replaces the file; when this returns it is on the disk. After an OSError the content may be either."""
+    """Replaces the file; when this returns it is on the disk. After an OSError the content may be old or new."""
     write_durably(path, format_grants(grants))
 
 
@@ -181,7 +181,7 @@ def _head(pool: Fields) -> PoolHead:
 
 
 def _heads(grants: Grants) -> Iterator[PoolHead]:
-    """Yields the pools, also those that only blocks name: of a pool that does not exist any more."""
+    """Yields the pools of the file, and those that no longer exist but have blocks in it."""
     yield from grants.pools
     known = {head.name for head in grants.pools}
     for name in dict.fromkeys(entry.pool for entry in grants.entries if entry.pool not in known):

@@ -1,9 +1,9 @@
 """The identity of a node: an ID that its disk keeps, the machine, and the boot.
 
-One rule: two machines never work under one ID. The file of the ID also names the machine, so a copied disk is refused
-before it reaches the store. The store's record names it, too (block_protocol.is_foreign), but a backup from before a
-node joined lacks its record, and then the copy could be the first to register. A second agent of one machine is refused
-by locks.
+One rule: two machines never use one ID. The file of the ID also names the machine, so the agent on a copied disk stops
+before it reaches the store. The store's record names the machine, too (block_protocol.is_foreign), but a backup from
+before a node joined lacks its record, and then the copy could be the first to register. Locks prevent a second agent on
+one machine.
 
     /var/lib/podwire/node-id    {"node": "5f0c...", "machine": "4c4c4544-..."}
 """
@@ -27,15 +27,15 @@ STATE_DIR = "/var/lib/podwire"
 _ID = re.compile(r"[0-9a-f]{32}")
 _MAX_BYTES = 4096
 _RECLAIM = "`podwire ipam reclaim --node ID --powered-off`"
-_LOCK = ".agent.lock"  # no network has such a name, and networks have files in the same directory
-# What a copied disk does not copy: of a PC or a virtual machine, of a board with a device tree.
+_LOCK = ".agent.lock"  # networks have files in the same directory, but no network's name begins with a dot
+# IDs that are not on the disk: of a PC or a virtual machine, of a board with a device tree.
 _MACHINE_FILES = ("/sys/class/dmi/id/product_uuid", "/sys/firmware/devicetree/base/serial-number")
-# Values that many machines have, because their maker set none.
+# Values of machines whose maker set none.
 _COMMON = {"03000200040005000006000700080009", "unknown", "none", "default", "tobefilledbyoem", "notspecified"}
 
 
 class Identity(NamedTuple):
-    """The node ID, the machine and the boot ID. `is_new`: the ID was made now, so the store knows nothing of it."""
+    """The node ID, the machine and the boot ID. `is_new`: the ID was created now, so the store has no entry."""
 
     node: str
     machine: str
@@ -48,7 +48,7 @@ class Identity(NamedTuple):
 
 
 def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[str] = _MACHINE_FILES) -> Identity:
-    """Returns the identity, and makes the node ID at the first start.
+    """Returns the identity; creates the node ID at the first start.
 
     Raises CniError(7) if nothing identifies the machine, CniError(5) for a file that cannot be used.
     """
@@ -57,7 +57,7 @@ def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[
         raise CniError(
             Code.IO_FAILURE,
             "cannot read /proc/sys/kernel/random/boot_id",
-            "mount /proc; without it a boot is not noticed, and a boot ends all grants of addresses",
+            "mount /proc: the agent must notice each boot, because a boot ends all grants of addresses",
         )
     machine = machine or next(_machines(machine_files), "")
     if not machine:
@@ -76,9 +76,9 @@ def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[
 
 @contextmanager
 def locked(directories_: Iterable[str]) -> Iterator[None]:
-    """Holds the lock of each directory while it is a context; raises CniError(11) for a second agent.
+    """Holds the lock of each directory in a `with` block; raises CniError(11) if another agent has one.
 
-    They are the directory of the node ID, and those of the grants files: two agents must share neither.
+    The directories are those of the node ID and of the grants files: no two agents may share one.
     """
     with ExitStack() as stack:
         for directory in sorted(set(directories_)):
@@ -87,7 +87,7 @@ def locked(directories_: Iterable[str]) -> Iterator[None]:
 
 
 def _machines(paths: Iterable[str]) -> Iterator[str]:
-    """Yields what identifies this machine."""
+    """Yields the texts of the files that identify this machine."""
     for path in paths:
         with suppress(OSError, ValueError):
             text = files.read(path, _MAX_BYTES).decode("ascii", "replace").strip("\0 \n").lower()
@@ -99,7 +99,7 @@ def _machines(paths: Iterable[str]) -> Iterator[str]:
 def _read_id(path: str, machine: str) -> str:
     """Returns the node ID, "" without a file; raises CniError(5) for a damaged file, or for that of another machine.
 
-    A new ID would lose the node's blocks, so nothing is made anew without a person.
+    With a new ID the node would lose its blocks, so the agent never replaces the file by itself.
     """
     try:
         content = json.loads(files.read(path, _MAX_BYTES))
@@ -128,14 +128,14 @@ def _read_id(path: str, machine: str) -> str:
 
 
 def _create_id(path: str, machine: str) -> str:
-    """Writes a new node ID, so that a crash leaves a whole file or none."""
+    """Creates a node ID and writes its file; after a crash the file is complete or does not exist."""
     node = secrets.token_hex(16)
     write_durably(path, f"{json.dumps({'node': node, 'machine': machine})}\n".encode())
     return node
 
 
 def write_durably(path: str, content: bytes, mode: int = 0o644) -> None:
-    """Replaces a file, whose new content is on the disk when this returns; raises OSError."""
+    """Replaces a file; its new content is on the disk when this returns. Raises OSError."""
     directory = os.path.dirname(path)
     directories.create(directory)
     temporary = os.path.join(directory, f"~{os.path.basename(path)}")

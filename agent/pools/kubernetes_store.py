@@ -1,7 +1,7 @@
 """The store in Kubernetes: custom resources of the group podwire.io, which deploy/pools/ defines.
 
-One rule: a change is one JSON Patch, which tests the whole spec that was read, and the object's UID: values, not
-resourceVersions. The API server applies it to the latest object, again if another writer was faster.
+One rule: a change is one JSON Patch, which tests the whole spec that was read and the object's UID, and no
+resourceVersion. The API server applies it to the latest object, and tries again if another writer was faster.
 
     IPSpace  SPACE                  the space
     IPBlock  SPACE-0a160040-26      a block; labels: space and owner
@@ -41,7 +41,7 @@ GROUP = "podwire.io"
 SPACE_LABEL, OWNER_LABEL = f"{GROUP}/space", f"{GROUP}/owner"
 _CLUSTER = "kubernetes"  # an API server has no ID of its cluster that an agent may read
 _PAGE_SIZE = 2000  # of about 1 kB each
-_WATCH_S = 300  # at least; up to twice that, so that the agents' watches do not end together
+_WATCH_S = 300  # the minimum; a random time up to twice that, so that the agents' watches do not end together
 _FIX = "apply the custom resources: kubectl apply --kustomize deploy/pools/"
 
 
@@ -64,7 +64,7 @@ def kubernetes_store(client: Client, space: str = "default") -> KubernetesStore:
 
 
 class _Object(NamedTuple):
-    """An object of a list: its name, its labels, and its form as a stored value."""
+    """An object of a list: its name, its labels, and the bytes that Stored.raw has."""
 
     name: str
     labels: Mapping[str, object]
@@ -97,7 +97,7 @@ class KubernetesStore:
         return documents.stored_block(network, raw, _spec_of)
 
     def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
-        """Returns all blocks that have been claimed at some time, or those that have an owner, and its label."""
+        """Returns all blocks that have ever been claimed, or those of one owner that have its label."""
         query = {"labelSelector": f"{SPACE_LABEL}={self._space},{OWNER_LABEL}={owner}"} if owner else {}
         return {
             network: documents.stored_block(network, one.raw, _spec_of)
@@ -119,7 +119,7 @@ class KubernetesStore:
         return documents.stored_entry(node, raw, _spec_of) if raw else Stored(None)
 
     def list_entries(self) -> Entries:
-        """Returns the entries of all nodes; without a label, so that one that a person has removed hides none."""
+        """Returns the entries of all nodes; selects by name, because a person may have removed a label."""
         listing = self._list(_NODES, {})
         entries = {
             node: documents.stored_entry(node, one.raw, _spec_of)
@@ -134,7 +134,7 @@ class KubernetesStore:
         return self._swap(_NODES, name, expected, documents.format_entry(new), {})
 
     def list_problems(self) -> list[str]:
-        """Returns a text for each object of the space that is not valid, also for those of which the name is wrong."""
+        """Returns a text for each invalid object of the space, also for each with a wrong name."""
         objects: dict[str, bytes] = {}
         for kind in (_BLOCKS, _NODES):
             for one in self._list(kind, {}).items:
@@ -149,8 +149,8 @@ class KubernetesStore:
     def watch(self, revision: str) -> KubernetesChanges:
         """Opens two watches after a revision, of the entries and of the space; Expired means: list again.
 
-        The read before them refuses a server that is older than the revision, as after a restore: a watch of it would
-        be silent.
+        First reads the server's resourceVersion. If it is lower, as after a restore, a watch would report no changes,
+        so this raises Expired.
         """
         nodes, _, spaces = revision.partition("/")
         after = int(nodes), int(spaces or nodes)
@@ -170,7 +170,7 @@ class KubernetesStore:
         return KubernetesChanges(watches[0], watches[1], self._prefix, after)
 
     def _raw(self, kind: _Kind, name: str) -> bytes:
-        """Returns an object as a stored value, b"" if there is none; raises NotFound without the kind."""
+        """Returns the stored form of an object, b"" without one; raises NotFound if the kind does not exist."""
         try:
             return _raw_of(_with_fix(lambda: self._client.get(object_path(kind.collection, name))))
         except NotFound as error:
@@ -285,7 +285,7 @@ class KubernetesChanges:
 
 
 def _with_fix(send: Callable[[], T]) -> T:
-    """Sends a request; the error of a kind that does not exist gets its fix."""
+    """Sends a request; adds the fix to the error for a kind that does not exist."""
     try:
         return send()
     except NotFound as error:
@@ -308,7 +308,7 @@ def _object_of(document: Document) -> _Object:
 
 
 def _raw_of(document: Document) -> bytes:
-    """Returns the parts of an object that a change expects: its UID and its spec."""
+    """Returns the stored form of an object: its UID and its spec, which a change tests."""
     metadata = document.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
     return documents.encode({"uid": uid, "spec": document.get("spec")})

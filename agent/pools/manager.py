@@ -2,8 +2,8 @@
 
 It runs in a thread of its own and makes one request at a time. No pod waits for it, and it makes no request for a pod.
 
-One rule: it may crash, stop or lose an answer at any moment. So what it knows is read again from the files and the
-store after every failure that it does not understand, and every decision is one of block_protocol's.
+One rule: it may crash, stop or lose an answer at any moment. So after every failure whose effect is unknown it reads
+the files and the store again, and block_protocol makes every decision.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from cni.errors import CniError
 POLL_S = 0.5  # three stat calls for each network: a burst of pods is answered within this time
 _BUSY_S = 0.01  # an ADD holds the lock for a millisecond
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 60.0
-_OUTAGE_S = 30.0  # without contact; the grants are then compared with the store again
-_RESTORE_S = 120.0  # without contact: so long it may take to restore a store, and its position is compared
-_SPACE_S = 600.0  # a watch reports changes of the space; this is for what it has missed
-_NOTE_S = 60.0  # between two changes of the files that only people read
+_OUTAGE_S = 30.0  # after as long without contact, the grants are compared with the store again
+_RESTORE_S = 120.0  # after as long without contact the store may have been restored: its position is compared
+_SPACE_S = 600.0  # between reads of the space, in case its watch missed a change
+_NOTE_S = 60.0  # between two changes of `problem` in the grants files, which are for people only
 
 
 Value = TypeVar("Value")
 
 
 class Report(Protocol):
-    """Receives what the manager reports, from its thread; each only when it has changed."""
+    """Receives the manager's reports, in the manager's thread; each only when its value has changed."""
 
     def problems(self, texts: tuple[str, ...]) -> None:
-        """Gets what keeps this node from claiming blocks; empty if nothing does."""
+        """Gets the problems that keep this node from claiming blocks."""
 
     def usage(self, pools: Mapping[str, Usage]) -> None:
         """Gets the numbers of each pool on this node."""
@@ -57,7 +57,7 @@ class Report(Protocol):
         """Gets the entries of all nodes, each time when they were read."""
 
     def event(self, text: str) -> None:
-        """Gets what an administrator has to know at once: a lost block, with the pods that have its addresses."""
+        """Gets a message for the administrator: a lost block, with the pods that have its addresses."""
 
 
 class Clocks(NamedTuple):
@@ -103,7 +103,7 @@ class Manager:
     # From any thread.
 
     def set_facts(self, facts: NodeFacts) -> None:
-        """Changes what the entry says of this node, also the UID of its Node object."""
+        """Changes the facts for this node's entry, and the UID of its Node object."""
         self._facts = facts
         self.wake()
 
@@ -118,7 +118,7 @@ class Manager:
         self.wake()
 
     def space_changed(self) -> None:
-        """Says that the space may have changed."""
+        """Notes that the space may have changed."""
         self._news.add("space")
         self.wake()
 
@@ -130,12 +130,12 @@ class Manager:
             self.wake()
 
     def others_changed(self) -> None:
-        """Says that another node has registered or was fenced, for which this one may wait."""
+        """Notes that another node, for which this one may wait, has registered or was fenced."""
         self._news.add("others")
         self.wake()
 
     def status(self) -> ManagerStatus:
-        """Returns when the store answered last, the problems, and whether a restore was noticed, for the tool."""
+        """Returns the last contact with the store, the problems, and whether a restore was noticed, for the tool."""
         problems = self._reported.get("problems", ())
         memory = self._memory if self._is_loaded else None
         contact = memory.contact if memory else 0
@@ -158,7 +158,7 @@ class Manager:
     # The loop.
 
     def step(self) -> float:
-        """Makes at most one request; returns after how many seconds the next step is useful, 0 for at once."""
+        """Makes at most one request; returns how many seconds to wait before the next step."""
         try:
             if not self._is_loaded or any(network.is_foreign() for network in self._memory.networks):
                 self._load()
@@ -167,7 +167,7 @@ class Manager:
             if wait_s > 0:
                 return min(wait_s, POLL_S)
             has_worked = self._work()
-            if not has_worked:  # all that is due succeeded: a read between refused changes does not count
+            if not has_worked:  # everything due has succeeded; a read between two refused changes is no success
                 self._failures, self._memory.problem = 0, ""
             self._write_note()
             self._report_all()
@@ -194,7 +194,7 @@ class Manager:
         self._is_loaded = True
 
     def _work(self) -> bool:
-        """Does the first thing that is due, in the order in which the protocol needs them."""
+        """Does the first step that is due, in the order that the protocol needs; returns whether one was."""
         membership, ownership, planning, memory = self._membership, self._ownership, self._planning, self._memory
         space = memory.space
         if membership.read_space():
@@ -229,7 +229,7 @@ class Manager:
         return self._sticky.intend() and self._on_contact()
 
     def _note_news(self) -> None:
-        """Notes what other threads have reported."""
+        """Handles the notes of other threads."""
         memory, now_s = self._memory, self._clocks.monotonic()
         memory.pods = self._pods
         memory.problems.pop("pods", None)
@@ -251,7 +251,7 @@ class Manager:
             self._membership.look_again()
 
     def _on_contact(self) -> bool:
-        """Notes that the store answered; after an outage all that others may have changed is read again."""
+        """Notes that the store answered; after an outage lets everything be read again that others may have changed."""
         memory, now_s = self._memory, self._clocks.monotonic()
         outage_s = now_s - self._contact_s if self._failures else 0.0
         if outage_s > _OUTAGE_S:
@@ -279,7 +279,7 @@ class Manager:
         return min(wait_s, POLL_S)
 
     def _write_note(self) -> None:
-        """Writes into the files why the store is not reached, or that it is again; seldom: only people read it."""
+        """Writes into the files why the store is not reached, or that it is again; rarely, as only people read it."""
         memory, now_s = self._memory, self._clocks.monotonic()
         if memory.problem == self._noted or now_s - self._note_s < _NOTE_S:
             return

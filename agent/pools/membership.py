@@ -1,6 +1,6 @@
-"""The node in the store: the epoch, its entry, and whether it may claim.
+"""The membership of this node in the store: the epoch, its entry, and whether it may claim.
 
-One rule: every decision is block_protocol's. A function here makes at most one request, and returns whether it did.
+One rule: block_protocol makes every decision. A step here makes at most one request, and returns whether it did.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from agent.pools.store import Entries, NodeEntry, Position, Stored
 from cni.address import Network
 
 RESTORED = (
-    "the store was restored from a backup: run `podwire ipam recover`. Until then this node claims no block and gives "
-    "none back; pods keep their addresses, and free addresses of granted blocks are allocated"
+    "the store was restored from a backup: run `podwire ipam recover` (its --help has all steps). Until then this node "
+    "claims no block and gives none back; pods keep their addresses, and new pods get addresses of granted blocks"
 )
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 30.0
 
@@ -28,7 +28,7 @@ class Membership:
         self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
 
     def read_space(self) -> bool:
-        """Reads the space when it may have changed, and after claims: tokens of another epoch are forgotten."""
+        """Reads the space when it may have changed, and after claims; forgets tokens of another epoch."""
         memory = self._memory
         if not memory.space_is_due:
             return False
@@ -69,7 +69,7 @@ class Membership:
         self.look_again()
 
     def read_entry(self) -> bool:
-        """Reads this node's entry: at first with all others, which gives the store's position."""
+        """Reads this node's entry; the first time with all others, because a list has the store's position."""
         memory = self._memory
         if memory.entry is not None:
             return False
@@ -80,7 +80,7 @@ class Membership:
         return True
 
     def register(self) -> bool:
-        """Registers unless that is done; waits for grants to be reasserted, and for a foreign record to be resolved."""
+        """Registers this instance, once all grants are reasserted and the record is not foreign."""
         memory = self._memory
         if memory.entry is None or self._record() == memory.agent.record:
             return False
@@ -96,7 +96,7 @@ class Membership:
         return True
 
     def look(self) -> bool:
-        """Reads all entries until the agent is clear: all other nodes are of this epoch."""
+        """Reads all entries, again and again, until the agent is clear: all other nodes are of this epoch."""
         memory = self._memory
         if memory.agent.is_clear or self._record() != memory.agent.record or self._monotonic() < self._look_s:
             return False
@@ -114,7 +114,7 @@ class Membership:
         return True
 
     def is_published(self, block: Network) -> bool:
-        """Returns whether the entry has a network."""
+        """Returns whether this node's entry lists a block, so that other nodes have a route to it."""
         entry = self._memory.entry
         return entry is not None and entry.value is not None and block in entry.value.networks
 
@@ -127,7 +127,7 @@ class Membership:
         return entry.value.record if entry and entry.value else None
 
     def _list(self) -> None:
-        """Reads all entries, compares the position, and looks whether all nodes are of this epoch."""
+        """Reads all entries; checks the store's position, and whether all nodes are of this epoch."""
         memory = self._memory
         entries = memory.store.list_entries()
         self._check_position(memory.store.position)
@@ -145,13 +145,13 @@ class Membership:
         if waiting and not memory.agent.is_clear:
             some = ", ".join(sorted(waiting)[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
             memory.problems["epoch"] = (
-                f"no block is claimed until these nodes have reached the restored store: {some}; of a node that is off "
-                "say so by `podwire ipam reclaim --node NODE --powered-off`"
+                f"no block is claimed until these nodes have reached the restored store: {some}; start their agents; "
+                "for a machine that is off: `podwire ipam reclaim --node NODE --powered-off`"
             )
         self._report(entries)
 
     def _check_position(self, position: Position) -> None:
-        """Notes a restore: in this epoch the store was further, or was another cluster."""
+        """Notes a restore: in this epoch the store had a higher revision, or another cluster ID."""
         memory = self._memory
         memory.position_is_checked = True
         known = [n.grants.position for n in memory.networks if n.grants.epoch == memory.agent.epoch]
@@ -177,8 +177,8 @@ class Membership:
         memory.is_fenced = bool(record and record.is_fenced and record.instance.startswith(f"{memory.identity.boot}/"))
         if memory.is_fenced:
             memory.problems["fenced"] = (
-                "this node was declared dead while it ran; its blocks may have other owners. Report who stated that it "
-                "was off; restart the pods that are named as holders of lost blocks"
+                "this node was declared dead while it ran; its blocks may have other owners. Delete the pods that have "
+                "addresses of lost blocks (the log and Events name them), and look for the cause of the wrong statement"
             )
             memory.verify()
 

@@ -1,6 +1,6 @@
-"""What the manager of blocks knows: this node as the protocol's agent, values that it has read, tokens that it holds.
+"""The manager's state in memory: this node as the protocol's agent, values that were read, tokens of claims.
 
-One rule: all of this may be lost at any moment. What must survive is in the grants files.
+One rule: all of it may be lost at any moment. The grants files have everything that must survive.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class NodeFacts(NamedTuple):
 
 
 class RequestFailed(Exception):  # noqa: N818 - as in agent.api_errors
-    """A change without a certain answer, or one that is refused again and again: wait, read and try again."""
+    """A change had no certain answer, or was refused twice for the same value: wait, read and try again."""
 
 
 class Busy(Exception):  # noqa: N818 - a state, not an error
-    """An ADD holds the lock of a network's store now: try again soon."""
+    """A plugin holds the lock of a network's reservations now: try again soon."""
 
 
 class Held(NamedTuple):
@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 @dataclass
 class Memory:
-    """The knowledge of one manager.
+    """The state of one manager.
 
     - `entry` is this node's entry as read last, None if it has to be read (again).
     - `position_is_checked`: the store's position in this epoch was compared with that of the last start.
@@ -92,7 +92,7 @@ class Memory:
                 yield Held(network, entry)
 
     def pool_of(self, held: Held) -> Pool | None:
-        """Returns the pool from which the network may use a block; None if it must not be granted (any more)."""
+        """Returns the pool of a block that its network may use; None if the block must not be granted (any longer)."""
         network, entry = held
         pool = self.space.pool_of(entry.block) if self.space else None
         if pool is None or pool.is_draining(entry.block) or not pool.size_of(entry.block):
@@ -108,7 +108,7 @@ class Memory:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.clock()))
 
     def take_value(self, block: Network) -> Stored[Block] | None:
-        """Returns the value of a block for one request; None after a request that has read it: call again."""
+        """Returns the known value of a block and forgets it; without one reads it and returns None: call again."""
         value = self.values.pop(block, None)
         if value is None:
             self.values[block] = self.store.read_block(block)
@@ -126,7 +126,7 @@ class Memory:
             self.write(network, grants)
 
     def write(self, network: NetworkBlocks, grants: Grants) -> None:
-        """Writes a network's file with what is known of the store now."""
+        """Writes a network's file, with the store's position and the last contact."""
         network.save(self._stamped(grants))
 
     def save_locked(self, network: NetworkBlocks, change: Callable[[Grants], Grants]) -> None:
@@ -152,9 +152,9 @@ class Memory:
         return self.outcome(block, expected.raw, change)
 
     def outcome(self, key: object, expected: bytes, change: Change) -> Outcome:
-        """Returns the outcome; raises RequestFailed for UNKNOWN, and for a refusal although the value is the expected.
+        """Returns the outcome; raises RequestFailed for UNKNOWN, and for a second refusal of the same expected value.
 
-        The value is then read before the next request, whatever the outcome was.
+        The caller reads the object again before the next request, whatever the outcome was.
         """
         if change.outcome is Outcome.SUCCEEDED:
             self._refused.pop(key, None)
@@ -171,10 +171,10 @@ class Memory:
 
 
 def uses_pool(network: NetworkBlocks, pool: Pool) -> bool:
-    """Returns whether a network has blocks of a pool: its own, and those of namespaces."""
+    """Returns whether a network may have blocks of a pool: the pool that it names, or one with namespaces."""
     return bool(network.pool) and (pool.name == network.pool or bool(pool.namespaces))
 
 
 def is_routed(entry: Entry, pool: Pool | None) -> bool:
-    """Returns whether other nodes need a route to a block; of a pool that does not exist any more its subnet shows."""
+    """Returns whether other nodes need a route to a block; if its pool no longer exists, its subnet shows it."""
     return pool.mode == ROUTED if pool else entry.subnet == entry.block

@@ -1,7 +1,7 @@
 """The blocks of one network of this node: its grants file, and the reservations that its pods have.
 
-One rule: a block stops being granted only while the lock of the network's store is held, the lock that every ADD holds
-from reading the grants to writing the reservation. So no ADD uses a grant that has ended.
+One rule: a grant ends only while the agent holds the lock of the network's reservations. Every ADD holds it from
+reading the grants to writing the reservation, so no ADD uses a grant that has ended.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ipam.host_local.store import Store as Reservations
 from process import directories
 
 _SUFFIX = ".grants"
-_COARSE_NS = 50_000_000  # of the clock of files, whose ticks are some milliseconds
+_COARSE_NS = 50_000_000  # more than a tick of the clock for file times, which is some milliseconds
 
 
 class NetworkOptions(NamedTuple):
-    """A network: its pool, "" if it uses none any more, host-local's `dataDir`, and libcni's directory of results."""
+    """A network: its pool ("" if it no longer uses one), host-local's `dataDir`, and libcni's directory of results."""
 
     name: str
     pool: str
@@ -40,9 +40,9 @@ class NetworkOptions(NamedTuple):
 
 
 class NetworkBlocks:
-    """The grants file and the reservations of a network. `grants` is what the file on the disk has.
+    """The grants file and the reservations of a network. `grants` is the content of the file on the disk.
 
-    `problem` says why the file of this boot is lost, "" if it is not; `is_written` whether the file is of this boot.
+    `problem`: why the file could not be used at the start, "" if it could. `is_written`: the file is of this boot.
     """
 
     def __init__(self, options: NetworkOptions, identity: Identity) -> None:
@@ -60,7 +60,7 @@ class NetworkBlocks:
     # The file.
 
     def save(self, grants: Grants) -> None:
-        """Writes the file unless it is equal; raises OSError, after which this object must not be used any more."""
+        """Writes the file if it changes. After an OSError its content is unknown: create a new object."""
         if grants != self.grants or not self.is_written:
             directories.create(os.path.dirname(self.path))
             grants_file.write(self.path, grants)
@@ -142,7 +142,7 @@ class NetworkBlocks:
         return sum(address in block for address in self._read_names())
 
     def describe_holders(self, block: Network) -> str:
-        """Returns the pods that have addresses of a block; containers, if the runtime gave no pod's name."""
+        """Returns a text with each address of a block and its pod, or its container if the pod's name is unknown."""
         store = Reservations(self._data_dir, self.name)
         pods = {entry.attachment.container_id: _pod(entry) for entry in read_entries(self._results_dir, self.name)}
         holders = []
@@ -156,7 +156,7 @@ class NetworkBlocks:
         store = Reservations(self._data_dir, self.name)
         with suppress(FileNotFoundError):
             for name in store.names():
-                if not store.is_free(name):  # an empty file, which a crash left
+                if not store.is_free(name):  # an empty file remains after a crash
                     yield parse_ip(name)
 
     # Demand.
@@ -169,13 +169,13 @@ class NetworkBlocks:
             return 0
 
     def forget_demand(self, pool: str) -> None:
-        """Deletes the file in which ADDs count."""
+        """Deletes the file in which the ADDs are counted."""
         with suppress(FileNotFoundError):
             os.unlink(plugin_format.demand_path_of(self._data_dir, self.name, pool))
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Tries to lock the network's store, as plugins do; does not wait, because a signal cannot end it here."""
+        """Tries to lock the network's reservations, as plugins do; never waits: no signal could end that."""
         directories.create(self._directory)
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"{self._directory}/lock", flags, 0o750)
@@ -191,7 +191,7 @@ class NetworkBlocks:
 
 
 def list_networks(configured: tuple[NetworkOptions, ...]) -> list[NetworkOptions]:
-    """Returns the networks, and those that are not configured any more but have a grants file: they give back."""
+    """Returns the networks, and those that are no longer configured but have a grants file: they give blocks back."""
     known = {(options.data_dir, options.name) for options in configured}
     networks = list(configured)
     for data_dir in sorted({options.data_dir for options in configured}):
@@ -204,7 +204,7 @@ def list_networks(configured: tuple[NetworkOptions, ...]) -> list[NetworkOptions
 
 
 def _after_start(entry: Entry, *, is_valid: bool, is_same_boot: bool) -> Entry:
-    """Returns an entry as it is after a start: a boot has ended all grants, and all pods are gone."""
+    """Returns an entry after a start of the agent; after a boot all grants have ended and no pod has an address."""
     if entry.grant and not is_valid:
         return entry._replace(state=State.CLAIMING, token=NO_TOKEN)
     if entry.state is State.LOST and not is_same_boot:

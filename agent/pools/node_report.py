@@ -1,6 +1,6 @@
 """A report of this node's blocks for the operator's tool.
 
-One rule: it is made from the grants files and the reservations, so it needs neither the store nor the manager's thread.
+One rule: it is read from the grants files and the reservations, so it needs neither the store nor the manager's thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _IN_USE = {state.value for state in (*GRANTS, State.LOST)}
 
 
 class ManagerStatus(NamedTuple):
-    """The status of the manager; see LocalReport."""
+    """The status of the manager; LocalReport explains the fields."""
 
     contact_s: float | None = None
     problems: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class ManagerStatus(NamedTuple):
 
 
 class LocalBlock(NamedTuple):
-    """A block in the grants file of a network. `used` and `size` count addresses that pods have or may get."""
+    """A block in a network's grants file. `used`: addresses that pods have. `size`: addresses that pods may get."""
 
     network: str
     block: Network
@@ -40,8 +40,8 @@ class LocalBlock(NamedTuple):
 class LocalReport(NamedTuple):
     """The state of this node: its ID and name, the pool of each network, the blocks, and its machine and boot.
 
-    `contact_s` is how long ago the store answered, None if it never did. `problems` are what keeps the agent from
-    claiming blocks. `is_restored`: the agent has noticed a restore, and claims nothing before `recover`.
+    `contact_s` is how long ago the store answered, None if it never did. `problems` keep the agent from claiming
+    blocks. `is_restored`: the agent has noticed a restore, and claims nothing before `recover`.
     """
 
     node: str

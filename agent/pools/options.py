@@ -1,4 +1,4 @@
-"""The options for addresses from the pools of a cluster. Without --store the node has podCIDRs."""
+"""The options for addresses from the pools of a cluster. Without --store the node uses podCIDRs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DELETED, MANUAL = RECLAIM = ("deleted", "manual")
 
 
 class Etcd(NamedTuple):
-    """The way to etcd: endpoints (URLs), the files for TLS, and a user with the file of the password."""
+    """The options for etcd: endpoints (URLs), the files for TLS, and a user with a password file."""
 
     endpoints: tuple[str, ...]
     ca_file: str
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("addresses from the pools of the cluster, in place of podCIDRs")
     meaning = "where the pools are: custom resources of the API server, or etcd (default: no pools)"
     group.add_argument("--store", choices=STORES, default="", help=meaning)
-    group.add_argument("--space", default="default", metavar="NAME", help="the space of pools (default)")
+    group.add_argument("--space", default="default", metavar="NAME", help="the space of pools (default: default)")
     _add_etcd(group)
     group.add_argument(
         "--pool-network",
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="this node's address, for a cluster without an API server; may be repeated for IPv4 and IPv6",
     )
-    group.add_argument("--state-dir", default="/var/lib/podwire", metavar="PATH", help="this node's ID is there")
+    group.add_argument("--state-dir", default="/var/lib/podwire", metavar="PATH", help="directory of this node's ID")
     group.add_argument("--machine", default="", metavar="ID", help="identifies the machine (default: product UUID)")
     group.add_argument(
         "--reclaim",
@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_options(parsed: argparse.Namespace) -> PoolOptions:
-    """Returns the options of a parsed command line; raises ValueError for some that do not belong together."""
+    """Returns the options of a parsed command line; raises ValueError for an invalid combination."""
     etcd = Etcd(
         tuple(parsed.etcd),
         parsed.etcd_ca_file,

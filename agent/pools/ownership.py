@@ -1,8 +1,8 @@
 """The blocks of this node in the store: verify, claim, grant and give back.
 
-One rule: every decision is block_protocol's. A function here makes at most one request, and returns whether it did, or
-changed a file. The order of a new block: intent in the file, claim, the epoch read again, the entry (routes), grant.
-Of a return: revoked in the file, the entry, given back, forgotten.
+One rule: block_protocol makes every decision. A step here makes at most one request, and returns whether it did, or
+changed a file. The steps of a new block: the intent in the file, the claim, reading the epoch again, the entry (for
+routes), the grant. The steps of a return: revoked in the file, the entry, free in the store, removed from the file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ownership:
         return True
 
     def list_blocks_of_node(self) -> bool:
-        """Lists the blocks of this node once in each epoch, and at a first start: none may be missing in the files."""
+        """Lists this node's blocks once in each epoch, and at the first start; adds missing ones to the files."""
         memory = self._memory
         epoch = memory.agent.epoch
         is_waiting = "reservations" in memory.problems and self._monotonic() < self._list_s
@@ -90,7 +90,7 @@ class Ownership:
         return True
 
     def claim(self) -> bool:
-        """Claims a block that a file intends."""
+        """Claims a block whose intent is in a file."""
         memory = self._memory
         held = next((held for held in memory.blocks() if self._is_to_claim(held)), None)
         if held is None or not memory.agent.is_clear:
@@ -111,13 +111,13 @@ class Ownership:
         return True
 
     def confirm(self) -> bool:
-        """Lets the epoch be read after the claims."""
+        """Lets the space be read after the claims, for its epoch; returns whether there are any."""
         memory = self._memory
         memory.space_is_due |= bool(memory.held)
         return bool(memory.held)
 
     def grant(self) -> bool:
-        """Grants the blocks whose tokens are of the store's epoch and to which other nodes have routes."""
+        """Grants the claimed blocks of the store's epoch; a routed block only when other nodes have its route."""
         memory = self._memory
         has_changed = False
         for network in memory.networks:
@@ -133,7 +133,7 @@ class Ownership:
         return has_changed
 
     def give_back(self) -> bool:
-        """Gives back a revoked block, and forgets one that is not this node's."""
+        """Gives back a revoked block; removes it from the file, also if it has another owner."""
         memory = self._memory
         held = next((held for held in memory.blocks() if held.entry.state is State.REVOKED), None)
         if held is None or not memory.agent.is_clear or self._is_published(held.entry.block):
@@ -155,10 +155,9 @@ class Ownership:
         return held.entry.state is State.CLAIMING and not is_done
 
     def _granted(self, held: Held) -> Entry | None:
-        """Returns the entry of a claimed block; None if its routes are missing.
+        """Returns the entry of a claimed block as it is granted; None while other nodes have no route to it.
 
-        A block that the network must not use (any more) is given back; while it has reservations, it is a grant from
-        which nothing is allocated.
+        A block that the network must not use (any longer) is given back, or drains while it has reservations.
         """
         memory = self._memory
         network, entry = held
@@ -190,7 +189,7 @@ class Ownership:
         )
 
     def _adopt(self, owned: Mapping[Network, Stored[Block]]) -> None:
-        """Adds blocks of this node that no file names: to the network whose pods have addresses of them."""
+        """Adds this node's blocks that no file names, each to the network whose pods have its addresses."""
         memory = self._memory
         known = {held.entry.block for held in memory.blocks()}
         memory.problems.pop("blocks", None)
@@ -207,7 +206,7 @@ class Ownership:
             known.add(block)
 
     def _network_for(self, block: Network) -> NetworkBlocks:
-        """Returns the network to which a block of this node belongs, which no file names."""
+        """Returns the network for a block that no file names."""
         networks = self._memory.networks
         pool = self._memory.space.pool_of(block) if self._memory.space else None
         holding = [one for one in networks if any(address in block for address in one.list_reserved())]
@@ -215,9 +214,9 @@ class Ownership:
         return [*holding, *using, *networks][0]
 
     def _explain_unaccounted(self, network: NetworkBlocks) -> bool:
-        """Returns whether a network without a file has reservations in none of the blocks; explains them.
+        """Returns whether a network that lost its file has reservations outside all blocks; reports them as a problem.
 
-        In a new epoch their blocks would have to be reasserted, but it is unknown whether they were granted.
+        In a new epoch the agent would have to reassert their blocks, but it does not know whether they were granted.
         """
         memory = self._memory
         if network.grants.listed or memory.space is None:
@@ -232,8 +231,8 @@ class Ownership:
         if unaccounted:
             memory.problems["reservations"] = (
                 f"{network.problem or network.path}: network {network.name} has {len(unaccounted)} reservations in no "
-                f"block of this node, such as {unaccounted[0]}: no block is claimed until they are gone. Run "
-                f"`podwire gc {network.name}`, which releases those of pods that are gone, and delete the other "
+                f"block of this node, such as {unaccounted[0]}: no block is claimed until they are released. Run "
+                f"`podwire gc {network.name}`, which releases those of pods that no longer run, and delete the other "
                 "pods of this node"
             )
         return bool(unaccounted)

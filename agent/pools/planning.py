@@ -1,6 +1,7 @@
-"""The plans of a node's networks: which blocks they intend to claim, drain and revoke. It makes no request.
+"""Plans which blocks the networks of a node claim, drain and revoke.
 
-One rule: an intent is in the grants file before the request.
+One rule: the intent to claim a block is in the grants file before the request. The only request here lists all blocks,
+when most of a pool's blocks have owners.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ _EXHAUSTED_S = 60.0
 
 
 class Planning:
-    """Plans for all networks of a node, by the numbers of reservations and of failed ADDs."""
+    """Plans for all networks of a node, from the numbers of reservations and of ADDs without an address."""
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
         self._memory, self._monotonic = memory, monotonic
         self._free = {network.path: FreeBlocks() for network in memory.networks}
         self._candidates: dict[tuple[str, int], Candidates] = {}
         self._not_before_s: dict[tuple[str, int], float] = {}
-        self._fresh: dict[str, tuple[Space, Grants]] = {}  # for which the files need no change
+        self._fresh: dict[str, tuple[Space, Grants]] = {}  # the pairs for which the file needs no change
 
     def forget(self) -> None:
-        """Forgets which candidates were tried, as after a change of the space."""
+        """Forgets the candidates that were tried: after a change of the space."""
         self._candidates.clear()
         self._not_before_s.clear()
 
     def refresh(self) -> bool:
-        """Makes the files equal to the space: pools, ranges, and which blocks drain."""
+        """Writes pools, ranges and draining blocks of the space into the files; returns whether one changed."""
         memory = self._memory
         if memory.space is None:
             return False
@@ -61,7 +62,7 @@ class Planning:
         return False
 
     def revoke(self) -> bool:
-        """Revokes one block: of those that drain or are lost one without reservations, else one too many."""
+        """Revokes one block without reservations: one that drains or is lost, else a surplus one."""
         for network in self._memory.networks:
             used = network.count_used()
             now_s = self._monotonic()
@@ -79,7 +80,7 @@ class Planning:
         return False
 
     def intend(self) -> bool:
-        """Writes the intent to claim the blocks that a network needs; makes a request if it lists all blocks."""
+        """Writes the intent to claim the blocks that a network needs, or lists all blocks to choose from."""
         memory = self._memory
         if not memory.agent.is_clear:
             return False
@@ -186,7 +187,7 @@ class Planning:
 
 
 def new_entry(space: Space | None, block: Network) -> Entry:
-    """Returns the entry of a block that is to be claimed; of a block of no pool all addresses."""
+    """Returns the entry of a block to claim; for a block of no pool, with all its addresses as the range."""
     pool = space.pool_of(block) if space else None
     ranges = tuple(pool.ranges(block)) if pool else ()
     subnet = pool.subnet_of(block) if pool else block
@@ -196,9 +197,9 @@ def new_entry(space: Space | None, block: Network) -> Entry:
 
 
 def granted(grants: Grants, entry: Entry) -> Entry:
-    """Returns an entry with the gateway that a routed network has on this node; the first block brings it.
+    """Returns the entry with the gateway of the routed network on this node: the first address of its first block.
 
-    One gateway serves all blocks of an IP version: the bridge has the address, and pods have it as their next hop.
+    All blocks of an IP version share one gateway, the address of the bridge.
     """
     if entry.subnet != entry.block:
         return entry
@@ -219,7 +220,7 @@ def gateway_of(grants: Grants, version: int) -> Address | None:
 
 
 def _refreshed(entry: Entry, pool: Pool | None) -> Entry:
-    """Returns the entry of a block of a pool; of none if it must not be granted any more."""
+    """Returns an entry equal to its pool; `pool` is None if the block must not be granted any longer."""
     if entry.state in GRANTS:
         entry = entry._replace(state=State.GRANTED if pool else State.DRAINING)
     return entry._replace(pool=pool.name, ranges=tuple(pool.ranges(entry.block))) if pool else entry

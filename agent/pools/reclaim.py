@@ -1,7 +1,7 @@
-"""Frees the blocks of a node that is proved dead, and opens a restored store: for the agents and for the tool.
+"""Frees the blocks of a node that is proved dead, and begins an epoch after a restore: for the agents and the tool.
 
-One rule: the order of reads is block_protocol's. Before evidence: the epoch and the record. Before a block becomes
-free: the block, then the record, then the epoch. All functions may be called again after any failure.
+One rule: block_protocol prescribes the order of reads. Before the evidence: the epoch, then the record. Before a block
+becomes free: the block, then the record, then the epoch. All functions may be called again after any failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Store, Stored
 from cni.address import Network
 
-_ROUNDS = 5  # of reading again after an answer that did not arrive, or after another's change
+_ROUNDS = 5  # a round reads again after a missing answer, or after a change by another agent
 
 
 class Suspect(NamedTuple):
@@ -40,9 +40,9 @@ class Reclaimed(NamedTuple):
 
 
 def read_suspect(store: Store, node: str) -> Suspect:
-    """Reads what evidence will be about; raises ApiError, ValueError without a valid space.
+    """Reads the epoch and the entry of a node; raises ApiError, ValueError without a valid space.
 
-    Look for the evidence after this, or show the record (its instance is a boot) to the person who states it.
+    The caller looks for the evidence after this, or shows the record to the person who states that the machine is off.
     """
     epoch = _read_epoch(store)
     return Suspect(node, store.read_entry(node), epoch)
@@ -103,8 +103,8 @@ def free_blocks(store: Store, node: str) -> Reclaimed:
 def recover(store: Store, joined: Collection[str], new_epoch: str = "") -> str:
     """Begins a new epoch after the store was restored, and returns it; raises ApiError, ValueError, RuntimeError.
 
-    `joined` are the IDs of all nodes that may have registered after the backup. One that is named and has an entry, or
-    never existed, only has to be declared dead before a node claims again; one that is missing is not noticed.
+    `joined` are the IDs of all nodes that may have registered after the backup. An ID too many is safe: if no node has
+    it, all wait until it is declared dead. An ID too few is not noticed, and its blocks may be claimed by others.
     """
     epoch = new_epoch or secrets.token_hex(8)
     records = {node: stored.value.record for node, stored in store.list_entries().by_node.items()}
@@ -122,7 +122,7 @@ def recover(store: Store, joined: Collection[str], new_epoch: str = "") -> str:
 
 
 def _create_entry(store: Store, node: str, record: NodeRecord) -> None:
-    """Creates an entry for which agents wait; returns when there is one."""
+    """Creates an entry whose node all agents wait for; returns when there is one."""
     for _ in range(_ROUNDS):
         change = store.swap_entry(node, Stored(None), NodeEntry(record))
         if change.outcome is Outcome.SUCCEEDED or store.read_entry(node).value is not None:

@@ -1,11 +1,11 @@
-"""Frees the blocks of machines that the cluster's administrator declared off: a deleted Node, the out-of-service taint.
+"""Frees the blocks of machines that the administrator declared off, by a deleted Node or the out-of-service taint.
 
-One rule: only a deletion that was seen counts. A Node that a list lacks may be younger than the backup from which the
-API server was restored, and its machine runs.
+One rule: only an observed deletion counts. A Node that a list lacks may have joined after the backup from which the API
+server was restored, and its machine runs.
 
-Every agent sees the deletion; each waits another random time, and the first makes the requests. A few of the others
-look later whether it has finished. A deleted Node must have been missing for minutes: a kubelet that is restarted
-registers a new Node, and its agent then takes over its own record.
+Every agent sees the deletion; each waits a random time, and the first one makes the requests. A few of the others
+check later that it has finished. The Node must be missing for some minutes: a restarted kubelet registers a new Node,
+and the agent of its machine then registers with the new UID.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from agent.pools.reclaim import free_blocks, read_suspect, reclaim
 from agent.pools.store import Store
 
 _SPREAD_S = 0.02  # for each node of the cluster
-_CHECK_S, _CHECKERS = 600.0, 3.0  # of the agents that look again after so many seconds, about so many do
+_CHECK_S, _CHECKERS = 600.0, 3.0  # about so many agents check again within so many seconds
 _RETRY_S = 60.0
 
 
 class _Due(NamedTuple):
-    """Work, at a time of the monotonic clock, on a Node whose machine is off, as the administrator has stated."""
+    """A task for the blocks of a machine that the administrator stated to be off; `at_s` is of the monotonic clock."""
 
     at_s: float
     name: str
@@ -106,7 +106,7 @@ class Reclaimer:
                 self._schedule(due._replace(at_s=_RETRY_S))
 
     def _next(self) -> _Due | None:
-        """Waits for the next due work and returns it; None at the end."""
+        """Waits for the next task and returns it; None at the end."""
         with self._changed:
             while not self._is_stopped:
                 due = min(self._due, default=None)
@@ -145,7 +145,7 @@ class Reclaimer:
             self._schedule(due._replace(at_s=_RETRY_S, is_check=True))
 
     def _is_still_true(self, due: _Due) -> bool:
-        """Returns whether the API server says so now; raises ApiError."""
+        """Returns whether the API server shows the evidence now; raises ApiError."""
         try:
             node = parse_node(self._client.get(object_path(NODES, due.name)))
         except NotFound:

@@ -1,4 +1,4 @@
-"""What the manager of this node's blocks reports to the main thread, as values."""
+"""The events that the manager of this node's blocks sends to the main thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.pools.supply import Usage
 
 
 class PoolState(NamedTuple):
-    """The last state of the manager: what keeps this node from claiming blocks, and the numbers of its pools."""
+    """The problems that keep this node from claiming blocks, and the numbers of its pools."""
 
     problems: tuple[str, ...] = ("the agent has not reached the store yet",)
     usage: Mapping[str, Usage] = {}
@@ -21,7 +21,7 @@ class PoolState(NamedTuple):
 
 
 class BlockLost(NamedTuple):
-    """A block that another node may use, and the pods that have its addresses."""
+    """A message about a block that another node may use, with the pods that have its addresses."""
 
     text: str
 

@@ -1,7 +1,7 @@
 """The agent's part for addresses from pools: the store, the manager of this node's blocks, the watch of the entries.
 
-The manager and the watch have a thread each. What they report is handled in the main thread, by way of an inbox. The
-pages for the operator's tool are made in the threads of the HTTP server, from this node's files and the store.
+The manager and the watch have a thread each; the main thread handles their reports, which reach it through an inbox.
+The threads of the HTTP server answer the operator's tool, from this node's files and the store.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _STOP_S = 1.0
 class PoolService:
     """The service of one node.
 
-    `put` gets its events and `put_node` those of all nodes, `on_uid` the UID of this node's Node object, all from any
-    thread. `on_contact` is called for each answer to the watch of the entries. Without a `client` there is no
-    Kubernetes.
+    `put` receives the events of its pools, `put_node` those of all nodes, `on_uid` the UID of this node's Node object,
+    all from any thread. `on_contact` is called for each answer to the watch of the entries. `client` is None in a
+    cluster without Kubernetes.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PoolService:
             yield self._pods
 
     def _on_node(self, event: NodeEvent) -> None:
-        """Handles an event of the watch of Nodes: this node's UID and addresses, statements about other machines."""
+        """Handles an event of the watch of Nodes: this node's UID and addresses, and evidence about other machines."""
         if isinstance(event, Failed):
             self._log("warning", f"API server: {event.error}")
         if self._reclaimer:

@@ -1,14 +1,14 @@
-"""A space: the pools of a cluster, their blocks as numbers, and the epoch. The administrator writes it.
+"""A space: the pools of a cluster, their blocks by number, and the epoch. The administrator writes it.
 
-One rule: a space that could give one address to two pods is refused. Pools cannot overlap, because all of them are in
-this one object. This module is pure.
+One rule: a space that could give one address to two pods is refused. All pools are in this one object, so each change
+is checked for overlaps. This module is pure.
 
     {"epoch": "k3v9...", "pools": [{
         "name": "default", "mode": "routed", "cidrs": ["10.22.0.0/16", "fd00:22::/112"],
         "blockPrefixLengths": {"ipv4": 26, "ipv6": 122}, "excluded": ["10.22.0.0/28"], "draining": [],
         "namespaces": [], "gateways": []}]}
 
-A pool in the mode "routed" is for bridge and ptp: each block is a subnet of its own, and the agents make routes to it.
+A pool in the mode "routed" is for bridge and ptp: each block is a subnet, and the agents create routes to it.
 In the mode "segment" (macvlan, ipvlan, a bridge on an uplink) all nodes are on one link: addresses have the prefix
 length of their CIDR, and a gateway of the pool.
 
@@ -37,8 +37,8 @@ _MIN_HOST_BITS, _MAX_HOST_BITS = 2, 16  # a block has 4 to 65,536 addresses
 class Pool(NamedTuple):
     """A pool: its CIDRs, divided into blocks of one prefix length for each IP version.
 
-    No address of `excluded` is allocated. No block of `draining` is claimed any more. The `namespaces` are those
-    (Kubernetes) whose pods get addresses of this pool, whatever pool the network names.
+    No address of `excluded` is allocated. No block of `draining` is claimed any more. Pods of the Kubernetes namespaces
+    `namespaces` get addresses of this pool, whatever pool their network names.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Pool(NamedTuple):
         raise IndexError(f"pool {self.name} has no such block")
 
     def cidr_of(self, block: Network) -> Network | None:
-        """Returns the CIDR whose block this is; None if it is no block of this pool."""
+        """Returns the CIDR that contains a block; None if it is not a block of this pool."""
         if block.prefixlen != self.prefix_lengths.get(block.version):
             return None
         return next((cidr for cidr in self.cidrs if _contains(cidr, block)), None)
@@ -121,7 +121,7 @@ class Pool(NamedTuple):
         return sum(int(last) - int(first) + 1 for first, last in self.ranges(block))
 
     def _claimable(self, version: int) -> Iterator[Network]:
-        """Yields the CIDRs of an IP version from which blocks are claimed: those that do not drain as a whole."""
+        """Yields the CIDRs of an IP version from which blocks are claimed: those that do not drain completely."""
         for cidr in self.cidrs:
             if cidr.version == version and not any(_contains(draining, cidr) for draining in self.draining):
                 yield cidr
@@ -131,7 +131,7 @@ class Pool(NamedTuple):
 
 
 class Space(NamedTuple):
-    """A space: its pools, and the epoch, "" before the first `recover`."""
+    """A space: its pools and the epoch; see block_protocol."""
 
     epoch: str
     pools: tuple[Pool, ...]
@@ -177,7 +177,7 @@ def check_change(before: Space, after: Space, blocks: Iterable[Network]) -> None
 def _parse_pool(document: Mapping[str, object]) -> Pool:
     name = document.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"pool name {name!r} is not one of a-z, 0-9 and -, such as default")
+        raise ValueError(f"{name!r} is not a valid name of a pool: use at most 63 of a-z, 0-9 and -, such as default")
     unknown = set(document) - _KEYS
     if unknown:
         raise ValueError(f"pool {name}: unknown key {min(unknown)!r}")

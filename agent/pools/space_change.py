@@ -1,12 +1,12 @@
-"""When the administrator may replace the pools of a space.
+"""Checks whether the administrator may replace the pools of a space by others.
 
-One rule: no address is ever in two blocks. An agent that was stopped while it claimed a block may have read the pools
-before a change, and claims by a request that names only the block. So the blocks of a CIDR may become other blocks, or
-blocks of no pool, only after the CIDR was draining: agents do not grant a block that drains in the space that they read
-after their claim, so every grant from before is in the list that is read while the CIDR drains.
+One rule: no address is ever in two blocks. An agent may have read the pools before a change and claim a block after it,
+by a request that names only the block. So the CIDR must be draining before its blocks may change their size or pool, or
+disappear. After each claim an agent reads the space again, and it does not grant a block that drains. So while the CIDR
+drains, the list of claimed blocks contains every grant.
 
-    A reads {10.22.0.0/24, /26}. The CIDR is removed, and added again with blocks of /28. B claims 10.22.0.0/28.
-    A claims 10.22.0.0/26, which no object forbids, and grants it: 10.22.0.1 is in two blocks.
+    Without that: A reads {10.22.0.0/24, /26}. The CIDR is removed, and added again with blocks of /28. B claims
+    10.22.0.0/28. A claims 10.22.0.0/26, which is another object, and grants it: 10.22.0.1 is in two blocks.
 
 This module is pure.
 """
@@ -24,7 +24,7 @@ _WAIT = 'set the CIDR in "draining" first, and wait until `podwire ipam blocks -
 def check(before: Space, after: Space, blocks: Iterable[Network]) -> None:
     """Raises ValueError if a change of the pools could put one address into two blocks; `blocks` are those claimed.
 
-    They are read after `before`, and the change is a compare-and-swap from `before`.
+    The caller reads them after `before`, and changes the space by compare-and-swap from `before`.
     """
     claimed = tuple(blocks)
     check_change(before, after, claimed)

@@ -1,12 +1,12 @@
 """The store that the agents of a cluster share: the space, the owner of each block, an entry of each node.
 
-One rule: a change is a compare-and-swap of the whole value, not of its revision. A restored store counts its revisions
-again from those of the backup, and a late request could meet its expected revision with another value.
+One rule: a change is a compare-and-swap of the whole value, not of its revision. A restored store counts again from the
+backup's revision, so a late request could find its expected revision with another value.
 
 etcd.py and kubernetes_store.py implement it; tests/cluster/test_store_contract.py runs over both, and over a double.
 
-A read raises ApiError. A change raises nothing: a request that was surely not executed has LOST, and UNKNOWN is one
-without a certain answer; `problem` then has the cause.
+A read raises ApiError. A change raises nothing: its outcome is LOST if it was certainly not executed, and UNKNOWN
+without a certain answer; `problem` is the cause.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class BlockNote(NamedTuple):
 
 
 class Stored(NamedTuple, Generic[T_co]):
-    """A value that was read, and the store's own form of it, which a change expects; b"" if there is no object.
+    """A value that was read, and `raw`, the store's form of it, with which a change compares; b"" without an object.
 
     With a `problem` the object is not valid: the value is DAMAGED_BLOCK or DAMAGED_ENTRY, which the protocol leaves
-    alone, and a change that expects it is refused. A block has a `note`.
+    alone, and a change that expects it is LOST. Only a block has a `note`.
     """
 
     value: T_co
@@ -95,7 +95,7 @@ class Position(NamedTuple):
 
 
 class Changes(Protocol):
-    """An open watch: iterating yields each change, and ends or raises ApiError when the watch ends."""
+    """An open watch: the iteration yields each change, and ends or raises ApiError when the watch ends."""
 
     @property
     def revision(self) -> str:
@@ -148,7 +148,7 @@ class Store(Protocol):
         """Returns a block; FREE without an object."""
 
     def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
-        """Returns all blocks that have been claimed at some time, or those of one owner."""
+        """Returns all blocks that have ever been claimed, or those of one owner."""
 
     def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
         """Changes a block; the note is stored with it."""
@@ -163,7 +163,7 @@ class Store(Protocol):
         """Changes the entry of a node."""
 
     def list_problems(self) -> list[str]:
-        """Returns a text for each object of the space that is not valid, also for those of which the name is wrong.
+        """Returns a text for each invalid object of the space, also for each with a wrong name.
 
         The other lists leave out objects with a wrong name: no agent created them.
         """

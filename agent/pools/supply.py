@@ -1,9 +1,9 @@
-"""How many blocks a network needs, as values in and values out: which to claim, which to give back.
+"""How many blocks a network needs, which to claim, and which to give back. Pure.
 
-One rule: nothing here is about safety. Which block a node may have is block_protocol's.
+One rule: nothing here is about safety; block_protocol decides which blocks a node may have.
 
-A node claims another block when less than a quarter of a block is free, so that a claim is rarely in a pod's way, and
-as many as ADDs have asked for. It gives one back when two have been wholly free for ten minutes.
+A node claims another block when less than a quarter of a block is free, so that pods rarely wait for a claim, and more
+if ADDs had no address. It gives one back when two have been unused for ten minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_BLOCKS_AT_ONCE = 8
 _LOW_SHARE = 4
 _SPARE_BLOCKS = 1
 FREE_S = 600.0
-# After so many claimed candidates the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
+# After as many tries the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
 MAX_TRIES = 64
 
 
@@ -38,7 +38,7 @@ class Usage(NamedTuple):
 
 
 def usage_of(entries: Collection[Entry], used: Mapping[Network, int]) -> Usage:
-    """Returns the numbers of the blocks of which plugins allocate addresses."""
+    """Returns the numbers of the granted blocks."""
     granted = [entry for entry in entries if entry.state is State.GRANTED]
     sizes = sum(entry.size for entry in granted)
     return Usage(len(granted), sizes, sum(min(used[entry.block], entry.size) for entry in granted))
@@ -58,20 +58,20 @@ def count_to_claim(entries: Collection[Entry], used: Mapping[Network, int], bloc
 
 
 class FreeBlocks:
-    """The time since which each block has been wholly free, by this node's monotonic clock."""
+    """The time since which each granted block has been unused, by this node's monotonic clock."""
 
     def __init__(self) -> None:
         self._since: dict[Network, float] = {}
 
     def observe(self, entries: Collection[Entry], used: Mapping[Network, int], now_s: float) -> None:
-        """Notes which granted blocks are free now."""
+        """Notes which granted blocks are unused now."""
         free = [entry.block for entry in entries if entry.state is State.GRANTED and not used[entry.block]]
         self._since = {block: self._since.get(block, now_s) for block in free}
 
     def surplus(self, entries: Collection[Entry], now_s: float, *, is_on_demand: bool) -> Entry | None:
-        """Returns a block to give back, None without one; of a pool on demand nothing has to stay.
+        """Returns a block to give back, None without one. Of a pool on demand no unused block is kept as a spare.
 
-        The block of the gateway stays until the next boot: the bridge keeps that address.
+        The block with the gateway stays until the next boot, because the bridge keeps that address.
         """
         free = [entry for entry in entries if now_s - self._since.get(entry.block, now_s) >= FREE_S]
         unused = [entry for entry in free if entry.gateway not in entry.block]
@@ -92,11 +92,11 @@ class Candidates:
 
     @property
     def needs_list(self) -> bool:
-        """Whether so many candidates were claimed that the list of all blocks is cheaper."""
+        """Whether so many candidates had owners that a list of all blocks is cheaper."""
         return self._free is None and not self.is_exhausted and self._tries >= min(MAX_TRIES, self._count)
 
     def use_list(self, claimed: Collection[Network]) -> None:
-        """Continues with the blocks that are not claimed, beginning at a place of this node's own."""
+        """Continues with the blocks that are not claimed, from a number that depends on the node."""
         begin = next(self._numbers, 0)
         numbers = (number % self._count for number in range(begin, begin + self._count))
         blocks = (self._pool.block(self._version, number) for number in numbers)

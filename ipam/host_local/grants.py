@@ -1,8 +1,8 @@
 """The grants of a network: the blocks of a cluster's pools from which this node may allocate addresses.
 
-podwire-agent claims blocks from the cluster's store and writes them into one file; a verb only reads it, so that no
-pod waits for a request to another machine. ADD reads the file while it holds the lock of the network's store, and the
-agent holds the same lock while it takes a block away: a block that has no reservations then gets none.
+podwire-agent claims blocks in the cluster's store and writes them into one file, which verbs only read, so no pod waits
+for a request to another machine. ADD reads the file while it holds the lock of the network's reservations. The agent
+holds the same lock while it revokes a block, so no ADD reserves an address of that block.
 
     <dataDir>.podwire/<network>.grants    JSON, replaced by rename
 
@@ -15,8 +15,8 @@ A boot ends all grants: `boot` is the machine's boot ID when the file was writte
 declared dead, and its blocks then have other owners. After a boot nothing is allocated before the agent has reached the
 store.
 
-`contact` is when the agent last reached the store (seconds since 1970), `problem` why it does not reach it now, "" if
-it does. A pod gets an address of each of the `versions` (IP versions), only from blocks whose state is "granted".
+`contact` is when the store last answered the agent (seconds since 1970), `problem` why it does not answer now, "" if it
+does. A pod gets an address of each of the `versions` (IP versions), only from blocks whose state is "granted".
 A pool with `namespaces` is for the pods of these Kubernetes namespaces. The agent adds keys that only it reads.
 
 A pool with `"sticky": true` gives each pod an address of its own: the block whose "for" is the pod's name, such as
@@ -24,7 +24,7 @@ A pool with `"sticky": true` gives each pod an address of its own: the block who
 
     <dataDir>.podwire/<network>.demand-<pool>    a byte for each ADD that had no address; the agent deletes it
 
-The agent polls the size of that file, so a pod's wait for a block takes no request, and a successful ADD no file.
+The agent polls the size of that file, so an ADD sends no request to it; a successful ADD does not touch the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Pool:
-    """The blocks of one pool that this node has: those in use, one RangeSet for each IP version; and how many others.
+    """The blocks of one pool on this node: the granted ones as RangeSets by IP version, and the number of others.
 
     `versions` are the IP versions of which a pod gets an address. Of a sticky pool `range_sets` is empty, and `by_pod`
     has the addresses of each pod.
@@ -103,12 +103,12 @@ def path_of(data_dir: str, network: str) -> str:
 
 
 def demand_path_of(data_dir: str, network: str, pool: str) -> str:
-    """Returns the path of the file in which ADDs without an address of a pool count."""
+    """Returns the path of the file that counts the ADDs without an address of a pool."""
     return f"{data_dir}.podwire/{network}.demand-{pool}"
 
 
 def count_demand(data_dir: str, network: str, pool: str) -> None:
-    """Adds one byte to the file in which ADDs without an address of a pool count; the caller holds the store's lock.
+    """Counts an ADD without an address of a pool: adds one byte to the file. The caller holds the lock.
 
     A failure changes nothing: the agent also claims when few addresses are free, and the runtime tries ADD again.
     """
@@ -130,7 +130,7 @@ def read(data_dir: str, network: str) -> Grants:
         raise CniError(
             Code.TRY_AGAIN_LATER,
             f"network {network} has no addresses yet: no {path}",
-            "podwire-agent writes it on each node; look at its /readyz",
+            "podwire-agent writes it on each node: check its page /readyz",
         ) from error
     except (OSError, ValueError, CniError) as error:
         raise CniError(
@@ -139,7 +139,7 @@ def read(data_dir: str, network: str) -> Grants:
     if not grants.boot or grants.boot != boot.get_boot_id().decode().strip():
         raise CniError(
             Code.TRY_AGAIN_LATER,
-            f"network {network} has no addresses since the node's boot: {path} is of an earlier one",
+            f"network {network} has no addresses since the node's boot: {path} is of an earlier boot",
             f"podwire-agent writes it again when it reaches the store; {grants}",
         )
     return grants

@@ -1,7 +1,7 @@
-"""Addresses from a pool of the cluster: the verbs of a network with "pool", over the blocks that this node has.
+"""Addresses from a pool of the cluster: ADD and STATUS of a network with "pool", from the blocks that this node has.
 
-One rule: an address that is not certain is not allocated. Without it ADD ends with code 11 (try again later) and STATUS
-with code 50, with the numbers of this node's blocks and the time of the agent's last contact with the store.
+One rule: only addresses of granted blocks are allocated. Without a free one ADD ends with code 11 (try again later) and
+STATUS with code 50; the message has the numbers of this node's blocks and the agent's last contact with the store.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ipam.host_local.conf import HostLocalConf
 from ipam.host_local.grants import Grants, Pool
 from ipam.host_local.store import Reservations, Store
 
-_HINT = "podwire-agent gets another block from the pool, if it has one"
+_HINT = "podwire-agent claims another block, if the pool has a free one"
 
 
 class _MissingBlockError(CniError):
-    """A CniError(11) for a pool of which this node has no granted block."""
+    """The CniError(11) for a pool of which this node has no granted block."""
 
 
 def allocate(
@@ -35,7 +35,7 @@ def allocate(
 ) -> tuple[IPConfig, ...]:
     """Reserves an address of each IP version of the pool, as allocator.allocate.
 
-    Without one raises CniError(11), and counts this ADD for the agent, which then claims a block.
+    Without a free address raises CniError(11), and counts this ADD for the agent, which then claims a block.
     """
     granted = grants.read(conf.data_dir, network)
     names = args.cni_args("IP", "K8S_POD_NAMESPACE", "K8S_POD_NAME")

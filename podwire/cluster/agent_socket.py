@@ -1,7 +1,8 @@
-"""Requests to podwire-agent over its Unix socket: HTTP/1.0 with JSON, in as little code as possible.
+"""Requests to podwire-agent over its Unix socket: HTTP/1.0 with JSON.
 
-One rule: an answer counts only if it arrived whole. The executable has no HTTP library; it needs one request for each
-connection, no redirect, no encoding and no TLS, since the socket is on this node and only root can use it.
+One rule: an incomplete answer is an error. This is a small client of its own because the executable contains no HTTP
+library: it sends one request per connection, and needs no redirects, encodings or TLS on a socket that only root can
+use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RUN = "does podwire-agent run here? systemctl status podwire-agent; kubectl --n
 
 
 class StoreError(CniError):
-    """The agent answers, but the store does not."""
+    """The agent answered that the store does not answer."""
 
 
 def get(path: str, page: str) -> Mapping[str, object]:
@@ -55,7 +56,7 @@ def _request(path: str, request: bytes) -> Mapping[str, object]:
         raise CniError(
             Code.INVALID_ENVIRONMENT,
             f"podwire-agent at {path} has no pools",
-            "it runs without a store of pools, or is older than this tool: look at its options and its version",
+            "it runs without --store, or is older than this tool: check its options and its version",
         )
     raise CniError(Code.IO_FAILURE, f"{path}: unexpected answer with HTTP status {status}", _other(path))
 
@@ -80,7 +81,7 @@ def _exchange(path: str, request: bytes) -> bytes:
 
 
 def _split(path: str, answer: bytes) -> tuple[int, bytes]:
-    """Returns the status and the body of an answer; raises CniError(5) if it is not whole."""
+    """Returns the status and the body of an answer; raises CniError(5) if it is incomplete."""
     if not answer:
         msg = f"podwire-agent at {path} closed the connection without an answer"
         raise CniError(Code.IO_FAILURE, msg, "it has ended, or is busy with other requests: run the command again")
@@ -92,7 +93,7 @@ def _split(path: str, answer: bytes) -> tuple[int, bytes]:
     lengths = [value.strip() for key, _, value in (line.partition(b":") for line in lines) if _is_length(key)]
     if lengths != [b"%d" % len(body)]:
         msg = f"podwire-agent at {path} closed the connection in the middle of its answer"
-        raise CniError(Code.IO_FAILURE, msg, "it has ended: run the command again, and look at its log")
+        raise CniError(Code.IO_FAILURE, msg, "it has ended: check its log, and run the command again")
     return int(words[1]), body
 
 
@@ -105,7 +106,7 @@ def _unreachable(path: str, error: OSError) -> CniError:
         return CniError(Code.INVALID_ENVIRONMENT, f"no permission for podwire-agent's socket {path}", "run it as root")
     if isinstance(error, TimeoutError):
         msg = f"podwire-agent at {path} does not answer within {_LIMIT_S:.0f} s"
-        return CniError(Code.IO_FAILURE, msg, "look at its log; a change may have been made: run the command again")
+        return CniError(Code.IO_FAILURE, msg, "check its log; it may have made the change: run the command again")
     if isinstance(error, FileNotFoundError):
         return CniError(Code.IO_FAILURE, f"podwire-agent's socket {path} does not exist", f"{_RUN}; or set --socket")
     if isinstance(error, ConnectionRefusedError):

@@ -1,6 +1,6 @@
-"""The agent's answers as typed values; `document` is the answer itself, for --json.
+"""The agent's answers as typed values; `document` is the JSON document itself, for --json.
 
-One rule: an answer is parsed here, once. A key that is missing, as in the answer of an older agent, has its default.
+One rule: an answer is parsed only here. A missing key, as in the answer of an older agent, has a default.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class LocalBlock:
 
 @dataclass(frozen=True)
 class Local:
-    """The state of this node: ID, name, the pool of each network, blocks; why the store cannot be read.
+    """The report of this node: ID, name, the pool of each network, blocks.
 
-    `contact_s` is how long ago the store answered the agent, None if it never did.
+    `store_problem` is why the agent cannot read the store, "" if it can. `contact_s` is how long ago the store answered
+    the agent, None if it never did.
     """
 
     node: str
@@ -49,7 +50,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Version:
-    """The numbers of a pool in one IP version."""
+    """The numbers of a pool's blocks and addresses of one IP version."""
 
     version: int
     prefix_length: int
@@ -135,7 +136,7 @@ class Cluster:
     document: Document
 
     def nodes_named(self, name: str) -> list[tuple[str, str]]:
-        """Returns ID and name of the nodes with a name or an ID; also of owners of blocks without an entry."""
+        """Returns ID and name of each node whose name or ID is `name`, also of owners of blocks that have no entry."""
         known = {node.id: node.name for node in self.nodes}
         known |= {block.owner: "" for block in self.blocks if block.owner not in known}
         return [(node, label) for node, label in known.items() if name in (node, label)]
@@ -146,7 +147,7 @@ class Cluster:
 
 
 def find_node(cluster: Cluster, name: str) -> tuple[str, str]:
-    """Returns ID and name of a node; raises CniError(3) for an unknown name, or for one that several nodes have."""
+    """Returns ID and name of a node; raises CniError(3) if no node or several nodes have the name."""
     nodes = cluster.nodes_named(name)
     if len(nodes) > 1:
         ids = " or ".join(node for node, _ in nodes)
@@ -158,7 +159,7 @@ def find_node(cluster: Cluster, name: str) -> tuple[str, str]:
 
 
 def read_local(socket: str) -> Local:
-    """Asks the agent for this node and the space; raises CniError."""
+    """Requests the report of this node and of the space; raises CniError."""
     document = agent_socket.get(socket, "/pools")
     fields = Fields(document, context=f"the answer of podwire-agent at {socket}")
     node = fields.section("node")
@@ -176,7 +177,7 @@ def read_local(socket: str) -> Local:
 
 
 def read_cluster(socket: str) -> Cluster:
-    """Asks the agent for all blocks and entries; raises CniError, StoreError if the store does not answer."""
+    """Requests all blocks and entries; raises CniError, and StoreError if the store does not answer."""
     document = agent_socket.get(socket, "/pools/cluster")
     fields = Fields(document, context=f"the answer of podwire-agent at {socket}")
     return Cluster(

@@ -1,4 +1,4 @@
-"""Compares the reservations of this node's networks with the blocks that its agent has. Pure."""
+"""Compares the reservations of this node's networks with the blocks in its grants files. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_USE = (ReservationState.RUNNING, ReservationState.NEW, ReservationState.UNKN
 
 
 def find(local: Local, snapshot: Snapshot) -> Iterator[Finding]:
-    """Yields addresses that pods of this node have, and that are in no block of it or in a lost one."""
+    """Yields the addresses of this node's pods that are in none of its blocks, and its lost blocks."""
     pooled = {network for network, _ in local.networks}
     for pool in snapshot.records.pools:
         if pool.network in pooled:
@@ -34,7 +34,7 @@ def _unblocked(item: Reservation) -> Finding:
     return Finding(
         "outside blocks",
         item.file.name,
-        f"{item.file.name} of network {item.network} is reserved for container {owner}, and is in no block of this "
+        f"{item.file.name} of network {item.network} is reserved for container {owner}, but is in no block of this "
         "node: a pod of another node may have the same address",
         "delete the pod and create it again",
     )

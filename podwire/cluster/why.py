@@ -1,7 +1,7 @@
-"""Why a node has no address: what its agent and the store report, as facts, and as reasons with fixes. Pure.
+"""Explains why a node has no address: facts, and reasons with fixes, from its agent and the store. Pure.
 
-One rule: only what is certain is a reason. What another node alone knows (addresses in use, last contact) is no fact
-here.
+One rule: only what is certain is a reason. Addresses in use and the last contact are known only on the node itself, so
+there are no such facts about another node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from podwire.output import plural
 GRANTED = "granted"
 _MOST = 5  # nodes that are named
 FIX_OF_LOST = "delete these pods and create them again; podwire ipam list shows the addresses"
-_AGENT = "look at podwire-agent there: /readyz and its log"
+_AGENT = "check podwire-agent there: /readyz and its log"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Answer:
-    """The facts about a node, and the reasons. `unseen`: what could not be read."""
+    """The facts about a node, and the reasons; `unseen` lists the data that could not be read."""
 
     node: str
     name: str
@@ -54,7 +54,7 @@ def explain(node: str, name: str, local: Local, cluster: Cluster | None, store_p
     if cluster is None:
         answer.unseen.append(store_problem)
         if node == local.node:
-            answer.reasons.append(Reason(store_problem, "until it answers, the free addresses above can be used"))
+            answer.reasons.append(Reason(store_problem, "pods get the free addresses above until the store answers"))
         return answer
     _record(answer, node, cluster)
     _waits(answer, node, cluster)
@@ -120,7 +120,7 @@ def _record(answer: Answer, node: str, cluster: Cluster) -> None:
 
 
 def _waits(answer: Answer, node: str, cluster: Cluster) -> None:
-    """Adds the nodes of another epoch: no node claims blocks before all are of the present one."""
+    """Adds the nodes of another epoch: no node claims blocks until all have registered in the present one."""
     waiting = [item for item in cluster.nodes if item.epoch != cluster.epoch]
     for item in waiting[:_MOST]:
         label = item.name or item.id
@@ -129,7 +129,7 @@ def _waits(answer: Answer, node: str, cluster: Cluster) -> None:
             Reason(
                 f"no node claims blocks in epoch {cluster.epoch} before {who} has registered in it: its record is of "
                 f"epoch {item.epoch or '(none)'}",
-                f"if {label} runs, {_AGENT}; if it is off for longer: podwire ipam reclaim --node {item.id}",
+                f"if {label} runs, {_AGENT}; if it stays off: podwire ipam reclaim --node {item.id}",
             )
         )
     if len(waiting) > _MOST:
@@ -154,7 +154,7 @@ def _pools(answer: Answer, node: str, local: Local, cluster: Cluster) -> None:
 
 
 def _needs(node: str, local: Local, pool: Pool, version: Version) -> bool:
-    """Returns whether a node may need another block: not if this node does not use the pool, or has free addresses."""
+    """Returns whether a node may need another block; False if this node does not use the pool or has free addresses."""
     if node != local.node:
         return True
     if pool.name not in {name for _, name in local.networks} and not pool.namespaces:

@@ -1,7 +1,7 @@
-"""`podwire ipam pools --set|reclaim|recover`: changes of the addresses of a cluster, made by podwire-agent.
+"""`podwire ipam pools --set|reclaim|recover`: changes of a cluster's addresses, which podwire-agent makes.
 
-One rule: the operator sees what will change before he confirms it, and the agent refuses the change if the store has
-something else by then.
+One rule: the operator sees what will change before confirming it, and the agent refuses the change if the store's
+content is different by then.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from process import files
 _MAX_FILE_BYTES = 1 << 20
 _KEYS = {"pools"}
 _STATEMENT = """\
-You state that the machine is off now, and stays off until this command has ended: none of its pods runs. Look at the
-machine or its console, or ask the cloud's API. "Not ready", a machine that cannot be reached, and an agent that does
-not answer are no proof. If the statement is wrong, two pods may get the same address."""
+You state that the machine is off now, and stays off until this command has ended: none of its pods runs. Check the
+machine, its console or the cloud's API. "Not ready", a machine that cannot be reached, and an agent that does not
+answer are no proof. If the statement is wrong, two pods may get the same address."""
 _CLOSED = """\
-After a restore the store must be closed to all other agents until this command has ended: an agent that was cut off
-or stopped cannot notice the restore, and claims blocks that other nodes have had since the backup. So podwire-agent
-is stopped on all other nodes before the restore (podwire ipam recover --help); pods keep running and keep their
-addresses."""
+After a restore no other agent may reach the store until this command has ended: an agent that was cut off or stopped
+cannot notice the restore, and may claim blocks that other nodes have claimed since the backup. So stop podwire-agent
+on all other nodes before the restore (podwire ipam recover --help); pods keep running and keep their addresses."""
 
 
 def set_pools(context: Context, options: Namespace) -> Status:
@@ -98,7 +97,7 @@ def _shown(pool: Mapping[str, object]) -> str:
 
 
 def reclaim(context: Context, options: Namespace) -> Status:
-    """Prints what a reclaim of a node does; with --powered-off declares it dead, and frees its blocks."""
+    """Prints which blocks of a node would become free; with --powered-off declares it dead and frees them."""
     cluster = read_cluster(options.socket)
     node, name = find_node(cluster, options.node)
     blocks = [block for block in cluster.blocks if block.owner == node]
@@ -109,8 +108,8 @@ def reclaim(context: Context, options: Namespace) -> Status:
         _print_plan(context, cluster, node, name)
     local = read_local(options.socket)
     if node == local.node and (entry is None or entry.machine in ("", local.machine)):
-        msg = f"{name or node} is this node, which is not off"
-        raise CniError(Code.INVALID_ENVIRONMENT, msg, "for another node, run it here; for this node, on another one")
+        msg = f"{name or node} is this node, which is running"
+        raise CniError(Code.INVALID_ENVIRONMENT, msg, "run the command on another node")
     if not options.powered_off:
         if context.out.as_json:
             names = [str(block.block) for block in blocks]
@@ -162,7 +161,7 @@ def recover(context: Context, options: Namespace) -> Status:
         joined = " ".join(options.joined) or "none"
         context.out.print(f"Nodes that joined after the backup (--joined, by ID): {joined}")
         context.out.print(
-            "Every other node that may run must be in the backup; its ID is in /var/lib/podwire/node-id on the node."
+            "Every other node that may run must be in the backup. A node's ID is in its file /var/lib/podwire/node-id."
         )
     if not options.yes:
         question = "Is the store closed to all other agents, and are all nodes named? [yes/no]"

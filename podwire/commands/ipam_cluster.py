@@ -1,6 +1,6 @@
 """`podwire ipam pools|blocks|who|why` and `verify --cluster`: the addresses of a cluster, reported by podwire-agent.
 
-They only read, through the agent of this node; `pools --set`, `reclaim` and `recover` are in ipam_changes.py.
+These commands only read; `pools --set`, `reclaim` and `recover` are in ipam_changes.py.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _row(block: Block, cluster: Cluster) -> list[Text]:
 
 
 def who(context: Context, options: Namespace) -> Status:
-    """Prints which node has an address, and on this node which pod."""
+    """Prints which node has an address, and, for this node, which pod."""
     try:
         address: Address = ip_address(options.address)
     except ValueError:
@@ -139,7 +139,7 @@ def who(context: Context, options: Namespace) -> Status:
 
 
 def _place(address: Address, local: Local, cluster: Cluster | None, owned: Block | None) -> dict[str, object]:
-    """Returns pool, block and owner of an address; raises CniError(3) if it is of no pool."""
+    """Returns pool, block and owner of an address; raises CniError(3) if no pool contains it."""
     if owned:
         token = {"epoch": owned.epoch, "generation": owned.generation, "since": owned.since}
         place = {"pool": owned.pool, "block": str(owned.block), "node": owned.owner, "nodeName": owned.owner_name}
@@ -151,7 +151,7 @@ def _place(address: Address, local: Local, cluster: Cluster | None, owned: Block
     pool, block = next(((pool, block) for pool in known if (block := pool.block_of(address))), (None, None))
     if pool is None:
         names = ", ".join(f"{pool.name} {' '.join(map(str, pool.cidrs))}" for pool in known) or "none"
-        raise CniError(Code.UNKNOWN_CONTAINER, f"{address} is of no pool", f"the pools are: {names}")
+        raise CniError(Code.UNKNOWN_CONTAINER, f"{address} is in no pool", f"the pools are: {names}")
     return {"pool": pool.name, "block": str(block), "node": "", "nodeName": ""}
 
 
@@ -232,7 +232,7 @@ def verify(context: Context, options: Namespace) -> Status:
         raise UsageError(Code.INVALID_ENVIRONMENT, "--cluster is for all networks", "podwire ipam verify --cluster")
     cluster = read_cluster(options.socket)
     local, snapshot, findings = _find_local(context, options)
-    if findings:  # pods start, and blocks are claimed meanwhile: report only what a second look shows again
+    if findings:  # pods start and agents claim blocks meanwhile: report only faults that a second read shows again
         local, snapshot, again = _find_local(context, options)
         findings = [finding for finding in again if finding in findings]
     findings = [*cluster.findings, *findings]
@@ -247,7 +247,7 @@ def verify(context: Context, options: Namespace) -> Status:
     _print_unseen(context, unseen)
     if not findings:
         text = f"{plural(len(cluster.nodes), 'node')}, {plural(len(cluster.blocks), 'block')}"
-        rest = "whether anything is wrong on this node is not known" if unseen else "nothing wrong"
+        rest = "but this node could not be checked completely" if unseen else "nothing wrong"
         context.out.print(Cell(f"{text}, {rest}", "warning" if unseen else "good"))
     return exit_status(wrong=bool(findings), complete=not unseen)
 

@@ -10,12 +10,12 @@ from podwire.commands import ipam_changes, ipam_cluster
 from podwire.commands.show import add_places
 
 _POOLS = """\
-Prints the pools of the cluster: CIDRs, size of a block, how many blocks nodes have claimed of how many, and how many
-addresses these blocks have. podwire-agent of this node reads them from the store.
+Prints the pools of the cluster: CIDRs, size of a block, number of claimed blocks and of all blocks, and the number of
+addresses in the claimed blocks. podwire-agent of this node reads them from the store.
 
---set FILE creates the pools, or replaces them by those of FILE, and prints the difference first. A pool keeps the
-blocks that nodes have: before a CIDR is removed, or its blocks get another size, set it in "draining" and wait until
-no node has a block of it. FILE is JSON; only "name" and "cidrs" are required:
+--set FILE creates the pools, or replaces them by those of FILE, after it has printed the difference. Before a CIDR is
+removed, or its blocks get another size, set it in "draining" and wait until no node has a block of it. FILE is JSON;
+only "name" and "cidrs" are required:
 
   {"pools": [{"name": "default", "mode": "routed", "cidrs": ["10.22.0.0/16", "fd00:22::/112"],
     "blockPrefixLengths": {"ipv4": 26, "ipv6": 122}, "excluded": [], "draining": [], "namespaces": [], "gateways": []}]}
@@ -30,48 +30,50 @@ STATE   claimed      the node has it
         draining     the node has it, and no node claims it again
         damaged      the object in the store is not valid: podwire ipam verify --cluster
 
-After it the state of the node if it is not registered: fenced (declared dead), old epoch (not registered since the
-store was restored), no entry, damaged.
+If the node is not registered, its state follows: fenced (declared dead), old epoch (not registered since the store
+was restored), no entry, damaged.
 
 --json prints {"blocks": [{"block", "pool", "owner", "ownerName", "epoch", "generation", "since", ...}], "nodes":
 [{"id", "name", "state", "epoch", "instance", "addresses", "networks", "blocks", ...}]}."""
 _WHO = """\
 Prints the pool, the block and the node of an address, and on this node its pod.
 
-Exit status: 0; 3 for an address of no pool; 4 if the store does not answer, or not everything could be read.
+Exit status: 0; 3 for an address of no pool, or if the store does not answer; 4 if not everything could be read, such
+as the store for an address of this node's blocks.
 
 --json prints {"address", "pool", "block", "node", "nodeName", "epoch", "generation", "since", "isThisNode",
 "reservation": as `podwire ipam list --json` or null, "unseen": ["..."]}."""
 _WHY = """\
 Prints why a node has no addresses: how many are in use in how many blocks, when its agent last reached the store,
-whether it was declared dead, which nodes have the blocks of a pool that is used up, and for which nodes all wait
-after a restore. NODE is a name or an ID, this node by default. Of another node only what is in the store is known.
+whether it was declared dead, which nodes have the blocks of a pool that is used up, and which nodes all others wait
+for after a restore. NODE is a name or an ID, this node by default. About another node only the store's data is known.
 
 Exit status: 0 no reason is known; 1 at least one; 4 no reason, but not everything could be read.
 
 --json prints {"node", "name", "complete", "facts": ["..."], "reasons": [{"what", "fix"}], "unseen": ["..."]}."""
 _RECLAIM = """\
-Prints what a reclaim of a node does: its blocks become free, and other nodes claim them. With --powered-off it does
-so.
+Prints the blocks of a node that a reclaim would make free for other nodes. With --powered-off it declares the node
+dead and makes them free.
 
---powered-off is a statement: the machine is off now, and stays off until the command has ended. Nothing else proves
-that none of its pods runs: not a Node that is not ready, not a machine that cannot be reached. A wrong statement lets
-two pods have one address. The command asks for the node's name, or takes the record that it has printed (--record),
-and refuses a node whose record is another one by then, because the machine has booted. A machine that starts again
-later registers and claims other blocks; there is nothing to undo.
+--powered-off is your statement that the machine is off now, and stays off until the command has ended. A Node that is
+not ready, and a machine that cannot be reached, are no proofs that none of its pods runs. After a wrong statement two
+pods may have one address. To confirm, type the node's name, or pass the record that the command has printed (--record).
+The command is refused if the node has another record by then, because the machine has booted. A machine that starts
+again later registers and claims other blocks; there is nothing to undo.
 
 Exit status: 0; 1 if some blocks are not free: run it again; 3 if it was refused.
 
---json prints {"node", "name", "record", "blocks"}, with --powered-off {"freed": ["..."], "remaining": {block:
-reason}}."""
+--json prints {"node", "name", "record", "blocks"}, with --powered-off {"freed": ["..."], "problem": "..."};
+"problem" is "" if all blocks are free."""
 _RECOVER = """\
 Begins a new epoch. Do it after each restore of the store from a backup, and only then. In the new epoch each agent
-first writes the blocks that its pods use into the store, whatever the backup says; blocks are claimed when all nodes
-have done that. Without it a block that was claimed after the backup is free in the restored store, and two nodes use
-it.
+first claims again the blocks that its node has, whatever the backup contains; no node claims other blocks before all
+nodes have done that. Without a new epoch, a block that was claimed after the backup is free in the restored store, and
+two nodes may use it.
 
-  1. Stop podwire-agent on all nodes but this one. Pods keep running, and new ones get addresses of the blocks that are
-     there. A node that cannot be reached must stay off or cut off. systemd: systemctl stop podwire-agent. DaemonSet:
+  1. Stop podwire-agent on all nodes but this one. Pods keep running, and new ones get addresses of the blocks that
+     their node has. A node that cannot be reached must stay off or cut off. systemd: systemctl stop podwire-agent.
+     DaemonSet:
        kubectl label node NODE podwire.io/recover=yes
        kubectl --namespace podwire patch daemonset podwire --patch \\
          '{"spec": {"template": {"spec": {"nodeSelector": {"podwire.io/recover": "yes"}}}}}'
@@ -81,8 +83,8 @@ it.
   4. Start podwire-agent on all nodes. DaemonSet:
        kubectl --namespace podwire patch daemonset podwire --patch \\
          '{"spec": {"template": {"spec": {"nodeSelector": {"podwire.io/recover": null}}}}}'
-     For which nodes the others wait: podwire ipam verify --cluster
-     Of a node that is off for longer: podwire ipam reclaim --node NODE
+     The nodes that the others wait for: podwire ipam verify --cluster
+     If one of them stays off: podwire ipam reclaim --node NODE
 
 --json prints {"epoch"}."""
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -117,7 +119,7 @@ def add_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
     reclaim = _add(commands, "reclaim", "free the blocks of a machine that is off", _RECLAIM, ipam_changes.reclaim)
     reclaim.add_argument("--node", metavar="NODE", required=True, help="name or ID")
     reclaim.add_argument("--powered-off", action="store_true", help="state that the machine is off, and do it")
-    reclaim.add_argument("--record", metavar="RECORD", help="the record that the statement is about: no question")
+    reclaim.add_argument("--record", metavar="RECORD", help="confirm the statement for this record, without a question")
     recover = _add(
         commands, "recover", "begin a new epoch after a restore of the store", _RECOVER, ipam_changes.recover
     )

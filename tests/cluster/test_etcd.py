@@ -160,7 +160,7 @@ def test_options_that_do_not_go_together(tls, tmp_path):
         ({"endpoints": ["https://127.0.0.1:2379"]}, "needs the certificate authority"),
         ({"endpoints": ["http://127.0.0.1:2379"], "cert": tls}, "needs its key"),
         ({"endpoints": ["http://127.0.0.1:2379"], "user": "agent"}, "needs a password file"),
-        ({"endpoints": ["http://127.0.0.1:2379"], "space": "A/b"}, "space 'A/b' is not named by"),
+        ({"endpoints": ["http://127.0.0.1:2379"], "space": "A/b"}, "'A/b' is not a valid name of a space"),
     ):
         with pytest.raises(ValueError, match=text):
             etcd_store(**options)

@@ -261,7 +261,7 @@ def test_objects_of_other_shapes(double, client, document):
 def test_a_name_that_no_space_has(client):
     """The name of a space is a DNS label."""
     for name in ("", "A", "a/b", "-", "x" * 64):
-        with pytest.raises(ValueError, match="is not named by"):
+        with pytest.raises(ValueError, match="is not a valid name of a space"):
             kubernetes_store(client, name)
     with pytest.raises(ApiError):
         kubernetes_store(Client(Server("https://127.0.0.1:1"), None)).read_space()

@@ -118,7 +118,7 @@ def test_who_has_an_address_of_this_node(tool, pod, sandbox):
 def test_who_has_an_address_that_is_not_claimed(tool):
     """Of an address in a free block, and of one of no pool, that is printed."""
     assert "no node has claimed the block" in tool.text("who", "10.22.0.200")
-    assert "10.99.0.1 is of no pool" in tool.text("who", "10.99.0.1", status=3)
+    assert "10.99.0.1 is in no pool" in tool.text("who", "10.99.0.1", status=3)
     assert "is not an IP address" in tool.text("who", "10.22.0", status=2)
 
 

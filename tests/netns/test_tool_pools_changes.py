@@ -129,7 +129,7 @@ def test_reclaim_of_a_node_that_has_booted_meanwhile_is_refused(tool, store):
     store.swap_entry(TWO, stored, stored.value._replace(record=stored.value.record._replace(instance="boot-9/")))
     refused = tool.run_printed(printed(POWERED_OFF, text))
     assert refused.status == 3
-    assert "another one than you have seen" in refused.stderr
+    assert "no longer the one that you have seen" in refused.stderr
     assert tool.world.owners()["10.22.0.64/26"] == TWO
     command = printed(r"podwire ipam reclaim --node \w+", refused.stderr)
     assert tool.run_printed(command).status == 0
@@ -138,7 +138,7 @@ def test_reclaim_of_a_node_that_has_booted_meanwhile_is_refused(tool, store):
 def test_reclaim_of_this_node_and_of_unknown_nodes_is_refused(tool, store):
     """The node of the command, a node that does not exist, and a program without the record are refused."""
     before = dict(store.objects)
-    assert "is this node, which is not off" in tool.text("reclaim", "--node", "worker-1", status=3)
+    assert "is this node, which is running" in tool.text("reclaim", "--node", "worker-1", status=3)
     assert "has no node worker-9" in tool.text("reclaim", "--node", "worker-9", status=3)
     assert "--record" in tool.json("reclaim", "--node", "worker-2", "--powered-off", status=2)["details"]
     assert store.objects == before
@@ -170,7 +170,7 @@ def test_recover_begins_an_epoch(tool, store):
     tool.world.report = tool.world.report._replace(is_restored=True)
     done = tool.run("recover", "--joined", THREE, stdin="yes\n")
     assert done.status == 0, done
-    assert "must be closed to all other agents" in done.stdout
+    assert "no other agent may reach the store" in done.stdout
     assert "has 2 nodes: worker-1 worker-2" in done.stdout
     epoch = store.read_space().value.epoch
     assert epoch != EPOCH

@@ -155,7 +155,7 @@ def test_pools_that_were_changed_meanwhile_are_refused(world):
 @pytest.mark.parametrize(
     ("pools", "text"),
     [
-        ([{"name": "Default", "cidrs": ["10.22.0.0/24"]}], "pool name 'Default'"),
+        ([{"name": "Default", "cidrs": ["10.22.0.0/24"]}], "'Default' is not a valid name of a pool"),
         ([{"name": "default", "cidrs": ["10.22.0.0/28"]}], "smaller than one block"),
         ([{"name": "other", "cidrs": ["10.22.0.0/24"]}], "loses block 10.22.0.0/26"),
         ([{**DEFAULT, "blockPrefixLengths": {"ipv4": 28}}], "loses block 10.22.0.0/26"),
@@ -221,7 +221,7 @@ def test_reclaim_of_a_node_that_has_booted_is_refused(world):
     world.store.swap_entry(TWO, stored, booted)
     status, error = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
     assert status == 409
-    assert "another one than you have seen" in error["msg"]
+    assert "no longer the one that you have seen" in error["msg"]
     assert world.owners()["10.22.0.64/26"] == TWO
 
 

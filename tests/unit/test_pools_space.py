@@ -83,7 +83,7 @@ def test_a_space_is_read_as_it_is_written():
         ([pool(cidrs=("10.22.0.1/24",))], "host bits"),
         ([pool(cidrs=("127.0.0.0/8",))], "special addresses"),
         ([pool(cidrs=("fd00::/64",))], "more than 2^24 blocks"),
-        ([pool(blockPrefixLengths={"ipv4": 31})], "not 4 to 65,536 addresses"),
+        ([pool(blockPrefixLengths={"ipv4": 31})], "does not have 4 to 65,536 addresses"),
         ([pool(blockPrefixLengths={"ipv4": "26"})], "is not a number"),
         ([pool(blockPrefixLengths={"v4": 26})], 'not an object with "ipv4"'),
         (
@@ -92,7 +92,7 @@ def test_a_space_is_read_as_it_is_written():
         ),
         ([pool(), pool()], "two pools have the name default"),
         ([pool(namespaces=["a"]), pool("b", ("10.9.0.0/24",), namespaces=["a"])], "both have the namespace a"),
-        ([pool("Default")], "is not one of a-z"),
+        ([pool("Default")], "is not a valid name of a pool"),
         ([pool(mode="l2")], 'neither "routed" nor "segment"'),
         ([pool(gateways=["10.22.0.1"])], "no CIDR of a pool of the mode"),
         ([pool(draining=["10.99.0.0/24"])], "contains none of the"),
