@@ -6,20 +6,17 @@ One rule: a change is refused unless the store still has the values that the adm
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from agent.pools import block_protocol, reclaim, space_change
 from agent.pools.block_protocol import Evidence, NodeRecord, Outcome
 from agent.pools.cluster_view import FENCED, digest, digest_of_space, state_of
+from agent.pools.identity import is_node_id
 from agent.pools.node_report import LocalReport
 from agent.pools.reclaim import Reclaimed, Suspect, free_blocks, read_suspect
 from agent.pools.space import Space, format_space, parse_space
 from agent.pools.store import Change, NodeEntry, Store, Stored
-
-_NODE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
@@ -53,7 +50,9 @@ def replace_pools(
     stored = read_space(store)
     before = stored.value
     try:
-        after = parse_space({"pools": document.get("pools"), "epoch": (before.epoch if before else "") or _new_epoch()})
+        after = parse_space(
+            {"pools": document.get("pools"), "epoch": (before.epoch if before else "") or reclaim.random_epoch()}
+        )
         claimed = [network for network, block in store.list_blocks().items() if block.value.owner]
         if before is None:
             space_change.check_blocks(after, claimed)
@@ -152,7 +151,7 @@ def recover_store(store: Store, report: LocalReport, joined: Collection[str]) ->
             "`podwire ipam why` reports it; or run this on a node whose agent has no network with a pool",
         )
     for node in joined:
-        if not _NODE_ID.fullmatch(node):
+        if not is_node_id(node):
             raise Refusal(
                 f"{node!r} is not a node ID of 32 hexadecimal digits",
                 "print it on that node: cat /var/lib/podwire/node-id; nothing was changed",
@@ -194,7 +193,3 @@ def _refuse_lost_store(store: Store, report: LocalReport) -> None:
             "the store is empty, but this node has blocks: the store has lost its content",
             "restore a backup, then: podwire ipam recover; without a backup, drain and reboot all nodes first",
         )
-
-
-def _new_epoch() -> str:
-    return secrets.token_hex(8)

@@ -12,6 +12,7 @@ from agent.api_errors import Expired
 from agent.kubernetes import Listing
 from agent.node import Node
 from agent.node_source import NodeChange, NodeChanges
+from agent.pools.identity import uid_of
 from agent.pools.store import Changes, EntryChanged, NodeEntry, SpaceChanged, Store
 
 OnChange = Callable[[str, NodeEntry | None], None]
@@ -83,7 +84,7 @@ class EntryNodes:
     def id_of(self, uid: str) -> str | None:
         """Returns the ID of the node that has registered under a UID of a Node object; from any thread."""
         entries = tuple(self._entries.items())
-        return next((node for node, entry in entries if entry.record.instance.partition("/")[2] == uid), None)
+        return next((node for node, entry in entries if uid_of(entry.record.instance) == uid), None)
 
     def _add(self, node: str, entry: NodeEntry) -> None:
         self._entries[node] = entry

@@ -47,6 +47,16 @@ class Identity(NamedTuple):
         return f"{self.boot}/{node_uid}"
 
 
+def uid_of(instance: str) -> str:
+    """Returns the UID of the Node object in an instance, "" without one."""
+    return instance.partition("/")[2]
+
+
+def is_node_id(text: str) -> bool:
+    """Returns whether a text is a node ID as `read` creates it."""
+    return bool(_ID.fullmatch(text))
+
+
 def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[str] = _MACHINE_FILES) -> Identity:
     """Returns the identity; creates the node ID at the first start.
 

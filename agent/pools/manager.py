@@ -15,18 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from agent.api_errors import ApiError
-from agent.pools.grants_file import GRANTS
 from agent.pools.identity import Identity
 from agent.pools.membership import Membership
-from agent.pools.memory import Busy, Memory, NodeFacts, RequestFailed, is_routed
+from agent.pools.memory import Busy, Memory, NodeFacts, RequestFailed
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_networks
 from agent.pools.node_report import ManagerStatus
 from agent.pools.ownership import Ownership
 from agent.pools.planning import Planning
 from agent.pools.sticky import StickyPlanning
-from agent.pools.store import Entries, NodeEntry, Store
+from agent.pools.store import NodeEntry, Store
 from agent.pools.supply import Usage
-from cni.address import Network
 from cni.errors import CniError
 
 POLL_S = 0.5  # three stat calls for each network: a burst of pods is answered within this time
@@ -49,12 +47,6 @@ class Report(Protocol):
 
     def usage(self, pools: Mapping[str, Usage]) -> None:
         """Gets the numbers of each pool on this node."""
-
-    def networks(self, networks: tuple[Network, ...]) -> None:
-        """Gets the granted blocks of this node to which other nodes have routes."""
-
-    def entries(self, entries: Entries) -> None:
-        """Gets the entries of all nodes, each time when they were read."""
 
     def event(self, text: str) -> None:
         """Gets a message for the administrator: a lost block, with the pods that have its addresses."""
@@ -185,7 +177,7 @@ class Manager:
         networks = [NetworkBlocks(options, self._identity) for options in list_networks(self._options)]
         self._memory = Memory(self._store, self._identity, networks, self._facts, self._clocks.wall)
         monotonic = self._clocks.monotonic
-        self._membership = Membership(self._memory, self._report.entries, monotonic)
+        self._membership = Membership(self._memory, monotonic)
         self._memory.pods = self._pods
         is_published, event = self._membership.is_published, self._report.event
         self._ownership = Ownership(self._memory, is_published, event, monotonic, self._delete_routes)
@@ -296,13 +288,6 @@ class Manager:
         texts = tuple(filter(None, (memory.problem, *(memory.problems[key] for key in sorted(memory.problems)))))
         self._report_change("problems", texts, self._report.problems)
         self._report_change("usage", self._planning.usage(), self._report.usage)
-        networks = [
-            held.entry.block
-            for held in memory.blocks()
-            if held.entry.state in GRANTS
-            and is_routed(held.entry, memory.space.pool_of(held.entry.block) if memory.space else None)
-        ]
-        self._report_change("networks", tuple(networks), self._report.networks)
 
     def _report_change(self, name: str, value: Value, report: Callable[[Value], None]) -> None:
         if name not in self._reported or self._reported[name] != value:

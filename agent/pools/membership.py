@@ -10,7 +10,7 @@ from collections.abc import Callable
 from agent.pools import block_protocol as protocol
 from agent.pools.grants_file import GRANTS, NO_TOKEN
 from agent.pools.memory import Memory, RequestFailed, is_routed
-from agent.pools.store import Entries, NodeEntry, Position, Stored
+from agent.pools.store import NodeEntry, Position, Stored
 from cni.address import Network
 
 RESTORED = (
@@ -21,10 +21,10 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 30.0
 
 
 class Membership:
-    """Keeps the agent's place in the store. `report` gets each list of all entries, for the routes."""
+    """The steps that keep this node registered in the store."""
 
-    def __init__(self, memory: Memory, report: Callable[[Entries], None], monotonic: Callable[[], float]) -> None:
-        self._memory, self._report, self._monotonic = memory, report, monotonic
+    def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
+        self._memory, self._monotonic = memory, monotonic
         self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
 
     def read_space(self) -> bool:
@@ -148,7 +148,6 @@ class Membership:
                 f"no block is claimed until these nodes have reached the restored store: {some}; start their agents; "
                 "for a machine that is off: `podwire ipam reclaim --node NODE --powered-off`"
             )
-        self._report(entries)
 
     def _check_position(self, position: Position) -> None:
         """Notes a restore: in this epoch the store had a higher revision, or another cluster ID."""

@@ -100,13 +100,18 @@ def free_blocks(store: Store, node: str) -> Reclaimed:
     return Reclaimed(tuple(freed), f"blocks of node {node} are not free yet: {problem}; try again")
 
 
+def random_epoch() -> str:
+    """Returns a random epoch, which no store has had."""
+    return secrets.token_hex(8)
+
+
 def recover(store: Store, joined: Collection[str], new_epoch: str = "") -> str:
     """Begins a new epoch after the store was restored, and returns it; raises ApiError, ValueError, RuntimeError.
 
     `joined` are the IDs of all nodes that may have registered after the backup. An ID too many is safe: if no node has
     it, all wait until it is declared dead. An ID too few is not noticed, and its blocks may be claimed by others.
     """
-    epoch = new_epoch or secrets.token_hex(8)
+    epoch = new_epoch or random_epoch()
     records = {node: stored.value.record for node, stored in store.list_entries().by_node.items()}
     missing, epoch = protocol.recover(records, joined, epoch)
     for node, swap in missing.items():

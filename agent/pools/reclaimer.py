@@ -23,6 +23,7 @@ from agent.node_source import NODES
 from agent.node_watch import Changed, Deleted, NodeEvent, Synced
 from agent.pools.block_protocol import Evidence
 from agent.pools.entry_source import EntryNodes
+from agent.pools.identity import uid_of
 from agent.pools.options import DELETED, PoolOptions
 from agent.pools.reclaim import free_blocks, read_suspect, reclaim
 from agent.pools.store import Store
@@ -127,7 +128,7 @@ class Reclaimer:
             return
         suspect = read_suspect(self._store, node)
         record = suspect.record
-        if record is None or not _is_of(record.instance, due.uid):
+        if record is None or uid_of(record.instance) != due.uid:
             return
         if record.is_fenced:
             if random.random() * len(self._nodes) < _CHECKERS:
@@ -153,8 +154,3 @@ class Reclaimer:
         if due.evidence is Evidence.NODE_DELETED:
             return node.uid != due.uid
         return node.uid == due.uid and node.is_out_of_service
-
-
-def _is_of(instance: str, uid: str) -> bool:
-    """Returns whether a record's instance is of a Node with this UID (agent.pools.identity)."""
-    return instance.partition("/")[2] == uid

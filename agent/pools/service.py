@@ -24,10 +24,9 @@ from agent.pools.node_report import LocalReport, read_report
 from agent.pools.pods import PodWatch
 from agent.pools.reclaimer import Reclaimer
 from agent.pools.reports import BlockLost, PoolEvent, PoolState
-from agent.pools.store import Entries, NodeEntry
+from agent.pools.store import NodeEntry
 from agent.pools.supply import Usage
 from agent.settings import Settings
-from cni.address import Network
 
 _STOP_S = 1.0
 
@@ -158,12 +157,6 @@ class _Reporter:
 
     def usage(self, pools: Mapping[str, Usage]) -> None:
         self._set(self.state._replace(usage=dict(pools)))
-
-    def networks(self, networks: tuple[Network, ...]) -> None:
-        """Ignores them: this node's entry, which the watch reports, has them."""
-
-    def entries(self, entries: Entries) -> None:
-        """Ignores them, as `networks`."""
 
     def event(self, text: str) -> None:
         self._put(BlockLost(text))

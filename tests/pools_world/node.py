@@ -36,18 +36,11 @@ class Reports:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.last_problems: tuple[str, ...] = ()
-        self.last_networks: tuple[object, ...] = ()
 
     def problems(self, texts) -> None:
         self.last_problems = texts
 
     def usage(self, pools) -> None:
-        pass
-
-    def networks(self, networks) -> None:
-        self.last_networks = networks
-
-    def entries(self, entries) -> None:
         pass
 
     def event(self, text) -> None:
