@@ -28,7 +28,7 @@ from agent.pools.store import Store
 
 _JSON = "application/json"
 _STATEMENTS = {"powered-off": Evidence.POWERED_OFF}
-_UNREACHABLE = "the cause is on the agent's page /readyz and in its log"
+_CAUSE_HINT = "the cause is on the agent's page /readyz and in its log"
 
 
 class Admin:
@@ -39,18 +39,22 @@ class Admin:
 
     def __init__(self, store: Store, report: Callable[[], LocalReport]) -> None:
         self._store, self._report = store, report
-        self._acting = threading.Lock()
+        self._action_lock = threading.Lock()
 
     def pages(self) -> Pages:
         """Returns the pages, by path."""
-        return {"/pools": self._local, "/pools/cluster": self._cluster}
+        return {"/pools": self._node_page, "/pools/cluster": self._cluster_page}
 
     def actions(self) -> dict[str, Callable[[bytes], Answer]]:
         """Returns the actions, by path."""
-        actions = {"/pools/space": self._replace, "/pools/reclaim": self._reclaim, "/pools/recover": self._recover}
+        actions = {
+            "/pools/space": self._replace_pools,
+            "/pools/reclaim": self._reclaim,
+            "/pools/recover": self._recover,
+        }
         return {path: self._action(act) for path, act in actions.items()}
 
-    def _local(self) -> Page:
+    def _node_page(self) -> Page:
         document: dict[str, object] = {"space": None, "current": "", "problem": ""}
         try:
             space = admin_changes.read_space(self._store).value
@@ -62,19 +66,19 @@ class Admin:
             document["problem"] = error.msg
         return Page(True, _encode({**document, "node": format_report(self._report())}), _JSON)
 
-    def _cluster(self) -> Page:
+    def _cluster_page(self) -> Page:
         try:
             cluster = read_cluster(self._store)
-            findings = cluster_check.find(cluster)
+            findings = cluster_check.find_faults(cluster)
             if findings:  # blocks change between the reads: only a finding of two consecutive reads is a fault
                 cluster = read_cluster(self._store)
-                findings = [finding for finding in cluster_check.find(cluster) if finding in findings]
+                findings = [finding for finding in cluster_check.find_faults(cluster) if finding in findings]
         except ApiError as error:
-            return Page(False, _error(f"the store does not answer: {error}", _UNREACHABLE), _JSON)
+            return Page(False, _error(f"the store does not answer: {error}", _CAUSE_HINT), _JSON)
         document = {**format_cluster(cluster), "findings": [finding.to_json() for finding in findings]}
         return Page(True, _encode(document), _JSON)
 
-    def _replace(self, request: Document) -> Mapping[str, object]:
+    def _replace_pools(self, request: Document) -> Mapping[str, object]:
         current, dry_run = request.get("current", ""), request.get("dryRun", False)
         if not isinstance(current, str) or not isinstance(dry_run, bool):
             raise Refusal('"current" is not a text, or "dryRun" is neither true nor false', "", 400)
@@ -106,7 +110,7 @@ class Admin:
             except ValueError as error:
                 return Answer(400, _error(f"the request is refused: {error}"), _JSON)
             try:
-                with self._acting:
+                with self._action_lock:
                     return Answer(200, _encode(act(request)), _JSON)
             except Refusal as error:
                 return Answer(error.status, _error(error.msg, error.details), _JSON)
@@ -114,7 +118,7 @@ class Admin:
                 return Answer(409, _error(str(error), "correct the object, or restore a backup of the store"), _JSON)
             except ApiError as error:
                 text = f"the store does not answer: {error}"
-                return Answer(503, _error(text, f"run the command again when the store answers; {_UNREACHABLE}"), _JSON)
+                return Answer(503, _error(text, f"run the command again when the store answers; {_CAUSE_HINT}"), _JSON)
 
         return run
 

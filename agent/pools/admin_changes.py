@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.pools import block_protocol, reclaim, space_change
 from agent.pools.block_protocol import Evidence, NodeRecord, Outcome
-from agent.pools.cluster_view import FENCED, digest, digest_of_space, state_of
+from agent.pools.cluster_view import FENCED, digest_of_record, digest_of_space, record_state
 from agent.pools.identity import is_node_id
 from agent.pools.node_report import LocalReport
 from agent.pools.reclaim import Reclaimed, Suspect, free_blocks, read_suspect
@@ -71,10 +71,10 @@ def replace_pools(
     return change
 
 
-def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evidence: Evidence) -> Reclaimed:
+def reclaim_node(store: Store, report: LocalReport, node: str, record_digest: str, evidence: Evidence) -> Reclaimed:
     """Declares a node dead and makes its blocks free.
 
-    `record` is the digest of the record and the epoch that were read before the evidence. If the node is fenced in
+    `record_digest` is of the record and the epoch that were read before the evidence. If the node is fenced in
     this epoch already, its remaining blocks become free. This node's own ID is refused, unless its record is that of
     another machine, which this one replaces. Raises Refusal, ApiError, ValueError.
     """
@@ -84,9 +84,9 @@ def reclaim_node(store: Store, report: LocalReport, node: str, record: str, evid
     if node == report.node and (suspect.record is None or suspect.record.machine in ("", report.machine)):
         raise Refusal("this is the node on which the command runs: it is not off", "run it on another node")
     _refuse_running(store, report, suspect)
-    if suspect.record is not None and state_of(suspect.record, suspect.epoch) == FENCED:
+    if suspect.record is not None and record_state(suspect.record, suspect.epoch) == FENCED:
         return free_blocks(store, node)
-    if digest(suspect.record, suspect.epoch) != record:
+    if digest_of_record(suspect.record, suspect.epoch) != record_digest:
         raise Refusal(
             f"the record of node {node} is no longer the one that you have seen: the machine has booted, its agent "
             "was restarted, or the store was restored",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from agent.pools.block_protocol import MISSING, NodeRecord
-from agent.pools.cluster_view import FENCED, WAITING, Cluster, state_of
+from agent.pools.cluster_view import FENCED, OLD_EPOCH, Cluster, record_state
 from agent.pools.documents import DAMAGED_BLOCK
 from cni.address import Network
 
@@ -28,16 +28,16 @@ class Finding(NamedTuple):
         return {"kind": self.kind, "object": self.subject, "what": self.text, "fix": self.fix}
 
 
-def find(cluster: Cluster) -> list[Finding]:
+def find_faults(cluster: Cluster) -> list[Finding]:
     """Returns the faults of a cluster."""
     return [
-        *_invalid(cluster),
-        *_overlapping(cluster),
-        *_of_no_pool(cluster),
-        *_without_owner(cluster),
-        *_networks(cluster),
-        *_old_epochs(cluster),
-        *_names(cluster),
+        *_find_invalid_objects(cluster),
+        *_find_overlaps(cluster),
+        *_find_blocks_of_no_pool(cluster),
+        *_find_unregistered_owners(cluster),
+        *_find_foreign_networks(cluster),
+        *_find_old_epochs(cluster),
+        *_find_equal_names(cluster),
     ]
 
 
@@ -46,15 +46,15 @@ def plan_command(node: str) -> str:
     return f"podwire ipam reclaim --node {node}"
 
 
-def if_off(cluster: Cluster, node: str) -> str:
-    """Returns what to do about a node that may be off."""
+def fix_for(cluster: Cluster, node: str) -> str:
+    """Returns the fix for a node that may be off."""
     return (
         f"if {cluster.name_of(node)} runs, check podwire-agent there (/readyz, log); if it stays off: "
         f"{plan_command(node)}"
     )
 
 
-def _invalid(cluster: Cluster) -> Iterator[Finding]:
+def _find_invalid_objects(cluster: Cluster) -> Iterator[Finding]:
     for problem in cluster.problems:
         text, separator, fix = problem.partition("; fix: ")
         yield Finding("invalid object", "", text, fix if separator else "correct the object")
@@ -62,7 +62,7 @@ def _invalid(cluster: Cluster) -> Iterator[Finding]:
         yield Finding("no space", "", "the store has no pools", "podwire ipam pools --set FILE")
 
 
-def _overlapping(cluster: Cluster) -> Iterator[Finding]:
+def _find_overlaps(cluster: Cluster) -> Iterator[Finding]:
     """Yields each claimed block that overlaps an earlier one; they are in the order of their addresses."""
     widest: Network | None = None
     for network in cluster.claimed:
@@ -78,7 +78,7 @@ def _overlapping(cluster: Cluster) -> Iterator[Finding]:
             widest = network
 
 
-def _of_no_pool(cluster: Cluster) -> Iterator[Finding]:
+def _find_blocks_of_no_pool(cluster: Cluster) -> Iterator[Finding]:
     if cluster.space is None:
         return
     for network, block in cluster.claimed.items():
@@ -88,17 +88,17 @@ def _of_no_pool(cluster: Cluster) -> Iterator[Finding]:
                 "no pool",
                 str(network),
                 f"block {network} of node {name} belongs to no pool",
-                f"the agent of {name} gives it back when no pod has an address of it; {if_off(cluster, block.owner)}",
+                f"the agent of {name} gives it back when no pod has an address of it; {fix_for(cluster, block.owner)}",
             )
 
 
-def _without_owner(cluster: Cluster) -> Iterator[Finding]:
+def _find_unregistered_owners(cluster: Cluster) -> Iterator[Finding]:
     owned: defaultdict[str, list[Network]] = defaultdict(list)
     for network, block in cluster.claimed.items():
         if block != DAMAGED_BLOCK:
             owned[block.owner].append(network)
     for owner, networks in owned.items():
-        stored, blocks = cluster.entries.get(owner), _list(networks)
+        stored, blocks = cluster.entries.get(owner), _describe_blocks(networks)
         if stored is None:
             yield Finding(
                 "no entry",
@@ -106,7 +106,7 @@ def _without_owner(cluster: Cluster) -> Iterator[Finding]:
                 f"node {owner} has {blocks} and no entry in the store",
                 f"its agent writes the entry again; if the machine stays off: {plan_command(owner)}",
             )
-        elif state_of(stored.value.record, cluster.epoch) == FENCED:
+        elif record_state(stored.value.record, cluster.epoch) == FENCED:
             yield Finding(
                 "fenced owner",
                 owner,
@@ -115,7 +115,7 @@ def _without_owner(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def _networks(cluster: Cluster) -> Iterator[Finding]:
+def _find_foreign_networks(cluster: Cluster) -> Iterator[Finding]:
     """Yields the blocks that a node's entry lists, but that it does not own: other nodes' routes follow the entries."""
     for node, stored in sorted(cluster.entries.items()):
         for network in stored.value.networks:
@@ -127,33 +127,33 @@ def _networks(cluster: Cluster) -> Iterator[Finding]:
                 yield Finding(
                     "foreign network",
                     str(network),
-                    f"the entry of node {cluster.name_of(node)} lists block {network}, which {owner} has",
+                    f"the entry of node {cluster.name_of(node)} lists block {network}, which {owner} owns",
                     f"restart podwire-agent on {cluster.name_of(node)}: it compares its blocks with the store, stops "
-                    f"those that it has lost, and names their pods in its log; {if_off(cluster, node)}",
+                    f"those that it has lost, and names their pods in its log; {fix_for(cluster, node)}",
                 )
 
 
-def _old_epochs(cluster: Cluster) -> Iterator[Finding]:
+def _find_old_epochs(cluster: Cluster) -> Iterator[Finding]:
     if cluster.space is None:
         return
     for node, stored in sorted(cluster.entries.items()):
-        if state_of(stored.value.record, cluster.epoch) == WAITING:
+        if record_state(stored.value.record, cluster.epoch) == OLD_EPOCH:
             yield Finding(
                 "old epoch",
                 node,
-                f"{describe_waiting(cluster, node, stored.value.record)}: until then no node claims blocks",
-                if_off(cluster, node),
+                f"{describe_old_epoch(cluster, node, stored.value.record)}: until then no node claims blocks",
+                fix_for(cluster, node),
             )
 
 
-def describe_waiting(cluster: Cluster, node: str, record: NodeRecord) -> str:
+def describe_old_epoch(cluster: Cluster, node: str, record: NodeRecord) -> str:
     """Returns why all other nodes wait for a node."""
     if record == MISSING:
         return f"node {node}, which joined after the backup, has not registered in epoch {cluster.epoch}"
     return f"node {cluster.name_of(node)} is of epoch {record.epoch or '(none)'}, not {cluster.epoch}"
 
 
-def _names(cluster: Cluster) -> Iterator[Finding]:
+def _find_equal_names(cluster: Cluster) -> Iterator[Finding]:
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for node, stored in sorted(cluster.entries.items()):
         if stored.value.name:
@@ -171,6 +171,6 @@ def _names(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def _list(networks: list[Network]) -> str:
+def _describe_blocks(networks: list[Network]) -> str:
     more = f" and {len(networks) - 1} more" if len(networks) > 1 else ""
     return f"block {networks[0]}{more}"

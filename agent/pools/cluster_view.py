@@ -18,7 +18,7 @@ from agent.pools.space import Pool, Space, format_space
 from agent.pools.store import NodeEntry, Store, Stored
 from cni.address import Network, format_ip
 
-REGISTERED, FENCED, WAITING, DAMAGED = "registered", "fenced", "old epoch", "damaged"
+REGISTERED, FENCED, OLD_EPOCH, DAMAGED = "registered", "fenced", "old epoch", "damaged"
 
 
 class Cluster(NamedTuple):
@@ -62,16 +62,16 @@ def read_cluster(store: Store) -> Cluster:
     return Cluster(space, blocks, entries, problems, claimed)
 
 
-def state_of(record: NodeRecord, epoch: str) -> str:
+def record_state(record: NodeRecord, epoch: str) -> str:
     """Returns the state of a node's record."""
     if record == DAMAGED_RECORD:
         return DAMAGED
     if record.epoch != epoch:
-        return WAITING
+        return OLD_EPOCH
     return FENCED if record.is_fenced else REGISTERED
 
 
-def digest(record: NodeRecord | None, epoch: str) -> str:
+def digest_of_record(record: NodeRecord | None, epoch: str) -> str:
     """Returns a digest of a record and the present epoch; it changes when one of them does."""
     return _digest([list(record) if record else None, epoch])
 
@@ -122,12 +122,12 @@ def _format_nodes(cluster: Cluster) -> Iterator[dict[str, object]]:
         yield {
             "id": node,
             "name": entry.name,
-            "state": state_of(entry.record, cluster.epoch),
+            "state": record_state(entry.record, cluster.epoch),
             "machine": entry.record.machine,
             "instance": entry.record.instance,
             "epoch": entry.record.epoch,
             "fenced": entry.record.is_fenced,
-            "record": digest(entry.record, cluster.epoch),
+            "record": digest_of_record(entry.record, cluster.epoch),
             "addresses": [format_ip(address) for address in entry.addresses],
             "networks": [str(network) for network in entry.networks],
             "blocks": owned[node],
@@ -144,7 +144,7 @@ def _format_block(network: Network, cluster: Cluster) -> dict[str, object]:
         "pool": pool.name if pool else "",
         "owner": stored.value.owner,
         "ownerName": cluster.name_of(stored.value.owner),
-        "ownerRecord": digest(entry.value.record if entry else None, cluster.epoch),
+        "ownerRecord": digest_of_record(entry.value.record if entry else None, cluster.epoch),
         "epoch": stored.value.token.epoch,
         "generation": stored.value.token.generation,
         "since": stored.note.claimed,

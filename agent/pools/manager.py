@@ -25,6 +25,7 @@ from agent.pools.planning import Planning
 from agent.pools.sticky import StickyPlanning
 from agent.pools.store import NodeEntry, Store
 from agent.pools.supply import Usage
+from cni.address import Network
 from cni.errors import CniError
 
 POLL_S = 0.5  # three stat calls for each network: a burst of pods is answered within this time
@@ -33,13 +34,13 @@ _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 60.0
 _OUTAGE_S = 30.0  # after as long without contact, the grants are compared with the store again
 _RESTORE_S = 120.0  # after as long without contact the store may have been restored: its position is compared
 _SPACE_S = 600.0  # between reads of the space, in case its watch missed a change
-_NOTE_S = 60.0  # between two changes of `problem` in the grants files, which are for people only
+_PROBLEM_S = 60.0  # between two changes of `problem` in the grants files, which are for people only
 
 
 Value = TypeVar("Value")
 
 
-class Report(Protocol):
+class Reporter(Protocol):
     """Receives the manager's reports, in the manager's thread; each only when its value has changed."""
 
     def problems(self, texts: tuple[str, ...]) -> None:
@@ -74,7 +75,7 @@ class Manager:
         store: Store,
         identity: Identity,
         networks: tuple[NetworkOptions, ...],
-        report: Report,
+        report: Reporter,
         facts: NodeFacts,
         clocks: Clocks = _CLOCKS,
         delete_routes: Callable[[Network], None] = lambda block: None,
@@ -87,8 +88,8 @@ class Manager:
         self._wake = threading.Event()
         self._news: set[str] = set()
         self._failures, self._not_before_s = 0, 0.0
-        self._contact_s = self._space_s = self._note_s = clocks.monotonic()
-        self._noted = ""
+        self._contact_s = self._space_s = self._written_s = clocks.monotonic()
+        self._written_problem = ""
         self._reported: dict[str, object] = {}
         self._is_loaded = False
 
@@ -161,7 +162,7 @@ class Manager:
             has_worked = self._work()
             if not has_worked:  # everything due has succeeded; a read between two refused changes is no success
                 self._failures, self._memory.problem = 0, ""
-            self._write_note()
+            self._write_problem()
             self._report_all()
             return 0.0 if has_worked else POLL_S
         except Busy:
@@ -263,19 +264,19 @@ class Manager:
         if self._is_loaded:
             self._memory.problem = problem
             try:
-                self._write_note()
+                self._write_problem()
             except (OSError, CniError) as error:
                 self._is_loaded = False
                 problem = f"{problem}; cannot use the grants files: {error}"
         self._report_all("" if self._is_loaded else problem)
         return min(wait_s, POLL_S)
 
-    def _write_note(self) -> None:
+    def _write_problem(self) -> None:
         """Writes into the files why the store is not reached, or that it is again; rarely, as only people read it."""
         memory, now_s = self._memory, self._clocks.monotonic()
-        if memory.problem == self._noted or now_s - self._note_s < _NOTE_S:
+        if memory.problem == self._written_problem or now_s - self._written_s < _PROBLEM_S:
             return
-        self._noted, self._note_s = memory.problem, now_s
+        self._written_problem, self._written_s = memory.problem, now_s
         for network in memory.networks:
             if network.is_written:
                 network.save(network.grants._replace(problem=memory.problem, contact=memory.contact))

@@ -30,7 +30,7 @@ class LocalBlock:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalReport:
     """The report of this node: ID, name, the pool of each network, blocks.
 
     `store_problem` is why the agent cannot read the store, "" if it can. `contact_s` is how long ago the store answered
@@ -80,7 +80,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Node:
-    """An entry of a node. `record` stands for its record in the present epoch."""
+    """An entry of a node. `record_digest` changes with the node's record and with the epoch."""
 
     id: str
     name: str
@@ -88,20 +88,20 @@ class Node:
     machine: str
     instance: str
     epoch: str
-    record: str
+    record_digest: str
     blocks: int
     problem: str
 
 
 @dataclass(frozen=True)
 class Block:
-    """A claimed block. `owner_record` stands for its owner's record."""
+    """A claimed block. `owner_record_digest` is that of its owner's entry, also if there is none."""
 
     block: Network
     pool: str
     owner: str
     owner_name: str
-    owner_record: str
+    owner_record_digest: str
     epoch: str
     generation: int
     since: str
@@ -158,12 +158,12 @@ def find_node(cluster: Cluster, name: str) -> tuple[str, str]:
     return nodes[0]
 
 
-def read_local(socket: str) -> Local:
+def read_local_report(socket: str) -> LocalReport:
     """Requests the report of this node and of the space; raises CniError."""
     document = agent_socket.get(socket, "/pools")
     fields = Fields(document, context=f"the answer of podwire-agent at {socket}")
     node = fields.section("node")
-    return Local(
+    return LocalReport(
         node=node.string("id"),
         name=node.string("name"),
         machine=node.string("machine"),
@@ -225,7 +225,7 @@ def _node(fields: Fields) -> Node:
         machine=fields.string("machine"),
         instance=fields.string("instance"),
         epoch=fields.string("epoch"),
-        record=fields.string("record"),
+        record_digest=fields.string("record"),
         blocks=fields.integer("blocks") or 0,
         problem=fields.string("problem"),
     )
@@ -237,7 +237,7 @@ def _block(fields: Fields) -> Block:
         pool=fields.string("pool"),
         owner=fields.string("owner"),
         owner_name=fields.string("ownerName"),
-        owner_record=fields.string("ownerRecord"),
+        owner_record_digest=fields.string("ownerRecord"),
         epoch=fields.string("epoch"),
         generation=fields.integer("generation") or 0,
         since=fields.string("since"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from podwire.cluster.answers import Finding, Local
+from podwire.cluster.answers import Finding, LocalReport
 from podwire.cluster.why import FIX_OF_LOST, describe_lost
 from podwire.node import reservations
 from podwire.node.records import Reservation
@@ -14,7 +14,7 @@ from podwire.node.snapshot import Snapshot
 _IN_USE = (ReservationState.RUNNING, ReservationState.NEW, ReservationState.UNKNOWN)
 
 
-def find(local: Local, snapshot: Snapshot) -> Iterator[Finding]:
+def find_faults(local: LocalReport, snapshot: Snapshot) -> Iterator[Finding]:
     """Yields the addresses of this node's pods that are in none of its blocks, and its lost blocks."""
     pooled = {network for network, _ in local.networks}
     for pool in snapshot.records.pools:

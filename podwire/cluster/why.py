@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from podwire.cluster.answers import Cluster, Local, LocalBlock, Pool, Version
+from podwire.cluster.answers import Cluster, LocalBlock, LocalReport, Pool, Version
 from podwire.output import plural
 
 GRANTED = "granted"
 _MOST = 5  # nodes that are named
 FIX_OF_LOST = "delete these pods and create them again; podwire ipam list shows the addresses"
-_AGENT = "check podwire-agent there: /readyz and its log"
+_AGENT_FIX = "check podwire-agent there: /readyz and its log"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """The facts about a node, and the reasons; `unseen` lists the data that could not be read."""
 
     node: str
@@ -42,11 +42,11 @@ class Answer:
     unseen: list[str] = field(default_factory=list)
 
 
-def explain(node: str, name: str, local: Local, cluster: Cluster | None, store_problem: str) -> Answer:
+def explain(node: str, name: str, local: LocalReport, cluster: Cluster | None, store_problem: str) -> Explanation:
     """Returns why a node, this one or another, has no address; `cluster` is None if the store does not answer."""
-    answer = Answer(node, name)
+    answer = Explanation(node, name)
     if node == local.node:
-        _this_node(answer, local)
+        _add_local_report(answer, local)
     else:
         answer.facts.append(
             "addresses in use and the last contact with the store are known on that node only; there: podwire ipam why"
@@ -56,9 +56,9 @@ def explain(node: str, name: str, local: Local, cluster: Cluster | None, store_p
         if node == local.node:
             answer.reasons.append(Reason(store_problem, "pods get the free addresses above until the store answers"))
         return answer
-    _record(answer, node, cluster)
-    _waits(answer, node, cluster)
-    _pools(answer, node, local, cluster)
+    _add_record(answer, node, cluster)
+    _add_old_epochs(answer, node, cluster)
+    _add_pools(answer, node, local, cluster)
     return answer
 
 
@@ -70,11 +70,11 @@ def describe_lost(block: LocalBlock) -> str:
     )
 
 
-def _this_node(answer: Answer, local: Local) -> None:
+def _add_local_report(answer: Explanation, local: LocalReport) -> None:
     for network, pool in local.networks:
         blocks = [block for block in local.blocks if block.network == network]
         answer.facts.append(f"network {network}, pool {pool}: {_describe(blocks)}")
-        answer.reasons.extend(_full(network, pool, blocks))
+        answer.reasons.extend(_find_full_blocks(network, pool, blocks))
     if not local.networks:
         answer.reasons.append(Reason("no network of this node uses a pool", 'set "pool" in the ipam of a network'))
     answer.facts.append(f"podwire-agent reached the store {_ago(local.contact_s)}")
@@ -90,7 +90,7 @@ def _describe(blocks: list[LocalBlock]) -> str:
     return f"{used} of {size} addresses in use in {plural(len(granted), 'granted block')}{more}"
 
 
-def _full(network: str, pool: str, blocks: list[LocalBlock]) -> Iterator[Reason]:
+def _find_full_blocks(network: str, pool: str, blocks: list[LocalBlock]) -> Iterator[Reason]:
     granted = [block for block in blocks if block.state == GRANTED]
     if not granted:
         text = f"network {network} has no granted block of pool {pool}"
@@ -105,21 +105,21 @@ def _full(network: str, pool: str, blocks: list[LocalBlock]) -> Iterator[Reason]
             yield Reason(describe_lost(block), FIX_OF_LOST)
 
 
-def _record(answer: Answer, node: str, cluster: Cluster) -> None:
+def _add_record(answer: Explanation, node: str, cluster: Cluster) -> None:
     entry = cluster.node(node)
     if entry is None:
-        answer.reasons.append(Reason(f"node {node} has no entry in the store: it is not registered", _AGENT))
+        answer.reasons.append(Reason(f"node {node} has no entry in the store: it is not registered", _AGENT_FIX))
         return
     answer.facts.append(f"its record: {entry.state}, epoch {entry.epoch or '(none)'}, instance {entry.instance}")
     if entry.problem:
         answer.reasons.append(Reason(*_split(entry.problem)))
     if entry.state == "fenced":
         answer.reasons.append(
-            Reason("the node was declared dead, so other nodes may have its blocks", f"if it runs now, {_AGENT}")
+            Reason("the node was declared dead, so other nodes may have its blocks", f"if it runs now, {_AGENT_FIX}")
         )
 
 
-def _waits(answer: Answer, node: str, cluster: Cluster) -> None:
+def _add_old_epochs(answer: Explanation, node: str, cluster: Cluster) -> None:
     """Adds the nodes of another epoch: no node claims blocks until all have registered in the present one."""
     waiting = [item for item in cluster.nodes if item.epoch != cluster.epoch]
     for item in waiting[:_MOST]:
@@ -129,7 +129,7 @@ def _waits(answer: Answer, node: str, cluster: Cluster) -> None:
             Reason(
                 f"no node claims blocks in epoch {cluster.epoch} before {who} has registered in it: its record is of "
                 f"epoch {item.epoch or '(none)'}",
-                f"if {label} runs, {_AGENT}; if it stays off: podwire ipam reclaim --node {item.id}",
+                f"if {label} runs, {_AGENT_FIX}; if it stays off: podwire ipam reclaim --node {item.id}",
             )
         )
     if len(waiting) > _MOST:
@@ -137,7 +137,7 @@ def _waits(answer: Answer, node: str, cluster: Cluster) -> None:
         answer.reasons.append(Reason(f"{rest} of another epoch", "podwire ipam verify --cluster"))
 
 
-def _pools(answer: Answer, node: str, local: Local, cluster: Cluster) -> None:
+def _add_pools(answer: Explanation, node: str, local: LocalReport, cluster: Cluster) -> None:
     if not cluster.has_space or not cluster.pools:
         answer.reasons.append(Reason("the store has no pools", "podwire ipam pools --set FILE"))
     known = {pool.name for pool in cluster.pools}
@@ -147,13 +147,13 @@ def _pools(answer: Answer, node: str, local: Local, cluster: Cluster) -> None:
             answer.reasons.append(Reason(text, f"the pools are {', '.join(sorted(known)) or 'none'}: correct the name"))
     for pool in cluster.pools:
         mine = sum(block.pool == pool.name and block.owner == node for block in cluster.blocks)
-        answer.facts.append(f"pool {pool.name}: {plural(mine, 'block')} of this node; {_numbers(pool)}")
+        answer.facts.append(f"pool {pool.name}: {plural(mine, 'block')} of this node; {_describe_blocks_of_pool(pool)}")
         for version in pool.versions:
-            if version.claimed >= version.total and _needs(node, local, pool, version):
-                answer.reasons.append(_exhausted(pool, version, cluster))
+            if version.claimed >= version.total and _may_need_block(node, local, pool, version):
+                answer.reasons.append(_describe_exhausted_pool(pool, version, cluster))
 
 
-def _needs(node: str, local: Local, pool: Pool, version: Version) -> bool:
+def _may_need_block(node: str, local: LocalReport, pool: Pool, version: Version) -> bool:
     """Returns whether a node may need another block; False if this node does not use the pool or has free addresses."""
     if node != local.node:
         return True
@@ -168,12 +168,12 @@ def _needs(node: str, local: Local, pool: Pool, version: Version) -> bool:
     )
 
 
-def _numbers(pool: Pool) -> str:
+def _describe_blocks_of_pool(pool: Pool) -> str:
     texts = (f"{item.claimed} of {item.total} IPv{item.version} blocks claimed" for item in pool.versions)
     return ", ".join(texts)
 
 
-def _exhausted(pool: Pool, version: Version, cluster: Cluster) -> Reason:
+def _describe_exhausted_pool(pool: Pool, version: Version, cluster: Cluster) -> Reason:
     owners = Counter(
         block.owner_name
         for block in cluster.blocks
@@ -194,4 +194,4 @@ def _ago(seconds: int | None) -> str:
 
 def _split(problem: str) -> tuple[str, str]:
     text, _, fix = problem.partition("; fix: ")
-    return text, fix or _AGENT
+    return text, fix or _AGENT_FIX

@@ -15,7 +15,7 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire import confirming
 from podwire.cluster import agent_socket
-from podwire.cluster.answers import Cluster, find_node, read_cluster, read_local
+from podwire.cluster.answers import Cluster, find_node, read_cluster, read_local_report
 from podwire.command import Context, Status, UsageError
 from podwire.output import Cell, plural
 from process import files
@@ -102,11 +102,11 @@ def reclaim(context: Context, options: Namespace) -> Status:
     node, name = find_node(cluster, options.node)
     blocks = [block for block in cluster.blocks if block.owner == node]
     entry = cluster.node(node)
-    record = entry.record if entry else next(block.owner_record for block in blocks)
+    record = entry.record_digest if entry else next(block.owner_record_digest for block in blocks)
     line = f"podwire ipam reclaim --node {quote(options.node)} --powered-off"
     if not context.out.as_json:
         _print_plan(context, cluster, node, name)
-    local = read_local(options.socket)
+    local = read_local_report(options.socket)
     if node == local.node and (entry is None or entry.machine in ("", local.machine)):
         msg = f"{name or node} is this node, which is running"
         raise CniError(Code.INVALID_ENVIRONMENT, msg, "run the command on another node")

@@ -12,7 +12,7 @@ from cni.address import Address
 from cni.errors import CniError, Code
 from podwire.cluster import agent_socket, local_check, why
 from podwire.cluster.agent_socket import StoreError
-from podwire.cluster.answers import Block, Cluster, Finding, Local, find_node, read_cluster, read_local
+from podwire.cluster.answers import Block, Cluster, Finding, LocalReport, find_node, read_cluster, read_local_report
 from podwire.command import Context, Status, UsageError, exit_status
 from podwire.commands.show import places
 from podwire.node import reservations
@@ -110,7 +110,7 @@ def who(context: Context, options: Namespace) -> Status:
     except ValueError:
         msg = f"{options.address!r} is not an IP address"
         raise UsageError(Code.INVALID_ENVIRONMENT, msg, "podwire ipam who 10.22.0.70") from None
-    local = read_local(options.socket)
+    local = read_local_report(options.socket)
     mine = next((block for block in local.blocks if address in block.block), None)
     unseen: list[str] = []
     cluster: Cluster | None = None
@@ -138,7 +138,7 @@ def who(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=False, complete=not unseen)
 
 
-def _place(address: Address, local: Local, cluster: Cluster | None, owned: Block | None) -> dict[str, object]:
+def _place(address: Address, local: LocalReport, cluster: Cluster | None, owned: Block | None) -> dict[str, object]:
     """Returns pool, block and owner of an address; raises CniError(3) if no pool contains it."""
     if owned:
         token = {"epoch": owned.epoch, "generation": owned.generation, "since": owned.since}
@@ -184,7 +184,7 @@ def _print_who(context: Context, document: dict[str, object], owned: Block | Non
 
 def explain(context: Context, options: Namespace) -> Status:
     """Prints why a node has no address."""
-    local = read_local(options.socket)
+    local = read_local_report(options.socket)
     cluster: Cluster | None = None
     problem = ""
     try:
@@ -213,7 +213,7 @@ def explain(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bool(answer.reasons), complete=not answer.unseen)
 
 
-def _print_why(context: Context, answer: why.Answer, *, is_here: bool) -> None:
+def _print_why(context: Context, answer: why.Explanation, *, is_here: bool) -> None:
     context.out.print(f"node {answer.name or '-'} ({answer.node}){', this node' if is_here else ''}")
     for fact in answer.facts:
         context.out.print(" ", fact)
@@ -252,10 +252,10 @@ def verify(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bool(findings), complete=not unseen)
 
 
-def _find_local(context: Context, options: Namespace) -> tuple[Local, Snapshot, list[Finding]]:
+def _find_local(context: Context, options: Namespace) -> tuple[LocalReport, Snapshot, list[Finding]]:
     snapshot = read_snapshot(places(context, options), rules=False)
-    local = read_local(options.socket)
-    return local, snapshot, list(local_check.find(local, snapshot))
+    local = read_local_report(options.socket)
+    return local, snapshot, list(local_check.find_faults(local, snapshot))
 
 
 def _print_unseen(context: Context, unseen: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.pools.block_protocol import MISSING
-from agent.pools.cluster_check import find
+from agent.pools.cluster_check import find_faults
 from agent.pools.cluster_view import read_cluster
 from agent.pools.store import NodeEntry
 from tests.support.admin_world import DEFAULT, ONE, THREE, TWO, healthy
@@ -17,7 +17,7 @@ def world():
 
 
 def findings(world):
-    return find(read_cluster(world.store))
+    return find_faults(read_cluster(world.store))
 
 
 def the_finding(world):
