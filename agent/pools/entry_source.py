@@ -15,20 +15,22 @@ from agent.node_source import NodeChange, NodeChanges
 from agent.pools.identity import uid_of
 from agent.pools.store import Changes, EntryChanged, NodeEntry, SpaceChanged, Store
 
-OnChange = Callable[[str, NodeEntry | None], None]
+OnEntry = Callable[[str, NodeEntry | None], None]
 
 
 class EntryNodes:
     """The nodes of a store, listed again in each epoch: a restored store may have counted past the last revision.
 
-    `on_change` is called, in the thread of the watch, with the ID and the entry of a node, or with "" and None when the
-    space may have changed.
+    In the thread of the watch, `on_entry` is called with the ID of each changed node and its entry (None if it was
+    deleted), and `on_space` when the space may have changed.
     """
 
     name = "store: watch of the entries of nodes"
 
-    def __init__(self, store: Store, on_change: OnChange = lambda node, entry: None) -> None:
-        self._store, self._on_change = store, on_change
+    def __init__(
+        self, store: Store, on_entry: OnEntry = lambda node, entry: None, on_space: Callable[[], None] = lambda: None
+    ) -> None:
+        self._store, self._on_entry, self._on_space = store, on_entry, on_space
         self._epoch: str | None = None  # of the last list
         self._entries: dict[str, NodeEntry] = {}
         self._ids: dict[str, set[str]] = {}  # of the entries with a name
@@ -41,8 +43,8 @@ class EntryNodes:
         self._ids.clear()
         for node, stored in entries.by_node.items():
             self._add(node, stored.value)
-            self._on_change(node, stored.value)
-        self._on_change("", None)  # it may have changed while no watch was open
+            self._on_entry(node, stored.value)
+        self._on_space()  # it may have changed while no watch was open
         nodes = map(self._node_of, self._ids)
         return Listing([node for node in nodes if node is not None], entries.revision)
 
@@ -69,10 +71,10 @@ class EntryNodes:
     def _apply(self, change: EntryChanged | SpaceChanged) -> Iterator[NodeChange]:
         """Yields the changes of nodes that follow from a change of the store: two if an entry has another name."""
         if isinstance(change, SpaceChanged):
-            self._on_change("", None)
+            self._on_space()
             yield NodeChange("", None, change.revision)
             return
-        self._on_change(change.node, change.entry)
+        self._on_entry(change.node, change.entry)
         before = self._entries.pop(change.node, None)
         if before is not None:
             self._ids[before.name].discard(change.node)

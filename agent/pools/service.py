@@ -55,7 +55,7 @@ class PoolService:
         self._identity = identity.read(options.state_dir, options.machine)
         self._networks = configured.list_networks(settings)
         store = configured.open_store(options, client)
-        self._entries = EntryNodes(store, self._on_change)
+        self._entries = EntryNodes(store, self._on_entry, self._on_space)
         self._watch = NodeWatch(self._entries, put_node, on_contact=on_contact)
         self._reporter = _Reporter(put)
         facts = NodeFacts("", self._name, options.addresses)
@@ -132,14 +132,15 @@ class PoolService:
             self._on_uid(node.uid)
             self._manager.set_facts(NodeFacts(node.uid, self._name, node.addresses))
 
-    def _on_change(self, node: str, entry: NodeEntry | None) -> None:
-        """Passes changes of the store to the manager; `node` is "" for the space."""
-        if not node:
-            self._manager.space_changed()
-        elif node != self._identity.node:
+    def _on_entry(self, node: str, entry: NodeEntry | None) -> None:
+        """Notifies the manager of a change of an entry; of this node's only if another agent or the tool made it."""
+        if node != self._identity.node:
             self._manager.others_changed()
         else:
             self._manager.entry_changed(entry)
+
+    def _on_space(self) -> None:
+        self._manager.space_changed()
 
     def _read_report(self) -> LocalReport:
         return read_report(self._identity, self._name, self._networks, self._manager.status())

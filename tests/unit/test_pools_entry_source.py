@@ -50,7 +50,7 @@ def test_changes_follow():
     store, changes = StoreDouble(), []
     store.swap_space(Stored(None), Space("e1", ()))
     put(store, "1d", entry())
-    nodes = EntryNodes(store, lambda node, entry: changes.append(node))
+    nodes = EntryNodes(store, lambda node, entry: changes.append(node), lambda: changes.append("space"))
     listing = nodes.list_nodes()
     changes.clear()
     put(store, "1d", entry(networks=(BLOCK, OTHER)))
@@ -67,7 +67,7 @@ def test_changes_follow():
         ("", None),
     ]
     assert [int(one.revision) for one in changed] == sorted(int(one.revision) for one in changed)
-    assert changes == ["1d", "1d", ""]
+    assert changes == ["1d", "1d", "space"]
 
 
 def test_a_watch_of_nodes_follows_entries():
