@@ -4,7 +4,7 @@ import pytest
 
 from agent.pools.admin_changes import Refusal, reclaim_node, replace_pools
 from agent.pools.block_protocol import Evidence, NodeRecord
-from agent.pools.cluster_view import digest
+from agent.pools.cluster_view import digest_of_record
 from agent.pools.store import NodeEntry
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, healthy
 
@@ -17,7 +17,7 @@ def world():
 
 
 def reclaim_two(world):
-    record = digest(world.store.read_entry(TWO).value.record, EPOCH)
+    record = digest_of_record(world.store.read_entry(TWO).value.record, EPOCH)
     return reclaim_node(world.store, world.report, TWO, record, Evidence.POWERED_OFF)
 
 
