@@ -83,7 +83,7 @@ def test_a_space_is_read_as_it_is_written():
         ([pool(cidrs=("10.22.0.1/24",))], "host bits"),
         ([pool(cidrs=("127.0.0.0/8",))], "special addresses"),
         ([pool(cidrs=("fd00::/64",))], "more than 2^24 blocks"),
-        ([pool(blockPrefixLengths={"ipv4": 31})], "does not have 4 to 65,536 addresses"),
+        ([pool(blockPrefixLengths={"ipv4": 31})], "has not 4 to 65,536 addresses"),
         ([pool(blockPrefixLengths={"ipv4": "26"})], "is not a number"),
         ([pool(blockPrefixLengths={"v4": 26})], 'not an object with "ipv4"'),
         (
