@@ -59,7 +59,7 @@ SOURCES := $(shell find process cni kernel attachment ipam plugins podwire pack/
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-second-kernel image-tests reproducible clean \
+.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-cluster bench-second-kernel image-tests reproducible clean \
     needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root agent-base new-agent-base \
     test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
@@ -175,6 +175,9 @@ bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=D
 
 bench-quick: binaries needs-test ## run the main rows of bench, in a minute or two (root)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
+
+bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md (root, 15 minutes)
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m bench.cluster --json build/bench-cluster.json --write
 
 bench-second-kernel: binaries needs-test needs-second-kernel ## compare the plugins beside bridge and ptp on the second kernel
 	$(PY) -m bench.run --second-kernel --rounds 15

@@ -35,7 +35,7 @@ from cni import gojson, skel
 from cni.address import Cidr, parse_cidr
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage
 from kernel.wire import Attributes, encode
-from pack import fake_child, fake_device, fake_dhcp, fake_nftables, fake_routing, fake_vrf
+from pack import fake_child, fake_device, fake_dhcp, fake_grants, fake_nftables, fake_routing, fake_vrf
 from process.child import Command, Outcome
 
 _TIMES = 20
@@ -144,6 +144,8 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
         _created.clear()  # a background process deletes the ifb
         yield "dhcp"
         _run_dhcp(plugins, leases)
+        yield "pool"
+        _run_pool(plugins, leases)
 
 
 def _run_dhcp(plugins: Mapping[str, Any], path: str) -> None:
@@ -151,6 +153,14 @@ def _run_dhcp(plugins: Mapping[str, Any], path: str) -> None:
     network = {**_NETWORK, "type": "dhcp", "ipam": {"type": "dhcp", "dataDir": f"{path}/dhcp", **fake_dhcp.KEYS}}
     for verb in ("ADD", "CHECK", "DEL"):
         _run_verb(plugins, "dhcp", verb, network, path)
+
+
+def _run_pool(plugins: Mapping[str, Any], path: str) -> None:
+    """Runs the verbs of host-local with a pool, whose blocks are in a grants file as the agent writes it."""
+    network = {**_NETWORK, "name": "pool", "ipam": {"type": "host-local", "pool": "default", "dataDir": path}}
+    fake_grants.write(path, "pool")
+    for verb in ("ADD", "CHECK", "DEL"):
+        _run_verb(plugins, "host-local", verb, network, path)
 
 
 def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:

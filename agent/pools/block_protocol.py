@@ -233,8 +233,9 @@ def held_after(swap: BlockSwap, outcome: Outcome) -> Token | None:
 def token_to_grant(held: Token, epoch: str) -> Token | None:
     """Returns the token to write into the grants file: the claim's, if its epoch is still the store's.
 
-    The epoch is read after the answer to `claim`. In another epoch the request may have been executed by a restored
-    store, while another machine has a grant from before the restore. (A transaction of etcd can compare both values.)
+    The epoch is read after the answer to `claim`, or by the transaction that executes it: the same order of events,
+    without others between them. In another epoch the request may have been executed by a restored store, while another
+    machine has a grant from before the restore.
     """
     return held if held.epoch == epoch else None
 

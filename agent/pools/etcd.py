@@ -105,8 +105,9 @@ class EtcdStore:
         }
 
     def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
-        """Changes a block; the note is stored with it."""
-        return self._swap(_BLOCKS + documents.block_name(network), expected, documents.format_block(network, new, note))
+        """Changes a block, and reads the space in the same transaction; the note is stored with it."""
+        name = _BLOCKS + documents.block_name(network)
+        return self._swap(name, expected, documents.format_block(network, new, note), reads_space=True)
 
     def read_entry(self, node: str) -> Stored[NodeEntry | None]:
         """Returns the entry of a node."""
@@ -192,7 +193,7 @@ class EtcdStore:
             if page.get("more") is not True:
                 return _Answer(values, position)
 
-    def _swap(self, name: str, expected: Stored[object], document: Document) -> Change:
+    def _swap(self, name: str, expected: Stored[object], document: Document, *, reads_space: bool = False) -> Change:
         """Sets a key if its value is equal to the expected one; without an expected value, if there is no key."""
         if expected.problem:
             return Change(Outcome.LOST, expected.problem)
@@ -203,10 +204,18 @@ class EtcdStore:
         else:
             compare |= {"target": "VERSION", "version": "0"}
         put = {"key": key, "value": b64encode(raw).decode()}
-        transaction = {"compare": [compare], "success": [{"request_put": put}]}
-        return change_of(
-            name, lambda: raw if self._client.change("kv/txn", transaction).get("succeeded") is True else b""
-        )
+        requests: list[object] = [{"request_put": put}]
+        if reads_space:
+            requests.append({"request_range": {"key": self._key(_SPACE)}})
+        answers: list[Document] = []
+
+        def send() -> bytes:
+            answers.append(self._client.change("kv/txn", {"compare": [compare], "success": requests}))
+            return raw if answers[0].get("succeeded") is True else b""
+
+        change = change_of(name, send)
+        is_read = reads_space and change.outcome is Outcome.SUCCEEDED
+        return change._replace(space=_space_of(answers[0])) if is_read else change
 
 
 class EtcdChanges:
@@ -269,6 +278,18 @@ def _position_of(answer: Document) -> Position:
     if not isinstance(cluster, str) or not isinstance(revision, str) or not revision.isdecimal():
         raise InvalidAnswer("etcd", "the answer has no revision")
     return Position(cluster, int(revision))
+
+
+def _space_of(answer: Document) -> Space | None:
+    """Returns the space that a transaction has read after its change; None if the answer has no valid one."""
+    responses = answer.get("responses", _NO_KEYS)
+    last = responses[-1] if isinstance(responses, list) and responses else None
+    page = last.get("response_range") if isinstance(last, Mapping) else None
+    try:
+        values = [raw for _, raw in _values_of(page)] if isinstance(page, Mapping) else []
+        return documents.stored_space("", values[0]).value if values else None
+    except (InvalidAnswer, ValueError):
+        return None
 
 
 def _values_of(page: Document) -> Iterator[tuple[str, bytes]]:

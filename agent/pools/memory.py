@@ -53,6 +53,7 @@ class Memory:
     - `values` are blocks as read last; a request uses a value up.
     - `held` are tokens of successful claims, before the epoch was read again; `grantable` after it.
     - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
+    - `swap_space` is the space in the answer to the latest change of a block, None if it had none.
     - `contact` and `problem`: when the store answered last (seconds since 1970), and why it does not answer now.
     """
 
@@ -77,6 +78,7 @@ class Memory:
     contact: int = 0
     problem: str = ""
     pods: Mapping[str, str] | None = None
+    swap_space: Space | None = None
     _refused: dict[object, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,6 +149,7 @@ class Memory:
         """
         note = self.note(pool, key or expected.note.key)
         change = self.store.swap_block(block, expected, new, note)
+        self.swap_space = change.space
         if protocol.succeeded(change.outcome) and change.raw:
             self.values[block] = Stored(new, change.raw, note=note)
         return self.outcome(block, expected.raw, change)

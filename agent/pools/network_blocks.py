@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -52,6 +53,7 @@ class NetworkBlocks:
         self._directory = f"{self._data_dir}/{self.name}"
         self._seen: tuple[int, int] | None = None
         self._names: tuple[Address, ...] = ()
+        self._counted: tuple[tuple[Address, ...], Grants, Counter[Network]] | None = None  # of these names and grants
         self.is_written = False
         self.problem = ""
         self._file = self._status()  # before it is read: a change meanwhile is then noticed
@@ -126,15 +128,20 @@ class NetworkBlocks:
         return self._names
 
     def count_used(self) -> Counter[Network]:
-        """Returns the number of reservations in each block."""
+        """Returns the number of reservations in each block; the caller does not change it."""
+        names, grants = self.list_reserved(), self.grants
+        if self._counted and self._counted[0] is names and self._counted[1] is grants:
+            return self._counted[2]
+        numbers: dict[int, list[int]] = {4: [], 6: []}
+        for address in names:
+            numbers[address.version].append(int(address))
+        for values in numbers.values():
+            values.sort()
         used: Counter[Network] = Counter()
-        reserved = self.list_reserved()
-        singles = set(reserved)
-        for entry in self.grants.entries:
-            if entry.key:
-                used[entry.block] = int(entry.block.network_address in singles)
-            else:
-                used[entry.block] = sum(address in entry.block for address in reserved)
+        for block in (entry.block for entry in grants.entries):
+            first, last, reserved = int(block[0]), int(block[-1]), numbers[block.version]
+            used[block] = bisect_right(reserved, last) - bisect_left(reserved, first)
+        self._counted = names, grants, used
         return used
 
     def count_reservations(self, block: Network) -> int:

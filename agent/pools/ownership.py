@@ -106,12 +106,18 @@ class Ownership:
             return True
         outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool, entry.key)
         token = protocol.held_after(swap, outcome)
-        if token:
+        if token is None:
+            return True
+        # The transaction has read the space, too. In another one the block may drain, or be of no pool any more.
+        space = memory.swap_space
+        if space is not None and space == memory.space and protocol.token_to_grant(token, space.epoch):
+            memory.grantable[entry.block] = token
+        else:
             memory.held[entry.block] = token
         return True
 
     def confirm(self) -> bool:
-        """Lets the space be read after the claims, for its epoch; returns whether there are any."""
+        """Lets the space be read after the claims, for its epoch, unless their answers had it."""
         memory = self._memory
         memory.space_is_due |= bool(memory.held)
         return bool(memory.held)

@@ -15,7 +15,7 @@ from agent.pools.memory import Held, Memory, uses_pool
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.space import SEGMENT, Pool, Space
 from agent.pools.store import Stored
-from agent.pools.supply import Candidates, FreeBlocks, Usage, count_to_claim, usage_of
+from agent.pools.supply import GROWTH_S, Candidates, FreeBlocks, Usage, count_to_claim, usage_of
 from cni.address import Address, Network
 
 _EXHAUSTED_S = 60.0
@@ -29,6 +29,7 @@ class Planning:
         self._free = {network.path: FreeBlocks() for network in memory.networks}
         self._candidates: dict[tuple[str, int], Candidates] = {}
         self._not_before_s: dict[tuple[str, int], float] = {}
+        self._intended_s: dict[tuple[str, str, int], float] = {}  # when a network intended its latest block
         self._fresh: dict[str, tuple[Space, Grants]] = {}  # the pairs for which the file needs no change
 
     def forget(self) -> None:
@@ -125,7 +126,9 @@ class Planning:
         if pool.name != network.pool and not demand and not entries:
             return False
         size = 1 << (32 if version == 4 else 128) - pool.prefix_lengths[version]
-        count = count_to_claim(entries, used, size, demand)
+        claimant = (network.path, *key)
+        is_growing = self._monotonic() - self._intended_s.get(claimant, -GROWTH_S) < GROWTH_S
+        count = count_to_claim(entries, used, size, demand, is_growing=is_growing)
         if not count:
             memory.problems.pop(f"pool {pool.name} IPv{version}", None)
         if not count or self._monotonic() < self._not_before_s.get(key, 0.0):
@@ -137,6 +140,7 @@ class Planning:
             return True
         blocks = self._choose(candidates, count)
         for block in blocks:
+            self._intended_s[claimant] = self._monotonic()
             grants = grants.with_entry(new_entry(memory.space, block))
         if candidates.is_exhausted:
             self._note_exhausted(pool, version)

@@ -112,11 +112,13 @@ class Change(NamedTuple):
     """The outcome of a compare-and-swap, and why it is not SUCCEEDED.
 
     `raw` is the new value as the store has it after SUCCEEDED, b"" if that is not known without another request.
+    `space` is the one that the transaction of a block's change has read, None if the store has no transactions.
     """
 
     outcome: Outcome
     problem: str = ""
     raw: bytes = b""
+    space: Space | None = None
 
 
 def change_of(name: str, send: Callable[[], bytes]) -> Change:

@@ -3,7 +3,8 @@
 One rule: nothing here is about safety; block_protocol decides which blocks a node may have.
 
 A node claims another block when less than a quarter of a block is free, so that pods rarely wait for a claim, and more
-if ADDs had no address. It gives one back when two have been unused for ten minutes.
+if ADDs had no address. It claims two when its latest claim was less than a minute ago: more pods are coming, and one
+change of its entry serves both. It gives one back when two have been unused for ten minutes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ MAX_BLOCKS_AT_ONCE = 8
 _LOW_SHARE = 4
 _SPARE_BLOCKS = 1
 FREE_S = 600.0
+GROWTH_S = 60.0
+_GROWTH_BLOCKS = 2
 # After as many tries the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
 MAX_TRIES = 64
 
@@ -44,16 +47,21 @@ def usage_of(entries: Collection[Entry], used: Mapping[Network, int]) -> Usage:
     return Usage(len(granted), sizes, sum(min(used[entry.block], entry.size) for entry in granted))
 
 
-def count_to_claim(entries: Collection[Entry], used: Mapping[Network, int], block_size: int, demand: int) -> int:
+def count_to_claim(
+    entries: Collection[Entry], used: Mapping[Network, int], block_size: int, demand: int, *, is_growing: bool = False
+) -> int:
     """Returns how many more blocks a network needs of one pool and IP version, up to MAX_BLOCKS_AT_ONCE.
 
-    Blocks that are being claimed count as free ones. `demand` is the number of ADDs that had no address.
+    Blocks that are being claimed count as free ones. `demand` is the number of ADDs that had no address. A network
+    `is_growing` if it has claimed a block less than GROWTH_S ago.
     """
     coming = [entry for entry in entries if entry.state in (State.GRANTED, State.CLAIMING)]
     free = sum(max(0, entry.size - used[entry.block]) for entry in coming)
     needed = max(demand, block_size // _LOW_SHARE, 1)
     usable = max(1, block_size - 2)  # of a routed block without exclusions
     missing = -(-(needed - free) // usable)
+    if missing > 0 and is_growing and any(entry.state is State.GRANTED for entry in entries):
+        missing = max(missing, _GROWTH_BLOCKS)
     return min(max(0, missing), MAX_BLOCKS_AT_ONCE)
 
 

@@ -71,6 +71,7 @@ class World:
     def step(self, number: int, count: int = 1, fault: Fault | None = None, request: str = "") -> None:
         """Lets an agent make steps, with a fault at its first request of a kind."""
         node = self._node(number)
+        self.store.reads_space = node.number % 2 == 0  # both kinds of stores
         if fault:
             self.store.fail_next(fault, request)
         for _ in range(count):

@@ -78,6 +78,7 @@ class _Late:
 class StoreDouble:
     """A store of one space; see agent.pools.store.Store for its methods. The fields are for tests.
 
+    With `reads_space` a change of a block has the space in its answer, as etcd's; Kubernetes has no such transaction.
     `requests` counts the requests by their method. `watch_ends` lets a watch end when no change is left, as if the
     server had ended it, so that tests without threads can iterate over it.
     """
@@ -86,6 +87,7 @@ class StoreDouble:
     objects: dict[str, bytes] = field(default_factory=dict)
     revision: int = 1
     requests: Counter[str] = field(default_factory=Counter)
+    reads_space: bool = True
     watch_ends: bool = False
     watch_is_held: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -220,6 +222,13 @@ class StoreDouble:
     def _block(self, network: Network) -> Stored[Block]:
         return documents.stored_block(network, self.objects.get(_BLOCKS + documents.block_name(network), b""))
 
+    def _space(self) -> Space | None:
+        raw = self.objects.get(_SPACE, b"")
+        try:
+            return documents.stored_space("double", raw).value if raw and self.reads_space else None
+        except ValueError:
+            return None
+
     def _entry(self, node: str) -> Stored[NodeEntry]:
         return documents.stored_entry(node, self.objects[_NODES + node])
 
@@ -259,7 +268,7 @@ class StoreDouble:
             if self.objects.get(key, b"") != expected.raw:
                 return Change(Outcome.LOST, f"{key} has another value")
             self._put(key, raw)
-            return Change(Outcome.SUCCEEDED, raw=raw)
+            return Change(Outcome.SUCCEEDED, raw=raw, space=self._space() if request == "swap_block" else None)
 
         with self.changed:
             fault = self._fault_of(request)

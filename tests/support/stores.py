@@ -26,7 +26,8 @@ class StoreServer(NamedTuple):
     """A server: `connect` returns a new client of the space, by another URL if one is given ("" for the double).
 
     `put` writes an object as a person does ("space", "blocks/0a160040-26", "nodes/ID"), None deletes it; `compact`
-    removes the history. One that `has_schema` refuses objects with wrong types.
+    removes the history. One that `has_schema` refuses objects with wrong types; one that `has_transactions` reads the
+    space when it changes a block.
     """
 
     url: str
@@ -34,12 +35,15 @@ class StoreServer(NamedTuple):
     put: Callable[[str, bytes | None], None]
     compact: Callable[[], None]
     has_schema: bool = False
+    has_transactions: bool = False
 
 
 def double_server() -> StoreServer:
     """Returns the double; all its clients are one object."""
     double = StoreDouble()
-    return StoreServer("", lambda _: double, lambda key, raw: double.put_raw(key, raw or b""), double.compact)
+    return StoreServer(
+        "", lambda _: double, lambda key, raw: double.put_raw(key, raw or b""), double.compact, has_transactions=True
+    )
 
 
 def etcd_server(etcd: Etcd, space: str) -> StoreServer:
@@ -51,7 +55,7 @@ def etcd_server(etcd: Etcd, space: str) -> StoreServer:
     def put(key: str, raw: bytes | None) -> None:
         etcd.put(f"/podwire/v1/{space}/{key}", raw)
 
-    return StoreServer(etcd.urls[0], connect, put, etcd.compact)
+    return StoreServer(etcd.urls[0], connect, put, etcd.compact, has_transactions=True)
 
 
 def kubernetes_server(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.pools.documents import parse_entry
+from agent.pools.space import parse_space
 from tests.pools_world.scenario import POOL, addresses, blocks_of, run, space_of
 from tests.pools_world.world import World
 
@@ -73,3 +74,14 @@ def test_one_exhausted_ip_version_of_two_is_reported(tmp_path):
     world = World(tmp_path, nodes=1, space=space_of({**pool, "draining": cidrs[:1]}))
     run(world.nodes[0], steps=60, seconds=1.0)
     assert any("no IPv4 block that may be claimed" in text for text in world.nodes[0].reports.last_problems)
+
+
+def test_a_block_that_drains_while_it_is_claimed_is_not_granted(world, node):
+    """The space changes between the agent's read and its claim: the transaction shows it, and the block is not used."""
+    before = set(blocks_of(node))
+    space = parse_space(space_of({**POOL, "draining": POOL["cidrs"]}))
+    world.store.swap_space(world.store.read_space(), space)
+    for _ in range(40):  # the agent does not know of the change
+        node.add()
+    run(node, steps=100)
+    assert set(blocks_of(node)) <= before

@@ -26,6 +26,7 @@ def world(tmp_path):
 @pytest.fixture
 def node(world):
     run(world.nodes[0])
+    world.nodes[0].time_s += 60.0  # so that it claims one block at a time
     return world.nodes[0]
 
 

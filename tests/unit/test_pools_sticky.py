@@ -121,7 +121,7 @@ def test_another_pod_never_gets_the_address(world):
     """A free address that has a key is claimed for no other key, also when the pool is full."""
     small = {**STICKY, "cidrs": ["10.24.0.0/30"]}
     world.store.swap_space(world.store.read_space(), parse_space(space_of(ORDINARY, small)))
-    world._tell()
+    world._report_space()
     node = world.nodes[0]
     pods = [f"team-a/db-{number}" for number in range(5)]
     schedule(node, *pods)
@@ -309,7 +309,7 @@ def test_a_key_keeps_its_address_when_the_pool_grows(world):
     run(node, steps=300)
     grown = {**STICKY, "cidrs": [*STICKY["cidrs"], "10.25.0.0/24"]}
     world.store.swap_space(world.store.read_space(), parse_space(space_of(ORDINARY, grown)))
-    world._tell()
+    world._report_space()
     schedule(node, *pods)
     run(node, steps=300)
     assert {pod: address_of(add(node, pod)) for pod in pods} == before

@@ -1,0 +1,76 @@
+"""The simulated cluster of `make bench-cluster` in small, and the tables of its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench import cluster_page
+from bench.cluster import fill_double
+from bench.cluster_page import MAX_REQUESTS
+from bench.figures import Row, as_json, figures
+from tests.support.markdown import DOCS
+
+NODES, PODS = 50, 250
+
+
+@pytest.fixture(scope="module")
+def filled() -> dict[str, Any]:
+    """The figures of a cluster of 50 nodes."""
+    return fill_double(NODES, PODS)
+
+
+def test_a_cluster_is_filled_with_few_requests(filled):
+    """250 pods on each node take at most twelve requests a node: 60,000 for 5,000 nodes."""
+    assert filled["pods"] == NODES * PODS
+    assert filled["blocks"] == 5 * NODES
+    assert cluster_page.count_requests(filled) <= MAX_REQUESTS * NODES / 5000
+
+
+def test_the_objects_are_a_space_entries_and_blocks(filled):
+    """The store has one object for the space, each node and each block, of a quarter of a kilobyte on average."""
+    assert filled["objects"] == 1 + NODES + filled["blocks"]
+    assert 150 < filled["bytes"] / filled["objects"] < 350
+
+
+def test_the_page_has_the_figures(filled):
+    """The tables have the requests by kind, ratios above their aim in bold, and what follows for 50,000 nodes."""
+    row = as_json(Row("host-local ADD", figures([2.2]), figures([2.0])))
+    report: dict[str, Any] = {
+        "about": {"kernel": "6.1.0", "cpus": 2},
+        "pods": {"ms": [row], "sockets": 0, "load": 0.1, "duration_s": 60.0},
+        "fill": {**filled, "load": 0.2, "duration_s": 60.0},
+        "etcd": {**filled, "requests": {"KV.Txn": 450}, "database_bytes": 1e6, "load": 0.3, "duration_s": 60.0},
+        "agent": {
+            "entries": 5000,
+            "start_s": 2.0,
+            "start_cpu_s": 1.0,
+            "peak_mib": 60.0,
+            "idle_mib": 50.0,
+            "idle_share": 0.001,
+            "idle_requests": 0,
+            "base_mib": 40.0,
+            "start_requests": {"KV.Range": 3},
+            "load": 0.4,
+            "duration_s": 60.0,
+        },
+        "waits": {
+            "rows": [{"state": "all members run", "count": 9, "p50_s": 0.5, "p99_s": 0.6}],
+            "requests_of_pods": 0,
+            "load": 0.5,
+            "duration_s": 60.0,
+        },
+    }
+    text = cluster_page.markdown(report)["cluster-cost"]
+    assert "| host-local ADD | 2.20 | 2.00 | **1.10** | **1.10** |" in text
+    assert "250 swap_block, 200 swap_entry, 50" in text
+    assert "0.1, 0.2, 0.3, 0.4, 0.5" in text
+    assert "550,000 requests to fill" in text
+    assert "240 MiB (4.1 KiB each)" in text
+
+
+def test_the_page_has_the_marks():
+    """docs/pools.md has a place for the tables."""
+    text = (DOCS / "pools.md").read_text()
+    assert text.index("<!-- cluster-cost -->") < text.index("<!-- end of cluster-cost -->")
