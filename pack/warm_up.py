@@ -142,10 +142,9 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("ADD", "CHECK", "DEL"):
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
         _created.clear()  # a background process deletes the ifb
-        yield "dhcp"
-        _run_dhcp(plugins, leases)
-        yield "pool"
-        _run_pool(plugins, leases)
+        for name, run in (("dhcp", _run_dhcp), ("pool", _run_pool)):
+            yield name
+            run(plugins, leases)
 
 
 def _run_dhcp(plugins: Mapping[str, Any], path: str) -> None:

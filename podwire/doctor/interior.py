@@ -19,6 +19,7 @@ from kernel.netfilter.ruleset import FAMILY_NAMES
 from kernel.route_choice import LOCAL, UNICAST, Query
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
+from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, remote_addresses
 from podwire.doctor.run import Run
@@ -343,7 +344,11 @@ class _Inspection:
             mtu = bridge.mtu if bridge and bridge.mtu >= least else 1500
             commands = [f"ip link set {quote(veth.name)} mtu {mtu}"] if veth is not None else []
             commands += [self._inner(f"ip link set {name} mtu {mtu}"), self._restore(link)]
-            yield self._finding(faults.MTU, text, Run(" && ".join(commands)))
+            finding = self._finding(faults.MTU, text, "")
+            if bridge is not None and bridge.mtu < least:  # it has the smallest MTU of its ports, and no IPv6 then
+                commands += gateway_commands(self._node, self._pod.item)
+                finding = replace(finding, objects=(*finding.objects, ipv6_of(bridge.name)))
+            yield replace(finding, fix=Run(" && ".join(commands)))
         elif veth is not None and veth.mtu != link.mtu and not self._has_chained_mtu():
             text = f'"{self._ifname}" has MTU {link.mtu}, but its other end "{veth.name}" has {veth.mtu}'
             is_pods_wrong = bridge is None or veth.mtu == bridge.mtu

@@ -203,9 +203,10 @@ def _finding(node: Node, culprit: Culprit) -> Finding:
 
 
 def _behind(culprit: Culprit) -> tuple[str, ...]:
-    """Returns the network's own rules, if they accept the packets before the policy of iptables' chain."""
+    """Returns the network's own rules, if they accept the packets: before iptables' policy, in firewalld's zone."""
     chain, plugins = culprit.chain, culprit.item.network.plugins
-    is_shared = culprit.event.rule is None and (chain.tool or is_iptables(chain))
+    is_policy = culprit.event.rule is None and (chain.tool or is_iptables(chain))
+    is_shared = is_policy or owner_of(chain, culprit.event.rule) == "firewalld"
     has_firewall = any(plugin["type"] == "firewall" for plugin in plugins)
     return (rules_of(culprit.item.network.name),) if is_shared and has_firewall else ()
 

@@ -106,18 +106,6 @@ def test_a_block_is_changed_only_as_it_was_read(store):
     assert second.value == owned(A, 2)
 
 
-def test_a_change_of_a_block_may_have_the_space(server, store):
-    """A store whose transaction reads the space has the one of the change's time; the others leave it out."""
-    assert store.swap_block(BLOCK, Stored(FREE), owned(A, 1), NOTE).space is None
-    spaces = []
-    for generation, epoch in ((2, "epoch-1"), (3, "epoch-2")):
-        assert store.swap_space(store.read_space(), Space(epoch, POOLS)).outcome is Outcome.SUCCEEDED
-        spaces.append(store.swap_block(BLOCK, store.read_block(BLOCK), owned(A, generation), NOTE).space)
-    expected = [Space("epoch-1", POOLS), Space("epoch-2", POOLS)]
-    assert spaces == (expected if server.has_transactions else [None, None])
-    assert store.swap_block(BLOCK, Stored(FREE), owned(A, 4), NOTE).space is None
-
-
 def test_a_free_block_has_another_owner_in_the_lists(store):
     """A free block keeps its token, is in the list of all blocks and in that of no owner, and can be claimed again."""
     free = claimed(store)._replace(value=FREE)

@@ -71,6 +71,6 @@ def test_the_page_has_the_figures(filled):
 
 
 def test_the_page_has_the_marks():
-    """docs/pools.md has a place for the tables."""
+    """The page of pools has a place for the tables."""
     text = (DOCS / "pools.md").read_text()
     assert text.index("<!-- cluster-cost -->") < text.index("<!-- end of cluster-cost -->")

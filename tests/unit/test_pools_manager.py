@@ -22,10 +22,10 @@ def node(world):
     return world.nodes[0]
 
 
-@pytest.mark.parametrize(("reads_epoch", "reads"), [(True, 1), (False, 2)])
-def test_a_start_takes_few_requests(world, reads_epoch, reads):
-    """A new node has its first block after five requests, six without the epoch in the answer, and then makes none."""
-    world.store.reads_epoch = reads_epoch
+@pytest.mark.parametrize(("reads_space", "reads"), [(True, 1), (False, 2)])
+def test_a_start_takes_few_requests(world, reads_space, reads):
+    """A new node has its first block after five requests, six without the space in the answer, and then makes none."""
+    world.store.reads_space = reads_space
     world.store.requests.clear()
     run(world.nodes[0])
     assert dict(world.store.requests) == {"read_space": reads, "swap_entry": 2, "list_entries": 1, "swap_block": 1}
@@ -49,7 +49,7 @@ def test_pods_make_no_request_until_blocks_are_needed(world, node):
     assert world.store.requests["swap_block"] <= 2
 
 
-def test_a_growing_node_claims_two_blocks_at_once(world, node):
+def test_a_growing_node_gets_two_blocks_at_once(world, node):
     """A second claim within a minute brings two blocks with one change of the entry; later claims one again."""
     for seconds, pods, blocks in ((0.0, 13, 2), (0.0, 27, 4), (60.0, 52, 5)):
         node.time_s += seconds
@@ -61,16 +61,16 @@ def test_a_growing_node_claims_two_blocks_at_once(world, node):
         assert world.store.requests["swap_entry"] == 1
 
 
-@pytest.mark.parametrize("reads_epoch", [True, False])
-def test_a_burst_is_answered_at_once(world, node, reads_epoch):
+@pytest.mark.parametrize("reads_space", [True, False])
+def test_a_burst_is_answered_at_once(world, node, reads_space):
     """ADDs without an address are counted: the agent claims as many blocks as they need, with one read of the epoch."""
-    world.store.reads_epoch = reads_epoch
+    world.store.reads_space = reads_space
     codes = [node.add().get("code") for _ in range(60)]
     assert codes.count(None) == 13
     world.store.requests.clear()
     run(node)
     assert len(blocks_of(node)) == 5
-    assert world.store.requests["read_space"] == (not reads_epoch)
+    assert world.store.requests["read_space"] == (not reads_space)
     assert world.store.requests["swap_entry"] == 1
     assert not Path(node.grants_path.replace(".grants", ".demand-default")).exists()
     assert all("ips" in node.add() for _ in range(47))
