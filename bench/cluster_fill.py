@@ -14,13 +14,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.pools import grants_file
 from agent.pools.block_protocol import Outcome
+from agent.pools.grants_file import State
 from agent.pools.identity import Identity
 from agent.pools.manager import Clocks, Manager
 from agent.pools.memory import NodeFacts
 from agent.pools.network_blocks import NetworkOptions
 from agent.pools.space import parse_space
-from agent.pools.store import Entries, Store, Stored
+from agent.pools.store import Store, Stored
 from agent.pools.supply import Usage
 from cni.address import Address, Network
 from ipam.host_local import grants
@@ -132,14 +134,10 @@ class SimulatedNode:
         self._problems = texts
 
     def usage(self, pools: Mapping[str, Usage]) -> None:
-        """Ignores the numbers."""
-
-    def networks(self, networks: tuple[Network, ...]) -> None:
-        """Keeps the granted blocks, the pods' addresses."""
-        self.blocks = networks
-
-    def entries(self, entries: Entries) -> None:
-        """Ignores the other nodes."""
+        """Reads the granted blocks, the pods' addresses, when their number has changed."""
+        if sum(usage.blocks for usage in pools.values()) != len(self.blocks):
+            entries = grants_file.read(grants.path_of(self._data_dir, NETWORK)).entries
+            self.blocks = tuple(entry.block for entry in entries if entry.state is State.GRANTED)
 
     def event(self, text: str) -> None:
         """Raises RuntimeError: no block may be lost."""

@@ -125,13 +125,12 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             for verb in ("ADD", "CHECK", "DEL") * 2:
                 _run_verb(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
             yield f"firewall, {backend}"
-            open_host = {**_NETWORK, "type": "firewall", "backend": backend, "prevResult": result}
+            opened = {**_NETWORK, "type": "firewall", "backend": backend, "prevResult": result}
             for verb in ("ADD", "CHECK", "DEL") * 2:
-                _run_verb(plugins, "firewall", verb, open_host, leases)
+                _run_verb(plugins, "firewall", verb, opened, leases)
             yield f"ptp, {backend}"
-            routed = {**network, "type": "ptp"}
-            result = _run_verb(plugins, "ptp", "ADD", routed, leases)
-            _run_verb(plugins, "ptp", "DEL", {**routed, "prevResult": result}, leases)
+            result = _run_verb(plugins, "ptp", "ADD", {**network, "type": "ptp"}, leases)
+            _run_verb(plugins, "ptp", "DEL", {**network, "type": "ptp", "prevResult": result}, leases)
         for name, keys in _SINGLE_LINKS.items():
             yield name
             _run_child_verbs(plugins, {**network, "type": name, "dataDir": f"{leases}/devices", **keys}, leases)

@@ -48,8 +48,7 @@ def _check(node: Node) -> Iterator[Finding]:
             protocols = {port.protocol for port in pod.ports}
             interior = read_interior(pod.attachment.netns, pod.attachment.attachment.ifname, protocols)
         except (CniError, OSError) as error:
-            hint = UNSEEN.fix
-            yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", hint)
+            yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", UNSEEN.fix)
             continue
         checked += 1
         yield from _Inspection(node, pod, interior, owners).run()
@@ -147,11 +146,9 @@ class _Inspection:
 
     def _addresses(self, link: Link) -> Iterator[Finding]:
         present = [one.address for one in self._interior.addresses.get(link.index, ())]
-        missing = [
-            ip.address
-            for ip in self._pod.attachment.typed_result.ips
-            if ip.address.ip not in {one.ip for one in present}
-        ]
+        addresses = {one.ip for one in present}
+        expected = self._pod.attachment.typed_result.ips
+        missing = [ip.address for ip in expected if ip.address.ip not in addresses]
         if missing:
             text = f"it has lost {', '.join(map(str, missing))}"
             yield self._finding(faults.ADDRESS, text, self._restore(link))
@@ -162,9 +159,9 @@ class _Inspection:
             owner = self._owners.get(one.ip)
             owner_text = f"the pod {owner.name}" if owner else "the host" if one.ip in hosts else ""
             if owner_text:
+                fix = self._inner(f"ip address del {one} dev {quote(self._ifname)}")
                 text = f"it has {one}, the address of {owner_text}"
-                command = f"ip address del {one} dev {quote(self._ifname)}"
-                yield self._finding(faults.FOREIGN_ADDRESS, text, self._inner(command), causes=False)
+                yield self._finding(faults.FOREIGN_ADDRESS, text, fix, causes=False)
 
     def _routes(self, link: Link) -> Iterator[Finding]:
         for destination, gateway in self._expected_routes():
@@ -351,11 +348,9 @@ class _Inspection:
             yield replace(finding, fix=Run(" && ".join(commands)))
         elif veth is not None and veth.mtu != link.mtu and not self._has_chained_mtu():
             text = f'"{self._ifname}" has MTU {link.mtu}, but its other end "{veth.name}" has {veth.mtu}'
+            inner, outer = f"ip link set {name} mtu {veth.mtu}", f"ip link set {quote(veth.name)} mtu {link.mtu}"
             is_pods_wrong = bridge is None or veth.mtu == bridge.mtu
-            inner = self._inner(f"ip link set {name} mtu {veth.mtu}")
-            yield self._finding(
-                faults.MTU, text, inner if is_pods_wrong else Run(f"ip link set {quote(veth.name)} mtu {link.mtu}")
-            )
+            yield self._finding(faults.MTU, text, self._inner(inner) if is_pods_wrong else Run(outer))
         elif bridge is not None and bridge.mtu < link.mtu:
             text = f'it has MTU {link.mtu}, but the bridge "{bridge.name}" has {bridge.mtu}'
             if self._pod is next((one for one in self._owners.values() if one.item is self._pod.item), None):
