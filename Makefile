@@ -162,7 +162,7 @@ test-clients test-deploy test-release test-arm64 test-cluster: test-%:
 
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
 	@$(PY) -m tests.runner cluster
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
