@@ -10,6 +10,7 @@ from ipaddress import ip_address
 
 from cni.address import Address
 
+_RESOLV_CONF = "/etc/resolv.conf"
 _MOST_BYTES, _MOST_RESOLVERS = 1 << 14, 3  # resolv.conf(5): MAXNS
 
 
@@ -27,7 +28,7 @@ def list_resolvers(netns: str) -> list[Address]:
     """Returns the name servers of a pod, [] if no process with a resolv.conf runs in it."""
     with suppress(OSError):
         for pid in processes_by_namespace().get(os.stat(netns).st_ino, []):
-            if addresses := _name_servers(_read(f"/proc/{pid}/root/etc/resolv.conf")):
+            if addresses := _name_servers(_read(f"/proc/{pid}/root{_RESOLV_CONF}")):
                 return addresses
     return []
 

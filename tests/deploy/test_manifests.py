@@ -120,7 +120,7 @@ def test_every_file_is_used():
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
         assert sorted([*files, "kustomization.yaml"]) == sorted(path.name for path in directory.iterdir())
-    others = {"Containerfile", "README.md", "agent.Containerfile", "systemd"}
+    others = {"Containerfile", "README.md", "agent.Containerfile", "prometheus", "systemd"}
     assert {path.name for path in DEPLOY.iterdir()} == {
         *others,
         "dhcp",
