@@ -124,14 +124,15 @@ class _Inspection:
         return self._inner(*commands)
 
     def _expected_routes(self) -> list[tuple[Cidr, Address | None]]:
-        """Returns the routes of ADD's result, with their gateways."""
+        """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table."""
         result = self._pod.attachment.typed_result
+        is_in_vrf = any(plugin["type"] == "vrf" for plugin in self._pod.item.network.plugins)
         routes = []
         for one in result.routes:
             gateway = one.gw or next(
                 (ip.gateway for ip in result.ips if ip.gateway and ip.gateway.version == one.dst.version), None
             )
-            if not one.table:
+            if not (one.table or is_in_vrf):
                 routes.append((one.dst, gateway))
         return routes
 
@@ -167,14 +168,9 @@ class _Inspection:
         for destination, gateway in self._expected_routes():
             version = destination.version
             source = next((one for one in self._pod.addresses if one.version == version), None)
-            targets = (
-                [remote_addresses(version)[0]]
-                if not destination.network.prefixlen
-                else [destination.network.network_address]
-            )
-            if source is None or gateway is None:
-                continue
-            for target in targets:
+            network = destination.network
+            target = network.network_address if network.prefixlen else remote_addresses(version)[0]
+            if source is not None and gateway is not None:
                 yield from self._route(link, target, source, gateway, destination)
         for other in self._peers():
             source = next((one for one in self._pod.addresses if one.version == other.version), None)
