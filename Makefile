@@ -23,7 +23,7 @@ DISTRIBUTION ?= trixie
 MIRROR ?= http://deb.debian.org/debian
 # libmd: for Python 3.12 and later (pack/sha2.c).
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
-TEST_PACKAGES  := conntrack containernetworking-plugins dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs \
+TEST_PACKAGES  := conntrack make containernetworking-plugins dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs \
     python3-urllib3
 RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon

@@ -79,7 +79,7 @@ def test_package_contains_only_what_the_agent_imports(release, tmp_path):
     subprocess.run(["dpkg-deb", "--extract", release.one("podwire-agent_*.deb"), tmp_path], check=True)
     tops = {path.name for path in (tmp_path / DIRECTORY).iterdir()}
     extension = "_podwire.cpython-311-x86_64-linux-gnu.so"
-    assert tops == {extension, "agent", "attachment", "cni", "kernel", "process", "pyroute2"}
+    assert tops == {extension, "agent", "attachment", "cni", "ipam", "kernel", "process", "pyroute2"}
     vendored = {
         str(path.relative_to(tmp_path / DIRECTORY)) for path in (tmp_path / DIRECTORY / "pyroute2").rglob("*.py")
     }
