@@ -162,7 +162,7 @@ def test_bills_of_a_release_can_be_compared(release):
     """Each bill of a release has Debian packages, with the architecture by which apt knows them."""
     for name, packages in outdated.read_bills(release.directory).items():
         assert {package.architecture for package in packages} <= {"amd64", "arm64", "all"}, name
-        assert any(package.name == "libc6-dev" or package.name == "libc6" for package in packages), name
+        assert any(package.name.startswith("libc6") for package in packages), name
 
 
 def test_apt_installs_from_the_directory(release, root, tmp_path):
@@ -202,7 +202,7 @@ def test_manual_pages_are_readable(release, tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), f"{name}: {done.stderr}"
         text = re.sub(r".\x08", "", done.stdout)
         assert "NAME" in text
-        assert re.search(r"\*\*|\]\(|^\s*\|", text, re.MULTILINE) is None, name  # no marks of Markdown remain
+        assert re.search(r"\*\*|\]\(|^\s*\|.*\|$", text, re.MULTILINE) is None, name  # no marks of Markdown remain
     for name, plugin in PLUGINS.items():
         source = gzip.decompress(pages[f"podwire-{name}.8.gz"].read_bytes()).decode().replace("\\-", "-")
         names = [key.name for key in plugin.keys if key not in keys.COMMON]
