@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
     )
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
-    about = "of the tests that passed on another kernel, according to these reports, run each sixth only"
+    about = "of the tests that passed on another kernel, according to these reports, run a few only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
 
@@ -36,17 +36,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Adds the markers that say on which kernels a test runs, and the report of the run."""
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
-    config.addinivalue_line("markers", "crowd: a hundred verbs, which `make test` runs on one kernel only")
+    config.addinivalue_line("markers", "one_kernel: slow, or with time limits: `make test` runs it on one kernel only")
     if path := config.getoption("--report"):
         config.pluginmanager.register(kernels.Recorder(path))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the tests that no other kernel has passed, a sixth of the others, and of these this run's share."""
+    """Selects the tests that no other kernel has passed, a few of the others, and of these this run's share."""
     if directory := config.getoption("--besides"):
         passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
-        few = [item for item in elsewhere if not item.get_closest_marker("crowd")]
+        few = [item for item in elsewhere if not item.get_closest_marker("one_kernel")]
         again = set(few[1 :: kernels.AGAIN])
         items[:] = [item for item in items if item.nodeid not in passed or item in again]
     first, step = map(int, config.getoption("--share").split("/"))

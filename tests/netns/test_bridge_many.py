@@ -20,7 +20,7 @@ PARALLEL = 50
 CYCLES = 100
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_fifty_parallel_pods(dual_network, new_sandbox):
     """Fifty parallel ADDs without a bridge succeed with unique addresses, and fifty DELs leave nothing."""
     pods = [new_sandbox() for _ in range(PARALLEL)]
@@ -82,7 +82,7 @@ def test_bridge_deleted_during_add_is_created_again(network, sandbox, monkeypatc
         assert (set(links(network.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_repeated_add_and_del_leave_nothing(network, sandbox, store):
     """After many ADDs and DELs, links, addresses, routes and files are the same as after the first."""
     network.delete(sandbox, network.add(sandbox))

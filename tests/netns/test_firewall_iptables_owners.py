@@ -157,7 +157,7 @@ def test_special_characters_in_interface_names(firewall, ifname):
     assert firewall.accept_rules() == firewall.records() == []
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_parallel_adds_and_dels(firewall):
     """Parallel ADDs and DELs lose no record, although the last DEL deletes the chain of the records."""
     pods = {f"c{n}": firewall.pod(f"10.22.1.{n}/16", f"fd00:22::1:{n}/64") for n in range(8)}

@@ -202,6 +202,7 @@ def test_a_stale_route_to_an_address_is_replaced(accessible, new_sandbox):
     """A stale route to an address is replaced by that of the address's new owner."""
     one, two = new_sandbox(), new_sandbox()
     accessible.add(one)
+    one.ip("link", "del", "eth0")  # the kernel would delete it after the namespace: until then it defends the address
     one.delete()
     for lease in accessible.leases():
         (pathof(accessible) / lease).unlink()

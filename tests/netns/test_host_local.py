@@ -153,7 +153,7 @@ def test_both_plugins_use_the_same_lock(leases, reference):
         finish(process).assert_silent()
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_200_parallel_adds_get_different_addresses(leases):
     """200 parallel ADDs in a /24 get 200 addresses, and 200 parallel DELs leave none."""
     names = [f"c{number}" for number in range(200)]
@@ -198,7 +198,7 @@ def interrupt(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, boo
         yield f"k{number}", b'"ips"' in finish(process).stdout
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_add_is_killed_at_any_time(leases):
     """After kill -9 each file is complete or missing, and DEL removes all."""
     for name, _ in interrupt(leases, signal.SIGKILL, 100):
@@ -207,7 +207,7 @@ def test_add_is_killed_at_any_time(leases):
         assert leases.reserved() == {}
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_add_is_terminated_at_any_time(leases):
     """After SIGTERM each file is complete or missing, a printed result is true, and DEL removes all."""
     for name, has_result in interrupt(leases, signal.SIGTERM, 60):

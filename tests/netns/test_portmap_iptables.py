@@ -350,7 +350,7 @@ def test_rules_of_other_programs_stay(net):
     assert net.rules() == before
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_parallel_verbs(net):
     """Sixteen parallel ADDs on a new host, then sixteen DELs in parallel with ADDs, lose and duplicate no rule."""
     first, second = (

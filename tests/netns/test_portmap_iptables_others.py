@@ -171,7 +171,7 @@ def test_gc_of_hundreds_of_chains(net):
     net.check("alive", "8081:80", addresses=OTHER)
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_parallel_verbs_for_one_port(net):
     """Parallel ADD, DEL and GC of containers with one port all succeed."""
     for turn in range(3):

@@ -31,7 +31,7 @@ def nodes(count: int = NODES) -> dict[str, Node]:
     return result
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 @pytest.mark.parametrize("mode", OBJECTS)
 def test_five_thousand_nodes(root, mode):
     """The first synchronization sends each object once, a change only the objects of its node, a restart nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,13 +131,11 @@ def test_archive_has_no_secret(node: Tool, archive: Path, new_sandbox: Callable[
 
 def test_part_that_fails_is_named(node: Tool, archive: Path, tmp_path: Path):
     """A program that hangs, one that fails and a deleted namespace are named with their reasons; the rest is there."""
-    bin_dir = stand_ins.install(tmp_path / "bin", nft="sleep 60", bridge="echo 'no such thing' >&2; exit 5")
+    bin_dir = stand_ins.install(tmp_path / "bin", nft="sleep 600", bridge="echo 'no such thing' >&2; exit 5")
     cached = json.loads((node.cache / "net-pod1-eth0").read_text())
     (node.cache / "net-pod1-eth0").write_text(json.dumps({**cached, "netns": "/run/netns/none"}))
-    start = time.monotonic()
     done = node.run("bugreport", str(archive), env={"PATH": f"{bin_dir}:/usr/sbin:/usr/bin:/sbin:/bin"})
     assert done.status == 4, done.stderr
-    assert time.monotonic() - start < 30
     printed = done.stdout.decode()
     assert "missing filter/nftables.txt: nft -a list ruleset: not done after 5 s" in printed
     assert "missing node/bridge-fdb.txt: bridge -s fdb show: exit status 5: no such thing" in printed

@@ -165,7 +165,7 @@ def test_without_root_missing_checks_are_notes(node, sandbox):
     assert any(one["name"] == "forwarding" and one["severity"] == "ok" for one in findings), findings
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_hundred_attachments_are_checked_in_time(node, new_sandbox):
     """A hundred attachments with host ports are checked within five seconds, or doctor reports how many were not.
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.fault_node import FaultNode, describe, fault_node
 from tests.support.fault_table import FAULTS, REBUILD, Fault
 
-pytestmark = pytest.mark.crowd
+pytestmark = pytest.mark.one_kernel
 
 # A command that ends one fault may leave the other variant of iptables with rules: that is another finding.
 REMAINS = ("iptables-mixture",)

@@ -124,7 +124,7 @@ def wait_for_line(process, text):
     raise AssertionError(f"no line with: {text}")
 
 
-@pytest.mark.crowd
+@pytest.mark.one_kernel
 def test_parallel_deletions_and_additions(node, new_sandbox):  # noqa: F811 - fixture
     """A repair leaves no rules of pods that a runtime deletes meanwhile, and keeps those of a pod that it adds."""
     for number in range(ROUNDS):

@@ -23,7 +23,7 @@ from tests.support.namespaces import Namespace
 from tests.support.tool import Tool
 
 # Each runs hundreds of verbs: minutes in user-mode Linux.
-pytestmark = [pytest.mark.crowd, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.one_kernel, pytest.mark.timeout(1000)]
 
 VERBS = {"ADD", "CHECK", "DEL", "GC", "STATUS"}
 NAMES_OF_THE_TEST = ("selftest", "pwup", "pwbridge", "pwvrf", "pwdhcp", "10.209.", "192.0.2.")

@@ -111,7 +111,7 @@ def _first_kernel(share: int) -> Part:
 
 
 def _second_kernel(directory: str, share: int, first: tuple[str, ...]) -> Part:
-    """Returns a share of the tests that did not pass on the first kernel, and of a sixth of those that did."""
+    """Returns a share of the tests that did not pass on the first kernel, and of a few of those that did."""
     name = f"second-kernel-{directory}-{share}"
     options = (f"--share={share}/{_SECOND_KERNEL[directory]}", f"--besides={KERNELS}", f"tests/{directory}")
     return _in_second_kernel(name, options, KERNELS, first)
