@@ -13,6 +13,9 @@ from tests.support import programs as stand_ins
 from tests.support.namespaces import Namespace
 from tests.support.tool import PORTMAP, Tool
 
+# Each part of the archive has a limit of time.
+pytestmark = [pytest.mark.needs("iptables_nft_nat"), pytest.mark.one_kernel]
+
 PORTS = '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
 # Every place in which a secret may be, each with its own text.
 SECRETS = {

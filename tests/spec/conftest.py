@@ -86,8 +86,8 @@ def host_veth_name(sandbox: Namespace) -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks the suite as a crowd: on the second kernel it runs only for plugins that the running kernel cannot run."""
-    item.add_marker("crowd")
+    """Marks the suite: on the second kernel it runs only for plugins that the running kernel cannot run."""
+    item.add_marker("one_kernel")
 
 
 @pytest.fixture(scope="session")
