@@ -36,7 +36,7 @@ def check() -> list[Part]:
 
 
 def all_parts() -> list[Part]:
-    """Returns every part: the builds, then the parts that others wait for, then the longest."""
+    """Returns every part: the builds, then the parts that others wait for, then the longest first."""
     first = [_first_kernel(share) for share in range(_FIRST_KERNEL)]
     first.append(_pytest("spec", ["tests/spec"], reports=KERNELS))
     first_names = tuple(part.name for part in first)
@@ -55,15 +55,15 @@ def all_parts() -> list[Part]:
         Part("build-arm64", ("make", "arm64", "arm64-machine"), isolated=False),
         *_linters(),
         *first,
+        _pytest("cluster", ["tests/cluster"], needs=(*_BUILT, "kubernetes")),
+        _pytest("built-files", ["tests/pack"]),
         *second,
-        _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
         _pytest("clients", ["tests/clients"]),
         *(_pytest(f"hard-sample-{share}", [f"--share={share}/{_HARD}", "tests/hard"]) for share in range(_HARD)),
-        _pytest("built-files", ["tests/pack"]),
         *(_unit(share, isolated=True) for share in range(_UNIT)),
         _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64")),
         _pytest("deploy", ["tests/deploy"], needs=(*_BUILT, "agent-base")),
-        _pytest("cluster", ["tests/cluster"], needs=(*_BUILT, "kubernetes")),
+        _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
         Part("build-portable", ("make", "binaries", "PACKER=pyinstaller"), needs=("binaries",), isolated=False),
         _pytest("portable", portable, needs=("test-root", "build-portable"), bin_dir="dist/pyinstaller/bin"),
     ]
