@@ -45,7 +45,7 @@ def test_a_part_leaves_no_process(isolated, tmp_path):
     """A daemon that a part started ends with the part."""
     stays = tmp_path / "scratch" / "stays"
     isolated(
-        "setsid sh -c 'while sleep 0.05; do date >/tmp/stays; done' >/dev/null 2>&1 & until test -e /tmp/stays; do :; done"
+        "setsid sh -c 'while sleep 0.05; do >/tmp/stays; done' >/dev/null 2>&1 & until test -e /tmp/stays; do :; done"
     )
     stays.unlink(missing_ok=True)
     subprocess.run(["sleep", "0.5"], check=True)
