@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from json.encoder import encode_basestring
 
 # The largest request, a GC with 10,000 attachments, has 1 MiB. In the worst case, a list of objects with one key, the
@@ -91,7 +90,10 @@ def repeated_keys(data: bytes, key: str) -> tuple[str, ...]:
     names: list[str] = []
     for name, value in json.loads(data.decode("utf-8", "replace"), object_pairs_hook=tuple, parse_int=_integer):
         if name.casefold() == key.casefold() and isinstance(value, tuple):
-            names += [item for item, times in Counter(item for item, _ in value).items() if times > 1]
+            times: dict[str, int] = {}
+            for item, _ in value:
+                times[item] = times.get(item, 0) + 1
+            names += [item for item, number in times.items() if number > 1]
     return tuple(names)
 
 

@@ -23,6 +23,7 @@ from process.values import dataclass
 RTM_SETLINK = 19
 PVID, UNTAGGED = 0x2, 0x4  # BRIDGE_VLAN_INFO_* (linux/if_bridge.h)
 _RANGE_BEGIN, _RANGE_END = 0x8, 0x10
+_INDEX = struct.Struct("=I")
 _VLANS_COMPRESSED = 4  # RTEXT_FILTER_BRVLAN_COMPRESSED: the kernel lists ranges instead of each VLAN
 
 VlanFlags = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged VLAN
@@ -146,7 +147,7 @@ def _read_members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]
 
 
 def _contains_index(index: int) -> Callable[[bytes], bool]:
-    packed = struct.pack("=I", index)
+    packed = _INDEX.pack(index)
     return lambda message: packed in message
 
 

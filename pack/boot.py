@@ -108,9 +108,7 @@ def complete() -> None:
     for name in getattr(application, "PLUGINS", ()):
         _warm_up_version(name)
     if _modules.WARM_UP:
-        importlib.import_module(_modules.WARM_UP).warm_up(application.PLUGINS)
-        for module in [name for name in sys.modules if name == _modules.WARM_UP or name.partition(".")[0] == "pack"]:
-            del sys.modules[module]
+        _warm_up()
     _normalize()
 
 
@@ -165,6 +163,18 @@ def _warm_up_version(name: str) -> None:
         if start():
             raise SystemExit(f"{name} fails to answer VERSION")
     os.environ.clear()
+
+
+def _warm_up() -> None:
+    """Runs the verbs; raises SystemExit if they leave an object: its address would depend on times and process IDs."""
+    gc.collect()
+    gc.freeze()  # so that get_objects() lists only what the warm-up creates
+    importlib.import_module(_modules.WARM_UP).warm_up(sys.modules[_modules.ENTRY].PLUGINS)
+    for name in [name for name in sys.modules if name == _modules.WARM_UP or name.partition(".")[0] == "pack"]:
+        del sys.modules[name]
+    gc.collect()
+    if remaining := gc.get_objects():
+        raise SystemExit("the warm-up left objects, which podwire should create at import: " + repr(remaining)[:2000])
 
 
 def _normalize() -> None:

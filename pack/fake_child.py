@@ -19,7 +19,7 @@ from kernel.tap import TapOptions
 from kernel.wire import Attributes, encode
 
 NAME, INDEX = "net1", 4
-_HEADER = struct.Struct("=IHHII")
+_HEADER, _INT = struct.Struct("=IHHII"), struct.Struct("=i")
 _INTERFACE = struct.Struct("=BxHiII")  # struct ifinfomsg
 _NLMSG_ERROR = 2  # linux/netlink.h
 _MAC = b"\x02\0\0\0\0\x02"
@@ -41,7 +41,7 @@ def answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[by
     elif kind == kernel.link.RTM_GETLINK and _created:
         yield _link(sequence)
     elif kind == kernel.link.RTM_GETLINK:
-        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, 0, sequence, 0) + struct.pack("=i", -errno.ENODEV)
+        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, 0, sequence, 0) + _INT.pack(-errno.ENODEV)
 
 
 def create_tap(name: str, options: TapOptions) -> None:

@@ -12,7 +12,7 @@ from kernel.wire import Attributes, encode
 
 ON_HOST, IN_SANDBOX = "hd0", "net9"
 INDEX = 9
-_HEADER = struct.Struct("=IHHII")
+_HEADER, _INT = struct.Struct("=IHHII"), struct.Struct("=i")
 _NLMSG_ERROR = 2  # linux/netlink.h
 _INDEX_OFFSET, _ATTRIBUTES_OFFSET = 4, 16  # in struct ifinfomsg
 _NETNS_FD = b"\x08\0\x1c\0"  # IFLA_NET_NS_FD, as the first attribute
@@ -26,7 +26,7 @@ def is_meant(kind: int, content: bytes) -> bool:
     # Other protocols use the same numbers, with shorter messages.
     if kind not in (kernel.link.RTM_GETLINK, kernel.link.RTM_NEWLINK) or len(content) < _ATTRIBUTES_OFFSET:
         return False
-    (index,) = struct.unpack_from("=i", content, _INDEX_OFFSET)
+    (index,) = _INT.unpack_from(content, _INDEX_OFFSET)
     named = any(name.encode() + b"\0" in content for name in (ON_HOST, IN_SANDBOX))
     return index == INDEX or (not index and (named or len(content) == _ATTRIBUTES_OFFSET))
 
@@ -39,7 +39,7 @@ def answers(kind: int, header: tuple[int, int, int], content: bytes, mac: bytes)
         return
     other = IN_SANDBOX if _present[0] == ON_HOST else ON_HOST
     if other.encode() + b"\0" in content:
-        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + struct.pack("=i", -errno.ENODEV)
+        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + _INT.pack(-errno.ENODEV)
         return
     attributes: Attributes = [
         ("IFLA_ADDRESS", mac),

@@ -8,10 +8,11 @@ import os
 from ipam.host_local import grants
 from kernel import boot
 
+# With prefix lengths that podwire uses at import: ipaddress stores each new one.
 _BLOCKS = {
-    "10.1.2.0/26": ("10.1.2.1", "10.1.2.62", "10.1.2.1"),
-    "10.1.2.64/26": ("10.1.2.65", "10.1.2.126", "10.1.2.1"),
-    "fd00:1:2::/122": ("fd00:1:2::", "fd00:1:2::3f", "fd00:1:2::"),
+    "10.1.2.0/24": ("10.1.2.1", "10.1.2.254", "10.1.2.1"),
+    "10.1.3.0/24": ("10.1.3.1", "10.1.3.254", "10.1.2.1"),
+    "fd00:1:2::/64": ("fd00:1:2::", "fd00:1:2::ffff:ffff:ffff:ffff", "fd00:1:2::"),
 }
 
 

@@ -20,7 +20,7 @@ _NLMSG_ERROR = 2  # linux/netlink.h
 _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = 0xA03, 0xA04, 0xA05, 0xA06, 0xA07, 0xA08
 _NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0C, 0xA0D, 0xA0E
 _NEWGEN, _GETGEN = 0xA0F, 0xA10
-_HEADER = struct.Struct("=IHHII")
+_HEADER, _INT = struct.Struct("=IHHII"), struct.Struct("=i")
 _HANDLE = struct.Struct(">4sQ")  # NFTA_RULE_HANDLE, which the kernel assigns
 _HANDLE_START = b"\x0c\0\x03\0"
 _NAME_START = struct.Struct("=HH")  # of a chain's name in its rules and in jumps to it: both have type 2
@@ -53,7 +53,7 @@ def answers(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator
                 yield _HEADER.pack(_HEADER.size + len(stored), stored_kind, *header) + stored
     elif kind == _GETSET:
         existing = _first_stored(_NEWSET, content)
-        answer = existing or struct.pack("=i", -errno.ENOENT)
+        answer = existing or _INT.pack(-errno.ENOENT)
         yield _HEADER.pack(_HEADER.size + len(answer), _NEWSET if existing else _NLMSG_ERROR, *header) + answer
     elif kind in (_DELCHAIN, _DELRULE):
         start, handle = _HANDLE.unpack(content[-_HANDLE.size :]) if len(content) > _HANDLE.size else (b"", 0)
@@ -67,7 +67,7 @@ def answers(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator
                 yield _HEADER.pack(_HEADER.size + len(answer), stored_kind, *header) + answer
     elif kind == _GETCHAIN:
         existing = _first_stored(_NEWCHAIN, content)
-        answer = existing + _uses(content) if existing else struct.pack("=i", -errno.ENOENT)
+        answer = existing + _uses(content) if existing else _INT.pack(-errno.ENOENT)
         yield _HEADER.pack(_HEADER.size + len(answer), _NEWCHAIN if existing else _NLMSG_ERROR, *header) + answer
 
 

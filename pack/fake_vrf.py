@@ -17,7 +17,7 @@ from kernel.wire import Attributes, encode
 _NAME = "blue"
 CONF = {"vrfname": _NAME}
 _INDEX, _TABLE, _NLMSG_ERROR = 1_000_000_004, 1, 2
-_HEADER, _MASTER = struct.Struct("=IHHII"), struct.Struct("=HHI")
+_HEADER, _INT, _MASTER = struct.Struct("=IHHII"), struct.Struct("=i"), struct.Struct("=HHI")
 _IFLA_MASTER = 10  # linux/if_link.h
 
 _existing: set[str] = set()  # the device, and its port
@@ -38,7 +38,7 @@ def answer(request: bytes, sequence: int) -> bytes:
     if not _is_named(request):
         return b""
     if not _existing:
-        return _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, 0, sequence, 0) + struct.pack("=i", -errno.ENODEV)
+        return _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, 0, sequence, 0) + _INT.pack(-errno.ENODEV)
     data = {"attrs": [("IFLA_VRF_TABLE", _TABLE)]}
     info = {"attrs": [("IFLA_INFO_KIND", kernel.vrf.KIND), ("IFLA_INFO_DATA", data)]}
     attributes: Attributes = [("IFLA_IFNAME", _NAME), ("IFLA_IFALIAS", "podwire"), ("IFLA_LINKINFO", info)]

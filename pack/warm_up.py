@@ -48,7 +48,7 @@ _TRAFFIC = {
     )
     for kind in kinds
 }
-_HEADER = struct.Struct("=IHHII")
+_HEADER, _INT = struct.Struct("=IHHII"), struct.Struct("=i")
 # A file of procfs, as old kernels have for namespaces, that only this process opens: sbr and vrf lock it, and a build
 # that waited for a lock would have another layout.
 _NETNS = "/proc/self/status"
@@ -247,7 +247,7 @@ def _answers(kind: int, flags: int, sequence: int, request: bytes) -> Iterator[b
     elif kind in _TRAFFIC:
         yield from _traffic(kind, (multi, sequence, 0), request[_HEADER.size :])
     elif kind == kernel.address.RTM_GETADDR:
-        (index,) = struct.unpack_from("=I", request, 20)
+        (index,) = _INT.unpack_from(request, 20)
         for text in _ADDRESSES.get(index, ()):
             cidr = parse_cidr(text)
             values = {"family": _family(cidr), "prefixlen": cidr.network.prefixlen, "index": index}
@@ -274,7 +274,7 @@ def _traffic(kind: int, header: tuple[int, int, int], content: bytes) -> Iterato
     elif position in _created:
         yield _HEADER.pack(_HEADER.size + len(_created[position]), create, *header) + _created[position]
     elif not header[0]:
-        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + struct.pack("=i", -errno.ENOENT)
+        yield _HEADER.pack(_HEADER.size + 4, _NLMSG_ERROR, *header) + _INT.pack(-errno.ENOENT)
 
 
 def _refuse_program(*commands: Command, **unused: object) -> list[Outcome]:
@@ -283,7 +283,7 @@ def _refuse_program(*commands: Command, **unused: object) -> list[Outcome]:
 
 
 def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
-    (index,) = struct.unpack_from("=i", request, 20)
+    (index,) = _INT.unpack_from(request, 20)
     if not index:
         index = next((number for number, name in _NAMES.items() if name.encode() in request), _VETH)
     kind = {_LO: "", _BRIDGE: "bridge", _VETH: "veth"}[index]
@@ -302,11 +302,11 @@ def _link(request: bytes, header: tuple[int, int, int]) -> bytes:
 
 def _ifb(request: bytes, sequence: int) -> bytes:
     """Returns the ifb or ENODEV; b"" for a request for another interface."""
-    (index,) = struct.unpack_from("=i", request, 20)
+    (index,) = _INT.unpack_from(request, 20)
     if index <= _VETH and _IFB not in request:
         return b""
     existing = _created.get((kernel.link.RTM_NEWLINK, _IFB))
-    answer, kind = (existing, kernel.link.RTM_NEWLINK) if existing else (struct.pack("=i", -errno.ENODEV), _NLMSG_ERROR)
+    answer, kind = (existing, kernel.link.RTM_NEWLINK) if existing else (_INT.pack(-errno.ENODEV), _NLMSG_ERROR)
     return _HEADER.pack(_HEADER.size + len(answer), kind, 0, sequence, 0) + answer
 
 

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables
 from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
-from process.values import dataclass
+from process.values import dataclass, field
 
 TABLE = "nat"
 COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
@@ -33,13 +33,19 @@ class ChainScheme:
     """The naming scheme of container chains.
 
     Chain `entry` has the jumps; names start with `start`, comments with `comment_start`.
-    `what` is for messages: "masquerade", "host port".
+    `what` is for messages: "masquerade", "host port". `name_pattern` finds the names in a rule's bytes.
     """
 
     entry: str
     start: str
     comment_start: str
     what: str
+    name_pattern: re.Pattern[bytes] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Compiles the pattern once, at import."""
+        pattern = re.compile(re.escape(self.start).encode() + rb"[0-9a-f]+(?=\0)")
+        object.__setattr__(self, "name_pattern", pattern)
 
     def name(self, network: str, container_id: str) -> str:
         """Returns the name of a container's chain (FormatChainName of the reference plugins)."""

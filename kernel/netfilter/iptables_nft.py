@@ -65,19 +65,13 @@ def list_owned_rules(socket: NftSocket, scheme: ChainScheme, what: str) -> list[
     The owner key is the name of the chain. An owner's names are set only if the chain's name proves them, see `gc`.
     """
     existing = []
-    pattern = chain_name_pattern(scheme)
     for table in TABLES.values():
         for rule in nft.list_rules(socket, Chain(table, scheme.entry), scheme.start):
-            for chain in dict.fromkeys(pattern.findall(rule.expressions)):
+            for chain in dict.fromkeys(scheme.name_pattern.findall(rule.expressions)):
                 owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(scheme, rule) else None
                 names = [item.decode(errors="replace") for item in owner.groups()] if owner else []
                 existing.append((OwnedRule(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
     return existing
-
-
-def chain_name_pattern(scheme: ChainScheme) -> re.Pattern[bytes]:
-    """Returns the pattern of such chains' names in a rule's bytes."""
-    return re.compile(re.escape(scheme.start).encode() + rb"[0-9a-f]+(?=\0)")
 
 
 def is_jump_to(rule: Rule, chain: str) -> bool:
@@ -127,7 +121,7 @@ def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterabl
     """Returns the rules of chain `entry` that jump to `chains`, by the chains' names, from one listing."""
     existing: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in existing}
-    pattern = chain_name_pattern(scheme)
+    pattern = scheme.name_pattern
     for rule in nft.list_rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
         for name in names.intersection(pattern.findall(rule.expressions)):
             existing[name.decode()].append(rule)

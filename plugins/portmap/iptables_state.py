@@ -14,7 +14,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.iptables_direct import match_lines
-from kernel.netfilter.iptables_nft import TABLES, chain_name_pattern
+from kernel.netfilter.iptables_nft import TABLES
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from kernel.rtnl import Request
 from plugins.portmap.host_ports import HostPorts
@@ -35,7 +35,6 @@ _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
 _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
-_CONTAINER_CHAIN = chain_name_pattern(DNAT_CHAINS)
 
 
 @dataclass(frozen=True)
@@ -163,9 +162,8 @@ def _get_state(
     ):
         return TableState(is_sufficient=True, listing=(*listing, *recognised))
     is_sufficient = not unrecognised and not candidates_for_ports and chain_name(host_ports) not in present
-    names = [
-        name.decode() for candidate in candidates_for_ports for name in _CONTAINER_CHAIN.findall(candidate.expressions)
-    ]
+    pattern = DNAT_CHAINS.name_pattern
+    names = [name.decode() for candidate in candidates_for_ports for name in pattern.findall(candidate.expressions)]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
         is_sufficient and not with_container_rules,
