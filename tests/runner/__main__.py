@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from process.signals import TERMINATION
-from tests.runner import parts, totals
+from tests.runner import parts, repeat, totals
 from tests.runner.schedule import Part, Result, Schedule
 from tests.support import kernels
 from tests.support.binaries import ROOT
+from tests.support.kernels import Session
 
 _ISOLATED = Path(__file__).with_name("isolated.sh")
 _TEST_ROOT = ROOT / "build" / "root"
@@ -88,23 +89,26 @@ def _unblock_signals() -> None:
 
 def _run(chosen: Sequence[Part], at_once: int) -> int:
     schedule = Schedule(chosen, at_once, start)
-    results, sessions = [], []
+    ended: dict[str, tuple[Result, Session | None]] = {}
     started = printed = time.monotonic()
     for result in schedule.results(parts.REPORTS):
         if result:
             session = totals.report_of(result, parts.REPORTS)
-            results.append(result)
-            sessions += [session] if session else []
+            ended[result.part.name] = result, session
             _print(result, totals.line(result, session))
         elif time.monotonic() - printed < _QUIET_S:
             continue
         else:
             print(f"{totals.minutes(time.monotonic() - started)}  running: {', '.join(schedule.running)}", flush=True)
         printed = time.monotonic()
+    passed_alone = list(repeat.repeat(ended, parts.REPORTS, start))
+    results = [result for result, _ in ended.values()]
+    sessions = [session for _, session in ended.values() if session]
     failed = any(not result.succeeded for result in results)
     if any(part.name.startswith("second-kernel") for part in chosen):
         failed |= bool(kernels.main(parts.KERNELS))
-    print("\n".join(totals.summary(results, sessions, time.monotonic() - started)), flush=True)
+    lines = totals.summary(results, sessions, passed_alone, time.monotonic() - started)
+    print("\n".join(lines), flush=True)
     return int(failed)
 
 

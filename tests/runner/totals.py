@@ -57,14 +57,20 @@ def line(result: Result, session: Session | None) -> str:
     return f"{minutes(result.seconds)}  {result.part.name:<16} {outcome}"
 
 
-def summary(results: Sequence[Result], sessions: Sequence[Session], seconds: float) -> list[str]:
-    """Returns the last lines: each failed test, each failed part, the total."""
+def summary(
+    results: Sequence[Result], sessions: Sequence[Session], passed_alone: Sequence[str], seconds: float
+) -> list[str]:
+    """Returns the last lines: each failed test, each failed part, the total.
+
+    `passed_alone` has the tests that failed beside others, and passed when they were repeated.
+    """
     tests = [f"failed: {test}" for one in sessions for test, outcome in one.outcomes.items() if outcome == FAILED]
     failed = [result for result in results if not result.succeeded]
     parts = [f"failed: {result.part.name}, its output: {result.log}" for result in failed if result.status is not None]
     missing = [f"not run: {result.part.name}" for result in failed if result.status is None]
     verdict = f"{len(failed)} of {len(results)} parts failed" if failed else f"all {len(results)} parts succeeded"
     counts = Counts.total(Counts.of(session) for session in sessions)
+    tests += [f"failed beside other parts, passed alone: {test}" for test in passed_alone]
     return [*tests, *parts, *missing, f"total: {counts}; {verdict}; {minutes(seconds)} minutes"]
 
 

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.runner import parts, totals
+from tests.runner import parts, repeat, totals
 from tests.runner.schedule import Part, Result, Schedule
 from tests.runner.totals import Counts
 from tests.support.binaries import ROOT
@@ -17,6 +18,7 @@ from tests.support.machine import eventually
 
 RUNNER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tests.runner.__main__ import start
 from tests.runner.schedule import Part, Schedule
@@ -27,13 +29,14 @@ for _ in Schedule([part], 1, start).results(Path(sys.argv[2])):
 """
 
 
+def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
+    """Starts a part in the directory of its log."""
+    with log.open("wb") as output:
+        return subprocess.Popen(part.command, stdout=output, stderr=output, cwd=log.parent, start_new_session=True)
+
+
 def run(tmp_path, chosen, parallel=4):
     """Runs parts; returns their results by name, in the order in which they ended."""
-
-    def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
-        with log.open("wb") as output:
-            return subprocess.Popen(part.command, stdout=output, stderr=output, cwd=tmp_path, start_new_session=True)
-
     return {result.part.name: result for result in Schedule(chosen, parallel, start).results(tmp_path) if result}
 
 
@@ -160,12 +163,56 @@ def test_total_of_all_parts(tmp_path):
         " 0:02  bad              FAILED (exit status 1): 1 passed, 1 failed, 0 skipped"
     )
     assert totals.line(results[2], None) == " 0:00  absent           NOT RUN: it needs x"
-    assert totals.summary(results, [good, bad], 63) == [
+    assert totals.summary(results, [good, bad], ["t::e"], 63) == [
         "failed: t::c",
+        "failed beside other parts, passed alone: t::e",
         "failed: bad, its output: bad.log",
         "not run: absent",
         "total: 2 passed, 1 failed, 1 skipped; 2 of 3 parts failed;  1:03 minutes",
     ]
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """Ends parts with reports of failed tests, each with a number; an odd test passes when it is repeated."""
+
+    def end(*numbers: int):
+        ended = {}
+        for number in numbers:
+            name, test = f"part-{number}", f"t::{number}"
+            session = Session("1.0", {test: FAILED, "t::good": PASSED})
+            session.save(tmp_path / "kernels" / f"{name}.json")
+            expected = f"--report={tmp_path}/{name}-repeated.json {test}"
+            script = f'test "$*" = "{expected}" && exit {1 - number % 2}'
+            part = Part(name, ("sh", "-c", script, "sh", f"--report=kernels/{name}.json", "--share=0/2", "tests"))
+            ended[name] = Result(part, 1, 1, tmp_path / f"{name}.log"), session
+        return ended
+
+    return end
+
+
+def test_failed_tests_are_repeated_alone(ended, tmp_path):
+    """Of the failed parts, those succeed whose failed tests pass when they are repeated; their reports say so."""
+    results = ended(1, 2, 3)
+    assert list(repeat.repeat(results, tmp_path, start)) == ["t::1", "t::3"]
+    assert [result.status for result, _ in results.values()] == [0, 1, 0]
+    assert results["part-3"][1].outcomes == {"t::3": PASSED, "t::good": PASSED}
+    for name, (result, session) in results.items():
+        assert totals.report_of(result, tmp_path) == session, name
+
+
+@pytest.mark.parametrize("case", ["many", "no report", "no failed test", "ended by a signal"])
+def test_other_failures_are_not_repeated(ended, tmp_path, case):
+    """Nothing is repeated if many tests failed, or a part in another way than by a failed test."""
+    results = ended(*range(1, 12, 2)[: repeat.MOST_TESTS + 1 if case == "many" else 1])
+    result, session = results["part-1"]
+    results["part-1"] = {
+        "many": (result, session),
+        "no report": (result, None),
+        "no failed test": (result, Session("1.0", {"t::good": PASSED})),
+        "ended by a signal": (replace(result, status=-9), session),
+    }[case]
+    assert list(repeat.repeat(results, tmp_path, start)) == []
 
 
 def test_counts_have_separators():

@@ -1,0 +1,65 @@
+"""Repeats the failed tests of a run alone, when all parts have ended.
+
+Parts run beside each other on few processors, and some machines stop for seconds: a test that fails then and passes
+alone is listed, but does not fail the run.
+
+One rule: a run repeats few tests, and each only once; a part without a report of its failure stays failed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tests.runner.schedule import Part, Result, Schedule
+from tests.support.kernels import FAILED, PASSED, Session
+
+_TESTS_FAILED = 1  # the exit status of pytest
+MOST_TESTS = 5  # more failures have one cause, which is not the machine's load
+_REPORT, _SUFFIX = "--report=", "-repeated"
+
+
+def failed_tests(session: Session) -> list[str]:
+    """Returns the IDs of the tests that failed."""
+    return [test for test, outcome in session.outcomes.items() if outcome == FAILED]
+
+
+def to_repeat(ended: Mapping[str, tuple[Result, Session | None]], directory: Path) -> list[Part]:
+    """Returns a part for each failed part, with its failed tests only; none if the run has other or many failures."""
+    failed = [(result, session) for result, session in ended.values() if not result.succeeded]
+    tests = [failed_tests(session) if session and result.status == _TESTS_FAILED else [] for result, session in failed]
+    if not all(tests) or sum(map(len, tests)) > MOST_TESTS:
+        return []
+    return [_with_tests(result.part, names, directory) for (result, _), names in zip(failed, tests, strict=True)]
+
+
+def repeat(
+    ended: dict[str, tuple[Result, Session | None]],
+    directory: Path,
+    start: Callable[[Part, Path], subprocess.Popen[bytes]],
+) -> Iterator[str]:
+    """Runs failed tests again, one part after the other, and yields those that pass; updates `ended` and the reports.
+
+    `ended` has the result and the report of each part, by its name.
+    """
+    for again in Schedule(to_repeat(ended, directory), 1, start).results(directory):
+        if again is None or not again.succeeded:
+            continue
+        name = again.part.name.removesuffix(_SUFFIX)
+        result, session = ended[name]
+        assert session is not None  # to_repeat() needs it
+        passed = failed_tests(session)
+        session = replace(session, outcomes={**session.outcomes, **dict.fromkeys(passed, PASSED)})
+        session.save(next(directory.rglob(f"{name}.json")))
+        ended[name] = replace(result, status=0), session
+        yield from passed
+
+
+def _with_tests(part: Part, tests: list[str], directory: Path) -> Part:
+    """Returns a part that runs these tests of a part: its arguments after the path of the report are replaced."""
+    arguments = next(number for number, word in enumerate(part.command) if word.startswith(_REPORT))
+    name = f"{part.name}{_SUFFIX}"
+    command = (*part.command[:arguments], f"{_REPORT}{directory}/{name}.json", *tests)
+    return Part(name, command, isolated=part.isolated)
