@@ -256,6 +256,16 @@ append_number(Buffer *buffer, unsigned name, const Number *form, PyObject *value
     return append(buffer, name, content, form->size);
 }
 
+/* Interned once: Python's cache of attributes has an entry for each string object. */
+static PyObject *write_name;
+
+/* Creates the objects of this file, when the module is initialised; returns -1 on failure. */
+int
+netlink_create_objects(void)
+{
+    return (write_name = PyUnicode_InternFromString("write")) ? 0 : -1;
+}
+
 /* Appends a value in its form: a number, text with a final NUL, bytes; any other form has a method "write". */
 static int
 append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyObject *pairs)
@@ -265,7 +275,7 @@ append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyO
     int done;
 
     if (!PyUnicode_Check(form)) {
-        bytes = PyObject_CallMethod(form, "write", "OO", value, pairs);
+        bytes = PyObject_CallMethodObjArgs(form, write_name, value, pairs, NULL);
     } else if (number_form(form, &number)) {
         return append_number(buffer, name, &number, value);
     } else if (PyErr_Occurred()) {

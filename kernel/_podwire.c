@@ -216,11 +216,12 @@ static PyMethodDef methods[] = {
 };
 
 extern PyMethodDef netlink_methods[], background_methods[];
+int netlink_create_objects(void);
 
 static int
 add_functions(PyObject *podwire)
 {
-    if (PyModule_AddFunctions(podwire, netlink_methods) < 0)
+    if (netlink_create_objects() < 0 || PyModule_AddFunctions(podwire, netlink_methods) < 0)
         return -1;
     return PyModule_AddFunctions(podwire, background_methods);
 }

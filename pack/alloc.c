@@ -377,6 +377,24 @@ static void forget_free_slots(void)
         }
 }
 
+/* Releases the pages whose slots are all free: which pages the build used depends on times and process IDs. */
+static void release_free_pages(void)
+{
+    size_t size = PAGES * sizeof(unsigned short);
+    unsigned short *free_in = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (free_in == MAP_FAILED)
+        heap_broken("no memory\n");
+    for (Slot **list = free_slots; list < free_slots + CLASSES; list++)
+        for (Slot *slot = *list; slot; slot = slot->next)
+            free_in[page_of(slot)]++;
+    forget_free_slots();
+    for (size_t page = HEAP_LIBC_PAGES; page < heap_pages_used; page++)
+        if (free_in[page] && page_kind[page] < PACKED && free_in[page] == PAGE / slot_size(page_kind[page]))
+            run_release(page, 1);
+    munmap(free_in, size);
+}
+
 void heap_begin_image(void)
 {
     forget_free_slots();
@@ -385,6 +403,6 @@ void heap_begin_image(void)
 
 void heap_seal(void)
 {
-    forget_free_slots();
+    release_free_pages();
     pages_seal();
 }

@@ -30,5 +30,5 @@ def write(data_dir: str, network: str) -> None:
     }
     path = grants.path_of(data_dir, network)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
-        json.dump(document, file)
+    with open(path, "wb") as file:
+        file.write(json.dumps(document).encode())

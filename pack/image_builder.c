@@ -7,6 +7,9 @@
  */
 #include "image_builder.h"
 
+#define Py_BUILD_CORE 1
+#include "internal/pycore_interp.h"
+
 #include "alloc.h"
 #include "layout.h"
 #include "share.h"
@@ -175,9 +178,10 @@ static void import_application(void)
 static _Noreturn void learn_layout(int fd)
 {
     PyObject *steps, *step;
-    size_t image_pages = heap_pages_used;
+    size_t image_pages;
 
     heap_seal();
+    image_pages = heap_pages_used;
     steps = PyObject_CallNoArgs(attribute_of("_boot", "run_scenarios"));
     check_python(!steps || !(step = PyIter_Next(steps))); /* the setup of the fake kernel, which is not recorded */
     if (!layout_watch(image_pages))
@@ -193,12 +197,24 @@ static _Noreturn void learn_layout(int fd)
     _exit(0);
 }
 
-/* Wipes the frames of functions that have returned: their contents can differ between builds. */
-static void wipe_frames(void)
+/* Wipes the pointers that Python has left behind: those in the frames of functions that have returned, and to lists
+ * and dictionaries that it has taken from its lists of free ones. They can differ between builds. */
+static void wipe_stale_pointers(void)
 {
     PyThreadState *thread = PyThreadState_Get();
 
     memset(thread->datastack_top, 0, (size_t)((char *)thread->datastack_limit - (char *)thread->datastack_top));
+#if PY_VERSION_HEX < 0x030D0000 /* later ones are elsewhere */
+    struct _Py_list_state *lists = &thread->interp->list;
+    struct _Py_dict_state *dicts = &thread->interp->dict_state;
+
+    for (int i = lists->numfree; i < PyList_MAXFREELIST; i++)
+        lists->free_list[i] = NULL;
+    for (int i = dicts->numfree; i < PyDict_MAXFREELIST; i++)
+        dicts->free_list[i] = NULL;
+    for (int i = dicts->keys_numfree; i < PyDict_MAXFREELIST; i++)
+        dicts->keys_free_list[i] = NULL;
+#endif
 }
 
 static void write_part(int fd, const char *start, size_t size)
@@ -269,7 +285,7 @@ int image_builder_main(int argc, char **argv)
     PyImport_FrozenModules = NULL; /* the bundles are not part of the image */
     modules = NULL;
     layout_forget();
-    wipe_frames();
+    wipe_stale_pointers();
     forget_process();
     heap_seal();
     image_ready = 1;

@@ -290,10 +290,19 @@ static PyObject *scan_once(PyObject *scanner, PyObject *args)
 
 static PyMethodDef scan_once_method = {"scan_once", scan_once, METH_VARARGS, NULL};
 
+/* Returns an attribute. Its name is interned: Python's cache of attributes has an entry for each string object. */
+static PyObject *attribute(PyObject *object, const char *name)
+{
+    PyObject *interned = PyUnicode_InternFromString(name), *result = interned ? PyObject_GetAttr(object, interned) : NULL;
+
+    Py_XDECREF(interned);
+    return result;
+}
+
 /* Returns a function of json's Python code. */
 static PyObject *in_python(const char *module, const char *name)
 {
-    PyObject *code = PyImport_ImportModule(module), *result = code ? PyObject_GetAttrString(code, name) : NULL;
+    PyObject *code = PyImport_ImportModule(module), *result = code ? attribute(code, name) : NULL;
 
     Py_XDECREF(code);
     return result;
@@ -306,8 +315,8 @@ static PyObject *make_scanner(PyObject *module, PyObject *decoder)
         [PAIRS_HOOK] = "object_pairs_hook", [PARSE_INT] = "parse_int", [PARSE_STRING] = "parse_string"};
     PyObject *make = in_python("json.scanner", "py_make_scanner");
     PyObject *plain = make ? PyObject_CallOneArg(make, decoder) : NULL;
-    PyObject *hook = PyObject_GetAttrString(decoder, "object_hook");
-    PyObject *strict = PyObject_GetAttrString(decoder, "strict");
+    PyObject *hook = attribute(decoder, "object_hook");
+    PyObject *strict = attribute(decoder, "strict");
     PyObject *scanner = NULL, *scan = NULL, *item;
 
     if (!plain || !hook || !strict)
@@ -320,7 +329,7 @@ static PyObject *make_scanner(PyObject *module, PyObject *decoder)
     if (!(scanner = PyTuple_New(PARTS)))
         goto out;
     for (int which = 0; which < IN_PYTHON; which++) {
-        if (!(item = PyObject_GetAttrString(decoder, names[which])))
+        if (!(item = attribute(decoder, names[which])))
             goto out;
         PyTuple_SET_ITEM(scanner, which, item);
     }

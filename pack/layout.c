@@ -258,7 +258,7 @@ static int write_steps(int fd, unsigned class, const uint32_t *steps_at)
     uint32_t *steps = map(size + 1);
 
     for (size_t i = 0; steps && i < watched_pages * (PAGE / GRANULE); i++)
-        if (number_at[i] && page_kind[i * GRANULE / PAGE] == class)
+        if (number_at[i] && class != PAGE_FREE && page_kind[i * GRANULE / PAGE] == class)
             steps[number_at[i] - 1] = steps_at[i];
     return steps && write(fd, steps, size) == (ssize_t)size && munmap(steps, size + 1) == 0;
 }

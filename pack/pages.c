@@ -137,9 +137,26 @@ void pages_begin_image(void)
     heap_pages_used = HEAP_LIBC_PAGES;
 }
 
+/* Returns the first page after the last used one; wipes the lengths of the runs that were freed. */
+static size_t forget_lengths(void)
+{
+    size_t end = 0, length;
+
+    for (size_t page = 0; page < heap_pages_used; page += length) {
+        int is_run = page_kind[page] == RUN_USED;
+
+        length = is_run ? run_length[page] : 1;
+        memset(&run_length[page + is_run], 0, (length - is_run) * sizeof *run_length);
+        if (page_kind[page] != PAGE_FREE)
+            end = page + length;
+    }
+    return end;
+}
+
 void pages_seal(void)
 {
     forget_free_runs();
+    heap_pages_used = forget_lengths();
     memset(page_kind, PAGE_FREE, HEAP_LIBC_PAGES);
     memset(run_length, 0, HEAP_LIBC_PAGES * sizeof *run_length);
     heap_sealed = SEALED;

@@ -1,7 +1,7 @@
 """Builds the executable twice, from copies of the sources in two directories, and compares the bytes.
 
 One rule: the copies share only the machine and its installed packages, neither paths nor caches. For root, the second
-build runs as another user, in a new PID namespace, whose process IDs are small.
+build runs as another user, in a new PID namespace, whose process IDs are small, and with a tmpfs on /tmp.
 
     PYTHONHASHSEED=0 python -m pack.reproducible [--arm64 SYSROOT]
 """
@@ -20,6 +20,9 @@ from pathlib import Path
 from pack.build import PACKAGES, ROOT
 
 _OTHER_USER = "65534"  # without privileges
+# A checkout below /tmp would be hidden.
+_MOUNTED = ("sh", "-c", 'mount -t tmpfs tmpfs /tmp && exec "$@"', "sh") if not ROOT.is_relative_to("/tmp") else ()
+_DIRECTORY = "/var/tmp"  # which other users can read, and no tmpfs hides
 _BLOCK_BYTES = 64
 _MOST_SHOWN = 40
 
@@ -32,8 +35,8 @@ def main() -> int:
     options: list[str | Path] = ["--arm64", sysroot.resolve()] if sysroot else []
     other = {"LANG": "C.UTF-8", "TZ": "Asia/Tokyo"}
     other_user = ["setpriv", f"--reuid={_OTHER_USER}", f"--regid={_OTHER_USER}", "--clear-groups"]
-    launcher = ["unshare", "--pid", "--fork", *other_user] if os.geteuid() == 0 else []
-    with tempfile.TemporaryDirectory() as directory:
+    launcher = ["unshare", "--pid", "--mount", "--fork", *_MOUNTED, *other_user] if os.geteuid() == 0 else []
+    with tempfile.TemporaryDirectory(dir=_DIRECTORY) as directory:
         os.chmod(directory, 0o755)
         roots = [_copy(Path(directory) / name) for name in ("a/podwire", "a-longer-name/podwire-copy")]
         first = _build(roots[0], [], options, {})

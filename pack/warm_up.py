@@ -334,8 +334,8 @@ def _fake_kernel() -> Iterator[str]:
     replacements = _replacements(directory)
     originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
     os.mkdir(directory, 0o700)
-    with open(f"{directory}/parameter", "w") as parameter:
-        parameter.write("1")
+    with open(f"{directory}/parameter", "wb") as parameter:
+        parameter.write(b"1")
     os.symlink("/proc/self/exe", f"{directory}/host-local")
     for module, name, replacement in replacements:
         setattr(module, name, replacement)
