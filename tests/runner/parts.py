@@ -46,7 +46,7 @@ def all_parts() -> list[Part]:
         for share in range(shares)
     ]
     second.append(_in_second_kernel("second-kernel-hard", _HARD_ON_SECOND_KERNEL, REPORTS, first_names))
-    portable = ["--share", "0/16", "tests/spec"]
+    portable = ["--share", "0/32", "tests/spec"]
     return [
         Part("test-root", ("make", "test-root"), isolated=False),
         Part("binaries", ("make", "binaries"), isolated=False),
@@ -59,13 +59,13 @@ def all_parts() -> list[Part]:
         _pytest("built-files", ["tests/pack"]),
         *second,
         _pytest("clients", ["tests/clients"]),
+        Part("build-portable", ("make", "binaries", "PACKER=pyinstaller"), needs=("binaries",), isolated=False),
+        _pytest("portable", portable, needs=("test-root", "build-portable"), bin_dir="dist/pyinstaller/bin"),
         *(_pytest(f"hard-sample-{share}", [f"--share={share}/{_HARD}", "tests/hard"]) for share in range(_HARD)),
         *(_unit(share, isolated=True) for share in range(_UNIT)),
         _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64")),
         _pytest("deploy", ["tests/deploy"], needs=(*_BUILT, "agent-base")),
         _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
-        Part("build-portable", ("make", "binaries", "PACKER=pyinstaller"), needs=("binaries",), isolated=False),
-        _pytest("portable", portable, needs=("test-root", "build-portable"), bin_dir="dist/pyinstaller/bin"),
     ]
 
 

@@ -57,7 +57,7 @@ FEATURES = {
 }
 
 PASSED, FAILED = "passed", "failed"
-AGAIN = 16  # in `make test` the second kernel repeats each 16th of the tests that passed on the first
+AGAIN = 32  # in `make test` the second kernel repeats each 32nd of the tests that passed on the first
 
 
 @functools.cache
