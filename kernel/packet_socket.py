@@ -12,11 +12,12 @@ import errno
 import os
 import socket
 import struct
-from array import array
 from types import TracebackType
 from typing import NamedTuple
 
+from kernel import bpf
 from kernel.arp import ETH_P_ARP
+from kernel.bpf import Instruction
 from process.values import dataclass
 
 FRAME_MAX_BYTES = 16 << 10  # filters reject larger frames; the usual maximum is 9014
@@ -34,30 +35,10 @@ _IPV4_FRAGMENT, _IPV4_PROTOCOL = _IP + 6, _IP + 9
 _IPV6_NEXT_HEADER, _IPV6_HOP_LIMIT, _IPV6_PAYLOAD = _IP + 6, _IP + 7, _IP + 40
 _UDP_DESTINATION, _UDP_PAYLOAD, _DHCP4_CHADDR = 2, 8, 28
 
-_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _SOL_PACKET, _PACKET_AUXDATA = 263, 8  # linux/socket.h, linux/if_packet.h
 _AUXDATA = struct.Struct("=IIIHHHH")  # struct tpacket_auxdata: the status is first
 _TP_STATUS_CSUMNOTREADY = 8
 _PACKET_OTHERHOST = 3
-# linux/filter.h: offsets that load properties of a frame instead of its bytes.
-_PROPERTIES = 0xFFFFF000
-_PACKET_TYPE = _PROPERTIES + 4
-# linux/bpf_common.h: loads from an offset, loads from X plus an offset, X = length of the IPv4 header, conditions.
-_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _LOAD_LENGTH = 0x20, 0x28, 0x30, 0x80
-_LOAD_WORD_AFTER_X, _LOAD_HALF_AFTER_X, _LOAD_BYTE_AFTER_X = 0x40, 0x48, 0x50
-_LOAD_X_IPV4_HEADER = 0xB1
-_IF_EQUAL, _IF_GREATER, _IF_ANY_BIT, _RETURN = 0x15, 0x25, 0x45, 0x06
-_INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
-_PROGRAM = struct.Struct("@HP")  # struct sock_fprog: number of instructions, pointer
-
-
-class Instruction(NamedTuple):
-    """An instruction of classic BPF (struct sock_filter); jumps skip instructions."""
-
-    code: int
-    if_true: int
-    if_false: int
-    operand: int
 
 
 @dataclass(frozen=True)
@@ -80,24 +61,24 @@ def dhcp4_filter(mac: bytes | None = None) -> PacketFilter:
     """Accepts DHCPv4 messages of servers, unfragmented; with `mac`, only those to the client with this chaddr."""
     chaddr = _UDP_PAYLOAD + _DHCP4_CHADDR
     steps = [
-        *_equal(_LOAD_BYTE, _IPV4_PROTOCOL, _UDP),
-        _Step(_LOAD_HALF, _IPV4_FRAGMENT),
-        _Step(_IF_ANY_BIT, _FRAGMENT, rejected_if=True),
-        _Step(_LOAD_X_IPV4_HEADER, _IP),
-        *_equal(_LOAD_HALF_AFTER_X, _IP + _UDP_DESTINATION, _DHCP4_CLIENT),
-        *_equal(_LOAD_BYTE_AFTER_X, _IP + _UDP_PAYLOAD, _BOOTREPLY),
+        *_equal(bpf.LOAD_BYTE, _IPV4_PROTOCOL, _UDP),
+        _Step(bpf.LOAD_HALF, _IPV4_FRAGMENT),
+        _Step(bpf.IF_ANY_BIT, _FRAGMENT, rejected_if=True),
+        _Step(bpf.LOAD_X_IPV4_HEADER, _IP),
+        *_equal(bpf.LOAD_HALF_AFTER_X, _IP + _UDP_DESTINATION, _DHCP4_CLIENT),
+        *_equal(bpf.LOAD_BYTE_AFTER_X, _IP + _UDP_PAYLOAD, _BOOTREPLY),
     ]
     if mac is not None:
-        steps += _equal(_LOAD_WORD_AFTER_X, _IP + chaddr, int.from_bytes(mac[:4], "big"))
-        steps += _equal(_LOAD_HALF_AFTER_X, _IP + chaddr + 4, int.from_bytes(mac[4:], "big"))
+        steps += _equal(bpf.LOAD_WORD_AFTER_X, _IP + chaddr, int.from_bytes(mac[:4], "big"))
+        steps += _equal(bpf.LOAD_HALF_AFTER_X, _IP + chaddr + 4, int.from_bytes(mac[4:], "big"))
     return _build_filter(_IPV4, steps)
 
 
 def dhcp6_filter() -> PacketFilter:
     """Accepts UDP datagrams over IPv6 to the port of DHCPv6 clients, without extension headers."""
     steps = [
-        *_equal(_LOAD_BYTE, _IPV6_NEXT_HEADER, _UDP),
-        *_equal(_LOAD_HALF, _IPV6_PAYLOAD + _UDP_DESTINATION, _DHCP6_CLIENT),
+        *_equal(bpf.LOAD_BYTE, _IPV6_NEXT_HEADER, _UDP),
+        *_equal(bpf.LOAD_HALF, _IPV6_PAYLOAD + _UDP_DESTINATION, _DHCP6_CLIENT),
     ]
     return _build_filter(_IPV6, steps)
 
@@ -105,9 +86,9 @@ def dhcp6_filter() -> PacketFilter:
 def router_advertisement_filter() -> PacketFilter:
     """Accepts router advertisements that did not cross a router, without extension headers."""
     steps = [
-        *_equal(_LOAD_BYTE, _IPV6_NEXT_HEADER, _ICMP6),
-        *_equal(_LOAD_BYTE, _IPV6_HOP_LIMIT, _ICMP6_HOP_LIMIT),
-        *_equal(_LOAD_BYTE, _IPV6_PAYLOAD, _ROUTER_ADVERTISEMENT),
+        *_equal(bpf.LOAD_BYTE, _IPV6_NEXT_HEADER, _ICMP6),
+        *_equal(bpf.LOAD_BYTE, _IPV6_HOP_LIMIT, _ICMP6_HOP_LIMIT),
+        *_equal(bpf.LOAD_BYTE, _IPV6_PAYLOAD, _ROUTER_ADVERTISEMENT),
     ]
     return _build_filter(_IPV6, steps)
 
@@ -115,8 +96,8 @@ def router_advertisement_filter() -> PacketFilter:
 def neighbour_advertisement_filter() -> PacketFilter:
     """Accepts neighbour advertisements of IPv6 (RFC 4861), without extension headers."""
     steps = [
-        *_equal(_LOAD_BYTE, _IPV6_NEXT_HEADER, _ICMP6),
-        *_equal(_LOAD_BYTE, _IPV6_PAYLOAD, _NEIGHBOUR_ADVERTISEMENT),
+        *_equal(bpf.LOAD_BYTE, _IPV6_NEXT_HEADER, _ICMP6),
+        *_equal(bpf.LOAD_BYTE, _IPV6_PAYLOAD, _NEIGHBOUR_ADVERTISEMENT),
     ]
     return _build_filter(_IPV6, steps)
 
@@ -138,7 +119,7 @@ class PacketSocket:
         kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         self._socket = socket.socket(socket.AF_PACKET, kind, 0)  # with protocol 0 it receives nothing before the bind
         try:
-            _attach_filter(self._socket, packet_filter.program)
+            bpf.attach(self._socket, packet_filter.program)
             self._socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
             _bind(self._socket, index, packet_filter.ethertype)
         except BaseException:
@@ -181,13 +162,6 @@ class PacketSocket:
         self._socket.send(frame)
 
 
-def _attach_filter(new_socket: socket.socket, program: tuple[Instruction, ...]) -> None:
-    """Attaches a program; an array, since only an array reports its address, which the kernel needs."""
-    instructions = array("B", b"".join(_INSTRUCTION.pack(*instruction) for instruction in program))
-    address, _ = instructions.buffer_info()
-    new_socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(program), address))
-
-
 def _bind(new_socket: socket.socket, index: int, ethertype: int) -> None:
     """Binds to an interface. Python binds by name only: a rename meanwhile is noticed by a second look."""
     name = socket.if_indextoname(index)
@@ -203,13 +177,13 @@ def _build_filter(ethertype: int, steps: list[_Step]) -> PacketFilter:
     marks a frame of another VLAN as one for another host (__netif_receive_skb_core in net/core/dev.c).
     """
     steps = [
-        *(_Step(_LOAD_LENGTH, 0), _Step(_IF_GREATER, FRAME_MAX_BYTES, rejected_if=True)),
-        *(_Step(_LOAD_WORD, _PACKET_TYPE), _Step(_IF_EQUAL, _PACKET_OTHERHOST, rejected_if=True)),
-        *_equal(_LOAD_HALF, _ETHERTYPE, ethertype),
+        *(_Step(bpf.LOAD_LENGTH, 0), _Step(bpf.IF_GREATER, FRAME_MAX_BYTES, rejected_if=True)),
+        *(_Step(bpf.LOAD_WORD, bpf.PACKET_TYPE_PROPERTY), _Step(bpf.IF_EQUAL, _PACKET_OTHERHOST, rejected_if=True)),
+        *_equal(bpf.LOAD_HALF, _ETHERTYPE, ethertype),
         *steps,
     ]
     program = [_assemble(step, to_reject=len(steps) - number) for number, step in enumerate(steps)]
-    accept, reject = Instruction(_RETURN, 0, 0, FRAME_MAX_BYTES), Instruction(_RETURN, 0, 0, 0)
+    accept, reject = Instruction(bpf.RETURN, 0, 0, FRAME_MAX_BYTES), Instruction(bpf.RETURN, 0, 0, 0)
     return PacketFilter(ethertype, (*program, accept, reject))
 
 
@@ -221,4 +195,4 @@ def _assemble(step: _Step, *, to_reject: int) -> Instruction:
 
 def _equal(load: int, offset: int, value: int) -> tuple[_Step, _Step]:
     """Returns the steps that reject a frame whose value at an offset differs, or which is too short."""
-    return _Step(load, offset), _Step(_IF_EQUAL, value, rejected_if=False)
+    return _Step(load, offset), _Step(bpf.IF_EQUAL, value, rejected_if=False)

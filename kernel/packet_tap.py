@@ -12,13 +12,14 @@ import errno
 import socket
 import struct
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
 from typing import NamedTuple
 
 from cni.address import Address
+from kernel import bpf
+from kernel.bpf import Instruction
 
 TCP, UDP, ICMP, ICMP6 = 6, 17, 1, 58
 PROTOCOLS = {4: ICMP, 6: ICMP6}  # of an echo, by IP version
@@ -26,11 +27,7 @@ REQUEST, ANSWER, REFUSAL, ERROR = "request", "answer", "refusal", "error"
 OTHERHOST, OUTGOING = 3, 4  # PACKET_* (linux/if_packet.h)
 
 _ETH_P_ALL, _ETHERTYPES = 3, {4: 0x0800, 6: 0x86DD}
-_SO_ATTACH_FILTER, _SO_TIMESTAMPNS = 26, 35
-_INSTRUCTION, _PROGRAM = struct.Struct("=HBBI"), struct.Struct("@HP")
-_LOAD_HALF, _LOAD_WORD, _LOAD_WORD_AFTER_X, _LOAD_X_IPV4_HEADER = 0x28, 0x20, 0x40, 0xB1  # linux/bpf_common.h
-_IF_EQUAL, _RETURN = 0x15, 0x06
-_PROTOCOL_PROPERTY = 0xFFFFF000  # SKF_AD_OFF + SKF_AD_PROTOCOL
+_SO_TIMESTAMPNS = 35
 _IPV6_HEADER, _TRANSPORT, _SEQUENCE = 40, 8, 4
 _SNAP_BYTES, _BUFFER_BYTES = 256, 1 << 18
 _SYN, _RST, _ACK = 0x02, 0x04, 0x10
@@ -94,7 +91,7 @@ class Tap:
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         self._socket = socket.socket(socket.AF_PACKET, kind, socket.htons(_ETH_P_ALL))
         try:
-            _attach(self._socket, _program(version, tokens))
+            bpf.attach(self._socket, _program(version, tokens))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         except BaseException:
@@ -145,7 +142,7 @@ class Sender:
         family = socket.AF_INET if source.version == 4 else socket.AF_INET6
         self._socket = socket.socket(family, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
         try:
-            _attach(self._socket, _raw_program(source.version, token))
+            bpf.attach(self._socket, _raw_program(source.version, token))
             level, option = (0, _IP_MTU_DISCOVER) if source.version == 4 else (41, _IPV6_MTU_DISCOVER)
             self._socket.setsockopt(level, option, _PROBE)
             self._socket.bind((str(source), 0))
@@ -220,36 +217,34 @@ def _checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def _attach(new_socket: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
-    code = array("B", b"".join(_INSTRUCTION.pack(*step) for step in program))
-    new_socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(program), code.buffer_info()[0]))
-
-
-def _raw_program(version: int, token: int) -> list[tuple[int, int, int, int]]:
+def _raw_program(version: int, token: int) -> list[Instruction]:
     """Returns the program of a raw socket: with IPv6 its data begins with the header of TCP, UDP or ICMP."""
     _, _, *program = _program(version, [token])
     if version == 4:
         return program
-    return [(code, yes, no, at - _IPV6_HEADER if code == _LOAD_WORD else at) for code, yes, no, at in program[1:]]
+    return [
+        step._replace(operand=step.operand - _IPV6_HEADER) if step.code == bpf.LOAD_WORD else step
+        for step in program[1:]
+    ]
 
 
-def _program(version: int, tokens: Sequence[int]) -> list[tuple[int, int, int, int]]:
+def _program(version: int, tokens: Sequence[int]) -> list[Instruction]:
     """Returns the program: packets of the IP version with a token at one of its places; the data begins with IP."""
     quoted = _TRANSPORT + (20 if version == 4 else _IPV6_HEADER)
     places = ((_SEQUENCE, 0), (_TRANSPORT, 0), (_TRANSPORT, 1), (quoted + _SEQUENCE, 0), (quoted + _TRANSPORT, 0))
-    comparisons: list[tuple[int, int, int, int]] = []
-    load, start = (_LOAD_WORD_AFTER_X, 0) if version == 4 else (_LOAD_WORD, _IPV6_HEADER)
+    comparisons: list[Instruction] = []
+    load, start = (bpf.LOAD_WORD_AFTER_X, 0) if version == 4 else (bpf.LOAD_WORD, _IPV6_HEADER)
     desired = [(place, (token + increment) & 0xFFFFFFFF) for place, increment in places for token in tokens]
     for number, (place, value) in enumerate(desired):
         left = 2 * (len(desired) - number - 1)
-        comparisons += [(load, 0, 0, start + place), (_IF_EQUAL, left + 1, 0, value)]
+        comparisons += [Instruction(load, 0, 0, start + place), Instruction(bpf.IF_EQUAL, left + 1, 0, value)]
     return [
-        (_LOAD_HALF, 0, 0, _PROTOCOL_PROPERTY),
-        (_IF_EQUAL, 0, len(comparisons) + 1, _ETHERTYPES[version]),
-        (_LOAD_X_IPV4_HEADER, 0, 0, 0),
+        Instruction(bpf.LOAD_HALF, 0, 0, bpf.ETHERTYPE_PROPERTY),
+        Instruction(bpf.IF_EQUAL, 0, len(comparisons) + 1, _ETHERTYPES[version]),
+        Instruction(bpf.LOAD_X_IPV4_HEADER, 0, 0, 0),
         *comparisons,
-        (_RETURN, 0, 0, 0),
-        (_RETURN, 0, 0, _SNAP_BYTES),
+        Instruction(bpf.RETURN, 0, 0, 0),
+        Instruction(bpf.RETURN, 0, 0, _SNAP_BYTES),
     ]
 
 
