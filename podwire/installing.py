@@ -24,7 +24,7 @@ from cni.errors import CniError, Code
 from podwire.integrity import is_damaged
 from podwire.lint import positions
 from podwire.lock import exclusive_lock
-from process import child, files
+from process import child, durable, files
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
 _PACKAGE = "/var/lib/dpkg/info/podwire.list"  # the files of the Debian package
@@ -84,7 +84,7 @@ class Directory:
                         self._put(fresh, name)
                 finally:
                     self._sweep()
-                    _sync(self.path)
+                    durable.synchronize(self.path)
 
     def uninstall(self, program: str) -> None:
         """Restores the replaced files and removes podwire's others; other files stay. Raises CniError(5)."""
@@ -101,7 +101,7 @@ class Directory:
                 self._sweep()
                 self._remove_installed(program)
                 self._forget()
-                _sync(self.path)
+                durable.synchronize(self.path)
 
     def remove_links(self, links: Sequence[str]) -> None:
         """Removes symbolic links to the tool if the tool itself is removed."""
@@ -171,7 +171,7 @@ class Directory:
             place = os.path.join(directory, f"{name}~{_number(kept[-1]) + 1}" if kept else name)
             _link(os.path.join(self.path, name), place, f"{place}.new")
             self.actions.append(f"kept the previous {name}: {place}")
-        _sync(directory)
+        durable.synchronize(directory)
         if new_hash not in manifest.ours:
             self.note(Manifest([*manifest.ours, new_hash], manifest.conf))
 
@@ -277,20 +277,7 @@ class Directory:
 
 def write_atomically(path: str, content: bytes, mode: int = 0o644) -> None:
     """Writes a file atomically, with the permissions `mode` less the umask; raises OSError."""
-    draft = f"{path}.podwire-new"
-    with suppress(FileNotFoundError):
-        os.unlink(draft)  # of a killed process
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
-    _sync(os.path.dirname(path) or ".")
+    durable.write(path, content, mode, draft=f"{path}.podwire-new")
 
 
 def filesystem_error(action: str, error: OSError) -> CniError:
@@ -367,11 +354,3 @@ def _try(program: str, names: Sequence[str]) -> None:
         hint = "install with the executable in dist/bin: ./podwire install"
         msg = f"{program} does not work here ({outcome.ending}); nothing was changed"
         raise CniError(Code.IO_FAILURE, msg, hint)
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

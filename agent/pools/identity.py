@@ -21,7 +21,7 @@ from typing import NamedTuple
 from agent.instance_lock import InstanceLock
 from cni.errors import CniError, Code
 from kernel import boot
-from process import directories, files
+from process import directories, durable, files
 
 STATE_DIR = "/var/lib/podwire"
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -144,20 +144,8 @@ def _create_id(path: str, machine: str) -> str:
     return node
 
 
-def write_durably(path: str, content: bytes, mode: int = 0o644) -> None:
-    """Replaces a file; its new content is on the disk when this returns. Raises OSError."""
+def write_durably(path: str, content: bytes) -> None:
+    """Creates or replaces a file, and its directory if it is missing; raises OSError."""
     directory = os.path.dirname(path)
     directories.create(directory)
-    temporary = os.path.join(directory, f"~{os.path.basename(path)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        directories.write(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    durable.write(path, content, draft=os.path.join(directory, f"~{os.path.basename(path)}"))

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from cni import gojson
 from ipam.dhcp.record import Record, from_json, to_json
-from process import directories, files
+from process import directories, durable, files
 
 _LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
 _LONG = 64  # characters: the IDs of containerd, CRI-O and podman
@@ -50,27 +50,15 @@ class Store:
         """Creates or replaces a lease file; it is on the disk when this returns. Raises OSError."""
         path = self._path(*record.owner.key, _LEASE)
         directories.create(os.path.dirname(path), 0o700)
-        draft = path + _DRAFT
         content = (gojson.dumps(to_json(record), indent=2) + "\n").encode()
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                directories.write(fd, content)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(draft, path)
-        except OSError:
-            _unlink(draft)
-            raise
-        _synchronize(os.path.dirname(path))
+        durable.write(path, content, 0o600, draft=path + _DRAFT)
 
     def delete(self, network: str, container_id: str, ifname: str) -> None:
         """Deletes an interface's lease file and note; missing ones are success. Raises OSError."""
         path = self._path(network, container_id, ifname, "")
         deleted = [_unlink(path + suffix) for suffix in (_LEASE, _NOTE)]
         if any(deleted):
-            _synchronize(os.path.dirname(path))
+            durable.synchronize(os.path.dirname(path))
             with suppress(OSError):  # other leases of the network are in it
                 os.rmdir(os.path.dirname(path))
 
@@ -142,12 +130,3 @@ def _unlink(path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _synchronize(directory: str) -> None:
-    """Writes a directory's entries to the disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
