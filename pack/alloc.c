@@ -365,7 +365,7 @@ void *pvalloc(size_t n)
 
 /* ---- the build ---- */
 
-/* Empties the lists of free slots, and wipes their links. */
+/* Empties the lists of free slots, wipes their links, and releases pages without a used slot. */
 static void forget_free_slots(void)
 {
     for (Slot **list = free_slots; list < free_slots + CLASSES; list++)
@@ -374,25 +374,8 @@ static void forget_free_slots(void)
 
             *list = slot->next;
             slot->next = NULL;
+            page_count_free(slot);
         }
-}
-
-/* Releases the pages whose slots are all free: which pages the build used depends on times and process IDs. */
-static void release_free_pages(void)
-{
-    size_t size = PAGES * sizeof(unsigned short);
-    unsigned short *free_in = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (free_in == MAP_FAILED)
-        heap_broken("no memory\n");
-    for (Slot **list = free_slots; list < free_slots + CLASSES; list++)
-        for (Slot *slot = *list; slot; slot = slot->next)
-            free_in[page_of(slot)]++;
-    forget_free_slots();
-    for (size_t page = HEAP_LIBC_PAGES; page < heap_pages_used; page++)
-        if (free_in[page] && page_kind[page] < PACKED && free_in[page] == PAGE / slot_size(page_kind[page]))
-            run_release(page, 1);
-    munmap(free_in, size);
 }
 
 void heap_begin_image(void)
@@ -403,6 +386,6 @@ void heap_begin_image(void)
 
 void heap_seal(void)
 {
-    release_free_pages();
+    forget_free_slots();
     pages_seal();
 }

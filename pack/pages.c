@@ -118,6 +118,14 @@ int run_resize(size_t first, size_t pages)
     return 1;
 }
 
+void page_count_free(const void *slot)
+{
+    size_t page = page_of(slot);
+
+    if (page >= HEAP_LIBC_PAGES && page_kind[page] < PACKED && ++run_length[page] > PAGE / slot_size(page_kind[page]))
+        run_release(page, 1);
+}
+
 /* Empties the list of free runs, and wipes its links. */
 static void forget_free_runs(void)
 {
