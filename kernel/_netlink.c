@@ -256,23 +256,14 @@ append_number(Buffer *buffer, unsigned name, const Number *form, PyObject *value
     return append(buffer, name, content, form->size);
 }
 
-/* Interned once: Python's cache of attributes has an entry for each string object. */
-static PyObject *write_name;
-
-/* Creates the objects of this file, when the module is initialised; returns -1 on failure. */
-int
-netlink_create_objects(void)
-{
-    return (write_name = PyUnicode_InternFromString("write")) ? 0 : -1;
-}
-
 /* Appends a value in its form: a number, text with a final NUL, bytes; any other form has a method "write". */
 static int
 append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyObject *pairs)
 {
+    extern PyObject *write_name; /* in _podwire.c */
     PyObject *bytes;
     Number number;
-    int done;
+    int done = 0;
 
     if (!PyUnicode_Check(form)) {
         bytes = PyObject_CallMethodObjArgs(form, write_name, value, pairs, NULL);
@@ -289,7 +280,6 @@ append_value(Buffer *buffer, unsigned name, PyObject *form, PyObject *value, PyO
         Py_XDECREF(bytes);
         return done;
     }
-    done = 0;
     if (bytes && !PyBytes_Check(bytes))
         PyErr_Format(PyExc_TypeError, "no bytes: %R", bytes);
     else if (bytes)

@@ -216,12 +216,14 @@ static PyMethodDef methods[] = {
 };
 
 extern PyMethodDef netlink_methods[], background_methods[];
-int netlink_create_objects(void);
+
+/* Interned once, for _netlink.c: Python's cache of attributes has an entry for each string object. */
+PyObject *write_name;
 
 static int
 add_functions(PyObject *podwire)
 {
-    if (netlink_create_objects() < 0 || PyModule_AddFunctions(podwire, netlink_methods) < 0)
+    if (!(write_name = PyUnicode_InternFromString("write")) || PyModule_AddFunctions(podwire, netlink_methods) < 0)
         return -1;
     return PyModule_AddFunctions(podwire, background_methods);
 }
