@@ -234,34 +234,3 @@ def test_refusals(node, pods):
         assert done.returncode == status, done
         assert words in done.stderr
         assert "Traceback" not in done.stderr
-
-
-_NEED_IPTABLES, _NEED_LIMITS = ("iptables_nft_nat",), ("iptables_nft_nat", "ifb", "tbf")
-_POD_PATHS = {"duplicate", "pod-to-pod"}
-_NODE_PATHS = {"gateway", "pod-to-node", "node-to-pod", "pod-to-outside"}
-_SAMPLES = {  # the paths that a network is made for, and the features that it needs
-    "10-podwire": (_POD_PATHS | _NODE_PATHS, _NEED_LIMITS),
-    "20-dual-stack": (_POD_PATHS | _NODE_PATHS, _NEED_LIMITS),
-    "50-nftables": (_POD_PATHS | _NODE_PATHS, ("nft_nat", "nft_inet", "ifb", "tbf")),
-    "60-podman": (_POD_PATHS | _NODE_PATHS, _NEED_IPTABLES),
-    "70-ptp": (_POD_PATHS | _NODE_PATHS, _NEED_IPTABLES),
-    "90-macvlan": (_POD_PATHS, ("macvlan",)),
-    "91-ipvlan": ({"pod-to-pod"}, ("ipvlan",)),
-}
-
-
-@pytest.mark.parametrize(
-    ("sample", "paths"),
-    [pytest.param(name, paths, marks=pytest.mark.needs(*needs), id=name) for name, (paths, needs) in _SAMPLES.items()],
-)
-def test_sample_networks(node, new_sandbox, sample, paths):
-    """With a sample network no path of a healthy pod is lost, and those that the network is made for are tested."""
-    for name in ("eth0", "eth2"):  # the masters of the samples
-        node.host.run("sh", "-ec", f"ip link add {name} type veth peer wire{name}; ip link set {name} up")
-        node.host.ip("link", "set", f"wire{name}", "up")
-    network = node.add_sample(f"{sample}.conflist")
-    for pod in (new_sandbox(), new_sandbox()):
-        node.attach(network, pod)
-    document = node.test()
-    assert {one["state"] for one in document["paths"]} <= _WHOLE, document
-    assert {one["path"] for one in document["paths"]} == paths

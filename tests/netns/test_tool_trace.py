@@ -122,15 +122,6 @@ FAULTS = {
         _CLIENT_WEB, "isolation", ("{webveth}", "{clientveth}"),
     ),
     "a blocked port": Fault("bridge link set dev {webveth} state 0", _PORT, "bridge-port", ("{webveth}", "disabled")),
-    "a port of another VLAN": Fault(
-        "ip link set cnip0 type bridge vlan_filtering 1; bridge vlan del dev {clientveth} vid 1;"
-        "bridge vlan add dev {clientveth} vid 7 pvid untagged",
-        _CLIENT_WEB, "vlan", ("VLAN 7",), "", ("vlan_filtering",),
-    ),
-    "a port without PVID": Fault(
-        "ip link set cnip0 type bridge vlan_filtering 1; bridge vlan del dev {clientveth} vid 1",
-        _OUT, "vlan", ("{clientveth}", "no PVID"), "", ("vlan_filtering",),
-    ),
     "a static forwarding entry": Fault(
         "mac=$(ip netns exec {web} cat /sys/class/net/eth0/address);"
         "bridge fdb replace $mac dev {clientveth} master sticky static",

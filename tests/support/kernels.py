@@ -39,8 +39,8 @@ FEATURES = {
     "nft_inet": "nft add table inet t; nft 'add chain inet t c { type filter hook forward priority 0; }'",
     "nft_nat": "nft add table inet t; nft 'add chain inet t c { type nat hook postrouting priority 100; }';"
     "nft add rule inet t c masquerade",
-    "nft_queue": "nft add table inet t; nft 'add chain inet t c { type filter hook forward priority 0; }';"
-    "nft add rule inet t c queue num 7",
+    "nft_queue": "nft add table bridge t; nft 'add chain bridge t c { type filter hook forward priority 0; }';"
+    "nft add rule bridge t c queue num 7",
     "iptables_nft_nat": f"iptables-nft {_NAT}; ip6tables-nft {_NAT}",
     "iptables_legacy_nat": f"iptables-legacy {_NAT}; ip6tables-legacy {_NAT}",
     "tbf": f"{_QDISC} root tbf rate 1mbit burst 10kb latency 10ms",
