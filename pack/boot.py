@@ -112,18 +112,17 @@ def complete() -> None:
     _normalize()
 
 
-def run_scenarios() -> Iterator[None]:
-    """Runs every verb once, one per iteration; layout.c records which blocks each one uses."""
+def run_scenarios() -> Iterator[str]:
+    """Runs VERSION and the scenarios once, each after yielding its name; layout.c records which blocks each uses."""
     application = sys.modules[_modules.ENTRY]
     scenarios = importlib.import_module(_modules.WARM_UP).scenarios(application.PLUGINS)
     os.environ["CNI_COMMAND"] = "VERSION"
     sys.argv = list(application.PLUGINS)[:1]
-    next(scenarios)  # sets up the fake kernel
-    yield
+    name = next(scenarios)  # sets up the fake kernel
+    yield "VERSION"
     start()
-    yield
-    for _ in scenarios:
-        yield
+    yield name
+    yield from scenarios
 
 
 def start() -> int:

@@ -171,7 +171,24 @@ static void import_application(void)
     PyDict_Clear(image_environ);
 }
 
-/* Runs the application's scenarios, and writes which blocks of the image each of them reads and writes. */
+/* Writes the name of a step and a newline, from the stack: system calls cannot read the image while it is watched. */
+static void write_name(int fd, PyObject *name)
+{
+    char line[64];
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
+
+    check_python(!text);
+    if (!size || size >= (Py_ssize_t)sizeof line || memchr(text, '\n', (size_t)size))
+        die("the name of a scenario is not a line of 1 to 63 bytes");
+    memcpy(line, text, (size_t)size);
+    line[size] = '\n';
+    if (write(fd, line, (size_t)size + 1) != size + 1)
+        die("cannot write the names of the scenarios");
+}
+
+/* Runs the application's scenarios, and writes their names, an empty line, and which blocks of the image each of them
+ * reads and writes. */
 static _Noreturn void learn_layout(int fd)
 {
     PyObject *steps, *step;
@@ -183,12 +200,14 @@ static _Noreturn void learn_layout(int fd)
     if (!layout_watch(image_pages))
         die("cannot watch the heap");
     for (unsigned number = 0; step; number++) {
-        layout_step(number);
-        Py_DECREF(step);
+        write_name(fd, step);
+        Py_DECREF(step); /* before the step: this use of the name is not one of the application's */
+        if (!layout_step(number))
+            die("more than 32 scenarios: merge some, or widen the masks of layout.c and layout.py");
         step = PyIter_Next(steps);
     }
     check_python(!!PyErr_Occurred());
-    if (!layout_write(fd))
+    if (write(fd, "\n", 1) != 1 || !layout_write(fd))
         die("cannot write the uses of blocks");
     _exit(0);
 }

@@ -52,6 +52,7 @@ static uint32_t *number_at;            /* the block's, within its class, from 1 
 static uint32_t *written_at, *read_at; /* a bit for each step */
 static unsigned char *faults_at;       /* in this step, up to OFTEN */
 
+#define STEPS 32u /* the bits of these masks */
 static uint32_t step_bit;
 static size_t watched_pages;
 static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or PROT_READ | PROT_WRITE */
@@ -242,13 +243,16 @@ int layout_watch(size_t pages)
     return sigaction(SIGSEGV, &use, NULL) == 0 && sigaction(SIGTRAP, &trap, NULL) == 0;
 }
 
-void layout_step(unsigned step)
+int layout_step(unsigned step)
 {
+    if (step >= STEPS)
+        return 0;
     step_bit = 1u << step;
     memset(faults_at, 0, watched_pages * (PAGE / GRANULE));
     memset(open_for, PROT_NONE, sizeof open_for);
     memset(lingering, 0, sizeof lingering);
     mprotect(page_address(HEAP_LIBC_PAGES), (watched_pages - HEAP_LIBC_PAGES) * PAGE, PROT_NONE);
+    return 1;
 }
 
 /* Writes the recorded steps of each block of a class. */
