@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pack import check, freeze, image, layout, libpython
+from pack import check, freeze, image, layout, libpython, unwind
 from pack import target as targets
 from pack.freeze import Module
 from pack.install import install, list_names
@@ -43,9 +43,18 @@ C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/image_builde
 # The stack protector: Debian's Python has it, too.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
-# Static; without a build ID and symbols, which differ between equal programs.
 WRAPPED = ("pthread_self", "PyThread_get_thread_native_id", "_PyCode_New")  # by image_builder.c and share.c
-LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
+LINKER_SCRIPT = ROOT / "pack" / "relro.ld"
+# Addresses that libc computes at the start are read-only afterwards (now, relro). The build ID is a hash of the linked
+# bytes, so it is the same in every build; it identifies the twin with symbols, not the image.
+LINK_FLAGS = (
+    "-static",
+    "-no-pie",
+    "-Wl,-z,relro,-z,now",
+    f"-Wl,-T,{LINKER_SCRIPT}",
+    "-Wl,--build-id=sha1",
+    *(f"-Wl,--wrap={name}" for name in WRAPPED),
+)
 # libc chooses string functions by the processor. Interrupts divide repeated instructions, so functions with these use
 # memory in another order on each run. Without any extensions, every x86 processor builds the same bytes.
 _EXTENSIONS = (
@@ -68,7 +77,10 @@ TUNABLES = ":".join(
     )
 )
 # The build's sources: if they change, every step runs again.
-BUILD_SOURCES = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
+BUILD_SOURCES = (
+    *(ROOT / "pack" / f"{name}.py" for name in ("build", "freeze", "libpython", "target", "unwind")),
+    LINKER_SCRIPT,
+)
 WARM_UP = "_warm_up"  # the name in the image of pack/warm_up.py
 # The linker warns of libc's functions that load shared libraries at run time, for users and hosts; none is called.
 IGNORED_WARNINGS = ("statically linked applications requires at runtime", ": in function `")
@@ -167,15 +179,23 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
 
 
 def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> Path:
-    """Compiles and links the image builder; exits if the dump would miss writable memory of Python."""
-    builder, linker_map = work / "image-builder", work / "image-builder.map"
+    """Compiles and links the image builder; exits if the dump would miss writable memory of Python.
+
+    For debuggers, podwire.debug has the same code, its symbols and its unwinding tables.
+    """
+    builder, linked, twin = work / "image-builder", work / "linked", work / "podwire.debug"
+    linker_map = work / "image-builder.map"
     sources = [ROOT / source for source in C_SOURCES]
-    if is_current(builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES):
+    if twin.exists() and is_current(
+        builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES
+    ):
         return builder
     step("image builder: compile and link")
     archives = [renamed_library(target, work, library) for library in target.libraries]
     objects = [compile_object(target, work, source, defines) for source in sources]
-    link(target, [*objects, *archives], linker_map, builder)
+    link(target, [*objects, *archives], linker_map, linked)
+    run(f"{target.tools}objcopy", "--strip-all", f"--remove-section={unwind.SECTION}", linked, builder)
+    unwind.write_twin(target.tools, linked, twin)
     stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
     if stray:
         builder.unlink()

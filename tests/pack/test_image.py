@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,34 @@ def test_sys_exit_is_a_status(probe):
     """SystemExit with a text is that text on stderr and status 1."""
     done = subprocess.run([probe, "exit"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "stopped\n")
+
+
+def readelf(*arguments: str | Path) -> str:
+    return subprocess.run(["readelf", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def symbols(probe: Path) -> dict[str, range]:
+    """Returns the addresses of the symbols of the probe."""
+    lines = readelf("-sW", probe.with_name("podwire.debug")).splitlines()
+    fields = [line.split() for line in lines if re.match(r" *\d+: [0-9a-f]{16}", line)]
+    return {words[7]: range(int(words[1], 16), int(words[1], 16) + int(words[2], 0)) for words in fields if words[7:]}
+
+
+def test_a_debugger_finds_symbols_and_unwinding_tables(probe):
+    """The file podwire.debug has the program's build ID and symbols, and unwinding tables of Python's functions."""
+    twin = probe.with_name("podwire.debug")
+    first, second = (re.findall(r"Build ID: ([0-9a-f]{40})", readelf("-nW", file)) for file in (probe, twin))
+    assert first == second != []
+    frames = readelf("--debug-dump=frames", twin).partition(".debug_frame")[2]
+    unwound = {range(int(start, 16), int(end, 16)) for start, end in re.findall(r"pc=(\w+)\.\.(\w+)", frames)}
+    assert {symbols(probe)[name] for name in ("main", "PyObject_CallNoArgs", "_PyEval_EvalFrameDefault")} <= unwound
+
+
+def test_tables_of_libc_are_read_only_after_the_start(probe):
+    """Libc's tables of stdio functions are in the part of the memory that is read-only after the start."""
+    [relro] = [line.split() for line in readelf("-lW", probe).splitlines() if "GNU_RELRO" in line]
+    protected = range(int(relro[2], 16), int(relro[2], 16) + int(relro[5], 16))
+    assert symbols(probe)["_IO_file_jumps"].start in protected
 
 
 def test_a_failed_import_fails_the_build(tmp_path):
