@@ -75,10 +75,15 @@ def _renew_logging(module: Any) -> None:
     module._startTime = module.time.time()
 
 
+def _forget_machine(platform: Any) -> None:
+    platform._uname_cache = None  # the name and the kernel of the machine, which uuid asks for at its import
+
+
 RENEWALS = {
     "random": Renewal(_normalize_random, _renew_random),
     "threading": Renewal(_normalize_threading, _renew_threading),
     "logging": Renewal(_normalize_logging, _renew_logging),
+    "platform": Renewal(_forget_machine, _forget_machine),
 }
 
 _entries: list[Callable[[], int]] = []

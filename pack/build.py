@@ -81,6 +81,7 @@ BUILD_SOURCES = (
     *(ROOT / "pack" / f"{name}.py" for name in ("build", "freeze", "libpython", "target", "unwind")),
     LINKER_SCRIPT,
 )
+NOTHING = Path(os.devnull)
 WARM_UP = "_warm_up"  # the name in the image of pack/warm_up.py
 # The linker warns of libc's functions that load shared libraries at run time, for users and hosts; none is called.
 IGNORED_WARNINGS = ("statically linked applications requires at runtime", ": in function `")
@@ -145,10 +146,13 @@ def _fake_kernel() -> list[Module]:
 
 
 def boot_modules(entry: str, names: list[str], warm_up: str = "") -> list[Module]:
-    """Returns `_boot` and `_modules`, which has the names of the entry, of the other modules and of the warm-up."""
+    """Returns `_boot`, the check `_live_objects`, and `_modules` with the names of entry, other modules and warm-up."""
     contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\nWARM_UP = {warm_up!r}\n".encode()
     return [
-        Module("_boot", (ROOT / "pack" / "boot.py").read_bytes(), "pack/boot.py", is_package=False),
+        *(
+            Module(f"_{name}", (ROOT / "pack" / f"{name}.py").read_bytes(), f"pack/{name}.py", is_package=False)
+            for name in ("boot", "live_objects")
+        ),
         Module("_modules", contents, "_modules", is_package=False),
     ]
 
@@ -173,7 +177,8 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
     is_warmed_up = any(module.name == WARM_UP for module in modules)
     groups.write_bytes(learn_groups(target, builder, work / "learned", bundles) if is_warmed_up else b"")
     step("image builder: import and dump")
-    run_image_builder(target, builder, "dump", dump, groups, bundles)
+    run_image_builder(target, builder, "dump", dump, work / "objects.txt", groups, *bundles)
+    check.check_text(dump, [builder, *bundles], [str(ROOT), str(work.resolve())])
     image.write_image(builder, dump, program)
     return program
 
@@ -254,16 +259,17 @@ def build_library_bundle(work: Path, name: str) -> Path:
 def learn_groups(target: Target, builder: Path, learned: Path, bundles: list[Path]) -> bytes:
     """Has the image builder import the modules and run the scenarios; returns the groups of its blocks."""
     step("image builder: import and learn the layout")
-    run_image_builder(target, builder, "learn", learned, Path(os.devnull), bundles)
+    run_image_builder(target, builder, "learn", learned, NOTHING, NOTHING, *bundles)
     return layout.groups(learned.read_bytes())
 
 
-def run_image_builder(target: Target, builder: Path, action: str, out: Path, groups: Path, bundles: list[Path]) -> None:
+def run_image_builder(target: Target, builder: Path, action: str, *files: Path) -> None:
     """Runs the image builder, which imports the modules and `action` its memory: "dump" or "learn" (the verbs' use).
 
-    Its standard streams are always pipes, since the image contains Python's objects for them.
+    The files are the output, the objects, the groups and the bundles (image_builder.h). Its standard streams are always
+    pipes, since the image contains Python's objects for them.
     """
-    command: list[str | Path] = [*target.runner, builder, action, out, groups, *bundles]
+    command: list[str | Path] = [*target.runner, builder, action, *files]
     done = subprocess.run(command, env={"GLIBC_TUNABLES": TUNABLES}, input=b"", capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 int image_ready;
@@ -51,7 +52,7 @@ static void check_python(int failed)
 {
     if (failed) {
         PyErr_Print();
-        die("the application could not be imported");
+        die("Python code of the application or of the build failed");
     }
 }
 
@@ -212,6 +213,42 @@ static _Noreturn void learn_layout(int fd)
     _exit(0);
 }
 
+static int count_threads(void)
+{
+    int count = 0;
+
+    for (PyThreadState *each = PyInterpreterState_ThreadHead(PyInterpreterState_Main()); each;
+         each = PyThreadState_Next(each))
+        count++;
+    return count;
+}
+
+/* Has a child process check the objects of the image, and write how many there are: it may allocate and import. */
+static void check_objects(int output, int dump)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child < 0)
+        die("cannot start a process");
+    if (!child) {
+        PyObject *tracked, *problems;
+
+        heap_seal(); /* large blocks may be mappings */
+        check_python(!PyObject_CallNoArgs(attribute_of("gc", "unfreeze"))); /* get_objects() omits frozen ones */
+        tracked = PyObject_CallNoArgs(attribute_of("gc", "get_objects"));
+        check_python(!tracked);
+        problems = PyObject_CallFunction(attribute_of("_live_objects", "check"), "Oiii", tracked, count_threads(), output,
+                                         dump);
+        check_python(!problems);
+        if (PyUnicode_GET_LENGTH(problems))
+            die(PyUnicode_AsUTF8(problems));
+        _exit(0); /* no finalisation: it would wait for threads */
+    }
+    if (waitpid(child, &status, 0) != child || status != 0)
+        die("the check of the objects failed");
+}
+
 /* Wipes the frames of functions that have returned: their contents can differ between builds. */
 static void wipe_frames(void)
 {
@@ -257,13 +294,12 @@ unsigned long __wrap_PyThread_get_thread_native_id(void)
 
 int image_builder_main(int argc, char **argv)
 {
-    int fd;
-
+    int fd, objects_fd;
     int learning = argc > 1 && strcmp(argv[1], "learn") == 0;
     static char *environment[] = {"PATH=/usr/bin:/bin", "TZ=UTC", NULL};
 
-    if (argc < 5)
-        die("usage: image-builder learn|dump FILE GROUPS BUNDLE...");
+    if (argc < 6)
+        die("usage: image-builder learn|dump FILE OBJECTS GROUPS BUNDLE...");
     environ = environment; /* Python copies it: one size in every build */
     heap_begin_image();
     /* The signal module remembers the actions at its import: set those of a start. */
@@ -272,11 +308,12 @@ int image_builder_main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     fd = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0)
-        die("cannot create the file");
-    if (!layout_load(argv[3]) || (learning && !layout_learn()))
+    objects_fd = open(argv[3], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0 || objects_fd < 0)
+        die("cannot create the files");
+    if (!layout_load(argv[4]) || (learning && !layout_learn()))
         die("cannot use the layout");
-    load_bundles(argc - 4, argv + 4);
+    load_bundles(argc - 5, argv + 5);
     if (chdir("/") < 0) /* Python stores the working directory, which would change the order of allocations */
         die("cannot enter /");
     if (!share_begin())
@@ -285,6 +322,7 @@ int image_builder_main(int argc, char **argv)
     import_application();
     if (learning)
         learn_layout(fd);
+    check_objects(objects_fd, fd);
     PyImport_FrozenModules = NULL; /* the bundles are not part of the image */
     modules = NULL;
     layout_forget();

@@ -146,10 +146,10 @@ int layout_load(const char *path)
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) < 0)
         return 0;
-    if (!info.st_size)
-        return 1;
-    p = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    p = info.st_size ? mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
     close(fd);
+    if (!p)
+        return 1;
     if (p == MAP_FAILED || !(p = divide(p)))
         return 0;
     for (unsigned class = 0; class < CLASSES; class++) {
