@@ -56,7 +56,7 @@ ARM64_APT := $(APT) -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
 
 SOURCES := $(shell find process cni kernel attachment ipam plugins podwire pack/stand_ins -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
-SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.py)
+SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-cluster bench-second-kernel image-tests reproducible clean \

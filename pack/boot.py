@@ -75,10 +75,15 @@ def _renew_logging(module: Any) -> None:
     module._startTime = module.time.time()
 
 
+def _forget_machine(platform: Any) -> None:
+    platform._uname_cache = None  # the name and the kernel of the machine, which uuid asks for at its import
+
+
 RENEWALS = {
     "random": Renewal(_normalize_random, _renew_random),
     "threading": Renewal(_normalize_threading, _renew_threading),
     "logging": Renewal(_normalize_logging, _renew_logging),
+    "platform": Renewal(_forget_machine, _forget_machine),
 }
 
 _entries: list[Callable[[], int]] = []
@@ -112,18 +117,17 @@ def complete() -> None:
     _normalize()
 
 
-def run_scenarios() -> Iterator[None]:
-    """Runs every verb once, one per iteration; layout.c records which blocks each one uses."""
+def run_scenarios() -> Iterator[str]:
+    """Runs VERSION and the scenarios once, each after yielding its name; layout.c records which blocks each uses."""
     application = sys.modules[_modules.ENTRY]
     scenarios = importlib.import_module(_modules.WARM_UP).scenarios(application.PLUGINS)
     os.environ["CNI_COMMAND"] = "VERSION"
     sys.argv = list(application.PLUGINS)[:1]
-    next(scenarios)  # sets up the fake kernel
-    yield
+    name = next(scenarios)  # sets up the fake kernel
+    yield "VERSION"
     start()
-    yield
-    for _ in scenarios:
-        yield
+    yield name
+    yield from scenarios
 
 
 def start() -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pack import check, freeze, image, layout, libpython
+from pack import check, freeze, image, layout, libpython, unwind
 from pack import target as targets
 from pack.freeze import Module
 from pack.install import install, list_names
@@ -43,9 +43,18 @@ C_HEADERS = ("pack/alloc.h", "pack/layout.h", "pack/pages.h", "pack/image_builde
 # The stack protector: Debian's Python has it, too.
 C_FLAGS = ("-O2", "-fno-pie", "-fno-common", "-fno-builtin", "-fstack-protector-strong", "-DNDEBUG")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
-# Static; without a build ID and symbols, which differ between equal programs.
 WRAPPED = ("pthread_self", "PyThread_get_thread_native_id", "_PyCode_New")  # by image_builder.c and share.c
-LINK_FLAGS = ("-static", "-no-pie", "-Wl,--build-id=none", "-s", *(f"-Wl,--wrap={name}" for name in WRAPPED))
+LINKER_SCRIPT = ROOT / "pack" / "relro.ld"
+# Addresses that libc computes at the start are read-only afterwards (now, relro). The build ID is a hash of the linked
+# bytes, so it is the same in every build; it identifies the twin with symbols, not the image.
+LINK_FLAGS = (
+    "-static",
+    "-no-pie",
+    "-Wl,-z,relro,-z,now",
+    f"-Wl,-T,{LINKER_SCRIPT}",
+    "-Wl,--build-id=sha1",
+    *(f"-Wl,--wrap={name}" for name in WRAPPED),
+)
 # libc chooses string functions by the processor. Interrupts divide repeated instructions, so functions with these use
 # memory in another order on each run. Without any extensions, every x86 processor builds the same bytes.
 _EXTENSIONS = (
@@ -68,7 +77,11 @@ TUNABLES = ":".join(
     )
 )
 # The build's sources: if they change, every step runs again.
-BUILD_SOURCES = (Path(__file__), Path(freeze.__file__), Path(libpython.__file__), Path(targets.__file__))
+BUILD_SOURCES = (
+    *(ROOT / "pack" / f"{name}.py" for name in ("build", "freeze", "libpython", "target", "unwind")),
+    LINKER_SCRIPT,
+)
+NOTHING = Path(os.devnull)
 WARM_UP = "_warm_up"  # the name in the image of pack/warm_up.py
 # The linker warns of libc's functions that load shared libraries at run time, for users and hosts; none is called.
 IGNORED_WARNINGS = ("statically linked applications requires at runtime", ": in function `")
@@ -133,10 +146,13 @@ def _fake_kernel() -> list[Module]:
 
 
 def boot_modules(entry: str, names: list[str], warm_up: str = "") -> list[Module]:
-    """Returns `_boot` and `_modules`, which has the names of the entry, of the other modules and of the warm-up."""
+    """Returns `_boot`, the check `_live_objects`, and `_modules` with the names of entry, other modules and warm-up."""
     contents = f"ENTRY = {entry!r}\nNAMES = {names!r}\nWARM_UP = {warm_up!r}\n".encode()
     return [
-        Module("_boot", (ROOT / "pack" / "boot.py").read_bytes(), "pack/boot.py", is_package=False),
+        *(
+            Module(f"_{name}", (ROOT / "pack" / f"{name}.py").read_bytes(), f"pack/{name}.py", is_package=False)
+            for name in ("boot", "live_objects")
+        ),
         Module("_modules", contents, "_modules", is_package=False),
     ]
 
@@ -161,21 +177,30 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
     is_warmed_up = any(module.name == WARM_UP for module in modules)
     groups.write_bytes(learn_groups(target, builder, work / "learned", bundles) if is_warmed_up else b"")
     step("image builder: import and dump")
-    run_image_builder(target, builder, "dump", dump, groups, bundles)
+    run_image_builder(target, builder, "dump", dump, work / "objects.txt", groups, *bundles)
+    check.check_text(dump, [builder, *bundles], [str(ROOT), str(work.resolve())])
     image.write_image(builder, dump, program)
     return program
 
 
 def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> Path:
-    """Compiles and links the image builder; exits if the dump would miss writable memory of Python."""
-    builder, linker_map = work / "image-builder", work / "image-builder.map"
+    """Compiles and links the image builder; exits if the dump would miss writable memory of Python.
+
+    For debuggers, podwire.debug has the same code, its symbols and its unwinding tables.
+    """
+    builder, linked, twin = work / "image-builder", work / "linked", work / "podwire.debug"
+    linker_map = work / "image-builder.map"
     sources = [ROOT / source for source in C_SOURCES]
-    if is_current(builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES):
+    if twin.exists() and is_current(
+        builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES
+    ):
         return builder
     step("image builder: compile and link")
     archives = [renamed_library(target, work, library) for library in target.libraries]
     objects = [compile_object(target, work, source, defines) for source in sources]
-    link(target, [*objects, *archives], linker_map, builder)
+    link(target, [*objects, *archives], linker_map, linked)
+    run(f"{target.tools}objcopy", "--strip-all", f"--remove-section={unwind.SECTION}", linked, builder)
+    unwind.write_twin(target.tools, linked, twin)
     stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
     if stray:
         builder.unlink()
@@ -234,16 +259,17 @@ def build_library_bundle(work: Path, name: str) -> Path:
 def learn_groups(target: Target, builder: Path, learned: Path, bundles: list[Path]) -> bytes:
     """Has the image builder import the modules and run the scenarios; returns the groups of its blocks."""
     step("image builder: import and learn the layout")
-    run_image_builder(target, builder, "learn", learned, Path(os.devnull), bundles)
+    run_image_builder(target, builder, "learn", learned, NOTHING, NOTHING, *bundles)
     return layout.groups(learned.read_bytes())
 
 
-def run_image_builder(target: Target, builder: Path, action: str, out: Path, groups: Path, bundles: list[Path]) -> None:
+def run_image_builder(target: Target, builder: Path, action: str, *files: Path) -> None:
     """Runs the image builder, which imports the modules and `action` its memory: "dump" or "learn" (the verbs' use).
 
-    Its standard streams are always pipes, since the image contains Python's objects for them.
+    The files are the output, the objects, the groups and the bundles (image_builder.h). Its standard streams are always
+    pipes, since the image contains Python's objects for them.
     """
-    command: list[str | Path] = [*target.runner, builder, action, out, groups, *bundles]
+    command: list[str | Path] = [*target.runner, builder, action, *files]
     done = subprocess.run(command, env={"GLIBC_TUNABLES": TUNABLES}, input=b"", capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(

@@ -1,16 +1,19 @@
 """Checks an executable before the build installs it in dist/bin.
 
-One rule: the check uses only the files and the CNI protocol.
+One rule: the checks use only the files and the CNI protocol.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+_SHORTEST_TEXT = 5  # bytes; a shorter one could be in 20 MiB by chance
 
 
 def check(directory: Path, names: list[str], runner: tuple[str, ...] = (), *, alone: bool = True) -> None:
@@ -24,6 +27,33 @@ def check(directory: Path, names: list[str], runner: tuple[str, ...] = (), *, al
         with tempfile.TemporaryDirectory() as empty_root:
             shutil.copy(directory / names[0], empty_root)
             _check_answer(names[0], ["/usr/sbin/chroot", empty_root, f"/{names[0]}"])
+
+
+def check_text(dump: Path, sources: list[Path], paths: list[str]) -> None:
+    """Exits if the dump has a text of the building machine: one of the paths, the home directory, a name or a variable.
+
+    Texts that are also in one of the `sources`, from which the dump was made, do not come from the machine.
+    """
+    known = [source.read_bytes() for source in sources]
+    content = dump.read_bytes()
+    machine = {"path": paths, **_machine_texts()}
+    for kind, texts in machine.items():
+        for text in texts:
+            form = os.fsencode(text)
+            if len(form) >= _SHORTEST_TEXT and form in content and not any(form in each for each in known):
+                raise SystemExit(f"check: the image contains a {kind} of this machine: {text!r}")
+
+
+def _machine_texts() -> dict[str, list[str]]:
+    kernel = os.uname()
+    users = [user for user in pwd.getpwall() if user.pw_uid == os.geteuid()]
+    return {
+        "home directory": [f"{user.pw_dir}/" for user in users],
+        "user name": [user.pw_name for user in users],
+        "host name": [kernel.nodename],
+        "kernel version": [kernel.release, kernel.version],
+        "variable's value": list(os.environ.values()),
+    }
 
 
 def _check_answer(name: str, command: list[str]) -> None:

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 int image_ready;
@@ -54,7 +55,7 @@ static void check_python(int failed)
 {
     if (failed) {
         PyErr_Print();
-        die("the application could not be imported");
+        die("Python code of the application or of the build failed");
     }
 }
 
@@ -174,7 +175,24 @@ static void import_application(void)
     PyDict_Clear(image_environ);
 }
 
-/* Runs the application's scenarios, and writes which blocks of the image each of them reads and writes. */
+/* Writes the name of a step and a newline, from the stack: system calls cannot read the image while it is watched. */
+static void write_name(int fd, PyObject *name)
+{
+    char line[64];
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
+
+    check_python(!text);
+    if (!size || size >= (Py_ssize_t)sizeof line || memchr(text, '\n', (size_t)size))
+        die("the name of a scenario is not a line of 1 to 63 bytes");
+    memcpy(line, text, (size_t)size);
+    line[size] = '\n';
+    if (write(fd, line, (size_t)size + 1) != size + 1)
+        die("cannot write the names of the scenarios");
+}
+
+/* Runs the application's scenarios, and writes their names, an empty line, and which blocks of the image each of them
+ * reads and writes. */
 static _Noreturn void learn_layout(int fd)
 {
     PyObject *steps, *step;
@@ -187,14 +205,52 @@ static _Noreturn void learn_layout(int fd)
     if (!layout_watch(image_pages))
         die("cannot watch the heap");
     for (unsigned number = 0; step; number++) {
-        layout_step(number);
-        Py_DECREF(step);
+        write_name(fd, step);
+        Py_DECREF(step); /* before the step: this use of the name is not one of the application's */
+        if (!layout_step(number))
+            die("more than 32 scenarios: merge some, or widen the masks of layout.c and layout.py");
         step = PyIter_Next(steps);
     }
     check_python(!!PyErr_Occurred());
-    if (!layout_write(fd))
+    if (write(fd, "\n", 1) != 1 || !layout_write(fd))
         die("cannot write the uses of blocks");
     _exit(0);
+}
+
+static int count_threads(void)
+{
+    int count = 0;
+
+    for (PyThreadState *each = PyInterpreterState_ThreadHead(PyInterpreterState_Main()); each;
+         each = PyThreadState_Next(each))
+        count++;
+    return count;
+}
+
+/* Has a child process check the objects of the image, and write how many there are: it may allocate and import. */
+static void check_objects(int output, int dump)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child < 0)
+        die("cannot start a process");
+    if (!child) {
+        PyObject *tracked, *problems;
+
+        heap_seal(); /* large blocks may be mappings */
+        check_python(!PyObject_CallNoArgs(attribute_of("gc", "unfreeze"))); /* get_objects() omits frozen ones */
+        tracked = PyObject_CallNoArgs(attribute_of("gc", "get_objects"));
+        check_python(!tracked);
+        problems = PyObject_CallFunction(attribute_of("_live_objects", "check"), "Oiii", tracked, count_threads(), output,
+                                         dump);
+        check_python(!problems);
+        if (PyUnicode_GET_LENGTH(problems))
+            die(PyUnicode_AsUTF8(problems));
+        _exit(0); /* no finalisation: it would wait for threads */
+    }
+    if (waitpid(child, &status, 0) != child || status != 0)
+        die("the check of the objects failed");
 }
 
 /* Wipes the pointers that Python has left behind: those in the frames of functions that have returned, and to lists
@@ -254,13 +310,12 @@ unsigned long __wrap_PyThread_get_thread_native_id(void)
 
 int image_builder_main(int argc, char **argv)
 {
-    int fd;
-
+    int fd, objects_fd;
     int learning = argc > 1 && strcmp(argv[1], "learn") == 0;
     static char *environment[] = {"PATH=/usr/bin:/bin", "TZ=UTC", NULL};
 
-    if (argc < 5)
-        die("usage: image-builder learn|dump FILE GROUPS BUNDLE...");
+    if (argc < 6)
+        die("usage: image-builder learn|dump FILE OBJECTS GROUPS BUNDLE...");
     environ = environment; /* Python copies it: one size in every build */
     heap_begin_image();
     /* The signal module remembers the actions at its import: set those of a start. */
@@ -269,11 +324,12 @@ int image_builder_main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     fd = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0)
-        die("cannot create the file");
-    if (!layout_load(argv[3]) || (learning && !layout_learn()))
+    objects_fd = open(argv[3], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0 || objects_fd < 0)
+        die("cannot create the files");
+    if (!layout_load(argv[4]) || (learning && !layout_learn()))
         die("cannot use the layout");
-    load_bundles(argc - 4, argv + 4);
+    load_bundles(argc - 5, argv + 5);
     if (chdir("/") < 0) /* Python stores the working directory, which would change the order of allocations */
         die("cannot enter /");
     if (!share_begin())
@@ -282,6 +338,7 @@ int image_builder_main(int argc, char **argv)
     import_application();
     if (learning)
         learn_layout(fd);
+    check_objects(objects_fd, fd);
     PyImport_FrozenModules = NULL; /* the bundles are not part of the image */
     modules = NULL;
     layout_forget();

@@ -123,7 +123,7 @@ static int fill_environ(void)
 static void prefault(const void *start, size_t size)
 {
 #ifdef MADV_POPULATE_WRITE /* Linux 5.14; a failure only costs time */
-    uintptr_t page = (uintptr_t)start & -HEAP_PAGE;
+    uintptr_t page = (uintptr_t)start & -getauxval(AT_PAGESZ); /* the kernel's: on ARM up to 64 KiB */
 
     madvise((void *)page, (uintptr_t)start + size - page, MADV_POPULATE_WRITE);
 #endif

@@ -52,6 +52,7 @@ static uint32_t *number_at;            /* the block's, within its class, from 1 
 static uint32_t *written_at, *read_at; /* a bit for each step */
 static unsigned char *faults_at;       /* in this step, up to OFTEN */
 
+#define STEPS 32u /* the bits of these masks */
 static uint32_t step_bit;
 static size_t watched_pages;
 static unsigned char open_for[PAGES]; /* PROT_NONE, PROT_READ, or PROT_READ | PROT_WRITE */
@@ -145,10 +146,10 @@ int layout_load(const char *path)
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) < 0)
         return 0;
-    if (!info.st_size)
-        return 1;
-    p = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    p = info.st_size ? mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
     close(fd);
+    if (!p)
+        return 1;
     if (p == MAP_FAILED || !(p = divide(p)))
         return 0;
     for (unsigned class = 0; class < CLASSES; class++) {
@@ -242,13 +243,16 @@ int layout_watch(size_t pages)
     return sigaction(SIGSEGV, &use, NULL) == 0 && sigaction(SIGTRAP, &trap, NULL) == 0;
 }
 
-void layout_step(unsigned step)
+int layout_step(unsigned step)
 {
+    if (step >= STEPS)
+        return 0;
     step_bit = 1u << step;
     memset(faults_at, 0, watched_pages * (PAGE / GRANULE));
     memset(open_for, PROT_NONE, sizeof open_for);
     memset(lingering, 0, sizeof lingering);
     mprotect(page_address(HEAP_LIBC_PAGES), (watched_pages - HEAP_LIBC_PAGES) * PAGE, PROT_NONE);
+    return 1;
 }
 
 /* Writes the recorded steps of each block of a class. */

@@ -23,9 +23,11 @@ void layout_end(void);
 /* From here on records the number of each block; returns false without memory. */
 int layout_learn(void);
 
-/* From here on records which blocks of the first `pages` pages are written and read, for each step, 0 to 31. */
+/* From here on records which blocks of the first `pages` pages are written and read. */
 int layout_watch(size_t pages);
-void layout_step(unsigned step);
+
+/* Begins a step, 0 to 31, whose uses are recorded separately; returns false for more, since a block has 32 bits. */
+int layout_step(unsigned step);
 
 /* Stops recording, and writes the uses for layout.py. */
 int layout_write(int fd);

@@ -2,20 +2,23 @@
 
 One rule: blocks that the same verbs use are one group, and groups that more verbs use come first.
 
-layout.c writes the input: for each class the number of its blocks and their size, then the steps that write to each
-block, and those that read it (one bit for each step of boot.run_scenarios). The output is the number of groups, the
-size of each, then for each class the number of its blocks and the group of each. No step uses group 0; every start
-writes to group 1, and most verbs to group 2.
+The input begins with the names of the steps of boot.run_scenarios(), a line for each, and an empty line. Then layout.c
+writes for each class the number of its blocks and their size, the steps that write to each block, and those that read
+it, one bit for each step. The output is the number of groups, the size of each, then for each class the number of its
+blocks and the group of each. No step uses group 0; every start writes to group 1, and most verbs to group 2.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
 
-# The steps of boot.run_scenarios: VERSION; ADD, CHECK, DEL of loopback, then of bridge; then the chained plugins.
-_VERSION = 0b0000_0001
-_BRIDGE = 0b0111_0000
+# The steps that decide the tiers, by the names that boot.run_scenarios() yields.
+_VERSION = "VERSION"
+_BRIDGE = ("bridge ADD", "bridge CHECK", "bridge DEL")
+_MAX_STEPS = 32  # bits of a block
 _HEADER = struct.Struct("=II")
 _COUNT = struct.Struct("=I")
 
@@ -25,24 +28,42 @@ _HOT: Group = False, 1, 0
 _WARM: Group = False, 2, 0
 
 
-def group_of(written: int, read: int) -> Group:
-    """Returns the group of a block: only read or not, its tier (1: every start, 2: most verbs, 3: some), its steps."""
-    for tier, enough in ((1, _every_start), (2, _most_verbs)):
-        if enough(written | read):
-            return not enough(written), tier, 0
-    return (not written, 3, written | read) if written | read else _UNUSED
+class Tiers(NamedTuple):
+    """The bits of the steps that decide the tier of a block."""
+
+    version: int
+    bridge: int
+
+    def group_of(self, written: int, read: int) -> Group:
+        """Returns a block's group: only read or not, its tier (1: every start, 2: most verbs, 3: some), its steps."""
+        for tier, enough in ((1, self._every_start), (2, self._most_verbs)):
+            if enough(written | read):
+                return not enough(written), tier, 0
+        return (not written, 3, written | read) if written | read else _UNUSED
+
+    def _every_start(self, steps: int) -> bool:
+        return bool(steps & self.version)
+
+    def _most_verbs(self, steps: int) -> bool:
+        return (steps & self.bridge).bit_count() > 1
 
 
-def _every_start(steps: int) -> bool:
-    return bool(steps & _VERSION)
-
-
-def _most_verbs(steps: int) -> bool:
-    return (steps & _BRIDGE).bit_count() > 1
+def tiers(names: Sequence[str]) -> Tiers:
+    """Returns the tiers for steps with these names; raises ValueError if a needed one is missing, or for too many."""
+    if len(names) > _MAX_STEPS:
+        raise ValueError(f"{len(names)} steps, but a block has one bit for each of {_MAX_STEPS}")
+    for name in (_VERSION, *_BRIDGE):
+        if names.count(name) != 1:
+            raise ValueError(f"{names.count(name)} steps are named {name!r}, which must be one: {', '.join(names)}")
+    return Tiers(1 << names.index(_VERSION), sum(1 << names.index(name) for name in _BRIDGE))
 
 
 def groups(uses: bytes) -> bytes:
-    """Returns the file of groups for the file of recorded uses."""
+    """Returns the file of groups for the file of recorded uses; raises ValueError as tiers() does."""
+    names, end, uses = uses.partition(b"\n\n")
+    if not end:
+        raise ValueError("the file of recorded uses does not begin with the names of the steps")
+    group_of = tiers(names.decode().split("\n")).group_of
     classes: list[tuple[int, list[Group]]] = []
     sizes: dict[Group, int] = {_UNUSED: 0, _HOT: 0, _WARM: 0}
     position = 0

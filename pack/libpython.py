@@ -10,11 +10,14 @@ import re
 import subprocess
 from pathlib import Path
 
+from pack import unwind
+
 RENAMES = {
     ".PyRuntime": "pydata,alloc,load,data,contents",
     ".data": "pydata,alloc,load,data,contents",
     ".bss": "pybss,alloc",
     ".bss.heap": "pyheap,alloc",
+    ".eh_frame": f"{unwind.SECTION},contents,readonly",  # not in memory: only debuggers use it
 }
 
 # A line of the map: section, address, size, file. After a long section name the rest is on the next line.
@@ -30,9 +33,7 @@ def rename_sections(tools: str, objects: Path, out: Path) -> None:
     """Writes a copy of an object file or archive with renamed writable sections, with the objcopy of this prefix."""
     options = [f"--rename-section={old}={new}" for old, new in RENAMES.items()]
     # No constructors: mimalloc's, in Python 3.13, would read the environment and /proc at every start.
-    # No unwinding tables: no debugger and no C++ uses them.
-    removed = [f"--remove-section={section}" for section in (".init_array", ".eh_frame")]
-    command = [f"{tools}objcopy", "-D", *removed, *options, str(objects), str(out)]
+    command = [f"{tools}objcopy", "-D", "--remove-section=.init_array", *options, str(objects), str(out)]
     subprocess.run(command, check=True)
 
 

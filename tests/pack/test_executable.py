@@ -209,16 +209,29 @@ def test_peak_memory(program):
 
 
 def test_memory_protection(program):
-    """No memory is writable and executable, the stack is not executable, and relocated data are read-only."""
+    """No memory is writable and executable, the stack is not executable, and pointers that libc sets are read-only."""
     lines = run("/usr/bin/readelf", "-lW", program).stdout.decode().splitlines()
     assert not [line for line in lines if " RWE " in line]
     assert [line for line in lines if "GNU_STACK" in line and " RW " in line]
+    [relro] = [line.split() for line in lines if "GNU_RELRO" in line]
+    slots = chosen_function_slots(program)
+    assert len(slots) > 20
+    assert all(0 <= slot - int(relro[2], 16) < int(relro[5], 16) for slot in slots)
     processes = [memory(program) for _ in range(3)]
     for maps in processes:
         assert not [line for line in maps if re.search(r" rwx. | -wx. ", line)]
-        assert [line for line in maps if " r--p " in line and int(line.split("-")[0], 16) > 0xA00000]  # relro
+        fixed = [range(*(int(end, 16) for end in line.split()[0].split("-"))) for line in maps if " r--p " in line]
+        assert not [hex(slot) for slot in slots if not any(slot in addresses for addresses in fixed)]
     for area in ("[stack]", "[heap]", "[vdso]"):
         assert len({line.split()[0] for maps in processes for line in maps if line.endswith(area)}) > 1, area
+
+
+def chosen_function_slots(program: Path) -> list[int]:
+    """Returns the addresses of the pointers to libc's functions that each process chooses by its processor."""
+    kind = {"x86_64": 37, "aarch64": 1032}[os.uname().machine]  # elf.h: R_*_IRELATIVE
+    pattern = b"(.{8})" + re.escape(kind.to_bytes(8, "little")) + b".{8}"
+    entries = re.findall(pattern, program.read_bytes()[:4096], re.DOTALL)  # they follow the program headers
+    return [int.from_bytes(entry, "little") for entry in entries]
 
 
 def memory(program: Path) -> list[str]:
