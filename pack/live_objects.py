@@ -109,9 +109,10 @@ def _is_open(file: object) -> bool:
 
 
 def _is_stream(file: object) -> bool:
-    """Returns whether the file is one of the three objects of a standard stream."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    return any(file is part for each in streams for part in (each, each.buffer, getattr(each.buffer, "raw", None)))
+    """Returns whether the file is one of the three objects of a standard stream, Python's or its replacement."""
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    files = [each for each in streams if each]
+    return any(file is part for each in files for part in (each, each.buffer, getattr(each.buffer, "raw", None)))
 
 
 def _describe(each: object) -> str:
