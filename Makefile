@@ -179,13 +179,14 @@ test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root)
 test-cluster: venv ## test the agent with API servers (root)
 
 test-clients test-deploy test-release test-arm64 test-cluster: test-%:
-	@$(PY) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients))
+	@$(PY) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
 
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
-	@$(PY) -m tests.runner cluster newer-clients
+	@$(PY) -m tests.runner cluster clients newer-clients
+	@$(PY) -m tests.clients.tested
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
 
 demo: binaries needs-test ## show what the plugins do, step by step (root)

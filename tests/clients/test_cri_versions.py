@@ -75,7 +75,7 @@ def no_plugin(cri):
 
 
 @pytest.mark.parametrize(("condition", "reason"), [(full_range, NO_ADDRESS), (no_plugin, NO_PLUGIN)])
-def test_status_tells_kubelet_why_no_pod_can_start(cri, condition, reason):
+def test_status_reports_to_kubelet_why_no_pod_can_start(cri, condition, reason):
     """Containerd 2 runs STATUS of a network of 1.1.0: the network is not ready, with podwire's reason, and again ready.
 
     Containerd 1 runs no STATUS: the network is ready, and the pods fail.
