@@ -45,10 +45,11 @@ AGENT_BASE_STAMP = build/.agent-base-$(firstword $(shell echo $(AGENT_BASE_PACKA
 AGENT_BASE_WITHOUT := /usr/share/doc/* /usr/share/man/* /usr/share/info/* /usr/share/locale/* /usr/share/lintian/* \
     /usr/lib/*/gconv/*
 # The root file system of the tests with the runtimes of a newer Debian, $(DISTRIBUTION). .venv requires the Python of the
-# machine, which is Debian 12's: only that comes from there, by its low priority. A mirror may lag behind a testing
-# release, whose index is valid for a week; its signature is checked.
+# machine, which is Debian 12's: only that comes from there, by its low priority. A mirror may lag behind sid, whose index
+# is valid for a week; its signature is checked. Only sid has apptainer.
 NEWER_ROOT = build/runtimes/$(DISTRIBUTION)
-NEWER_ROOT_PACKAGES = $(notdir $(realpath $(PYTHON))) $(filter-out python3-%,$(TEST_PACKAGES)) $(RUNTIME_PACKAGES)
+NEWER_ROOT_PACKAGES = $(notdir $(realpath $(PYTHON))) $(filter-out python3-%,$(TEST_PACKAGES)) $(RUNTIME_PACKAGES) \
+    $(if $(filter sid,$(DISTRIBUTION)),apptainer)
 NEWER_ROOT_STAMP = $(NEWER_ROOT)/.made-$(firstword $(shell echo $(NEWER_ROOT_PACKAGES) | cksum))
 NEWER_ROOT_PINS := Package: *\nPin: release n=$(DEBIAN)\nPin-Priority: 100\n
 

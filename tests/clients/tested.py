@@ -21,7 +21,7 @@ from tests.support.kernels import FAILED, PASSED, Session
 from tests.support.markdown import DOCS
 
 PAGE = DOCS / "runtimes.md"
-PACKAGES = ("containerd", "runc", "podman")
+PACKAGES = ("containerd", "runc", "podman", "apptainer")
 # The rows, and the tests of each: a pattern of their IDs.
 FEATURES = {
     "CRI: addresses of both families, `lo`": r"test_cri\.py::test_pod_has_addresses.*1\.0\.0",
@@ -40,6 +40,7 @@ FEATURES = {
     "`ctr run --cni`": r"test_ctr\.py::",
     "`podwire install` finds containerd's directories": r"test_install\.py::",
     "podman with CNI": r"test_podman\w*\.py::",
+    "apptainer: `bridge` and `ptp` of its package": r"test_apptainer\.py::",
 }
 _BEGIN, _END = "<!-- tested -->\n", "<!-- end of tested -->"
 
@@ -59,9 +60,9 @@ RELEASES = (
 
 
 def versions(status: str) -> dict[str, str]:
-    """Returns the upstream versions of PACKAGES in dpkg's list of packages."""
+    """Returns the upstream versions of PACKAGES in dpkg's list of packages, "-" for a missing package."""
     found = dict(re.findall(r"^Package: (\S+)\n(?:.+\n)*?Version: (?:\d+:)?([\d.]+)", status, re.MULTILINE))
-    return {name: found.get(name, "") for name in PACKAGES}
+    return {name: found.get(name, "-") for name in PACKAGES}
 
 
 def outcome(session: Session, pattern: str) -> str:

@@ -26,7 +26,7 @@ _HARD_ON_SECOND_KERNEL = (
     *("-k", "(vlan and not macvlan) or dummy or vrf"),
 )
 # Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
-NEWER = {"trixie": "build/runtimes/trixie", "forky": "build/runtimes/forky"}  # and the root file systems
+NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _BUILT = ("test-root", "binaries")
 _LINT = ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports"
 _TYPES = ".venv/bin/mypy"

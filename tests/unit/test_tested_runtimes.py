@@ -49,10 +49,10 @@ def test_cells_are_read_from_reports_and_packages():
     session = Session("6.1", {f"a::{name}": result for name, result in tests.items()})
     words = [tested.outcome(session, pattern) for pattern in ("a::(passed|skipped)", "a::skipped", "a::", "b::")]
     assert words == ["yes", "no", "FAILED", "not run"]
-    assert tested.versions(STATUS) == {"containerd": "1.7.24", "runc": "", "podman": "5.4.2"}
+    assert tested.versions(STATUS) == {"containerd": "1.7.24", "runc": "-", "podman": "5.4.2", "apptainer": "-"}
     lines = tested.table({"trixie": (session, STATUS)}).splitlines()
     assert lines[:3] == ["| Debian | trixie |", "|---|---|", "| containerd | 1.7.24 |"]
-    assert lines[-1] == "| podman with CNI | not run |"
+    assert lines[-1] == "| apptainer: `bridge` and `ptp` of its package | not run |"
 
 
 def test_table_is_replaced_between_its_marks(tmp_path):
