@@ -23,7 +23,7 @@ INIT = "/proc/1"
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the host's PID namespace
 _SIOCGIFHWADDR, _SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
 _MAX_NAME_BYTES = 15  # linux/if.h (IFNAMSIZ)
-# In a mount namespace of each instance of apptainer and Singularity, at the same path: nobody else sees it.
+# The path of the namespace of each instance of apptainer and Singularity, in the mount namespace of the instance only.
 _PRIVATE = "/mnt/session/netns"
 _MAX_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
 

@@ -61,8 +61,8 @@ RELEASES = (
 
 def versions(status: str) -> dict[str, str]:
     """Returns the upstream versions of PACKAGES in dpkg's list of packages, "-" for a missing package."""
-    found = dict(re.findall(r"^Package: (\S+)\n(?:.+\n)*?Version: (?:\d+:)?([\d.]+)", status, re.MULTILINE))
-    return {name: found.get(name, "-") for name in PACKAGES}
+    installed = dict(re.findall(r"^Package: (\S+)\n(?:.+\n)*?Version: (?:\d+:)?([\d.]+)", status, re.MULTILINE))
+    return {name: installed.get(name, "-") for name in PACKAGES}
 
 
 def outcome(session: Session, pattern: str) -> str:
