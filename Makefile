@@ -44,6 +44,15 @@ AGENT_BASE_STAMP = build/.agent-base-$(firstword $(shell echo $(AGENT_BASE_PACKA
 # Files that no program of the image reads; the licences stay.
 AGENT_BASE_WITHOUT := /usr/share/doc/* /usr/share/man/* /usr/share/info/* /usr/share/locale/* /usr/share/lintian/* \
     /usr/lib/*/gconv/*
+# The root file system of the tests with the runtimes of a newer Debian, $(DISTRIBUTION). .venv requires the Python of the
+# machine, which is Debian 12's: only that comes from there, by its low priority. A mirror may lag behind sid, whose index
+# is valid for a week; its signature is checked. Only sid has apptainer.
+NEWER_ROOT = build/runtimes/$(DISTRIBUTION)
+NEWER_ROOT_PACKAGES = $(notdir $(realpath $(PYTHON))) $(filter-out python3-%,$(TEST_PACKAGES)) $(RUNTIME_PACKAGES) \
+    $(if $(filter sid,$(DISTRIBUTION)),apptainer)
+NEWER_ROOT_STAMP = $(NEWER_ROOT)/.made-$(firstword $(shell echo $(NEWER_ROOT_PACKAGES) | cksum))
+NEWER_ROOT_PINS := Package: *\nPin: release n=$(DEBIAN)\nPin-Priority: 100\n
+
 # Changes with the list of packages, which then are unpacked again.
 TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
@@ -60,7 +69,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-cluster bench-second-kernel image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root agent-base new-agent-base \
+    needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
     test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
@@ -111,8 +120,21 @@ new-test-root:
 	@rm -rf $(TEST_ROOT)
 	@mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --include="$(TEST_ROOT_PACKAGES)" \
 	    $(DEBIAN) $(TEST_ROOT) $(MIRROR)
-	@echo '127.0.0.1 localhost' >$(TEST_ROOT)/etc/hosts
-	@rm -f $(TEST_ROOT)/etc/resolv.conf && touch $(TEST_ROOT)/etc/resolv.conf $(TEST_ROOT_STAMP)
+	@$(call end_root,$(TEST_ROOT),$(TEST_ROOT_STAMP))
+
+newer-root: ## create the root file system of `make test-clients NEWER=1`: DISTRIBUTION=trixie, MIRROR=... (root)
+	@[ -e $(NEWER_ROOT_STAMP) ] || $(MAKE) --no-print-directory new-newer-root
+
+new-newer-root:
+	@$(call need,mmdebstrap)
+	@echo "unpacking the packages of $(DISTRIBUTION) into $(NEWER_ROOT)"
+	@rm -rf $(NEWER_ROOT) && mkdir -p $(dir $(NEWER_ROOT))
+	@mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --aptopt='Acquire::Check-Valid-Until "false"' \
+	    --setup-hook='printf "$(NEWER_ROOT_PINS)" >"$$1/etc/apt/preferences.d/python"' \
+	    --include="$(NEWER_ROOT_PACKAGES)" $(DISTRIBUTION) $(NEWER_ROOT) \
+	    "deb $(MIRROR) $(DISTRIBUTION) main" "deb $(MIRROR) $(DEBIAN) main"
+	@ln -sf $(notdir $(realpath $(PYTHON))) $(NEWER_ROOT)$(PYTHON)
+	@$(call end_root,$(NEWER_ROOT),$(NEWER_ROOT_STAMP))
 
 # The cache is outside the project: `make clean` keeps it, and other checkouts use it. The copy in build/ is visible in
 # the test root.
@@ -151,20 +173,21 @@ test-portable: needs-test ## run the specification suite on the portable variant
 test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
-test-clients: venv ## test podman and containerd with the built files, in separate namespaces (root)
+test-clients: venv ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root)
 test-deploy: venv ## test deploy/ with the built files (root)
 test-release: venv ## test the files of `make release` (root)
 test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root)
 test-cluster: venv ## test the agent with API servers (root)
 
 test-clients test-deploy test-release test-arm64 test-cluster: test-%:
-	@$(PY) -m tests.runner $*
+	@$(PY) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
 
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
-	@$(PY) -m tests.runner cluster
+	@$(PY) -m tests.runner cluster clients newer-clients
+	@$(PY) -m tests.clients.tested
 	@$(MAKE) --no-print-directory test-second-kernel test-portable
 
 demo: binaries needs-test ## show what the plugins do, step by step (root)
@@ -216,6 +239,11 @@ reproducible-arm64: venv $(ARM64)/sysroot/.made | needs-arm64
 
 clean: ## remove all build output except .venv
 	rm -rf build dist
+
+# $(call end_root,DIRECTORY,STAMP): ends the creation of a root file system of tests, in which no name server answers.
+define end_root
+echo '127.0.0.1 localhost' >$(1)/etc/hosts; rm -f $(1)/etc/resolv.conf; touch $(1)/etc/resolv.conf $(2)
+endef
 
 # $(call need,PACKAGES): installs missing packages, as root.
 define need

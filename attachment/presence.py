@@ -23,6 +23,8 @@ INIT = "/proc/1"
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the host's PID namespace
 _SIOCGIFHWADDR, _SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
 _MAX_NAME_BYTES = 15  # linux/if.h (IFNAMSIZ)
+# The path of the namespace of each instance of apptainer and Singularity, in the mount namespace of the instance only.
+_PRIVATE = "/mnt/session/netns"
 _MAX_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
 
 
@@ -69,6 +71,8 @@ def get_presence(
         return here
     if on_host.interface and _exists(on_host.interface):
         return Presence.ELSEWHERE
+    if netns.endswith(_PRIVATE):
+        return Presence.GONE if on_host.is_gone else Presence.UNKNOWN
     for_init = _look_as_init(netns, on_host, others)
     return Presence.ELSEWHERE if for_init is Presence.HERE else for_init
 

@@ -247,14 +247,16 @@ def _delete_host_veth(
     for item in prev_result.interfaces:
         if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
             (veth,) = link.get(host, link.by_name_request(item.name))
-            if (
-                veth
-                and veth.kind == "veth"
-                and veth.mac == item.mac
-                and _is_peer_in_container(host, veth, args, prev_result, namespace)
-                and _is_unused(host, veth, prev_result, bridge)
-            ):
-                host.change(link.delete_request(veth))
+            if not veth or veth.kind != "veth" or veth.mac != item.mac:
+                continue
+            try:
+                if _is_peer_in_container(host, veth, args, prev_result, namespace) and _is_unused(
+                    host, veth, prev_result, bridge
+                ):
+                    host.change(link.delete_request(veth))
+            except KernelError as error:
+                if error.errno != errno.ENODEV:  # another DEL of the attachment deletes it at the same time
+                    raise
 
 
 def _is_peer_in_container(

@@ -26,7 +26,10 @@ SUFFIXES = (".conf", ".conflist", ".json")
 
 @dataclass(frozen=True)
 class Network:
-    """A network: its name, the CNI version for its plugins, and their configurations as in the file."""
+    """A network: its name, the CNI version for its plugins, and their configurations as in the file.
+
+    `single_version` is "cniVersion" of the file, which runtimes use that do not know "cniVersions".
+    """
 
     name: str
     version: str
@@ -34,6 +37,7 @@ class Network:
     disable_check: bool = False
     disable_gc: bool = False
     path: str = ""
+    single_version: str = ""
 
     @property
     def capabilities(self) -> list[str]:
@@ -130,7 +134,8 @@ def parse(text: bytes, path: str) -> Network:
     if is_list and not fields.has("plugins") and fields.has("type"):
         raise fields.error("plugins", "is missing", "the configuration of one plugin belongs into a file named *.conf")
     plugins = _plugins(fields, name, path) if is_list or fields.has("plugins") else (items,)
-    return Network(name, _version(fields), plugins, _flag(fields, "disableCheck"), _flag(fields, "disableGC"), path)
+    flags = _flag(fields, "disableCheck"), _flag(fields, "disableGC")
+    return Network(name, _version(fields), plugins, *flags, path, fields.string("cniVersion"))
 
 
 def get_network(directory: str, name: str) -> Network:

@@ -1,19 +1,22 @@
 """The container runtimes installed on this host, and the directories in which each looks for plugins and networks.
 
 Settings are read as the runtime reads them: the same files in the same order, by a TOML parser. Runtimes
-without an installed program are ignored, since `apt remove` leaves their files.
+without an installed program are ignored, since `apt remove` leaves their files. What the files of containerd mean
+without its version and its build is read from `containerd config`.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cni import delegate
 from cni.errors import CniError, Code
+from podwire.node.programs import get_output_lines
 from process import files
 
 BIN_DIR, CONF_DIR = "/opt/cni/bin", "/etc/cni/net.d"  # built into containerd and CRI-O
@@ -82,9 +85,10 @@ def list_installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
     """Returns the runtimes whose program is on PATH or in a usual directory, or which run."""
     runtimes = []
     for name, program, state, read in _RUNTIMES:
-        if _is_installed(program, state, env):
+        path = _find_program(program, env)
+        if path or os.path.isdir(os.path.join(_RUN, state)):
             try:
-                runtimes.append(read())
+                runtimes.append(read(path))
             except CniError as error:
                 runtimes.append(Runtime(name, problem=error))
     return tuple(runtimes)
@@ -96,31 +100,75 @@ def list_bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in every if os.path.isdir(path)))
 
 
-def _is_installed(program: str, state: str, env: Mapping[str, str]) -> bool:
+def containerd_version(env: Mapping[str, str]) -> str:
+    """Returns the version of the installed containerd ("1.7.24~ds1"), "" if it does not print one."""
+    output = " ".join(_output_lines(_find_program("containerd", env), "--version"))
+    match = re.search(r" v?(\d+\.\S+)", output)
+    return match[1] if match else ""
+
+
+def _find_program(program: str, env: Mapping[str, str]) -> str:
+    """Returns the path of a program on PATH or in a usual directory, "" if there is none."""
     places = (*env.get("PATH", "").split(":"), *PROGRAM_DIRS)
-    is_here = any(os.path.isabs(one) and os.access(os.path.join(one, program), os.X_OK) for one in places)
-    return is_here or os.path.isdir(os.path.join(_RUN, state))
+    paths = (os.path.join(one, program) for one in places if os.path.isabs(one))
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
-def _containerd() -> Runtime:
+def _output_lines(program: str, *options: str) -> list[str]:
+    """Returns the lines that a runtime's program prints, [] if it is not here, fails, or cannot be started."""
+    try:
+        return get_output_lines(program, *options) if program else []
+    except (CniError, OSError):
+        return []
+
+
+def _containerd(program: str) -> Runtime:
     main = _read(_CONTAINERD)
-    source, disabled = "", set[str]()
-    cni: Mapping[str, object] = {}
+    disabled = set[str]()
+    sections: list[Mapping[str, object]] = []
+    sources: dict[tuple[str, ...], str] = {}
+    versions = set[int]()
     for path, document in _imported(_CONTAINERD, main or {}):
-        version = _integer(document.get("version")) or _integer((main or {}).get("version")) or 1
+        versions.add(version := _integer(document.get("version")) or _integer((main or {}).get("version")) or 1)
         disabled.update(_texts(document.get("disabled_plugins")))
-        section = _table(document, "plugins").get(_CRI.get(version, _CRI_SINCE_3))
-        if isinstance(section, dict):  # containerd replaces the whole section of a plugin, it does not merge keys
-            source, cni = path, _table(section, "cni")
-    listed = _texts(cni.get("bin_dirs")) or _texts(cni.get("bin_dir"))
+        section = _cni_section(document, version)
+        if section is not None:
+            sections.append(section)
+            sources[_bin_dirs(section)] = path
+    cni = sections[-1] if sections else {}  # containerd 1 replaces the whole section of a plugin
+    # containerd 2 merges sections, and ignores `cni` of version 1. Where no file sets the directory, the build does:
+    # Debian's has /usr/lib/cni.
+    if len(sections) > 1 or 1 in versions or not _bin_dirs(cni):
+        cni = _printed(program, "default" if main is None else "dump") or cni
+    listed = _bin_dirs(cni)
     disabled_cri = sorted(disabled.intersection(_CRI_NAMES))
     return Runtime(
         "containerd",
-        _normal(listed) or (BIN_DIR,),
+        listed or (BIN_DIR,),
         _text(cni.get("conf_dir")) or CONF_DIR,
-        source if listed else "",
+        sources.get(listed, "") if listed else "",
         f'{_CONTAINERD} has "{disabled_cri[0]}" in disabled_plugins' if disabled_cri else "",
     )
+
+
+def _cni_section(document: Mapping[str, object], version: int) -> Mapping[str, object] | None:
+    """Returns the CNI settings in a file of containerd, None if it has no section of the CRI plugin."""
+    section = _table(document, "plugins").get(_CRI.get(version, _CRI_SINCE_3))
+    return _table(section, "cni") if isinstance(section, dict) else None
+
+
+def _bin_dirs(cni: Mapping[str, object]) -> tuple[str, ...]:
+    """Returns the directories of the plugins; with `bin_dir`, `bin_dirs` is containerd's default, which is not used."""
+    return _normal(_texts(cni.get("bin_dir")) or _texts(cni.get("bin_dirs")))
+
+
+def _printed(program: str, command: str) -> Mapping[str, object]:
+    """Returns the CNI settings that `containerd config` prints, {} if it prints none."""
+    try:
+        document = tomllib.loads("\n".join(_output_lines(program, "config", command)))
+    except ValueError:
+        return {}
+    return _cni_section(document, _integer(document.get("version"))) or {}
 
 
 def _imported(path: str, document: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -145,7 +193,7 @@ def _matching(path: str) -> list[str]:
     return [os.path.join(directory, name) for name in _listed(directory) if fnmatch.fnmatchcase(name, pattern)]
 
 
-def _crio() -> Runtime:
+def _crio(_program: str) -> Runtime:
     paths = (_CRIO, *(os.path.join(_CRIO_MORE, name) for name in _listed(_CRIO_MORE)))
     network, sources = _merged(paths, "crio", "network")
     listed = _normal(_texts(network.get("plugin_dirs")))
@@ -153,7 +201,7 @@ def _crio() -> Runtime:
     return Runtime("CRI-O", listed or (BIN_DIR,), conf_dir, sources.get("plugin_dirs", "") if listed else "")
 
 
-def _podman() -> Runtime:
+def _podman(_program: str) -> Runtime:
     paths = []
     for path in _PODMAN:
         more = f"{path}.d"

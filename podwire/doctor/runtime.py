@@ -14,7 +14,7 @@ from shlex import quote
 from attachment.presence import Presence
 from ipam.host_local import listing
 from ipam.host_local.store import Store
-from podwire import attachments
+from podwire import attachments, runtimes
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, types_of
 from podwire.doctor.run import Run
@@ -25,6 +25,7 @@ from podwire.runtimes import Runtime
 
 _GROUP = "runtime"
 _SKEW_S = 60.0
+_CURRENT = "1.1.0"
 
 _ELSEWHERE = Fault(
     "runtime-looks-elsewhere",
@@ -44,6 +45,12 @@ _NO_CNI = Fault(
     Severity.NOTE,
     "an installed runtime runs no CNI plugins (podman with netavark, containerd with its CRI plugin disabled)",
     'podman: `network_backend = "cni"` in containers.conf; containerd: remove the name from `disabled_plugins`',
+)
+_REFUSED = Fault(
+    "runtime-refuses-version",
+    Severity.PROBLEM,
+    "containerd 1 does not know CNI 1.1.0: it loads a network of this version, and then refuses each pod",
+    '"cniVersion": "1.0.0", and "cniVersions": ["1.0.0", "1.1.0"] for other runtimes, or containerd 2',
 )
 _GONE = Fault(
     "dead-attachments",
@@ -82,6 +89,18 @@ def _directories(node: Node) -> Iterator[Finding]:
             findings = [*_networks(node, runtime), *_plugins(node, runtime)]
             where = f"runs plugins from {':'.join(runtime.bin_dirs)}, reads networks from {runtime.conf_dir}"
             yield from findings or [ok_finding("directories", runtime.name, where)]
+
+
+def _versions(node: Node) -> Iterator[Finding]:
+    refused = [one for one in node.networks if one.single_version == _CURRENT]
+    is_used = any(one.name == "containerd" and not (one.problem or one.without_cni) for one in node.runtimes)
+    if not (refused and is_used):
+        return
+    version = runtimes.containerd_version(node.env)
+    if version.startswith("1."):
+        for network in refused:
+            text = f'{network.path} has cniVersion "{_CURRENT}", whose results containerd {version} refuses'
+            yield _REFUSED.finding(network.name, text, f"set {_REFUSED.fix.partition(', or')[0]} in {network.path}")
 
 
 def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:
@@ -206,6 +225,7 @@ CHECKS = (
         _directories,
         (_ELSEWHERE, _UNREAD, _NO_CNI),
     ),
+    Check(_GROUP, "versions", "the runtimes know the networks' cniVersion", _versions, (_REFUSED,)),
     Check(_GROUP, "cache", "the cache has no attachment", _cache, (_GONE, _UNSEEN)),
     Check(_GROUP, "disk", "the cache is writable", _disk, (_DISK,)),
     Check(_GROUP, "clock", "no file has a time in the future", _clock, (_CLOCK,)),

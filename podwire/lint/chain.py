@@ -39,9 +39,10 @@ def _check_version(source: SourceFile, items: Sequence[PluginEntry]) -> None:
         hint = f'did you mean "{version}.0"?' if f"{version}.0" in versions.SUPPORTED else f"supported: {listed}"
         root.add(Severity.ERROR, key, f'cniVersion "{version}" is unknown: every plugin refuses it', hint)
         return
-    elif version == "1.1.0" and "cniVersions" not in value:
-        hint = 'if these runtimes read the file: "cniVersions": ["1.0.0", "1.1.0"] lets each runtime choose'
-        root.add(Severity.NOTE, key, "containerd 1.6 and podman 4 do not know cniVersion 1.1.0", hint)
+    elif value.get("cniVersion") == "1.1.0":
+        both = '"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]'
+        hint = f"if these runtimes read the file: {both} lets each runtime choose"
+        root.add(Severity.NOTE, key, "containerd 1 and podman 4 refuse each pod with cniVersion 1.1.0", hint)
     for item in items:
         _check_supported(item, version)
 

@@ -1,4 +1,4 @@
-"""Programs of the system that doctor runs to read what netlink does not show: iptables-legacy's rules.
+"""Programs of the system that print what netlink and files do not show: iptables-legacy's rules, containerd's settings.
 
 One rule: they only list.
 """

@@ -5,6 +5,7 @@ One rule: containerd's CRI is disabled; `ctr run --cni` runs the plugins, with /
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Ctr:
     """`ctr` on a machine whose containerd is running and has the image IMAGE."""
 
     machine: Machine
+    version: tuple[int, ...]
 
     def __call__(self, *words: str) -> str:
         """Runs a command, which must succeed, and returns what it printed."""
@@ -46,7 +48,7 @@ class Ctr:
         return self.machine.namespace(f"/proc/{pid}/ns/net")
 
     def remove(self, name: str) -> None:
-        """Kills a container and removes it; ctr runs no DEL."""
+        """Kills a container and removes it; ctr runs DEL since 1.7."""
         self("tasks", "kill", "--signal=KILL", name)
         assert eventually(lambda: self.machine.succeeds("ctr", "tasks", "delete", name)), name
         self("containers", "delete", name)
@@ -62,4 +64,10 @@ def running(machine: Machine) -> Iterator[Ctr]:
         log = Path(machine.scratch, "containerd.log")
         assert eventually(lambda: machine.succeeds("ctr", "version")), log.read_text()
         machine.run("ctr", "images", "import", str(machine.scratch / "image.tar"))
-        yield Ctr(machine)
+        yield Ctr(machine, version(machine))
+
+
+def version(machine: Machine) -> tuple[int, ...]:
+    """Returns the version of the machine's containerd."""
+    output = machine.run("containerd", "--version")  # "containerd github.com/containerd/containerd/v2 2.1.9+unknown"
+    return tuple(map(int, re.findall(r" (\d+)\.(\d+)\.(\d+)", output)[0]))

@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from tests.clients import images
+from tests.clients.containerd import version as containerd_version
 from tests.support.machine import BIN_DIR, CONF_DIR, Machine, eventually
 from tests.support.namespaces import Namespace
 
@@ -64,6 +65,11 @@ class Cri:
 
     machine: Machine
     service: Any
+
+    @property
+    def knows_current_cni(self) -> bool:
+        """Whether containerd knows CNI 1.1.0, as containerd 2 does: older ones refuse its results."""
+        return containerd_version(self.machine) >= (2,)
 
     def call(self, method: str, **fields: Any) -> Any:
         """Calls a method with the fields of its request and returns its response."""
@@ -172,7 +178,7 @@ class Cri:
 
         `args` are the first pod's, as in `config`.
         """
-        clean = self.machine.leftovers()
+        clean = self.machine.leftovers(links=[bridge])
         self.remove(self.run("first", *args))
         assert eventually(lambda: self.machine.leftovers(links=[bridge]) == clean), self.machine.leftovers()
         with self.unchanged():

@@ -57,6 +57,12 @@ def write_archive(path: Path, name: str, command: Sequence[str] = ("/bin/sh",)) 
             _add(archive, f"blobs/sha256/{digest}", data)
 
 
+def write_directory(path: Path) -> None:
+    """Creates a directory with the root file system of the image."""
+    with tarfile.open(fileobj=io.BytesIO(_layer())) as layer:
+        layer.extractall(path)
+
+
 def extract(archive: tarfile.TarFile, member: str | tarfile.TarInfo) -> IO[bytes]:
     """Returns a regular file of an archive."""
     file = archive.extractfile(member)

@@ -19,7 +19,12 @@ from tests.support.sockets import call, service
 TO_POD, FROM_POD = 8_000_000, 16_000_000
 LIMITS = {"kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwidth": "16M"}
 PORTS = ((8080, 80, pb.TCP, ""), (8053, 53, pb.UDP, ""), (8081, 80, pb.TCP, ADDRESS))
-SUBNETS = {"iptables": ("10.70.0", "fd70:"), "nftables": ("10.71.0", "fd71:")}
+# The backend of portmap and of bridge's masquerading, the CNI version, and the subnets of both families.
+NETWORKS = (
+    ("iptables", "1.0.0", "10.70.0", "fd70:"),
+    ("nftables", "1.0.0", "10.71.0", "fd71:"),
+    ("nftables", "1.1.0", "10.78.0", "fd78:"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +35,21 @@ def cri(needs_programs, bin_dir, empty_machine):
         yield cri
 
 
-@pytest.fixture(scope="module", params=SUBNETS)
-def backend(request):
-    """The backend of portmap and of bridge's masquerading."""
-    return request.param
+@pytest.fixture(scope="module", params=NETWORKS, ids=lambda network: "-".join(network[:2]))
+def network(request, cri):
+    """A network of each backend and CNI version."""
+    backend, version, ipv4, ipv6 = request.param
+    if version == "1.1.0" and not cri.knows_current_cni:
+        pytest.skip("containerd 1 does not know CNI 1.1.0")
+    bridge = f"cni-{ipv4}"
+    return client.network(bridge, bridge, f"{ipv4}.0/24", f"{ipv6}:/64", backend=backend) | {"cniVersion": version}
 
 
 @pytest.fixture(scope="module")
-def pods(cri, backend):
+def pods(cri, network):
     """Two pods, `web` with host ports and limits; afterwards the machine is as after the first pod of the network."""
-    ipv4, ipv6 = SUBNETS[backend]
-    network = client.network(f"pods-{backend}", f"cni-{backend}", f"{ipv4}.0/24", f"{ipv6}:/64", backend=backend)
     cri.configure(network)
-    with cri.no_leftovers(f"cni-{backend}", PORTS, LIMITS):
+    with cri.no_leftovers(network["name"], PORTS, LIMITS):
         yield cri.run("web", PORTS, LIMITS), cri.run("plain")
 
 
@@ -92,12 +99,12 @@ def test_pods_reach_each_other_and_other_machines(cri, pods):
     )
 
 
-def test_limits_are_set_and_hold(cri, pods, backend):
+def test_limits_are_set_and_hold(cri, pods):
     """The limits of the annotations are in two buckets, and TCP reaches them in both directions, but not more."""
     web, _ = pods
     text = cri.machine.run("tc", "qdisc", "show")
     assert sorted(re.findall(r"qdisc tbf .* rate (\S+)", text)) == ["16Mbit", "8Mbit"]
-    host, gateway = cri.machine.network, f"{SUBNETS[backend][0]}.1"  # the host listens: the pod's port is in use
+    host, gateway = cri.machine.network, re.sub(r"\d+$", "1", web.ips[0])  # the host listens: the pod's port is in use
     assert_limit_holds(Transfer(host, web.namespace, gateway, server_sends=True), TO_POD)
     assert_limit_holds(Transfer(web.namespace, host, gateway), FROM_POD)
 

@@ -1,16 +1,21 @@
-"""`podwire install` on a machine with Debian 12's containerd, which runs plugins from /usr/lib/cni."""
+"""`podwire install` on a machine with Debian's containerd, which runs plugins from /usr/lib/cni."""
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.clients.containerd import version
 
 PODWIRE_BIN, DEBIAN_BIN = "/opt/cni/bin", "/usr/lib/cni"
 SETTINGS = Path("/etc/containerd/config.toml")
 CRI = '[plugins."io.containerd.grpc.v1.cri"]\n'
 CNI = '[plugins."io.containerd.grpc.v1.cri".cni]\n'
-# The tests compare what podwire reads from these files with containerd 1.6's own `containerd config dump`.
+RUNTIME = "[plugins.'io.containerd.cri.v1.runtime'.cni]\n"
+# The tests compare what podwire reads from these files with containerd's own `containerd config dump`,
+# without a file with `containerd config default`.
 FILES = {
     "version 1": {"config.toml": '[plugins.cri.cni]\n  bin_dir = "/v1"\n'},
     "no version": {"config.toml": f'{CNI}bin_dir = "/ignored"\n'},
@@ -22,6 +27,17 @@ FILES = {
     "a drop-in that replaces": {
         "config.toml": f'version = 2\nimports = ["/etc/containerd/d/a.toml"]\n{CNI}bin_dir = "/v2"\n',
         "d/a.toml": f'version = 2\n{CRI}sandbox_image = "x"\n',
+    },
+    "a drop-in with another key": {
+        "config.toml": f'version = 2\nimports = ["/etc/containerd/d/a.toml"]\n{CNI}bin_dir = "/v2"\n',
+        "d/a.toml": f'version = 2\n{CNI}conf_dir = "/c"\n',
+    },
+    "no file": {},
+    "version 3": {"config.toml": f'version = 3\n{RUNTIME}bin_dirs = ["/v3"]\nconf_dir = "/c"\n'},
+    "version 3 with the old key": {"config.toml": f'version = 3\n{RUNTIME}bin_dir = "/v3"\n'},
+    "version 3 with a drop-in of version 2": {
+        "config.toml": f'version = 3\nimports = ["/etc/containerd/d/a.toml"]\n{RUNTIME}bin_dirs = ["/v3"]\n',
+        "d/a.toml": f'version = 2\n{CNI}bin_dir = "/v2"\n',
     },
 }
 
@@ -65,12 +81,14 @@ def test_install_and_doctor_print_the_command_that_fixes(machine, bin_dir):
 @pytest.mark.parametrize("name", FILES)
 def test_settings_are_read_as_containerd_reads_them(machine, bin_dir, name):
     """For files of each version, with drop-ins that add or replace keys, podwire reads containerd's directories."""
+    if name.startswith("version 3") and version(machine) < (2,):
+        pytest.skip("containerd 1 does not read files of version 3")
     for path, text in FILES[name].items():
         machine.write(SETTINGS.parent / path, text)
-    dump = machine.run("containerd", "--config", str(SETTINGS), "config", "dump")
-    keys = ("bin_dir", "conf_dir")
-    expected = [re.findall(rf'^ +{key} = "(.*)"$', dump, re.MULTILINE)[0] for key in keys]
+    plugins = tomllib.loads(machine.run("containerd", "config", "dump" if FILES[name] else "default"))["plugins"]
+    cni = (plugins.get("io.containerd.cri.v1.runtime") or plugins["io.containerd.grpc.v1.cri"])["cni"]
+    expected = [cni["bin_dir"] or cni["bin_dirs"][0], cni["conf_dir"]]
     text = machine.run(str(bin_dir / "podwire"), "install", "--dry-run", "--conf", "--subnet=10.22.0.0/16")
-    (plugins,) = re.findall(r"containerd runs the plugins in ([^\s,]+)", text)
+    (directory,) = re.findall(r"containerd runs the plugins in ([^\s,]+)", text)
     elsewhere = re.search(r"containerd reads networks from (\S+):", text)
-    assert [plugins, elsewhere[1] if elsewhere else "/etc/cni/net.d"] == expected
+    assert [directory, elsewhere[1] if elsewhere else "/etc/cni/net.d"] == expected

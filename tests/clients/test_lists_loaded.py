@@ -44,7 +44,7 @@ def loaded(request, empty_machine):
     bridge = body.get("plugins", [body])[0]["bridge"]
     yield body["name"], bridge, "portmap" in path.read_text()
     assert empty_machine.leftovers(links=[bridge]) == []
-    empty_machine.run("ip", "link", "del", bridge)
+    empty_machine.run("ip", "link", "del", bridge, check=bridge in netstate.links(empty_machine.network))
 
 
 @pytest.mark.parametrize("loaded", BY_CONTAINERD, indirect=True)

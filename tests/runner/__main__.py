@@ -26,7 +26,6 @@ from tests.support.binaries import ROOT
 from tests.support.kernels import Session
 
 _ISOLATED = Path(__file__).with_name("isolated.sh")
-_TEST_ROOT = ROOT / "build" / "root"
 _SCRATCH = ROOT / "build" / "scratch"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INHERITED = ("CI", "REFERENCE", "TERM")
@@ -67,7 +66,7 @@ def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
     if part.isolated and os.geteuid() == 0:
         scratch = _SCRATCH / part.name
         scratch.mkdir(parents=True)
-        command = (str(_ISOLATED), str(_TEST_ROOT), str(scratch), *command)
+        command = (str(_ISOLATED), str(ROOT / part.root), str(scratch), *command)
         env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         env |= {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"}
     with log.open("wb") as output:

@@ -25,6 +25,8 @@ _HARD_ON_SECOND_KERNEL = (
     *("tests/hard/test_faults_netlink.py", "tests/hard/test_storm.py::test_storm_without_bridge[ipvlan]"),
     *("-k", "(vlan and not macvlan) or dummy or vrf"),
 )
+# Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
+NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _BUILT = ("test-root", "binaries")
 _LINT = ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports"
 _TYPES = ".venv/bin/mypy"
@@ -69,12 +71,25 @@ def all_parts() -> list[Part]:
     ]
 
 
+def newer_clients() -> list[Part]:
+    """Returns the tests of the clients with the runtimes of each newer Debian, which `make test` does not run."""
+    roots = [
+        Part(f"newer-root-{release}", ("make", "newer-root", f"DISTRIBUTION={release}"), isolated=False)
+        for release in NEWER
+    ]
+    tests = [
+        _pytest(f"newer-clients-{release}", ["tests/clients"], needs=("binaries", f"newer-root-{release}"), root=root)
+        for release, root in NEWER.items()
+    ]
+    return [*roots, *tests]
+
+
 def named(names: Sequence[str]) -> list[Part]:
     """Returns the parts of these names, and the parts that they need; "clients", or "first-kernel" for all its shares.
 
     Raises KeyError for a name of no part.
     """
-    every = all_parts()
+    every = [*all_parts(), *newer_clients()]
     chosen = set()
     for name in names:
         matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}
@@ -130,6 +145,7 @@ def _pytest(
     isolated: bool = True,
     reports: Path = REPORTS,
     bin_dir: str = "dist/bin",
+    root: str = Part.root,
 ) -> Part:
     program = ("env", f"PODWIRE_BIN_DIR={bin_dir}", sys.executable, "-m", "pytest", f"--report={reports}/{name}.json")
-    return Part(name, (*program, *arguments), needs, isolated=isolated)
+    return Part(name, (*program, *arguments), needs, isolated=isolated, root=root)

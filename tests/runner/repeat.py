@@ -62,4 +62,4 @@ def _with_tests(part: Part, tests: list[str], directory: Path) -> Part:
     arguments = next(number for number, word in enumerate(part.command) if word.startswith(_REPORT))
     name = f"{part.name}{_SUFFIX}"
     command = (*part.command[:arguments], f"{_REPORT}{directory}/{name}.json", *tests)
-    return Part(name, command, isolated=part.isolated)
+    return replace(part, name=name, command=command, needs=(), after=())

@@ -25,7 +25,7 @@ _TICK_S = 1.0
 class Part:
     """A command and the names of the parts that must succeed (`needs`) or end (`after`) before it starts.
 
-    A part that is not run is not waited for.
+    A part that is not run is not waited for. `root` is the root file system of an isolated part.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Part:
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     isolated: bool = True
+    root: str = "build/root"
 
 
 @dataclass(frozen=True)

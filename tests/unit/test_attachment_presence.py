@@ -65,6 +65,16 @@ def test_loop_of_links_is_no_proof(init):
     assert get_presence("/no/such/x") is Presence.UNKNOWN
 
 
+@pytest.mark.parametrize("mac", ["00:00:00:00:00:00", "02:00:00:00:00:00"])
+def test_path_that_only_the_container_sees_is_no_proof(init, mac):
+    """The path of an apptainer instance exists only in the instance: GONE needs its bridge without its veth."""
+    netns = "/var/lib/apptainer/mnt/session/netns"
+    assert get_presence(netns) is Presence.UNKNOWN
+    assert get_presence(netns, HostInterfaces("lo")) is Presence.ELSEWHERE
+    expected = Presence.GONE if mac == "00:00:00:00:00:00" else Presence.UNKNOWN
+    assert get_presence(netns, HostInterfaces("vethno", "lo", mac)) is expected
+
+
 def test_without_access_to_process_1_nothing_is_gone(init, monkeypatch):
     """If process 1 is hidden or not accessible, a missing path is no proof."""
     monkeypatch.setattr(presence_module, "INIT", "/no/such/process")

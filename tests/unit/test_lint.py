@@ -341,7 +341,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
     "no version": ({"name": "net", "plugins": [BRIDGE]}, [("note", "cniVersion", "means 0.1.0")]),
     "short version": (network(BRIDGE, cniVersion="1.0"), [("error", "cniVersion", '"1.0" is unknown')]),
     "later version": (network(BRIDGE, cniVersion="2.0.0"), [("error", "cniVersion", "is unknown")]),
-    "new version": (network(BRIDGE, cniVersion="1.1.0"), [("note", "cniVersion", "containerd 1.6")]),
+    "new version": (network(BRIDGE, cniVersion="1.1.0"), [("note", "cniVersion", "containerd 1 and podman 4 refuse")]),
+    "new version first": (
+        network(BRIDGE, cniVersion="1.1.0", cniVersions=["1.0.0", "1.1.0"]),
+        [("note", "cniVersion", "containerd 1 and podman 4 refuse")],
+    ),
     "old version": (
         network(BRIDGE, {"type": "firewall"}, cniVersion="0.3.1"),
         [("error", "plugins[1].type", "only 0.4.0 or later")],

@@ -135,6 +135,8 @@ def test_named_part_is_run_with_its_dependencies():
     assert [part.name for part in parts.named(["release"])] == needed
     shares = [part.name for part in parts.named(["hard-sample"])]
     assert shares == ["test-root", "binaries", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
+    roots = {part.name: part.root for part in parts.named(["newer-clients"]) if part.isolated}
+    assert roots == {f"newer-clients-{release}": f"build/runtimes/{release}" for release in ("trixie", "sid")}
     with pytest.raises(KeyError, match="releases"):
         parts.named(["releases"])
 

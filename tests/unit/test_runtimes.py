@@ -98,6 +98,63 @@ def test_containerd_imports(host, installed):
     assert (one.bin_dirs, one.source) == (("/b",), f"{host}/etc/containerd/conf.d/b.toml")
 
 
+DUMP = """#!/bin/sh
+[ "$*" = "config {command}" ] || exit 1
+echo 'version = 3
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dir = "{bin_dir}"
+bin_dirs = ["/built/in"]
+conf_dir = "/c"'
+"""
+
+
+@pytest.mark.parametrize(
+    ("main", "more", "bin_dirs", "has_source"),
+    [
+        (None, None, ("/built/in",), False),
+        ("version = 2", None, ("/built/in",), False),
+        (DEBIAN_12, None, ("/usr/lib/cni",), True),
+        (DEBIAN_12, '[plugins."io.containerd.grpc.v1.cri"]', ("/usr/lib/cni",), True),
+        ("[plugins.cri.cni]\nbin_dir='/v1'", None, ("/built/in",), False),
+    ],
+)
+def test_containerd_prints_what_its_files_leave_open(host, main, more, bin_dirs, has_source):
+    """Without a directory in the files, with several sections or version 1, `containerd config` is read."""
+    if main is not None:
+        write(host, "etc/containerd/config.toml", "imports = ['more.toml']\n" * bool(more) + main)
+        write(host, "etc/containerd/more.toml", more or "")
+    dumped = bin_dirs[0] if more else ""
+    text = DUMP.format(bin_dir=dumped, command="default" if main is None else "dump")
+    write(host, "usr/bin/containerd", text)
+    (one,) = runtimes.list_installed({})
+    is_dumped = more is not None or not has_source
+    assert (one.bin_dirs, one.conf_dir) == (bin_dirs, "/c" if is_dumped else "/etc/cni/net.d")
+    assert bool(one.source) == has_source
+
+
+@pytest.mark.parametrize("text", ["", "echo 'x ='", "echo 'plugins = 1'", "echo; exit 1"])
+def test_containerd_that_prints_no_settings(host, text):
+    """A containerd whose settings cannot be read has those of the files, as containerd 1 reads them."""
+    write(host, "usr/bin/containerd", f"#!/bin/sh\n{text}")
+    (one,) = runtimes.list_installed({})
+    assert (one.bin_dirs, one.conf_dir, one.problem) == (("/opt/cni/bin",), "/etc/cni/net.d", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6+deb13u1", "1.7.24~ds1"),
+        ("containerd github.com/containerd/containerd/v2 2.1.9+unknown ", "2.1.9+unknown"),
+        ("containerd containerd.io v1.7.29 442cb34bda9a6a0fed82a2ca7cade05c5c749582", "1.7.29"),
+        ("", ""),
+    ],
+)
+def test_containerd_version(host, text, version):
+    """The version is that of the upstream program, from builds of Debian and Docker."""
+    write(host, "usr/bin/containerd", f"#!/bin/sh\necho '{text}'")
+    assert runtimes.containerd_version({}) == version
+
+
 def test_containerd_of_docker(host, installed):
     """The containerd of Docker's package, whose CRI plugin is disabled, runs no CNI plugins."""
     write(host, "etc/containerd/config.toml", 'disabled_plugins = ["cri"]')
