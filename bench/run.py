@@ -22,6 +22,7 @@ from bench.figures import as_json, ratio_text, timing_table
 from bench.floors import Floors
 from bench.process import adopt_orphans
 from bench.subject import Subject
+from bench.versions import reference_version
 from tests.support import binaries, private_host, second_kernel
 
 _ROUNDS, _QUICK_ROUNDS = 60, 15
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.write:
-        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in write(report, _DOCS)))
+        write_docs = write_newest if options.quick else write
+        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in write_docs(report, _DOCS)))
     return 0
 
 
@@ -68,6 +70,13 @@ def write(report: Mapping[str, Any], docs: Path) -> list[Path]:
     text.write_text(shown)
     drawing.write_text(drawn)
     return [text, drawing]
+
+
+def write_newest(report: Mapping[str, Any], docs: Path) -> list[Path]:
+    """Writes the page's part about the newest reference plugins, and returns the path of the page."""
+    text = docs / "performance.md"
+    text.write_text(page.inserted(text.read_text(), page.markdown_newest(report)))
+    return [text]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -82,12 +91,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     only.add_argument("--counts", action="store_true", help="only count system calls and messages, with strace")
     parser.add_argument("--second-kernel", action="store_true", help="measure --other-plugins in the second kernel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md and its plot")
+    about = "write docs/performance.md and its plot; with --quick only the part about the newest reference plugins"
+    parser.add_argument("--write", action="store_true", help=about)
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.write and (options.mappings or options.quick or options.counts or options.other_plugins):
-        parser.error("--write needs a full run, without --quick, --mappings, --other-plugins and --counts")
+    if options.write and (options.mappings or options.counts or options.other_plugins):
+        parser.error("--write needs a full run or --quick, not --mappings, --other-plugins or --counts")
     return options
 
 
@@ -150,7 +160,7 @@ def _report(
     groups: dict[str, list[object]] = {}
     missed: list[str] = []
     for part in measure(subjects, rounds, floors.compiled(_DISK)):
-        _show(part.title, part.text())
+        _show(part.title, part.text(page.reference_name(about)))
         groups.setdefault(part.group, []).extend(as_json(row) for row in part.rows)
         missed += [f"{row.case}: {ratio_text(row.ratio)}, target {row.target:.2f}" for row in part.rows if row.missed]
     _show("Missed targets", "\n".join(missed) or "none")
@@ -161,7 +171,8 @@ def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object
     """Measures connections through 1,000 mappings, prints the table, and returns the report for JSON."""
     about = _about(subjects, rounds)
     rows, notes = mappings.connections(subjects, rounds * mappings.CALLS)
-    _show("TCP connect() to a host port, median and minimum in microseconds", timing_table(rows, "us"))
+    table = timing_table(rows, "us", page.reference_name(about))
+    _show("TCP connect() to a host port, median and minimum in microseconds", table)
     print("\n" + "\n".join(notes))
     return {"about": about, "us": [as_json(row) for row in rows]}
 
@@ -176,12 +187,15 @@ def _measure_in_second_kernel(rounds: int) -> int:
 
 def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
     """Prints the conditions of the run, and returns them for JSON."""
+    ours, reference = subjects
     about = {
         "rounds": rounds,
         "kernel": platform.release(),
         "cpus": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
-        **{subject.label: str(subject.bin_dir) for subject in subjects},
+        ours.label: str(ours.bin_dir),
+        reference.label: str(reference.bin_dir),
+        "version": reference_version(reference.bin_dir),
     }
     print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
     if os.getloadavg()[0] > _QUIET_LOAD:

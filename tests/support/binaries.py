@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni"))  # the Go plugins
+REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni")).absolute()  # the Go plugins
 
 _TOOL = "podwire"  # the operator's tool: the same file, but not a plugin
 
