@@ -122,6 +122,9 @@ def test_version_that_a_plugin_does_not_support(node, reference):
     (node.bin_dir / "bridge").unlink()
     shutil.copy(reference / "bridge", node.bin_dir / "bridge")
     configure(node, cniVersion="1.1.0")
+    if binaries.reference_is_new():
+        assert list_problems(node.list_findings()) == []
+        return
     finding = node.find("version-unknown")
     assert 'set "cniVersion" to "1.0.0" in /etc/cni/net.d/10-pods.conflist' in finding["cure"]
     configure(node, cniVersion="1.0.0")
