@@ -178,8 +178,8 @@ newest-reference: ## unpack the newest reference plugins of all Debian suites, n
 	    rm -rf $$version && mv apt/files/usr/lib/cni $$version && ln -sfn $$version newest && \
 	    echo "REFERENCE=$(REFERENCES)/$$version"
 
-test-newest-reference: needs-test binaries newest-reference ## run the tests of the reference plugins with the newest ones (root)
-	REFERENCE=$(REFERENCES)/newest PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --newest-reference tests/netns tests/hard
+test-newest-reference: venv newest-reference ## run the tests of the reference plugins with the newest ones (root)
+	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PY) -m tests.runner newest-reference
 
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises

@@ -74,7 +74,7 @@ def named(names: Sequence[str]) -> list[Part]:
 
     Raises KeyError for a name of no part.
     """
-    every = all_parts()
+    every = [*all_parts(), _newest_reference()]
     chosen = set()
     for name in names:
         matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}
@@ -84,6 +84,11 @@ def named(names: Sequence[str]) -> list[Part]:
     while missing := {need for part in every if part.name in chosen for need in part.needs} - chosen:
         chosen |= missing
     return [part for part in every if part.name in chosen]
+
+
+def _newest_reference() -> Part:
+    """Returns the tests of the reference plugins that `make newest-reference` has unpacked: REFERENCE names them."""
+    return _pytest("newest-reference", ["--newest-reference", "tests/netns", "tests/hard", "tests/clients"])
 
 
 def _linters() -> list[Part]:
