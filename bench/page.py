@@ -14,6 +14,8 @@ from tests.support.kubelet import PODS
 
 Report = Mapping[str, Any]  # the output of bench.run --json
 
+QUIET_LOAD = 0.5  # below it, times are not disturbed by other programs
+
 # The groups of a report: the head of the table, and the divisor of its figures.
 _TIMES = {"ms": "ms", "parallel_ms": "ms per pod, whole chains of 50", "pod_ms": f"ms per pod, a node of {PODS}"}
 _SIZES = {"memory_kib": ("MiB of memory, peak", 1024), "size_bytes": ("MB of files", 1e6)}
@@ -69,8 +71,10 @@ def markdown(report: Report) -> dict[str, str]:
 def markdown_newest(report: Report) -> dict[str, str]:
     """Returns the generated part of the page about the newest reference plugins, by the name of its marks."""
     name = reference_name(report["about"])
+    about = report["about"]
     lines = [
-        f"{_where(report)[0]} In brackets the milliseconds of podwire and of the {name}.",
+        f"{_where(report)[0]} {_load_text(about['load'])}",
+        f"In brackets the milliseconds of podwire and of the {name}.",
         "",
         f"| podwire divided by {name} | ADD | CHECK | DEL |",
         "|---|---|---|---|",
@@ -113,6 +117,11 @@ def _where(report: Report) -> list[str]:
     about = report["about"]
     kernel = ".".join(str(about["kernel"]).split(".")[:2])
     return [f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors."]
+
+
+def _load_text(load: float) -> str:
+    """Returns the sentence about the load of the machine before the run."""
+    return f"The load was {load:.1f}" + (": trust the ratios rather than the times." if load > QUIET_LOAD else ".")
 
 
 def _by_title(every: Sequence[Case]) -> dict[str, dict[str, Case]]:

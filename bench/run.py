@@ -27,7 +27,6 @@ from tests.support import binaries, private_host, second_kernel
 
 _ROUNDS, _QUICK_ROUNDS = 60, 15
 _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
-_QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
 _DISK_BYTES, _DISK_FILES = 480 << 20, 250_000  # for 2 x 100,000 leases; from 512 MiB on, mkfs selects blocks of 4 KiB
 _DOCS = binaries.ROOT / "docs"
@@ -115,6 +114,8 @@ def _run(
     directories: tuple[Path, Path], rounds: int, measure: Callable[[cases.Subjects, int], dict[str, object]]
 ) -> dict[str, object]:
     """Measures in a separate network namespace and on a separate disk, which end with this process."""
+    ours, reference = directories
+    version = reference_version(reference)  # before dpkg's files are hidden
     private_host.enter("/var/lib/cni")
     adopt_orphans()
     # A disk, as on a node: on a tmpfs, writing many leases would look faster than it is.
@@ -123,10 +124,9 @@ def _run(
     else:
         private_host.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
     gc.disable()
-    ours, reference = directories
     subjects = (
         Subject("podwire", 1, ours, _DISK / "podwire"),
-        Subject("reference", 2, reference, _DISK / "reference"),
+        Subject("reference", 2, reference, _DISK / "reference", version),
     )
     return measure(subjects, rounds)
 
@@ -195,10 +195,10 @@ def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
         "load": os.getloadavg()[0],
         ours.label: str(ours.bin_dir),
         reference.label: str(reference.bin_dir),
-        "version": reference_version(reference.bin_dir),
+        "version": reference.version,
     }
     print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
-    if os.getloadavg()[0] > _QUIET_LOAD:
+    if os.getloadavg()[0] > page.QUIET_LOAD:
         print("The machine has other load: trust the minima rather than the medians.", flush=True)
     return about
 

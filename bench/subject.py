@@ -53,12 +53,13 @@ ROUTED = Kind("routed", 200, keys={"ipMasq": True, "ipMasqBackend": "iptables"},
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation; `number`, 1 or 2, is part of its names and subnets."""
+    """An implementation; `number`, 1 or 2, is part of its names and subnets; `version` is "" if it is unknown."""
 
     label: str
     number: int
     bin_dir: Path
     store: Path
+    version: str = ""
 
     def network(self, kind: Kind) -> Config:
         """Returns a network of an interface plugin with gateway and host-local."""

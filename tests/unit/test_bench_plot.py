@@ -70,7 +70,7 @@ def test_heads_name_the_version_of_the_reference():
 def test_the_newest_reference_has_a_separate_table(tmp_path):
     """Ratios and times of the verbs are side by side; the rest of the page stays."""
     quick = report(("bridge ADD", 1, 2), ("bridge DEL", 2, 20), ("VERSION", 1, 4))
-    quick["about"]["version"] = "1.9.1"
+    quick["about"] |= {"version": "1.9.1", "load": 2.04}
     page_file = tmp_path / "performance.md"
     page_file.write_text("before <!-- newest -->\nold\n<!-- end of newest --> after")
     assert write_newest(quick, tmp_path) == [page_file]
@@ -80,6 +80,7 @@ def test_the_newest_reference_has_a_separate_table(tmp_path):
     assert "| podwire divided by reference 1.9.1 | ADD | CHECK | DEL |" in text
     assert "| bridge | 0.50 (1 / 2) |  | 0.10 (2 / 20) |" in text
     assert "| VERSION | 0.25 (1 / 4) |  |  |" in text
+    assert "The load was 2.0: trust the ratios" in text
     assert "old" not in text
 
 
