@@ -46,7 +46,7 @@ PROMISES: dict[str, Promise] = {
         "However long a node runs, verbs leave nothing: no rule, link, qdisc, address, file, process or kernel memory.",
         "half an hour of storms with both backends; each minute all pods end, and the node is compared with the "
         "state before the first pod",
-        "{verbs:,} verbs in {minutes} minutes",
+        "{verbs:,} verbs in {seconds:,} s",
     ),
     "model": Promise(
         "Each verb changes only its own objects, also when two networks have containers of the same names.",
