@@ -120,8 +120,10 @@ def _where(report: Report) -> list[str]:
 
 
 def _load_text(load: float) -> str:
-    """Returns the sentence about the load of the machine before the run."""
-    return f"The load was {load:.1f}" + (": trust the ratios rather than the times." if load > QUIET_LOAD else ".")
+    """Returns the sentence about the load of the machine, the higher of those before and after the run."""
+    return f"The load was up to {load:.1f}" + (
+        ": trust the ratios rather than the times." if load > QUIET_LOAD else "."
+    )
 
 
 def _by_title(every: Sequence[Case]) -> dict[str, dict[str, Case]]:

@@ -164,6 +164,7 @@ def _report(
         groups.setdefault(part.group, []).extend(as_json(row) for row in part.rows)
         missed += [f"{row.case}: {ratio_text(row.ratio)}, target {row.target:.2f}" for row in part.rows if row.missed]
     _show("Missed targets", "\n".join(missed) or "none")
+    about["load"] = max(about["load"], os.getloadavg()[0])
     return {"about": about, **groups}
 
 
@@ -185,7 +186,7 @@ def _measure_in_second_kernel(rounds: int) -> int:
         return second_kernel.boot(line, Path(directory), env=variables)
 
 
-def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+def _about(subjects: cases.Subjects, rounds: int) -> dict[str, Any]:
     """Prints the conditions of the run, and returns them for JSON."""
     ours, reference = subjects
     about = {

@@ -80,7 +80,7 @@ def test_the_newest_reference_has_a_separate_table(tmp_path):
     assert "| podwire divided by reference 1.9.1 | ADD | CHECK | DEL |" in text
     assert "| bridge | 0.50 (1 / 2) |  | 0.10 (2 / 20) |" in text
     assert "| VERSION | 0.25 (1 / 4) |  |  |" in text
-    assert "The load was 2.0: trust the ratios" in text
+    assert "The load was up to 2.0: trust the ratios" in text
     assert "old" not in text
 
 
