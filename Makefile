@@ -56,6 +56,14 @@ NEWER_ROOT_PINS := Package: *\nPin: release n=$(DEBIAN)\nPin-Priority: 100\n
 # Changes with the list of packages, which then are unpacked again.
 TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
+# Debian's newest reference plugins, each version in a directory, unpacked from sid, which has the newest of all suites.
+# `newest` is a link to the last one. Apt's lists and state are separate: this machine's apt needs no other suite.
+REFERENCES := $(CURDIR)/build/reference
+REFERENCE_SUITE := sid
+REFERENCE_APT := $(APT) -o Dir::Etc::sourcelist=$(REFERENCES)/apt/sources.list -o Dir::Etc::sourceparts=/dev/null \
+    -o Dir::State=$(REFERENCES)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(REFERENCES)/apt \
+    -o Acquire::Languages=none
+
 ARM64_TOOLS := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 ARM64_TEST_PACKAGES := qemu-user qemu-system-arm libc6-dev-arm64-cross libgcc-12-dev-arm64-cross
 LIBPYTHON := lib$(notdir $(realpath $(PYTHON)))
@@ -68,9 +76,9 @@ SOURCES := $(shell find process cni kernel attachment ipam plugins podwire pack/
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-cluster bench-second-kernel image-tests reproducible clean \
+.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
     needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
-    test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
+    newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## print this list
@@ -182,13 +190,26 @@ test-cluster: venv ## test the agent with API servers (root)
 test-clients test-deploy test-release test-arm64 test-cluster: test-%:
 	@$(PY) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
 
+newest-reference: ## unpack the newest reference plugins of all Debian suites, not installed: build/reference/VERSION
+	@mkdir -p $(REFERENCES)/apt/lists/partial $(REFERENCES)/apt/archives/partial
+	@echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $(REFERENCE_SUITE) main' \
+	    >$(REFERENCES)/apt/sources.list
+	@cd $(REFERENCES)/apt && apt-get $(REFERENCE_APT) update && rm -f *.deb && \
+	    apt-get $(REFERENCE_APT) download containernetworking-plugins && rm -rf files && dpkg-deb --extract *.deb files
+	@cd $(REFERENCES) && version=$$(dpkg-deb --field apt/*.deb Version | sed 's/^[0-9]*://; s/[-+~].*//') && \
+	    rm -rf $$version && mv apt/files/usr/lib/cni $$version && ln -sfn $$version newest && \
+	    echo "REFERENCE=$(REFERENCES)/$$version"
+
+test-newest-reference: venv newest-reference ## run the tests of the reference plugins with the newest ones (root)
+	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PY) -m tests.runner newest-reference
+
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
 	@$(PY) -m tests.runner cluster clients newer-clients
 	@$(PY) -m tests.clients.tested
-	@$(MAKE) --no-print-directory test-second-kernel test-portable
+	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-portable
 
 demo: binaries needs-test ## show what the plugins do, step by step (root)
 	$(PY) -m tests.demo
@@ -198,6 +219,9 @@ bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=D
 
 bench-quick: binaries needs-test ## run the main rows of bench, in a minute or two (root)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
+
+bench-newest: binaries needs-test newest-reference ## the same beside the newest reference plugins; writes their table (root)
+	REFERENCE=$(REFERENCES)/newest $(PY) -m bench.run --quick --json build/bench-newest.json --write
 
 bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md (root, 15 minutes)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m bench.cluster --json build/bench-cluster.json --write

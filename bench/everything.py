@@ -31,10 +31,14 @@ class Part(NamedTuple):
     rows: Sequence[Row]
     note: str = ""
 
-    def text(self) -> str:
-        """Returns the table as text."""
+    def text(self, reference: str = "reference") -> str:
+        """Returns the table as text; `reference` is the head of the reference's column."""
         sizes = {"memory_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
-        shown = size_table(*sizes[self.group], self.rows) if self.group in sizes else timing_table(self.rows)
+        shown = (
+            size_table(*sizes[self.group], self.rows, reference)
+            if self.group in sizes
+            else timing_table(self.rows, reference=reference)
+        )
         return f"{shown}\n\n{self.note}" if self.note else shown
 
 

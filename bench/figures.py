@@ -60,9 +60,12 @@ def figures(values: Sequence[float], faults: Sequence[int] = ()) -> Figures:
     )
 
 
-def timing_table(rows: Sequence[Row], unit: str = "ms") -> str:
-    """Returns the table of times: medians, minima, page faults, both ratios, targets, and floors if any."""
-    head = (unit, "podwire", "min", "faults", "reference", "min", "faults", "ratio", "of min", "target")
+def timing_table(rows: Sequence[Row], unit: str = "ms", reference: str = "reference") -> str:
+    """Returns the table of times: medians, minima, page faults, both ratios, targets, and floors if any.
+
+    `reference` is the head of the reference's column.
+    """
+    head = (unit, "podwire", "min", "faults", reference, "min", "faults", "ratio", "of min", "target")
     if not any(row.floor for row in rows):
         return table(head, [_timing(row) for row in rows])
     floors = [f"{row.floor.median:.2f}" if row.floor else "" for row in rows]
@@ -87,9 +90,9 @@ def growth_table(rows: Sequence[tuple[str, Row, Row]]) -> str:
     )
 
 
-def size_table(unit: str, divisor: float, rows: Sequence[Row]) -> str:
+def size_table(unit: str, divisor: float, rows: Sequence[Row], reference: str = "reference") -> str:
     """Returns the table of sizes, in units of `divisor`."""
-    head = (unit, "podwire", "reference", "ratio")
+    head = (unit, "podwire", reference, "ratio")
     return table(
         head,
         [

@@ -14,6 +14,8 @@ from tests.support.kubelet import PODS
 
 Report = Mapping[str, Any]  # the output of bench.run --json
 
+QUIET_LOAD = 0.5  # below it, times are not disturbed by other programs
+
 # The groups of a report: the head of the table, and the divisor of its figures.
 _TIMES = {"ms": "ms", "parallel_ms": "ms per pod, whole chains of 50", "pod_ms": f"ms per pod, a node of {PODS}"}
 _SIZES = {"memory_kib": ("MiB of memory, peak", 1024), "size_bytes": ("MB of files", 1e6)}
@@ -53,14 +55,39 @@ def cases(report: Report, group: str) -> list[Case]:
 def markdown(report: Report) -> dict[str, str]:
     """Returns the generated parts of the page, by the name of their marks."""
     times = [case for group in _TIMES for case in cases(report, group)]
-    everything = [*_where(report), ""]
+    everything, name = [*_where(report), ""], reference_name(report["about"])
     for group, head in _TIMES.items():
-        everything += [*_table(head, 1, cases(report, group)), ""]
+        everything += [*_table(head, name, 1, cases(report, group)), ""]
     for group, (head, divisor) in _SIZES.items():
-        everything += [*_table(head, divisor, cases(report, group)), ""]
-    parts = {"targets": _targets([case for case in times if case.target is not None]), "bench": "\n".join(everything)}
+        everything += [*_table(head, name, divisor, cases(report, group)), ""]
+    parts = {
+        "targets": _targets(name, [case for case in times if case.target is not None]),
+        "bench": "\n".join(everything),
+    }
     rows = report.get("conversation")
     return {**parts, "counts": counts.markdown(rows)} if rows else parts
+
+
+def markdown_newest(report: Report) -> dict[str, str]:
+    """Returns the generated part of the page about the newest reference plugins, by the name of its marks."""
+    name = reference_name(report["about"])
+    about = report["about"]
+    lines = [
+        f"{_where(report)[0]} {_load_text(about['load'])}",
+        f"In brackets the milliseconds of podwire and of the {name}.",
+        "",
+        f"| podwire divided by {name} | ADD | CHECK | DEL |",
+        "|---|---|---|---|",
+    ]
+    for title, verbs in _by_title([case for group in _TIMES for case in cases(report, group)]).items():
+        cells = [_ratio_with_times(verbs.get(verb)) for verb in ("ADD", "CHECK", "DEL")]
+        lines.append(f"| {' | '.join([title, *cells])} |")
+    return {"newest": "\n".join(lines)}
+
+
+def reference_name(about: Mapping[str, Any]) -> str:
+    """Returns the head of the reference's column, with the version if it is known."""
+    return f"reference {about.get('version', '')}".strip()
 
 
 def inserted(document: str, parts: Mapping[str, str]) -> str:
@@ -92,20 +119,39 @@ def _where(report: Report) -> list[str]:
     return [f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors."]
 
 
-def _targets(cases_with_target: Sequence[Case]) -> str:
-    """Returns a row for each title, with its verbs side by side."""
-    count = sum(case.is_met for case in cases_with_target)
+def _load_text(load: float) -> str:
+    """Returns the sentence about the load of the machine, the higher of those before and after the run."""
+    return f"The load was up to {load:.1f}" + (
+        ": trust the ratios rather than the times." if load > QUIET_LOAD else "."
+    )
+
+
+def _by_title(every: Sequence[Case]) -> dict[str, dict[str, Case]]:
+    """Returns the cases by title and verb; a case without a verb counts as ADD."""
     titles: dict[str, dict[str, Case]] = {}
-    for case in cases_with_target:
+    for case in every:
         title, _, verb = case.name.rpartition(" ")
         titles.setdefault(title.rstrip(":") or case.name, {})["ADD" if verb == case.name else verb] = case
+    return titles
+
+
+def _ratio_with_times(case: Case | None) -> str:
+    if case is None:
+        return ""
+    return f"{ratio_text(case.ratio) or '-'} ({shown(case.ours)} / {shown(case.reference)})"
+
+
+def _targets(reference: str, cases_with_target: Sequence[Case]) -> str:
+    """Returns a row for each title, with its verbs side by side."""
+    count = sum(case.is_met for case in cases_with_target)
     lines = [
         f"{count} of {len(cases_with_target)} targets are met; missed ones are **bold**.",
         "",
-        "| podwire divided by reference | ADD | target | kernel alone | CHECK | target | kernel alone | DEL | target |",
+        f"| podwire divided by {reference} | ADD | target | kernel alone "
+        "| CHECK | target | kernel alone | DEL | target |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for title, verbs in titles.items():
+    for title, verbs in _by_title(cases_with_target).items():
         add, check, delete = (_target_cells(verbs.get(verb)) for verb in ("ADD", "CHECK", "DEL"))
         lines.append(f"| {' | '.join([title, *add, *check, *delete[:2]])} |")
     return "\n".join(lines)
@@ -122,12 +168,12 @@ def _target_cells(case: Case | None) -> tuple[str, str, str]:
     return ratio, target, floor
 
 
-def _table(unit: str, divisor: float, rows: Sequence[Case]) -> list[str]:
+def _table(unit: str, reference: str, divisor: float, rows: Sequence[Case]) -> list[str]:
     floors = any(case.floor for case in rows)
-    head, rule = f"| {unit} | podwire | reference | ratio |", "|---|---|---|---|"
+    head, rule = f"| {unit} | podwire | {reference} | ratio |", "|---|---|---|---|"
     lines = [f"{head} kernel alone |", f"{rule}---|"] if floors else [head, rule]
     for case in rows:
-        reference = shown(case.reference / divisor if case.reference is not None else None)
-        line = f"| {case.name} | {shown(case.ours / divisor)} | {reference} | {ratio_text(case.ratio)} |"
+        theirs = shown(case.reference / divisor if case.reference is not None else None)
+        line = f"| {case.name} | {shown(case.ours / divisor)} | {theirs} | {ratio_text(case.ratio)} |"
         lines.append(f"{line} {shown(case.floor) if case.floor else ''} |" if floors else line)
     return lines

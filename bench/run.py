@@ -22,11 +22,11 @@ from bench.figures import as_json, ratio_text, timing_table
 from bench.floors import Floors
 from bench.process import adopt_orphans
 from bench.subject import Subject
+from bench.versions import reference_version
 from tests.support import binaries, private_host, second_kernel
 
 _ROUNDS, _QUICK_ROUNDS = 60, 15
 _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
-_QUIET_LOAD = 0.5
 _DISK = Path("/run/bench")
 _DISK_BYTES, _DISK_FILES = 480 << 20, 250_000  # for 2 x 100,000 leases; from 512 MiB on, mkfs selects blocks of 4 KiB
 _DOCS = binaries.ROOT / "docs"
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.write:
-        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in write(report, _DOCS)))
+        write_docs = write_newest if options.quick else write
+        print("\nwritten: " + ", ".join(str(path.relative_to(binaries.ROOT)) for path in write_docs(report, _DOCS)))
     return 0
 
 
@@ -68,6 +69,13 @@ def write(report: Mapping[str, Any], docs: Path) -> list[Path]:
     text.write_text(shown)
     drawing.write_text(drawn)
     return [text, drawing]
+
+
+def write_newest(report: Mapping[str, Any], docs: Path) -> list[Path]:
+    """Writes the page's part about the newest reference plugins, and returns the path of the page."""
+    text = docs / "performance.md"
+    text.write_text(page.inserted(text.read_text(), page.markdown_newest(report)))
+    return [text]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -82,12 +90,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     only.add_argument("--counts", action="store_true", help="only count system calls and messages, with strace")
     parser.add_argument("--second-kernel", action="store_true", help="measure --other-plugins in the second kernel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md and its plot")
+    about = "write docs/performance.md and its plot; with --quick only the part about the newest reference plugins"
+    parser.add_argument("--write", action="store_true", help=about)
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.write and (options.mappings or options.quick or options.counts or options.other_plugins):
-        parser.error("--write needs a full run, without --quick, --mappings, --other-plugins and --counts")
+    if options.write and (options.mappings or options.counts or options.other_plugins):
+        parser.error("--write needs a full run or --quick, not --mappings, --other-plugins or --counts")
     return options
 
 
@@ -105,6 +114,8 @@ def _run(
     directories: tuple[Path, Path], rounds: int, measure: Callable[[cases.Subjects, int], dict[str, object]]
 ) -> dict[str, object]:
     """Measures in a separate network namespace and on a separate disk, which end with this process."""
+    ours, reference = directories
+    version = reference_version(reference)  # before dpkg's files are hidden
     private_host.enter("/var/lib/cni")
     adopt_orphans()
     # A disk, as on a node: on a tmpfs, writing many leases would look faster than it is.
@@ -113,10 +124,9 @@ def _run(
     else:
         private_host.mount_disk(_DISK, _DISK_BYTES, _DISK_FILES)
     gc.disable()
-    ours, reference = directories
     subjects = (
         Subject("podwire", 1, ours, _DISK / "podwire"),
-        Subject("reference", 2, reference, _DISK / "reference"),
+        Subject("reference", 2, reference, _DISK / "reference", version),
     )
     return measure(subjects, rounds)
 
@@ -150,10 +160,11 @@ def _report(
     groups: dict[str, list[object]] = {}
     missed: list[str] = []
     for part in measure(subjects, rounds, floors.compiled(_DISK)):
-        _show(part.title, part.text())
+        _show(part.title, part.text(page.reference_name(about)))
         groups.setdefault(part.group, []).extend(as_json(row) for row in part.rows)
         missed += [f"{row.case}: {ratio_text(row.ratio)}, target {row.target:.2f}" for row in part.rows if row.missed]
     _show("Missed targets", "\n".join(missed) or "none")
+    about["load"] = max(about["load"], os.getloadavg()[0])
     return {"about": about, **groups}
 
 
@@ -161,7 +172,8 @@ def _measure_mappings(subjects: cases.Subjects, rounds: int) -> dict[str, object
     """Measures connections through 1,000 mappings, prints the table, and returns the report for JSON."""
     about = _about(subjects, rounds)
     rows, notes = mappings.connections(subjects, rounds * mappings.CALLS)
-    _show("TCP connect() to a host port, median and minimum in microseconds", timing_table(rows, "us"))
+    table = timing_table(rows, "us", page.reference_name(about))
+    _show("TCP connect() to a host port, median and minimum in microseconds", table)
     print("\n" + "\n".join(notes))
     return {"about": about, "us": [as_json(row) for row in rows]}
 
@@ -174,17 +186,20 @@ def _measure_in_second_kernel(rounds: int) -> int:
         return second_kernel.boot(line, Path(directory), env=variables)
 
 
-def _about(subjects: cases.Subjects, rounds: int) -> dict[str, object]:
+def _about(subjects: cases.Subjects, rounds: int) -> dict[str, Any]:
     """Prints the conditions of the run, and returns them for JSON."""
+    ours, reference = subjects
     about = {
         "rounds": rounds,
         "kernel": platform.release(),
         "cpus": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
-        **{subject.label: str(subject.bin_dir) for subject in subjects},
+        ours.label: str(ours.bin_dir),
+        reference.label: str(reference.bin_dir),
+        "version": reference.version,
     }
     print("\n".join(f"{key:<10} {value}" for key, value in about.items()), flush=True)
-    if os.getloadavg()[0] > _QUIET_LOAD:
+    if os.getloadavg()[0] > page.QUIET_LOAD:
         print("The machine has other load: trust the minima rather than the medians.", flush=True)
     return about
 

@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
     )
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
+    about = "run only tests that run the reference plugins, of the newest version that Debian has"
+    parser.addoption("--newest-reference", action="store_true", help=about)
     about = "of the tests that passed on another kernel, according to these reports, run a few only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
@@ -36,13 +38,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Adds the markers that say on which kernels a test runs, and the report of the run."""
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
+    config.addinivalue_line("markers", "newest_reference: runs with --newest-reference only")
+    config.addinivalue_line("markers", "old_reference: about the reference plugins 1.1.1; not with --newest-reference")
     config.addinivalue_line("markers", "one_kernel: slow, or with time limits: `make test` runs it on one kernel only")
     if path := config.getoption("--report"):
         config.pluginmanager.register(kernels.Recorder(path))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the tests that no other kernel has passed, a few of the others, and of these this run's share."""
+    """Selects the tests that no other kernel has passed, a few of the others, and of these this run's share.
+
+    With --newest-reference only those that run the reference plugins.
+    """
+    if config.getoption("--newest-reference"):
+        items[:] = [item for item in items if _runs_reference(item)]
+    else:
+        items[:] = [item for item in items if not item.get_closest_marker("newest_reference")]
     if directory := config.getoption("--besides"):
         passed = kernels.passed_elsewhere(directory)
         elsewhere = [item for item in items if item.nodeid in passed]
@@ -51,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in passed or item in again]
     first, step = map(int, config.getoption("--share").split("/"))
     items[:] = items[first::step]
+
+
+def _runs_reference(item: pytest.Item) -> bool:
+    """Returns whether a test has the fixture `reference`, or its module uses the directory of the reference plugins."""
+    if item.get_closest_marker("old_reference"):
+        return False
+    return "reference" in getattr(item, "fixturenames", ()) or "binaries.REFERENCE" in item.path.read_text()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

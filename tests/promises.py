@@ -42,6 +42,12 @@ PROMISES: dict[str, Promise] = {
         "containers were attached sequentially; a second test does the same with host-local alone",
         "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} returned code 11 (try again)",
     ),
+    "soak": Promise(
+        "However long a node runs, verbs leave nothing: no rule, link, qdisc, address, file, process or kernel memory.",
+        "half an hour of storms with both backends; each minute all pods end, and the node is compared with the "
+        "state before the first pod",
+        "{verbs:,} verbs in {seconds:,} s",
+    ),
     "model": Promise(
         "Each verb changes only its own objects, also when two networks have containers of the same names.",
         "random sequences of all verbs, podwire's and the reference's, compared with a model of the node after each",

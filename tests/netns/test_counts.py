@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from bench.chains import host_port
 from bench.counts import Counts, count_chain
 from bench.subject import DUAL, NFTABLES, SINGLE, Chained, Kind, Subject
+from bench.versions import reference_version
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
 
@@ -55,3 +57,8 @@ def test_verbs_stay_within_their_limits(
         if count > limit
     }
     assert not exceeded, f"count and limit: {exceeded}"
+
+
+def test_version_of_the_reference(reference: Path):
+    """The heads of the benchmark's tables name the version of Debian's plugins, which do not print it."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+", reference_version(reference))

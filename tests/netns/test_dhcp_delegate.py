@@ -10,7 +10,6 @@ import pytest
 from tests.support import binaries
 from tests.support.attaching import Network, address, reaches
 from tests.support.dhcp import SERVER, Dhcp, reference_daemon
-from tests.support.machine import eventually
 from tests.support.uplink import UPLINK
 
 
@@ -41,4 +40,4 @@ def test_lease_is_acquired_and_released(net, sandbox, dhcp):
     assert dhcp.list_leases() == [address(result)]
     assert reaches(sandbox, SERVER)
     net.delete(sandbox, result)
-    assert eventually(lambda: dhcp.list_leases() == []), dhcp.list_leases()
+    assert dhcp.has_released(), dhcp.list_leases()

@@ -117,6 +117,7 @@ def test_plugin_that_does_not_start(node, content, name):
     assert node.find(name)["subject"] == "bridge"
 
 
+@pytest.mark.old_reference
 def test_version_that_a_plugin_does_not_support(node, reference):
     """A cniVersion that a plugin of the list does not support is reported with the highest that all support."""
     (node.bin_dir / "bridge").unlink()

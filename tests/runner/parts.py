@@ -89,7 +89,7 @@ def named(names: Sequence[str]) -> list[Part]:
 
     Raises KeyError for a name of no part.
     """
-    every = [*all_parts(), *newer_clients()]
+    every = [*all_parts(), *newer_clients(), _newest_reference()]
     chosen = set()
     for name in names:
         matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}
@@ -99,6 +99,11 @@ def named(names: Sequence[str]) -> list[Part]:
     while missing := {need for part in every if part.name in chosen for need in part.needs} - chosen:
         chosen |= missing
     return [part for part in every if part.name in chosen]
+
+
+def _newest_reference() -> Part:
+    """Returns the tests of the reference plugins that `make newest-reference` has unpacked: REFERENCE names them."""
+    return _pytest("newest-reference", ["--newest-reference", "tests/netns", "tests/hard", "tests/clients"])
 
 
 def _linters() -> list[Part]:

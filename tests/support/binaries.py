@@ -5,15 +5,17 @@ One rule: the list of plugins is the list of files, so tests include a new plugi
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni"))  # the Go plugins
+REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni")).absolute()  # the Go plugins
 
 _TOOL = "podwire"  # the operator's tool: the same file, but not a plugin
 
@@ -28,6 +30,13 @@ def names() -> list[str]:
     if not directory().is_dir():
         return []
     return sorted(file.name for file in directory().iterdir() if file.is_file() and file.name != _TOOL)
+
+
+def reference_is_new() -> bool:
+    """Returns whether the reference plugins of this run are those of 1.6.0 or later, which support CNI 1.1.0."""
+    line, env = [str(REFERENCE / "dhcp")], {"CNI_COMMAND": "VERSION"}
+    done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    return "1.1.0" in json.loads(done.stdout)["supportedVersions"]
 
 
 def in_ci() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,14 +115,14 @@ class Node:
         """Returns the path of the pod's cache file."""
         return self.directory / "results" / f"{self.name}-{pod.name}-eth0"
 
+    def check(self, pod: Namespace) -> None:
+        """Runs CHECK of the chain with the cached result."""
+        self._run_cached("CHECK", pod, self.network.plugins, self._options(pod))
+
     def detach(self, pod: Namespace, *, netns: str | None = None) -> None:
         """Runs DEL of the chain and deletes the cache file."""
-        cached = json.loads(self.entry(pod).read_text())
-        capabilities = cached.get("capabilityArgs")
-        for plugin in reversed(self.network.plugins):
-            config = self.network.build_config(plugin, capability_args=capabilities, prev_result=cached["result"])
-            options = {**self._options(pod), **({} if netns is None else {"netns": netns})}
-            run_plugin(str(plugin["type"]), "DEL", config, **options).assert_silent()
+        options = {**self._options(pod), **({} if netns is None else {"netns": netns})}
+        self._run_cached("DEL", pod, reversed(self.network.plugins), options)
         self.entry(pod).unlink()
 
     def gc(self, *valid: Namespace) -> None:
@@ -160,6 +160,17 @@ class Node:
     def leaked_kinds(self) -> set[str]:
         """Returns the kinds of leaked objects that `podwire show` reports."""
         return {leak["kind"] for leak in self.show()["leaks"]}
+
+    def _run_cached(
+        self, verb: str, pod: Namespace, plugins: Iterable[Mapping[str, Any]], options: dict[str, Any]
+    ) -> None:
+        """Runs a verb of `plugins` with the result and the capabilities of the cache file."""
+        cached = json.loads(self.entry(pod).read_text())
+        for plugin in plugins:
+            config = self.network.build_config(
+                plugin, capability_args=cached.get("capabilityArgs"), prev_result=cached["result"]
+            )
+            run_plugin(str(plugin["type"]), verb, config, **options).assert_silent()
 
     def _options(self, pod: Namespace) -> dict[str, Any]:
         return {"netns": pod, "container_id": pod.name, "host": self.host, "bin_dir": self.bin_dir}

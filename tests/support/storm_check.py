@@ -52,11 +52,11 @@ def run_and_check(storm: Storm, host: Namespace, external: Namespace) -> None:
                 pod_interfaces.create_objects(namespace, len(storm.containers))
         sequential = Storm(storm.plan, storm.store.with_name("sequential"), containers(storm.plan))
         if storm.plan.reference:  # its parallel first ADDs create shared objects twice
-            _warm_up(storm)
+            warm_up(storm)
         storm.run()
         storm.check_all()
         with second.entered():
-            _warm_up(sequential)
+            warm_up(sequential)
             before = state_lines(second, [], storm.plan.tools)
             for each in storm.running():
                 sequential.add_like(each)
@@ -72,7 +72,7 @@ def run_and_check(storm: Storm, host: Namespace, external: Namespace) -> None:
         compare_store(storm)
 
 
-def _warm_up(storm: Storm) -> None:
+def warm_up(storm: Storm) -> None:
     """Adds and deletes one attachment with each set of plugins, which creates the shared objects."""
     first, *_ = storm.containers
     for by_reference in (False, True) if storm.plan.reference else (False,):

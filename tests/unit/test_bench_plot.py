@@ -10,7 +10,7 @@ import pytest
 
 from bench import page, plot
 from bench.figures import Row, as_json, figures
-from bench.run import write
+from bench.run import write, write_newest
 from tests.support.markdown import DOCS, Document
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -55,6 +55,33 @@ def test_targets_are_in_a_separate_table():
     assert "| VERSION | 0.30 | 0.60 |  |  |  |  |  |  |" in text
     assert "| bridge | 0.50 | 0.50 | 0.25 | **0.75** | 0.50 |  |  |  |" in text
     assert "loopback" not in text
+
+
+def test_heads_name_the_version_of_the_reference():
+    """With a known version, each table names it; without one, no version is invented."""
+    known = report(("bridge ADD", 1, 2))
+    known["about"]["version"] = "1.9.1"
+    known["ms"][0]["wanted"] = 0.5
+    assert "| ms | podwire | reference 1.9.1 | ratio |" in page.markdown(known)["bench"]
+    assert "| podwire divided by reference 1.9.1 |" in page.markdown(known)["targets"]
+    assert "| ms | podwire | reference | ratio |" in page.markdown(report(("bridge ADD", 1, 2)))["bench"]
+
+
+def test_the_newest_reference_has_a_separate_table(tmp_path):
+    """Ratios and times of the verbs are side by side; the rest of the page stays."""
+    quick = report(("bridge ADD", 1, 2), ("bridge DEL", 2, 20), ("VERSION", 1, 4))
+    quick["about"] |= {"version": "1.9.1", "load": 2.04}
+    page_file = tmp_path / "performance.md"
+    page_file.write_text("before <!-- newest -->\nold\n<!-- end of newest --> after")
+    assert write_newest(quick, tmp_path) == [page_file]
+    text = page_file.read_text()
+    assert text.startswith("before <!-- newest -->\n")
+    assert text.endswith("<!-- end of newest --> after")
+    assert "| podwire divided by reference 1.9.1 | ADD | CHECK | DEL |" in text
+    assert "| bridge | 0.50 (1 / 2) |  | 0.10 (2 / 20) |" in text
+    assert "| VERSION | 0.25 (1 / 4) |  |  |" in text
+    assert "The load was up to 2.0: trust the ratios" in text
+    assert "old" not in text
 
 
 def test_narrowly_missed_target_has_a_third_digit():
@@ -138,5 +165,5 @@ def test_page_and_plot_are_from_one_run():
     rows = {row[head]: row for table in tables for row in table for head in row if head.startswith("ms")}
     drawn = ElementTree.fromstring((DOCS / "bench.svg").read_text())
     figures_drawn = [element.text or "" for element in drawn.iter(f"{SVG}text") if element.attrib.get("class")]
-    expected = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference")]
+    expected = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference 1.1.1")]
     assert [text for text in figures_drawn if re.fullmatch(r"[\d.]+", text)] == expected

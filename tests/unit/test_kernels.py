@@ -21,6 +21,8 @@ class Item(NamedTuple):
 
     nodeid: str
     marker: str = ""
+    fixturenames: tuple[str, ...] = ()
+    path: Path = Path(os.devnull)
 
     def get_closest_marker(self, name):
         return name == self.marker
@@ -117,13 +119,23 @@ def test_shares_of_one_kernel_are_merged():
 @pytest.mark.parametrize("of", [1, 2, 3])
 def test_shares_are_all_tests_once(of):
     """Every test is in exactly one share, for any number of shares."""
-    selected: list[int] = []
+    selected: list[str] = []
     for number in range(of):
-        items: Any = list(range(10))
+        items: Any = [Item(str(each)) for each in range(10)]
         config: Any = SimpleNamespace(getoption={"--share": f"{number}/{of}"}.get)
         pytest_collection_modifyitems(config, items)
-        selected += items
-    assert sorted(selected) == list(range(10))
+        selected += [item.nodeid for item in items]
+    assert sorted(selected) == [str(each) for each in range(10)]
+
+
+def test_comparisons_with_the_newest_reference_plugins_need_an_option():
+    """With --newest-reference only tests that run reference plugins are selected, without it only other ones."""
+    every = [Item("newest", "newest_reference", ("reference",)), Item("both", "", ("reference",)), Item("other")]
+    for option, expected in ((False, ["both", "other"]), (True, ["newest", "both"])):
+        items: Any = every[:]
+        config: Any = SimpleNamespace(getoption={"--share": "0/1", "--newest-reference": option}.get)
+        pytest_collection_modifyitems(config, items)
+        assert [item.nodeid for item in items] == expected
 
 
 def test_a_few_of_the_tests_that_passed_elsewhere_run(tmp_path):

@@ -1,0 +1,36 @@
+"""The figures of a soak: growth of memory, and the table of samples."""
+
+import pytest
+
+from tests.support.soak import Sample, growth_mib, table
+
+
+def samples(*mib):
+    """Returns samples, one a minute, with these values of unreclaimable memory."""
+    return [
+        Sample(float(minute), 1000 * minute, {"links": 4}, {"SUnreclaim": each}, 7) for minute, each in enumerate(mib)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mib", "growth"),
+    [
+        ((100,), 0),
+        ((100, 100, 100, 100, 100, 100), 0),
+        ((100, 110, 120, 130, 140, 150), 40),
+        ((100, 100, 900, 900, 100, 900), 0),
+        ((150, 120, 100, 100, 90, 90), -30),
+    ],
+    ids=["one sample", "constant", "growing", "other programs", "shrinking"],
+)
+def test_growth_of_memory(mib, growth):
+    """Growth is the difference of the least values at both ends, which other programs disturb least."""
+    assert growth_mib(samples(*mib), "SUnreclaim") == growth
+
+
+def test_table_of_samples():
+    """Each sample is a row of a Markdown table."""
+    head, rule, first, second = table(samples(100, 101))
+    assert head == "| minutes | verbs | links | netns | SUnreclaim, MiB |"
+    assert rule == "| --- | --- | --- | --- | --- |"
+    assert (first, second) == ("| 0.0 | 0 | 4 | 7 | 100 |", "| 1.0 | 1,000 | 4 | 7 | 101 |")
