@@ -220,7 +220,7 @@ bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=D
 bench-quick: binaries needs-test ## run the main rows of bench, in a minute or two (root)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
 
-bench-newest: binaries needs-test newest-reference ## the same beside the newest reference plugins; writes their table (root)
+bench-newest: binaries needs-test newest-reference ## the same against the newest reference plugins; writes their table in docs/performance.md (root)
 	REFERENCE=$(REFERENCES)/newest $(PY) -m bench.run --quick --json build/bench-newest.json --write
 
 bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md (root, 15 minutes)

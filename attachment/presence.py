@@ -2,7 +2,8 @@
 
 GONE needs proof. A path may be missing only in this process's view of the file system: in a container, or after
 `unshare --mount`, /run/netns is another directory while the pods run. So the path is also looked up in the root
-directory of process 1, and an existing interface of the attachment proves that it is running.
+directory of process 1, and an existing interface of the attachment proves that it is running. An instance of apptainer
+keeps its namespace where only the instance sees it: there a missing path proves nothing.
 
 Cost: two stat(2) for a namespace at its path, otherwise some ten more system calls.
 """
@@ -23,8 +24,8 @@ INIT = "/proc/1"
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the host's PID namespace
 _SIOCGIFHWADDR, _SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
 _MAX_NAME_BYTES = 15  # linux/if.h (IFNAMSIZ)
-# The path of the namespace of each instance of apptainer and Singularity, in the mount namespace of the instance only.
-_PRIVATE = "/mnt/session/netns"
+# The end of the namespace path of each apptainer or Singularity instance, which only the instance itself sees.
+_APPTAINER_END = "/mnt/session/netns"
 _MAX_STEPS = 100  # components of a path and of the symbolic links in it; the kernel follows 40 links
 
 
@@ -71,7 +72,7 @@ def get_presence(
         return here
     if on_host.interface and _exists(on_host.interface):
         return Presence.ELSEWHERE
-    if netns.endswith(_PRIVATE):
+    if netns.endswith(_APPTAINER_END):
         return Presence.GONE if on_host.is_gone else Presence.UNKNOWN
     for_init = _look_as_init(netns, on_host, others)
     return Presence.ELSEWHERE if for_init is Presence.HERE else for_init

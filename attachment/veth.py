@@ -255,7 +255,7 @@ def _delete_host_veth(
                 ):
                     host.change(link.delete_request(veth))
             except KernelError as error:
-                if error.errno != errno.ENODEV:  # another DEL of the attachment deletes it at the same time
+                if error.errno != errno.ENODEV:  # ENODEV: another DEL of this attachment has just deleted it
                     raise
 
 

@@ -217,7 +217,8 @@ static PyMethodDef methods[] = {
 
 extern PyMethodDef netlink_methods[], background_methods[];
 
-/* Interned once, for _netlink.c: Python's cache of attributes has an entry for each string object. */
+/* Interned, for _netlink.c: Python's attribute cache is keyed by the string object, so each new "write" would add an
+ * entry. */
 PyObject *write_name;
 
 static int

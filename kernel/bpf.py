@@ -1,6 +1,6 @@
 """Classic BPF: programs that the kernel runs on each packet of a socket, to queue only the accepted ones.
 
-One rule: constants have the names of linux/filter.h and linux/bpf_common.h in words; a program is a value.
+One rule: constants are the kernel's (linux/filter.h, linux/bpf_common.h), with names in words; a program is a value.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Instruction(NamedTuple):
 Program = Sequence[Instruction]
 
 
-def attach(packet_socket: socket.socket, program: Program) -> None:
+def attach(receiver: socket.socket, program: Program) -> None:
     """Attaches a program to a socket; raises OSError."""
     # An array, since only an array reports its address, which the kernel needs.
     instructions = array("B", b"".join(_INSTRUCTION.pack(*instruction) for instruction in program))
     address, _ = instructions.buffer_info()
-    packet_socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(program), address))
+    receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(program), address))

@@ -191,20 +191,18 @@ def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> P
     builder, linked, twin = work / "image-builder", work / "linked", work / "podwire.debug"
     linker_map = work / "image-builder.map"
     sources = [ROOT / source for source in C_SOURCES]
-    if twin.exists() and is_current(
-        builder, *target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES
-    ):
+    inputs = (*target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES)
+    if is_current(builder, *inputs) and is_current(twin, *inputs):
         return builder
     step("image builder: compile and link")
     archives = [renamed_library(target, work, library) for library in target.libraries]
     objects = [compile_object(target, work, source, defines) for source in sources]
     link(target, [*objects, *archives], linker_map, linked)
-    run(f"{target.tools}objcopy", "--strip-all", f"--remove-section={unwind.SECTION}", linked, builder)
-    unwind.write_twin(target.tools, linked, twin)
     stray = libpython.stray_sections(linker_map.read_text(), [str(path) for path in (*objects, *archives)])
     if stray:
-        builder.unlink()
         raise SystemExit("writable memory of Python outside the image: " + ", ".join(stray))
+    unwind.write_twin(target.tools, linked, twin)
+    run(f"{target.tools}objcopy", "--strip-all", f"--remove-section={unwind.SECTION}", linked, builder)
     return builder
 
 

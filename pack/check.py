@@ -36,23 +36,23 @@ def check_text(dump: Path, sources: list[Path], paths: list[str]) -> None:
     """
     known = [source.read_bytes() for source in sources]
     content = dump.read_bytes()
-    machine = {"path": paths, **_machine_texts()}
-    for kind, texts in machine.items():
-        for text in texts:
-            form = os.fsencode(text)
-            if len(form) >= _SHORTEST_TEXT and form in content and not any(form in each for each in known):
-                raise SystemExit(f"check: the image contains a {kind} of this machine: {text!r}")
+    for label, text in ({f"the path {path!r}": path for path in paths} | _machine_texts()).items():
+        encoded = os.fsencode(text)
+        if len(encoded) >= _SHORTEST_TEXT and encoded in content and not any(encoded in each for each in known):
+            raise SystemExit(f"check: the image contains {label} of this machine")
 
 
-def _machine_texts() -> dict[str, list[str]]:
+def _machine_texts() -> dict[str, str]:
+    """Returns the texts by a description, which omits the values of variables: some are secret."""
     kernel = os.uname()
     users = [user for user in pwd.getpwall() if user.pw_uid == os.geteuid()]
     return {
-        "home directory": [f"{user.pw_dir}/" for user in users],
-        "user name": [user.pw_name for user in users],
-        "host name": [kernel.nodename],
-        "kernel version": [kernel.release, kernel.version],
-        "variable's value": list(os.environ.values()),
+        **{f"the home directory {user.pw_dir!r}": f"{user.pw_dir}/" for user in users},
+        **{f"the user name {user.pw_name!r}": user.pw_name for user in users},
+        f"the host name {kernel.nodename!r}": kernel.nodename,
+        f"the kernel's release {kernel.release!r}": kernel.release,
+        f"the kernel's version {kernel.version!r}": kernel.version,
+        **{f"the value of the variable {name}": value for name, value in os.environ.items()},
     }
 
 

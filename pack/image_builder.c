@@ -206,9 +206,9 @@ static _Noreturn void learn_layout(int fd)
         die("cannot watch the heap");
     for (unsigned number = 0; step; number++) {
         write_name(fd, step);
-        Py_DECREF(step); /* before the step: this use of the name is not one of the application's */
+        Py_DECREF(step); /* before layout_step(): the application does not use the name */
         if (!layout_step(number))
-            die("more than 32 scenarios: merge some, or widen the masks of layout.c and layout.py");
+            die("more than 32 steps (VERSION and the scenarios): merge some, or widen the masks of layout.c and layout.py");
         step = PyIter_Next(steps);
     }
     check_python(!!PyErr_Occurred());
@@ -238,7 +238,7 @@ static void check_objects(int output, int dump)
     if (!child) {
         PyObject *tracked, *problems;
 
-        heap_seal(); /* large blocks may be mappings */
+        heap_seal(); /* from here on, large blocks may be allocated by mmap() */
         check_python(!PyObject_CallNoArgs(attribute_of("gc", "unfreeze"))); /* get_objects() omits frozen ones */
         tracked = PyObject_CallNoArgs(attribute_of("gc", "get_objects"));
         check_python(!tracked);
@@ -253,14 +253,14 @@ static void check_objects(int output, int dump)
         die("the check of the objects failed");
 }
 
-/* Wipes the pointers that Python has left behind: those in the frames of functions that have returned, and to lists
- * and dictionaries that it has taken from its lists of free ones. They can differ between builds. */
+/* Wipes pointers that Python no longer uses: in the frames of functions that have returned, and in its free lists of
+ * lists and dictionaries, behind their last entry. They can differ between builds. */
 static void wipe_stale_pointers(void)
 {
     PyThreadState *thread = PyThreadState_Get();
 
     memset(thread->datastack_top, 0, (size_t)((char *)thread->datastack_limit - (char *)thread->datastack_top));
-#if PY_VERSION_HEX < 0x030D0000 /* later ones are elsewhere */
+#if PY_VERSION_HEX < 0x030D0000 /* 3.13 has no such arrays in the interpreter */
     struct _Py_list_state *lists = &thread->interp->list;
     struct _Py_dict_state *dicts = &thread->interp->dict_state;
 

@@ -290,7 +290,8 @@ static PyObject *scan_once(PyObject *scanner, PyObject *args)
 
 static PyMethodDef scan_once_method = {"scan_once", scan_once, METH_VARARGS, NULL};
 
-/* Returns an attribute. Its name is interned: Python's cache of attributes has an entry for each string object. */
+/* Returns an attribute. Its name is interned: Python's attribute cache is keyed by the string object, so each new one
+ * would add an entry. */
 static PyObject *attribute(PyObject *object, const char *name)
 {
     PyObject *interned = PyUnicode_InternFromString(name), *result = interned ? PyObject_GetAttr(object, interned) : NULL;

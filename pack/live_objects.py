@@ -51,7 +51,7 @@ def _reachable(tracked: list[object]) -> list[object]:
     """Returns the objects and all that they refer to, which includes those that the garbage collector does not know."""
     seen = {id(each) for each in tracked}
     for name in [name for name, module in sys.modules.items() if id(module) not in seen]:
-        del sys.modules[name]  # imported by this one: else they would be reachable
+        del sys.modules[name]  # imported by this check: the image does not have them
     objects = list(tracked)
     for each in objects:  # grows meanwhile
         for referent in gc.get_referents(each):

@@ -27,7 +27,8 @@ int run_resize(size_t first, size_t pages);
 /* Frees `pages` pages from `first` on. */
 void run_release(size_t first, size_t pages);
 
-/* Counts a free slot of a page once, in its unused `run_length`; releases the page if all its slots are free. */
+/* Counts one free slot of a page; called once for each. The count is in `run_length`, which is 1 for a page of slots.
+ * Releases the page when all its slots are free. */
 void page_count_free(const void *slot);
 
 void pages_begin_image(void);

@@ -36,7 +36,7 @@ def write_twin(tools: str, linked: Path, twin: Path) -> None:
 
 class _Record(NamedTuple):
     start: int
-    pointer: int  # 0: a common part; otherwise the distance from here to that of this function
+    pointer: int  # 0: a common part (CIE); otherwise the distance back from this field to the function's CIE
     body: int
     end: int
 
@@ -44,7 +44,7 @@ class _Record(NamedTuple):
 def debug_frame(tables: bytes) -> bytes:
     """Returns the content of .debug_frame for the content of linked .eh_frame sections; raises ValueError."""
     out = bytearray()
-    common: dict[int, int] = {}  # the offset of each common part, there and here
+    common: dict[int, int] = {}  # the offset of each CIE in `tables`, and in `out`
     for record in _records(tables):
         if record.pointer:
             out += _function(tables, record, common[record.body - 4 - record.pointer])

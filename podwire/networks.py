@@ -28,7 +28,7 @@ SUFFIXES = (".conf", ".conflist", ".json")
 class Network:
     """A network: its name, the CNI version for its plugins, and their configurations as in the file.
 
-    `single_version` is "cniVersion" of the file, which runtimes use that do not know "cniVersions".
+    `single_version`: "cniVersion" of the file; runtimes that do not know "cniVersions" use it.
     """
 
     name: str

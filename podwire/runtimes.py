@@ -1,8 +1,8 @@
 """The container runtimes installed on this host, and the directories in which each looks for plugins and networks.
 
 Settings are read as the runtime reads them: the same files in the same order, by a TOML parser. Runtimes
-without an installed program are ignored, since `apt remove` leaves their files. What the files of containerd mean
-without its version and its build is read from `containerd config`.
+without an installed program are ignored, since `apt remove` leaves their files. What containerd's files leave
+open depends on its version and its build, and is read from `containerd config`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _cni_section(document: Mapping[str, object], version: int) -> Mapping[str, o
 
 
 def _bin_dirs(cni: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the directories of the plugins; with `bin_dir`, `bin_dirs` is containerd's default, which is not used."""
+    """Returns the plugin directories: `bin_dir` if set. Beside it, containerd prints an unused default `bin_dirs`."""
     return _normal(_texts(cni.get("bin_dir")) or _texts(cni.get("bin_dirs")))
 
 

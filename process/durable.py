@@ -14,8 +14,8 @@ from process import directories
 def write(path: str, content: bytes, mode: int = 0o644, *, draft: str) -> None:
     """Creates or replaces a file, with the permissions `mode` less the umask; raises OSError.
 
-    `draft` is the name under which the content is written first, in the same directory. A killed process leaves it, and
-    the next call replaces it.
+    `draft` is a path in the same directory, to which the content is written first. A killed process leaves it, and the
+    next call replaces it. The caller ensures, by a lock, that no other process uses the same draft at the same time.
     """
     with suppress(FileNotFoundError):
         os.unlink(draft)

@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
     )
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
-    about = "run only tests that run the reference plugins, of the newest version that Debian has"
+    about = "run only the tests of the reference plugins; REFERENCE is the directory of the newest ones"
     parser.addoption("--newest-reference", action="store_true", help=about)
     about = "of the tests that passed on another kernel, according to these reports, run a few only"
     parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)

@@ -145,7 +145,7 @@ def _create_id(path: str, machine: str) -> str:
 
 
 def write_durably(path: str, content: bytes) -> None:
-    """Creates or replaces a file, and its directory if it is missing; raises OSError."""
+    """Creates or replaces a file durably; creates its directory if that is missing. Raises OSError."""
     directory = os.path.dirname(path)
     directories.create(directory)
     durable.write(path, content, draft=os.path.join(directory, f"~{os.path.basename(path)}"))

@@ -46,11 +46,12 @@ _NO_CNI = Fault(
     "an installed runtime runs no CNI plugins (podman with netavark, containerd with its CRI plugin disabled)",
     'podman: `network_backend = "cni"` in containers.conf; containerd: remove the name from `disabled_plugins`',
 )
+_LISTED = f'"cniVersions": ["1.0.0", "{_CURRENT}"]'
 _REFUSED = Fault(
     "runtime-refuses-version",
     Severity.PROBLEM,
     "containerd 1 does not know CNI 1.1.0: it loads a network of this version, and then refuses each pod",
-    '"cniVersion": "1.0.0", and "cniVersions": ["1.0.0", "1.1.0"] for other runtimes, or containerd 2',
+    f'set "cniVersion": "1.0.0" and {_LISTED}, or install containerd 2',
 )
 _GONE = Fault(
     "dead-attachments",
@@ -93,14 +94,20 @@ def _directories(node: Node) -> Iterator[Finding]:
 
 def _versions(node: Node) -> Iterator[Finding]:
     refused = [one for one in node.networks if one.single_version == _CURRENT]
-    is_used = any(one.name == "containerd" and not (one.problem or one.without_cni) for one in node.runtimes)
+    is_used = any(
+        one.name == "containerd"
+        and not (one.problem or one.without_cni)
+        and os.path.realpath(one.conf_dir) == os.path.realpath(node.conf_dir)
+        for one in node.runtimes
+    )
     if not (refused and is_used):
         return
     version = runtimes.containerd_version(node.env)
     if version.startswith("1."):
         for network in refused:
             text = f'{network.path} has cniVersion "{_CURRENT}", whose results containerd {version} refuses'
-            yield _REFUSED.finding(network.name, text, f"set {_REFUSED.fix.partition(', or')[0]} in {network.path}")
+            fix = f'in {network.path} set "cniVersion": "1.0.0"; for runtimes that know {_CURRENT} add {_LISTED}'
+            yield _REFUSED.finding(network.name, text, fix)
 
 
 def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:

@@ -42,7 +42,9 @@ def _check_version(source: SourceFile, items: Sequence[PluginEntry]) -> None:
     elif value.get("cniVersion") == "1.1.0":
         both = '"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]'
         hint = f"if these runtimes read the file: {both} lets each runtime choose"
-        root.add(Severity.NOTE, key, "containerd 1 and podman 4 refuse each pod with cniVersion 1.1.0", hint)
+        root.add(
+            Severity.NOTE, key, "containerd 1 and podman 4 refuse each pod on a network with cniVersion 1.1.0", hint
+        )
     for item in items:
         _check_supported(item, version)
 

@@ -1,6 +1,6 @@
 """Programs of the system that print what netlink and files do not show: iptables-legacy's rules, containerd's settings.
 
-One rule: they only list.
+One rule: they only print, and change nothing.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ FEATURES = {
     "CRI: host ports, TCP and UDP, from everywhere": r"test_cri\.py::test_\w*host_port.*1\.0\.0",
     "CRI: bandwidth limits hold": r"test_cri\.py::test_limits.*1\.0\.0",
     "CRI: the same with CNI 1.1.0": r"test_cri\.py::.*1\.1\.0",
-    "CRI: the runtime chooses of `cniVersions`": r"test_cri_versions\.py::test_containerd_chooses",
+    "CRI: `cniVersion` 1.0.0 with `cniVersions` up to 1.1.0": r"test_cri_versions\.py::test_containerd_chooses",
     "CRI: STATUS: not ready, with podwire's reason": r"test_cri_versions\.py::test_status",
     "CRI: many pods, sequentially and in parallel": r"test_cri_life\.py::test_many_pods",
     "CRI: port conflicts and full ranges are reported": r"test_cri_life\.py::test_(port_conflict|exhausted_range)",

@@ -40,4 +40,4 @@ def test_lease_is_acquired_and_released(net, sandbox, dhcp):
     assert dhcp.list_leases() == [address(result)]
     assert reaches(sandbox, SERVER)
     net.delete(sandbox, result)
-    assert dhcp.has_released(), dhcp.list_leases()
+    assert dhcp.releases_as_expected(), dhcp.list_leases()

@@ -153,7 +153,7 @@ def test_reference_daemon_allocates_and_releases(host, sandbox, dhcp):
     )
     assert rpc.call(str(dhcp.socket), rpc.ALLOCATE, args, limit_s=30) == result
     assert rpc.call(str(dhcp.socket), rpc.RELEASE, args, limit_s=30) == Result()
-    assert dhcp.has_released(), dhcp.list_leases()
+    assert dhcp.releases_as_expected(), dhcp.list_leases()
 
 
 def test_reference_daemon_refuses(sandbox, dhcp):

@@ -219,18 +219,16 @@ def test_state_of_the_building_process_fails_the_build(work):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        ("path", "__import__('os').readlink('/proc/self/exe')"),
-        ("kernel version", "__import__('os').uname().release"),
-        ("variable's value", "'-'.join(('secret', 'of', 'the', 'build'))"),
+        ("the path '", "__import__('os').readlink('/proc/self/exe')"),
+        ("the kernel's release '", "__import__('os').uname().release"),
+        ("the value of the variable PROBE_SECRET of", "'-'.join(('secret', 'of', 'the', 'build'))"),
     ],
 )
 def test_text_of_the_building_machine_fails_the_build(work, kind, value):
     """A path or a variable of the building machine in the image fails the build."""
     done = build_probe(work, f"text = {value}\ndef entry():\n    return 0\n", PROBE_SECRET="secret-of-the-build")
-    assert (done.returncode, done.stderr.partition(": '")[0]) == (
-        1,
-        f"check: the image contains a {kind} of this machine",
-    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"check: the image contains {kind}")
 
 
 def test_a_failed_import_fails_the_build(work):

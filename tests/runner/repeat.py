@@ -1,7 +1,7 @@
 """Repeats the failed tests of a run alone, when all parts have ended.
 
-Parts run beside each other on few processors, and some machines stop for seconds: a test that fails then and passes
-alone is listed, but does not fail the run.
+Parts run in parallel, on few processors, and some machines stall for seconds: a test that fails then and passes alone
+is listed, but does not fail the run.
 
 One rule: a run repeats few tests, and each only once; a part without a report of its failure stays failed.
 """
@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.runner.schedule import Part, Result, Schedule
+from tests.runner.totals import report_of
 from tests.support.kernels import FAILED, PASSED, Session
 
 _TESTS_FAILED = 1  # the exit status of pytest
 MOST_TESTS = 5  # more failures have one cause, which is not the machine's load
+_KEPT_OPTIONS = ("--newest-reference",)  # without it, pytest does not select tests that need it
 _REPORT, _SUFFIX = "--report=", "-repeated"
 
 
@@ -40,7 +42,7 @@ def repeat(
     directory: Path,
     start: Callable[[Part, Path], subprocess.Popen[bytes]],
 ) -> Iterator[str]:
-    """Runs failed tests again, one part after the other, and yields those that pass; updates `ended` and the reports.
+    """Runs failed tests again, sequentially, and yields those that pass; updates `ended` and the reports.
 
     `ended` has the result and the report of each part, by its name.
     """
@@ -50,16 +52,20 @@ def repeat(
         name = again.part.name.removesuffix(_SUFFIX)
         result, session = ended[name]
         assert session is not None  # to_repeat() needs it
-        passed = failed_tests(session)
-        session = replace(session, outcomes={**session.outcomes, **dict.fromkeys(passed, PASSED)})
+        repeated = report_of(again, directory)
+        tests = failed_tests(session)
+        if repeated is None or any(repeated.outcomes.get(test) != PASSED for test in tests):
+            continue  # a test that was not selected or skipped this time has not passed
+        session = replace(session, outcomes={**session.outcomes, **dict.fromkeys(tests, PASSED)})
         session.save(next(directory.rglob(f"{name}.json")))
         ended[name] = replace(result, status=0), session
-        yield from passed
+        yield from tests
 
 
 def _with_tests(part: Part, tests: list[str], directory: Path) -> Part:
-    """Returns a part that runs these tests of a part: its arguments after the path of the report are replaced."""
+    """Returns a part that repeats these tests of a part: they replace its paths and its options for selecting tests."""
     arguments = next(number for number, word in enumerate(part.command) if word.startswith(_REPORT))
     name = f"{part.name}{_SUFFIX}"
-    command = (*part.command[:arguments], f"{_REPORT}{directory}/{name}.json", *tests)
+    options = [word for word in part.command[arguments + 1 :] if word in _KEPT_OPTIONS]
+    command = (*part.command[:arguments], f"{_REPORT}{directory}/{name}.json", *options, *tests)
     return replace(part, name=name, command=command, needs=(), after=())

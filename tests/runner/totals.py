@@ -62,7 +62,7 @@ def summary(
 ) -> list[str]:
     """Returns the last lines: each failed test, each failed part, the total.
 
-    `passed_alone` has the tests that failed beside others, and passed when they were repeated.
+    `passed_alone` has the tests that failed in parallel with others, and passed when repeated.
     """
     tests = [f"failed: {test}" for one in sessions for test, outcome in one.outcomes.items() if outcome == FAILED]
     failed = [result for result in results if not result.succeeded]
@@ -70,7 +70,7 @@ def summary(
     missing = [f"not run: {result.part.name}" for result in failed if result.status is None]
     verdict = f"{len(failed)} of {len(results)} parts failed" if failed else f"all {len(results)} parts succeeded"
     counts = Counts.total(Counts.of(session) for session in sessions)
-    tests += [f"failed beside other parts, passed alone: {test}" for test in passed_alone]
+    tests += [f"failed in parallel, passed alone: {test}" for test in passed_alone]
     return [*tests, *parts, *missing, f"total: {counts}; {verdict}; {minutes(seconds)} minutes"]
 
 

@@ -45,8 +45,8 @@ class Dhcp:
         """Returns the leased addresses."""
         return [line.split()[2] for line in self.leases.read_text().splitlines()] if self.leases.exists() else []
 
-    def has_released(self) -> bool:
-        """Returns whether the server soon has no lease; of newer reference plugins, whether it has exactly one.
+    def releases_as_expected(self) -> bool:
+        """Returns whether DEL has released the lease; that of newer reference plugins is lost, and one lease remains.
 
         The releases of 1.9.1 have the source address 0.0.0.0: the kernel of the server drops them.
         """

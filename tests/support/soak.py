@@ -194,7 +194,7 @@ def _read_memory_mib() -> dict[str, int]:
 def _read_netns() -> int | None:
     try:
         lines = Path("/proc/slabinfo").read_text().splitlines()
-    except PermissionError:
+    except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("net_namespace ")), None)
 

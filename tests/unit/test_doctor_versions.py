@@ -10,10 +10,12 @@ from podwire.doctor.checks import CHECKS
 from podwire.doctor.node import Node
 from podwire.main import PLUGINS
 from podwire.runtimes import Runtime
+from process.values import replace
 
 LISTED = {"cniVersions": ["1.0.0", "1.1.0"]}
 NEW, BOTH, BOTH_AS_NEW = {"cniVersion": "1.1.0"}, {"cniVersion": "1.0.0", **LISTED}, {"cniVersion": "1.1.0", **LISTED}
 CONTAINERD = Runtime("containerd", ("/opt/cni/bin",))
+ELSEWHERE = Runtime("containerd", ("/opt/cni/bin",), conf_dir="/etc/other")
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def find(tmp_path):
         program.write_text(f"#!/bin/sh\necho 'containerd github.com/containerd/containerd {containerd} 1'")
         program.chmod(0o755)
         node = Node(PLUGINS, {"PATH": str(tmp_path)}, str(tmp_path), ("/opt/cni/bin",), str(tmp_path))
-        node.runtimes = installed
+        node.runtimes = tuple(one if one is ELSEWHERE else replace(one, conf_dir=str(tmp_path)) for one in installed)
         (check,) = (check for check in CHECKS if check.name == "versions")
         return list(check.run(node))
 
@@ -44,7 +46,8 @@ def test_containerd_1_refuses_cni_1_1_0(find, versions, containerd):
 
 
 def test_other_runtimes_and_versions_are_no_problem(find):
-    """Nothing is found for containerd 2, an unknown version, a network of 1.0.0, another runtime or a disabled CRI."""
+    """Nothing is found for another version, network, runtime or directory, or a disabled CRI."""
+    assert find(NEW, "1.7.24", ELSEWHERE) == []
     assert find(NEW, "v2.1.9", CONTAINERD) == find(NEW, "unknown", CONTAINERD) == []
     assert find(BOTH, "1.7.24", CONTAINERD) == find({"cniVersion": "1.0.0"}, "1.7.24", CONTAINERD) == []
     assert find(NEW, "1.7.24") == find(NEW, "1.7.24", Runtime("CRI-O", ("/opt/cni/bin",))) == []

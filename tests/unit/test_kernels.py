@@ -129,7 +129,7 @@ def test_shares_are_all_tests_once(of):
 
 
 def test_comparisons_with_the_newest_reference_plugins_need_an_option():
-    """With --newest-reference only tests that run reference plugins are selected, without it only other ones."""
+    """With --newest-reference only tests of the reference plugins run; without it all but those that need it."""
     every = [Item("newest", "newest_reference", ("reference",)), Item("both", "", ("reference",)), Item("other")]
     for option, expected in ((False, ["both", "other"]), (True, ["newest", "both"])):
         items: Any = every[:]

@@ -25,14 +25,14 @@ def source(dump: Path, content: str) -> Path:
 
 def test_a_path_of_the_machine_is_an_error(dump):
     """A path of the machine in the dump is an error, which contains the path."""
-    with pytest.raises(SystemExit, match=f"a path of this machine: '{TEXT}'"):
+    with pytest.raises(SystemExit, match=f"the path '{TEXT}' of this machine"):
         check_text(dump, [source(dump, "something else")], ["/another/path", TEXT])
 
 
 def test_a_variable_of_the_machine_is_an_error(dump, monkeypatch):
     """The value of a variable of the building process in the dump is an error."""
     monkeypatch.setenv("SOME_VARIABLE", "value-of-a-variable")
-    with pytest.raises(SystemExit, match="a variable's value of this machine: 'value-of-a-variable'"):
+    with pytest.raises(SystemExit, match="the value of the variable SOME_VARIABLE of this machine"):
         check_text(dump, [], [])
 
 
