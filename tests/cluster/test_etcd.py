@@ -228,9 +228,9 @@ def test_three_members_and_a_stopped_leader(version, tmp_path_factory):
     with cluster.running():
         leader = cluster.leader()
         urls = [cluster.urls[leader], *(url for url in cluster.urls if url != cluster.urls[leader])]
-        store = etcd_store(urls)
-        before = store.read_block(BLOCK)
+        before = etcd_store(urls).read_block(BLOCK)
         cluster.pause(leader)
+        store = etcd_store(urls)  # a new one: on a slow machine the first may already use another member
         started = time.monotonic()
         change = store.swap_block(BLOCK, before, OWNED, NOTE)
         assert change.outcome is Outcome.UNKNOWN

@@ -186,6 +186,7 @@ class Etcd:
     def pause(self, number: int) -> None:
         """Stops a member until resume(): its connections stay open."""
         self._processes[number].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._processes[number].pid, os.WSTOPPED)  # its threads may still run until then
 
     def resume(self, number: int) -> None:
         """Continues a member."""
