@@ -87,6 +87,7 @@ class Soak:
         self._problems: list[str] = []
         self._store = store
         self._start = time.monotonic()
+        self._others = _plugins()  # of other tests, such as a daemon
         self._sides = {backend: self._create(backend, tools) for backend in _BACKENDS}
 
     def run(self, minutes: float, interval_s: float) -> None:
@@ -107,6 +108,11 @@ class Soak:
             "samples": [dataclasses.asdict(sample) for sample in self.samples],
         }
 
+    def _count_processes(self) -> int:
+        """Returns how many processes of plugins run, once those that wait for the kernel had time to end."""
+        eventually(lambda: _plugins() <= self._others)
+        return len(_plugins() - self._others)
+
     def _create(self, backend: str, tools: str) -> Side:
         plan = Plan(str(self._store), backend, 0, _AT_ONCE, _PODS, tools=tools if backend == "iptables" else "")
         host = namespaces.create("host")
@@ -126,7 +132,7 @@ class Soak:
         return Sample(
             round((time.monotonic() - self._start) / 60, 1),
             sum(sum(side.storm.report.verbs.values()) for side in self._sides.values()),
-            {**counts, **_files(self._store), "processes": _running_plugins()},
+            {**counts, **_files(self._store), "processes": self._count_processes()},
             _read_memory_mib(),
             _read_netns(),
         )
@@ -168,15 +174,10 @@ def _files(store: Path) -> dict[str, int]:
     }
 
 
-def _running_plugins() -> int:
-    """Returns how many processes of plugins run, once those that wait for the kernel had time to end."""
+def _plugins() -> set[str]:
+    """Returns the process IDs of the plugins that run."""
     directory = str(binaries.directory())
-
-    def count() -> int:
-        return sum(_program(pid).startswith(directory) for pid in filter(str.isdigit, os.listdir("/proc")))
-
-    eventually(lambda: count() == 0)
-    return count()
+    return {pid for pid in os.listdir("/proc") if pid.isdigit() and _program(pid).startswith(directory)}
 
 
 def _program(pid: str) -> str:
