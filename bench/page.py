@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bench import counts
 from bench.figures import ratio_text
 from tests.support.kubelet import PODS
+from tests.support.markdown import with_part
 
 Report = Mapping[str, Any]  # the output of bench.run --json
 
@@ -94,11 +95,7 @@ def inserted(document: str, parts: Mapping[str, str]) -> str:
     """Returns the document with each part between its marks; raises ValueError when a mark is missing."""
     for name, text in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, first, rest = document.partition(begin)
-        _, last, after = rest.partition(end)
-        if not first or not last:
-            raise ValueError(f"no {begin.strip()} and {end} in the document")
-        document = f"{before}{begin}\n{text.strip()}\n\n{end}{after}"
+        document = with_part(document, begin, f"\n{text.strip()}\n\n", end)
     return document
 
 

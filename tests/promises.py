@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.binaries import ROOT
+from tests.support.markdown import with_part
 
 FIGURES = ROOT / "build" / "promises"
 
@@ -102,9 +103,8 @@ def table() -> str:
 
 def write(readme: Path) -> None:
     """Writes the table between the marks in README."""
-    before, begin, rest = readme.read_text().partition("<!-- promises -->\n")
-    _, end, after = rest.partition("<!-- end of promises -->")
-    readme.write_text(f"{before}{begin}{table()}\n{end}{after}")
+    begin, end = "<!-- promises -->\n", "<!-- end of promises -->"
+    readme.write_text(with_part(readme.read_text(), begin, f"{table()}\n", end))
 
 
 if __name__ == "__main__":

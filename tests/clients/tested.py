@@ -18,7 +18,7 @@ from tests.runner import parts
 from tests.runner.schedule import Part
 from tests.support.binaries import ROOT
 from tests.support.kernels import FAILED, PASSED, Session
-from tests.support.markdown import DOCS
+from tests.support.markdown import DOCS, with_part
 
 PAGE = DOCS / "runtimes.md"
 PACKAGES = ("containerd", "runc", "podman", "apptainer")
@@ -85,9 +85,7 @@ def table(runs: Mapping[str, tuple[Session, str]]) -> str:
 
 def write(page: Path, text: str) -> None:
     """Replaces the table between the marks of a page."""
-    before, begin, rest = page.read_text().partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    page.write_text(f"{before}{begin}{text}\n{end}{after}")
+    page.write_text(with_part(page.read_text(), _BEGIN, f"{text}\n", _END))
 
 
 def main() -> None:

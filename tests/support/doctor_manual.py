@@ -11,6 +11,7 @@ from pathlib import Path
 from podwire.doctor.checks import CHECKS
 from podwire.doctor.finding import UNSEEN, Fault
 from tests.support.binaries import ROOT
+from tests.support.markdown import with_part
 
 PAGE = ROOT / "docs" / "doctor.md"
 START, END = "<!-- findings -->\n", "<!-- end of findings -->\n"
@@ -27,8 +28,7 @@ def table() -> str:
 
 def with_table(text: str) -> str:
     """Returns the page with the current table."""
-    before, _, rest = text.partition(START)
-    return f"{before}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_part(text, START, f"\n{table()}\n", END)
 
 
 def _rows(faults: list[Fault]) -> str:

@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import dataclass
 
 from tests.support.binaries import ROOT
+from tests.support.markdown import with_part
 
 PAGE = ROOT / "docs" / "faults.md"
 START, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
@@ -59,8 +60,7 @@ def table() -> str:
 
 def with_table(text: str) -> str:
     """Returns the page with the current table."""
-    before, _, rest = text.partition(START)
-    return f"{before}{START}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_part(text, START, f"\n{table()}\n", END)
 
 
 def main() -> int:

@@ -20,6 +20,15 @@ _BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`+[^`\n]+`+")
 
 
+def with_part(text: str, begin: str, part: str, end: str) -> str:
+    """Returns a page's text with `part` in place of what is between two marks; raises ValueError if one is missing."""
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ValueError(f"no {begin.strip()} and {end} in the document")
+    return f"{before}{begin}{part}{end}{after}"
+
+
 def documents() -> list[Path]:
     """Returns every *.md of this project."""
     return sorted([*ROOT.glob("*.md"), *(path for room in _OURS for path in (ROOT / room).rglob("*.md"))])
