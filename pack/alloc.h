@@ -11,17 +11,24 @@
 #endif
 
 extern char heap[HEAP_SIZE];
-extern size_t heap_pages_used;
+extern size_t heap_pages_used, heap_image_pages; /* the latter: those in the file */
 
-/* After libc's pages: the number of pages with packed blocks that every start writes to, and that most verbs do. */
-extern size_t heap_hot_pages, heap_warm_pages;
+/* From HEAP_PACKED_PAGE on: the number of pages with packed blocks that every start writes to, that most verbs do, and with
+ * those that both only read. */
+extern size_t heap_hot_pages, heap_warm_pages, heap_common_pages;
 
 /* libc allocates blocks before main(), in every process: the image begins after these pages. */
 #define HEAP_LIBC_PAGES 16
 void heap_begin_image(void);
 
-/* Reserves `size` bytes for packed blocks, first `hot` and `warm` bytes of them; returns their start, or NULL. */
-char *heap_pack(size_t size, size_t hot, size_t warm);
+/* The area of the image's large blocks, next to the packed ones: verbs read a tenth of them. If it is full, the others
+ * are between small blocks, and a start from disk takes longer. */
+#define HEAP_LARGE_PAGES 176
+#define HEAP_PACKED_PAGE (HEAP_LIBC_PAGES + HEAP_LARGE_PAGES)
+
+/* Reserves `size` bytes for packed blocks; `hot`, `warm` and `common` are the numbers of its first bytes with blocks of
+ * these kinds, see above. Returns their start, or NULL. */
+char *heap_pack(size_t size, size_t hot, size_t warm, size_t common);
 
 /* Ends the build: wipes and forgets all free blocks. From here on large blocks may be separate mappings. */
 void heap_seal(void);

@@ -54,7 +54,7 @@ def _writable_segment(elf: bytearray) -> tuple[int, _Segment]:
 
 
 def _filled(segment: _Segment, initial: bytes, dump: bytes) -> bytes:
-    """Returns the segment's bytes with the parts of the dump, without the zeros at the end."""
+    """Returns the segment's bytes with the parts of the dump, up to the end of the last part."""
     memory = bytearray(segment.memory_size)
     memory[: len(initial)] = initial
     position = 0
@@ -66,4 +66,4 @@ def _filled(segment: _Segment, initial: bytes, dump: bytes) -> bytes:
             raise ValueError(f"dumped memory at {address:#x} is outside the writable segment")
         memory[start : start + size] = dump[position : position + size]
         position += size
-    return bytes(memory).rstrip(b"\0")
+    return bytes(memory[: start + size])

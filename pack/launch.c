@@ -24,9 +24,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* The linker puts code that compilers found hot (Debian builds Python by a profile) after main() and before _start(). */
+int main(int argc, char **argv);
+void _start(void);
+extern char __executable_start[], __start_pydata[]; /* the linker's: the file's first byte, Python's data */
+
 /* How many bytes after the image VERSION writes to, and ADD and most verbs do (measured). */
 #define FRESH_BYTES (128ul << 10)
 #define FRESH_BYTES_OF_VERBS (192ul << 10)
+#define READ_AHEAD_BYTES (128l << 10)
 
 extern char **environ;
 
@@ -120,12 +126,18 @@ static int fill_environ(void)
     return 0;
 }
 
-static void prefault(const void *start, size_t size)
+/* A failure only costs time. */
+static void advise(const void *start, const void *end, int advice)
 {
-#ifdef MADV_POPULATE_WRITE /* Linux 5.14; a failure only costs time */
     uintptr_t page = (uintptr_t)start & -getauxval(AT_PAGESZ); /* the kernel's: on ARM up to 64 KiB */
 
-    madvise((void *)page, (uintptr_t)start + size - page, MADV_POPULATE_WRITE);
+    madvise((void *)page, (uintptr_t)end - page, advice);
+}
+
+static void prefault(const void *start, size_t size)
+{
+#ifdef MADV_POPULATE_WRITE /* Linux 5.14 */
+    advise(start, (const char *)start + size, MADV_POPULATE_WRITE);
 #endif
 }
 
@@ -135,10 +147,35 @@ static void prefault_memory(void)
     const char *command = getenv("CNI_COMMAND");
     int verb = command && strcmp(command, "VERSION") != 0;
 
-    prefault(heap + HEAP_LIBC_PAGES * HEAP_PAGE, (verb ? heap_warm_pages : heap_hot_pages) * HEAP_PAGE);
+    prefault(heap + HEAP_PACKED_PAGE * HEAP_PAGE, (verb ? heap_warm_pages : heap_hot_pages) * HEAP_PAGE);
     prefault(heap + heap_pages_used * HEAP_PAGE, verb ? FRESH_BYTES_OF_VERBS : FRESH_BYTES);
     if (verb)
         prefault(&_PyRuntime, sizeof _PyRuntime); /* the cache of look-ups */
+}
+
+/* Begins to read a part of the file; the kernel reads at most a disk's read-ahead at a time, which is 128 KiB by default. */
+static void will_need(const char *start, const char *end)
+{
+    for (; start < end; start += READ_AHEAD_BYTES)
+        advise(start, end - start > READ_AHEAD_BYTES ? start + READ_AHEAD_BYTES : end, MADV_WILLNEED);
+}
+
+/* Has the kernel read what a verb uses, if the file is not in its page cache, in two large requests instead of a hundred
+ * small ones; and nothing around single pages, of which a disk's read-ahead may be megabytes.
+ *
+ * The last page tells: only this function and the tool's commands use it. Costs one system call if the file is cached.
+ */
+static void read_ahead(void)
+{
+    char *end = heap + heap_image_pages * HEAP_PAGE, *last = end - HEAP_PAGE;
+    unsigned char cached;
+
+    if (mincore(last, HEAP_PAGE, &cached) < 0 || cached & 1)
+        return;
+    advise(__executable_start, end, MADV_RANDOM);
+    will_need(__start_pydata, heap + (HEAP_PACKED_PAGE + heap_common_pages) * HEAP_PAGE);
+    will_need((void *)main, (void *)_start);
+    will_need(last, end);
 }
 
 static int fill_argv(int argc, char **argv)
@@ -166,6 +203,8 @@ int main(int argc, char **argv)
     occupy_standard_fds();
     refuse_setuid();
     ignore_signals();
+    if (getenv("CNI_COMMAND"))
+        read_ahead();
     prefault_memory();
     adopt_thread();
     if (fill_environ() < 0 || fill_argv(argc, argv) < 0)

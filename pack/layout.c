@@ -124,7 +124,7 @@ static const unsigned char *divide(const unsigned char *file)
     for (uint32_t group = 0; group < count; group++)
         size += sizes[group];
     rooms = map(count * sizeof *rooms);
-    next = heap_pack(size, sizes[1], sizes[1] + sizes[2]);
+    next = heap_pack(size, sizes[1], sizes[1] + sizes[2], sizes[1] + sizes[2] + sizes[3] + sizes[4]);
     if (!rooms || !next)
         return NULL;
     for (uint32_t group = 0; group < count; group++) {

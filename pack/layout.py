@@ -5,7 +5,8 @@ One rule: blocks that the same verbs use are one group, and groups that more ver
 The input begins with the names of the steps of boot.run_scenarios(), a line for each, and an empty line. Then layout.c
 writes for each class the number of its blocks and their size, the steps that write to each block, and those that read
 it, one bit for each step. The output is the number of groups, the size of each, then for each class the number of its
-blocks and the group of each. No step uses group 0; every start writes to group 1, and most verbs to group 2.
+blocks and the group of each. No step uses group 0; every start writes to group 1, most verbs to group 2, and both only
+read groups 3 and 4.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ _MAX_STEPS = 32  # bits of a block
 _HEADER = struct.Struct("=II")
 _COUNT = struct.Struct("=I")
 
-Group = tuple[bool, int, int]
-_UNUSED: Group = False, 0, 0
-_HOT: Group = False, 1, 0
-_WARM: Group = False, 2, 0
+Group = tuple[bool, bool, int, int]  # used by some verbs, only read, tier, steps
+_UNUSED: Group = False, False, 0, 0
+_COMMON: tuple[Group, ...] = tuple((False, only_read, tier, 0) for only_read in (False, True) for tier in (1, 2))
 
 
 class Tiers(NamedTuple):
@@ -35,11 +35,11 @@ class Tiers(NamedTuple):
     bridge: int
 
     def group_of(self, written: int, read: int) -> Group:
-        """Returns a block's group: only read or not, its tier (1: every start, 2: most verbs, 3: some), its steps."""
+        """Returns a block's group; its tier is 1 if every start uses the block, 2 for most verbs, 3 for some."""
         for tier, enough in ((1, self._every_start), (2, self._most_verbs)):
             if enough(written | read):
-                return not enough(written), tier, 0
-        return (not written, 3, written | read) if written | read else _UNUSED
+                return False, not enough(written), tier, 0
+        return (True, not written, 3, written | read) if written | read else _UNUSED
 
     def _every_start(self, steps: int) -> bool:
         return bool(steps & self.version)
@@ -65,7 +65,7 @@ def groups(uses: bytes) -> bytes:
         raise ValueError("the file of recorded uses does not begin with the names of the steps")
     group_of = tiers(names.decode().split("\n")).group_of
     classes: list[tuple[int, list[Group]]] = []
-    sizes: dict[Group, int] = {_UNUSED: 0, _HOT: 0, _WARM: 0}
+    sizes: dict[Group, int] = dict.fromkeys((_UNUSED, *_COMMON), 0)
     position = 0
     while position < len(uses):
         count, size = _HEADER.unpack_from(uses, position)

@@ -8,8 +8,11 @@
 
 /* A separate section puts the array after all other data: the file contains only its used part. */
 char heap[HEAP_SIZE] __attribute__((aligned(4096), section(".bss.heap")));
-size_t heap_pages_used;
+size_t heap_pages_used, heap_image_pages;
 int heap_sealed;
+
+/* The pages of the image's large blocks that were used at least once: from HEAP_LIBC_PAGES to the end of that area. */
+static size_t large_pages_end = HEAP_PACKED_PAGE;
 
 unsigned char page_kind[PAGES];
 uint32_t run_length[PAGES];
@@ -47,12 +50,12 @@ void run_release(size_t first, size_t pages)
     size_t after = first + pages;
 
     page_kind[first] = PAGE_FREE;
-    if (after < heap_pages_used && page_kind[after] == RUN_FREE) {
+    if (after < heap_pages_used && after != HEAP_PACKED_PAGE && page_kind[after] == RUN_FREE) {
         pages += run_length[after];
         run_unlink(after);
         page_kind[after] = PAGE_FREE;
     }
-    if (first > 0 && page_kind[first - 1] == RUN_FREE) {
+    if (first > 0 && first != HEAP_PACKED_PAGE && page_kind[first - 1] == RUN_FREE) {
         size_t before = run_length[first - 1];
 
         page_kind[first - 1] = PAGE_FREE;
@@ -74,21 +77,37 @@ static void run_take(size_t first, size_t pages)
         run_mark_free(first + pages, length - pages);
 }
 
+/* Returns the first page of a free run between these pages, PAGES if there is none. */
+static size_t run_find(size_t pages, size_t from, size_t to)
+{
+    for (Run *run = free_runs.next; run != &free_runs; run = run->next) {
+        size_t first = page_of(run);
+
+        if (run_length[first] >= pages && first >= from && first < to)
+            return first;
+    }
+    return PAGES;
+}
+
 void *run_allocate(size_t pages, unsigned char kind)
 {
-    size_t first = PAGES;
+    int large = kind == RUN_USED && !heap_sealed;
+    size_t first = large ? run_find(pages, 0, HEAP_PACKED_PAGE) : PAGES;
 
-    for (Run *run = free_runs.next; run != &free_runs; run = run->next)
-        if (run_length[page_of(run)] >= pages) {
-            first = page_of(run);
+    if (first == PAGES && large && pages <= HEAP_PACKED_PAGE - large_pages_end) {
+        first = large_pages_end;
+        large_pages_end += pages;
+    } else {
+        if (first == PAGES)
+            first = run_find(pages, heap_sealed ? 0 : HEAP_PACKED_PAGE, PAGES);
+        if (first != PAGES) {
             run_take(first, pages);
-            break;
+        } else {
+            if (pages > PAGES - heap_pages_used)
+                return NULL;
+            first = heap_pages_used;
+            heap_pages_used += pages;
         }
-    if (first == PAGES) {
-        if (pages > PAGES - heap_pages_used)
-            return NULL;
-        first = heap_pages_used;
-        heap_pages_used += pages;
     }
     page_kind[first] = kind;
     run_length[first] = (uint32_t)pages;
@@ -109,6 +128,8 @@ int run_resize(size_t first, size_t pages)
 
         if (after == heap_pages_used && more <= PAGES - heap_pages_used)
             heap_pages_used += more;
+        else if (after == large_pages_end && more <= HEAP_PACKED_PAGE - large_pages_end && !heap_sealed)
+            large_pages_end += more;
         else if (after < heap_pages_used && page_kind[after] == RUN_FREE && run_length[after] >= more)
             run_take(after, more);
         else
@@ -142,7 +163,8 @@ void pages_begin_image(void)
     if (heap_pages_used > HEAP_LIBC_PAGES)
         heap_broken("libc allocated more than expected before main(): raise HEAP_LIBC_PAGES\n");
     forget_free_runs();
-    heap_pages_used = HEAP_LIBC_PAGES;
+    heap_pages_used = HEAP_PACKED_PAGE;
+    large_pages_end = HEAP_LIBC_PAGES;
 }
 
 /* Returns the first page after the last used one; wipes the lengths of the runs that were freed. */
@@ -164,7 +186,7 @@ static size_t forget_lengths(void)
 void pages_seal(void)
 {
     forget_free_runs();
-    heap_pages_used = forget_lengths();
+    heap_pages_used = heap_image_pages = forget_lengths();
     memset(page_kind, PAGE_FREE, HEAP_LIBC_PAGES);
     memset(run_length, 0, HEAP_LIBC_PAGES * sizeof *run_length);
     heap_sealed = SEALED;
@@ -175,9 +197,9 @@ void pages_seal(void)
 /* The packed blocks, and the class of the one that begins at each multiple of 16 bytes. */
 static char *packed;
 static unsigned char *packed_class;
-size_t heap_hot_pages, heap_warm_pages;
+size_t heap_hot_pages, heap_warm_pages, heap_common_pages;
 
-char *heap_pack(size_t size, size_t hot, size_t warm)
+char *heap_pack(size_t size, size_t hot, size_t warm, size_t common)
 {
     size_t first, pages = pages_for(size);
 
@@ -189,6 +211,7 @@ char *heap_pack(size_t size, size_t hot, size_t warm)
     memset(&page_kind[first], PACKED, pages);
     heap_hot_pages = pages_for(hot);
     heap_warm_pages = pages_for(warm);
+    heap_common_pages = pages_for(common);
     return packed;
 }
 
