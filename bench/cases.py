@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bench.figures import Figures, Row, figures
 from bench.flows import ms_per_flow, single_call
-from bench.process import Run, peak_kib, wait_all
+from bench.process import Run, peak_kib, run, shared_kib, wait_all
 from bench.subject import LARGE_SUBNET, Config, Kind, Subject
 from bench.targets import target_ratio
 from tests.support import namespaces
@@ -27,6 +27,7 @@ _BATCH = 16  # pods per measurement of throughput
 _PARALLEL = 8  # DELs in parallel, as when a node stops many pods at once
 _STATUS_VERSION = "1.1.0"  # the first CNI version with STATUS
 _MEMORY_RUNS = 3
+_AT_ONCE = 20  # processes whose memory is measured together
 _FLOOR = "kernel alone"
 
 Subjects = tuple[Subject, Subject]  # podwire, the reference
@@ -157,6 +158,25 @@ def memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
     ours, reference = (subject.label for subject in subjects)
     titles = dict.fromkeys(title for title, _ in peaks)
     return [Row(title, figures([peaks[title, ours]]), figures([peaks[title, reference]])) for title in titles]
+
+
+def shared_memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
+    """Measures the memory of each of several processes that run at the same time, in KiB; what they share is divided."""
+    sizes: dict[tuple[str, str], float] = {}
+    for subject in subjects:
+        config = {**network(subject), "isDefaultGateway": False}  # a pod has one default route
+        adds = [subject.call("bridge", "ADD", config, pod, ifname=f"eth{number}") for number in range(_AT_ONCE)]
+        sizes["VERSION", subject.label] = shared_kib([subject.call("bridge", "VERSION", {})] * _AT_ONCE)
+        sizes["bridge, dual stack ADD", subject.label] = shared_kib(adds)
+        for add in adds:
+            run(add._replace(env={**add.env, "CNI_COMMAND": "DEL"}))
+        wait_all()
+    ours, reference = (subject.label for subject in subjects)
+    return [
+        Row(f"{title}, {_AT_ONCE} at once", figures([sizes[title, ours]]), figures([sizes[title, reference]]))
+        for title, label in sizes
+        if label == ours
+    ]
 
 
 def size(subjects: Subjects) -> list[Row]:

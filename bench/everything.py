@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     def text(self, reference: str = "reference") -> str:
         """Returns the table as text; `reference` is the head of the reference's column."""
-        sizes = {"memory_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
+        sizes = {"memory_kib": ("MiB", 1024), "shared_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
         shown = (
             size_table(*sizes[self.group], self.rows, reference)
             if self.group in sizes
@@ -65,6 +65,8 @@ def measure(subjects: Subjects, rounds: int, floors: Floors | None) -> Iterator[
             yield Part(
                 "memory_kib", "Peak of resident memory, the largest process", cases.memory(subjects, network, pods[0])
             )
+            rows = cases.shared_memory(subjects, network, pods[0])
+            yield Part("shared_kib", "Memory of each process (PSS), when it writes its result", rows)
         yield _masqueraded(subjects, rounds, pods, floors)
         counts = ((1, "1 host port", rounds), (10, "10 host ports", few), (100, "100 host ports", fewer))
         yield _chained_alone(subjects, rounds, counts, floors)

@@ -14,8 +14,10 @@ import ctypes
 import fcntl
 import os
 import signal
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.invocation import Outcome
@@ -23,6 +25,7 @@ from tests.support.invocation import Outcome
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PIPE_BYTES = 65536  # the capacity of a pipe
 _SETSID = "/usr/bin/setsid"
+_WRITE_LIMIT_S = 30
 
 
 class Invocation(NamedTuple):
@@ -103,6 +106,45 @@ def peak_kib(call: Invocation) -> int:
     if failures:
         raise RuntimeError(f"{call.program} {call.env.get('CNI_COMMAND')} failed while its memory was measured")
     return int(max(peaks))
+
+
+def shared_kib(calls: Sequence[Invocation]) -> float:
+    """Returns the mean proportional set size of processes that run at the same time, in KiB: PSS divides shared pages.
+
+    Their output is a full pipe, so each is measured when it writes its result, with all that it has used until then.
+    Then they are killed. Raises RuntimeError if one does not write.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(_PIPE_BYTES))
+    os.set_blocking(writer, True)
+    pids = [start(call, writer, writer) for call in calls]
+    try:
+        for pid in pids:
+            _wait_for_write(pid)
+        return statistics.mean(_proportional_kib(pid) for pid in pids)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_all()
+        os.close(reader)
+        os.close(writer)
+
+
+def _wait_for_write(pid: int) -> None:
+    """Waits until a thread of the process waits in a write to a pipe."""
+    end = time.monotonic() + _WRITE_LIMIT_S
+    while not any("pipe_w" in file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/wchan")):
+        if time.monotonic() > end:
+            raise RuntimeError(f"process {pid} wrote no result within {_WRITE_LIMIT_S} s")
+        time.sleep(0.01)
+
+
+def _proportional_kib(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(rollup.partition("\nPss:")[2].split()[0])
 
 
 def start(call: Invocation, stdout: int, stderr: int) -> int:

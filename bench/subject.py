@@ -153,14 +153,21 @@ class Subject:
         return {"cniVersion": _VERSION, "name": directory.name, "type": "bridge", "ipam": ipam}
 
     def call(
-        self, plugin: str, command: str, config: Config, pod: Namespace = _NO_POD, container_id: str = _CONTAINER_ID
+        self,
+        plugin: str,
+        command: str,
+        config: Config,
+        pod: Namespace = _NO_POD,
+        container_id: str = _CONTAINER_ID,
+        *,
+        ifname: str = "eth0",
     ) -> Invocation:
         """Returns a call of a plugin, as a runtime makes it."""
         env = environment(
             command,
             CNI_CONTAINERID=container_id,
             CNI_NETNS=pod.path,
-            CNI_IFNAME="lo" if plugin == "loopback" else "eth0",
+            CNI_IFNAME="lo" if plugin == "loopback" else ifname,
             CNI_PATH=str(self.bin_dir),
         )
         return Invocation(str(self.bin_dir / plugin), env, json.dumps(config).encode())

@@ -37,6 +37,7 @@ def test_table_has_every_case():
 
 def test_sizes_are_in_megabytes():
     """Memory is shown in MiB, files in MB."""
+    assert "| ADD | 2 | 4 | 0.50 |" in page.markdown(report(("ADD", 2048, 4096), group="shared_kib"))["bench"]
     assert "| bridge | 15 | 5 | 3.00 |" in page.markdown(report(("bridge", 15360, 5120), group="memory_kib"))["bench"]
     assert "| all | 25.2 | 12.6 | 2.00 |" in page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["bench"]
 
@@ -52,9 +53,23 @@ def test_targets_are_in_a_separate_table():
     about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
     text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["targets"]
     assert "2 of 3 targets are met" in text
-    assert "| VERSION | 0.30 | 0.60 |  |  |  |  |  |  |" in text
-    assert "| bridge | 0.50 | 0.50 | 0.25 | **0.75** | 0.50 |  |  |  |" in text
+    assert "| VERSION | 0.30 | 0.60 |  |  |  |  |" in text
+    assert "| bridge | 0.50 | 0.50 | **0.75** | 0.50 |  |  |" in text
     assert "loopback" not in text
+
+
+def test_ratios_to_the_kernel_alone_are_in_a_separate_table():
+    """Each case with a floor is divided by it; more than twice, for VERSION 1.8 times, is bold."""
+    rows = [
+        Row("VERSION", figures([1.9]), figures([10]), floor=figures([1])),
+        Row("bridge ADD", figures([1.9]), figures([2]), floor=figures([1])),
+        Row("bridge CHECK", figures([6]), figures([4]), floor=figures([2])),
+        Row("bridge DEL", figures([1]), figures([2])),
+    ]
+    about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
+    text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["floors"]
+    assert "| VERSION | **1.9** |  |  |" in text
+    assert "| bridge | 1.9 | **3.0** |  |" in text
 
 
 def test_heads_name_the_version_of_the_reference():
