@@ -44,6 +44,7 @@ _LIMITS = {
         "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000}
     }
 }
+_VRF = {"vrfname": VRF_NAME}
 _SINGLE_LINKS: dict[str, dict[str, Any]] = {  # plugins whose interface is a single link in the container
     "dummy": {},
     "host-device": {"device": ON_HOST},
@@ -106,13 +107,7 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             yield name
             _run_child_verbs(plugins, {**network, "type": name, "dataDir": f"{leases}/devices", **keys}, leases)
         tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
-        chained: Any = (
-            ("bandwidth", _LIMITS),
-            ("sbr", {}),
-            ("tuning", {}),
-            ("tuning", tuned),
-            ("vrf", {"vrfname": VRF_NAME}),
-        )
+        chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", _VRF)
         for name, keys in chained:
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
