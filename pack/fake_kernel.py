@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import kernel.address
 import kernel.link
@@ -17,6 +18,7 @@ import kernel.rule
 import kernel.traffic
 from cni.address import Cidr, parse_cidr
 from ipam.dhcp.conf import SOCKET_PATH
+from kernel import system
 from kernel.codec import AddressMessage, LinkMessage, NamespaceMessage, RouteMessage
 from kernel.system import System
 from kernel.wire import Attributes, encode
@@ -34,6 +36,7 @@ _ADDRESSES = {
     BRIDGE: ("10.1.2.1/24", "fd00:1:2::1/64"),
     **dict.fromkeys((VETH, CHILD, DEVICE), _POD),
 }
+_NO_DESCRIPTOR = -1
 _DELETED = (VETH, CHILD, IFB)  # the links whose deletions a subscriber awaits
 # Creation, deletion and listing, by each of the three.
 _KINDS = {
@@ -50,9 +53,14 @@ _TRAFFIC = (kernel.traffic.RTM_NEWQDISC, kernel.traffic.RTM_NEWTFILTER)
 
 
 class FakeKernel(System):
-    """The fake kernel; `directory` is a new directory, whose files replace those of the kernel and programs."""
+    """The fake kernel; `directory` is a new directory, whose files replace those of the kernel and programs.
+
+    A method first calls the one that it replaces, in such a way that this has no effect: otherwise that method's
+    objects would be on pages of their own, and each method would cost a start some eight page faults.
+    """
 
     def __init__(self, directory: str) -> None:
+        self._running = system.current
         self._parameter = f"{directory}/parameter"
         self._programs = directory
         with open(self._parameter, "wb") as parameter:
@@ -65,33 +73,45 @@ class FakeKernel(System):
 
     def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """Returns a socket that receives the fake kernel's answers, or those of a DHCP daemon."""
+        descriptor = self._running.open_socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach()
         if family == socket.AF_UNIX:
-            return _Socket(bytes)
-        return _Socket(self._answer_route if protocol == socket.NETLINK_ROUTE else self._answer_netfilter)
+            return _Socket(bytes, descriptor)
+        answer = self._answer_route if protocol == socket.NETLINK_ROUTE else self._answer_netfilter
+        return _Socket(answer, descriptor)
 
     def enter_netns(self, descriptor: int) -> None:
         """Stays in the network namespace: all namespaces have the same links."""
+        with suppress(OSError):
+            self._running.enter_netns(_NO_DESCRIPTOR)
 
     def send_in_background(self, descriptor: int, request: bytes, report: int) -> int:
         """Executes the request now; returns no process ID."""
+        with suppress(ValueError):
+            self._running.send_in_background(_NO_DESCRIPTOR, request, report)
         self._answer_route(request)
         return 0
 
     def close_in_background(self, descriptor: int, ended: int, delay_us: int) -> int:
         """Does nothing, since the caller closes the socket, too; returns no process ID."""
+        with suppress(ValueError):
+            self._running.close_in_background(_NO_DESCRIPTOR, ended, delay_us)
         return 0
 
     def path(self, path: str) -> str:
         """Returns the same file, with the content "1", for every path."""
+        self._running.path(path)
         return self._parameter
 
     def ioctl(self, descriptor: int, request: int, argument: bytes | int) -> None:
         """Creates a tap device; accepts any other request."""
+        with suppress(ValueError):
+            self._running.ioctl(_NO_DESCRIPTOR, request, argument)
         if request == _TUNSETIFF and isinstance(argument, bytes):
             self._links.create_tap(argument[:16].rstrip(b"\0").decode())
 
     def find_program(self, name: str, directories: tuple[str, ...]) -> str:
         """Returns the path of a link as that of iptables-nft's programs."""
+        self._running.find_program(name, (self._programs,))
         return f"{self._programs}/{name}"
 
     def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
@@ -100,7 +120,7 @@ class FakeKernel(System):
 
     def random_bytes(self, size: int) -> bytes:
         """Returns the same bytes each time, from which fake_links.MAC is computed."""
-        return bytes(size - 1) + b"\x01"
+        return bytes(len(self._running.random_bytes(size)) - 1) + b"\x01"
 
     def _answer_route(self, data: bytes) -> bytes:
         return _answer(data, self._route_answers)
@@ -123,8 +143,8 @@ class FakeKernel(System):
 class _Socket(socket.socket):
     """Receives what a function returns for the data that were sent last."""
 
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
-        super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
+    def __init__(self, answer: Callable[[bytes], bytes], descriptor: int) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM, fileno=descriptor)
         self._answer = answer
         self._answers = b""
 
