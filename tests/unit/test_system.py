@@ -2,15 +2,21 @@
 
 import ast
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kernel import link, system
+from kernel.codec import LinkMessage
+from kernel.netfilter import iptables_direct
+from kernel.rtnl import NLM_F_ACK, Request
 from kernel.system import System
+from pack.fake_kernel import FakeKernel
 from tests.support.binaries import ROOT
 
+DELETION = Request("", LinkMessage, link.RTM_DELLINK, NLM_F_ACK, {"index": 3}).encode(1)
 REPLACEMENTS = (("pack/fake_kernel.py", "FakeKernel"), ("tests/fuzz/replay.py", "Replay"))
 # Attributes that are set nevertheless, and the reason.
 ALLOWED = {
@@ -130,3 +136,33 @@ def test_rule_for_patches_refuses(text):
 def test_rule_for_patches_accepts(text):
     """The rule for patches accepts Python's own streams, items, and attributes of local objects."""
     assert not list(patched_names(ast.parse(text)))
+
+
+class Recorder(System):
+    """A system that records the names of the methods that are called."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+
+    def __getattribute__(self, name: str) -> object:
+        """Returns the attribute, and records its name."""
+        if name in methods("kernel/system.py", "System"):
+            self.called.add(name)
+        return super().__getattribute__(name)
+
+
+def test_the_fake_kernel_calls_the_methods_that_it_replaces(tmp_path):
+    """The fake kernel calls the methods that it replaces, so that the image has their objects on the verbs' pages."""
+    recorder = Recorder()
+    with system.replaced(recorder):
+        fake = FakeKernel(str(tmp_path))
+    for family, protocol in ((socket.AF_NETLINK, socket.NETLINK_ROUTE), (socket.AF_UNIX, 0)):
+        fake.open_socket(family, socket.SOCK_RAW, protocol).close()
+    fake.enter_netns(0)
+    assert fake.send_in_background(0, DELETION, 0) == 0
+    assert fake.close_in_background(0, 0, 0) == 0
+    assert Path(fake.path("/proc/sys/net/ipv4/ip_forward")).read_text() == "1"
+    fake.ioctl(0, 0, 0)
+    assert iptables_direct.is_nft(fake.find_program("iptables-restore", ()))
+    assert len(fake.random_bytes(6)) == 6
+    assert recorder.called == methods("pack/fake_kernel.py", "FakeKernel") - {"run_programs"}
