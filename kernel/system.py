@@ -5,9 +5,7 @@ One rule: callers use `system.current` for each call, and store neither it nor i
 The image's warm-up (pack/fake_kernel.py) and the fuzzers (tests/fuzz/replay.py) replace `current` by a subclass of
 System. It is global to the process, like the process's namespaces: passing it through every function down to a call
 would be noise. Other calls have no such method, because the warm-up and the fuzzers make them: files, poll(2) on
-standard input, the clock.
-
-Methods only make the call. A start-up image does not contain them in use, so a process pays for each of their lines.
+standard input, the clock. A unit test refuses a method that neither of them replaces.
 """
 
 from __future__ import annotations
