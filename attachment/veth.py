@@ -6,7 +6,6 @@ One request creates both ends in their namespaces, so that no link has to be mov
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import IPv6Interface
@@ -20,7 +19,7 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code, internal
 from cni.fields import Fields
 from cni.result import Interface, IPConfig, Result
-from kernel import address, link
+from kernel import address, link, system
 from kernel.codec import LinkMessage
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
@@ -59,7 +58,7 @@ def create(
     """
     container_end = VethEnd(ifname, mac or link.random_mac())
     for attempt in range(_NAME_TRIES):
-        host_end = VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
+        host_end = VethEnd("veth" + system.current.random_bytes(4).hex(), link.random_mac())
         # Pushed before the request, whose answer may be lost; delete() recognizes the veth by its MAC address.
         undo.push(f'delete "{host_end.name}"', partial(delete, host, host_end))
         try:

@@ -6,10 +6,10 @@ A child is created in the namespace where it is used, and its parent is in the n
 from __future__ import annotations
 
 import errno
-import os
 from functools import partial
 
 from cni.address import format_mac
+from kernel import system
 from kernel.codec_links import IpvlanMessage, MacvlanMessage, VlanDeviceMessage
 from kernel.errors import KernelError
 from kernel.link import (
@@ -78,7 +78,7 @@ def create(
     except KernelError as error:
         if error.errno != errno.EEXIST or namespace is None:
             raise
-    temporary = f"{kind[:4]}{os.urandom(4).hex()}"
+    temporary = f"{kind[:4]}{system.current.random_bytes(4).hex()}"
     with Undo() as undo:
         undo.push(f'delete "{temporary}"', partial(_delete, sandbox_socket, temporary))
         socket.change(create_request(kind, temporary, parent, namespace, data, mac=mac, mtu=mtu))

@@ -23,6 +23,7 @@ from jeepney.low_level import HeaderFields, Message, MessageFlag, MessageType, P
 from jeepney.wrappers import DBusAddress, new_method_call
 
 from cni.errors import CniError, Code
+from kernel import system
 from kernel.rtnl import Deadline
 from process import record
 from process.signals import unblocked
@@ -152,7 +153,7 @@ class Bus:
         """Returns a socket connected to the first address that accepts it."""
         problem = "it names no unix socket"
         for name in _unix_sockets(self.address):
-            candidate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            candidate = system.current.open_socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
                 self._wait(candidate, partial(candidate.connect, name))
                 return candidate

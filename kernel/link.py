@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from socket import AF_BRIDGE
 from typing import NamedTuple
 
 from cni.address import format_mac, parse_mac
+from kernel import system
 from kernel.codec import LinkMessage, NamespaceMessage
 from kernel.errors import KernelError
 from kernel.netns import Netns
@@ -377,7 +377,7 @@ def delete_request(link: Link) -> Request:
 
 def random_mac() -> bytes:
     """Returns a random locally administered unicast address."""
-    mac = bytearray(os.urandom(6))
+    mac = bytearray(system.current.random_bytes(6))
     mac[0] = mac[0] & 0xFE | 0x02
     return bytes(mac)
 

@@ -17,10 +17,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from _podwire import send_in_background
-
 from cni.errors import CniError, Code
-from kernel import link
+from kernel import link, system
 from kernel.codec import LinkMessage
 from kernel.errors import KernelError
 from kernel.link import Link
@@ -90,7 +88,7 @@ def _delete(deleted: Link, watched: Link, listener: Socket, socket: Socket) -> b
     readable, writable = os.pipe()
     try:
         try:
-            child = send_in_background(socket.fileno(), request.encode(1), writable)
+            child = system.current.send_in_background(socket.fileno(), request.encode(1), writable)
         finally:
             os.close(writable)
         deadline = Deadline(_DELETION_TIMEOUT_S)

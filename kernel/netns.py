@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from _podwire import fs_type, setns
+from _podwire import fs_type
 
 from cni.errors import CniError, Code
+from kernel import system
 from kernel.errors import reason
 from process import record
 
 NAMED = "/run/netns"  # the directory of named namespaces (ip-netns(8))
-_CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NEEDS = "entering another network namespace needs root with CAP_SYS_ADMIN"
 _NAMESPACE_FILE_SYSTEMS = (0x6E736673, 0x9FA0)  # NSFS_MAGIC, PROC_SUPER_MAGIC (linux/magic.h)
 
@@ -86,7 +86,7 @@ def entered(namespace: Netns) -> Iterator[None]:
     home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
-            setns(namespace.fileno(), _CLONE_NEWNET)
+            system.current.enter_netns(namespace.fileno())
         except OSError as error:
             prefix = f'cannot enter netns "{namespace.path}"'
             raise CniError(Code.INVALID_NETNS, f"{prefix}: {reason(error.errno or 0)}", _NEEDS) from error
@@ -101,6 +101,6 @@ def entered(namespace: Netns) -> Iterator[None]:
 def _return(home: int) -> None:
     """Enters the previous namespace, with one retry: in the wrong namespace, undo functions would undo nothing."""
     try:
-        setns(home, _CLONE_NEWNET)
+        system.current.enter_netns(home)
     except OSError:
-        setns(home, _CLONE_NEWNET)  # after a temporary lack of memory
+        system.current.enter_netns(home)  # after a temporary lack of memory

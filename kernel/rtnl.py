@@ -7,7 +7,6 @@ and takes half a millisecond per message.
 from __future__ import annotations
 
 import errno
-import select
 import socket
 import struct
 import sys
@@ -19,10 +18,10 @@ from typing import Any, NamedTuple, Self
 
 from _podwire import messages
 
+from kernel import system
 from kernel.errors import KernelError
 from kernel.wire import Pairs, decode, encode
 from process import record
-from process.signals import unblocked
 from process.values import dataclass
 
 # linux/netlink.h
@@ -96,7 +95,7 @@ class Socket:
 
     def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+            self._socket = system.current.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         except OSError as error:
             raise KernelError("open a netlink socket", error.errno or 0) from error
         self._sequence = 0
@@ -343,14 +342,7 @@ def _objects(requests: Sequence[Request], answers: Sequence[_Answer]) -> list[An
 
 def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
     """Waits until some of `descriptors` are readable or closed by the other side; returns those, [] on timeout."""
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    ready = poll.poll(0)
-    if not ready and timeout_s:
-        with unblocked():
-            ready = poll.poll(timeout_s * 1000)
-    return [descriptor for descriptor, _ in ready]
+    return system.current.wait_readable(descriptors, timeout_s)
 
 
 class Deadline:

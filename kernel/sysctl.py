@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from cni.errors import CniError, Code
+from kernel import system
 from process import record
 
 _ROOT = "/proc/sys/net/"
@@ -33,9 +34,9 @@ class Setting:
     def __init__(self, name: str) -> None:
         self.name = name
         try:
-            self._descriptor = os.open(_ROOT + name, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC)
         except PermissionError:  # some are write-only (ipv4/route/flush)
-            self._descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(_path(name), os.O_WRONLY | os.O_CLOEXEC)
         self.value: str | None = None
         with suppress(OSError):  # write-only, or a secret that is not set (EIO)
             self.value = _read(self._descriptor)
@@ -57,7 +58,7 @@ class Setting:
 
 def get(name: str) -> str:
     """Returns the value of `name` ("ipv4/ip_forward"); raises OSError."""
-    descriptor = os.open(_ROOT + name, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(_path(name), os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _read(descriptor)
     finally:
@@ -101,7 +102,7 @@ def write(name: str, value: str, *, locked: bool = False) -> None:
     if record.is_dry_run():
         record.change(_describe(name, value))
         return
-    descriptor = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(_path(name), os.O_WRONLY | os.O_CLOEXEC)
     try:
         if locked:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -113,7 +114,7 @@ def write(name: str, value: str, *, locked: bool = False) -> None:
 
 def is_writable(name: str) -> bool:
     """Returns whether the file system permits writing `name`."""
-    return os.access(_ROOT + name, os.W_OK)
+    return os.access(_path(name), os.W_OK)
 
 
 def try_write(name: str, value: str) -> None:
@@ -122,6 +123,10 @@ def try_write(name: str, value: str) -> None:
         write(name, value)
     except OSError:
         return
+
+
+def _path(name: str) -> str:
+    return system.current.path(_ROOT + name)
 
 
 def _read(descriptor: int) -> str:

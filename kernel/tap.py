@@ -7,12 +7,11 @@ deleted with its last descriptor unless it is persistent: a process that is kill
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
 from contextlib import suppress
 
-from kernel import selinux
+from kernel import selinux, system
 from kernel.codec_links import TunMessage
 from kernel.errors import KernelError
 from kernel.link import RTM_GETLINK, Link, by_index_request
@@ -110,7 +109,7 @@ def get_state(socket: Socket, tap: Link) -> TapState | None:
 def _open_device() -> int:
     """Opens /dev/net/tun for the current namespace and returns its descriptor; raises KernelError."""
     try:
-        return os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+        return os.open(system.current.path("/dev/net/tun"), os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         number = error.errno or 0
         raise KernelError("open /dev/net/tun", number, _OPEN_HINTS.get(number, "")) from error
@@ -119,12 +118,12 @@ def _open_device() -> int:
 def _create(descriptor: int, name: str, options: TapOptions) -> None:
     """Runs the ioctls; raises OSError, and then the device is deleted when the descriptor is closed."""
     flags = _IFF_TAP | _IFF_NO_PI | _IFF_TUN_EXCL | (_IFF_MULTI_QUEUE if options.multi_queue else 0)
-    fcntl.ioctl(descriptor, _TUNSETIFF, _IFREQ.pack(os.fsencode(name), flags))
+    system.current.ioctl(descriptor, _TUNSETIFF, _IFREQ.pack(os.fsencode(name), flags))
     if options.owner is not None:
-        fcntl.ioctl(descriptor, _TUNSETOWNER, _signed(options.owner))
+        system.current.ioctl(descriptor, _TUNSETOWNER, _signed(options.owner))
     if options.group is not None:
-        fcntl.ioctl(descriptor, _TUNSETGROUP, _signed(options.group))
-    fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
+        system.current.ioctl(descriptor, _TUNSETGROUP, _signed(options.group))
+    system.current.ioctl(descriptor, _TUNSETPERSIST, 1)
 
 
 def _signed(number: int) -> int:

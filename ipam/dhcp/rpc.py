@@ -14,6 +14,7 @@ import struct
 from cni.result import Result
 from ipam.dhcp import gob, rpc_result
 from ipam.dhcp.gob import BYTES, STRING, UINT, Malformed, Struct, StructType
+from kernel import system
 from kernel.rtnl import Deadline
 from process.signals import unblocked
 from process.values import dataclass, field
@@ -27,6 +28,7 @@ _HEAD_BYTES = 8192  # of the HTTP request or answer
 _HEAD_ENDS = (b"\n\n", b"\n\r\n")
 _CHUNK_BYTES = 1 << 16
 _METHOD_MAX_CHARACTERS, _ERROR_MAX_CHARACTERS = 256, 1 << 16  # an answer contains both, and must fit in a message
+_TIMEVAL = struct.Struct("@ll")
 _POLL_MS = 100  # a signal just before the system call does not interrupt it (skel.py)
 
 # The names of types and fields are Go's; a receiver ignores fields that it does not know.
@@ -226,10 +228,10 @@ class _Stream:
 
 def _connect(path: str, deadline: Deadline) -> socket.socket:
     """Returns a connected socket; waits while the daemon's queue of connections is full."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection = system.current.open_socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # connect(2) on a unix socket waits for the queue, for this time; poll(2) cannot.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, _POLL_MS * 1000))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, _POLL_MS * 1000))
         while True:
             try:
                 with unblocked():

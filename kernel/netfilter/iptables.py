@@ -16,14 +16,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from _podwire import spawn_bound
-
 from cni.errors import CniError, Code
-from kernel import locks
+from kernel import locks, system
 from kernel.errors import KernelError
 from kernel.netfilter import iptables_direct, nft
 from kernel.netfilter.nft import Chain, Table
-from process import child, record
+from process import record
 from process.child import Command, Notice, Outcome
 
 FAMILIES = (4, 6)
@@ -209,7 +207,7 @@ def _shell_commands(changes: Mapping[int, Sequence[str]], table: str) -> Iterato
 
 def _legacy_tables(family: int) -> list[str]:
     try:
-        descriptor = os.open(_LEGACY_TABLES[family], os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(system.current.path(_LEGACY_TABLES[family]), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
     try:
@@ -253,7 +251,7 @@ def _run(texts: Mapping[int, bytes], *options: str, legacy: bool = False) -> dic
             with record.timed_step(f"run {', '.join(names)}"):
                 left_s = start + _LIMIT_S - time.monotonic()
                 running = (commands[family] for family in busy)
-                outcomes = child.run(*running, spawn=spawn_bound, limit_s=left_s, notice=_notice(names))
+                outcomes = system.current.run_programs(*running, limit_s=left_s, notice=_notice(names))
         except TimeoutError as error:
             raise CniError(
                 Code.TRY_AGAIN_LATER,
@@ -303,19 +301,10 @@ def _find(family: int, *, legacy: bool = False) -> str:
     With `legacy` it is iptables-legacy's: the host's program, or, if that is known to be iptables-nft's, the program
     with the variant in its name.
     """
-    program = _installed(_PROGRAMS[family])
+    program = system.current.find_program(_PROGRAMS[family], _DIRECTORIES)
     if legacy and (not program or iptables_direct.is_nft(program)):
-        return _installed(_LEGACY_PROGRAMS[family])
+        return system.current.find_program(_LEGACY_PROGRAMS[family], _DIRECTORIES)
     return program
-
-
-def _installed(name: str) -> str:
-    """Returns the path of a program or ""; runtimes start plugins with a PATH without sbin, or without PATH."""
-    for directory in (*os.environ.get("PATH", "").split(":"), *_DIRECTORIES):
-        path = f"{directory}/{name}"
-        if directory.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return ""
 
 
 def _unusable(ended: _ProgramOutcome) -> UnusableError:

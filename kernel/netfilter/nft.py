@@ -18,9 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from _podwire import close_in_background
-
 from cni.errors import run_all
+from kernel import system
 from kernel.codec_netfilter import BatchMessage, ChainMessage, GenerationMessage, RuleMessage, TableMessage
 from kernel.errors import KernelError
 from kernel.netfilter.nft_expression import compatibility
@@ -161,7 +160,7 @@ class NftSocket(Socket):
             return
         try:
             with suppress(OSError):
-                close_in_background(self.fileno(), readable, _FREED_AFTER_US)
+                system.current.close_in_background(self.fileno(), readable, _FREED_AFTER_US)
         finally:
             os.close(readable)
             super().close()

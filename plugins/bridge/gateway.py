@@ -9,7 +9,6 @@ another kind of interface: ADD checks an 802.1Q interface and reports what is wr
 from __future__ import annotations
 
 import errno
-import os
 from functools import partial
 
 from attachment import veth
@@ -18,7 +17,7 @@ from cni.address import format_mac
 from cni.args import is_interface_name
 from cni.errors import CniError, Code, internal, invalid_conf
 from cni.result import Result
-from kernel import link, sysctl, vlan
+from kernel import link, sysctl, system, vlan
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.rtnl import Request, Socket
@@ -224,7 +223,7 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
 
 
 def _random_end() -> VethEnd:
-    return VethEnd("veth" + os.urandom(4).hex(), link.random_mac())
+    return VethEnd("veth" + system.current.random_bytes(4).hex(), link.random_mac())
 
 
 def _deleted_error(name: str) -> CniError:

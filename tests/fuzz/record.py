@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import process.child
 from cni import gojson
+from kernel import system
 from podwire.main import PLUGINS
+from process.child import Command, Notice, Outcome
 from tests.fuzz import world
 from tests.fuzz.cases import Case, add_to_corpus
+from tests.fuzz.world import HostSystem
 from tests.spec import configs
 from tests.support.results import prev_result
 
@@ -188,30 +190,33 @@ def environment(plugin: str, command: str) -> dict[str, str]:
     return {**ENV, "CNI_COMMAND": command, "CNI_NETNS": pod, **args}
 
 
-class Recorder:
+class Recorder(HostSystem):
     """Records the replies of the kernel and of programs to this process."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
-        recorder = self
-        run = process.child.run
 
-        class RecordingSocket(socket.socket):
-            """A socket that records the data that it receives."""
+    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
+        """Opens a socket whose received data are recorded."""
+        return _RecordingSocket(self.replies.append, family, kind, protocol)
 
-            def recv(self, size: int, flags: int = 0) -> bytes:
-                """Receives data and records them."""
-                data = super().recv(size, flags)
-                recorder.replies.append(data.decode("latin-1"))
-                return data
+    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+        """Runs programs, and records their outcomes."""
+        outcomes = super().run_programs(*commands, limit_s=limit_s, notice=notice)
+        self.replies += [[outcome.status, outcome.stdout.decode("latin-1")] for outcome in outcomes]
+        return outcomes
 
-        def run_and_record(*commands: Any, **options: Any) -> Any:
-            outcomes = run(*commands, **options)
-            recorder.replies += [[outcome.status, outcome.stdout.decode("latin-1")] for outcome in outcomes]
-            return outcomes
 
-        socket.socket = RecordingSocket  # type: ignore[misc]
-        process.child.run = run_and_record
+class _RecordingSocket(socket.socket):
+    def __init__(self, record: Callable[[str], None], family: int, kind: int, protocol: int) -> None:
+        super().__init__(family, kind, protocol)
+        self._record = record
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Receives data and records them."""
+        data = super().recv(size, flags)
+        self._record(data.decode("latin-1"))
+        return data
 
 
 Entry = tuple[str, str, Case]  # target, name, case
@@ -237,8 +242,9 @@ def _record(recorder: Recorder, name: str) -> Iterator[Entry]:
     for command in _verbs(config["cniVersion"]):
         request = {**config, **({"prevResult": previous} if previous else {}), **(_VALID if command == "GC" else {})}
         case = Case(plugin, environment(plugin, command), gojson.dumps(request).encode().decode("latin-1"))
-        recorder.replies = []
-        verdict, stdout = world.invoke(case)
+        recorder.replies.clear()
+        with system.replaced(recorder):
+            verdict, stdout = world.invoke(case)
         if verdict != "done":
             print(f"{name} {command}: {stdout.decode()}", file=sys.stderr)
         elif command == "ADD":
@@ -251,7 +257,7 @@ def _record(recorder: Recorder, name: str) -> Iterator[Entry]:
         # tap creates its device by ioctls, which are not replayed.
         if recorder.replies and not is_minimal and plugin != "tap":
             env = {**case.env, "CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": "1"}
-            yield "replies", f"{name}-{command}", Case(plugin, env, case.stdin, replies=recorder.replies)
+            yield "replies", f"{name}-{command}", Case(plugin, env, case.stdin, replies=list(recorder.replies))
 
 
 def _verbs(version: str) -> list[str]:

@@ -5,112 +5,94 @@ One rule: each recorded answer is returned once, in order; without one, the kern
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
-import kernel.link_deletion
-import kernel.netfilter.nft
-import kernel.netns
-import kernel.sysctl
-import process.child
-from kernel import rtnl
-from process.child import Command, Outcome
+from kernel import system
+from kernel.system import System
+from process.child import Command, Notice, Outcome
 from tests.fuzz.cases import Case
 from tests.fuzz.world import HOME, invoke
 
+_PARAMETER = HOME / "parameter"  # a file that represents all sysctls
+_NO_CHILD = 1 << 22  # no process has this ID
 
-class Replay:
-    """The answers of a case that have not been returned yet."""
+
+class Replay(System):
+    """Answers with those of a case that have not been returned yet; create it after world.enter()."""
 
     def __init__(self) -> None:
-        self.replies: list[Any] = []
+        _PARAMETER.write_text("1")
+        self._replies: list[Any] = []
 
     def judge(self, case: Case) -> str:
         """Runs a case with its answers; returns the verdict."""
-        self.replies = list(reversed(case.replies))
-        return invoke(case)[0]
+        self._replies = list(reversed(case.replies))
+        with system.replaced(self):
+            return invoke(case)[0]
 
     def next(self, kind: type) -> Any:
         """Returns the next answer if it is of the type `kind`; raises OSError (ENOBUFS)."""
-        if self.replies and isinstance(self.replies[-1], kind):
-            return self.replies.pop()
+        if self._replies and isinstance(self._replies[-1], kind):
+            return self._replies.pop()
         raise OSError(105, "No buffer space available")
 
+    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
+        """Returns a socket that receives the next answers."""
+        return _Socket(self)
 
-def install(replay: Replay) -> Callable[[], None]:
-    """Replaces the kernel and programs by `replay` in this process; returns a function that restores them."""
-    parameters = HOME / "parameter"
-    parameters.write_text("1")
-    replacements: list[tuple[Any, str, Any]] = [
-        (socket, "socket", _socket_class(replay)),
-        (process.child, "run", _program_runner(replay)),
-        (kernel.netns, "setns", lambda descriptor, kind: None),
-        (rtnl, "wait_readable", _wait_function(replay)),
-        (kernel.link_deletion, "wait_readable", _wait_function(replay)),
-        (kernel.sysctl, "_ROOT", _Parameter(parameters)),
-        (kernel.link_deletion, "send_in_background", lambda socket, request, report: 1 << 22),
-        (kernel.netfilter.nft, "close_in_background", lambda socket, ended, microseconds: 1 << 22),
-        (os, "urandom", bytes),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    def enter_netns(self, descriptor: int) -> None:
+        """Stays in the network namespace."""
 
-    def restore() -> None:
-        for owner, name, original in originals:
-            setattr(owner, name, original)
+    def wait_readable(self, descriptors: list[int], timeout_s: float) -> list[int]:
+        """Returns the last descriptor while there are answers."""
+        return descriptors[-1:] if self._replies else []
 
-    return restore
+    def send_in_background(self, descriptor: int, request: bytes, report: int) -> int:
+        """Returns the process ID of no process."""
+        return _NO_CHILD
 
+    def close_in_background(self, descriptor: int, ended: int, delay_us: int) -> int:
+        """Returns the process ID of no process."""
+        return _NO_CHILD
 
-def _socket_class(replay: Replay) -> type[socket.socket]:
-    class ReplayingSocket(socket.socket):
-        """Accepts any request and returns the next answer."""
+    def path(self, path: str) -> str:
+        """Returns the same file for every path."""
+        return str(_PARAMETER)
 
-        def __init__(self, *unused: int) -> None:
-            super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
+    def ioctl(self, descriptor: int, request: int, argument: bytes | int) -> None:
+        """Accepts any request."""
 
-        def setsockopt(self, *unused: int) -> None:  # type: ignore[override]
-            """Accepts any option."""
-
-        def bind(self, address: object) -> None:
-            """Accepts any address."""
-
-        def send(self, data: bytes) -> int:  # type: ignore[override]
-            """Accepts any request."""
-            return len(data)
-
-        def recv(self, size: int, flags: int = 0) -> bytes:
-            """Returns the next answer."""
-            if flags:
-                raise BlockingIOError(11, "Resource temporarily unavailable")
-            data: bytes = replay.next(str).encode("latin-1")
-            return data
-
-    return ReplayingSocket
-
-
-def _program_runner(replay: Replay) -> Callable[..., list[Outcome]]:
-    def run(*commands: Command, **unused: object) -> list[Outcome]:
-        answers = [replay.next(list) for _ in commands]
+    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+        """Returns the next answers."""
+        answers = [self.next(list) for _ in commands]
         return [Outcome(status, text.encode("latin-1"), b"") for status, text in answers]
 
-    return run
+    def random_bytes(self, size: int) -> bytes:
+        """Returns zeros."""
+        return bytes(size)
 
 
-def _wait_function(replay: Replay) -> Callable[[list[int], float], list[int]]:
-    def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
-        return descriptors[-1:] if replay.replies else []
+class _Socket(socket.socket):
+    """Accepts any request and receives the next answer."""
 
-    return wait_readable
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._replay = replay
 
+    def setsockopt(self, *unused: int) -> None:  # type: ignore[override]
+        """Accepts any option."""
 
-class _Parameter(str):
-    """A directory in which every name is the same file, which represents all sysctls."""
+    def bind(self, address: object) -> None:
+        """Accepts any address."""
 
-    __slots__ = ()
+    def send(self, data: bytes) -> int:  # type: ignore[override]
+        """Accepts any request."""
+        return len(data)
 
-    def __add__(self, name: str) -> str:
-        return str(self)
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Returns the next answer."""
+        if flags:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        data: bytes = self._replay.next(str).encode("latin-1")
+        return data

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.fuzz import replay, world
+from tests.fuzz import world
 from tests.fuzz.cases import Case, Source, corpus
 from tests.fuzz.replay import Replay
 from tests.fuzz.world import FaultError, World
@@ -80,9 +80,7 @@ def _judge_of(target: str) -> Callable[[Case], str]:
     host = world.enter()
     create_shared_chains(host)
     if target == "replies":
-        answers = Replay()
-        replay.install(answers)
-        return answers.judge
+        return Replay().judge
     return partial(host.judge, invoke=world.execute) if target == "programs" else host.judge
 
 

@@ -5,13 +5,13 @@ import os
 from ipaddress import ip_address, ip_network
 
 import pytest
-from _podwire import close_in_background
 
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netns import Netns, entered
 from kernel.rtnl import wait_readable
+from kernel.system import System
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
@@ -268,7 +268,7 @@ def netfilter_sockets(host):
 def test_a_child_closes_the_socket(prepared, host, monkeypatch, missing):
     """After a deletion a child process closes the socket, and this process does if no child can be started."""
     children = []
-    start_child = close_in_background
+    start_child = System.close_in_background
 
     def started(*arguments):
         pid = start_child(*arguments)
@@ -284,7 +284,7 @@ def test_a_child_closes_the_socket(prepared, host, monkeypatch, missing):
     (rule,) = nft.list_rules(prepared, CHAIN)
     nft.change(prepared, nft.delete_rule_request(CHAIN, rule.handle))
     assert len(netfilter_sockets(host)) == 1
-    monkeypatch.setattr(nft, "close_in_background", refused if missing == "process" else started)
+    monkeypatch.setattr(System, "close_in_background", refused if missing == "process" else started)
     if missing == "pipe":
         monkeypatch.setattr(os, "pipe", refused)
     prepared.close()
@@ -300,6 +300,6 @@ def test_without_deletions_no_child_is_started(netfilter, host, monkeypatch):
     nft.change(netfilter, nft.table_request(TABLE))
     assert nft.list_rules(netfilter, CHAIN) == []
     with monkeypatch.context() as patched:
-        patched.setattr(nft, "close_in_background", pytest.fail)
+        patched.setattr(System, "close_in_background", pytest.fail)
         netfilter.close()
     assert netfilter_sockets(host) == []

@@ -1,0 +1,168 @@
+"""kernel.system: one object for the calls that the warm-up and the fuzzers replace, and nothing else is replaced."""
+
+import ast
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel import link, system
+from kernel.codec import LinkMessage
+from kernel.netfilter import iptables_direct
+from kernel.rtnl import NLM_F_ACK, Request
+from kernel.system import System
+from pack.fake_kernel import FakeKernel
+from tests.support.binaries import ROOT
+
+DELETION = Request("", LinkMessage, link.RTM_DELLINK, NLM_F_ACK, {"index": 3}).encode(1)
+REPLACEMENTS = (("pack/fake_kernel.py", "FakeKernel"), ("tests/fuzz/replay.py", "Replay"))
+# Attributes that are set nevertheless, and the reason.
+ALLOWED = {
+    "tests/fuzz/world.py: skel.as_cni_error": "the traceback of a defect, which a plugin's answer does not contain",
+}
+
+
+class Zeros(System):
+    """A system whose random bytes are zeros."""
+
+    def random_bytes(self, size: int) -> bytes:
+        """Returns zeros."""
+        return bytes(size)
+
+
+def test_a_replaced_system_answers_until_the_end_of_the_context():
+    """The replaced system answers inside the context only, also when the context ends with an exception."""
+    running, macs = system.current, []
+
+    def fail():
+        macs.append(link.random_mac())
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"), system.replaced(Zeros()):
+        fail()
+    assert macs == [b"\2\0\0\0\0\0"]
+    assert system.current is running
+    assert link.random_mac() != link.random_mac()
+
+
+def test_replacements_can_be_nested():
+    """The end of an inner replacement makes the outer one current again."""
+    outer, inner = Zeros(), Zeros()
+    with system.replaced(outer):
+        with system.replaced(inner):
+            assert system.current is inner
+        assert system.current is outer
+
+
+def test_the_running_system_opens_the_path_of_the_kernel():
+    """The running system does not change a path, and calls the kernel."""
+    assert System().path("/proc/sys/net/ipv4/ip_forward") == "/proc/sys/net/ipv4/ip_forward"
+    with System().open_socket(1, 2) as opened, pytest.raises(OSError, match="Inappropriate ioctl"):
+        System().ioctl(opened.fileno(), 0x400454CB, 1)
+    with open(os.devnull) as no_namespace, pytest.raises(OSError, match="Invalid argument"):
+        System().enter_netns(no_namespace.fileno())
+
+
+def methods(path: str, name: str) -> set[str]:
+    """Returns the public methods that a class in a file defines."""
+    tree = ast.parse((ROOT / path).read_bytes())
+    (body,) = [node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
+    return {node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+
+
+def test_the_interface_has_no_method_that_is_never_replaced():
+    """The warm-up's fake kernel or the fuzzers' replay replaces each method of System."""
+    replaced = set().union(*(methods(*replacement) for replacement in REPLACEMENTS))
+    assert methods("kernel/system.py", "System") - replaced == set()
+
+
+def patched_names(tree: ast.AST) -> Iterator[str]:
+    """Yields the attributes of imported modules and classes that a module sets, and its calls of setattr."""
+    nodes = list(ast.walk(tree))
+    imports = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    imported = {(alias.asname or alias.name).partition(".")[0] for alias in imports} - {"sys"}
+    yield from (ast.unparse(node) for node in nodes if is_set(node, imported) or is_call_of_setattr(node))
+
+
+def is_set(node: ast.AST, imported: set[str]) -> bool:
+    return isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and root(node) in imported
+
+
+def is_call_of_setattr(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "delattr")
+
+
+def root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def sources() -> Iterator[Path]:
+    for directory in ("pack", "pack/release", "tests/fuzz"):
+        yield from sorted((ROOT / directory).glob("*.py"))
+
+
+def test_the_image_and_the_fuzzers_set_no_names_of_other_modules():
+    """The modules of pack/ and tests/fuzz/ replace the kernel by system.replaced(), and set no other module's names."""
+    patches = {
+        f"{path.relative_to(ROOT)}: {patch}"
+        for path in sources()
+        for patch in patched_names(ast.parse(path.read_bytes()))
+    }
+    assert patches == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import kernel.netns\nkernel.netns.setns = None",
+        "from kernel import rtnl as netlink\nnetlink.wait_readable = None",
+        "from kernel import nft\nnft._FREED_AFTER_US += 1",
+        "import socket\ndel socket.socket",
+        "def f(owner):\n    setattr(owner, 'run', None)",
+        "def test(monkeypatch):\n    monkeypatch.setattr('kernel.link.random_mac', None)",
+        "from kernel.rtnl import Socket\nSocket.change: int = 1",
+    ],
+)
+def test_rule_for_patches_refuses(text):
+    """The rule for patches refuses assignments, deletions and setattr, of modules and of classes."""
+    assert list(patched_names(ast.parse(text)))
+
+
+@pytest.mark.parametrize("text", ["import sys\nsys.stderr = None", "import os\nos.environ['A'] = ''", "self.a = 1"])
+def test_rule_for_patches_accepts(text):
+    """The rule for patches accepts Python's own streams, items, and attributes of local objects."""
+    assert not list(patched_names(ast.parse(text)))
+
+
+class Recorder(System):
+    """A system that records the names of the methods that are called."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+
+    def __getattribute__(self, name: str) -> object:
+        """Returns the attribute, and records its name."""
+        if name in methods("kernel/system.py", "System"):
+            self.called.add(name)
+        return super().__getattribute__(name)
+
+
+def test_the_fake_kernel_calls_the_methods_that_it_replaces(tmp_path):
+    """The fake kernel calls the methods that it replaces, so that the image has their objects on the verbs' pages."""
+    recorder = Recorder()
+    with system.replaced(recorder):
+        fake = FakeKernel(str(tmp_path))
+    for family, protocol in ((socket.AF_NETLINK, socket.NETLINK_ROUTE), (socket.AF_UNIX, 0)):
+        fake.open_socket(family, socket.SOCK_RAW, protocol).close()
+    fake.enter_netns(0)
+    assert fake.send_in_background(0, DELETION, 0) == 0
+    assert fake.close_in_background(0, 0, 0) == 0
+    assert Path(fake.path("/proc/sys/net/ipv4/ip_forward")).read_text() == "1"
+    fake.ioctl(0, 0, 0)
+    assert iptables_direct.is_nft(fake.find_program("iptables-restore", ()))
+    assert len(fake.random_bytes(6)) == 6
+    assert recorder.called == methods("pack/fake_kernel.py", "FakeKernel") - {"run_programs"}
