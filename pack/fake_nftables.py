@@ -10,7 +10,7 @@ import itertools
 import struct
 from collections.abc import Iterator
 
-import kernel.netfilter.iptables_direct
+import kernel.netfilter.iptables
 import kernel.netfilter.nft
 from kernel.codec_netfilter import GenerationMessage
 from kernel.wire import encode
@@ -74,7 +74,7 @@ def answers(kind: int, header: tuple[int, int, int], content: bytes) -> Iterator
 def create_built_in_chains() -> None:
     """Creates iptables-nft's built-in chains, which a host has before its first pod."""
     for family in kernel.netfilter.nft.NFPROTO.values():
-        for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
+        for (table, name), hook in kernel.netfilter.iptables._BUILT_IN.items():
             chain = kernel.netfilter.nft.Chain(kernel.netfilter.nft.Table(family, table), name, hook)
             _store(_NEWCHAIN, kernel.netfilter.nft.chain_request(chain).encode(0)[_HEADER.size :])
 

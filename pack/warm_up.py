@@ -23,7 +23,7 @@ import kernel.address
 import kernel.link
 import kernel.link_deletion
 import kernel.netfilter.iptables
-import kernel.netfilter.iptables_direct
+import kernel.netfilter.iptables_program
 import kernel.netfilter.nft
 import kernel.netns
 import kernel.rtnl
@@ -361,11 +361,11 @@ def _replacements(directory: str) -> list[tuple[Any, str, Any]]:
             dict.fromkeys(kernel.netfilter.iptables.FAMILIES, f"{directory}/parameter"),
         ),
         (
-            kernel.netfilter.iptables,
+            kernel.netfilter.iptables_program,
             "_installed",
             {name: f"/sbin/{name}" for name in ("iptables-restore", "ip6tables-restore")}.__getitem__,
         ),
-        (kernel.netfilter.iptables_direct, "is_nft", bool),
+        (kernel.netfilter.iptables_program, "is_nft", bool),
         (process.child, "run", _refuse_program),
         (kernel.link, "random_mac", lambda: _MAC),
         (kernel.tap, "create", fake_child.create_tap),

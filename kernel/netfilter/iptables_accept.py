@@ -11,8 +11,9 @@ from ipaddress import IPv4Network, IPv6Network
 from cni.address import Network
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import ParsedLine, parse_line
-from kernel.netfilter.nft import Chain, Rule
+from kernel.netfilter.iptables_expressions import Expressions, render_expressions
+from kernel.netfilter.iptables_rule import Rule, network_text
+from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_expression import attributes
 from kernel.netfilter.nft_set import byte_filter
 from kernel.rtnl import Request
@@ -21,15 +22,15 @@ _SIZES = {4: 4, 6: 16}  # of an address, by IP version
 _MASK, _COMPARED = 4, 3  # NFTA_BITWISE_MASK, NFTA_CMP_DATA
 
 
-def accept_line(chain: str, network: Network) -> str:
-    """Returns the rule as iptables lists it and iptables-restore reads it."""
-    destination = f" -d {network}" if network.prefixlen else ""
-    return f"-A {chain}{destination} -j ACCEPT"
+def accept_rule(chain: str, network: Network, comment: str = "") -> Rule:
+    """Returns the rule that accepts packets to a network; `comment` is the match for its comment."""
+    destination = f"-d {network_text(network)}" if network.prefixlen else ""
+    return Rule(chain, " ".join(filter(None, (destination, comment, "-j ACCEPT"))))
 
 
 def accept_request(chain: Chain, network: Network) -> Request:
     """Builds the request that appends the rule to a chain of iptables-nft."""
-    return nft.rule_request(chain, _parse(chain.name, network).expressions)
+    return nft.rule_request(chain, _render(network).written())
 
 
 def accept_filter(networks: Iterable[Network]) -> Callable[[bytes], bool]:
@@ -42,17 +43,17 @@ def accept_filter(networks: Iterable[Network]) -> Callable[[bytes], bool]:
     return byte_filter(parts)
 
 
-def parse_accepted(chain: str, version: int, rule: Rule) -> Network | None:
+def parse_accepted(version: int, rule: nft.Rule) -> Network | None:
     """Returns the network that a rule of iptables-nft accepts, None if it does anything else."""
     network = _guess(version, rule.expressions)
-    return network if network is not None and _parse(chain, network).is_rule(rule.expressions) else None
+    return network if network is not None and _render(network).is_rule(rule.expressions) else None
 
 
-def _parse(chain: str, network: Network) -> ParsedLine:
-    parsed = parse_line(network.version, accept_line(chain, network))
-    if parsed is None:
-        raise ValueError(f"iptables has no such rule: {chain} {network}")
-    return parsed
+def _render(network: Network) -> Expressions:
+    rendered = render_expressions(network.version, accept_rule("", network).spec)
+    if rendered is None:
+        raise ValueError(f"iptables has no rule that accepts packets to {network}")
+    return rendered
 
 
 def _guess(version: int, expressions: bytes) -> Network | None:

@@ -1,6 +1,6 @@
-"""Renders simple rules of iptables-nft as `iptables -S` lists them, from netlink, without a program.
+"""Parses simple rules of iptables-nft, as netlink lists them, without a program.
 
-This module renders a rule only if it knows every part. For other matches, options or forms the result is "", and the
+This module parses a rule only if it knows every part. For other matches, options or forms the result is None, and the
 caller runs the program.
 
 A simple rule matches addresses (not networks), interfaces and the states RELATED and ESTABLISHED, may have a comment,
@@ -9,17 +9,14 @@ and ends in ACCEPT, DROP, RETURN, a jump, or no target.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter import nft_rule
-from kernel.netfilter.nft import Rule
+from kernel.netfilter.iptables_rule import Rule, comment_match
 
-_PLAIN = re.compile(r"[-\w]+", re.ASCII)  # a word that iptables lists without quotes
-_ESCAPED = re.compile(r"""(["'\\])""")
 _NUMBER = struct.Struct(">i")
 _FIELDS = {4: {(12, 4): "-s", (16, 4): "-d"}, 6: {(8, 16): "-s", (24, 16): "-d"}}  # of the IP header, by version
 _INTERFACES = {expression.META_IIFNAME: "-i", expression.META_OIFNAME: "-o"}
@@ -32,14 +29,8 @@ _ESTABLISHED = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
 _ESTABLISHED_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 
 
-def render_comment(text: str) -> str:
-    """Returns the match for a comment as iptables lists and reads it: any printable text is one word."""
-    word = text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escaped, text)}"'
-    return f"-m comment --comment {word}"
-
-
-def render_line(chain: str, rule: Rule, version: int) -> str:
-    """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" if any part is unknown."""
+def parse_rule(chain: str, rule: nft.Rule, version: int) -> Rule | None:
+    """Returns a rule of `chain` in the table of an IP version, None if any part is unknown."""
     loaded, end, text = "", "", ""
     rendered: dict[str, str] = {}
     matches = []
@@ -47,7 +38,7 @@ def render_line(chain: str, rule: Rule, version: int) -> str:
         if name == "counter":
             continue
         if end:
-            return ""
+            return None
         if name in ("payload", "meta") and not loaded:
             loaded = _loaded(name, attributes, version)
             text = "" if loaded in rendered else loaded
@@ -60,14 +51,13 @@ def render_line(chain: str, rule: Rule, version: int) -> str:
         else:
             text = end = _verdict(attributes) if name == "immediate" else ""
         if not text:
-            return ""
+            return None
     if loaded:
-        return ""
+        return None
     if rule.comment:  # newer versions store comments this way
-        matches.append(render_comment(rule.comment))
-    return " ".join(
-        (f"-A {chain}", *(rendered[key] for key in _ORDER if key in rendered), *matches, *filter(None, [end]))
-    )
+        matches.append(comment_match(rule.comment))
+    header = (rendered[key] for key in _ORDER if key in rendered)
+    return Rule(chain, " ".join((*header, *matches, *filter(None, [end]))))
 
 
 def parse_expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
@@ -117,7 +107,7 @@ def _match(attributes: dict[int, bytes]) -> str:
     kind = attributes.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(attributes, 2)
     info = attributes.get(3, b"")
     if kind == _COMMENT:
-        return render_comment(info.partition(b"\0")[0].decode(errors="surrogateescape"))
+        return comment_match(info.partition(b"\0")[0].decode(errors="surrogateescape"))
     if kind == _STATES:
         return _ESTABLISHED_TEXT if info.rstrip(b"\0") == _ESTABLISHED.rstrip(b"\0") else ""
     return ""
@@ -131,7 +121,3 @@ def _verdict(attributes: dict[int, bytes]) -> str:
     if code == _JUMP:
         return f"-j {content.get(2, b'').rstrip(chr(0).encode()).decode(errors='surrogateescape')}"
     return f"-j {_VERDICTS[code]}" if code in _VERDICTS else ""
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\{match[1]}"

@@ -18,7 +18,7 @@ one of the interfaces is valid.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -26,8 +26,10 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
-from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableError
+from kernel.netfilter.iptables import CheckedListing
 from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
 from plugins.portmap.host_ports import HostPorts
@@ -50,10 +52,11 @@ def add(host_ports: HostPorts) -> None:
     try:
         for tries_left in reversed(range(_ROUNDS)):
             states = get_states(host_ports)
-            listings = _get_listings(states, previous)
+            checked = _get_listings(states, previous)
             previous = states
-            if listings is None:
+            if checked is None:
                 continue
+            listings = {version: item.listing for version, item in checked.items()}
             changes = _compute_changes(host_ports, listings)
             may_have_written = True
             if _apply_changes(host_ports, listings, changes, may_fail=tries_left > 0):
@@ -78,20 +81,20 @@ def check(host_ports: HostPorts) -> None:
 
     Raises ShadowedError if a rule of another container comes first, and the errors of `add`.
     """
-    probes = {version: iptables_check.probe_lines(host_ports, version) for version in host_ports.ip_versions}
+    rules = {version: iptables_check.rules_to_check(host_ports, version) for version in host_ports.ip_versions}
     previous: dict[int, TableState] = {}
     for _ in range(_ROUNDS):
         states = get_states(host_ports, with_container_rules=True)
         for version, state in states.items():
             iptables_check.check_chains(host_ports, version, state)
-        listings = _get_listings(states, previous, probes)
-        if listings is not None:
+        checked = _get_listings(states, previous, rules)
+        if checked is not None:
             break
         previous = states
     else:
         raise _unstable_error()
-    for version, listing in listings.items():
-        iptables_check.check_rules(host_ports, version, listing, states[version])
+    for version, (listing, confirmed) in checked.items():
+        iptables_check.check_rules(host_ports, version, listing, confirmed)
 
 
 def get_problem() -> str:
@@ -129,16 +132,16 @@ def _delete_interface_rules(
     try:
         for tries_left in reversed(range(_ROUNDS)):
             listings = iptables.list_chains(dict.fromkeys(versions, (DNAT, chain)), TABLE)
-            lines = {
-                version: iptables_update.lines_to_delete_interface_rules(host_ports, other_addresses, listing)
+            changes = {
+                version: iptables_update.changes_to_delete_interface_rules(host_ports, other_addresses, listing)
                 for version, listing in listings.items()
             }
-            if not any(lines.values()):
+            if not any(changes.values()):
                 return False
             for version, listing in listings.items():
-                lines[version] = lines[version] or iptables_chains.lines_to_delete_chains({chain: DNAT_CHAINS}, listing)
+                changes[version] = changes[version] or iptables_chains.compute_deletions({chain: DNAT_CHAINS}, listing)
             try:
-                iptables.apply(lines, TABLE, _delete_description(host_ports))
+                iptables.apply(changes, TABLE, _delete_description(host_ports))
                 break
             except RefusedError:
                 if not tries_left:
@@ -157,13 +160,13 @@ def delete_legacy(host_ports: HostPorts) -> None:
     """
     chains = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
 
-    def lines_to_delete(version: int, listing: list[str]) -> list[str]:
-        lines = iptables_update.lines_to_delete_interface_rules(
+    def plan(version: int, listing: Listing) -> list[Change]:
+        changes = iptables_update.changes_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
-        return lines or iptables_chains.lines_to_delete_chains(chains, listing)
+        return changes or iptables_chains.compute_deletions(chains, listing)
 
-    iptables_chains.change_legacy(TABLE, lines_to_delete, _delete_description(host_ports))
+    iptables_chains.change_legacy(TABLE, plan, _delete_description(host_ports))
 
 
 def _delete_description(host_ports: HostPorts) -> str:
@@ -192,24 +195,25 @@ def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
 
 
 def _get_listings(
-    states: Mapping[int, TableState], previous: Mapping[int, TableState], probes: Mapping[int, list[str]] | None = None
-) -> dict[int, list[str]] | None:
+    states: Mapping[int, TableState],
+    previous: Mapping[int, TableState],
+    rules: Mapping[int, Sequence[Rule]] | None = None,
+) -> dict[int, CheckedListing] | None:
     """Returns the existing rules of each IP version; None if the caller must read `states` again.
 
-    Runs iptables-restore for each state that is not sufficient, with the additional lines `probes`. If another process
-    has deleted a chain meanwhile, iptables-restore fails: this returns None, or raises RefusedError if `states` equals
-    `previous`.
+    Runs iptables-restore for each state that is not sufficient; it also checks `rules`. If another process has deleted
+    a chain meanwhile, iptables-restore fails: this returns None, or raises RefusedError if `states` equals `previous`.
     """
     chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
     try:
-        read = iptables.list_chains(
-            chains, TABLE, {version: lines for version, lines in (probes or {}).items() if version in chains}
-        )
+        read = iptables.list_and_check(chains, TABLE, rules or {})
     except RefusedError:
         if states == previous:
             raise
         return None
-    return {version: [*state.listing, *read.get(version, [])] for version, state in states.items()}
+    nothing = CheckedListing(Listing(), 0)
+    listed = {version: read.get(version, nothing) for version in states}
+    return {version: item._replace(listing=states[version].listing | item.listing) for version, item in listed.items()}
 
 
 def _unstable_error() -> CniError:
@@ -217,16 +221,16 @@ def _unstable_error() -> CniError:
     return CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
 
 
-def _compute_changes(host_ports: HostPorts, listings: Mapping[int, list[str]]) -> dict[int, list[str]]:
+def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[Change]]:
     other_addresses = _get_other_addresses(host_ports, listings)
     return {
-        version: iptables_update.lines_for_add(host_ports, other_addresses, version, listing)
+        version: iptables_update.changes_for_add(host_ports, other_addresses, version, listing)
         for version, listing in listings.items()
     }
 
 
 def _apply_changes(
-    host_ports: HostPorts, listings: Mapping[int, list[str]], changes: Mapping[int, list[str]], *, may_fail: bool
+    host_ports: HostPorts, listings: Mapping[int, Listing], changes: Mapping[int, list[Change]], *, may_fail: bool
 ) -> bool:
     """Applies the changes; with `may_fail`, returns False if iptables-restore refuses them.
 
@@ -245,7 +249,7 @@ def _apply_changes(
         raise
 
 
-def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[Address]:
+def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, Listing]) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; none if all rules forward to this interface."""
     addresses = {address.ip for address in host_ports.addresses.values()}
     if all(iptables_update.dnat_addresses(host_ports, listing) <= addresses for listing in listings.values()):
@@ -254,17 +258,17 @@ def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, list[str]
 
 
 def _conditions_error(
-    host_ports: HostPorts, listings: Mapping[int, list[str]], error: LineSyntaxError
+    host_ports: HostPorts, listings: Mapping[int, Listing], error: LineSyntaxError
 ) -> CniError | None:
     """Returns an error that names the conditions if iptables-restore accepts the rules without them, else None."""
     version = error.family
     if not host_ports.conditions.get(version):
         return None
     attempts = (
-        iptables_update.lines_for_add(variant, (), version, listings[version])
+        iptables_update.changes_for_add(variant, (), version, listings[version])
         for variant in (replace(host_ports, conditions={}), host_ports)
     )
-    if [iptables.is_accepted(version, TABLE, lines) for lines in attempts] != [True, False]:
+    if [iptables.is_accepted(version, TABLE, changes) for changes in attempts] != [True, False]:
         return None
     hint = f"write matches as on the command line of iptables, one word in each string; it printed: {error.details}"
     return CniError(

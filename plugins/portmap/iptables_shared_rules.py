@@ -6,16 +6,14 @@ different rule. A rule in an unknown form is not recognised; the caller then has
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable
 
-from kernel.netfilter import nft_expression, nft_rule
-from kernel.netfilter.nft import Rule
+from kernel.netfilter import nft, nft_expression, nft_rule
+from kernel.netfilter.iptables_rule import Rule
 from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import DNAT, MASQ, SETMARK, packet_mark
 
-_COMMENT = re.compile(r'--comment "([^"]*)"')
 _COUNTER = b"counter\0"
 _NAME_OFFSET = 2 * nft_expression.ATTRIBUTE.size  # of the name in an expression, as the kernel lists it
 
@@ -27,14 +25,13 @@ _MARK_TARGET = struct.Struct("=II")  # xt_mark_tginfo2: packet mark, mask
 _ANY_ADDRESS = {4: struct.pack("=I20x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat with one range; nf_nat_range
 
 
-def is_shared(rule: str, existing: Rule, host_ports: HostPorts, version: int) -> bool:
+def is_shared(rule: Rule, existing: nft.Rule, host_ports: HostPorts, version: int) -> bool:
     """Returns whether an existing rule is proven to be the shared `rule`; ignores counters."""
-    match = _COMMENT.search(rule)
-    text = match[1] if match else ""
+    text = rule.comment
     content = b"".join(
         part for part in nft_rule.split_expressions(existing.expressions) if not part.startswith(_COUNTER, _NAME_OFFSET)
     )
-    forms = _forms(rule.split()[1], host_ports, version)
+    forms = _forms(rule.chain, host_ports, version)
     if existing.comment:  # newer versions of iptables-nft store the comment in userdata
         return existing.comment == text and nft_rule.is_any_of(forms, content)
     start = _match("comment", 0, text.encode().ljust(_COMMENT_BYTES, b"\0")) if text else b""

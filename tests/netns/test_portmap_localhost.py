@@ -11,7 +11,8 @@ from scapy.packet import Raw
 
 from cni.errors import CniError
 from kernel import route
-from kernel.netfilter import iptables, nft
+from kernel.netfilter import nft
+from kernel.netfilter.iptables_program import UnusableError
 from kernel.rtnl import Socket
 from plugins.portmap import localhost
 from plugins.portmap.host_ports import HostPorts, PortMapping
@@ -261,7 +262,7 @@ def test_add_without_nftables_and_iptables(bridge, monkeypatch):
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse)
 
     def unusable(*_):
-        raise iptables.UnusableError(999, "iptables-restore is not installed", "install iptables")
+        raise UnusableError(999, "iptables-restore is not installed", "install iptables")
 
     monkeypatch.setattr("kernel.netfilter.iptables.read", unusable)
     with pytest.raises(CniError) as caught:
