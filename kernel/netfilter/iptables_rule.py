@@ -60,13 +60,13 @@ class Rule(NamedTuple):
         return match[2] or _ESCAPED.sub(_unescape, match[1]) if match else ""
 
     @property
-    def options(self) -> dict[str, str]:
-        """The options with their values; "-m NAME" has none, and an inverted option has "! " before its name.
+    def options(self) -> list[tuple[str, str]]:
+        """The options with their values, in order; "-m NAME" has none, and an inverted option has "! " before its name.
 
-        {"-p": "tcp", "-m comment": "", "--comment": '"x"', "! -o": "br0", "-j": "X"}
+        [("-p", "tcp"), ("-m comment", ""), ("--comment", '"x"'), ("! -o", "br0"), ("-j", "X")]
         """
         options = ((name, words[1:]) for name, words in _OPTION.findall(self.spec))
-        return dict((f"-m {value}", "") if name == "-m" else (name, value) for name, value in options)
+        return [(f"-m {value}", "") if name == "-m" else (name, value) for name, value in options]
 
 
 class Change(NamedTuple):

@@ -35,7 +35,8 @@ _CHAIN_RULE = re.compile(
     r"(?:-s \S+ )?(?:-d (\S+) )?-p (\w+) (?:-m (?:tcp|udp|sctp) )?--dport (\d+) -j (\S+)(?: --to-destination (\S+))?"
 )
 _PORTS = re.compile(r"\d+(?:,\d+)*")
-_JUMP_OPTIONS = frozenset(("-p", "-m multiport", "--dports", "-j"))
+_COMMENT = ("-m comment", "--comment")
+_JUMP_FORMS = tuple(["-p", *comment, "-m multiport", "--dports", "-j"] for comment in (_COMMENT, ()))
 
 
 def chain_name(host_ports: HostPorts) -> str:
@@ -170,9 +171,10 @@ def parse_jump_rules(listing: Listing) -> list[JumpRule]:
 def parse_jump_rule(rule: Rule) -> JumpRule:
     """Parses a rule of CNI-HOSTPORT-DNAT."""
     options = rule.options
-    ports = options.get("--dports", "")
+    first_values = dict(reversed(options))
+    ports = first_values.get("--dports", "")
     numbers = tuple(map(int, ports.split(","))) if _PORTS.fullmatch(ports) else ()
-    conditional = not numbers or options.keys() - {"-m comment", "--comment"} != _JUMP_OPTIONS
+    conditional = not numbers or [name for name, _ in options] not in _JUMP_FORMS
     return JumpRule(
-        rule, rule.target, options.get("-p", ""), numbers, conditional, *parse_owner(rule.comment) or ("", "")
+        rule, rule.target, first_values.get("-p", ""), numbers, conditional, *parse_owner(rule.comment) or ("", "")
     )
