@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from kernel.errors import KernelError
 from kernel.netfilter import iptables_program, nft
-from kernel.netfilter.iptables_expressions import render_expressions
+from kernel.netfilter.iptables_expressions import change_request
 from kernel.netfilter.iptables_program import Ended, UnusableError
 from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
@@ -155,7 +155,7 @@ def apply_by_netlink(
         if not items or len(items) > _CHANGES_MAX:
             continue
         kernel_table = Table(NFPROTO[version], table)
-        rendered = [request for change in items if (request := _build_request(version, kernel_table, change))]
+        rendered = [request for change in items if (request := change_request(version, kernel_table, change))]
         if len(rendered) < len(items) or not iptables_program.is_nft(programs[version]):
             continue
         requests += rendered
@@ -251,17 +251,6 @@ def _list(lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = Fals
         if one.outcome.status not in (0, iptables_program.REFUSED):
             raise iptables_program.unusable_error(one)
     return ended
-
-
-def _build_request(version: int, table: Table, change: Change) -> Request | None:
-    """Builds the request for a change, None for one that netlink does not allow here."""
-    chain = Chain(table, change.chain)
-    if change.verb == "-N":
-        return nft.chain_request(chain, new=True)
-    if change.verb == "-A" or (change.verb == "-I" and change.position == 1):
-        rule = render_expressions(version, change.spec)
-        return rule and nft.rule_request(chain, rule.written(), first=change.verb == "-I", protocol=rule.protocol)
-    return None
 
 
 def _shell_commands(changes: Mapping[int, Sequence[Change]], table: str) -> Iterator[str]:

@@ -15,8 +15,10 @@ from typing import NamedTuple, Protocol
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Rule
+from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, Rule
+from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_expression import EQ, NEQ
+from kernel.rtnl import Request
 
 _FAMILIES = {4: AF_INET, 6: AF_INET6}
 _NETWORKS: dict[int, type[IPv4Network] | type[IPv6Network]] = {4: IPv4Network, 6: IPv6Network}
@@ -34,26 +36,48 @@ _MULTIPORT = struct.Struct("=BB15H15xx")  # struct xt_multiport_v1
 _CONNTRACK = struct.Struct("=136x10xHHHxx8x6x")  # struct xt_conntrack_mtinfo3: match_flags, invert_flags, state_mask
 _MATCH_STATE = 1  # XT_CONNTRACK_STATE
 _ADDRTYPE = struct.Struct("=HHI")  # struct xt_addrtype_info_v1 (linux/netfilter/xt_addrtype.h): by bits, flags
-_MARK = struct.Struct("=II")  # struct xt_mark_tginfo2 (linux/netfilter/xt_mark.h)
+_MARK = struct.Struct("=II")  # struct xt_mark_tginfo2 (linux/netfilter/xt_mark.h): packet mark, mask
+_MARK_MATCH = struct.Struct("=IIB")  # struct xt_mark_mtinfo1: packet mark, mask, inverted
 _RANGE = struct.Struct("=I16s16s2s2s4x")  # struct nf_nat_range2 (linux/netfilter/nf_nat.h)
 _MAP_IPS, _PROTO_SPECIFIED = 1, 2  # NF_NAT_RANGE_*
 _ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat of one range; nf_nat_range
 
 
 class Expressions(NamedTuple):
-    """A rule's expressions; `protocol` (IPPROTO_*) is sent beside them, for the matches."""
+    """A rule's expressions; `protocol` (IPPROTO_*) is sent beside them, for the matches.
 
-    matches: bytes = b""
-    action: bytes = b""
-    protocol: int = 0
+    `other_matches` are the matches as other versions write them: older ones compare the packet mark by an extension,
+    newer ones store the `comment` as userdata.
+    """
+
+    matches: bytes
+    other_matches: bytes
+    comment: str
+    action: bytes
+    protocol: int
 
     def written(self) -> bytes:
         """Returns the expressions to send, with a counter of 0."""
         return self.matches + expression.COUNTER + self.action
 
-    def is_rule(self, existing: bytes) -> bool:
-        """Returns whether the kernel's rule equals this one, ignoring counters."""
-        return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, existing)
+    def is_rule(self, existing: nft.Rule) -> bool:
+        """Returns whether an existing rule equals this one, ignoring counters, whatever version wrote it."""
+        end = expression.ANY_COUNTER + self.action
+        if not existing.userdata and nft_rule.is_same_rule(self.matches + end, existing.expressions):
+            return True
+        has_other_form = self.other_matches != self.matches and existing.comment == self.comment
+        return has_other_form and nft_rule.is_same_rule(self.other_matches + end, existing.expressions)
+
+
+def change_request(version: int, table: Table, change: Change) -> Request | None:
+    """Builds the request for a change of an IP version's table, None for one that this module does not know."""
+    chain = Chain(table, change.chain)
+    if change.verb == "-N":
+        return nft.chain_request(chain, new=True)
+    if change.verb == "-A" or (change.verb == "-I" and change.position == 1):
+        rule = render_expressions(version, change.spec)
+        return rule and nft.rule_request(chain, rule.written(), first=change.verb == "-I", protocol=rule.protocol)
+    return None
 
 
 class _UnknownError(ValueError):
@@ -68,11 +92,16 @@ def render_expressions(version: int, spec: str) -> Expressions | None:
         return None  # the program runs and reports the error, if there is one
 
 
+def select_equal(version: int, rule: Rule, existing: Iterable[nft.Rule]) -> list[nft.Rule]:
+    """Returns the existing rules that certainly equal `rule`."""
+    rendered = render_expressions(version, rule.spec)
+    return [item for item in existing if rendered.is_rule(item)] if rendered else []
+
+
 class RuleMatcher:
     """Recognises rules of one IP version among the existing rules of a chain.
 
-    Does not recognise rules in the form of another version of the program, nor those that render_expressions() does not
-    know. A rule is rendered when it is first compared.
+    Does not recognise those that render_expressions() does not know. A rule is rendered when it is first compared.
     """
 
     def __init__(self, version: int, rules: Iterable[Rule]) -> None:
@@ -86,7 +115,7 @@ class RuleMatcher:
             if rule not in self._rendered:
                 self._rendered[rule] = render_expressions(self._version, rule.spec)
             rendered = self._rendered[rule]
-            if rendered and not existing.userdata and rendered.is_rule(existing.expressions):
+            if rendered and rendered.is_rule(existing):
                 self._rules.remove(rule)
                 return rule
         return None
@@ -114,7 +143,7 @@ def _unescaped(match: re.Match[str]) -> str:
 def _expressions(version: int, words: Iterator[str]) -> Expressions:
     """Renders a rule: the header's matches come first, in iptables-nft's order, then extensions in the rule's order."""
     header: dict[str, bytes] = {}
-    matches, action, protocol = b"", b"", 0
+    matches, other_matches, comment, action, protocol = b"", b"", "", b"", 0
     positive = True
     for word in words:
         if action:
@@ -131,14 +160,18 @@ def _expressions(version: int, words: Iterator[str]) -> Expressions:
         elif not positive:
             raise _UnknownError
         elif word == "-m":
-            matches += _match(next(words), words, protocol)
+            name, option, value = next(words), next(words), next(words)
+            match = _match(name, option, value, protocol)
+            matches += match
+            comment = value if name == "comment" else comment
+            other_matches += _OTHER_FORMS[name](value) if name in _OTHER_FORMS else match
         elif word == "-j":
             action = _target(version, next(words), words)
         else:
             raise _UnknownError
         positive = True
     start = b"".join(header[word] for word in _HEADER if word in header)
-    return Expressions(start + matches, action, protocol)
+    return Expressions(start + matches, start + other_matches, comment, action, protocol)
 
 
 def _interface(key: int) -> Callable[[int, str, bool], bytes]:
@@ -183,8 +216,7 @@ _HEADER: dict[str, Callable[[int, str, bool], bytes]] = {
 }
 
 
-def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
-    option, value = next(words), next(words)
+def _match(name: str, option: str, value: str, protocol: int) -> bytes:
     if (name, option) in (("tcp", "--dport"), ("udp", "--dport")) and protocol == nft_rule.PROTOCOLS[name]:
         return nft_rule.destination_port(_port(value))
     if (name, option) == ("comment", "--comment"):
@@ -206,6 +238,13 @@ def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
     if (name, option) == ("mark", "--mark"):
         return nft_rule.mark_match(_bit(value))
     raise _UnknownError
+
+
+# The matches in the form of other versions.
+_OTHER_FORMS: dict[str, Callable[[str], bytes]] = {
+    "comment": lambda text: b"",
+    "mark": lambda text: _extension("match", "mark", 1, _MARK_MATCH.pack(1 << _bit(text), 1 << _bit(text), 0)),
+}
 
 
 def _port(text: str) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from cni.address import Address
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
-from kernel.netfilter.iptables_expressions import match_rules
+from kernel.netfilter.iptables_expressions import match_rules, select_equal
 from kernel.netfilter.iptables_nft import TABLES
 from kernel.netfilter.iptables_rule import Listing, Rule
 from kernel.netfilter.nft import Chain, NftSocket
@@ -27,7 +27,6 @@ from plugins.portmap.iptables_rules import (
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.iptables_shared_rules import is_shared
 from process.values import dataclass, field
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
@@ -113,9 +112,7 @@ def _delete_duplicate_requests(socket: NftSocket, host_ports: HostPorts) -> list
     for version in host_ports.ip_versions:
         for rule in shared_rules(host_ports):
             chain = Chain(TABLES[version], rule.chain)
-            equal_rules = [
-                other for other in nft.list_rules(socket, chain) if is_shared(rule, other, host_ports, version)
-            ]
+            equal_rules = select_equal(version, rule, nft.list_rules(socket, chain))
             requests += [nft.delete_rule_request(chain, other) for other in equal_rules[1:]]
     return requests
 
@@ -141,7 +138,7 @@ def _get_state(
     shared, unrecognised = [], []
     for rule in shared_rules(host_ports):
         candidates = _list_shared_rule_candidates(socket, host_ports, version, rule, present)
-        if any(is_shared(rule, candidate, host_ports, version) for candidate in candidates):
+        if candidates and select_equal(version, rule, candidates):
             shared.append(rule)
         elif candidates:
             unrecognised.append(rule.chain)
