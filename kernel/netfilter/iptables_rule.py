@@ -51,7 +51,8 @@ class Rule(NamedTuple):
     def target(self) -> str:
         """The chain or verdict in which the rule ends, "" for none and for one with options, such as DNAT."""
         start, _, word = self.spec.rpartition(" ")
-        return word if start.endswith(("-j", "-g")) else ""
+        is_comment = word.endswith('"')
+        return word if start.endswith(("-j", "-g")) and not is_comment else ""
 
     @property
     def comment(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from kernel.netfilter import iptables, iptables_program, nft
 from kernel.netfilter.iptables_expressions import match_rules
+from kernel.netfilter.iptables_listing import parse_rule
 from kernel.netfilter.iptables_rule import Change, Rule
 from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
@@ -211,6 +212,8 @@ def test_rules_of_the_program_are_recognised(prepared):
                 inserted = [rule for rule, verb in rules.items() if verb == "-I"]
                 ordered = inserted[::-1] + [rule for rule in rules if rule not in inserted]
                 assert match_rules(version, list(rules), existing) == ordered
+                parsed = [parse_rule(chain, item, version) for item in existing]
+                assert all(item in (None, rule) for item, rule in zip(parsed, ordered, strict=True))
                 for rule in rules:
                     others = [other for other in rules if other != rule]
                     assert match_rules(version, others, existing) is None

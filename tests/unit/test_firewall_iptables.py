@@ -135,7 +135,7 @@ def test_any_bytes_are_parsed(expressions, userdata):
 
 
 def test_rules_of_unknown_form_are_not_parsed():
-    """A rule with a network, a wildcard, another match, or expressions after its verdict is not parsed."""
+    """A rule with a wildcard, another match, or expressions after its verdict is not parsed."""
     source = nft_rule.source(ip_address("10.22.0.2"))
 
     def parse(expressions):
