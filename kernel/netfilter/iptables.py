@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kernel.errors import KernelError
 from kernel.netfilter import iptables_program, nft
@@ -23,6 +23,7 @@ from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.rtnl import Request
 from process import record
+from process.values import replace
 
 FAMILIES = (4, 6)
 TOOLS = {4: "iptables", 6: "ip6tables"}
@@ -48,13 +49,6 @@ _BUILT_IN = {
 _Result = TypeVar("_Result")
 
 
-class CheckedListing(NamedTuple):
-    """A listing, and the number of rules, from the first, that the program confirmed."""
-
-    listing: Listing
-    confirmed: int
-
-
 def read(
     families: Iterable[int], table: str, chains: Sequence[str] = (), *, legacy: bool = False
 ) -> dict[int, Listing]:
@@ -73,31 +67,26 @@ def read(
     return listings
 
 
-def list_chains(chains: Mapping[int, Sequence[str]], table: str) -> dict[int, Listing]:
+def list_chains(
+    chains: Mapping[int, Sequence[str]], table: str, rules: Mapping[int, Sequence[Rule]] | None = None
+) -> dict[int, Listing]:
     """Lists each family's chains with the programs, or the whole table without chains.
 
+    Checks `rules` in their order, up to the first that the program does not find, and counts the others in the listing.
     Raises RefusedError for a missing chain, or one with a rule that iptables cannot express, otherwise as `read`.
     """
-    return {family: checked.listing for family, checked in list_and_check(chains, table, {}).items()}
-
-
-def list_and_check(
-    chains: Mapping[int, Sequence[str]], table: str, rules: Mapping[int, Sequence[Rule]]
-) -> dict[int, CheckedListing]:
-    """Lists chains as `list_chains`, and checks `rules` in their order, up to the first that the program refuses."""
     lines = {family: _listing_lines(names) for family, names in chains.items()}
     for family, items in lines.items():
-        items += [f"-C {rule.chain} {rule.spec}\n-S {_MARKER}" for rule in rules.get(family, ())]
+        items += [f"-C {rule.chain} {rule.spec}\n-S {_MARKER}" for rule in (rules or {}).get(family, ())]
     listings = {}
     for family, ended in _list(lines, table).items():
         listing = Listing.parse(ended.text)
-        names = chains[family]
-        if not names and not listing.chains:
+        if not chains[family] and not listing.chains:
             raise iptables_program.unusable_error(ended)
-        if missing := [chain for chain in names if chain not in listing.chains]:
+        if missing := [chain for chain in chains[family] if chain not in listing.chains]:
             raise iptables_program.unlisted_error(missing[0], ended)
-        markers = sum(line.startswith(f"-P {_MARKER} ") for line in ended.text.split("\n"))
-        listings[family] = CheckedListing(listing, markers if names else markers - 1)
+        markers = f"\n{ended.text}".count(f"\n-P {_MARKER} ")
+        listings[family] = replace(listing, confirmed=markers if chains[family] else markers - 1)
     return listings
 
 
@@ -177,11 +166,6 @@ def apply_by_netlink(
 def is_accepted(family: int, table: str, changes: Sequence[Change]) -> bool:
     """Returns whether a family's program would apply the changes (`--test`); nothing is changed."""
     return iptables_program.run({family: changes}, table, "--test")[family].outcome.status == 0
-
-
-def get_candidate_families(families: Iterable[int], table: str, chain: str) -> set[int]:
-    """Returns those of `families` whose `table` may contain `chain`, according to the kernel; runs no program."""
-    return {family for family, missing in get_missing_chains(families, table, [chain]).items() if not missing}
 
 
 def get_missing_chains(families: Iterable[int], table: str, chains: Sequence[str]) -> dict[int, set[str]]:

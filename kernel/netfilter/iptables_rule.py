@@ -115,10 +115,14 @@ class Change(NamedTuple):
 
 @dataclass
 class Listing:
-    """The existing chains of a table, or some of them, each with its rules in order."""
+    """The existing chains of a table, or some of them, each with its rules in order.
+
+    `confirmed`: the number of rules, from the first, that a program has confirmed (netfilter.iptables.list_chains).
+    """
 
     # Without objects for rules: a listing of a whole table has many that nobody looks at.
     _specs: dict[str, list[str]] = field(default_factory=dict)
+    confirmed: int = 0
 
     @classmethod
     def of(cls, chains: Iterable[str], rules: Iterable[Rule] = ()) -> Listing:
@@ -155,7 +159,7 @@ class Listing:
 
     def __or__(self, other: Listing) -> Listing:
         """Returns the chains of both listings, with the rules of `other` for those in both."""
-        return Listing(self._specs | other._specs)
+        return Listing(self._specs | other._specs, other.confirmed)
 
     def jumps_to(self, chain: str) -> list[str]:
         """Returns the chains with a rule that jumps to `chain`."""

@@ -18,7 +18,7 @@ one of the interfaces is valid.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -26,10 +26,9 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
-from kernel.netfilter.iptables import CheckedListing
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, Listing
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
 from plugins.portmap.host_ports import HostPorts
@@ -48,22 +47,15 @@ def add(host_ports: HostPorts) -> None:
     use or a busy lock, and CniError(999): then the caller removes the rules with `delete` and `delete_legacy`.
     """
     may_have_written = False
-    previous: dict[int, TableState] = {}
     try:
         for tries_left in reversed(range(_ROUNDS)):
-            states = get_states(host_ports)
-            checked = _get_listings(states, previous)
-            previous = states
-            if checked is None:
-                continue
-            listings = {version: item.listing for version, item in checked.items()}
+            listings = _get_listings(host_ports)
             changes = _compute_changes(host_ports, listings)
             may_have_written = True
             if _apply_changes(host_ports, listings, changes, may_fail=tries_left > 0):
                 if any(rule not in listing for rule in shared_rules(host_ports) for listing in listings.values()):
                     delete_duplicate_rules(host_ports)
                 return
-        raise _unstable_error()
     except UnusableError:  # the caller tries nftables next; the rules of one IP version may exist already
         with suppress(CniError):
             run_all(
@@ -81,20 +73,8 @@ def check(host_ports: HostPorts) -> None:
 
     Raises ShadowedError if a rule of another container comes first, and the errors of `add`.
     """
-    rules = {version: iptables_check.rules_to_check(host_ports, version) for version in host_ports.ip_versions}
-    previous: dict[int, TableState] = {}
-    for _ in range(_ROUNDS):
-        states = get_states(host_ports, with_container_rules=True)
-        for version, state in states.items():
-            iptables_check.check_chains(host_ports, version, state)
-        checked = _get_listings(states, previous, rules)
-        if checked is not None:
-            break
-        previous = states
-    else:
-        raise _unstable_error()
-    for version, (listing, confirmed) in checked.items():
-        iptables_check.check_rules(host_ports, version, listing, confirmed)
+    for version, listing in _get_listings(host_ports, with_container_rules=True).items():
+        iptables_check.check_rules(host_ports, version, listing)
 
 
 def get_problem() -> str:
@@ -194,31 +174,32 @@ def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
     return frozenset(scheme.name(network, item.container_id) for item in valid for scheme in (DNAT_CHAINS, OLD_CHAINS))
 
 
-def _get_listings(
-    states: Mapping[int, TableState],
-    previous: Mapping[int, TableState],
-    rules: Mapping[int, Sequence[Rule]] | None = None,
-) -> dict[int, CheckedListing] | None:
-    """Returns the existing rules of each IP version; None if the caller must read `states` again.
+def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, Listing]:
+    """Returns the existing rules of each IP version; for CHECK `with_container_rules`.
 
-    Runs iptables-restore for each state that is not sufficient; it also checks `rules`. If another process has deleted
-    a chain meanwhile, iptables-restore fails: this returns None, or raises RefusedError if `states` equals `previous`.
+    Runs iptables-restore for each state that is not sufficient. It fails if another process has deleted a chain
+    meanwhile: then this reads the state again. Raises RefusedError if the state is still the same.
     """
-    chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
-    try:
-        read = iptables.list_and_check(chains, TABLE, rules or {})
-    except RefusedError:
-        if states == previous:
-            raise
-        return None
-    nothing = CheckedListing(Listing(), 0)
-    listed = {version: read.get(version, nothing) for version in states}
-    return {version: item._replace(listing=states[version].listing | item.listing) for version, item in listed.items()}
-
-
-def _unstable_error() -> CniError:
+    versions = host_ports.ip_versions if with_container_rules else ()
+    rules = {version: iptables_check.rules_to_check(host_ports, version) for version in versions}
+    previous: dict[int, TableState] = {}
+    for _ in range(_ROUNDS):
+        states = get_states(host_ports, with_container_rules=with_container_rules)
+        if with_container_rules:
+            for version, state in states.items():
+                if not state.is_unknown:
+                    iptables_check.check_chains(host_ports, version, state.listing)
+        chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
+        try:
+            read = iptables.list_chains(chains, TABLE, rules)
+        except RefusedError:
+            if states == previous:
+                raise
+            previous = states
+            continue
+        return {version: state.listing | read.get(version, Listing()) for version, state in states.items()}
     hint = "nft monitor shows which process keeps changing it"
-    return CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
+    raise CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
 
 
 def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[Change]]:

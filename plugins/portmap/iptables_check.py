@@ -25,7 +25,6 @@ from plugins.portmap.iptables_rules import (
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.iptables_state import TableState
 from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 
@@ -35,29 +34,26 @@ def rules_to_check(host_ports: HostPorts, version: int) -> list[Rule]:
     return desired_jump_rules(host_ports, version) if host_ports.conditions.get(version) else []
 
 
-def check_chains(host_ports: HostPorts, version: int, state: TableState) -> None:
-    """Raises CniError(999) if `state` shows that a chain is missing; needs no process."""
-    if not state.is_unknown:
-        for chain in (*shared_chains(host_ports), chain_name(host_ports)):
-            if chain not in state.listing.chains:
-                raise _missing(f"chain {chain}", version)
-
-
-def check_rules(host_ports: HostPorts, version: int, listing: Listing, confirmed: int) -> None:
-    """Raises CniError(999) if a rule is missing, and ShadowedError if a rule of another container comes first.
-
-    iptables-restore has confirmed that number of `rules_to_check`.
-    """
+def check_chains(host_ports: HostPorts, version: int, listing: Listing) -> None:
+    """Raises CniError(999) if a chain is missing."""
     for chain in (*shared_chains(host_ports), chain_name(host_ports)):
         if chain not in listing.chains:
             raise _missing(f"chain {chain}", version)
+
+
+def check_rules(host_ports: HostPorts, version: int, listing: Listing) -> None:
+    """Raises CniError(999) if a chain or rule is missing, and ShadowedError if a rule of another container comes first.
+
+    `listing.confirmed` counts `rules_to_check`.
+    """
+    check_chains(host_ports, version, listing)
     for rule in shared_rules(host_ports):
         if rule not in listing:
             raise _missing(f"rule {rule}", version)
     _check_chain(host_ports, version, listing)
     existing = parse_jump_rules(listing)
     container_jump_rules = [jump_rule for jump_rule in existing if jump_rule.target == chain_name(host_ports)]
-    _check_jump_rules(host_ports, version, confirmed, container_jump_rules)
+    _check_jump_rules(host_ports, version, listing.confirmed, container_jump_rules)
     _check_not_shadowed(host_ports, version, listing, existing)
 
 

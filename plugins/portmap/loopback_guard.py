@@ -58,7 +58,7 @@ def ensure_in_iptables(interface: str) -> None:
 
 def may_be_in_iptables() -> bool:
     """Returns whether table mangle of iptables may contain a guard; costs no process."""
-    return bool(iptables.get_candidate_families([4], _MANGLE, _PREROUTING))
+    return not iptables.get_missing_chains([4], _MANGLE, [_PREROUTING])[4]
 
 
 def exists(interface: str) -> bool:

@@ -144,7 +144,7 @@ def test_interface_of_the_reference_plugin_is_guarded_without_nftables(bridge, m
     """Without nftables ADD creates the guard in iptables, too, if route_localnet is enabled but mangle is missing."""
     bridge.set_sysctl(SETTING, "1")
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse)
-    monkeypatch.setattr("kernel.netfilter.iptables.get_candidate_families", lambda *arguments: set())
+    monkeypatch.setattr("kernel.netfilter.iptables.get_missing_chains", lambda *arguments: {4: {"PREROUTING"}})
     localhost.ensure(host_ports())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
 

@@ -62,7 +62,7 @@ def targets(listing):
 
 
 def check(host_ports, listing, version=4):
-    iptables_check.check_rules(host_ports, version, listing, 0)
+    iptables_check.check_rules(host_ports, version, listing)
 
 
 def test_chain_names_equal_those_of_the_reference_plugin():
