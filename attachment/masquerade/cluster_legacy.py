@@ -7,6 +7,7 @@ with a large table.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from attachment.masquerade.names import CLUSTER_CHAIN, ENTRY
 from cni.address import Network
@@ -18,7 +19,6 @@ from kernel.netfilter.iptables_rule import Change, Listing, Rule
 
 Networks = frozenset[Network]
 
-_TRIES = 10  # a try fails if another process changes the chain between read and write
 _DESCRIPTION = f"change the cluster's networks in chain {CLUSTER_CHAIN}"
 
 
@@ -52,10 +52,8 @@ class LegacyChains:
             return new + changes
 
         families = self._get_families()
-        for tries_left in reversed(range(_TRIES if families else 0)):
-            listings = iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
-            if apply_plan(TABLE, listings, plan, _DESCRIPTION, may_fail=tries_left > 0, legacy=True):
-                break
+        if families:
+            apply_plan(TABLE, partial(_read, families), plan, _DESCRIPTION, legacy=True)
         self._filled = list(numbers)
         return sum(numbers.values())
 
@@ -75,8 +73,7 @@ class LegacyChains:
         """Deletes the chains to which no rule refers; returns the names of the others. Raises as `compare`."""
         remaining = []
         families = self._get_families()
-        listings = iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True) if families else {}
-        for family, listing in listings.items():
+        for family, listing in _read(families).items() if families else ():
             if CLUSTER_CHAIN in listing.chains:
                 try:
                     changes = [Change.flush_chain(CLUSTER_CHAIN), Change.delete_chain(CLUSTER_CHAIN)]
@@ -91,6 +88,10 @@ class LegacyChains:
         if tables != self._tables:
             self._tables, self._usable = tables, iptables.get_legacy_families(TABLE)
         return self._usable
+
+
+def _read(families: list[int]) -> dict[int, Listing]:
+    return iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
 
 
 def _rules(networks: Networks, family: int) -> list[Rule]:

@@ -78,17 +78,16 @@ def change(
     kernel.netfilter.iptables.apply.
     """
     names = [chain, shared] if shared else [chain]
-    for tries_left in reversed(range(_TRIES)):
+
+    def read() -> dict[int, Listing]:
         missing = iptables.get_missing_chains(families, TABLE, names)
-        present = [family for family, lacking in missing.items() if chain not in lacking]
         listings = {
-            family: Listing.of(name for name in names if name not in lacking)
-            for family, lacking in missing.items()
-            if family not in present
+            family: Listing.of(name for name in names if name not in lacking) for family, lacking in missing.items()
         }
-        listings |= _read(present, scheme.entry, chain, shared)
-        if apply_plan(TABLE, listings, plan, description, may_fail=tries_left > 0):
-            return
+        present = [family for family, lacking in missing.items() if chain not in lacking]
+        return listings | _read(present, scheme.entry, chain, shared)
+
+    apply_plan(TABLE, read, plan, description)
 
 
 def change_legacy(table: str, plan: Plan, description: str) -> None:
@@ -97,11 +96,22 @@ def change_legacy(table: str, plan: Plan, description: str) -> None:
     Retries if the rules changed in between. Does nothing if the program is not installed.
     Raises the errors of kernel.netfilter.iptables.apply.
     """
-    families = iptables.get_legacy_families(table)
-    for tries_left in reversed(range(_TRIES if families else 0)):
-        listings = iptables.read(families, table, legacy=True)
-        if apply_plan(table, listings, plan, description, may_fail=tries_left > 0, legacy=True):
+    if families := iptables.get_legacy_families(table):
+        apply_plan(table, lambda: iptables.read(families, table, legacy=True), plan, description, legacy=True)
+
+
+def apply_plan(
+    table: str, read: Callable[[], Mapping[int, Listing]], plan: Plan, description: str, *, legacy: bool = False
+) -> None:
+    """Applies a plan's changes to the listings that `read` returns; retries if the rules changed in between."""
+    for tries_left in reversed(range(_TRIES)):
+        changes = {family: plan(family, listing) for family, listing in read().items()}
+        try:
+            iptables.apply(changes, table, description, legacy=legacy)
             return
+        except RefusedError:
+            if not tries_left:
+                raise
 
 
 def missing_error(description: str, what: str, version: int) -> CniError:
@@ -119,20 +129,6 @@ def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[
     listings = iptables.read(families, TABLE, list(names))
     without = [family for family, listing in listings.items() if shared and shared not in listing.chains]
     return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})
-
-
-def apply_plan(
-    table: str, listings: Mapping[int, Listing], plan: Plan, description: str, *, may_fail: bool, legacy: bool = False
-) -> bool:
-    """Applies the plan's changes for the listings; returns False if they were refused and `may_fail`."""
-    changes = {family: plan(family, listing) for family, listing in listings.items()}
-    try:
-        iptables.apply(changes, table, description, legacy=legacy)
-    except RefusedError:
-        if not may_fail:
-            raise
-        return False
-    return True
 
 
 def delete_legacy(

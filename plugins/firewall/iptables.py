@@ -47,6 +47,7 @@ from plugins.firewall.spec import OPEN, FirewallSpec
 
 _ROUNDS = 10  # each is lost to another process that changes the rules between our read and our write
 _DESCRIPTION = "create the firewall's rules"
+_Select = Callable[[int, Listing], list[Rule]]  # from an IP version and its listing to the rules to delete
 _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains whose rules the first pod's ADD creates
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # one word for iptables-restore, and one interface
 
@@ -103,23 +104,13 @@ def get_problem() -> str:
 
 def delete(socket: NftSocket, spec: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-nft; absent is success. Raises KernelError."""
-
-    def stale(version: int, listing: Listing) -> list[Rule]:
-        interfaces = _list_stale_interfaces(listing, spec.bridge)
-        return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
-
-    _delete(socket, lambda version: iptables_state.get_state_for_del(socket, spec, version), stale)
+    _delete(socket, partial(iptables_state.get_state_for_del, socket, spec), partial(_select_for_del, spec))
 
 
 def delete_legacy(spec: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-legacy, under its lock; raises CniError(11), CniError(999)."""
-
-    def plan(version: int, listing: Listing) -> list[Change]:
-        interfaces = _list_stale_interfaces(listing, spec.bridge)
-        rules = iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
-        return iptables_update.changes_to_delete_rules(rules, listing)
-
-    change_legacy(TABLE, plan, f"delete the firewall's rules of container {spec.container_id}")
+    description = f"delete the firewall's rules of container {spec.container_id}"
+    _delete_legacy(description, partial(_select_for_del, spec))
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
@@ -127,27 +118,14 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
 
     Rules without a record stay, and are counted on stderr.
     """
-    unowned: dict[int, int] = {}
-
-    def stale(version: int, listing: Listing) -> list[Rule]:
-        unowned[version] = iptables_update.count_unowned(listing)
-        return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
-
-    _delete(socket, lambda version: iptables_state.get_state_for_gc(socket, version), stale)
-    nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD}")
+    delete_selected = partial(_delete, socket, partial(iptables_state.get_state_for_gc, socket))
+    _gc(network, valid, delete_selected, f"chain {FORWARD}")
 
 
 def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
     """Deletes such rules of iptables-legacy; raises CniError(11), CniError(999)."""
-    unowned: dict[int, int] = {}
-
-    def plan(version: int, listing: Listing) -> list[Change]:
-        unowned[version] = iptables_update.count_unowned(listing)
-        rules = iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
-        return iptables_update.changes_to_delete_rules(rules, listing)
-
-    change_legacy(TABLE, plan, f"delete stale rules of network {network}")
-    nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD} of iptables-legacy")
+    delete_selected = partial(_delete_legacy, f"delete stale rules of network {network}")
+    _gc(network, valid, delete_selected, f"chain {FORWARD} of iptables-legacy")
 
 
 def _refuse_bridge(spec: FirewallSpec) -> None:
@@ -223,12 +201,33 @@ def _get_link(name: str) -> Link | None:
         return link.get(socket, link.by_name_request(name))[0]
 
 
+def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[Rule]:
+    interfaces = _list_stale_interfaces(listing, spec.bridge)
+    return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
+
+
+def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[_Select], None], where: str) -> None:
+    unowned: dict[int, int] = {}
+
+    def select(version: int, listing: Listing) -> list[Rule]:
+        unowned[version] = iptables_update.count_unowned(listing)
+        return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
+
+    delete_selected(select)
+    nft_owner.report_unowned("firewall", sum(unowned.values()), where)
+
+
+def _delete_legacy(description: str, select: _Select) -> None:
+    def plan(version: int, listing: Listing) -> list[Change]:
+        return iptables_update.changes_to_delete_rules(select(version, listing), listing)
+
+    change_legacy(TABLE, plan, description)
+
+
 def _delete(
-    socket: NftSocket,
-    get_state: Callable[[int], tuple[dict[str, int], list[ExistingRule]]],
-    stale: Callable[[int, Listing], list[Rule]],
+    socket: NftSocket, get_state: Callable[[int], tuple[dict[str, int], list[ExistingRule]]], select: _Select
 ) -> None:
-    """Reads both families and deletes the `stale` rules in one transaction, with the last record also its chain.
+    """Reads both families and deletes the selected rules in one transaction, with the last record also its chain.
 
     Repeats if the ruleset changed in between: otherwise two parallel last DELs would both keep the chain.
     """
@@ -237,8 +236,8 @@ def _delete(
         requests: list[Request] = []
         for version in FAMILIES:
             chains, rules = get_state(version)
-            stale_rules = {*stale(version, to_listing(chains, rules))}
-            removed = {item.handle: item for item in rules if item.rule in stale_rules}.values()
+            selected = {*select(version, to_listing(chains, rules))}
+            removed = {item.handle: item for item in rules if item.rule in selected}.values()
             for item in removed:
                 details = partial(str, item.rule.spec if item.rule else "")
                 requests.append(nft.delete_rule_request(item.chain, item.handle)._replace(details=details))
