@@ -24,7 +24,7 @@ from attachment.masquerade.spec import Masquerade
 from cni.address import Cidr, as_network
 from kernel.netfilter import iptables, iptables_chains, nft
 from kernel.netfilter.iptables_accept import accept_rule
-from kernel.netfilter.iptables_chains import TABLE, missing_error
+from kernel.netfilter.iptables_chains import TABLE, compute_deletions, missing_error
 from kernel.netfilter.iptables_expressions import match_rules
 from kernel.netfilter.iptables_rule import Change, Listing, Rule, comment_match, network_text
 from kernel.netfilter.nft import Chain, NftSocket, Table
@@ -66,8 +66,11 @@ def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
     chain = chain_name(spec.network, spec.container_id)
     # The source of a jump is the address, before 0.7 its subnet.
     kept = tuple(f"-s {network_text(network)} " for item in others for network in (as_network(item.ip), item.network))
-    description = f"delete masquerade rules of chain {chain}"
-    iptables_chains.delete_legacy({chain: MASQUERADE_CHAINS}, description, lambda jump: jump.spec.startswith(kept))
+
+    def plan(family: int, listing: Listing) -> list[Change]:
+        return compute_deletions({chain: MASQUERADE_CHAINS}, listing, lambda jump: jump.spec.startswith(kept))
+
+    iptables_chains.change_legacy(TABLE, plan, f"delete masquerade rules of chain {chain}")
 
 
 def check(spec: Masquerade) -> None:
@@ -84,14 +87,6 @@ def check(spec: Masquerade) -> None:
         absent += [rule for rule in (desired.masquerade, *desired.jumps) if rule not in listing]
         if absent:
             raise missing_error("masquerade", f"rule {absent[0]}", family)
-
-
-def gc_legacy(network: str, kept: Collection[str]) -> None:
-    """Deletes the jumps and chains of iptables-legacy that are the network's and not in `kept`; raises CniError.
-
-    Rules that are not provably the network's stay, and are reported on stderr.
-    """
-    iptables_chains.gc_legacy([MASQUERADE_CHAINS], network, frozenset(kept))
 
 
 def get_problem() -> str:

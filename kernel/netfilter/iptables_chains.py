@@ -131,21 +131,13 @@ def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[
     return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})
 
 
-def delete_legacy(
-    chains: Mapping[str, ChainScheme], description: str, stays: Callable[[Rule], bool] = lambda jump: False
-) -> None:
-    """Deletes the jumps of iptables-legacy to `chains`, and each chain with its last jump.
-
-    Keeps jumps for which `stays` is true. Absence is success; a chain to which another rule jumps stays, empty, and is
-    reported on stderr. Raises the errors of kernel.netfilter.iptables.apply.
-    """
-    change_legacy(TABLE, lambda family, listing: compute_deletions(chains, listing, stays), description)
-
-
 def compute_deletions(
     chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[Rule], bool] = lambda jump: False
 ) -> list[Change]:
-    """Returns the changes that delete the jumps to `chains`, and each chain with its last jump, as `delete_legacy`."""
+    """Returns the changes that delete the jumps to `chains`, and each chain with its last jump.
+
+    Keeps jumps for which `stays` is true. A chain to which another rule jumps stays, empty, and is reported on stderr.
+    """
     changes: list[Change] = []
     for chain, scheme in chains.items():
         jumps = [rule for rule in listing.rules(scheme.entry) if rule.target == chain]

@@ -88,6 +88,15 @@ def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortM
     return rules
 
 
+def all_chain_rules(host_ports: HostPorts, version: int) -> list[Rule]:
+    """Returns the rules of the container's chain in order."""
+    return [
+        rule
+        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
+        for rule in (*mark_rules, dnat_rule)
+    ]
+
+
 def desired_jump_rules(host_ports: HostPorts, version: int) -> list[Rule]:
     """Returns the jump rules to the container's chain, by protocol, with up to 15 ports each.
 

@@ -21,8 +21,8 @@ from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
     DNAT,
     DNAT_CHAINS,
+    all_chain_rules,
     chain_name,
-    desired_chain_rules,
     desired_jump_rules,
     shared_chains,
     shared_rules,
@@ -95,11 +95,7 @@ def delete_duplicate_rules(host_ports: HostPorts) -> None:
 
 def jump_ports(rule: nft.Rule) -> tuple[int, ...]:
     """Returns the ports of a jump rule, none if it does not have the form that ADD creates."""
-    match = _MULTIPORT.search(rule.expressions)
-    if not match:
-        return ()
-    flags, number, *rest = _PORTS.unpack(match[1])
-    return () if flags != _TO_DESTINATION or any(rest[15:]) else tuple(rest[:number])
+    return _parse_ports(rule.expressions) or ()
 
 
 def _dnat_range(address: Address) -> bytes:
@@ -168,22 +164,17 @@ def _get_state(
 
 
 def _list_container_rules(
-    socket: NftSocket, host_ports: HostPorts, version: int, existing: list[nft.Rule]
+    socket: NftSocket, host_ports: HostPorts, version: int, jump_rules: list[nft.Rule]
 ) -> list[Rule]:
-    """Returns the rules of the container's chain, and the `existing` jump rules; [] if one of them is not recognised.
+    """Returns the rules of the container's chain, and the existing `jump_rules`; [] if one of them is not recognised.
 
     Rules with conditions are never recognised: only iptables-restore can list them.
     """
     if host_ports.conditions.get(version):
         return []
-    chain = chain_name(host_ports)
-    desired = [
-        rule
-        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
-        for rule in (*mark_rules, dnat_rule)
-    ]
-    rules = match_rules(version, desired, nft.list_rules(socket, Chain(TABLES[version], chain)))
-    jumps = match_rules(version, desired_jump_rules(host_ports, version), existing)
+    existing_rules = nft.list_rules(socket, Chain(TABLES[version], chain_name(host_ports)))
+    rules = match_rules(version, all_chain_rules(host_ports, version), existing_rules)
+    jumps = match_rules(version, desired_jump_rules(host_ports, version), jump_rules)
     return [] if rules is None or jumps is None else [*rules, *jumps]
 
 
@@ -191,21 +182,27 @@ def _list_shared_rule_candidates(
     socket: NftSocket, host_ports: HostPorts, version: int, rule: Rule, present: list[str]
 ) -> list[nft.Rule]:
     """Returns the rules that may be the shared `rule`: all of its chain, or the jumps of a built-in chain."""
-    chain = Chain(TABLES[version], rule.chain)
-    if rule.chain in _BUILT_IN:
-        return nft.list_rules(socket, chain, f"{rule.target}\0") if rule.target in present else []
-    return nft.list_rules(socket, chain) if rule.chain in present else []
+    is_jump = rule.chain in _BUILT_IN
+    if (rule.target if is_jump else rule.chain) not in present:
+        return []
+    return nft.list_rules(socket, Chain(TABLES[version], rule.chain), f"{rule.target}\0" if is_jump else "")
 
 
-def _may_match(ports: Collection[int]) -> Callable[[bytes], bool]:
+def _may_match(ports: frozenset[int]) -> Callable[[bytes], bool]:
     """Returns a predicate on netlink messages: whether the jump rule may match one of `ports`."""
 
     def may_match(message: bytes) -> bool:
-        match = _MULTIPORT.search(message)
-        if not match:
-            return True
-        flags, number, *rest = _PORTS.unpack(match[1])
-        ranges_or_inverted = any(rest[15:])
-        return flags != _TO_DESTINATION or ranges_or_inverted or any(port in ports for port in rest[:number])
+        listed = _parse_ports(message)
+        return listed is None or not ports.isdisjoint(listed)
 
     return may_match
+
+
+def _parse_ports(data: bytes) -> tuple[int, ...] | None:
+    """Returns the ports of a jump rule in the form that ADD creates, None for another form."""
+    match = _MULTIPORT.search(data)
+    if not match:
+        return None
+    flags, number, *rest = _PORTS.unpack(match[1])
+    has_ranges_or_is_inverted = any(rest[15:])
+    return None if flags != _TO_DESTINATION or has_ranges_or_is_inverted else tuple(rest[:number])

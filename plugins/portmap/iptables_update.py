@@ -16,6 +16,7 @@ from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
     ChainRule,
     JumpRule,
+    all_chain_rules,
     chain_name,
     desired_chain_rules,
     desired_jump_rules,
@@ -152,13 +153,8 @@ def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], 
 
 def _chain_changes(host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[Rule]) -> list[Change]:
     chain = chain_name(host_ports)
-    rules = [
-        rule
-        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
-        for rule in (*mark_rules, dnat_rule)
-    ]
     start = Change.flush_chain(chain) if chain in listing.chains else Change.new_chain(chain)
-    return [start, *map(Change.append, dict.fromkeys((*kept, *rules)))]
+    return [start, *map(Change.append, dict.fromkeys((*kept, *all_chain_rules(host_ports, version))))]
 
 
 def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *, replace: bool) -> list[Change]:

@@ -6,10 +6,11 @@ from ipaddress import ip_interface, ip_network
 import pytest
 
 from attachment.masquerade import iptables
-from attachment.masquerade.names import chain_name
+from attachment.masquerade.names import MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.errors import CniError
 from kernel.netfilter import iptables as netfilter_iptables
+from kernel.netfilter import iptables_chains
 from kernel.netfilter.iptables_program import RefusedError
 from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from tests.support.errors import error_of
@@ -266,7 +267,7 @@ def test_gc_deletes_rules_of_missing_attachments(tables):
     """GC deletes chains and jumps of containers without a valid attachment in both families of its network."""
     for number, network in enumerate(("goldnet", "goldnet", "other")):
         iptables.add(pod(f"10.22.0.{number}/16", f"fd00:22::{number}/64", container_id=f"pod{number}", network=network))
-    iptables.gc_legacy("goldnet", {chain_name("goldnet", "pod1")})
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "pod1")})
     for family in (4, 6):
         names = {chain_name("goldnet", "pod1"), chain_name("other", "pod2")}
         assert tables.chains[family].keys() == {"POSTROUTING", *names}
@@ -279,10 +280,10 @@ def test_gc_keeps_unproven_rules(tables, capfd):
     tables.chains[4][CHAIN] = []
     tables.chains[4]["POSTROUTING"].append(rf'-m comment --comment "name: \"goldnet\" id: \"pod\"" -j {CHAIN}')
     before = tables.rules("POSTROUTING")
-    iptables.gc_legacy("goldnet", set())
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", set())
     assert tables.rules("POSTROUTING") == before
     assert capfd.readouterr().err.count("2 masquerade rule(s) seem to be of network goldnet") == 1
-    iptables.gc_legacy("goldnet", {chain_name("goldnet", "x" * 300)})
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "x" * 300)})
     assert "1 masquerade rule(s)" in capfd.readouterr().err
 
 

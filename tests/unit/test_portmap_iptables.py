@@ -236,4 +236,4 @@ MULTIPORT_MATCHES = [
 @pytest.mark.parametrize(("message", "expected"), MULTIPORT_MATCHES)
 def test_rules_that_may_match_a_port(message, expected):
     """A rule that lists only other ports is skipped; rules with ranges, inversions or unknown forms are not."""
-    assert iptables_state._may_match({8080})(message) is expected
+    assert iptables_state._may_match(frozenset({8080}))(message) is expected
