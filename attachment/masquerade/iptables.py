@@ -35,7 +35,7 @@ _MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
 def add(spec: Masquerade) -> None:
     """Creates the missing parts of the chain, and the missing jumps of `spec.addresses`; writes nothing if none is.
 
-    Raises iptables.UnusableError, CniError(11), CniError(999); one family may then have its rules, and the rollback
+    Raises UnusableError, CniError(11), CniError(999); one family may then have its rules, and the rollback
     deletes them.
     """
     chain = chain_name(spec.network, spec.container_id)

@@ -123,14 +123,6 @@ def missing_error(description: str, what: str, version: int) -> CniError:
     )
 
 
-def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, Listing]:
-    """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
-    names = dict.fromkeys(filter(None, (entry, shared, chain)))
-    listings = iptables.read(families, TABLE, list(names))
-    without = [family for family, listing in listings.items() if shared and shared not in listing.chains]
-    return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})
-
-
 def compute_deletions(
     chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[Rule], bool] = lambda jump: False
 ) -> list[Change]:
@@ -201,3 +193,11 @@ def report_unproven(number: int, scheme: ChainScheme, network: str) -> None:
 def report_emptied_chain(chain: str) -> None:
     """Reports on stderr a chain that was flushed but could not be deleted."""
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
+
+
+def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, Listing]:
+    """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
+    names = dict.fromkeys(filter(None, (entry, shared, chain)))
+    listings = iptables.read(families, TABLE, list(names))
+    without = [family for family, listing in listings.items() if shared and shared not in listing.chains]
+    return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})

@@ -3,7 +3,7 @@
 podwire and the reference plugin can remove each other's rules. In addition podwire records the owner of each address
 (iptables_rules).
 
-Cost: ADD runs no program if it only adds rules (kernel.netfilter.iptables_direct), otherwise one for each family, or
+Cost: ADD runs no program if it only adds rules (kernel.netfilter.iptables), otherwise one for each family, or
 two if netlink cannot list the existing rules (iptables-legacy, rules of an unknown form). CHECK then runs one for each
 family, otherwise none. DEL and GC run none, unless iptables-legacy has created table filter.
 """
@@ -53,7 +53,7 @@ _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # one word for ipt
 
 
 def add(spec: FirewallSpec) -> None:
-    """Creates the missing rules. Raises iptables.UnusableError, CniError(11), CniError(999).
+    """Creates the missing rules. Raises UnusableError, CniError(11), CniError(999).
 
     After an error some rules may exist, which `delete` and `delete_legacy` remove. After an UnchangedError there is
     nothing to remove: there are no rules, or an earlier ADD created them.

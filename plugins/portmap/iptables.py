@@ -5,7 +5,7 @@ the other. plugins.portmap.iptables_rules builds them.
 
 Cost in processes (iptables-restore, ip6tables-restore), whatever the number of ports:
 - ADD: one or two for each IP version in three cases: for the first pod of the host, if an existing rule may conflict,
-  or with iptables-legacy; otherwise none (kernel.netfilter.iptables_direct).
+  or with iptables-legacy; otherwise none (kernel.netfilter.iptables).
 - CHECK: none if all rules are in iptables-nft in the form that ADD creates; otherwise one for each IP version.
 - DEL and GC: none, unless iptables-legacy has created table nat.
 
@@ -43,7 +43,7 @@ _CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 def add(host_ports: HostPorts) -> None:
     """Creates the container's rules; replaces existing ones.
 
-    Raises iptables.UnusableError and UnchangedError, which leave nothing to remove. Raises CniError(11) for a port in
+    Raises UnusableError and UnchangedError, which leave nothing to remove. Raises CniError(11) for a port in
     use or a busy lock, and CniError(999): then the caller removes the rules with `delete` and `delete_legacy`.
     """
     may_have_written = False
