@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bench.figures import Figures, Row, figures
 from bench.flows import ms_per_flow, single_call
-from bench.process import Run, peak_kib, run, shared_kib, wait_all
+from bench.process import Run, peak_kib, shared_kib, wait_all
 from bench.subject import LARGE_SUBNET, Config, Kind, Subject
 from bench.targets import target_ratio
 from tests.support import namespaces
@@ -165,12 +165,12 @@ def shared_memory(subjects: Subjects, network: Network, pod: Namespace) -> list[
     sizes: dict[tuple[str, str], float] = {}
     for subject in subjects:
         config = {**network(subject), "isDefaultGateway": False}  # a pod has one default route
-        adds = [subject.call("bridge", "ADD", config, pod, ifname=f"eth{number}") for number in range(_AT_ONCE)]
+        ifnames = [f"eth{number}" for number in range(_AT_ONCE)]
+        adds = [subject.call("bridge", "ADD", config, pod, ifname=ifname) for ifname in ifnames]
         sizes["VERSION", subject.label] = shared_kib([subject.call("bridge", "VERSION", {})] * _AT_ONCE)
         sizes["bridge, dual stack ADD", subject.label] = shared_kib(adds)
-        for add in adds:
-            run(add._replace(env={**add.env, "CNI_COMMAND": "DEL"}))
-        wait_all()
+        for ifname in ifnames:
+            subject.run("bridge", "DEL", config, pod, ifname=ifname)
     ours, reference = (subject.label for subject in subjects)
     return [
         Row(f"{title}, {_AT_ONCE} at once", figures([sizes[title, ours]]), figures([sizes[title, reference]]))

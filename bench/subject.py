@@ -172,13 +172,13 @@ class Subject:
         )
         return Invocation(str(self.bin_dir / plugin), env, json.dumps(config).encode())
 
-    def run(self, *arguments: Any, allowed_error: str = "") -> Run:
+    def run(self, *arguments: Any, allowed_error: str = "", **options: Any) -> Run:
         """Runs a call with the arguments of call(); raises RuntimeError for an error without `allowed_error`.
 
         At the end of its DEL for nftables, Debian's 1.9.1 also deletes rules of iptables, and does not recognize the
         answer of iptables 1.8.9 that there are none: this error is allowed.
         """
-        call = self.call(*arguments)
+        call = self.call(*arguments, **options)
         measured = run(call)
         stdout = measured.outcome.stdout.decode(errors="replace")
         is_known = call.env["CNI_COMMAND"] == "DEL" and self.label == "reference" and bool(_NO_CHAIN.search(stdout))

@@ -10,7 +10,7 @@ import itertools
 import struct
 from collections.abc import Iterator
 
-import kernel.netfilter.iptables_direct
+import kernel.netfilter.iptables
 from kernel.codec_netfilter import GenerationMessage
 from kernel.netfilter import nft
 from pack.fake_request import HEADER_BYTES, NetlinkRequest
@@ -33,7 +33,7 @@ class Ruleset:
         self._objects: dict[int, tuple[int, bytes]] = {}  # by handle: the type and content of their messages
         self._handles = itertools.count(1)
         for family in nft.NFPROTO.values():
-            for (table, name), hook in kernel.netfilter.iptables_direct._BUILT_IN.items():
+            for (table, name), hook in kernel.netfilter.iptables._BUILT_IN.items():
                 chain = nft.Chain(nft.Table(family, table), name, hook)
                 self._store(_NEWCHAIN, nft.chain_request(chain).encode(0)[HEADER_BYTES:])
 

@@ -60,7 +60,7 @@ def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:
 
 def gc_legacy(network: str, valid: frozenset[Attachment]) -> None:
     """Deletes the same rules of iptables-legacy; raises CniError."""
-    iptables.gc_legacy(network, _chains(network, valid))
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], network, _chains(network, valid))
 
 
 def list_owned_rules(socket: nft.NftSocket) -> list[OwnedRule]:

@@ -24,8 +24,9 @@ from cni.address import Network
 from cni.errors import run_all
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
-from kernel.netfilter.iptables import RefusedError
 from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_program import RefusedError
+from kernel.netfilter.iptables_rule import Change
 
 Networks = frozenset[Network]
 
@@ -195,4 +196,4 @@ def _create_chains(versions: Iterable[int]) -> None:
     for family, chains in missing.items():
         if chains:
             with suppress(RefusedError):  # an ADD has created it since
-                iptables.apply({family: [f"-N {CLUSTER_CHAIN}"]}, TABLE, f"create chain {CLUSTER_CHAIN}")
+                iptables.apply({family: [Change.new_chain(CLUSTER_CHAIN)]}, TABLE, f"create chain {CLUSTER_CHAIN}")

@@ -7,17 +7,18 @@ with a large table.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from attachment.masquerade.names import CLUSTER_CHAIN, ENTRY
 from cni.address import Network
 from kernel.netfilter import iptables
-from kernel.netfilter.iptables import RefusedError
-from kernel.netfilter.iptables_accept import accept_line
-from kernel.netfilter.iptables_chains import TABLE, apply_plan, lines_to_delete
+from kernel.netfilter.iptables_accept import accept_rule
+from kernel.netfilter.iptables_chains import TABLE, apply_plan
+from kernel.netfilter.iptables_program import RefusedError
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 
 Networks = frozenset[Network]
 
-_TRIES = 10  # a try fails if another process changes the chain between read and write
 _DESCRIPTION = f"change the cluster's networks in chain {CLUSTER_CHAIN}"
 
 
@@ -37,26 +38,22 @@ class LegacyChains:
         """
         numbers: dict[int, int] = {}
 
-        def plan(family: int, listing: list[str]) -> list[str]:
-            new = [] if f"-N {CLUSTER_CHAIN}" in listing else [f"-N {CLUSTER_CHAIN}"]
+        def plan(family: int, listing: Listing) -> list[Change]:
+            new = [] if CLUSTER_CHAIN in listing.chains else [Change.new_chain(CLUSTER_CHAIN)]
             numbers.pop(family, None)
             if new and family not in create:
                 return []
-            existing = [line for line in listing if line.startswith(f"-A {CLUSTER_CHAIN} ")]
-            lines = dict.fromkeys(_lines(get_desired(), family))
-            changes = [line for line in lines if line not in set(existing)]
-            for line in existing:
-                if lines.pop(line, "") is None:  # the first such rule stays
-                    continue
-                changes += lines_to_delete([line])
+            existing = listing.rules(CLUSTER_CHAIN)
+            missing = dict.fromkeys(_rules(get_desired(), family))
+            # The first rule of a network stays.
+            deletions = [Change.delete(rule) for rule in existing if missing.pop(rule, "") is not None]
+            changes = [*map(Change.append, missing), *deletions]
             numbers[family] = len(changes)
             return new + changes
 
         families = self._get_families()
-        for tries_left in reversed(range(_TRIES if families else 0)):
-            listings = iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
-            if apply_plan(TABLE, listings, plan, _DESCRIPTION, may_fail=tries_left > 0, legacy=True):
-                break
+        if families:
+            apply_plan(TABLE, partial(_read, families), plan, _DESCRIPTION, legacy=True)
         self._filled = list(numbers)
         return sum(numbers.values())
 
@@ -66,7 +63,8 @@ class LegacyChains:
         Raises RefusedError if a chain has changed since, otherwise as `compare`.
         """
         changes = {
-            family: [*_lines(added, family), *lines_to_delete(_lines(removed, family))] for family in self._filled
+            family: [*map(Change.append, _rules(added, family)), *map(Change.delete, _rules(removed, family))]
+            for family in self._filled
         }
         iptables.apply(changes, TABLE, _DESCRIPTION, legacy=True)
         return sum(map(len, changes.values()))
@@ -75,12 +73,11 @@ class LegacyChains:
         """Deletes the chains to which no rule refers; returns the names of the others. Raises as `compare`."""
         remaining = []
         families = self._get_families()
-        listings = iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True) if families else {}
-        for family, listing in listings.items():
-            if f"-N {CLUSTER_CHAIN}" in listing:
+        for family, listing in _read(families).items() if families else ():
+            if CLUSTER_CHAIN in listing.chains:
                 try:
-                    lines = [f"-F {CLUSTER_CHAIN}", f"-X {CLUSTER_CHAIN}"]
-                    iptables.apply({family: lines}, TABLE, f"delete chain {CLUSTER_CHAIN}", legacy=True)
+                    changes = [Change.flush_chain(CLUSTER_CHAIN), Change.delete_chain(CLUSTER_CHAIN)]
+                    iptables.apply({family: changes}, TABLE, f"delete chain {CLUSTER_CHAIN}", legacy=True)
                 except RefusedError:
                     remaining.append(f"chain {TABLE} {CLUSTER_CHAIN} ({iptables.TOOLS[family]}-legacy)")
         return remaining
@@ -93,5 +90,9 @@ class LegacyChains:
         return self._usable
 
 
-def _lines(networks: Networks, family: int) -> list[str]:
-    return [accept_line(CLUSTER_CHAIN, network) for network in networks if network.version == family]
+def _read(families: list[int]) -> dict[int, Listing]:
+    return iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
+
+
+def _rules(networks: Networks, family: int) -> list[Rule]:
+    return [accept_rule(CLUSTER_CHAIN, network) for network in networks if network.version == family]

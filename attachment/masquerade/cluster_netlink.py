@@ -95,7 +95,7 @@ def change(socket: NftSocket, places: Places, added: Networks, removed: Networks
         rules = [accept_request(chain, network) for network in added if network.version == version]
         if fewer_networks:
             for rule in nft.list_rules(socket, chain, accept_filter(fewer_networks)):
-                if parse_accepted(CLUSTER_CHAIN, version, rule) in fewer_networks:
+                if parse_accepted(version, rule) in fewer_networks:
                     rules.append(nft.delete_rule_request(chain, rule))
         requests += rules
         number += len(rules)
@@ -112,7 +112,7 @@ def list_networks(socket: NftSocket) -> dict[str, Networks]:
             size = nft_set.key[0].size
             existing[f"set {nft_set}"] = frozenset(item for one in intervals for item in _networks(one, size))
     for version, chain in _list_chains(socket):
-        parsed = (parse_accepted(CLUSTER_CHAIN, version, rule) for rule in nft.list_rules(socket, chain))
+        parsed = (parse_accepted(version, rule) for rule in nft.list_rules(socket, chain))
         existing[_chain_name(version)] = frozenset(network for network in parsed if network is not None)
     return existing
 
@@ -156,7 +156,7 @@ def _chain_requests(socket: NftSocket, chain: Chain, version: int, desired: set[
     requests = []
     missing = set(desired)
     for rule in nft.list_rules(socket, chain):
-        network = parse_accepted(chain.name, version, rule)
+        network = parse_accepted(version, rule)
         if network in missing:
             missing.remove(network)
         else:

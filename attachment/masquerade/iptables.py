@@ -16,48 +16,40 @@ the jumps from addresses of the container's other interfaces.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from attachment.masquerade.names import CLUSTER_CHAIN, ENTRY, MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
-from cni.address import Cidr, Network, as_network
-from kernel.errors import KernelError
+from cni.address import Cidr, as_network
 from kernel.netfilter import iptables, iptables_chains, nft
-from kernel.netfilter.iptables_chains import TABLE, missing_error, quoted
-from kernel.netfilter.iptables_direct import match_lines
+from kernel.netfilter.iptables_accept import accept_rule
+from kernel.netfilter.iptables_chains import TABLE, compute_deletions, missing_error
+from kernel.netfilter.iptables_expressions import match_rules
+from kernel.netfilter.iptables_rule import Change, Listing, Rule, comment_match, network_text
 from kernel.netfilter.nft import Chain, NftSocket, Table
-from process.values import dataclass
 
-_MULTICAST: dict[int, Network] = {4: IPv4Network("224.0.0.0/4"), 6: IPv6Network("ff00::/8")}
-
-_RULE = re.compile(
-    r"-A (?P<chain>\S+)(?: -s (?P<source>\S+))?(?:(?P<inverted> !)? -d (?P<destination>\S+))?"
-    r'(?: -m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+))? -j (?P<target>\S+)'
-)
+_MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
 
 
 def add(spec: Masquerade) -> None:
     """Creates the missing parts of the chain, and the missing jumps of `spec.addresses`; writes nothing if none is.
 
-    Raises iptables.UnusableError, CniError(11), CniError(999); one family may then have its rules, and the rollback
+    Raises UnusableError, CniError(11), CniError(999); one family may then have its rules, and the rollback
     deletes them.
     """
     chain = chain_name(spec.network, spec.container_id)
 
-    def missing(family: int, listing: list[str]) -> list[str]:
-        existing = _parse(listing)
-        exceptions, masquerade, jumps = _rules(spec, family)
-        comment = _comment(spec)
+    def missing(family: int, listing: Listing) -> list[Change]:
+        desired, existing = _rules(spec, family), listing.rules(chain)
         names = [CLUSTER_CHAIN, chain] if spec.cluster else [chain]
-        lines = [f"-N {name}" for name in names if f"-N {name}" not in listing]
-        absent = [rule for rule in exceptions if rule not in _before(masquerade, existing)]
-        if masquerade in existing:  # exceptions precede it
-            lines += [rule.line("-I", comment) for rule in reversed(absent)]
+        changes = [Change.new_chain(name) for name in names if name not in listing.chains]
+        exceptions = [rule for rule in desired.exceptions if rule not in _before(desired.masquerade, existing)]
+        if desired.masquerade in existing:  # exceptions precede it
+            changes += map(Change.insert, reversed(exceptions))
         else:
-            lines += [rule.line("-A", comment) for rule in (*absent, masquerade)]
-        return lines + [rule.line("-A", comment) for rule in jumps if rule not in existing]
+            changes += map(Change.append, (*exceptions, desired.masquerade))
+        return changes + [Change.append(jump) for jump in desired.jumps if jump not in listing]
 
     description = f"add masquerade rules to chain {chain}"
     shared = CLUSTER_CHAIN if spec.cluster else ""
@@ -72,9 +64,13 @@ def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
     without DEL. Raises CniError(11), CniError(999).
     """
     chain = chain_name(spec.network, spec.container_id)
-    kept = _sources(others)
-    description = f"delete masquerade rules of chain {chain}"
-    iptables_chains.delete_legacy({chain: MASQUERADE_CHAINS}, description, stays=lambda jump: _source(jump) in kept)
+    # The source of a jump is the address, before 0.7 its subnet.
+    kept = tuple(f"-s {network_text(network)} " for item in others for network in (as_network(item.ip), item.network))
+
+    def plan(family: int, listing: Listing) -> list[Change]:
+        return compute_deletions({chain: MASQUERADE_CHAINS}, listing, lambda jump: jump.spec.startswith(kept))
+
+    iptables_chains.change_legacy(TABLE, plan, f"delete masquerade rules of chain {chain}")
 
 
 def check(spec: Masquerade) -> None:
@@ -83,24 +79,14 @@ def check(spec: Masquerade) -> None:
         return
     chain = chain_name(spec.network, spec.container_id)
     for family, listing in iptables.read(_families(spec), TABLE, [ENTRY, chain]).items():
-        if f"-N {chain}" not in listing:
+        if chain not in listing.chains:
             raise missing_error("masquerade", f"chain {chain}", family)
-        existing = _parse(listing)
-        exceptions, masquerade, jumps = _rules(spec, family)
-        effective = set(_before(masquerade, existing))
-        absent = [rule for rule in exceptions if rule not in effective]
-        absent += [rule for rule in (masquerade, *jumps) if rule not in existing]
+        desired, existing = _rules(spec, family), listing.rules(chain)
+        effective = _before(desired.masquerade, existing)
+        absent = [rule for rule in desired.exceptions if rule not in effective]
+        absent += [rule for rule in (desired.masquerade, *desired.jumps) if rule not in listing]
         if absent:
-            comment = _comment(spec)
-            raise missing_error("masquerade", f"rule {absent[0].line('-A', comment)}", family)
-
-
-def gc_legacy(network: str, kept: Collection[str]) -> None:
-    """Deletes the jumps and chains of iptables-legacy that are the network's and not in `kept`; raises CniError.
-
-    Rules that are not provably the network's stay, and are reported on stderr.
-    """
-    iptables_chains.gc_legacy([MASQUERADE_CHAINS], network, frozenset(kept))
+            raise missing_error("masquerade", f"rule {absent[0]}", family)
 
 
 def get_problem() -> str:
@@ -114,92 +100,46 @@ def _exists_in_nft(spec: Masquerade) -> bool:
     False if a rule has another form: then `check` needs the program.
     """
     families = _families(spec)
-    if any(iptables.has_legacy(family, TABLE) for family in families):
-        return False
-    try:
-        with nft.open_socket() as socket:
-            return all(_family_exists(socket, spec, family) for family in families)
-    except KernelError:
-        return False
+
+    def exist(socket: NftSocket, usable: list[int]) -> dict[int, bool]:
+        return {family: _family_exists(socket, spec, family) for family in usable}
+
+    existing = iptables.read_by_netlink(families, TABLE, exist)
+    return all(existing.get(family) for family in families)
 
 
 def _family_exists(socket: NftSocket, spec: Masquerade, family: int) -> bool:
     table, chain = Table(iptables.NFPROTO[family], TABLE), chain_name(spec.network, spec.container_id)
-    comment = _comment(spec)
     exceptions, masquerade, jumps = _rules(spec, family)
-    first, (last, *entries) = (
-        [rule.line("-A", comment) for rule in rules] for rules in (exceptions, (masquerade, *jumps))
-    )
-    existing = match_lines(family, [*first, last], nft.list_rules(socket, Chain(table, chain))) or []
-    existing_entries = match_lines(family, entries, nft.list_rules(socket, Chain(table, ENTRY), chain + "\0")) or []
-    return existing[-1:] == [last] and set(first) == set(existing[:-1]) and set(entries) == set(existing_entries)
+    existing = match_rules(family, [*exceptions, masquerade], nft.list_rules(socket, Chain(table, chain))) or []
+    entries = match_rules(family, jumps, nft.list_rules(socket, Chain(table, ENTRY), chain + "\0")) or []
+    return existing[-1:] == [masquerade] and set(exceptions) == set(existing[:-1]) and set(jumps) == set(entries)
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A rule without its comment; a network is None if it contains every address."""
+class _Rules(NamedTuple):
+    """The rules of an attachment: for traffic that is not masqueraded, the one that masquerades, and the jumps."""
 
-    chain: str
-    target: str
-    source: Network | None = None
-    destination: Network | None = None
-    inverted: bool = False
-
-    def line(self, command: str, comment: str) -> str:
-        """Returns the rule as iptables lists it, with `command` ("-A", "-I") in front."""
-        source = f" -s {self.source}" if self.source else ""
-        destination = f"{' !' if self.inverted else ''} -d {self.destination}" if self.destination else ""
-        return f"{command} {self.chain}{source}{destination} -m comment --comment {comment} -j {self.target}"
+    exceptions: list[Rule]
+    masquerade: Rule
+    jumps: list[Rule]
 
 
-def _rules(spec: Masquerade, family: int) -> tuple[list[_Rule], _Rule, list[_Rule]]:
-    """Returns the chain's rules for traffic that is not masqueraded, the one that masquerades, and the jumps."""
+def _rules(spec: Masquerade, family: int) -> _Rules:
     chain = chain_name(spec.network, spec.container_id)
+    comment = comment_match(MASQUERADE_CHAINS.comment(spec.network, spec.container_id))
     addresses = [item for item in spec.addresses if item.version == family]
     exempt = [*(item.network for item in addresses), *(item for item in spec.exempt if item.version == family)]
-    exceptions = [_Rule(chain, "ACCEPT", destination=network if network.prefixlen else None) for network in exempt]
-    exceptions += [_Rule(chain, CLUSTER_CHAIN)] if spec.cluster else []
-    masquerade = _Rule(chain, "MASQUERADE", destination=_MULTICAST[family], inverted=True)
-    jumps = [_Rule(ENTRY, chain, source=as_network(item.ip)) for item in addresses]
-    return list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps))
+    exceptions = [accept_rule(chain, network, comment) for network in exempt]
+    exceptions += [Rule(chain, f"{comment} -j {CLUSTER_CHAIN}")] if spec.cluster else []
+    masquerade = Rule(chain, f"! -d {_MULTICAST[family]} {comment} -j MASQUERADE")
+    jumps = [Rule(ENTRY, f"-s {network_text(as_network(item.ip))} {comment} -j {chain}") for item in addresses]
+    return _Rules(list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps)))
 
 
 def _families(spec: Masquerade) -> list[int]:
     return sorted({item.version for item in spec.addresses})
 
 
-def _comment(spec: Masquerade) -> str:
-    """Returns the comment of all rules as iptables quotes it, truncated to xt_comment's limit."""
-    return quoted(MASQUERADE_CHAINS.comment(spec.network, spec.container_id))
-
-
-def _parse(listing: list[str]) -> list[_Rule]:
-    """Returns the listed rules that have the form of `_Rule`."""
-    existing = []
-    for line in listing:
-        if match := _RULE.fullmatch(line):
-            source, destination = _network(match["source"]), _network(match["destination"])
-            existing.append(_Rule(match["chain"], match["target"], source, destination, bool(match["inverted"])))
-    return existing
-
-
-def _before(rule: _Rule, existing: list[_Rule]) -> list[_Rule]:
+def _before(rule: Rule, existing: Sequence[Rule]) -> Sequence[Rule]:
     """Returns the rules before `rule`, all if it is missing: after it, an exception has no effect."""
     return existing[: existing.index(rule)] if rule in existing else existing
-
-
-def _sources(addresses: Iterable[Cidr]) -> set[Network | None]:
-    """Returns the networks that a jump may have as its source for an address: the address, before 0.7 its subnet."""
-    return {network for item in addresses for network in (as_network(item.ip), item.network)}
-
-
-def _source(line: str) -> Network | None:
-    words = line.split()
-    return _network(words[words.index("-s") + 1]) if "-s" in words else None
-
-
-def _network(text: str | None) -> Network | None:
-    try:
-        return ip_network(text) if text else None
-    except ValueError:  # iptables can match on bits that are no prefix
-        return None

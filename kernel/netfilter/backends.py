@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from cni.errors import CniError, Code
-from kernel.netfilter.iptables import UnusableError
+from kernel.netfilter.iptables_program import UnusableError
 from process import record
 
 Desired_contra = TypeVar("Desired_contra", contravariant=True)

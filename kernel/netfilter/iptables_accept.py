@@ -5,31 +5,35 @@ This module is pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import ip_network
 
 from cni.address import Network
 from kernel.netfilter import nft, nft_rule
-from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import ParsedLine, parse_line
-from kernel.netfilter.nft import Chain, Rule
-from kernel.netfilter.nft_expression import attributes
+from kernel.netfilter.iptables_expressions import change_request
+from kernel.netfilter.iptables_listing import parse_rule
+from kernel.netfilter.iptables_rule import Change, Rule, network_text
+from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_set import byte_filter
 from kernel.rtnl import Request
 
-_SIZES = {4: 4, 6: 16}  # of an address, by IP version
-_MASK, _COMPARED = 4, 3  # NFTA_BITWISE_MASK, NFTA_CMP_DATA
+_ACCEPT = re.compile(r"(?:-d (\S+) )?-j ACCEPT")
+_ALL = {4: "0.0.0.0/0", 6: "::/0"}
 
 
-def accept_line(chain: str, network: Network) -> str:
-    """Returns the rule as iptables lists it and iptables-restore reads it."""
-    destination = f" -d {network}" if network.prefixlen else ""
-    return f"-A {chain}{destination} -j ACCEPT"
+def accept_rule(chain: str, network: Network, comment: str = "") -> Rule:
+    """Returns the rule that accepts packets to a network; `comment` is the match for its comment."""
+    destination = f"-d {network_text(network)}" if network.prefixlen else ""
+    return Rule(chain, " ".join(filter(None, (destination, comment, "-j ACCEPT"))))
 
 
 def accept_request(chain: Chain, network: Network) -> Request:
     """Builds the request that appends the rule to a chain of iptables-nft."""
-    return nft.rule_request(chain, _parse(chain.name, network).expressions)
+    request = change_request(network.version, chain.table, Change.append(accept_rule(chain.name, network)))
+    if request is None:
+        raise ValueError(f"iptables has no rule that accepts packets to {network}")
+    return request
 
 
 def accept_filter(networks: Iterable[Network]) -> Callable[[bytes], bool]:
@@ -42,40 +46,8 @@ def accept_filter(networks: Iterable[Network]) -> Callable[[bytes], bool]:
     return byte_filter(parts)
 
 
-def parse_accepted(chain: str, version: int, rule: Rule) -> Network | None:
+def parse_accepted(version: int, rule: nft.Rule) -> Network | None:
     """Returns the network that a rule of iptables-nft accepts, None if it does anything else."""
-    network = _guess(version, rule.expressions)
-    return network if network is not None and _parse(chain, network).is_rule(rule.expressions) else None
-
-
-def _parse(chain: str, network: Network) -> ParsedLine:
-    parsed = parse_line(network.version, accept_line(chain, network))
-    if parsed is None:
-        raise ValueError(f"iptables has no such rule: {chain} {network}")
-    return parsed
-
-
-def _guess(version: int, expressions: bytes) -> Network | None:
-    """Returns the network of the last comparison, with the mask before it; None if there is no such network."""
-    size = _SIZES[version]
-    mask, compared = b"", b""
-    for part in nft_rule.split_expressions(expressions):
-        element = _content(_content(part).get(expression.LIST_ELEM, b""))
-        name, data = element.get(expression.NAME), _content(element.get(expression.DATA, b""))
-        if name == b"bitwise\0":
-            mask = _value(data.get(_MASK, b""))
-        elif name == b"cmp\0":
-            compared = _value(data.get(_COMPARED, b""))
-    bits = int.from_bytes(mask, "big").bit_count() if mask else len(compared) * 8
-    if len(compared) > size or bits > size * 8:
-        return None
-    where = int.from_bytes(compared.ljust(size, b"\0"), "big"), bits
-    return IPv4Network(where, strict=False) if version == 4 else IPv6Network(where, strict=False)
-
-
-def _content(data: bytes) -> dict[int, bytes]:
-    return {kind: value for kind, _, value in attributes(data)}
-
-
-def _value(data: bytes) -> bytes:
-    return _content(data).get(expression.DATA_VALUE, b"")
+    parsed = parse_rule("", rule, version)
+    match = _ACCEPT.fullmatch(parsed.spec) if parsed else None
+    return ip_network(match[1] or _ALL[version]) if match else None

@@ -1,6 +1,6 @@
 """Container chains in table nat, as the reference plugins create them: one per container and network, and jumps to it.
 
-This module reads and writes the text of iptables' programs; kernel.netfilter.iptables_nft does the same over netlink.
+This module lists and changes them with iptables' programs; kernel.netfilter.iptables_nft does the same over netlink.
 Both treat a chain as a container's only if its name is the hash of network and container. A jump's comment names both,
 but alone proves nothing.
 """
@@ -15,17 +15,18 @@ from collections.abc import Set as AbstractSet
 
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables
+from kernel.netfilter.iptables_program import RefusedError
+from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, Listing, Rule
 from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
 from process.values import dataclass, field
 
 TABLE = "nat"
-COMMENT_BYTES = 255  # XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
 
 _NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _TRIES = 10  # a try fails if another process changes a chain between read and write
-_OWNER = re.compile(r'"(?:\w+ )?name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
+_OWNER = re.compile(r'name: "([^"\\]+)" id: "([^"\\]+)"')
 
-Plan = Callable[[int, list[str]], list[str]]  # from a family and its listing to the lines to apply
+Plan = Callable[[int, Listing], list[Change]]  # from a family and its listing to the changes to apply
 
 
 @dataclass(frozen=True)
@@ -54,44 +55,39 @@ class ChainScheme:
     def comment(self, network: str, container_id: str = "") -> str:
         """Returns the comment of a container's rules, or the start of the comments of a network's rules."""
         start = f'{self.comment_start}name: "{network}" id: '
-        return f'{start}"{container_id}"'[:COMMENT_BYTES] if container_id else start
+        return f'{start}"{container_id}"'[:COMMENT_MAX] if container_id else start
+
+    def proven_owner(self, text: str, chain: str) -> tuple[str, str] | None:
+        """Returns the owner that a comment in `text` names, None if the name of `chain` does not prove it."""
+        owner = parse_owner(text)
+        return owner if owner and self.name(*owner) == chain else None
 
 
-def quoted(text: str) -> str:
-    """Returns a text as one quoted argument, as iptables-restore reads it and iptables lists it."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def lines_to_delete(rules: Iterable[str]) -> list[str]:
-    """Returns the lines that delete listed rules."""
-    return ["-D" + line.removeprefix("-A") for line in rules]
-
-
-def jump_lines(entry: str, chain: str, listing: Iterable[str]) -> list[str]:
-    """Returns the rules of chain `entry` that jump to `chain`."""
-    return [line for line in listing if line.startswith(f"-A {entry} ") and chain in line.split()]
+def parse_owner(text: str) -> tuple[str, str] | None:
+    """Returns the network and the container that a comment in `text` names, None without them; it proves nothing."""
+    owner = _OWNER.search(text)
+    return (owner[1], owner[2]) if owner else None
 
 
 def change(
     families: Iterable[int], scheme: ChainScheme, chain: str, plan: Plan, description: str, shared: str = ""
 ) -> None:
-    """Reads the entry chain and `chain`, applies the lines of `plan`, and retries if the rules changed in between.
+    """Reads the entry chain and `chain`, applies the changes of `plan`, and retries if the rules changed in between.
 
     The listing also has the chain `shared`, if it is not "" and exists. Raises the errors of
     kernel.netfilter.iptables.apply.
     """
     names = [chain, shared] if shared else [chain]
-    for tries_left in reversed(range(_TRIES)):
+
+    def read() -> dict[int, Listing]:
         missing = iptables.get_missing_chains(families, TABLE, names)
-        present = [family for family, lacking in missing.items() if chain not in lacking]
         listings = {
-            family: [f"-N {name}" for name in names if name not in lacking]
-            for family, lacking in missing.items()
-            if family not in present
+            family: Listing.of(name for name in names if name not in lacking) for family, lacking in missing.items()
         }
-        listings |= _read(present, scheme.entry, chain, shared)
-        if apply_plan(TABLE, listings, plan, description, may_fail=tries_left > 0):
-            return
+        present = [family for family, lacking in missing.items() if chain not in lacking]
+        return listings | _read(present, scheme.entry, chain, shared)
+
+    apply_plan(TABLE, read, plan, description)
 
 
 def change_legacy(table: str, plan: Plan, description: str) -> None:
@@ -100,11 +96,22 @@ def change_legacy(table: str, plan: Plan, description: str) -> None:
     Retries if the rules changed in between. Does nothing if the program is not installed.
     Raises the errors of kernel.netfilter.iptables.apply.
     """
-    families = iptables.get_legacy_families(table)
-    for tries_left in reversed(range(_TRIES if families else 0)):
-        listings = iptables.read(families, table, legacy=True)
-        if apply_plan(table, listings, plan, description, may_fail=tries_left > 0, legacy=True):
+    if families := iptables.get_legacy_families(table):
+        apply_plan(table, lambda: iptables.read(families, table, legacy=True), plan, description, legacy=True)
+
+
+def apply_plan(
+    table: str, read: Callable[[], Mapping[int, Listing]], plan: Plan, description: str, *, legacy: bool = False
+) -> None:
+    """Applies a plan's changes to the listings that `read` returns; retries if the rules changed in between."""
+    for tries_left in reversed(range(_TRIES)):
+        changes = {family: plan(family, listing) for family, listing in read().items()}
+        try:
+            iptables.apply(changes, table, description, legacy=legacy)
             return
+        except RefusedError:
+            if not tries_left:
+                raise
 
 
 def missing_error(description: str, what: str, version: int) -> CniError:
@@ -116,50 +123,25 @@ def missing_error(description: str, what: str, version: int) -> CniError:
     )
 
 
-def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, list[str]]:
-    """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
-    names = dict.fromkeys(filter(None, (entry, shared, chain)))
-    listings = iptables.read(families, TABLE, list(names))
-    without = [family for family, listing in listings.items() if shared and f"-N {shared}" not in listing]
-    return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})
+def compute_deletions(
+    chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[Rule], bool] = lambda jump: False
+) -> list[Change]:
+    """Returns the changes that delete the jumps to `chains`, and each chain with its last jump.
 
-
-def apply_plan(
-    table: str, listings: dict[int, list[str]], plan: Plan, description: str, *, may_fail: bool, legacy: bool = False
-) -> bool:
-    """Applies the plan's lines for the listings; returns False if they were refused and `may_fail`."""
-    changes = {family: plan(family, listing) for family, listing in listings.items()}
-    try:
-        iptables.apply(changes, table, description, legacy=legacy)
-    except iptables.RefusedError:
-        if not may_fail:
-            raise
-        return False
-    return True
-
-
-def delete_legacy(
-    chains: Mapping[str, ChainScheme], description: str, stays: Callable[[str], object] = lambda jump: False
-) -> None:
-    """Deletes the jumps of iptables-legacy to `chains`, and each chain with its last jump.
-
-    Keeps jumps for which `stays` is true. Absence is success; a chain to which another rule jumps stays, empty, and is
-    reported on stderr. Raises the errors of kernel.netfilter.iptables.apply.
+    Keeps jumps for which `stays` is true. A chain to which another rule jumps stays, empty, and is reported on stderr.
     """
-    change_legacy(TABLE, lambda family, listing: lines_to_delete_chains(chains, listing, stays), description)
-
-
-def lines_to_delete_chains(
-    chains: Mapping[str, ChainScheme], listing: list[str], stays: Callable[[str], object] = lambda jump: False
-) -> list[str]:
-    """Returns the lines that delete the jumps to `chains`, and each chain with its last jump, as `delete_legacy`."""
-    lines = []
+    changes: list[Change] = []
     for chain, scheme in chains.items():
-        jumps = jump_lines(scheme.entry, chain, listing)
-        removed = [line for line in jumps if not stays(line)]
-        last = len(removed) == len(jumps) and f"-N {chain}" in listing
-        lines += lines_to_delete(removed) + (_lines_to_delete_chain(scheme, chain, listing) if last else [])
-    return lines
+        jumps = [rule for rule in listing.rules(scheme.entry) if rule.target == chain]
+        removed = [jump for jump in jumps if not stays(jump)]
+        changes += map(Change.delete, removed)
+        if len(removed) == len(jumps) and chain in listing.chains:
+            changes.append(Change.flush_chain(chain))
+            if set(listing.jumps_to(chain)) <= {scheme.entry}:
+                changes.append(Change.delete_chain(chain))
+            else:
+                report_emptied_chain(chain)
+    return changes
 
 
 def gc_legacy(schemes: Iterable[ChainScheme], network: str, kept: AbstractSet[str]) -> None:
@@ -169,49 +151,36 @@ def gc_legacy(schemes: Iterable[ChainScheme], network: str, kept: AbstractSet[st
     A truncated comment proves nothing: such jumps stay, and their number is reported on stderr.
     """
 
-    def lines_to_delete_stale(family: int, listing: list[str], scheme: ChainScheme) -> list[str]:
-        mark = quoted(scheme.comment(network))[:-1]
-        entries = [line for line in listing if line.startswith(f"-A {scheme.entry} ")]
-        network_lines = [line for line in entries if mark in line and kept.isdisjoint(line.split())]
-        chains = dict.fromkeys(chain for line in network_lines if (chain := _proven_chain(scheme, line)))
-        if doubtful := [line for line in network_lines if chains.keys().isdisjoint(line.split())]:
-            report_unproven(len(doubtful), scheme, network)
-        lines = []
-        for chain in chains:
-            lines += lines_to_delete(jump_lines(scheme.entry, chain, listing)) + _lines_to_delete_chain(
-                scheme, chain, listing
-            )
-        return lines
+    def plan(family: int, listing: Listing) -> list[Change]:
+        changes: list[Change] = []
+        for scheme in schemes:
+            start = scheme.comment(network)
+            jumps = [jump for jump in listing.rules(scheme.entry) if jump.comment.startswith(start)]
+            stale = [jump for jump in jumps if jump.target not in kept]
+            chains = dict.fromkeys(jump.target for jump in stale if scheme.proven_owner(jump.comment, jump.target))
+            if doubtful := sum(jump.target not in chains for jump in stale):
+                report_unproven(doubtful, scheme, network)
+            changes += compute_deletions(dict.fromkeys(chains, scheme), listing)
+        return changes
 
-    description = f"delete stale rules of network {network}"
-    change_legacy(
-        TABLE,
-        lambda family, listing: [line for scheme in schemes for line in lines_to_delete_stale(family, listing, scheme)],
-        description,
-    )
+    change_legacy(TABLE, plan, f"delete stale rules of network {network}")
 
 
-def list_legacy_owned_rules(schemes: Iterable[ChainScheme], what: str) -> list[tuple[OwnedRule, str]]:
-    """Lists the owners of iptables-legacy's jumps to such chains, with their lines; raises CniError.
+def list_legacy_owned_rules(schemes: Iterable[ChainScheme], what: str) -> list[tuple[OwnedRule, Rule]]:
+    """Lists the owners of iptables-legacy's jumps to such chains, with the jumps; raises CniError.
 
     Names are set only if the chain's name proves them, see `gc_legacy`. Runs one program if there is such a table.
     """
     families = iptables.get_legacy_families(TABLE)
-    listed = [
-        line
-        for listing in (iptables.read(families, TABLE, legacy=True) if families else {}).values()
-        for line in listing
-    ]
+    listings = iptables.read(families, TABLE, legacy=True) if families else {}
     existing = []
     for scheme in schemes:
-        name = re.compile(rf" -[jg] ({re.escape(scheme.start)}[0-9a-f]+)$")
-        for line in listed:
-            target = name.search(line) if line.startswith(f"-A {scheme.entry} ") else None
-            if target:
-                owner = _OWNER.search(line) if _proven_chain(scheme, line) else None
-                network, container_id = (owner["network"], owner["container_id"]) if owner else ("", "")
-                where = f"chain {target[1]} (legacy)"
-                existing.append((OwnedRule(what, IPTABLES, where, target[1].encode(), network, container_id), line))
+        for jump in (jump for listing in listings.values() for jump in listing.rules(scheme.entry)):
+            chain = jump.target
+            if scheme.name_pattern.match(f"{chain}\0".encode()):
+                owner = scheme.proven_owner(jump.comment, chain) or ("", "")
+                where = f"chain {chain} (legacy)"
+                existing.append((OwnedRule(what, IPTABLES, where, chain.encode(), *owner), jump))
     return existing
 
 
@@ -226,17 +195,9 @@ def report_emptied_chain(chain: str) -> None:
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
 
 
-def _lines_to_delete_chain(scheme: ChainScheme, chain: str, listing: Iterable[str]) -> list[str]:
-    """Returns the lines that delete a chain without jumps, or flush it if another rule jumps there."""
-    ends = (f" -j {chain}", f" -g {chain}")
-    if any(line.endswith(ends) and not line.startswith(f"-A {scheme.entry} ") for line in listing):
-        report_emptied_chain(chain)
-        return [f"-F {chain}"]
-    return [f"-F {chain}", f"-X {chain}"]
-
-
-def _proven_chain(scheme: ChainScheme, line: str) -> str:
-    """Returns the target chain of a jump if its comment proves the owner, else ""."""
-    owner = _OWNER.search(line)
-    chain = scheme.name(owner["network"], owner["container_id"]) if owner else ""
-    return chain if chain in line.split() else ""
+def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, Listing]:
+    """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
+    names = dict.fromkeys(filter(None, (entry, shared, chain)))
+    listings = iptables.read(families, TABLE, list(names))
+    without = [family for family, listing in listings.items() if shared and shared not in listing.chains]
+    return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})

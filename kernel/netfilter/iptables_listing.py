@@ -1,27 +1,24 @@
-"""Renders simple rules of iptables-nft as `iptables -S` lists them, from netlink, without a program.
+"""Parses simple rules of iptables-nft, as netlink lists them, without a program.
 
-This module renders a rule only if it knows every part. For other matches, options or forms the result is "", and the
+This module parses a rule only if it knows every part. For other matches, options or forms the result is None, and the
 caller runs the program.
 
-A simple rule matches addresses (not networks), interfaces and the states RELATED and ESTABLISHED, may have a comment,
-and ends in ACCEPT, DROP, RETURN, a jump, or no target.
+A simple rule matches networks, interfaces and the states RELATED and ESTABLISHED, may have a comment, and ends in
+ACCEPT, DROP, RETURN, a jump, or no target.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Iterator
 from ipaddress import ip_address
 
+from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter import nft_rule
-from kernel.netfilter.nft import Rule
+from kernel.netfilter.iptables_rule import Rule, comment_match
 
-_PLAIN = re.compile(r"[-\w]+", re.ASCII)  # a word that iptables lists without quotes
-_ESCAPED = re.compile(r"""(["'\\])""")
 _NUMBER = struct.Struct(">i")
-_FIELDS = {4: {(12, 4): "-s", (16, 4): "-d"}, 6: {(8, 16): "-s", (24, 16): "-d"}}  # of the IP header, by version
+_SIZES = {4: 4, 6: 16}  # of an address, by IP version
+_FIELDS = {4: {12: "-s", 16: "-d"}, 6: {8: "-s", 24: "-d"}}  # offsets in the IP header, by version
 _INTERFACES = {expression.META_IIFNAME: "-i", expression.META_OIFNAME: "-o"}
 _ORDER = ("-s", "-d", "-i", "-o")
 _VERDICTS = {0: "DROP", 1: "ACCEPT", -5: "RETURN"}  # linux/netfilter/nf_tables.h, linux/netfilter.h
@@ -32,56 +29,38 @@ _ESTABLISHED = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
 _ESTABLISHED_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 
 
-def render_comment(text: str) -> str:
-    """Returns the match for a comment as iptables lists and reads it: any printable text is one word."""
-    word = text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escaped, text)}"'
-    return f"-m comment --comment {word}"
-
-
-def render_line(chain: str, rule: Rule, version: int) -> str:
-    """Returns a rule of `chain` in the table of an IP version as `-S` lists it, "" if any part is unknown."""
-    loaded, end, text = "", "", ""
+def parse_rule(chain: str, rule: nft.Rule, version: int) -> Rule | None:
+    """Returns a rule of `chain` in the table of an IP version, None if any part is unknown."""
+    loaded, mask, end = "", b"", ""
+    known: object = ""
     rendered: dict[str, str] = {}
     matches = []
-    for name, attributes in parse_expressions(rule.expressions):
+    for name, attributes in nft_rule.parse_expressions(rule.expressions):
         if name == "counter":
             continue
         if end:
-            return ""
+            return None
         if name in ("payload", "meta") and not loaded:
             loaded = _loaded(name, attributes, version)
-            text = "" if loaded in rendered else loaded
+            known, mask = loaded not in rendered and loaded, b""
+        elif name == "bitwise" and loaded in ("-s", "-d") and not mask:
+            known = mask = _mask(attributes)
         elif name == "cmp" and loaded:
-            text = rendered[loaded] = _compared(loaded, attributes)
+            known = rendered[loaded] = _compared(loaded, attributes, mask, version)
             loaded = ""
         elif name == "match":
-            text = _match(attributes)
-            matches.append(text)
+            matches.append(_match(attributes))
+            known = matches[-1]
         else:
-            text = end = _verdict(attributes) if name == "immediate" else ""
-        if not text:
-            return ""
+            known = end = _verdict(attributes) if name == "immediate" else ""
+        if not known:
+            return None
     if loaded:
-        return ""
+        return None
     if rule.comment:  # newer versions store comments this way
-        matches.append(render_comment(rule.comment))
-    return " ".join(
-        (f"-A {chain}", *(rendered[key] for key in _ORDER if key in rendered), *matches, *filter(None, [end]))
-    )
-
-
-def parse_expressions(data: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
-    """Yields name and attributes of each expression of a rule."""
-    for part in nft_rule.split_expressions(data):
-        for _, _, element in expression.attributes(part):
-            content = parse_content(element)
-            name = content.get(expression.NAME, b"").rstrip(b"\0")
-            yield name.decode("ascii", "replace"), parse_content(content.get(expression.DATA, b""))
-
-
-def parse_content(data: bytes) -> dict[int, bytes]:
-    """Returns the attributes in `data` by their type."""
-    return {kind: value for kind, _, value in expression.attributes(data)}
+        matches.append(comment_match(rule.comment))
+    header = (rendered[key] for key in _ORDER if key in rendered)
+    return Rule(chain, " ".join((*header, *matches, *filter(None, [end]))))
 
 
 def _number(attributes: dict[int, bytes], key: int) -> int | None:
@@ -96,20 +75,39 @@ def _loaded(name: str, attributes: dict[int, bytes], version: int) -> str:
     offset, length = _number(attributes, 3), _number(attributes, 4)
     if _number(attributes, 2) != expression.NETWORK_HEADER or offset is None or length is None:
         return ""
-    return _FIELDS[version].get((offset, length), "")
+    return _FIELDS[version].get(offset, "") if length <= _SIZES[version] else ""
 
 
-def _compared(option: str, attributes: dict[int, bytes]) -> str:
+def _mask(attributes: dict[int, bytes]) -> bytes:
+    """Returns the mask that an expression applies, b"" if it changes bits in another way."""
+    mask, flipped = (_value(attributes, key) for key in (4, 5))
+    return b"" if any(flipped) else mask
+
+
+def _compared(option: str, attributes: dict[int, bytes], mask: bytes, version: int) -> str:
     """Returns an option with its value, "" for a prefix of interface names, which has no NUL at its end."""
-    data = parse_content(attributes.get(3, b"")).get(expression.DATA_VALUE, b"")
+    data = _value(attributes, 3)
     operation = _number(attributes, 2)
     if operation not in (expression.EQ, expression.NEQ):
         return ""
     inverted = "! " if operation == expression.NEQ else ""
     if option in ("-s", "-d"):
-        return f"{inverted}{option} {ip_address(data)}/{len(data) * 8}" if len(data) in (4, 16) else ""
+        network = _network(data, mask, version)
+        return f"{inverted}{option} {network}" if network else ""
     name, end, rest = data.partition(b"\0")
     return f"{inverted}{option} {name.decode(errors='surrogateescape')}" if name and end and not any(rest) else ""
+
+
+def _network(data: bytes, mask: bytes, version: int) -> str:
+    """Returns a network, whose last bytes need not be compared, "" for a mask that is no prefix."""
+    size = _SIZES[version]
+    address = data.ljust(size, b"\0")
+    prefix = int.from_bytes(mask, "big").bit_count() if mask else len(data) * 8
+    host_bits = (1 << max(0, size * 8 - prefix)) - 1
+    is_prefix = not mask or int.from_bytes(mask, "big") == (1 << size * 8) - 1 - host_bits
+    if not data or len(address) != size or not is_prefix or int.from_bytes(address, "big") & host_bits:
+        return ""
+    return f"{ip_address(address)}/{prefix}"
 
 
 def _match(attributes: dict[int, bytes]) -> str:
@@ -117,21 +115,21 @@ def _match(attributes: dict[int, bytes]) -> str:
     kind = attributes.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(attributes, 2)
     info = attributes.get(3, b"")
     if kind == _COMMENT:
-        return render_comment(info.partition(b"\0")[0].decode(errors="surrogateescape"))
+        return comment_match(info.partition(b"\0")[0].decode(errors="surrogateescape"))
     if kind == _STATES:
         return _ESTABLISHED_TEXT if info.rstrip(b"\0") == _ESTABLISHED.rstrip(b"\0") else ""
     return ""
 
 
+def _value(attributes: dict[int, bytes], key: int) -> bytes:
+    return expression.parse_content(attributes.get(key, b"")).get(expression.DATA_VALUE, b"")
+
+
 def _verdict(attributes: dict[int, bytes]) -> str:
-    content = parse_content(parse_content(attributes.get(2, b"")).get(2, b""))
+    content = expression.parse_content(expression.parse_content(attributes.get(2, b"")).get(2, b""))
     code = _number(content, 1)
     if _number(attributes, 1) != 0 or code is None:
         return ""
     if code == _JUMP:
         return f"-j {content.get(2, b'').rstrip(chr(0).encode()).decode(errors='surrogateescape')}"
     return f"-j {_VERDICTS[code]}" if code in _VERDICTS else ""
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\{match[1]}"

@@ -6,7 +6,6 @@ the comment, so it needs no program and ignores rules that iptables cannot expre
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
@@ -23,7 +22,6 @@ from kernel.rtnl import Request
 TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
 
 _CHAINS_MAX = 100  # in one transaction, each with a few rules: 2,800 requests fill a socket's send buffer
-_OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
 
 
 def delete(socket: NftSocket, scheme: ChainScheme, chain: str, others: Iterable[Cidr] = ()) -> None:
@@ -47,11 +45,9 @@ def gc(socket: NftSocket, scheme: ChainScheme, network: str, kept: Collection[st
         for rule in nft.list_rules(socket, Chain(table, scheme.entry), scheme.comment(network)):
             if any(is_jump_to(rule, chain) for chain in kept):
                 continue
-            chain = _proven_chain(scheme, rule)
-            if chain:
-                stale[chain] = None
-            else:
-                doubtful += 1
+            proven = [chain for chain in _targets(scheme, rule) if _proven_owner(scheme, rule, chain)]
+            stale.update(dict.fromkeys(proven))
+            doubtful += not proven
     if doubtful:
         report_unproven(doubtful, scheme, network)
     names = list(stale)
@@ -67,10 +63,9 @@ def list_owned_rules(socket: NftSocket, scheme: ChainScheme, what: str) -> list[
     existing = []
     for table in TABLES.values():
         for rule in nft.list_rules(socket, Chain(table, scheme.entry), scheme.start):
-            for chain in dict.fromkeys(scheme.name_pattern.findall(rule.expressions)):
-                owner = _OWNER.search(rule.expressions + rule.userdata) if _proven_chain(scheme, rule) else None
-                names = [item.decode(errors="replace") for item in owner.groups()] if owner else []
-                existing.append((OwnedRule(what, IPTABLES, f"chain {chain.decode()}", chain, *names), rule))
+            for chain in _targets(scheme, rule):
+                names = _proven_owner(scheme, rule, chain) or ("", "")
+                existing.append((OwnedRule(what, IPTABLES, f"chain {chain}", chain.encode(), *names), rule))
     return existing
 
 
@@ -128,8 +123,10 @@ def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterabl
     return existing
 
 
-def _proven_chain(scheme: ChainScheme, rule: Rule) -> str:
-    """Returns the target chain of a jump if its comment proves the owner, else ""."""
-    owner = _OWNER.search(rule.expressions + rule.userdata)
-    chain = scheme.name(*(item.decode(errors="replace") for item in owner.groups())) if owner else ""
-    return chain if chain and is_jump_to(rule, chain) else ""
+def _targets(scheme: ChainScheme, rule: Rule) -> list[str]:
+    """Returns the container chains in a rule's bytes: the one to which it jumps."""
+    return [name.decode() for name in dict.fromkeys(scheme.name_pattern.findall(rule.expressions))]
+
+
+def _proven_owner(scheme: ChainScheme, rule: Rule, chain: str) -> tuple[str, str] | None:
+    return scheme.proven_owner((rule.expressions + rule.userdata).decode(errors="replace"), chain)

@@ -1,226 +1,175 @@
-"""Parses lines of iptables-restore into the nftables expressions that iptables-nft sends to the kernel.
+"""iptables' rules, changes and listings as values, and their text: what `iptables -S` lists and iptables-restore reads.
 
-This module is pure, and returns exactly the expressions that `iptables-restore` (1.8.9) sends. It does not parse lines
-with options that it does not know: the program applies them.
+This module is pure, and the only one that writes or parses that text.
 """
 
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Iterator
-from ipaddress import IPv4Network, IPv6Network, ip_address
-from socket import AF_INET, AF_INET6, inet_pton
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import NamedTuple
 
-from kernel.netfilter import nft_expression as expression
-from kernel.netfilter import nft_rule
-from kernel.netfilter.nft_expression import EQ, NEQ
+from cni.address import Network
+from process.values import dataclass, field
 
-_FAMILIES = {4: AF_INET, 6: AF_INET6}
-_NETWORKS: dict[int, type[IPv4Network] | type[IPv6Network]] = {4: IPv4Network, 6: IPv6Network}
-_IFNAMSIZ = 16  # linux/if.h, with the NUL
-COMMENT_BYTES = 256  # XT_MAX_COMMENT_LEN (linux/netfilter/xt_comment.h)
+COMMENT_MAX = 255  # bytes: XT_MAX_COMMENT_LEN - 1 (linux/netfilter/xt_comment.h)
 
-_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+_PLAIN = re.compile(r"[-\w]+", re.ASCII)  # a word that iptables lists without quotes
+_SPECIAL = re.compile(r"""(["'\\])""")
 _ESCAPED = re.compile(r"\\(.)")
-_VERDICTS = {"ACCEPT": nft_rule.ACCEPT, "DROP": nft_rule.DROP, "RETURN": nft_rule.RETURN}
-_BUILT_IN_TARGETS = re.compile(r"[A-Z]+[0-9]*")  # other than those above: extensions, which this module does not know
-_STATES = {"ESTABLISHED": 1 << 1, "RELATED": 1 << 2}  # XT_CONNTRACK_STATE_BIT (linux/netfilter/xt_conntrack.h)
-_PORTS_MAX = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
-_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
-_MULTIPORT = struct.Struct("=BB15H15xx")  # struct xt_multiport_v1
-_CONNTRACK = struct.Struct("=136x10xHHHxx8x6x")  # struct xt_conntrack_mtinfo3: match_flags, invert_flags, state_mask
-_MATCH_STATE = 1  # XT_CONNTRACK_STATE
-_ADDRTYPE = struct.Struct("=HHI")  # struct xt_addrtype_info_v1 (linux/netfilter/xt_addrtype.h): by bits, flags
-_MARK = struct.Struct("=II")  # struct xt_mark_tginfo2 (linux/netfilter/xt_mark.h)
-_RANGE = struct.Struct("=I16s16s2s2s4x")  # struct nf_nat_range2 (linux/netfilter/nf_nat.h)
-_MAP_IPS, _PROTO_SPECIFIED = 1, 2  # NF_NAT_RANGE_*
-_ANY_ADDRESS = {4: struct.pack("=I16x", 1), 6: bytes(40)}  # nf_nat_ipv4_multi_range_compat of one range; nf_nat_range
+_COMMENT = re.compile(r'--comment (?:"((?:[^"\\]|\\.)*)"|(\S+))')
+_OPTION = re.compile(r'((?:! )?--?\w[-\w]*)((?: (?:"(?:[^"\\]|\\.)*"|[^-!\s]\S*))*)')
+_FAMILIES = {4: AF_INET, 6: AF_INET6}
 
 
-class ParsedLine(NamedTuple):
-    """A line: `verb` is -N, -A or -I; `protocol` (IPPROTO_*) is sent beside the expressions, for the matches."""
+def quoted(text: str) -> str:
+    """Returns a text as one quoted word: iptables-restore takes it for an argument, whatever it contains."""
+    return f'"{_SPECIAL.sub(_escape, text)}"'
+
+
+def comment_match(text: str) -> str:
+    """Returns the match for a comment, as iptables lists it."""
+    return f"-m comment --comment {text if _PLAIN.fullmatch(text) else quoted(text)}"
+
+
+def network_text(network: Network) -> str:
+    """Returns a network as iptables lists it, which writes some IPv6 addresses in another way than ipaddress."""
+    return f"{inet_ntop(_FAMILIES[network.version], network.network_address.packed)}/{network.prefixlen}"
+
+
+class Rule(NamedTuple):
+    """A rule: `spec` has its matches and its target, as iptables lists them ("-s 10.22.0.2/32 -j ACCEPT")."""
+
+    chain: str
+    spec: str
+
+    def __str__(self) -> str:
+        return f"-A {self.chain} {self.spec}"
+
+    @property
+    def target(self) -> str:
+        """The chain or verdict in which the rule ends, "" for none and for one with options, such as DNAT."""
+        start, _, word = self.spec.rpartition(" ")
+        is_comment = word.endswith('"')
+        return word if start.endswith(("-j", "-g")) and not is_comment else ""
+
+    @property
+    def comment(self) -> str:
+        """The text of the rule's comment, "" without one."""
+        match = _COMMENT.search(self.spec)
+        return match[2] or _ESCAPED.sub(_unescape, match[1]) if match else ""
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """The options with their values, in order; "-m NAME" has none, and an inverted option has "! " before its name.
+
+        [("-p", "tcp"), ("-m comment", ""), ("--comment", '"x"'), ("! -o", "br0"), ("-j", "X")]
+        """
+        options = ((name, words[1:]) for name, words in _OPTION.findall(self.spec))
+        return [(f"-m {value}", "") if name == "-m" else (name, value) for name, value in options]
+
+
+class Change(NamedTuple):
+    """A change of a chain ("-N", "-F", "-X"), or of a rule ("-A", "-I" before the rule at `position`, "-D")."""
 
     verb: str
     chain: str
-    matches: bytes = b""
-    action: bytes = b""
-    protocol: int = 0
+    spec: str = ""
+    position: int = 1
+
+    def __str__(self) -> str:
+        number = f" {self.position}" if self.position > 1 else ""
+        return f"{self.verb} {self.chain}{number} {self.spec}".rstrip(" ")
+
+    @classmethod
+    def new_chain(cls, chain: str) -> Change:
+        """Returns the change that creates a chain."""
+        return cls("-N", chain)
+
+    @classmethod
+    def flush_chain(cls, chain: str) -> Change:
+        """Returns the change that deletes all rules of a chain."""
+        return cls("-F", chain)
+
+    @classmethod
+    def delete_chain(cls, chain: str) -> Change:
+        """Returns the change that deletes an empty chain."""
+        return cls("-X", chain)
+
+    @classmethod
+    def append(cls, rule: Rule) -> Change:
+        """Returns the change that adds a rule at the end of its chain."""
+        return cls("-A", *rule)
+
+    @classmethod
+    def insert(cls, rule: Rule, position: int = 1) -> Change:
+        """Returns the change that adds a rule before the one at `position`, which starts at 1."""
+        return cls("-I", *rule, position)
+
+    @classmethod
+    def delete(cls, rule: Rule) -> Change:
+        """Returns the change that deletes the first rule equal to `rule`."""
+        return cls("-D", *rule)
+
+
+@dataclass
+class Listing:
+    """The existing chains of a table, or some of them, each with its rules in order.
+
+    `confirmed`: the number of rules, from the first, that a program has confirmed (netfilter.iptables.list_chains).
+    """
+
+    # Without objects for rules: a listing of a whole table has many that nobody looks at.
+    _specs: dict[str, list[str]] = field(default_factory=dict)
+    confirmed: int = 0
+
+    @classmethod
+    def of(cls, chains: Iterable[str], rules: Iterable[Rule] = ()) -> Listing:
+        """Returns a listing of chains and rules."""
+        specs: dict[str, list[str]] = {chain: [] for chain in chains}
+        for rule in rules:
+            specs.setdefault(rule.chain, []).append(rule.spec)
+        return cls(specs)
+
+    @classmethod
+    def parse(cls, text: str) -> Listing:
+        """Parses what `-S` prints; skips lines that are no chains (-P, -N) and no rules (-A)."""
+        specs: dict[str, list[str]] = {}
+        for line in text.split("\n"):
+            verb, _, rest = line.partition(" ")
+            if verb in ("-A", "-N", "-P"):
+                chain, _, spec = rest.partition(" ")
+                of_chain = specs.setdefault(chain, [])
+                if verb == "-A":
+                    of_chain.append(spec)
+        return cls(specs)
 
     @property
-    def expressions(self) -> bytes:
-        """The rule's expressions, with a counter of 0."""
-        return self.matches + expression.COUNTER + self.action
+    def chains(self) -> Collection[str]:
+        """The names of the chains."""
+        return self._specs.keys()
 
-    def is_rule(self, existing: bytes) -> bool:
-        """Returns whether the kernel's rule equals this one, ignoring counters."""
-        return nft_rule.is_same_rule(self.matches + expression.ANY_COUNTER + self.action, existing)
+    def rules(self, chain: str) -> list[Rule]:
+        """Returns the rules of a chain, none if it is missing."""
+        return [Rule(chain, spec) for spec in self._specs.get(chain, ())]
 
+    def __contains__(self, rule: Rule) -> bool:
+        return rule.spec in self._specs.get(rule.chain, ())
 
-class _UnknownError(ValueError):
-    """A line has a word that this module does not know."""
+    def __or__(self, other: Listing) -> Listing:
+        """Returns the chains of both listings, with the rules of `other` for those in both."""
+        return Listing(self._specs | other._specs, other.confirmed)
 
-
-def parse_line(version: int, line: str) -> ParsedLine | None:
-    """Parses a line for IP `version`; returns None if it has words that this module does not know."""
-    words = _words(line)
-    try:
-        verb, chain = next(words), next(words)
-        if verb == "-N":
-            return None if list(words) else ParsedLine(verb, chain)
-        if verb not in ("-A", "-I"):
-            return None
-        return _rule(version, verb, chain, words)
-    except (StopIteration, ValueError, KeyError, OverflowError, OSError, struct.error):
-        return None  # the program runs and reports the error, if there is one
+    def jumps_to(self, chain: str) -> list[str]:
+        """Returns the chains with a rule that jumps to `chain`."""
+        ends = (f"-j {chain}", f"-g {chain}")
+        return [name for name, specs in self._specs.items() if any(spec.endswith(ends) for spec in specs)]
 
 
-def _words(line: str) -> Iterator[str]:
-    for quoted, plain in _WORD.findall(line):
-        yield plain or (_ESCAPED.sub(_unescaped, quoted) if "\\" in quoted else quoted)
+def _escape(match: re.Match[str]) -> str:
+    return f"\\{match[1]}"
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     return match[1]
-
-
-def _rule(version: int, verb: str, chain: str, words: Iterator[str]) -> ParsedLine:
-    """Parses a rule: the header's matches come first, in iptables-nft's order, then extensions in the line's order."""
-    header: dict[str, bytes] = {}
-    matches, action, protocol = b"", b"", 0
-    positive = True
-    for word in words:
-        if action:
-            raise _UnknownError  # the target is the last word
-        if word == "!":
-            positive = False
-            continue
-        if word in _HEADER:
-            if word in header:
-                raise _UnknownError
-            value = next(words)
-            header[word] = _HEADER[word](version, value, positive)
-            protocol = nft_rule.PROTOCOLS[value] if word == "-p" else protocol
-        elif not positive:
-            raise _UnknownError
-        elif word == "-m":
-            matches += _match(next(words), words, protocol)
-        elif word == "-j":
-            action = _target(version, next(words), words)
-        else:
-            raise _UnknownError
-        positive = True
-    start = b"".join(header[word] for word in _HEADER if word in header)
-    return ParsedLine(verb, chain, start + matches, action, protocol)
-
-
-def _interface(key: int) -> Callable[[int, str, bool], bytes]:
-    def match(_version: int, name: str, positive: bool) -> bytes:
-        data = name.encode() + b"\0"
-        if name.endswith("+") or not 1 < len(data) <= _IFNAMSIZ:
-            raise _UnknownError
-        return expression.meta(key) + expression.compare(EQ if positive else NEQ, data)
-
-    return match
-
-
-def _protocol(_version: int, name: str, positive: bool) -> bytes:
-    if not positive:
-        raise _UnknownError
-    return nft_rule.transport(name)
-
-
-class _AddressMatch(Protocol):
-    def __call__(self, where: IPv4Network | IPv6Network, *, positive: bool) -> bytes: ...
-
-
-def _address(match: _AddressMatch) -> Callable[[int, str, bool], bytes]:
-    def parse(version: int, text: str, positive: bool) -> bytes:
-        host, slash, prefix = text.partition("/")
-        packed = inet_pton(_FAMILIES[version], host)
-        bits = _port(prefix) if slash else len(packed) * 8  # iptables reads other masks otherwise
-        if not bits:
-            raise _UnknownError
-        return match(_NETWORKS[version]((packed, bits)), positive=positive)
-
-    return parse
-
-
-# In the order in which iptables-nft sends them.
-_HEADER: dict[str, Callable[[int, str, bool], bytes]] = {
-    "-i": _interface(expression.META_IIFNAME),
-    "-o": _interface(expression.META_OIFNAME),
-    "-p": _protocol,
-    "-s": _address(nft_rule.source),
-    "-d": _address(nft_rule.destination),
-}
-
-
-def _match(name: str, words: Iterator[str], protocol: int) -> bytes:
-    option, value = next(words), next(words)
-    if (name, option) in (("tcp", "--dport"), ("udp", "--dport")) and protocol == nft_rule.PROTOCOLS[name]:
-        return nft_rule.destination_port(_port(value))
-    if (name, option) == ("comment", "--comment"):
-        text = value.encode("utf-8", "surrogateescape")
-        if len(text) >= COMMENT_BYTES:
-            raise _UnknownError
-        return _extension("match", name, 0, text.ljust(COMMENT_BYTES, b"\0"))
-    if (name, option) == ("multiport", "--dports"):
-        ports = [_port(port) for port in value.split(",")]
-        if len(ports) > _PORTS_MAX:
-            raise _UnknownError
-        padding = [0] * (_PORTS_MAX - len(ports))
-        return _extension("match", name, 1, _MULTIPORT.pack(_DESTINATION, len(ports), *ports, *padding))
-    if (name, option) == ("conntrack", "--ctstate"):
-        states = sum({_STATES[state] for state in value.split(",")})
-        return _extension("match", name, 3, _CONNTRACK.pack(_MATCH_STATE, 0, states))
-    if (name, option, value) == ("addrtype", "--dst-type", "LOCAL"):
-        return _extension("match", name, 1, _ADDRTYPE.pack(0, 1 << expression.LOCAL, 0))
-    if (name, option) == ("mark", "--mark"):
-        return nft_rule.mark_match(_bit(value))
-    raise _UnknownError
-
-
-def _port(text: str) -> int:
-    if str(int(text)) != text:  # iptables reads 010 as 8
-        raise _UnknownError
-    return int(text)
-
-
-def _bit(text: str) -> int:
-    """Returns the number of the bit to match or to set: 13 for "0x2000/0x2000"."""
-    number = int(text.partition("/")[0], 16)
-    if text != f"{number:#x}/{number:#x}" or number.bit_count() != 1:
-        raise _UnknownError
-    return number.bit_length() - 1
-
-
-def _target(version: int, name: str, words: Iterator[str]) -> bytes:
-    if name in _VERDICTS:
-        return _VERDICTS[name]
-    if name == "MASQUERADE":
-        return _extension("target", name, 0, _ANY_ADDRESS[version])
-    if name == "MARK":
-        if next(words) != "--set-xmark":
-            raise _UnknownError
-        mark = 1 << _bit(next(words))
-        return _extension("target", name, 2, _MARK.pack(mark, mark))
-    if name == "DNAT":
-        if next(words) != "--to-destination":
-            raise _UnknownError
-        host, _, port = next(words).rpartition(":")
-        address = ip_address(host.strip("[]"))
-        if address.version != version:
-            raise _UnknownError
-        packed = address.packed.ljust(16, b"\0")
-        number = _port(port).to_bytes(2, "big")
-        info = _RANGE.pack(_MAP_IPS | _PROTO_SPECIFIED, packed, packed, number, number)
-        return _extension("target", name, 2, info)
-    if _BUILT_IN_TARGETS.fullmatch(name):
-        raise _UnknownError
-    return nft_rule.jump(name)
-
-
-def _extension(kind: str, name: str, revision: int, info: bytes) -> bytes:
-    return expression.extension(kind, name, revision, info)

@@ -146,6 +146,11 @@ def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bool, bytes]
         offset += max(ATTRIBUTE.size, (length + 3) & ~3)
 
 
+def parse_content(data: bytes) -> dict[int, bytes]:
+    """Returns the contents of the attributes in `data` by their type."""
+    return {kind: content for kind, _, content in attributes(data)}
+
+
 def _number(kind: int, number: int) -> bytes:
     return _NUMBER_STARTS[kind] + number.to_bytes(4, "big", signed=True)
 

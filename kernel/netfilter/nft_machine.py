@@ -7,8 +7,7 @@ from ipaddress import ip_address
 
 from cni.address import Address
 from kernel.netfilter import xt_rules
-from kernel.netfilter.iptables_listing import parse_content
-from kernel.netfilter.nft_expression import CT_MARK, CT_STATE
+from kernel.netfilter.nft_expression import CT_MARK, CT_STATE, parse_content
 from kernel.netfilter.packet import NETWORK, TRANSPORT, Packet, host_number
 from kernel.netfilter.ruleset import Expression, FilterRule, Ruleset
 from kernel.netfilter.verdicts import UNCHANGED, Action, Match

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from os import fsencode
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from _podwire import same_attributes
 
 from cni.address import Address, Network
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, attributes
+from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, parse_content
 
 _NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
@@ -261,15 +261,15 @@ def parse_destination(expressions: bytes) -> MatchedDestination:
     values: dict[tuple[int, ...], bytes] = {}
     other_matches, load = b"", b""  # `load`: its value is not compared yet
     for part in split_expressions(expressions):
-        content = _content(_content(part).get(expression.LIST_ELEM, b""))
-        name, fields = content.get(expression.NAME, b""), _content(content.get(expression.DATA, b""))
+        content = parse_content(parse_content(part).get(expression.LIST_ELEM, b""))
+        name, fields = content.get(expression.NAME, b""), parse_content(content.get(expression.DATA, b""))
         if (
             name == b"cmp\0"
             and fields.get(2) == _NUMBER.pack(EQ)
             and loaded in _DESTINATION_AT
             and loaded not in values
         ):
-            values[loaded] = _content(fields.get(3, b"")).get(DATA_VALUE, b"")
+            values[loaded] = parse_content(fields.get(3, b"")).get(DATA_VALUE, b"")
             load = b""
         elif name in _LOADS:
             loaded = tuple(_NUMBER.unpack(fields[key])[0] for key in _LOADS[name] if len(fields.get(key, b"")) == 4)
@@ -294,6 +294,14 @@ def split_expressions(expressions: bytes) -> list[bytes]:
     return values
 
 
+def parse_expressions(expressions: bytes) -> Iterator[tuple[str, dict[int, bytes]]]:
+    """Yields name and attributes of each expression of a rule."""
+    for part in split_expressions(expressions):
+        content = parse_content(parse_content(part).get(expression.LIST_ELEM, b""))
+        name = content.get(expression.NAME, b"").rstrip(b"\0")
+        yield name.decode("ascii", "replace"), parse_content(content.get(expression.DATA, b""))
+
+
 def is_same_rule(desired: bytes, existing: bytes) -> bool:
     """Returns whether the kernel's rule equals the one built here.
 
@@ -307,10 +315,6 @@ def is_same_rule(desired: bytes, existing: bytes) -> bool:
 def is_any_of(desired: Iterable[bytes], existing: bytes) -> bool:
     """Returns whether the kernel's rule equals one of the rules built here."""
     return any(is_same_rule(expressions, existing) for expressions in desired)
-
-
-def _content(data: bytes) -> dict[int, bytes]:
-    return {kind: value for kind, _, value in attributes(data)}
 
 
 ACCEPT, DROP, RETURN = (expression.verdict(code) for code in (_NF_ACCEPT, _NF_DROP, _RETURN))

@@ -11,7 +11,8 @@ from ipaddress import ip_address
 
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter.nft import BRIDGE, INET, IPV4, IPV6, Rule
-from kernel.netfilter.nft_rule import split_expressions
+from kernel.netfilter.nft_expression import parse_content
+from kernel.netfilter.nft_rule import parse_expressions
 
 FAMILIES = {INET: "inet", IPV4: "ip", IPV6: "ip6", BRIDGE: "bridge", 3: "arp", 5: "netdev"}
 _NUMBER = struct.Struct(">I")
@@ -39,10 +40,8 @@ _SILENT = ("counter",)
 def render(rule: Rule) -> str:
     """Returns a rule's matches and statements as text, with its comment."""
     renderer = _Renderer()
-    for part in split_expressions(rule.expressions):
-        content = _content(_content(part).get(expression.LIST_ELEM, b""))
-        name = content.get(expression.NAME, b"").rstrip(b"\0").decode("ascii", "replace")
-        renderer.add(name, _content(content.get(expression.DATA, b"")))
+    for name, fields in parse_expressions(rule.expressions):
+        renderer.add(name, fields)
     words = [word for word in renderer.words if not word.startswith("meta nfproto ")]
     for name in _PROTOCOLS.values():
         if any(word.startswith((f"{name} dport", f"{name} sport")) for word in words):
@@ -109,11 +108,11 @@ class _Renderer:
 
     def _bitwise(self, fields: dict[int, bytes]) -> None:
         self._loaded[_number(fields, 2)] = self._loaded.get(_number(fields, 1), ("?", "hex"))
-        self._mask = _content(fields.get(4, b"")).get(expression.DATA_VALUE, b"")
+        self._mask = parse_content(fields.get(4, b"")).get(expression.DATA_VALUE, b"")
 
     def _compare(self, fields: dict[int, bytes]) -> None:
         field, form = self._loaded.get(_number(fields, 1), ("?", "hex"))
-        data = _content(fields.get(3, b"")).get(expression.DATA_VALUE, b"")
+        data = parse_content(fields.get(3, b"")).get(expression.DATA_VALUE, b"")
         operation = _number(fields, 2)
         if form == "state" and self._mask and not any(data):
             self.words.append(f"{field} {_states(self._mask)}")
@@ -128,7 +127,7 @@ class _Renderer:
 
     def _range(self, fields: dict[int, bytes]) -> None:
         field, form = self._loaded.get(_number(fields, 1), ("?", "hex"))
-        ends = [_value(form, _content(fields.get(key, b"")).get(expression.DATA_VALUE, b"")) for key in (3, 4)]
+        ends = [_value(form, parse_content(fields.get(key, b"")).get(expression.DATA_VALUE, b"")) for key in (3, 4)]
         self.words.append(f"{field} {'!= ' if _number(fields, 2) else ''}{'-'.join(ends)}")
 
     def _lookup(self, fields: dict[int, bytes]) -> None:
@@ -138,11 +137,11 @@ class _Renderer:
 
     def _immediate(self, fields: dict[int, bytes]) -> None:
         if _number(fields, 1) != 0:
-            value = _content(fields.get(2, b"")).get(expression.DATA_VALUE, b"")
+            value = parse_content(fields.get(2, b"")).get(expression.DATA_VALUE, b"")
             form = "address" if len(value) in (4, 16) else "number" if len(value) == 2 else "hex"
             self._loaded[_number(fields, 1)] = _value(form, value), ""
             return
-        content = _content(_content(fields.get(2, b"")).get(2, b""))
+        content = parse_content(parse_content(fields.get(2, b"")).get(2, b""))
         (code,) = struct.unpack(">i", content.get(1, bytes(4)))
         word = {_JUMP: "jump ", _GOTO: "goto "}.get(code)
         self.words.append(f"{word}{_text(content.get(2, b''))}" if word else _VERDICTS.get(code, str(code)))
@@ -213,7 +212,3 @@ def _number(fields: dict[int, bytes], key: int) -> int:
 
 def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
-
-
-def _content(data: bytes) -> dict[int, bytes]:
-    return {kind: value for kind, _, value in expression.attributes(data)}

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from kernel.codec_netfilter import ChainMessage, RuleMessage, SetMessage
 from kernel.netfilter import nft, nft_set
-from kernel.netfilter.iptables_listing import parse_content, parse_expressions
 from kernel.netfilter.nft import NftSocket, Table
-from kernel.netfilter.nft_expression import attributes
-from kernel.netfilter.nft_rule import parse_comment
+from kernel.netfilter.nft_expression import attributes, parse_content
+from kernel.netfilter.nft_rule import parse_comment, parse_expressions
 from kernel.rtnl import NLM_F_DUMP, Request
 from process.values import dataclass, field
 

@@ -3,7 +3,7 @@
 podwire and the reference plugin can remove each other's rules. In addition podwire records the owner of each address
 (iptables_rules).
 
-Cost: ADD runs no program if it only adds rules (kernel.netfilter.iptables_direct), otherwise one for each family, or
+Cost: ADD runs no program if it only adds rules (kernel.netfilter.iptables), otherwise one for each family, or
 two if netlink cannot list the existing rules (iptables-legacy, rules of an unknown form). CHECK then runs one for each
 family, otherwise none. DEL and GC run none, unless iptables-legacy has created table filter.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import socket as stdlib_socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -23,12 +23,15 @@ from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel import link, rtnl
 from kernel.link import Link
 from kernel.netfilter import iptables, nft, nft_owner
-from kernel.netfilter.iptables import FAMILIES, NFPROTO, RefusedError, UnusableError
+from kernel.netfilter.iptables import FAMILIES, NFPROTO
 from kernel.netfilter.iptables_chains import change_legacy
+from kernel.netfilter.iptables_program import RefusedError, UnusableError
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
 from plugins.firewall import bridge_netfilter, iptables_check, iptables_state, iptables_update
 from plugins.firewall.iptables_rules import (
+    ENDS,
     ENTRY,
     FORWARD,
     OWNERS,
@@ -39,17 +42,18 @@ from plugins.firewall.iptables_rules import (
     address_rules,
     interface_of,
 )
-from plugins.firewall.iptables_state import ExistingRule, render_listing
+from plugins.firewall.iptables_state import ExistingRule, to_listing
 from plugins.firewall.spec import OPEN, FirewallSpec
 
 _ROUNDS = 10  # each is lost to another process that changes the rules between our read and our write
 _DESCRIPTION = "create the firewall's rules"
+_Select = Callable[[int, Listing], list[Rule]]  # from an IP version and its listing to the rules to delete
 _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains whose rules the first pod's ADD creates
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # one word for iptables-restore, and one interface
 
 
 def add(spec: FirewallSpec) -> None:
-    """Creates the missing rules. Raises iptables.UnusableError, CniError(11), CniError(999).
+    """Creates the missing rules. Raises UnusableError, CniError(11), CniError(999).
 
     After an error some rules may exist, which `delete` and `delete_legacy` remove. After an UnchangedError there is
     nothing to remove: there are no rules, or an earlier ADD created them.
@@ -70,7 +74,7 @@ def add(spec: FirewallSpec) -> None:
                     raise
                 continue
             # A parallel ADD may have created the shared rules, too: the next round deletes duplicates.
-            if not any(line.split()[1] in _SHARED for lines in changes.values() for line in lines):
+            if not any(change.chain in _SHARED for items in changes.values() for change in items):
                 break
     except UnusableError:  # nftables is tried next: one family may have its rules already
         if written and not repeated:
@@ -100,23 +104,13 @@ def get_problem() -> str:
 
 def delete(socket: NftSocket, spec: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-nft; absent is success. Raises KernelError."""
-
-    def stale(version: int, listing: list[str]) -> list[str]:
-        interfaces = _list_stale_interfaces(listing, spec.bridge)
-        return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
-
-    _delete(socket, lambda version: iptables_state.get_state_for_del(socket, spec, version), stale)
+    _delete(socket, partial(iptables_state.get_state_for_del, socket, spec), partial(_select_for_del, spec))
 
 
 def delete_legacy(spec: FirewallSpec) -> None:
     """Deletes the attachment's rules of iptables-legacy, under its lock; raises CniError(11), CniError(999)."""
-
-    def lines(version: int, listing: list[str]) -> list[str]:
-        interfaces = _list_stale_interfaces(listing, spec.bridge)
-        rules = iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
-        return iptables_update.lines_to_delete_rules(rules, listing)
-
-    change_legacy(TABLE, lines, f"delete the firewall's rules of container {spec.container_id}")
+    description = f"delete the firewall's rules of container {spec.container_id}"
+    _delete_legacy(description, partial(_select_for_del, spec))
 
 
 def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
@@ -124,27 +118,14 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
 
     Rules without a record stay, and are counted on stderr.
     """
-    unowned: dict[int, int] = {}
-
-    def stale(version: int, listing: list[str]) -> list[str]:
-        unowned[version] = iptables_update.count_unowned(listing)
-        return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
-
-    _delete(socket, lambda version: iptables_state.get_state_for_gc(socket, version), stale)
-    nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD}")
+    delete_selected = partial(_delete, socket, partial(iptables_state.get_state_for_gc, socket))
+    _gc(network, valid, delete_selected, f"chain {FORWARD}")
 
 
 def gc_legacy(network: str, valid: Collection[Attachment]) -> None:
     """Deletes such rules of iptables-legacy; raises CniError(11), CniError(999)."""
-    unowned: dict[int, int] = {}
-
-    def lines(version: int, listing: list[str]) -> list[str]:
-        unowned[version] = iptables_update.count_unowned(listing)
-        rules = iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
-        return iptables_update.lines_to_delete_rules(rules, listing)
-
-    change_legacy(TABLE, lines, f"delete stale rules of network {network}")
-    nft_owner.report_unowned("firewall", sum(unowned.values()), f"chain {FORWARD} of iptables-legacy")
+    delete_selected = partial(_delete_legacy, f"delete stale rules of network {network}")
+    _gc(network, valid, delete_selected, f"chain {FORWARD} of iptables-legacy")
 
 
 def _refuse_bridge(spec: FirewallSpec) -> None:
@@ -154,19 +135,20 @@ def _refuse_bridge(spec: FirewallSpec) -> None:
         raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
 
 
-def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """Returns for each IP version the lines to apply, and the existing ones."""
+def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[Change]], dict[int, Listing]]:
+    """Returns for each IP version the changes to apply, and the existing rules."""
     listings = iptables_state.get_listings(spec)
     is_stale = _StaleCheck()
     return {
-        version: iptables_update.add_lines(spec, version, listing, is_stale) for version, listing in listings.items()
+        version: iptables_update.changes_for_add(spec, version, listing, is_stale)
+        for version, listing in listings.items()
     }, listings
 
 
-def _has_any_rule(spec: FirewallSpec, listings: Mapping[int, Sequence[str]]) -> bool:
+def _has_any_rule(spec: FirewallSpec, listings: Mapping[int, Listing]) -> bool:
     """Returns whether some of the attachment's rules exist."""
-    rules = {rule for address in spec.addresses for rule in address_rules(address)}
-    return any(not rules.isdisjoint(listing) for listing in listings.values())
+    rules = [rule for address in spec.addresses for rule in address_rules(address)]
+    return any(rule in listing for listing in listings.values() for rule in rules)
 
 
 class _StaleCheck:
@@ -188,12 +170,13 @@ class _StaleCheck:
         return self._caches[network].namespace_is_gone(attachment)
 
 
-def _list_stale_interfaces(listing: Iterable[str], bridge: str = "") -> set[str]:
+def _list_stale_interfaces(listing: Listing, bridge: str = "") -> set[str]:
     """Returns the interfaces with a policy that no longer exist, and `bridge` if it belongs to one attachment only.
 
     That is the host veth of ptp, which is deleted with the attachment, after DEL of this plugin.
     """
-    names = {name for line in listing if (name := interface_of(line))}
+    rules = (rule for chain in ENDS for rule in listing.rules(chain))
+    names = {name for rule in rules if (name := interface_of(rule))}
     return {name for name in names if not _exists(name) or (name == bridge and _is_veth(name))}
 
 
@@ -218,12 +201,33 @@ def _get_link(name: str) -> Link | None:
         return link.get(socket, link.by_name_request(name))[0]
 
 
+def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[Rule]:
+    interfaces = _list_stale_interfaces(listing, spec.bridge)
+    return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
+
+
+def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[_Select], None], where: str) -> None:
+    unowned: dict[int, int] = {}
+
+    def select(version: int, listing: Listing) -> list[Rule]:
+        unowned[version] = iptables_update.count_unowned(listing)
+        return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
+
+    delete_selected(select)
+    nft_owner.report_unowned("firewall", sum(unowned.values()), where)
+
+
+def _delete_legacy(description: str, select: _Select) -> None:
+    def plan(version: int, listing: Listing) -> list[Change]:
+        return iptables_update.changes_to_delete_rules(select(version, listing), listing)
+
+    change_legacy(TABLE, plan, description)
+
+
 def _delete(
-    socket: NftSocket,
-    get_state: Callable[[int], tuple[dict[str, int], list[ExistingRule]]],
-    stale: Callable[[int, list[str]], list[str]],
+    socket: NftSocket, get_state: Callable[[int], tuple[dict[str, int], list[ExistingRule]]], select: _Select
 ) -> None:
-    """Reads both families and deletes the `stale` rules in one transaction, with the last record also its chain.
+    """Reads both families and deletes the selected rules in one transaction, with the last record also its chain.
 
     Repeats if the ruleset changed in between: otherwise two parallel last DELs would both keep the chain.
     """
@@ -232,19 +236,13 @@ def _delete(
         requests: list[Request] = []
         for version in FAMILIES:
             chains, rules = get_state(version)
-            lines = {*stale(version, render_listing(chains, rules))}
-            stale_rules = {rule.handle: rule for rule in rules if rule.line in lines}.values()
-            for rule in stale_rules:
-                requests.append(
-                    nft.delete_rule_request(rule.chain, rule.handle)._replace(details=partial(_text_of, rule))
-                )
-            if OWNERS in chains and chains[OWNERS] == sum(rule.chain.name == OWNERS for rule in stale_rules):
+            selected = {*select(version, to_listing(chains, rules))}
+            removed = {item.handle: item for item in rules if item.rule in selected}.values()
+            for item in removed:
+                details = partial(str, item.rule.spec if item.rule else "")
+                requests.append(nft.delete_rule_request(item.chain, item.handle)._replace(details=details))
+            if OWNERS in chains and chains[OWNERS] == sum(item.chain.name == OWNERS for item in removed):
                 requests.append(nft.delete_empty_chain_request(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)
 
     nft.retry_with_generation(socket, attempt)
-
-
-def _text_of(rule: ExistingRule) -> str:
-    """Returns a rule without its chain."""
-    return rule.line.split(" ", 2)[-1]

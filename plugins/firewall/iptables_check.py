@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
+from kernel.netfilter.iptables_rule import Listing, Rule
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall.iptables_rules import (
     ENDS,
+    ENTRY,
     FORWARD_JUMP,
     ISOLATION_JUMP,
     address_rules,
@@ -24,7 +26,7 @@ from plugins.firewall.iptables_update import accepted_addresses
 from plugins.firewall.spec import OPEN, FirewallSpec
 
 
-def check_rules(spec: FirewallSpec, version: int, listing: Sequence[str]) -> None:
+def check_rules(spec: FirewallSpec, version: int, listing: Listing) -> None:
     """Raises CniError(999) for a rule that is missing, or that has no effect because of its position."""
     if spec.accepts:
         _demand(FORWARD_JUMP, version, listing, "FORWARD rule")
@@ -33,32 +35,33 @@ def check_rules(spec: FirewallSpec, version: int, listing: Sequence[str]) -> Non
             for rule in address_rules(address):
                 _demand(rule, version, listing, "rule")
     if spec.policy != OPEN:
-        _check_policy(spec, version, [normalize(line) for line in listing])
+        _check_policy(spec, version, listing)
 
 
-def _check_policy(spec: FirewallSpec, version: int, listing: Sequence[str]) -> None:
-    _demand(ISOLATION_JUMP, version, listing, "FORWARD rule")
-    if FORWARD_JUMP in listing and listing.index(FORWARD_JUMP) < listing.index(ISOLATION_JUMP):
+def _check_policy(spec: FirewallSpec, version: int, listing: Listing) -> None:
+    entries = [normalize(rule) for rule in listing.rules(ENTRY)]
+    _demand(ISOLATION_JUMP, version, entries, "FORWARD rule")
+    if FORWARD_JUMP in entries and entries.index(FORWARD_JUMP) < entries.index(ISOLATION_JUMP):
         raise _error(f"chain FORWARD jumps to CNI-FORWARD before the isolation rules ({TOOLS[version]})")
     for chain, end in ENDS.items():
-        rules = [line for line in listing if line.startswith(f"-A {chain} ")]
+        rules = [normalize(rule) for rule in listing.rules(chain)]
         reached = rules[: rules.index(end)] if end in rules else rules
         for rule in policy_rules(spec.policy, spec.bridge):
-            if rule.startswith(f"-A {chain} "):
+            if rule.chain == chain:
                 _demand(rule, version, reached, "rule")
     for rule in other_policy_rules(spec.policy, spec.bridge):
-        if rule in listing and rule.endswith(" DROP"):
+        if rule in listing and rule.target == "DROP":
             raise _error(f'rule [{_render(rule)}] of ingressPolicy "isolated" exists, too ({TOOLS[version]})')
 
 
-def _demand(rule: str, version: int, listing: Sequence[str], what: str) -> None:
-    if rule not in listing:
+def _demand(rule: Rule, version: int, existing: Listing | Sequence[Rule], what: str) -> None:
+    if rule not in existing:
         raise _error(f"expected {what} [{_render(rule)}] not found ({TOOLS[version]})")
 
 
-def _render(rule: str) -> str:
+def _render(rule: Rule) -> str:
     """Returns a rule as the reference plugin prints it: without its chain and without quotes."""
-    return rule.split(" ", 2)[2].replace('"', "")
+    return rule.spec.replace('"', "")
 
 
 def _error(msg: str) -> CniError:

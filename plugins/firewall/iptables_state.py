@@ -1,4 +1,4 @@
-"""The existing rules of the firewall in iptables, as `iptables -S` lists them.
+"""The existing rules of the firewall in iptables.
 
 This module only reads. It runs no program if netlink can list all rules that matter in a form that is recognised for
 certain. It does not decode rules that do not matter, since a host may have a thousand pods.
@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.errors import KernelError
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
-from kernel.netfilter.iptables_direct import LineMatcher
+from kernel.netfilter.iptables_expressions import RuleMatcher
+from kernel.netfilter.iptables_rule import Listing, Rule
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from plugins.firewall.iptables_rules import (
     ENTRY,
@@ -26,7 +26,6 @@ from plugins.firewall.iptables_rules import (
     TABLE,
     address_rules,
     admin_jump,
-    owner_comment,
     owner_text,
     parse_records,
     record_rule,
@@ -43,43 +42,38 @@ MessageFilter = Callable[[bytes], object]  # returns whether a rule matters, fro
 
 @dataclass(frozen=True)
 class ExistingRule:
-    """A rule of a chain; `line` is "" if its form is unknown."""
+    """A rule of a chain; `rule` is None if its form is unknown."""
 
     chain: Chain
     handle: int
-    line: str
+    rule: Rule | None
 
 
-def get_listings(spec: FirewallSpec) -> dict[int, list[str]]:
+def get_listings(spec: FirewallSpec) -> dict[int, Listing]:
     """Returns for each IP version the chains and rules that matter to `spec`.
 
     Uses one netlink socket; runs a program for each version that netlink cannot list. Raises RefusedError for a chain
     that the program cannot list, UnusableError, CniError(11).
     """
-    listings: dict[int, list[str]] = {}
+    states = iptables.read_by_netlink(
+        spec.versions,
+        TABLE,
+        lambda socket, versions: {version: _get_state(socket, spec, version) for version in versions},
+    )
+    listings = {}
     chains_for_program: dict[int, list[str]] = {}
     for version in spec.versions:
-        if iptables.has_legacy(version, TABLE):
-            chains_for_program[version] = []  # the whole table
-    try:
-        with nft.open_socket() as socket:
-            for version in spec.versions:
-                if version not in chains_for_program:
-                    chains, rules = _get_state(socket, spec, version)
-                    if all(rule.line for rule in rules):
-                        listings[version] = render_listing(chains, rules)
-                    else:
-                        names = dict.fromkeys((*chains, *(rule.chain.name for rule in rules)))
-                        chains_for_program[version] = list(names)
-    except KernelError:  # netlink cannot be used, for example on a kernel without nftables: the programs list all
-        chains_for_program = {version: [] for version in spec.versions}
-        listings = {}
+        chains, rules = states.get(version, ({}, []))
+        if version in states and all(item.rule for item in rules):
+            listings[version] = to_listing(chains, rules)
+        else:  # without a state the whole table
+            chains_for_program[version] = list(dict.fromkeys((*chains, *(item.chain.name for item in rules))))
     return listings | iptables.list_chains(chains_for_program, TABLE)
 
 
-def render_listing(chains: Iterable[str], rules: Iterable[ExistingRule]) -> list[str]:
-    """Returns chains and rules as `-S` lists them."""
-    return [*(f"-N {name}" for name in chains), *(rule.line for rule in rules)]
+def to_listing(chains: Iterable[str], rules: Iterable[ExistingRule]) -> Listing:
+    """Returns chains and rules as a listing, without rules of unknown form."""
+    return Listing.of(chains, [item.rule for item in rules if item.rule])
 
 
 def get_state_for_del(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:
@@ -89,7 +83,7 @@ def get_state_for_del(socket: NftSocket, spec: FirewallSpec, version: int) -> tu
     """
     chains = _get_chain_uses(socket, version, _CHAINS)
     attachment = Attachment(spec.container_id, spec.ifname)
-    text, comment = owner_text(spec.network, attachment), owner_comment(spec.network, attachment)
+    text = owner_text(spec.network, attachment)
     addresses = {address for address in spec.addresses if address.version == version}
     table = Table(NFPROTO[version], TABLE)
 
@@ -97,7 +91,7 @@ def get_state_for_del(socket: NftSocket, spec: FirewallSpec, version: int) -> tu
         return list_rules(socket, Chain(table, OWNERS), version, _contains_any(parts)) if OWNERS in chains else []
 
     rules = list_records(_compared_values(addresses) | {text.encode(errors="surrogateescape")})
-    recorded = {item.address for item in parse_records(rule.line for rule in rules) if item.match == comment}
+    recorded = {item.address for item in parse_records(to_listing((), rules)) if item.comment == text}
     if further := recorded - addresses:
         addresses |= further
         rules += [rule for rule in list_records(_compared_values(further)) if rule not in rules]
@@ -116,13 +110,13 @@ def get_state_for_gc(socket: NftSocket, version: int) -> tuple[dict[str, int], l
 
 
 def list_rules(
-    socket: NftSocket, chain: Chain, version: int, filter_: MessageFilter | str = "", expected: Collection[str] = ()
+    socket: NftSocket, chain: Chain, version: int, filter_: MessageFilter | str = "", expected: Iterable[Rule] = ()
 ) -> list[ExistingRule]:
-    """Returns the rules of a chain that pass the filter, in order; recognising `expected` lines is faster."""
-    matcher = LineMatcher(version, expected)
+    """Returns the rules of a chain that pass the filter, in order; recognising `expected` rules is faster."""
+    matcher = RuleMatcher(version, expected)
     return [
-        ExistingRule(chain, rule.handle, matcher.line(rule) or iptables_listing.render_line(chain.name, rule, version))
-        for rule in nft.list_rules(socket, chain, filter_)
+        ExistingRule(chain, item.handle, matcher.match(item) or iptables_listing.parse_rule(chain.name, item, version))
+        for item in nft.list_rules(socket, chain, filter_)
     ]
 
 
@@ -143,17 +137,17 @@ def _get_state(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dic
     if FORWARD in chains or STAGE_1 in chains:
         names.insert(0, ENTRY)
     rules = []
-    expected = _expected_lines(spec, version)
+    expected = _expected_rules(spec, version)
     for name in names:
-        lines = [line for line in expected if line.startswith(f"-A {name} ")]
-        rules += list_rules(socket, Chain(table, name), version, filters[name], lines)
+        of_chain = [rule for rule in expected if rule.chain == name]
+        rules += list_rules(socket, Chain(table, name), version, filters[name], of_chain)
     return chains, rules
 
 
-def _expected_lines(spec: FirewallSpec, version: int) -> list[str]:
+def _expected_rules(spec: FirewallSpec, version: int) -> list[Rule]:
     """Returns the rules that most likely exist, in the order of each chain."""
     addresses = accepted_addresses(spec, version)
-    rules = [line for address in addresses for line in (*address_rules(address), record_rule(spec, address))]
+    rules = [rule for address in addresses for rule in (*address_rules(address), record_rule(spec, address))]
     return [FORWARD_JUMP, admin_jump(spec.admin_chain), *rules]
 
 

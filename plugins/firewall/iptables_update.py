@@ -1,17 +1,18 @@
-"""The lines that ADD applies, and the rules that DEL and GC delete, from the existing rules.
+"""The changes that ADD applies, and the rules that DEL and GC delete, from the existing rules.
 
 This module is pure. It keeps the addresses of other attachments, and the policies of existing bridges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.netfilter.iptables_chains import lines_to_delete
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from plugins.firewall.iptables_rules import (
     ENDS,
+    ENTRY,
     FORWARD,
     FORWARD_JUMP,
     ISOLATION_JUMP,
@@ -26,7 +27,7 @@ from plugins.firewall.iptables_rules import (
     is_of_network,
     normalize,
     other_policy_rules,
-    owner_comment,
+    owner_text,
     parse_records,
     policy_rules,
     record_rule,
@@ -47,130 +48,127 @@ def accepted_addresses(spec: FirewallSpec, version: int) -> list[Address]:
     return [address for address in spec.addresses if address.version == version and spec.accepts]
 
 
-def add_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_stale: IsStale) -> list[str]:
-    """Returns the lines that create the rules of `spec`, once and in position.
+def changes_for_add(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[Change]:
+    """Returns the changes that create the rules of `spec`, once and in position.
 
-    `listing`: the lines of `iptables -S` for this plugin's chains, and for the rules in FORWARD that jump to them.
+    `listing` has this plugin's chains, and the rules in FORWARD that jump to them.
     """
-    lines = [f"-N {chain}" for chain in required_chains(spec) if f"-N {chain}" not in listing]
-    lines += _jump_lines(spec, listing)
+    changes = [Change.new_chain(chain) for chain in required_chains(spec) if chain not in listing.chains]
+    changes += _jump_changes(spec, listing)
     if spec.accepts:
         jump = admin_jump(spec.admin_chain)
-        if (number := listing.count(jump)) != 1:
-            lines += [*lines_to_delete([jump] * number), _insert_line(jump)]
-        lines += _address_lines(spec, version, listing, is_stale)
+        if (number := listing.rules(FORWARD).count(jump)) != 1:
+            changes += [*[Change.delete(jump)] * number, Change.insert(jump)]
+        changes += _address_changes(spec, version, listing, is_stale)
     if spec.policy != OPEN:
-        lines += _policy_lines(spec, listing)
-    return lines
+        changes += _policy_changes(spec, listing)
+    return changes
 
 
 def del_rules(
-    spec: FirewallSpec, version: int, listing: Sequence[str], stale_interfaces: Collection[str], is_stale: IsStale
-) -> list[str]:
+    spec: FirewallSpec, version: int, listing: Listing, stale_interfaces: Collection[str], is_stale: IsStale
+) -> list[Rule]:
     """Returns the rules that an attachment's DEL deletes: those of the addresses in `spec` and in its records.
 
     Keeps an address with another attachment's record, unless that record `is_stale`. Deletes the policies of
     `stale_interfaces`.
     """
-    comment = owner_comment(spec.network, Attachment(spec.container_id, spec.ifname))
+    comment = owner_text(spec.network, Attachment(spec.container_id, spec.ifname))
     records = parse_records(listing)
     addresses = {address for address in spec.addresses if address.version == version}
-    addresses |= {item.address for item in records if item.match == comment}
-    stale = {item for item in records if item.match == comment or (item.address in addresses and is_stale(item))}
+    addresses |= {item.address for item in records if item.comment == comment}
+    stale = {item for item in records if item.comment == comment or (item.address in addresses and is_stale(item))}
     return _removable_rules(listing, records, stale, addresses, stale_interfaces)
 
 
 def gc_rules(
-    network: str, valid: Iterable[Attachment], listing: Sequence[str], stale_interfaces: Collection[str]
-) -> list[str]:
+    network: str, valid: Iterable[Attachment], listing: Listing, stale_interfaces: Collection[str]
+) -> list[Rule]:
     """Returns the rules that GC deletes: records of attachments not in `valid`, rules of addresses without others."""
-    valid_comments = {owner_comment(network, item) for item in valid}
+    valid_comments = {owner_text(network, item) for item in valid}
     records = parse_records(listing)
-    stale = {item for item in records if is_of_network(item, network) and item.match not in valid_comments}
+    stale = {item for item in records if is_of_network(item, network) and item.comment not in valid_comments}
     return _removable_rules(listing, records, stale, {item.address for item in stale}, stale_interfaces)
 
 
-def count_unowned(listing: Sequence[str]) -> int:
+def count_unowned(listing: Listing) -> int:
     """Returns the number of address rules without a record."""
     recorded = {item.address for item in parse_records(listing)}
-    addresses = (address_of(line) for line in listing)
+    addresses = map(address_of, listing.rules(FORWARD))
     return sum(address not in recorded for address in addresses if address)
 
 
-def lines_to_delete_rules(rules: Sequence[str], listing: Sequence[str]) -> list[str]:
-    """Returns the lines that delete rules, and with the last record its chain."""
-    remaining = [line for line in listing if line.startswith(f"-A {OWNERS} ") and line not in rules]
-    return lines_to_delete(rules) + ([f"-X {OWNERS}"] if f"-N {OWNERS}" in listing and not remaining else [])
+def changes_to_delete_rules(rules: Collection[Rule], listing: Listing) -> list[Change]:
+    """Returns the changes that delete rules, and with the last record its chain."""
+    is_last = OWNERS in listing.chains and set(rules).issuperset(listing.rules(OWNERS))
+    return [*map(Change.delete, rules), *([Change.delete_chain(OWNERS)] if is_last else [])]
 
 
 def _removable_rules(
-    listing: Sequence[str],
+    listing: Listing,
     records: list[Record],
     stale: set[Record],
     addresses: set[Address],
     stale_interfaces: Collection[str],
-) -> list[str]:
+) -> list[Rule]:
     unused = addresses - {item.address for item in records if item not in stale}
-    stale_lines = {item.line for item in stale}
+    policies = (rule for chain in ENDS for rule in listing.rules(chain))
     return [
-        line
-        for line in listing
-        if line in stale_lines or address_of(line) in unused or interface_of(line) in stale_interfaces
+        *(item.rule for item in records if item in stale),
+        *(rule for rule in listing.rules(FORWARD) if address_of(rule) in unused),
+        *(rule for rule in policies if interface_of(rule) in stale_interfaces),
     ]
 
 
-def _jump_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
-    """Returns the lines that put both jumps into FORWARD once, the policies' jump before the accepting one.
+def _jump_changes(spec: FirewallSpec, listing: Listing) -> list[Change]:
+    """Returns the changes that put both jumps into FORWARD once, the policies' jump before the accepting one.
 
     A correct jump keeps its position, since rules of other programs may depend on it. If parallel ADDs created a jump
     twice, both are deleted and one is created: of two ADDs that do so, the kernel refuses one, which tries again.
     """
-    jumps = [line for line in listing if normalize(line) in (FORWARD_JUMP, ISOLATION_JUMP)]
-    accepting = jumps.count(FORWARD_JUMP)
-    isolating = [line for line in jumps if line != FORWARD_JUMP]
-    misplaced = spec.accepts and accepting != 1
-    lines = [*lines_to_delete([FORWARD_JUMP] * accepting), _insert_line(FORWARD_JUMP)] if misplaced else []
+    jumps = [rule for rule in listing.rules(ENTRY) if normalize(rule) in (FORWARD_JUMP, ISOLATION_JUMP)]
+    accepting = [rule for rule in jumps if rule == FORWARD_JUMP]
+    isolating = [rule for rule in jumps if rule != FORWARD_JUMP]
+    misplaced = spec.accepts and len(accepting) != 1
+    changes = [*map(Change.delete, accepting), Change.insert(FORWARD_JUMP)] if misplaced else []
     if not isolating and spec.policy == OPEN:
-        return lines
+        return changes
     if len(isolating) == 1 and not misplaced and jumps[0] == isolating[0]:
-        return lines
-    return [*lines, *lines_to_delete(isolating), _insert_line(ISOLATION_JUMP)]
+        return changes
+    return [*changes, *map(Change.delete, isolating), Change.insert(ISOLATION_JUMP)]
 
 
-def _address_lines(spec: FirewallSpec, version: int, listing: Sequence[str], is_stale: IsStale) -> list[str]:
-    """Returns the lines that accept the addresses, and delete the stale records of other attachments.
+def _address_changes(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[Change]:
+    """Returns the changes that accept the addresses, and delete the stale records of other attachments.
 
     Another record of the same network is stale, since a network allocates an address to one attachment at a time.
     """
     addresses = accepted_addresses(spec, version)
     rules = [rule for address in addresses for rule in address_rules(address)]
     desired_records = [record_rule(spec, address) for address in addresses]
-    others = [item for item in parse_records(listing) if item.address in addresses and item.line not in desired_records]
-    stale = [item.line for item in others if is_of_network(item, spec.network) or is_stale(item)]
-    return [line for line in (*rules, *desired_records) if line not in listing] + lines_to_delete(stale)
+    others = [item for item in parse_records(listing) if item.address in addresses and item.rule not in desired_records]
+    stale = [item.rule for item in others if is_of_network(item, spec.network) or is_stale(item)]
+    missing = [rule for rule in (*rules, *desired_records) if rule not in listing]
+    return [*map(Change.append, missing), *map(Change.delete, stale)]
 
 
-def _policy_lines(spec: FirewallSpec, listing: Sequence[str]) -> list[str]:
-    """Returns the lines that put a bridge's rules first in their chains, once, and delete the other policy's rules.
+def _policy_changes(spec: FirewallSpec, listing: Listing) -> list[Change]:
+    """Returns the changes that put a bridge's rules first in their chains, once, and delete the other policy's rules.
 
-    Parallel ADDs may have created them twice, as in _jump_lines.
+    Parallel ADDs may have created them twice, as in _jump_changes.
     """
-    lines = []
+    changes: list[Change] = []
     desired_rules = policy_rules(spec.policy, spec.bridge)
     for chain, end in ENDS.items():
         # Rules after the end have no effect.
-        existing = [line for line in listing if line.startswith(f"-A {chain} ")]
-        ends = [line for line in existing if normalize(line) == end]
+        existing = listing.rules(chain)
+        ends = [rule for rule in existing if normalize(rule) == end]
         before_end = existing[: existing.index(ends[0])] if ends else existing
-        reached = [normalize(line) for line in before_end]
-        for rule in reversed([rule for rule in desired_rules if rule.startswith(f"-A {chain} ")]):
+        reached = [normalize(rule) for rule in before_end]
+        for rule in reversed([rule for rule in desired_rules if rule.chain == chain]):
             count = before_end.count(rule)
-            duplicates = lines_to_delete([rule] * count) if count > 1 else []
-            lines += [*duplicates, _insert_line(rule)] if duplicates or rule not in reached else []
-        lines += [] if len(ends) == 1 else [*lines_to_delete(ends), end]
+            duplicates = [Change.delete(rule)] * count if count > 1 else []
+            changes += [*duplicates, Change.insert(rule)] if duplicates or rule not in reached else []
+        changes += [] if len(ends) == 1 else [*map(Change.delete, ends), Change.append(end)]
     other = other_policy_rules(spec.policy, spec.bridge)
-    return lines + lines_to_delete(line for line in listing if line in other)
-
-
-def _insert_line(rule: str) -> str:
-    return rule.replace("-A ", "-I ", 1)
+    return [*changes, *(Change.delete(rule) for chain in ENDS for rule in listing.rules(chain) if rule in other)]

@@ -5,10 +5,9 @@ This module only reads. It omits rules without an owner, such as the reference p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft_owner, nft_set
+from kernel.netfilter.iptables_rule import Listing
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.netfilter.owned import FIREWALL, IPTABLES, NFTABLES, OwnedRule
 from plugins.firewall import iptables_rules, iptables_state, nftables_records
@@ -21,8 +20,8 @@ def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:
     owned = []
     for family in iptables.FAMILIES:
         chain = Chain(Table(iptables.NFPROTO[family], TABLE), OWNERS)
-        lines = (rule.line for rule in iptables_state.list_rules(socket, chain, family))
-        owned += _parse_listing(lines, f"chain {chain}")
+        records = iptables_state.to_listing((), iptables_state.list_rules(socket, chain, family))
+        owned += _parse_listing(records, f"chain {chain}")
     for element_set in (*rules.OWNED, *nftables_records.SETS.values()):
         for element in nft_set.list_elements(socket, element_set):
             owner = rules.element_owner(element)
@@ -41,16 +40,15 @@ def list_legacy_owned_rules() -> list[OwnedRule]:
 
 def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     """Returns the owner keys that an attachment's rules may have."""
-    return _comment_key(iptables_rules.owner_comment(network, attachment)), nft_owner.owner_id(network, *attachment)
+    return _comment_key(iptables_rules.owner_text(network, attachment)), nft_owner.owner_id(network, *attachment)
 
 
-def _parse_listing(listing: Iterable[str], where: str) -> list[OwnedRule]:
+def _parse_listing(listing: Listing, where: str) -> list[OwnedRule]:
     owned = []
     for record in iptables_rules.parse_records(listing):
         network, attachment = record.owner or ("", Attachment("", ""))
-        owned.append(
-            OwnedRule(FIREWALL, IPTABLES, where, _comment_key(record.match), network, *attachment, str(record.address))
-        )
+        key, subject = _comment_key(record.comment), str(record.address)
+        owned.append(OwnedRule(FIREWALL, IPTABLES, where, key, network, *attachment, subject))
     return owned
 
 

@@ -43,9 +43,9 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
 def list_host_ports_legacy() -> list[OwnedRule]:
     """Returns the host ports in iptables-legacy, each with its owner; raises CniError."""
     listed = []
-    for item, line in iptables_chains.list_legacy_owned_rules(_SCHEMES, HOST_PORT):
-        (jump_rule,) = iptables_rules.parse_jump_rules([line]) or (None,)
-        ports = [f"{port}/{jump_rule.protocol}" for port in jump_rule.ports] if jump_rule else []
+    for item, rule in iptables_chains.list_legacy_owned_rules(_SCHEMES, HOST_PORT):
+        jump_rule = iptables_rules.parse_jump_rule(rule)
+        ports = [f"{port}/{jump_rule.protocol}" for port in jump_rule.ports]
         listed += [item._replace(subject=subject) for subject in ports] or [item]
     return listed
 

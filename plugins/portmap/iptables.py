@@ -5,7 +5,7 @@ the other. plugins.portmap.iptables_rules builds them.
 
 Cost in processes (iptables-restore, ip6tables-restore), whatever the number of ports:
 - ADD: one or two for each IP version in three cases: for the first pod of the host, if an existing rule may conflict,
-  or with iptables-legacy; otherwise none (kernel.netfilter.iptables_direct).
+  or with iptables-legacy; otherwise none (kernel.netfilter.iptables).
 - CHECK: none if all rules are in iptables-nft in the form that ADD creates; otherwise one for each IP version.
 - DEL and GC: none, unless iptables-legacy has created table nat.
 
@@ -26,8 +26,9 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
-from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
+from kernel.netfilter.iptables_rule import Change, Listing
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
 from plugins.portmap.host_ports import HostPorts
@@ -42,25 +43,19 @@ _CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 def add(host_ports: HostPorts) -> None:
     """Creates the container's rules; replaces existing ones.
 
-    Raises iptables.UnusableError and UnchangedError, which leave nothing to remove. Raises CniError(11) for a port in
+    Raises UnusableError and UnchangedError, which leave nothing to remove. Raises CniError(11) for a port in
     use or a busy lock, and CniError(999): then the caller removes the rules with `delete` and `delete_legacy`.
     """
     may_have_written = False
-    previous: dict[int, TableState] = {}
     try:
         for tries_left in reversed(range(_ROUNDS)):
-            states = get_states(host_ports)
-            listings = _get_listings(states, previous)
-            previous = states
-            if listings is None:
-                continue
+            listings = _get_listings(host_ports)
             changes = _compute_changes(host_ports, listings)
             may_have_written = True
             if _apply_changes(host_ports, listings, changes, may_fail=tries_left > 0):
                 if any(rule not in listing for rule in shared_rules(host_ports) for listing in listings.values()):
                     delete_duplicate_rules(host_ports)
                 return
-        raise _unstable_error()
     except UnusableError:  # the caller tries nftables next; the rules of one IP version may exist already
         with suppress(CniError):
             run_all(
@@ -78,20 +73,8 @@ def check(host_ports: HostPorts) -> None:
 
     Raises ShadowedError if a rule of another container comes first, and the errors of `add`.
     """
-    probes = {version: iptables_check.probe_lines(host_ports, version) for version in host_ports.ip_versions}
-    previous: dict[int, TableState] = {}
-    for _ in range(_ROUNDS):
-        states = get_states(host_ports, with_container_rules=True)
-        for version, state in states.items():
-            iptables_check.check_chains(host_ports, version, state)
-        listings = _get_listings(states, previous, probes)
-        if listings is not None:
-            break
-        previous = states
-    else:
-        raise _unstable_error()
-    for version, listing in listings.items():
-        iptables_check.check_rules(host_ports, version, listing, states[version])
+    for version, listing in _get_listings(host_ports, with_container_rules=True).items():
+        iptables_check.check_rules(host_ports, version, listing)
 
 
 def get_problem() -> str:
@@ -129,16 +112,16 @@ def _delete_interface_rules(
     try:
         for tries_left in reversed(range(_ROUNDS)):
             listings = iptables.list_chains(dict.fromkeys(versions, (DNAT, chain)), TABLE)
-            lines = {
-                version: iptables_update.lines_to_delete_interface_rules(host_ports, other_addresses, listing)
+            changes = {
+                version: iptables_update.changes_to_delete_interface_rules(host_ports, other_addresses, listing)
                 for version, listing in listings.items()
             }
-            if not any(lines.values()):
+            if not any(changes.values()):
                 return False
             for version, listing in listings.items():
-                lines[version] = lines[version] or iptables_chains.lines_to_delete_chains({chain: DNAT_CHAINS}, listing)
+                changes[version] = changes[version] or iptables_chains.compute_deletions({chain: DNAT_CHAINS}, listing)
             try:
-                iptables.apply(lines, TABLE, _delete_description(host_ports))
+                iptables.apply(changes, TABLE, _delete_description(host_ports))
                 break
             except RefusedError:
                 if not tries_left:
@@ -157,13 +140,13 @@ def delete_legacy(host_ports: HostPorts) -> None:
     """
     chains = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
 
-    def lines_to_delete(version: int, listing: list[str]) -> list[str]:
-        lines = iptables_update.lines_to_delete_interface_rules(
+    def plan(version: int, listing: Listing) -> list[Change]:
+        changes = iptables_update.changes_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
-        return lines or iptables_chains.lines_to_delete_chains(chains, listing)
+        return changes or iptables_chains.compute_deletions(chains, listing)
 
-    iptables_chains.change_legacy(TABLE, lines_to_delete, _delete_description(host_ports))
+    iptables_chains.change_legacy(TABLE, plan, _delete_description(host_ports))
 
 
 def _delete_description(host_ports: HostPorts) -> str:
@@ -191,42 +174,44 @@ def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
     return frozenset(scheme.name(network, item.container_id) for item in valid for scheme in (DNAT_CHAINS, OLD_CHAINS))
 
 
-def _get_listings(
-    states: Mapping[int, TableState], previous: Mapping[int, TableState], probes: Mapping[int, list[str]] | None = None
-) -> dict[int, list[str]] | None:
-    """Returns the existing rules of each IP version; None if the caller must read `states` again.
+def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, Listing]:
+    """Returns the existing rules of each IP version; for CHECK `with_container_rules`.
 
-    Runs iptables-restore for each state that is not sufficient, with the additional lines `probes`. If another process
-    has deleted a chain meanwhile, iptables-restore fails: this returns None, or raises RefusedError if `states` equals
-    `previous`.
+    Runs iptables-restore for each state that is not sufficient. It fails if another process has deleted a chain
+    meanwhile: then this reads the state again. Raises RefusedError if the state is still the same.
     """
-    chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
-    try:
-        read = iptables.list_chains(
-            chains, TABLE, {version: lines for version, lines in (probes or {}).items() if version in chains}
-        )
-    except RefusedError:
-        if states == previous:
-            raise
-        return None
-    return {version: [*state.listing, *read.get(version, [])] for version, state in states.items()}
-
-
-def _unstable_error() -> CniError:
+    versions = host_ports.ip_versions if with_container_rules else ()
+    rules = {version: iptables_check.rules_to_check(host_ports, version) for version in versions}
+    previous: dict[int, TableState] = {}
+    for _ in range(_ROUNDS):
+        states = get_states(host_ports, with_container_rules=with_container_rules)
+        if with_container_rules:
+            for version, state in states.items():
+                if not state.is_unknown:
+                    iptables_check.check_chains(host_ports, version, state.listing)
+        chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
+        try:
+            read = iptables.list_chains(chains, TABLE, rules)
+        except RefusedError:
+            if states == previous:
+                raise
+            previous = states
+            continue
+        return {version: state.listing | read.get(version, Listing()) for version, state in states.items()}
     hint = "nft monitor shows which process keeps changing it"
-    return CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
+    raise CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
 
 
-def _compute_changes(host_ports: HostPorts, listings: Mapping[int, list[str]]) -> dict[int, list[str]]:
+def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[Change]]:
     other_addresses = _get_other_addresses(host_ports, listings)
     return {
-        version: iptables_update.lines_for_add(host_ports, other_addresses, version, listing)
+        version: iptables_update.changes_for_add(host_ports, other_addresses, version, listing)
         for version, listing in listings.items()
     }
 
 
 def _apply_changes(
-    host_ports: HostPorts, listings: Mapping[int, list[str]], changes: Mapping[int, list[str]], *, may_fail: bool
+    host_ports: HostPorts, listings: Mapping[int, Listing], changes: Mapping[int, list[Change]], *, may_fail: bool
 ) -> bool:
     """Applies the changes; with `may_fail`, returns False if iptables-restore refuses them.
 
@@ -245,7 +230,7 @@ def _apply_changes(
         raise
 
 
-def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, list[str]]) -> frozenset[Address]:
+def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, Listing]) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; none if all rules forward to this interface."""
     addresses = {address.ip for address in host_ports.addresses.values()}
     if all(iptables_update.dnat_addresses(host_ports, listing) <= addresses for listing in listings.values()):
@@ -254,17 +239,17 @@ def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, list[str]
 
 
 def _conditions_error(
-    host_ports: HostPorts, listings: Mapping[int, list[str]], error: LineSyntaxError
+    host_ports: HostPorts, listings: Mapping[int, Listing], error: LineSyntaxError
 ) -> CniError | None:
     """Returns an error that names the conditions if iptables-restore accepts the rules without them, else None."""
     version = error.family
     if not host_ports.conditions.get(version):
         return None
     attempts = (
-        iptables_update.lines_for_add(variant, (), version, listings[version])
+        iptables_update.changes_for_add(variant, (), version, listings[version])
         for variant in (replace(host_ports, conditions={}), host_ports)
     )
-    if [iptables.is_accepted(version, TABLE, lines) for lines in attempts] != [True, False]:
+    if [iptables.is_accepted(version, TABLE, changes) for changes in attempts] != [True, False]:
         return None
     hint = f"write matches as on the command line of iptables, one word in each string; it printed: {error.details}"
     return CniError(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from attachment.prev_result import RECREATE_HINT
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing_error
+from kernel.netfilter.iptables_rule import Listing, Rule
 from plugins.portmap import other_interfaces
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -18,72 +19,54 @@ from plugins.portmap.iptables_rules import (
     chain_name,
     desired_chain_rules,
     desired_jump_rules,
-    parse_chain_rules,
+    parse_chain_rule,
+    parse_jump_rule,
     parse_jump_rules,
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.iptables_state import TableState
 from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 
-# iptables-restore runs each `-S INPUT` only if the `-C` before it succeeds, so each listing of INPUT is one success.
-_MARKER_CHAIN = "INPUT"
+
+def rules_to_check(host_ports: HostPorts, version: int) -> list[Rule]:
+    """Returns the jump rules with conditions, which only iptables-restore can compare."""
+    return desired_jump_rules(host_ports, version) if host_ports.conditions.get(version) else []
 
 
-def probe_lines(host_ports: HostPorts, version: int) -> list[str]:
-    """Returns the lines that probe for jump rules with conditions, which only iptables-restore can compare."""
-    if not host_ports.conditions.get(version):
-        return []
-    return [
-        line
-        for jump_rule in desired_jump_rules(host_ports, version)
-        for line in (f"-C{jump_rule.removeprefix('-A')}", f"-S {_MARKER_CHAIN}")
-    ]
-
-
-def check_chains(host_ports: HostPorts, version: int, state: TableState) -> None:
-    """Raises CniError(999) if `state` shows that a chain is missing; needs no process."""
-    if not state.is_unknown:
-        for chain in (*shared_chains(host_ports), chain_name(host_ports)):
-            if f"-N {chain}" not in state.listing:
-                raise _missing(f"chain {chain}", version)
-
-
-def check_rules(host_ports: HostPorts, version: int, listing: Sequence[str], state: TableState) -> None:
-    """Raises CniError(999) if a rule is missing, and ShadowedError if a rule of another container comes first."""
-    present = set(listing)
+def check_chains(host_ports: HostPorts, version: int, listing: Listing) -> None:
+    """Raises CniError(999) if a chain is missing."""
     for chain in (*shared_chains(host_ports), chain_name(host_ports)):
-        if f"-N {chain}" not in present:
+        if chain not in listing.chains:
             raise _missing(f"chain {chain}", version)
+
+
+def check_rules(host_ports: HostPorts, version: int, listing: Listing) -> None:
+    """Raises CniError(999) if a chain or rule is missing, and ShadowedError if a rule of another container comes first.
+
+    `listing.confirmed` counts `rules_to_check`.
+    """
+    check_chains(host_ports, version, listing)
     for rule in shared_rules(host_ports):
-        if rule not in present:
+        if rule not in listing:
             raise _missing(f"rule {rule}", version)
     _check_chain(host_ports, version, listing)
     existing = parse_jump_rules(listing)
     container_jump_rules = [jump_rule for jump_rule in existing if jump_rule.target == chain_name(host_ports)]
-    _check_jump_rules(host_ports, version, _count_successful_probes(listing, state), container_jump_rules)
+    _check_jump_rules(host_ports, version, listing.confirmed, container_jump_rules)
     _check_not_shadowed(host_ports, version, listing, existing)
 
 
-def _count_successful_probes(listing: Sequence[str], state: TableState) -> int:
-    """Returns the number of successful probes.
-
-    A listing of the whole table contains the marker chain once without a probe: it is not counted.
-    """
-    return sum(line.startswith(f"-P {_MARKER_CHAIN} ") for line in listing) - state.is_unknown
-
-
-def _check_chain(host_ports: HostPorts, version: int, listing: Sequence[str]) -> None:
+def _check_chain(host_ports: HostPorts, version: int, listing: Listing) -> None:
     """Checks the rules of the container's chain: mappings in order, with the mark rules before the DNAT rule."""
-    existing = parse_chain_rules(listing, chain_name(host_ports))
+    existing = listing.rules(chain_name(host_ports))
     first_positions = {rule: position for position, rule in reversed([*enumerate(existing)])}
     desired = desired_chain_rules(host_ports, version)
     desired_dnat_rules = {dnat_rule for _, _, dnat_rule in desired}
-    other_dnat_rules = [
-        (position, rule)
+    others = [
+        (position, parsed)
         for rule, position in first_positions.items()
-        if rule.target == "DNAT" and rule not in desired_dnat_rules
+        if rule not in desired_dnat_rules and (parsed := parse_chain_rule(rule)) and parsed.target == "DNAT"
     ]
     start = 0
     for mapping, mark_rules, dnat_rule in desired:
@@ -93,7 +76,7 @@ def _check_chain(host_ports: HostPorts, version: int, listing: Sequence[str]) ->
         for mark_rule in mark_rules:
             if first_positions.get(mark_rule, end) >= end:
                 raise _missing(f"rule {mark_rule}", version)
-        _refuse_earlier_rule(host_ports, mapping, [rule for position, rule in other_dnat_rules if position < end])
+        _refuse_earlier_rule(host_ports, mapping, [item for position, item in others if position < end])
         start = end
 
 
@@ -107,18 +90,16 @@ def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, earlier_ru
         if overlaps and rule.dnat_ip not in other_interfaces.list_other_addresses(host_ports):
             raise CniError(
                 Code.INTERNAL,
-                f"host port {mapping} is forwarded to {rule.to}, by an older rule that comes first: {rule}",
+                f"host port {mapping} is forwarded to {rule.to}, by an older rule that comes first: {rule.rule}",
                 RECREATE_HINT,
             )
 
 
-def _check_jump_rules(
-    host_ports: HostPorts, version: int, successful_probes: int, existing: Sequence[JumpRule]
-) -> None:
+def _check_jump_rules(host_ports: HostPorts, version: int, confirmed: int, existing: Sequence[JumpRule]) -> None:
     """Checks that each port has a jump rule, which may also have other ports.
 
-    Jump rules with conditions must equal those that ADD creates. Probes alone do not prove that: ip6tables-legacy 1.8.9
-    confuses rules that differ only in the last match.
+    Jump rules with conditions must equal those that ADD creates. iptables-restore alone does not prove that:
+    ip6tables-legacy 1.8.9 confuses rules that differ only in the last match.
     """
     conditional = bool(host_ports.conditions.get(version))
     covered_ports = {
@@ -127,16 +108,14 @@ def _check_jump_rules(
         if conditional or not jump_rule.conditional
         for port in jump_rule.ports
     }
-    for number, line in enumerate(desired_jump_rules(host_ports, version)):
-        (jump_rule,) = parse_jump_rules([line])
+    for number, rule in enumerate(desired_jump_rules(host_ports, version)):
+        jump_rule = parse_jump_rule(rule)
         covered = covered_ports.issuperset((jump_rule.protocol, port) for port in jump_rule.ports)
-        if not covered or (conditional and number >= successful_probes):
-            raise _missing(f"rule {line}", version)
+        if not covered or (conditional and number >= confirmed):
+            raise _missing(f"rule {rule}", version)
 
 
-def _check_not_shadowed(
-    host_ports: HostPorts, version: int, listing: Sequence[str], existing: Sequence[JumpRule]
-) -> None:
+def _check_not_shadowed(host_ports: HostPorts, version: int, listing: Listing, existing: Sequence[JumpRule]) -> None:
     """Raises ShadowedError if another container's jump rule for the same packets comes before this container's."""
     chain = chain_name(host_ports)
     first_positions = {jump_rule: position for position, jump_rule in reversed([*enumerate(existing)])}

@@ -1,6 +1,6 @@
 r"""The iptables rules of host ports: builds the desired rules, and parses existing rules.
 
-This module is pure. A rule is a line in the format of `iptables -S`, which iptables-restore accepts as well.
+This module is pure.
 
     -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT                     (and OUTPUT)
     -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net\" id: \"cid\"" -m multiport --dports 8080,8081
@@ -16,13 +16,13 @@ A mark rule sets a bit of the packet mark; CNI-HOSTPORT-MASQ masquerades packets
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
 
-from cni.address import Address, Network
-from kernel.netfilter.iptables_chains import ChainScheme, quoted
+from cni.address import Address
+from kernel.netfilter.iptables_chains import ChainScheme, parse_owner
+from kernel.netfilter.iptables_rule import Listing, Rule, comment_match, network_text, quoted
 from plugins.portmap.host_ports import HostPorts, PortMapping
-from process.values import dataclass
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 DNAT_CHAINS = ChainScheme(DNAT, "CNI-DN-", "dnat ", "host port")
@@ -30,19 +30,13 @@ DNAT_CHAINS = ChainScheme(DNAT, "CNI-DN-", "dnat ", "host port")
 OLD_CHAINS = ChainScheme("CNI-HOSTPORT-SNAT", "CNI-SN-", "snat ", "host port")
 
 _PORTS_PER_RULE = 15  # XT_MULTI_PORTS (linux/netfilter/xt_multiport.h)
-_LOCALHOST = IPv4Network("127.0.0.1/32")
 
-_RULE = re.compile(
-    r"-A (?P<chain>\S+)(?: -s (?P<source>\S+))?(?: -d (?P<destination>\S+))?"
-    r" -p (?P<protocol>\w+)(?: -m (?:tcp|udp|sctp))? --dport (?P<port>\d+)"
-    r" -j (?P<target>\S+)(?: --to-destination (?P<to>\S+))?"
+_CHAIN_RULE = re.compile(
+    r"(?:-s \S+ )?(?:-d (\S+) )?-p (\w+) (?:-m (?:tcp|udp|sctp) )?--dport (\d+) -j (\S+)(?: --to-destination (\S+))?"
 )
-_COMMENT = r'(?: -m comment --comment (?:"(?:[^"\\]|\\.)*"|[^\s"]+))?'
-_UNCONDITIONAL_JUMP = re.compile(rf"-A \S+ -p \w+{_COMMENT} -m multiport --dports [\d,]+ -j \S+")
-_PROTOCOL = re.compile(r"(?<!!) -p (\w+) ")
-_PORTS = re.compile(r"(?<!!) -m multiport --dports ([\d,]+) ")
-_TARGET = re.compile(r" -[jg] (\S+)$")
-_OWNER = re.compile(r' --comment "dnat name: \\"(?P<network>[^"\\]+)\\" id: \\"(?P<container_id>[^"\\]+)\\"" ')
+_PORTS = re.compile(r"\d+(?:,\d+)*")
+_COMMENT = ("-m comment", "--comment")
+_JUMP_FORMS = tuple(["-p", *comment, "-m multiport", "--dports", "-j"] for comment in (_COMMENT, ()))
 
 
 def chain_name(host_ports: HostPorts) -> str:
@@ -60,39 +54,85 @@ def shared_chains(host_ports: HostPorts) -> tuple[str, ...]:
     return (DNAT, SETMARK, MASQ) if host_ports.snat and not host_ports.external_mark_chain else (DNAT,)
 
 
-def shared_rules(host_ports: HostPorts) -> list[str]:
-    """Returns the rules in the shared chains, and the rules of built-in chains that jump to them."""
-    rules = [f"-A {chain} -m addrtype --dst-type LOCAL -j {DNAT}" for chain in ("PREROUTING", "OUTPUT")]
+def shared_rules(host_ports: HostPorts) -> list[Rule]:
+    """Returns the rules in the shared chains, and those of built-in chains that jump to them: one for each chain."""
+    rules = [Rule(chain, f"-m addrtype --dst-type LOCAL -j {DNAT}") for chain in ("PREROUTING", "OUTPUT")]
     if MASQ in shared_chains(host_ports):
         mark = f"{packet_mark(host_ports):#x}/{packet_mark(host_ports):#x}"
         rules += [
-            f'-A {SETMARK} -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark {mark}',
-            f"-A {MASQ} -m mark --mark {mark} -j MASQUERADE",
-            f'-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j {MASQ}',
+            Rule(SETMARK, f"{comment_match('CNI portfwd masquerade mark')} -j MARK --set-xmark {mark}"),
+            Rule(MASQ, f"-m mark --mark {mark} -j MASQUERADE"),
+            Rule("POSTROUTING", f"{comment_match('CNI portfwd requiring masquerade')} -j {MASQ}"),
         ]
     return rules
 
 
-@dataclass(frozen=True)
-class ChainRule:
-    """A rule of a container's chain, as `iptables -S` lists it.
+def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortMapping, list[Rule], Rule]]:
+    """Returns the rules of the container's chain: for each mapping the mark rules and the DNAT rule."""
+    chain, pod = chain_name(host_ports), host_ports.addresses[version]
+    sources: list[str] = []
+    if host_ports.snat and host_ports.masq_all:
+        sources = [""]
+    elif host_ports.snat:
+        sources = [f"-s {network_text(pod.network)} " if pod.network.prefixlen else ""]
+        sources += ["-s 127.0.0.1/32 "] if version == 4 else []
+    ip = str(pod.ip) if version == 4 else f"[{pod.ip}]"
+    mark_chain = host_ports.external_mark_chain or SETMARK
+    rules = []
+    for mapping in host_ports.mappings_for(version):
+        destination = f"-d {network_text(ip_network(mapping.bound_ip))} " if mapping.bound_ip else ""
+        match = f"{destination}-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port}"
+        mark_rules = [Rule(chain, f"{source}{match} -j {mark_chain}") for source in sources]
+        dnat_rule = Rule(chain, f"{match} -j DNAT --to-destination {ip}:{mapping.container_port}")
+        rules.append((mapping, mark_rules, dnat_rule))
+    return rules
 
-    `source` and `destination` None match any address; `to` is the destination of a DNAT rule ("10.22.0.2:80").
+
+def all_chain_rules(host_ports: HostPorts, version: int) -> list[Rule]:
+    """Returns the rules of the container's chain in order."""
+    return [
+        rule
+        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
+        for rule in (*mark_rules, dnat_rule)
+    ]
+
+
+def desired_jump_rules(host_ports: HostPorts, version: int) -> list[Rule]:
+    """Returns the jump rules to the container's chain, by protocol, with up to 15 ports each.
+
+    They contain the ports of all mappings, whatever the IP version, as in the reference plugin.
+    """
+    words = "".join(f" {quoted(word)}" for word in host_ports.conditions.get(version, ()))
+    comment = comment_match(DNAT_CHAINS.comment(host_ports.network, host_ports.container_id))
+    rules = []
+    for protocol in sorted({mapping.protocol for mapping in host_ports.mappings}):
+        ports = [str(mapping.host_port) for mapping in host_ports.mappings if mapping.protocol == protocol]
+        for start in range(0, len(ports), _PORTS_PER_RULE):
+            group = ",".join(ports[start : start + _PORTS_PER_RULE])
+            spec = f"-p {protocol} {comment} -m multiport --dports {group}{words} -j {chain_name(host_ports)}"
+            rules.append(Rule(DNAT, spec))
+    return rules
+
+
+class ChainRule(NamedTuple):
+    """An existing rule of a container's chain that has the form that ADD creates.
+
+    `destination` is the network that the rule matches ("192.0.2.1/32"), "" for all; `to` is the destination of a DNAT
+    rule ("10.22.0.2:80").
     """
 
-    chain: str
-    target: str
+    rule: Rule
+    destination: str
     protocol: str
     port: int
-    source: Network | None = None
-    destination: Network | None = None
-    to: str = ""
+    target: str
+    to: str
 
     @property
     def host_ip(self) -> Address | None:
         """The host address that the rule matches, None for all or for a network."""
-        is_address = self.destination is not None and self.destination.prefixlen == self.destination.max_prefixlen
-        return self.destination.network_address if self.destination is not None and is_address else None
+        address, _, prefix = self.destination.partition("/")
+        return ip_address(address) if prefix == ("128" if ":" in address else "32") else None
 
     @property
     def dnat_ip(self) -> Address | None:
@@ -102,69 +142,28 @@ class ChainRule:
         except ValueError:
             return None
 
-    def __str__(self) -> str:
-        source = f" -s {self.source}" if self.source else ""
-        destination = f" -d {self.destination}" if self.destination else ""
-        to = f" --to-destination {self.to}" if self.to else ""
-        return (
-            f"-A {self.chain}{source}{destination} -p {self.protocol} -m {self.protocol} --dport {self.port}"
-            f" -j {self.target}{to}"
-        )
+
+def parse_chain_rules(listing: Listing, chain: str) -> list[ChainRule]:
+    """Returns the rules of a container's chain that have the form that ADD creates, in order; skips other rules."""
+    return [parsed for rule in listing.rules(chain) if (parsed := parse_chain_rule(rule))]
 
 
-def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortMapping, list[ChainRule], ChainRule]]:
-    """Returns the rules of the container's chain: for each mapping the mark rules and the DNAT rule."""
-    rules = []
-    pod = host_ports.addresses[version]
-    sources: list[Network | None] = []
-    if host_ports.snat and host_ports.masq_all:
-        sources = [None]
-    elif host_ports.snat:
-        sources = [pod.network if pod.network.prefixlen else None, *([_LOCALHOST] if version == 4 else [])]
-    ip = str(pod.ip) if version == 4 else f"[{pod.ip}]"
-    target = host_ports.external_mark_chain or SETMARK
-    for mapping in host_ports.mappings_for(version):
-        destination = ip_network(mapping.bound_ip) if mapping.bound_ip else None
-        to = f"{ip}:{mapping.container_port}"
-        dnat_rule = ChainRule(
-            chain_name(host_ports), "DNAT", mapping.protocol, mapping.host_port, None, destination, to
-        )
-        mark_rules = [
-            ChainRule(dnat_rule.chain, target, mapping.protocol, mapping.host_port, source, destination)
-            for source in sources
-        ]
-        rules.append((mapping, mark_rules, dnat_rule))
-    return rules
+def parse_chain_rule(rule: Rule) -> ChainRule | None:
+    """Parses a rule of a container's chain, None if it does not have the form that ADD creates."""
+    if match := _CHAIN_RULE.fullmatch(rule.spec):
+        destination, protocol, port, target, to = match.groups("")
+        return ChainRule(rule, destination, protocol, int(port), target, to)
+    return None
 
 
-def desired_jump_rules(host_ports: HostPorts, version: int) -> list[str]:
-    """Returns the jump rules to the container's chain, by protocol, with up to 15 ports each.
-
-    They contain the ports of all mappings, whatever the IP version, as in the reference plugin.
-    """
-    words = "".join(f" {quoted(word)}" for word in host_ports.conditions.get(version, ()))
-    comment = quoted(DNAT_CHAINS.comment(host_ports.network, host_ports.container_id))
-    rules = []
-    for protocol in sorted({mapping.protocol for mapping in host_ports.mappings}):
-        ports = [str(mapping.host_port) for mapping in host_ports.mappings if mapping.protocol == protocol]
-        for start in range(0, len(ports), _PORTS_PER_RULE):
-            group = ",".join(ports[start : start + _PORTS_PER_RULE])
-            rules.append(
-                f"-A {DNAT} -p {protocol} -m comment --comment {comment} -m multiport --dports {group}{words}"
-                f" -j {chain_name(host_ports)}"
-            )
-    return rules
-
-
-@dataclass(frozen=True)
-class JumpRule:
+class JumpRule(NamedTuple):
     """An existing rule of CNI-HOSTPORT-DNAT; `target` is the chain that it jumps to, "" if there is none.
 
     `protocol` and `ports` are empty if the rule matches all of them, or does not have the form that ADD creates.
     `conditional`: the rule has additional matches. `network` and `container_id` name the owner, "" if it is unknown.
     """
 
-    line: str
+    rule: Rule
     target: str
     protocol: str
     ports: tuple[int, ...]
@@ -173,40 +172,18 @@ class JumpRule:
     container_id: str
 
 
-def parse_jump_rules(listing: Iterable[str]) -> list[JumpRule]:
+def parse_jump_rules(listing: Listing) -> list[JumpRule]:
     """Returns the rules of CNI-HOSTPORT-DNAT, in order."""
-    return [_parse_jump_rule(line) for line in listing if line.startswith(f"-A {DNAT} ")]
+    return [parse_jump_rule(rule) for rule in listing.rules(DNAT)]
 
 
-def parse_chain_rules(listing: Iterable[str], chain: str) -> list[ChainRule]:
-    """Returns the rules of a container's chain that have the form that ADD creates, in order; skips other rules."""
-    return list(_chain_rules(listing, f"-A {chain} "))
-
-
-def _chain_rules(listing: Iterable[str], start: str) -> Iterator[ChainRule]:
-    for line in listing:
-        match = _RULE.fullmatch(line) if line.startswith(start) else None
-        if match:
-            source, destination = _network(match["source"]), _network(match["destination"])
-            protocol, port, to = match["protocol"], int(match["port"]), match["to"] or ""
-            yield ChainRule(match["chain"], match["target"], protocol, port, source, destination, to)
-
-
-def _parse_jump_rule(line: str) -> JumpRule:
-    protocol, ports, target, owner = (pattern.search(line) for pattern in (_PROTOCOL, _PORTS, _TARGET, _OWNER))
+def parse_jump_rule(rule: Rule) -> JumpRule:
+    """Parses a rule of CNI-HOSTPORT-DNAT."""
+    options = rule.options
+    first_values = dict(reversed(options))
+    ports = first_values.get("--dports", "")
+    numbers = tuple(map(int, ports.split(","))) if _PORTS.fullmatch(ports) else ()
+    conditional = not numbers or [name for name, _ in options] not in _JUMP_FORMS
     return JumpRule(
-        line=line,
-        target=target[1] if target else "",
-        protocol=protocol[1] if protocol else "",
-        ports=tuple(map(int, ports[1].split(","))) if ports else (),
-        conditional=not _UNCONDITIONAL_JUMP.fullmatch(line),
-        network=owner["network"] if owner else "",
-        container_id=owner["container_id"] if owner else "",
+        rule, rule.target, first_values.get("-p", ""), numbers, conditional, *parse_owner(rule.comment) or ("", "")
     )
-
-
-def _network(text: str | None) -> IPv4Network | IPv6Network | None:
-    try:
-        return ip_network(text) if text else None
-    except ValueError:  # iptables also accepts masks that are not a prefix
-        return None

@@ -10,25 +10,24 @@ import struct
 from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
-from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
-from kernel.netfilter.iptables_direct import match_lines
+from kernel.netfilter.iptables_expressions import match_rules, select_equal
 from kernel.netfilter.iptables_nft import TABLES
-from kernel.netfilter.nft import Chain, NftSocket, Rule
+from kernel.netfilter.iptables_rule import Listing, Rule
+from kernel.netfilter.nft import Chain, NftSocket
 from kernel.rtnl import Request
 from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
     DNAT,
     DNAT_CHAINS,
+    all_chain_rules,
     chain_name,
-    desired_chain_rules,
     desired_jump_rules,
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.iptables_shared_rules import is_shared
-from process.values import dataclass
+from process.values import dataclass, field
 
 _BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
 # The name and the revision of a multiport match, then struct xt_multiport_v1 (linux/netfilter/xt_multiport.h).
@@ -41,14 +40,14 @@ _TO_DESTINATION = 1  # XT_MULTIPORT_DESTINATION
 class TableState:
     """The state of table nat of one IP version.
 
-    `listing`: portmap's existing chains and the recognised shared rules, in the format of `iptables -S`.
+    `listing`: portmap's existing chains and the recognised rules.
     `is_sufficient`: `listing` is enough, for ADD because no existing rule conflicts, for CHECK because all rules are
     recognised. Otherwise iptables-restore must list `chains`, or the whole table if `chains` is empty.
     `chains` has a built-in chain only if it is needed, since it may contain rules that iptables-restore cannot list.
     """
 
     is_sufficient: bool
-    listing: tuple[str, ...] = ()
+    listing: Listing = field(default_factory=Listing)
     chains: tuple[str, ...] = ()
 
     @property
@@ -62,14 +61,13 @@ def get_states(host_ports: HostPorts, *, with_container_rules: bool = False) -> 
 
     `with_container_rules` adds the container's rules if all have the form that ADD creates.
     """
+    states = iptables.read_by_netlink(
+        host_ports.ip_versions,
+        TABLE,
+        lambda socket, versions: _get_states(socket, host_ports, versions, with_container_rules=with_container_rules),
+    )
     unknown = TableState(is_sufficient=False)
-    legacy = {version: unknown for version in host_ports.ip_versions if iptables.has_legacy(version, TABLE)}
-    versions = [version for version in host_ports.ip_versions if version not in legacy]
-    try:
-        with nft.open_socket() as socket:
-            return legacy | _get_states(socket, host_ports, versions, with_container_rules=with_container_rules)
-    except KernelError:
-        return dict.fromkeys(host_ports.ip_versions, unknown)
+    return {version: states.get(version, unknown) for version in host_ports.ip_versions}
 
 
 def forwards_elsewhere(socket: NftSocket, host_ports: HostPorts, chains: Iterable[Chain]) -> bool:
@@ -95,13 +93,9 @@ def delete_duplicate_rules(host_ports: HostPorts) -> None:
         return
 
 
-def jump_ports(rule: Rule) -> tuple[int, ...]:
+def jump_ports(rule: nft.Rule) -> tuple[int, ...]:
     """Returns the ports of a jump rule, none if it does not have the form that ADD creates."""
-    match = _MULTIPORT.search(rule.expressions)
-    if not match:
-        return ()
-    flags, number, *rest = _PORTS.unpack(match[1])
-    return () if flags != _TO_DESTINATION or any(rest[15:]) else tuple(rest[:number])
+    return _parse_ports(rule.expressions) or ()
 
 
 def _dnat_range(address: Address) -> bytes:
@@ -113,10 +107,8 @@ def _delete_duplicate_requests(socket: NftSocket, host_ports: HostPorts) -> list
     requests = []
     for version in host_ports.ip_versions:
         for rule in shared_rules(host_ports):
-            chain = Chain(TABLES[version], rule.split()[1])
-            equal_rules = [
-                other for other in nft.list_rules(socket, chain) if is_shared(rule, other, host_ports, version)
-            ]
+            chain = Chain(TABLES[version], rule.chain)
+            equal_rules = select_equal(version, rule, nft.list_rules(socket, chain))
             requests += [nft.delete_rule_request(chain, other) for other in equal_rules[1:]]
     return requests
 
@@ -139,14 +131,13 @@ def _get_states(
 def _get_state(
     socket: NftSocket, host_ports: HostPorts, version: int, present: list[str], *, with_container_rules: bool
 ) -> TableState:
-    listing = [f"-N {name}" for name in present]
-    unrecognised = []
+    shared, unrecognised = [], []
     for rule in shared_rules(host_ports):
         candidates = _list_shared_rule_candidates(socket, host_ports, version, rule, present)
-        if any(is_shared(rule, candidate, host_ports, version) for candidate in candidates):
-            listing.append(rule)
+        if candidates and select_equal(version, rule, candidates):
+            shared.append(rule)
         elif candidates:
-            unrecognised.append(rule.split()[1])
+            unrecognised.append(rule.chain)
     # CHECK looks for the container's jump rules, which contain the ports of all mappings; ADD only for conflicts.
     ports = frozenset(
         mapping.host_port
@@ -160,55 +151,58 @@ def _get_state(
         and not unrecognised
         and (recognised := _list_container_rules(socket, host_ports, version, candidates_for_ports))
     ):
-        return TableState(is_sufficient=True, listing=(*listing, *recognised))
+        return TableState(is_sufficient=True, listing=Listing.of(present, [*shared, *recognised]))
     is_sufficient = not unrecognised and not candidates_for_ports and chain_name(host_ports) not in present
     pattern = DNAT_CHAINS.name_pattern
     names = [name.decode() for candidate in candidates_for_ports for name in pattern.findall(candidate.expressions)]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
         is_sufficient and not with_container_rules,
-        tuple(listing),
+        Listing.of(present, shared),
         tuple(dict.fromkeys((*needed, *unrecognised, *names))),
     )
 
 
-def _list_container_rules(socket: NftSocket, host_ports: HostPorts, version: int, existing: list[Rule]) -> list[str]:
-    """Returns the rules of the container's chain, and the `existing` jump rules; [] if one of them is not recognised.
+def _list_container_rules(
+    socket: NftSocket, host_ports: HostPorts, version: int, jump_rules: list[nft.Rule]
+) -> list[Rule]:
+    """Returns the rules of the container's chain, and the existing `jump_rules`; [] if one of them is not recognised.
 
     Rules with conditions are never recognised: only iptables-restore can list them.
     """
     if host_ports.conditions.get(version):
         return []
-    chain = chain_name(host_ports)
-    desired = [
-        str(rule)
-        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
-        for rule in (*mark_rules, dnat_rule)
-    ]
-    rules = match_lines(version, desired, nft.list_rules(socket, Chain(TABLES[version], chain)))
-    jumps = match_lines(version, desired_jump_rules(host_ports, version), existing)
+    existing_rules = nft.list_rules(socket, Chain(TABLES[version], chain_name(host_ports)))
+    rules = match_rules(version, all_chain_rules(host_ports, version), existing_rules)
+    jumps = match_rules(version, desired_jump_rules(host_ports, version), jump_rules)
     return [] if rules is None or jumps is None else [*rules, *jumps]
 
 
 def _list_shared_rule_candidates(
-    socket: NftSocket, host_ports: HostPorts, version: int, rule: str, present: list[str]
-) -> list[Rule]:
+    socket: NftSocket, host_ports: HostPorts, version: int, rule: Rule, present: list[str]
+) -> list[nft.Rule]:
     """Returns the rules that may be the shared `rule`: all of its chain, or the jumps of a built-in chain."""
-    name, target = rule.split()[1], rule.rpartition(" ")[2]
-    if name in _BUILT_IN:
-        return [] if target not in present else nft.list_rules(socket, Chain(TABLES[version], name), f"{target}\0")
-    return nft.list_rules(socket, Chain(TABLES[version], name)) if name in present else []
+    is_jump = rule.chain in _BUILT_IN
+    if (rule.target if is_jump else rule.chain) not in present:
+        return []
+    return nft.list_rules(socket, Chain(TABLES[version], rule.chain), f"{rule.target}\0" if is_jump else "")
 
 
-def _may_match(ports: Collection[int]) -> Callable[[bytes], bool]:
+def _may_match(ports: frozenset[int]) -> Callable[[bytes], bool]:
     """Returns a predicate on netlink messages: whether the jump rule may match one of `ports`."""
 
     def may_match(message: bytes) -> bool:
-        match = _MULTIPORT.search(message)
-        if not match:
-            return True
-        flags, number, *rest = _PORTS.unpack(match[1])
-        ranges_or_inverted = any(rest[15:])
-        return flags != _TO_DESTINATION or ranges_or_inverted or any(port in ports for port in rest[:number])
+        listed = _parse_ports(message)
+        return listed is None or not ports.isdisjoint(listed)
 
     return may_match
+
+
+def _parse_ports(data: bytes) -> tuple[int, ...] | None:
+    """Returns the ports of a jump rule in the form that ADD creates, None for another form."""
+    match = _MULTIPORT.search(data)
+    if not match:
+        return None
+    flags, number, *rest = _PORTS.unpack(match[1])
+    has_ranges_or_is_inverted = any(rest[15:])
+    return None if flags != _TO_DESTINATION or has_ranges_or_is_inverted else tuple(rest[:number])

@@ -1,6 +1,6 @@
-"""Computes the lines of iptables-restore that change the existing rules for ADD and DEL.
+"""Computes the changes of the existing rules for ADD and DEL.
 
-This module is pure. No line changes a rule of another container.
+This module is pure. No change affects a rule of another container.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Sequence
 from cni.address import Address
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
-from kernel.netfilter.iptables_chains import TABLE, lines_to_delete
+from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from plugins.portmap.host_ports import HostPorts
 from plugins.portmap.iptables_rules import (
-    DNAT,
     ChainRule,
     JumpRule,
+    all_chain_rules,
     chain_name,
     desired_chain_rules,
     desired_jump_rules,
@@ -27,38 +28,39 @@ from plugins.portmap.iptables_rules import (
 from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position
 
 
-def lines_for_add(
-    host_ports: HostPorts, other_addresses: Collection[Address], version: int, listing: Sequence[str]
-) -> list[str]:
-    """Returns the lines that create the missing rules of `host_ports`, each in its position.
+def changes_for_add(
+    host_ports: HostPorts, other_addresses: Collection[Address], version: int, listing: Listing
+) -> list[Change]:
+    """Returns the changes that create the missing rules of `host_ports`, each in its position.
 
-    `listing`: the lines of `iptables -S` for the built-in chains, the shared chains, the container's chain, and the
-    chains of containers that may have published the same port. `other_addresses`: the addresses of the container's
-    other interfaces; existing rules that forward to them are kept, and come first in the container's chain. Raises
-    CniError(999) if the external mark chain is missing or the container's chain belongs to another container;
-    CniError(11) if a port is in use.
+    `listing` has the built-in chains, the shared chains, the container's chain, and the chains of containers that may
+    have published the same port. `other_addresses`: the addresses of the container's other interfaces; existing rules
+    that forward to them are kept, and come first in the container's chain. Raises CniError(999) if the external mark
+    chain is missing or the container's chain belongs to another container; CniError(11) if a port is in use.
     """
     _refuse_foreign_chain(host_ports, listing)
-    existing_lines = set(listing)
-    if chain := _missing_mark_chain(host_ports, version, existing_lines):
+    if chain := _missing_mark_chain(host_ports, version, listing):
         raise CniError(
             Code.INTERNAL,
             f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {TOOLS[version]}',
             "create that chain before the network is used, name an existing one, or leave the key out",
         )
-    shared = [f"-N {chain}" for chain in shared_chains(host_ports)] + [
-        _shared_rule_line(rule) for rule in shared_rules(host_ports)
+    chains = [Change.new_chain(chain) for chain in shared_chains(host_ports) if chain not in listing.chains]
+    # The rule in POSTROUTING comes before other masquerading rules.
+    shared = [
+        Change.insert(rule) if rule.chain == "POSTROUTING" else Change.append(rule)
+        for rule in shared_rules(host_ports)
+        if rule not in listing
     ]
-    missing = [line for line in shared if existing_lines.isdisjoint((line, line.replace("-I ", "-A ", 1)))]
-    kept = [str(rule) for rule in _rules_to_keep(host_ports, other_addresses, listing)]
-    chain_lines = _chain_lines(host_ports, version, existing_lines, kept)
-    return missing + chain_lines + _jump_rule_lines(host_ports, version, listing, replace=not kept)
+    kept = _rules_to_keep(host_ports, other_addresses, listing)
+    chain_changes = _chain_changes(host_ports, version, listing, [item.rule for item in kept])
+    return chains + shared + chain_changes + _jump_rule_changes(host_ports, version, listing, replace=not kept)
 
 
-def lines_to_delete_interface_rules(
-    host_ports: HostPorts, other_addresses: Collection[Address], listing: Sequence[str]
-) -> list[str]:
-    """Returns the lines that delete the container's rules but keep those that forward to `other_addresses`.
+def changes_to_delete_interface_rules(
+    host_ports: HostPorts, other_addresses: Collection[Address], listing: Listing
+) -> list[Change]:
+    """Returns the changes that delete the container's rules but keep those that forward to `other_addresses`.
 
     Returns [] if no rule forwards to `other_addresses`. Keeps the jump rules of ports that are still forwarded.
     """
@@ -66,17 +68,17 @@ def lines_to_delete_interface_rules(
     if not kept:
         return []
     forwarded = {(rule.protocol, rule.port) for rule in kept}
-    jump_rules = [jump_rule for jump_rule in parse_jump_rules(listing) if jump_rule.target == chain_name(host_ports)]
     unused = [
-        jump_rule
-        for jump_rule in jump_rules
-        if forwarded.isdisjoint((jump_rule.protocol, port) for port in jump_rule.ports)
+        Change.delete(jump_rule.rule)
+        for jump_rule in parse_jump_rules(listing)
+        if jump_rule.target == chain_name(host_ports)
+        and forwarded.isdisjoint((jump_rule.protocol, port) for port in jump_rule.ports)
     ]
-    return [f"-F {chain_name(host_ports)}", *map(str, kept), *lines_to_delete(jump_rule.line for jump_rule in unused)]
+    return [Change.flush_chain(chain_name(host_ports)), *(Change.append(item.rule) for item in kept), *unused]
 
 
 def foreign_rules(
-    host_ports: HostPorts, version: int, listing: Sequence[str], jump_rules: Iterable[JumpRule]
+    host_ports: HostPorts, version: int, listing: Listing, jump_rules: Iterable[JumpRule]
 ) -> list[tuple[JumpRule, ForeignRule]]:
     """Returns the foreign rules for the ports of `host_ports`, in order, each with the jump rule to its chain.
 
@@ -92,7 +94,7 @@ def foreign_rules(
             continue
         conditional = jump_rule.conditional and not (has_conditions and jump_rule.network == host_ports.network)
         owner = jump_rule.network, jump_rule.container_id, conditional
-        if f"-N {jump_rule.target}" not in listing:
+        if jump_rule.target not in listing.chains:
             rules += [(jump_rule, ForeignRule(jump_rule.protocol, port, None, *owner)) for port in jump_rule.ports]
             continue
         for rule in parse_chain_rules(listing, jump_rule.target):
@@ -104,12 +106,12 @@ def foreign_rules(
     return rules
 
 
-def dnat_addresses(host_ports: HostPorts, listing: Iterable[str]) -> set[Address]:
+def dnat_addresses(host_ports: HostPorts, listing: Listing) -> set[Address]:
     """Returns the addresses to which the container's chain forwards."""
     return {rule.dnat_ip for rule in parse_chain_rules(listing, chain_name(host_ports)) if rule.dnat_ip}
 
 
-def _refuse_foreign_chain(host_ports: HostPorts, listing: Iterable[str]) -> None:
+def _refuse_foreign_chain(host_ports: HostPorts, listing: Listing) -> None:
     """Raises CniError(999) if a jump rule to the container's chain names another owner.
 
     The chain's name is a hash of network name and container ID without a separator, so two owners can have one name.
@@ -130,20 +132,14 @@ def _refuse_foreign_chain(host_ports: HostPorts, listing: Iterable[str]) -> None
             )
 
 
-def _missing_mark_chain(host_ports: HostPorts, version: int, existing_lines: Collection[str]) -> str:
+def _missing_mark_chain(host_ports: HostPorts, version: int, listing: Listing) -> str:
     chain = host_ports.external_mark_chain
-    is_needed = chain and any(mark_rules for _, mark_rules, _ in desired_chain_rules(host_ports, version))
-    return chain if is_needed and f"-N {chain}" not in existing_lines else ""
+    if not chain or chain in listing.chains:
+        return ""
+    return chain if any(mark_rules for _, mark_rules, _ in desired_chain_rules(host_ports, version)) else ""
 
 
-def _shared_rule_line(rule: str) -> str:
-    """Returns the line that creates a shared rule; inserts the one in POSTROUTING before other masquerading rules."""
-    return rule.replace("-A ", "-I ", 1) if rule.startswith("-A POSTROUTING ") else rule
-
-
-def _rules_to_keep(
-    host_ports: HostPorts, other_addresses: Collection[Address], listing: Sequence[str]
-) -> list[ChainRule]:
+def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], listing: Listing) -> list[ChainRule]:
     """Returns the DNAT rules that forward to `other_addresses`, and the mark rules of the same ports."""
     existing = parse_chain_rules(listing, chain_name(host_ports))
     forwarding = [rule for rule in existing if rule.target == "DNAT" and rule.dnat_ip in other_addresses]
@@ -155,21 +151,14 @@ def _rules_to_keep(
     ]
 
 
-def _chain_lines(
-    host_ports: HostPorts, version: int, existing_lines: Collection[str], kept: Sequence[str]
-) -> list[str]:
+def _chain_changes(host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[Rule]) -> list[Change]:
     chain = chain_name(host_ports)
-    rules = [
-        str(rule)
-        for _, mark_rules, dnat_rule in desired_chain_rules(host_ports, version)
-        for rule in (*mark_rules, dnat_rule)
-    ]
-    start = f"-F {chain}" if f"-N {chain}" in existing_lines else f"-N {chain}"
-    return [start, *dict.fromkeys((*kept, *rules))]
+    start = Change.flush_chain(chain) if chain in listing.chains else Change.new_chain(chain)
+    return [start, *map(Change.append, dict.fromkeys((*kept, *all_chain_rules(host_ports, version))))]
 
 
-def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str], *, replace: bool) -> list[str]:
-    """Returns the lines that create the missing jump rules; with `replace`, deletes the existing ones first.
+def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *, replace: bool) -> list[Change]:
+    """Returns the changes that create the missing jump rules; with `replace`, deletes the existing ones first.
 
     Jump rules keep their position, unless rules of containers that are no longer running come before them.
     """
@@ -186,15 +175,9 @@ def _jump_rule_lines(host_ports: HostPorts, version: int, listing: Sequence[str]
         position = before.index(foreign_before[foreign_index][0]) if has_running else 0
     else:
         position = positions[0] if positions else len(existing)
-    existing_lines = {existing[number].line for number in positions}
-    deletions = lines_to_delete(existing[number].line for number in positions) if replace else []
-    creations = [
-        jump_rule for jump_rule in desired_jump_rules(host_ports, version) if replace or jump_rule not in existing_lines
-    ]
+    present = [existing[number].rule for number in positions]
+    deletions = list(map(Change.delete, present)) if replace else []
+    missing = [rule for rule in desired_jump_rules(host_ports, version) if replace or rule not in present]
     if position >= len(existing) - len(deletions):
-        return deletions + creations
-    insertions = [
-        jump_rule.replace(f"-A {DNAT} ", f"-I {DNAT} {position + 1 + number} ", 1)
-        for number, jump_rule in enumerate(creations)
-    ]
-    return deletions + insertions
+        return deletions + list(map(Change.append, missing))
+    return deletions + [Change.insert(rule, position + 1 + number) for number, rule in enumerate(missing)]

@@ -17,8 +17,8 @@ from cni.errors import CniError
 from kernel import link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
-from kernel.netfilter import iptables, iptables_chains, nft, nft_rule
-from kernel.netfilter.iptables_chains import quoted
+from kernel.netfilter import iptables, iptables_chains, iptables_rule, nft, nft_rule
+from kernel.netfilter.iptables_rule import Change, Listing, comment_match, quoted
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule
 from kernel.netfilter.nft_rule import DROP
 from kernel.rtnl import Request, Socket
@@ -50,16 +50,15 @@ def ensure_in_nftables(interface: str) -> bool:
 
 def ensure_in_iptables(interface: str) -> None:
     """Creates the guard in table mangle unless it exists; costs one or two processes. Raises CniError."""
-    line = _guard_line(interface)
     for listing in iptables.read([4], _MANGLE, [_PREROUTING]).values():
-        if line not in listing:
-            quoted_line = line.replace(f" -i {interface} ", f" -i {quoted(interface)} ", 1)
-            iptables.apply({4: [quoted_line]}, _MANGLE, f"guard 127.0.0.0/8 from {interface}")
+        if _iptables_guard(interface) not in listing:
+            change = Change.append(_iptables_guard(quoted(interface)))
+            iptables.apply({4: [change]}, _MANGLE, f"guard 127.0.0.0/8 from {interface}")
 
 
 def may_be_in_iptables() -> bool:
     """Returns whether table mangle of iptables may contain a guard; costs no process."""
-    return bool(iptables.get_candidate_families([4], _MANGLE, _PREROUTING))
+    return not iptables.get_missing_chains([4], _MANGLE, [_PREROUTING])[4]
 
 
 def exists(interface: str) -> bool:
@@ -70,7 +69,9 @@ def exists(interface: str) -> bool:
                 return True
         if not may_be_in_iptables():
             return False
-        return any(_guard_line(interface) in listing for listing in iptables.read([4], _MANGLE, [_PREROUTING]).values())
+        return any(
+            _iptables_guard(interface) in listing for listing in iptables.read([4], _MANGLE, [_PREROUTING]).values()
+        )
     except CniError:
         return False
 
@@ -98,14 +99,12 @@ def remove(socket: NftSocket, host_veth: str = "", kept_interfaces: Collection[s
 def remove_legacy(host_veth: str = "", kept_interfaces: Collection[str] = ()) -> None:
     """Deletes from iptables-legacy the guards that remove() deletes from nftables; raises CniError."""
 
-    def lines_to_delete_stale(family: int, listing: list[str]) -> list[str]:
-        lines = {line: name for line in listing if (name := _interface_of_line(line))}
-        missing, disabled = _disable_and_find_unneeded(lines.values(), host_veth, kept_interfaces)
-        return iptables_chains.lines_to_delete(
-            line for line, name in lines.items() if name in missing or name in disabled
-        )
+    def plan(family: int, listing: Listing) -> list[Change]:
+        guards = {rule: name for rule in listing.rules(_PREROUTING) if (name := _interface_of_guard(rule))}
+        missing, disabled = _disable_and_find_unneeded(guards.values(), host_veth, kept_interfaces)
+        return [Change.delete(rule) for rule, name in guards.items() if name in missing or name in disabled]
 
-    iptables_chains.change_legacy(_MANGLE, lines_to_delete_stale, "delete guards of 127.0.0.0/8")
+    iptables_chains.change_legacy(_MANGLE, plan, "delete guards of 127.0.0.0/8")
 
 
 def _disable_and_find_unneeded(
@@ -196,12 +195,12 @@ def _interface_of_rule(rule: Rule) -> str:
     return interface if purpose == _COMMENT and _select_guards([rule], interface) else ""
 
 
-def _guard_line(interface: str) -> str:
-    """Returns the guard of an interface as `iptables -S` prints it."""
-    return f'-A {_PREROUTING} -d {_LOOPBACK} -i {interface} -m comment --comment "{_COMMENT}" -j DROP'
+def _iptables_guard(interface: str) -> iptables_rule.Rule:
+    """Returns the guard of an interface as a rule of iptables, which lists the interface without quotes."""
+    return iptables_rule.Rule(_PREROUTING, f"-d {_LOOPBACK} -i {interface} {comment_match(_COMMENT)} -j DROP")
 
 
-def _interface_of_line(line: str) -> str:
-    """Returns the interface of a guard, "" for another line."""
-    words = line.split(" ", 6)
-    return words[5] if len(words) == 7 and line == _guard_line(words[5]) else ""
+def _interface_of_guard(rule: iptables_rule.Rule) -> str:
+    """Returns the interface of a guard of iptables, "" for another rule."""
+    words = rule.spec.split(" ", 4)
+    return words[3] if len(words) == 5 and rule == _iptables_guard(words[3]) else ""

@@ -19,7 +19,7 @@ from ipam.host_local.boots import get_file_system
 from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from kernel import locks
-from kernel.netfilter import iptables
+from kernel.netfilter import iptables_program
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.doctor.run import Run
@@ -193,7 +193,7 @@ def _unusable(item: Interface, store: Store) -> Finding | None:
 
 def _lock(node: Node) -> Iterator[Finding]:
     paths = [(item.network.name, f"{store.directory}/lock") for item, store in _stores(node)]
-    for subject, path in [*paths, ("iptables", iptables.LOCK)]:
+    for subject, path in [*paths, ("iptables", iptables_program.LOCK)]:
         try:
             holders = locks.get_holders(os.stat(path))
         except (FileNotFoundError, NotADirectoryError):

@@ -1,10 +1,13 @@
-"""Rules of iptables written over netlink (netfilter.iptables_direct) equal the program's, to the byte."""
+"""Rules of iptables written over netlink (netfilter.iptables) equal the program's, to the byte."""
 
 import re
 
 import pytest
 
-from kernel.netfilter import iptables, iptables_direct, nft
+from kernel.netfilter import iptables, iptables_program, nft
+from kernel.netfilter.iptables_expressions import match_rules
+from kernel.netfilter.iptables_listing import parse_rule
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
 from tests.support import xtables
@@ -57,6 +60,7 @@ LINES = {
         "-A FORWARD -j CNI-f",
     ],
 }
+ACCEPT = Change.append(Rule("POSTROUTING", "-j ACCEPT"))
 NEW_FIRST = {key: sorted(lines, key=lambda line: not line.startswith("-N")) for key, lines in LINES.items()}
 
 
@@ -91,18 +95,23 @@ def chain_keys():
 
 def write(by):
     for table in ("nat", "filter"):
-        by({version: lines for (version, name), lines in NEW_FIRST.items() if name == table}, table)
+        by({version: parse(lines) for (version, name), lines in NEW_FIRST.items() if name == table}, table)
+
+
+def parse(lines):
+    """Returns lines of iptables-restore as changes."""
+    return [Change(*line.split(" ", 2)) for line in lines]
 
 
 def directly(changes, table):
-    programs = {version: iptables._find(version) for version in changes}
-    assert iptables_direct.apply_by_netlink(changes, table, programs) == set(changes)
+    programs = {version: iptables_program.find(version) for version in changes}
+    assert iptables.apply_by_netlink(changes, table, programs) == set(changes)
 
 
 def test_the_rules_are_the_programs(prepared, monkeypatch):
     """Each known option gives the same expressions as iptables-restore, in every chain."""
     with monkeypatch.context() as patch:
-        patch.setattr(iptables_direct, "is_nft", lambda program: False)
+        patch.setattr(iptables_program, "is_nft", lambda program: False)
         write(lambda changes, table: iptables.apply(changes, table, "write"))
     program_rules = existing_rules(prepared)
     assert all(rules for key, rules in program_rules[0].items() if key[2] != "CNI-a-b")
@@ -152,14 +161,13 @@ def test_the_rules_are_the_programs(prepared, monkeypatch):
         f"-A POSTROUTING -m comment --comment {'a' * 256} -j ACCEPT",
         "-A MISSING -j ACCEPT",
         "-N POSTROUTING",
-        "",
     ],
 )
 def test_unknown_options_are_left_to_the_program(prepared, line):
     """Lines with unknown options, missing chains or used names are not written over netlink."""
     before = existing_rules(prepared)
-    lines = ["-A POSTROUTING -j ACCEPT", line]
-    assert iptables_direct.apply_by_netlink({4: lines}, "nat", {4: iptables._find(4)}) == set()
+    changes = parse(["-A POSTROUTING -j ACCEPT", line])
+    assert iptables.apply_by_netlink({4: changes}, "nat", {4: iptables_program.find(4)}) == set()
     assert existing_rules(prepared) == before
 
 
@@ -167,8 +175,8 @@ def test_a_chain_with_another_hook_is_left_to_the_program(host):
     """A table of the same name with another hook is not written to over netlink."""
     host.run("nft", "add table ip nat; add chain ip nat POSTROUTING { type nat hook postrouting priority 99; }")
     with host.entered():
-        programs = {4: iptables._find(4)}
-        assert iptables_direct.apply_by_netlink({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", programs) == set()
+        programs = {4: iptables_program.find(4)}
+        assert iptables.apply_by_netlink({4: [ACCEPT]}, "nat", programs) == set()
 
 
 def test_other_programs_are_run(prepared, tmp_path):
@@ -177,27 +185,49 @@ def test_other_programs_are_run(prepared, tmp_path):
     script = tmp_path / "iptables-restore"
     script.write_text("#!/bin/sh\n")
     for program in (str(legacy), str(script), ""):
-        assert iptables_direct.apply_by_netlink({4: ["-A POSTROUTING -j ACCEPT"]}, "nat", {4: program}) == set()
+        assert iptables.apply_by_netlink({4: [ACCEPT]}, "nat", {4: program}) == set()
 
 
 def test_one_family_is_written_without_the_other(prepared):
     """The lines of one family are written over netlink even if those of the other are unknown."""
-    changes = {4: ["-A POSTROUTING -j ACCEPT"], 6: ["-A POSTROUTING -j LOG"]}
-    assert iptables_direct.apply_by_netlink(changes, "nat", {v: iptables._find(v) for v in changes}) == {4}
+    changes = {4: [ACCEPT], 6: [Change.append(Rule("POSTROUTING", "-j LOG"))]}
+    assert iptables.apply_by_netlink(changes, "nat", {v: iptables_program.find(v) for v in changes}) == {4}
 
 
 def test_rules_of_the_program_are_recognised(prepared):
     """Each rule of the program is recognised as its line, with any counters, and as no other line."""
     for (version, table), lines in NEW_FIRST.items():
-        counted = [line if line.startswith("-N") else f"[5:300] {line}" for line in lines]
-        iptables.apply({version: counted}, table, "write")  # counters are unknown to the module, so the program runs
+        changes = parse(lines)
+        # Counters are unknown to netlink, so the program runs.
+        counted = [
+            change if change.verb == "-N" else change._replace(spec=f"{change.spec} -c 5 300") for change in changes
+        ]
+        iptables.apply({version: counted}, table, "write")
+        with nft.open_socket() as socket:
+            for chain in dict.fromkeys(change.chain for change in changes):
+                rules = {
+                    Rule(item.chain, item.spec): item.verb for item in changes if item.chain == chain and item.spec
+                }
+                existing = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
+                inserted = [rule for rule, verb in rules.items() if verb == "-I"]
+                ordered = inserted[::-1] + [rule for rule in rules if rule not in inserted]
+                assert match_rules(version, list(rules), existing) == ordered
+                for rule in rules:
+                    others = [other for other in rules if other != rule]
+                    assert match_rules(version, others, existing) is None
+
+
+def test_rules_are_parsed_as_the_program_lists_them(prepared):
+    """Each rule of iptables-nft is parsed as the program lists it, or not at all."""
+    write(directly)
+    number = 0
+    for (version, table), lines in NEW_FIRST.items():
         with nft.open_socket() as socket:
             for chain in dict.fromkeys(line.split()[1] for line in lines):
-                chain_lines = [line for line in lines if line.startswith((f"-A {chain} ", f"-I {chain} "))]
-                rules = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
-                ordered = [line for line in chain_lines[::-1] if line.startswith("-I")]
-                ordered += [line for line in chain_lines if line.startswith("-A")]
-                assert iptables_direct.match_lines(version, chain_lines, rules) == ordered
-                for line in chain_lines:
-                    others = [other for other in lines if other != line]
-                    assert iptables_direct.match_lines(version, others, rules) is None
+                text = prepared.run(iptables.TOOLS[version], "-t", table, "-S", chain)
+                existing = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
+                for listed, item in zip(Listing.parse(text).rules(chain), existing, strict=True):
+                    parsed = parse_rule(chain, item, version)
+                    assert parsed in (None, listed)
+                    number += parsed is not None
+    assert number == 11

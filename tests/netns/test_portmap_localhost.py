@@ -11,7 +11,8 @@ from scapy.packet import Raw
 
 from cni.errors import CniError
 from kernel import route
-from kernel.netfilter import iptables, nft
+from kernel.netfilter import nft
+from kernel.netfilter.iptables_program import UnusableError
 from kernel.rtnl import Socket
 from plugins.portmap import localhost
 from plugins.portmap.host_ports import HostPorts, PortMapping
@@ -143,7 +144,7 @@ def test_interface_of_the_reference_plugin_is_guarded_without_nftables(bridge, m
     """Without nftables ADD creates the guard in iptables, too, if route_localnet is enabled but mangle is missing."""
     bridge.set_sysctl(SETTING, "1")
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse)
-    monkeypatch.setattr("kernel.netfilter.iptables.get_candidate_families", lambda *arguments: set())
+    monkeypatch.setattr("kernel.netfilter.iptables.get_missing_chains", lambda *arguments: {4: {"PREROUTING"}})
     localhost.ensure(host_ports())
     assert [line for line in iptables_rules(bridge) if line.startswith(IPTABLES_GUARD)] != []
 
@@ -261,7 +262,7 @@ def test_add_without_nftables_and_iptables(bridge, monkeypatch):
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse)
 
     def unusable(*_):
-        raise iptables.UnusableError(999, "iptables-restore is not installed", "install iptables")
+        raise UnusableError(999, "iptables-restore is not installed", "install iptables")
 
     monkeypatch.setattr("kernel.netfilter.iptables.read", unusable)
     with pytest.raises(CniError) as caught:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kernel.netfilter import iptables
+from kernel.netfilter import iptables_program
 from podwire.doctor import addresses
 from podwire.doctor.checks import CHECKS
 from podwire.doctor.finding import Finding
@@ -26,7 +26,7 @@ def node(monkeypatch, tmp_path) -> Node:
     (tmp_path / "net.d").mkdir()
     keys = f'"subnet": "10.9.0.0/24", "dataDir": "{tmp_path}/leases"'
     (tmp_path / "net.d" / "10.conflist").write_text(LIST % keys)
-    monkeypatch.setattr(iptables, "LOCK", f"{tmp_path}/xtables.lock")
+    monkeypatch.setattr(iptables_program, "LOCK", f"{tmp_path}/xtables.lock")
     return Node(PLUGINS, {}, str(tmp_path / "net.d"), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
 
 

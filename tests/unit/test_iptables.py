@@ -3,8 +3,9 @@
 import pytest
 
 from cni.errors import CniError
-from kernel.netfilter import iptables
-from kernel.netfilter.iptables import LineSyntaxError, RefusedError, UnusableError
+from kernel.netfilter import iptables, iptables_program
+from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from tests.support.errors import error_of
 
 PROGRAM = """#!/bin/sh
@@ -49,12 +50,16 @@ class Programs:
 def programs(tmp_path, monkeypatch):
     """The programs' directory, on PATH; the host's programs are not used."""
     monkeypatch.setenv("PATH", f"relative::{tmp_path}/absent:{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(iptables, "_DIRECTORIES", (f"{tmp_path}/bin",))
+    monkeypatch.setattr(iptables_program, "_DIRECTORIES", (f"{tmp_path}/bin",))
     return Programs(tmp_path / "bin")
 
 
-def apply(lines=("-A INPUT -j ACCEPT",)):
-    iptables.apply({4: lines}, "nat", "do it")
+ACCEPT = Change.append(Rule("INPUT", "-j ACCEPT"))
+NEW_CHAINS = {4: [Change.new_chain("a")], 6: [Change.new_chain("a")]}
+
+
+def apply(changes=(ACCEPT,)):
+    iptables.apply({4: changes}, "nat", "do it")
 
 
 def test_chains_are_read_by_one_process(programs):
@@ -64,7 +69,7 @@ def test_chains_are_read_by_one_process(programs):
     listings = iptables.read([4], "nat", ["POSTROUTING", "CNI-x"])
     assert programs.calls() == ["C --noflush --wait 10"]
     assert programs.stdin() == "*nat\n-S POSTROUTING\n-S CNI-x\nCOMMIT\n"
-    assert listings == {4: ["-P POSTROUTING ACCEPT", "-N CNI-x", ""]}
+    assert listings == {4: Listing.of(["POSTROUTING", "CNI-x"])}
 
 
 def test_invalid_utf8_is_preserved(programs):
@@ -73,8 +78,8 @@ def test_invalid_utf8_is_preserved(programs):
     (programs.directory / "listing").write_bytes(
         b'-P POSTROUTING ACCEPT\n-A POSTROUTING -m comment --comment "\xff\xc3" -j x\n'
     )
-    (_, line, _) = iptables.read([4], "nat", ["POSTROUTING"])[4]
-    apply([line])
+    (rule,) = iptables.read([4], "nat", ["POSTROUTING"])[4].rules("POSTROUTING")
+    apply([Change.append(rule)])
     assert b'--comment "\xff\xc3" -j x\n' in program.with_suffix(".stdin").read_bytes()
 
 
@@ -82,16 +87,16 @@ def test_a_missing_chain_is_not_listed(programs):
     """Exit status 1 after the listing of a built-in chain means that the next chain is missing."""
     programs.install(4, 1)
     programs.lists("-P POSTROUTING ACCEPT\n")
-    assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: ["-P POSTROUTING ACCEPT", ""]}
+    assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: Listing.of(["POSTROUTING"])}
 
 
 def test_changes_are_one_document_for_each_family(programs):
     """Each family's lines are passed to its program, and a family without lines needs no program."""
     programs.install(4)
     programs.install(6)
-    iptables.apply({4: ["-N a", "-N b"], 6: ["-X c"]}, "nat", "do it")
+    iptables.apply({4: [Change.new_chain("a"), Change.new_chain("b")], 6: [Change.delete_chain("c")]}, "nat", "do it")
     assert (programs.stdin(4), programs.stdin(6)) == ("*nat\n-N a\n-N b\nCOMMIT\n", "*nat\n-X c\nCOMMIT\n")
-    iptables.apply({4: [], 6: ["-X c"]}, "nat", "do it")
+    iptables.apply({4: [], 6: [Change.delete_chain("c")]}, "nat", "do it")
     assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
 
 
@@ -125,7 +130,7 @@ def test_only_the_family_with_the_conflict_is_retried(programs):
     """A family whose lines were applied is not repeated: its lines would be refused."""
     programs.install(4)
     programs.install(6, 4)
-    iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it")
+    iptables.apply(NEW_CHAINS, "nat", "do it")
     assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
 
 
@@ -144,7 +149,7 @@ def test_a_lock_that_stays_locked_is_code_11(programs, monkeypatch, variable, lo
         monkeypatch.setenv("XTABLES_LOCKFILE", variable)
     else:
         monkeypatch.delenv("XTABLES_LOCKFILE", raising=False)
-    monkeypatch.setattr(iptables, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(iptables_program, "LOCK_WAIT_S", 1)
     programs.install(4, 4, 4)
     error = error_of(apply, CniError)
     assert (error.code, len(programs.calls())) == (11, 1)
@@ -155,7 +160,7 @@ def test_a_lock_that_stays_locked_is_code_11(programs, monkeypatch, variable, lo
 def test_a_missing_program_makes_a_family_unusable(programs):
     """The error names the program and the searched directories, and no program is run for the other family."""
     programs.install(4)
-    error = error_of(lambda: iptables.apply({4: ["-N a"], 6: ["-N a"]}, "nat", "do it"), UnusableError)
+    error = error_of(lambda: iptables.apply(NEW_CHAINS, "nat", "do it"), UnusableError)
     assert error.msg == "ip6tables-restore is not installed"
     assert str(programs.directory) in error.details
     assert programs.calls(4) == []
@@ -217,9 +222,9 @@ def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
     other.write_text("#!/bin/sh\necho '-P POSTROUTING ACCEPT'\n")
     other.chmod(0o755)
     expected = other if host in ("xtables-nft-multi", "") else programs.directory / "iptables-restore"
-    assert iptables._find(4, legacy=True) == str(expected)
+    assert iptables_program.find(4, legacy=True) == str(expected)
     if expected == other:
-        assert iptables.read([4], "nat", ["POSTROUTING"], legacy=True) == {4: ["-P POSTROUTING ACCEPT", ""]}
+        assert iptables.read([4], "nat", ["POSTROUTING"], legacy=True) == {4: Listing.of(["POSTROUTING"])}
 
 
 def test_a_failure_names_the_program_of_that_variant(programs):

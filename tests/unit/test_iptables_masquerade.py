@@ -6,11 +6,13 @@ from ipaddress import ip_interface, ip_network
 import pytest
 
 from attachment.masquerade import iptables
-from attachment.masquerade.names import chain_name
+from attachment.masquerade.names import MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
 from cni.errors import CniError
 from kernel.netfilter import iptables as netfilter_iptables
-from kernel.netfilter.iptables import RefusedError
+from kernel.netfilter import iptables_chains
+from kernel.netfilter.iptables_program import RefusedError
+from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from tests.support.errors import error_of
 
 CHAIN = "CNI-f42161b9e0c33131294cdfd7"
@@ -22,7 +24,7 @@ class Tables:
 
     def __init__(self):
         self.chains: dict[int, dict[str, list[str]]] = {family: {"POSTROUTING": []} for family in (4, 6)}
-        self.applied: list[str] = []
+        self.applied: list[Change] = []
         # Actions of other programs, each run once before lines are applied.
         self.interruptions: list[Callable[[], None]] = []
 
@@ -39,10 +41,10 @@ class Tables:
     def apply(self, changes, table, description, *, legacy=False):
         if self.interruptions:
             self.interruptions.pop()()
-        for family, lines in changes.items():
-            self.applied += lines
-            for line in lines:
-                self._apply_line(self.chains[family], line)
+        for family, items in changes.items():
+            self.applied += items
+            for change in items:
+                self._apply_change(self.chains[family], change)
 
     def rules(self, chain=CHAIN, family=4):
         """Returns the rules of a chain without their common comment, None for a missing chain."""
@@ -50,31 +52,30 @@ class Tables:
         return chain_rules and [rule.replace(f"{COMMENT} ", "") for rule in chain_rules]
 
     def _listing(self, family, chains):
-        lines = []
+        existing = []
         for chain in chains:
             if chain not in self.chains[family]:
                 break
-            lines.append("-P POSTROUTING ACCEPT" if chain == "POSTROUTING" else f"-N {chain}")
-            lines += [f"-A {chain} {rule}" for rule in self.chains[family][chain]]
-        return lines
+            existing.append(chain)
+        return Listing.of(existing, [Rule(chain, rule) for chain in existing for rule in self.chains[family][chain]])
 
-    def _apply_line(self, chains, line):
-        command, chain, *rule = line.split(" ", 2)
-        self._require(command == "-N" or chain in chains)
-        if command == "-N":
+    def _apply_change(self, chains, change):
+        chain, spec = change.chain, change.spec
+        self._require(change.verb == "-N" or chain in chains)
+        if change.verb == "-N":
             self._require(chain not in chains)
             chains[chain] = []
-        elif command == "-A":
-            chains[chain] += rule
-        elif command == "-I":
-            chains[chain][:0] = rule
-        elif command == "-D":
-            self._require(rule[0] in chains[chain])
-            chains[chain].remove(rule[0])
-        elif command == "-F":
+        elif change.verb == "-A":
+            chains[chain].append(spec)
+        elif change.verb == "-I":
+            chains[chain].insert(0, spec)
+        elif change.verb == "-D":
+            self._require(spec in chains[chain])
+            chains[chain].remove(spec)
+        elif change.verb == "-F":
             chains[chain].clear()
         else:
-            assert command == "-X"
+            assert change.verb == "-X"
             self._require(not chains[chain] and not any(chain in rule for rules in chains.values() for rule in rules))
             del chains[chain]
 
@@ -158,7 +159,7 @@ def test_the_clusters_chain_is_created_once(tables, monkeypatch, first, certain)
     tables.applied.clear()
     iptables.add(pod("10.22.0.2/16", cluster=True))
     iptables.add(pod("10.22.0.3/16", cluster=True, container_id="other"))
-    assert "-N PODWIRE-CLUSTER" not in tables.applied
+    assert Change.new_chain("PODWIRE-CLUSTER") not in tables.applied
     iptables.delete_legacy(pod("10.22.0.2/16", cluster=True))
     assert tables.chains[4]["PODWIRE-CLUSTER"] == ["-d 10.44.0.0/16 -j ACCEPT"]
 
@@ -266,7 +267,7 @@ def test_gc_deletes_rules_of_missing_attachments(tables):
     """GC deletes chains and jumps of containers without a valid attachment in both families of its network."""
     for number, network in enumerate(("goldnet", "goldnet", "other")):
         iptables.add(pod(f"10.22.0.{number}/16", f"fd00:22::{number}/64", container_id=f"pod{number}", network=network))
-    iptables.gc_legacy("goldnet", {chain_name("goldnet", "pod1")})
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "pod1")})
     for family in (4, 6):
         names = {chain_name("goldnet", "pod1"), chain_name("other", "pod2")}
         assert tables.chains[family].keys() == {"POSTROUTING", *names}
@@ -279,10 +280,10 @@ def test_gc_keeps_unproven_rules(tables, capfd):
     tables.chains[4][CHAIN] = []
     tables.chains[4]["POSTROUTING"].append(rf'-m comment --comment "name: \"goldnet\" id: \"pod\"" -j {CHAIN}')
     before = tables.rules("POSTROUTING")
-    iptables.gc_legacy("goldnet", set())
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", set())
     assert tables.rules("POSTROUTING") == before
     assert capfd.readouterr().err.count("2 masquerade rule(s) seem to be of network goldnet") == 1
-    iptables.gc_legacy("goldnet", {chain_name("goldnet", "x" * 300)})
+    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "x" * 300)})
     assert "1 masquerade rule(s)" in capfd.readouterr().err
 
 

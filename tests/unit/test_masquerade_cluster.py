@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from attachment.masquerade.cluster import Numbers, collapse
 from attachment.masquerade.nftables import CLUSTER_SETS
 from cni.address import Network
-from kernel.netfilter.iptables_accept import accept_line, accept_request, parse_accepted
+from kernel.netfilter.iptables_accept import accept_request, accept_rule, parse_accepted
 from kernel.netfilter.nft import Chain, Rule, Table
 from kernel.netfilter.nft_interval import Interval, add_interval_requests, delete_interval_requests, interval_of
 
@@ -42,16 +42,16 @@ def test_a_rule_accepts_the_network_that_it_was_built_for(network):
     request = accept_request(CHAIN, network)
     expressions = dict(request.attributes)["NFTA_RULE_EXPRESSIONS"]
     assert isinstance(expressions, bytes)
-    assert parse_accepted(CHAIN.name, network.version, Rule(1, expressions, b"")) == network
+    assert parse_accepted(network.version, Rule(1, expressions, b"")) == network
     accepting = expressions[-20:]
-    assert parse_accepted(CHAIN.name, network.version, Rule(1, expressions + accepting, b"")) is None
-    assert parse_accepted(CHAIN.name, network.version, Rule(1, expressions[:-4], b"")) is None
+    assert parse_accepted(network.version, Rule(1, expressions + accepting, b"")) is None
+    assert parse_accepted(network.version, Rule(1, expressions[:-4], b"")) is None
 
 
 def test_a_rule_for_all_addresses():
     """The network of all addresses has a rule without a destination."""
-    assert accept_line("A", ip_network("0.0.0.0/0")) == "-A A -j ACCEPT"
-    assert accept_line("A", ip_network("10.1.0.0/16")) == "-A A -d 10.1.0.0/16 -j ACCEPT"
+    assert str(accept_rule("A", ip_network("0.0.0.0/0"))) == "-A A -j ACCEPT"
+    assert str(accept_rule("A", ip_network("10.1.0.0/16"))) == "-A A -d 10.1.0.0/16 -j ACCEPT"
 
 
 def test_log_entries_name_the_addresses():

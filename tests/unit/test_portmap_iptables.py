@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.errors import CniError
-from kernel.netfilter.iptables_chains import quoted
+from kernel.netfilter.iptables_rule import Listing, Rule, quoted
 from plugins.portmap import iptables_check, iptables_state, iptables_update
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -17,46 +17,52 @@ from plugins.portmap.iptables_rules import (
     OLD_CHAINS,
     desired_chain_rules,
     desired_jump_rules,
+    parse_jump_rule,
     parse_jump_rules,
     shared_rules,
 )
-from plugins.portmap.iptables_state import TableState
 from tests.support.errors import failure_of
 
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 HOST_PORTS = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
 CHAIN = "CNI-DN-f42161b9e0c33131294cd"
-READ_STATE = TableState(is_sufficient=False, chains=("PREROUTING",))
+NOTHING = Listing()
 
 
-def listing_after_add(host_ports, listing=(), other_addresses=(), version=4):
-    """Returns the listing after an ADD: applies its lines as iptables-restore does."""
-    chains: dict[str, list[str]] = {}
-    for line in (*listing, *iptables_update.lines_for_add(host_ports, other_addresses, version, list(listing))):
-        command, chain, *rest = line.split(" ", 2)
-        rule = rest[0] if rest else ""
-        rules = chains.setdefault(chain, [])
-        number, _, numbered = rule.partition(" ")
-        if command == "-A":
+def listing_after_add(host_ports, listing=NOTHING, other_addresses=(), version=4):
+    """Returns the listing after an ADD: applies its changes as iptables-restore does."""
+    chains = {chain: listing.rules(chain) for chain in listing.chains}
+    for change in iptables_update.changes_for_add(host_ports, other_addresses, version, listing):
+        rules = chains.setdefault(change.chain, [])
+        rule = Rule(change.chain, change.spec)
+        if change.verb == "-A":
             rules.append(rule)
-        elif command == "-I" and number.isdigit():
-            assert int(number) <= len(rules) + 1
-            rules.insert(int(number) - 1, numbered)
-        elif command == "-I":
-            rules.insert(0, rule)
-        elif command == "-D":
+        elif change.verb == "-I":
+            assert change.position <= len(rules) + 1
+            rules.insert(change.position - 1, rule)
+        elif change.verb == "-D":
             rules.remove(rule)
-        elif command == "-F":
+        elif change.verb == "-F":
             rules.clear()
         else:
-            assert command == "-N"
+            assert change.verb == "-N"
             assert not rules
-    names = [chain for chain in chains if chain.startswith("CNI-")]
-    return [f"-N {name}" for name in names] + [f"-A {name} {rule}" for name in sorted(chains) for rule in chains[name]]
+    return Listing.of(chains, [rule for rules in chains.values() for rule in rules])
+
+
+def without(listing, removed):
+    return Listing.of(
+        listing.chains, [rule for chain in listing.chains for rule in listing.rules(chain) if rule != removed]
+    )
+
+
+def targets(listing):
+    """Returns the destinations to which the container's chain forwards."""
+    return [rule.spec.rpartition(" ")[2] for rule in listing.rules(CHAIN) if "--to-destination" in rule.spec]
 
 
 def check(host_ports, listing, version=4):
-    iptables_check.check_rules(host_ports, version, listing, READ_STATE)
+    iptables_check.check_rules(host_ports, version, listing)
 
 
 def test_chain_names_equal_those_of_the_reference_plugin():
@@ -83,9 +89,10 @@ def test_check_accepts_the_rules_of_add(version, keys):
 def test_mark_rule_after_the_dnat_rule_is_missing():
     """CHECK reports a mark rule after its DNAT rule as missing, since no packet reaches it."""
     listing = listing_after_add(HOST_PORTS)
-    late = next(line for line in listing if "-s 127.0.0.1/32" in line)
-    listing.remove(late)
-    error = failure_of(lambda: check(HOST_PORTS, [*listing, late]), CniError)
+    (late,) = (rule for rule in listing.rules(CHAIN) if "-s 127.0.0.1/32" in rule.spec)
+    others = without(listing, late)
+    changed = others | Listing.of([CHAIN], [*others.rules(CHAIN), late])
+    error = failure_of(lambda: check(HOST_PORTS, changed), CniError)
     assert error
     assert error.msg == f"host ports: rule {late} is missing in table nat (iptables)"
 
@@ -94,16 +101,17 @@ def test_only_missing_shared_rules_are_created():
     """ADD creates only the missing shared chains and rules, and inserts the masquerading rule first."""
     listing = listing_after_add(HOST_PORTS)
     other = replace(HOST_PORTS, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
-    lines = iptables_update.lines_for_add(other, (), 4, listing)
-    assert not any(line.startswith("-N CNI-HOSTPORT") or "LOCAL" in line for line in lines)
-    listing.remove(shared_rules(HOST_PORTS)[-1])
-    assert iptables_update.lines_for_add(other, (), 4, listing)[0].startswith("-I POSTROUTING -m comment")
+    changes = iptables_update.changes_for_add(other, (), 4, listing)
+    assert not any(str(change).startswith("-N CNI-HOSTPORT") or "LOCAL" in change.spec for change in changes)
+    changed = without(listing, shared_rules(HOST_PORTS)[-1])
+    first = iptables_update.changes_for_add(other, (), 4, changed)[0]
+    assert str(first).startswith("-I POSTROUTING -m comment")
 
 
 @pytest.mark.parametrize("bit", range(32))
 def test_packet_mark_is_one_bit(bit):
     """The packet mark and its mask are one bit, in hexadecimal."""
-    assert f"--set-xmark {1 << bit:#x}/{1 << bit:#x}" in shared_rules(replace(HOST_PORTS, mark_bit=bit))[2]
+    assert f"--set-xmark {1 << bit:#x}/{1 << bit:#x}" in shared_rules(replace(HOST_PORTS, mark_bit=bit))[2].spec
 
 
 def test_prefix_length_zero_marks_every_source():
@@ -119,12 +127,10 @@ def test_rules_of_another_interface_stay_first():
     """ADD keeps rules that forward to the container's other interface first, and deletes the chain's other rules."""
     second = replace(HOST_PORTS, ifname="eth1", addresses={4: ip_interface("10.22.0.9/16")})
     listing = listing_after_add(second, listing_after_add(HOST_PORTS), other_addresses=[ip_address("10.22.0.2")])
-    targets = [line.rpartition(" ")[2] for line in listing if "--to-destination" in line]
-    assert targets == ["10.22.0.2:80", "10.22.0.9:80"]
+    assert targets(listing) == ["10.22.0.2:80", "10.22.0.9:80"]
     assert len(parse_jump_rules(listing)) == 1
     assert listing_after_add(second, listing, other_addresses=[ip_address("10.22.0.2")]) == listing
-    targets = [line.rpartition(" ")[2] for line in listing_after_add(second, listing) if "--to-destination" in line]
-    assert targets == ["10.22.0.9:80"]
+    assert targets(listing_after_add(second, listing)) == ["10.22.0.9:80"]
 
 
 JUMP_RULES = [
@@ -133,23 +139,23 @@ JUMP_RULES = [
     (r'-m comment --comment "dnat name: \"net\" id: \"cid\"" -j CNI-DN-x', ("", (), "CNI-DN-x")),
     (r"! -p tcp -m multiport ! --dports 80 -j X", ("", (), "X")),
     (r"-p tcp -m multiport --dports 80:90 -j X", ("tcp", (), "X")),
-    (r"-p tcp", ("", (), "")),
+    (r"-p tcp", ("tcp", (), "")),
 ]
 
 
 @pytest.mark.parametrize(("text", "parsed"), JUMP_RULES)
 def test_jump_rules_of_other_programs(text, parsed):
     """Any rule in CNI-HOSTPORT-DNAT is parsed; parts in another form than ours are left empty."""
-    (jump_rule,) = parse_jump_rules([f"-A CNI-HOSTPORT-DNAT {text}", "-A CNI-HOSTPORT-MASQ -j X"])
+    (jump_rule,) = parse_jump_rules(Listing.parse(f"-A CNI-HOSTPORT-DNAT {text}\n-A CNI-HOSTPORT-MASQ -j X"))
     assert (jump_rule.protocol, jump_rule.ports, jump_rule.target) == parsed
     assert jump_rule.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
 
 
 def test_jump_rules_of_portmap():
     """Owner and conditions of portmap's jump rules are parsed."""
-    (jump_rule,) = parse_jump_rules(desired_jump_rules(HOST_PORTS, 4))
+    (jump_rule,) = map(parse_jump_rule, desired_jump_rules(HOST_PORTS, 4))
     assert (jump_rule.network, jump_rule.container_id, jump_rule.conditional) == ("goldnet", "0123abcdef", False)
-    (jump_rule,) = parse_jump_rules(desired_jump_rules(replace(HOST_PORTS, conditions={4: ("-i", "eth0")}), 4))
+    (jump_rule,) = map(parse_jump_rule, desired_jump_rules(replace(HOST_PORTS, conditions={4: ("-i", "eth0")}), 4))
     assert jump_rule.conditional
 
 
@@ -160,7 +166,8 @@ def test_jump_rules_of_portmap():
 def test_port_of_a_jump_rule_conflicts_only_if_its_chain_forwards_it(chain_line, count):
     """A port of a jump rule is no conflict if its chain is listed and does not forward the port."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
-    foreign = iptables_update.foreign_rules(HOST_PORTS, 4, [chain_line, other], parse_jump_rules([other]))
+    listing = Listing.parse(f"{chain_line}\n{other}")
+    foreign = iptables_update.foreign_rules(HOST_PORTS, 4, listing, parse_jump_rules(listing))
     assert len(foreign) == count
 
 
@@ -168,7 +175,7 @@ def test_rule_without_owner_is_a_conflict():
     """A rule that names no container counts as a running container's: with "onConflict" its port is refused."""
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
     host_ports = replace(HOST_PORTS, refuse_conflicts=True)
-    error = failure_of(lambda: iptables_update.lines_for_add(host_ports, (), 4, [other]), CniError)
+    error = failure_of(lambda: iptables_update.changes_for_add(host_ports, (), 4, Listing.parse(other)), CniError)
     assert error
     assert (error.code, error.msg) == (11, "host port 8080/tcp is in use by a rule that names no container")
 
@@ -229,4 +236,4 @@ MULTIPORT_MATCHES = [
 @pytest.mark.parametrize(("message", "expected"), MULTIPORT_MATCHES)
 def test_rules_that_may_match_a_port(message, expected):
     """A rule that lists only other ports is skipped; rules with ranges, inversions or unknown forms are not."""
-    assert iptables_state._may_match({8080})(message) is expected
+    assert iptables_state._may_match(frozenset({8080}))(message) is expected

@@ -7,8 +7,9 @@ import pytest
 from ipam.host_local.store import Store
 from kernel import link, sysctl
 from kernel.dbus import Bus, Call, Reply
-from kernel.netfilter import conntrack, iptables, nft, nft_rule, nft_set
+from kernel.netfilter import conntrack, iptables, iptables_program, nft, nft_rule, nft_set
 from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.iptables_rule import Change
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from kernel.rtnl import Socket
 from plugins.tuning.backup import Backup
@@ -92,9 +93,10 @@ def test_dry_run_of_calls_on_the_bus():
 
 def test_dry_run_of_iptables(monkeypatch):
     """A dry run starts no program of iptables, and records the lines as commands."""
-    monkeypatch.setattr(iptables, "_run", None)
+    monkeypatch.setattr(iptables_program, "run", None)
     with record.recording(dry_run=True) as recorded:
-        iptables.apply({4: ["-F CNI-X", "-X CNI-X"], 6: ["-F CNI-X"]}, "nat", "delete it")
+        changes = [Change.flush_chain("CNI-X"), Change.delete_chain("CNI-X")]
+        iptables.apply({4: changes, 6: changes[:1]}, "nat", "delete it")
     assert recorded.changes == ["iptables -t nat -F CNI-X", "iptables -t nat -X CNI-X", "ip6tables -t nat -F CNI-X"]
 
 

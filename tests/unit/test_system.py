@@ -10,7 +10,7 @@ import pytest
 
 from kernel import link, system
 from kernel.codec import LinkMessage
-from kernel.netfilter import iptables_direct
+from kernel.netfilter import iptables_program
 from kernel.rtnl import NLM_F_ACK, Request
 from kernel.system import System
 from pack.fake_kernel import FakeKernel
@@ -163,6 +163,6 @@ def test_the_fake_kernel_calls_the_methods_that_it_replaces(tmp_path):
     assert fake.close_in_background(0, 0, 0) == 0
     assert Path(fake.path("/proc/sys/net/ipv4/ip_forward")).read_text() == "1"
     fake.ioctl(0, 0, 0)
-    assert iptables_direct.is_nft(fake.find_program("iptables-restore", ()))
+    assert iptables_program.is_nft(fake.find_program("iptables-restore", ()))
     assert len(fake.random_bytes(6)) == 6
     assert recorder.called == methods("pack/fake_kernel.py", "FakeKernel") - {"run_programs"}

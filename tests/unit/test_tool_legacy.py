@@ -6,7 +6,7 @@ from attachment.masquerade import backend as masquerade
 from attachment.masquerade.names import MASQUERADE_CHAINS
 from cni.conf import Attachment
 from kernel.netfilter import iptables
-from kernel.netfilter.iptables_chains import quoted
+from kernel.netfilter.iptables_rule import Listing, comment_match, quoted
 from plugins.firewall import iptables_rules
 from plugins.firewall import rule_listing as firewall
 from plugins.portmap import host_port_listing as portmap
@@ -16,19 +16,20 @@ ATTACHMENT = Attachment("cid", "eth0")
 
 
 def listing():
-    """Returns the relevant lines that `-S` prints for both tables."""
+    """Returns the relevant chains and rules of both tables."""
     masquerading, ports = (scheme.name("net", "cid") for scheme in (MASQUERADE_CHAINS, DNAT_CHAINS))
     comments = (quoted(scheme.comment("net", "cid")) for scheme in (MASQUERADE_CHAINS, DNAT_CHAINS))
     first, second = (f"-m comment --comment {comment}" for comment in comments)
     cut = f'-m comment --comment "name: \\"net\\" id: \\"{"x" * 200}"'
-    return [
+    lines = [
         "-P POSTROUTING ACCEPT",
         f"-A POSTROUTING -s 10.22.0.2/32 {first} -j {masquerading}",
         f"-A POSTROUTING -s 10.22.0.3/32 {cut} -j CNI-0123456789abcdef01234567",
         "-A POSTROUTING -j CNI-HOSTPORT-MASQ",
         f"-A CNI-HOSTPORT-DNAT -p tcp {second} -m multiport --dports 8080,8081 -j {ports}",
-        f"-A CNI-FORWARD-OWNERS -s 10.22.0.2/32 {iptables_rules.owner_comment('net', ATTACHMENT)}",
+        f"-A CNI-FORWARD-OWNERS -s 10.22.0.2/32 {comment_match(iptables_rules.owner_text('net', ATTACHMENT))}",
     ]
+    return Listing.parse("\n".join(lines))
 
 
 @pytest.fixture(autouse=True)

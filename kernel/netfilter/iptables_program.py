@@ -1,0 +1,185 @@
+"""The restore programs of iptables: which of them are installed, and runs of them.
+
+This module decides by exit statuses only, never by texts, which differ between versions and variants.
+
+The host decides whether the program is iptables-legacy or iptables-nft; both are supported. The host may switch to
+another variant while pods run: then the program with the variant in its name reads and changes the rules of
+iptables-legacy (`legacy`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from cni.errors import CniError, Code
+from kernel import locks, system
+from process import record
+from process.child import Command, Notice, Outcome
+
+LOCK = "/run/xtables.lock"
+LOCK_WAIT_S = 10  # for the host's lock of iptables-legacy; the reference plugins have no limit
+
+_PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
+_LEGACY_PROGRAMS = {4: "iptables-legacy-restore", 6: "ip6tables-legacy-restore"}
+_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+# The environment variables passed to a program: wrappers need PATH, the others are iptables' own. The runtime's CNI_*
+# variables are not passed, nor any that could make a program load other code.
+_VARIABLES = ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR")
+_LIMIT_S = LOCK_WAIT_S + 10  # for all tries; a program that runs longer hangs
+_STDERR_CHARACTERS_MAX = 500
+_TRIES = 10  # of iptables-nft, which fails if another program commits within the same milliseconds
+_LINKS_MAX = 40  # the kernel's limit
+_NFT_PROGRAM = "xtables-nft-multi"  # the target of the links that are iptables-nft's programs
+
+# Exit statuses (iptables: enum xtables_exittype in xtables.h).
+REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
+
+
+class Ended(NamedTuple):
+    """A program's name, for messages, and its outcome."""
+
+    program: str
+    outcome: Outcome
+
+    @property
+    def text(self) -> str:
+        """What the program wrote to stdout."""
+        return self.outcome.stdout.decode("utf-8", "surrogateescape")
+
+
+class UnusableError(CniError):
+    """A family has no iptables here: no program, no support in the kernel, no permission."""
+
+
+class RefusedError(CniError):
+    """A line was refused: a rule or chain has changed since it was read, or the kernel lacks a match."""
+
+
+class LineSyntaxError(RefusedError):
+    """The program of `family` could not parse a line; iptables-legacy also reports a missing chain this way."""
+
+    def __init__(self, family: int, code: int, msg: str, details: str) -> None:
+        super().__init__(code, msg, details)
+        self.family = family
+
+
+def run(lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy: bool = False) -> dict[int, Ended]:
+    """Runs each family's program with lines for a table, which are rendered by str(): changes, "-S CHAIN".
+
+    Runs the programs in parallel, and those with a resource problem again until the time for the lock is over. The
+    kernel kills them when this process ends: a program that waits for the lock must not commit after a later DEL.
+    Raises UnusableError, and CniError(11) if another program keeps the lock.
+    """
+    if not lines:
+        return {}
+    start = time.monotonic()
+    texts = {family: "\n".join((f"*{table}", *map(str, items), "COMMIT", "")) for family, items in lines.items()}
+    commands = {family: _command(family, text, options, legacy=legacy) for family, text in texts.items()}
+    ended: dict[int, Ended] = {}
+    for _ in range(_TRIES):
+        busy = [family for family in texts if family not in ended or ended[family].outcome.status == _RESOURCE_PROBLEM]
+        names = [os.path.basename(commands[family].argv[0]) for family in busy]
+        try:
+            with record.timed_step(f"run {', '.join(names)}"):
+                left_s = start + _LIMIT_S - time.monotonic()
+                running = (commands[family] for family in busy)
+                outcomes = system.current.run_programs(*running, limit_s=left_s, notice=_notice(names))
+        except TimeoutError as error:
+            raise CniError(
+                Code.TRY_AGAIN_LATER,
+                f"{', '.join(names)} did not end within {_LIMIT_S} s and was killed, try again later",
+                f"see whether it hangs when run by hand: {commands[busy[0]].argv[0]} --test </dev/null",
+            ) from error
+        except OSError as error:
+            raise UnusableError(Code.INTERNAL, f"cannot run {', '.join(names)}: {error.strerror}", "") from error
+        ended.update(zip(busy, map(Ended, names, outcomes), strict=True))
+        conflict = any(one.outcome.status == _RESOURCE_PROBLEM for one in ended.values())
+        if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions round to whole seconds
+            raise CniError(
+                Code.TRY_AGAIN_LATER,
+                f"iptables is held by another program for {LOCK_WAIT_S} s, try again later",
+                locks.describe_holder(_lock()),
+            )
+        if not conflict:
+            break
+    return ended
+
+
+def find(family: int, *, legacy: bool = False) -> str:
+    """Returns the path of a family's program or "".
+
+    With `legacy` it is iptables-legacy's: the host's program, or, if that is known to be iptables-nft's, the program
+    with the variant in its name.
+    """
+    program = system.current.find_program(_PROGRAMS[family], _DIRECTORIES)
+    if legacy and (not program or is_nft(program)):
+        return system.current.find_program(_LEGACY_PROGRAMS[family], _DIRECTORIES)
+    return program
+
+
+def is_nft(program: str) -> bool:
+    """Returns whether a program is iptables-nft's; False for a wrapper script."""
+    path = program
+    try:
+        for _ in range(_LINKS_MAX):
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+    except OSError:  # not a link: the end of the chain
+        return os.path.basename(path) == _NFT_PROGRAM
+    return False
+
+
+def unusable_error(ended: Ended) -> UnusableError:
+    """Returns (does not raise) the error for a program that does not work here."""
+    return UnusableError(
+        Code.INTERNAL,
+        f"{ended.program} cannot be used: {ended.outcome.ending}",
+        _stderr_text(ended.outcome) or "does the kernel have the tables that iptables needs?",
+    )
+
+
+def unlisted_error(chain: str, ended: Ended) -> RefusedError:
+    """Returns (does not raise) the error for a chain that a program did not list."""
+    msg = f"{ended.program} does not list chain {chain}: {ended.outcome.ending}"
+    return RefusedError(Code.INTERNAL, msg, _stderr_text(ended.outcome) or "does `iptables-save` list it?")
+
+
+def failure_error(description: str, family: int, ended: Ended) -> CniError:
+    """Returns (does not raise) the error for a program that did not apply its changes."""
+    status, text = ended.outcome.status, _stderr_text(ended.outcome)
+    if status == _VERSION_PROBLEM:
+        return unusable_error(ended)
+    msg = f"failed to {description}: {ended.program} ended with {ended.outcome.ending}"
+    if status == _PARAMETER_PROBLEM:
+        return LineSyntaxError(family, Code.INTERNAL, msg, text)
+    return (RefusedError if status == REFUSED else CniError)(Code.INTERNAL, msg, text)
+
+
+def _notice(names: Sequence[str]) -> Notice:
+    """Returns the notice to print when programs run long, since another process may hold their lock."""
+    return Notice(locks.NOTICE_S, lambda: locks.report_wait(", ".join(names), _lock()))
+
+
+def _lock() -> str:
+    return os.environ.get("XTABLES_LOCKFILE") or LOCK
+
+
+def _command(family: int, text: str, options: tuple[str, ...], *, legacy: bool) -> Command:
+    program = find(family, legacy=legacy)
+    if not program:
+        raise UnusableError(
+            Code.INTERNAL,
+            f"{_PROGRAMS[family]} is not installed",
+            f"it is neither on PATH nor in {', '.join(_DIRECTORIES)}; install iptables",
+        )
+    argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S), *options)
+    env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return Command(argv, {**env, "LC_ALL": "C"}, text.encode("utf-8", "surrogateescape"), capture_stderr=True)
+
+
+def _stderr_text(outcome: Outcome) -> str:
+    """Returns what the program wrote to stderr in one line, truncated if it is long."""
+    text = " ".join(outcome.stderr.decode("utf-8", "replace").split())
+    return text if len(text) <= _STDERR_CHARACTERS_MAX else f"{text[:_STDERR_CHARACTERS_MAX]} ..."

@@ -1,0 +1,133 @@
+"""iptables' rules, changes and listings as values (kernel.netfilter.iptables_rule), and as nftables' expressions."""
+
+from ipaddress import ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel.netfilter import iptables_listing, nft, nft_expression, nft_rule
+from kernel.netfilter.iptables_expressions import change_request, render_expressions, select_equal
+from kernel.netfilter.iptables_rule import Change, Listing, Rule, comment_match, network_text
+from kernel.netfilter.nft import Table
+
+RULE = Rule("CNI-a", "-s 10.22.0.2/32 -j ACCEPT")
+TEXTS = st.text(
+    st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"]), min_size=1
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (Change.new_chain("CNI-a"), "-N CNI-a"),
+        (Change.flush_chain("CNI-a"), "-F CNI-a"),
+        (Change.delete_chain("CNI-a"), "-X CNI-a"),
+        (Change.append(RULE), f"-A CNI-a {RULE.spec}"),
+        (Change.insert(RULE), f"-I CNI-a {RULE.spec}"),
+        (Change.insert(RULE, 3), f"-I CNI-a 3 {RULE.spec}"),
+        (Change.delete(RULE), f"-D CNI-a {RULE.spec}"),
+    ],
+)
+def test_changes_are_lines(change, line):
+    """Each change is one line for iptables-restore."""
+    assert str(change) == line
+
+
+def test_a_listing_has_the_rules_of_each_chain():
+    """A listing has built-in and other chains, with their rules in order, and ignores other lines."""
+    listing = Listing.parse(f"-P POSTROUTING ACCEPT\n-N CNI-a\n# comment\n-A POSTROUTING -j CNI-a\n{RULE}\n-A CNI-a\n")
+    assert list(listing.chains) == ["POSTROUTING", "CNI-a"]
+    assert listing.rules("CNI-a") == [RULE, Rule("CNI-a", "")]
+    assert RULE in listing
+    assert Rule("CNI-b", RULE.spec) not in listing
+    assert listing.rules("CNI-b") == []
+    assert listing.jumps_to("CNI-a") == ["POSTROUTING"]
+    assert listing | Listing.of(["CNI-a"], [RULE]) == Listing.parse(
+        f"-P POSTROUTING ACCEPT\n-A POSTROUTING -j CNI-a\n-N CNI-a\n{RULE}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [
+        ("-j ACCEPT", "ACCEPT"),
+        ('-m comment --comment " -j x" -g CNI-a', "CNI-a"),
+        ('-m comment --comment " -j x"', ""),
+        ("-p tcp -j DNAT --to-destination 10.22.0.2:80", ""),
+        ("", ""),
+    ],
+)
+def test_target_of_a_rule(spec, target):
+    """The target is the last word after -j or -g, and not a part of the comment."""
+    assert Rule("CNI-a", spec).target == target
+
+
+@given(TEXTS)
+def test_a_comment_is_parsed_as_its_text(text):
+    """Any comment is one word, which is parsed as its text, and does not look like a target or an option."""
+    rule = Rule("CNI-a", f"-s 10.22.0.2/32 {comment_match(text)} -j ACCEPT")
+    assert (rule.comment, rule.target) == (text, "ACCEPT")
+    if not text.startswith("-"):
+        assert [name for name, _ in rule.options] == ["-s", "-m comment", "--comment", "-j"]
+
+
+def test_options_of_a_rule():
+    """Options have their values; matches are named by their modules, and inverted options are marked."""
+    rule = Rule("CNI-a", '! -o br0 -p tcp -m tcp --tcp-flags SYN,RST SYN -m comment --comment "- ! -x" -j X')
+    assert rule.options == [
+        *(("! -o", "br0"), ("-p", "tcp"), ("-m tcp", ""), ("--tcp-flags", "SYN,RST SYN")),
+        *(("-m comment", ""), ("--comment", '"- ! -x"'), ("-j", "X")),
+    ]
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8", "fd00::/64", "::ffff:10.0.0.0/104"])
+def test_networks_are_written_as_iptables_lists_them(text):
+    """IPv6 addresses with an IPv4 address in them are written as by inet_ntop."""
+    assert network_text(ip_network(text)) == text
+
+
+NETWORKS = ["0.0.0.0/1", "10.0.0.0/8", "10.22.0.0/15", "10.22.0.2/32", "fd00::/9", "fd00::/64", "fd00::2/128"]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks_are_parsed(network):
+    """A rule of iptables-nft that matches a network is parsed as the rule from which it was rendered."""
+    rule = Rule("CNI-a", f"! -s {network} -i br0 {comment_match('a b')} -j ACCEPT")
+    version = ip_network(network).version
+    rendered = render_expressions(version, rule.spec)
+    assert rendered
+    assert iptables_listing.parse_rule("CNI-a", nft.Rule(1, rendered.written(), b""), version) == rule
+
+
+@pytest.mark.parametrize(
+    ("mask", "data", "is_known"),
+    [("ffff0000", "0a160000", True), ("ff00ff00", "0a001600", False), ("ffff0000", "0a160001", False)],
+)
+def test_masks_that_are_no_prefix_are_not_parsed(mask, data, is_known):
+    """A mask that is no prefix, and an address with bits outside the prefix, have no network."""
+    rendered = render_expressions(4, "-s 10.22.0.0/15 -j ACCEPT")
+    assert rendered
+    known = rendered.written().replace(bytes.fromhex("fffe0000"), bytes.fromhex(mask))
+    changed = known.replace(bytes.fromhex("0a160000"), bytes.fromhex(data))
+    assert bool(iptables_listing.parse_rule("CNI-a", nft.Rule(1, changed, b""), 4)) == is_known
+
+
+def test_rules_of_other_versions_are_recognised():
+    """Newer versions store the comment as userdata, older ones compare the packet mark by an extension."""
+    commented = Rule("CNI-a", f"{comment_match('a b')} -j CNI-b")
+    end = nft_expression.COUNTER + nft_rule.jump("CNI-b")
+    newer = [nft.Rule(1, end, nft_rule.comment_userdata(text)) for text in ("a b", "a c")]
+    assert select_equal(4, commented, newer) == newer[:1]
+    assert select_equal(4, Rule("CNI-a", "-j CNI-b"), newer) == []
+    marked = Rule("CNI-a", "-m mark --mark 0x2000/0x2000 -j CNI-b")
+    infos = [bytes.fromhex(text) for text in ("002000000020000000", "002000000020000001")]
+    older = [nft.Rule(1, nft_expression.extension("match", "mark", 1, info) + end, b"") for info in infos]
+    assert select_equal(4, marked, older) == older[:1]
+
+
+@pytest.mark.parametrize("change", [Change.flush_chain("CNI-a"), Change.insert(RULE, 2), Change.delete(RULE)])
+def test_changes_that_only_the_program_applies(change):
+    """Netlink neither deletes rules nor inserts them elsewhere than at the top: a rule has no handle here."""
+    assert change_request(4, Table(2, "nat"), change) is None
+    assert change_request(4, Table(2, "nat"), Change.insert(RULE)) is not None
