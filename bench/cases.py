@@ -161,7 +161,7 @@ def memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
 
 
 def shared_memory(subjects: Subjects, network: Network, pod: Namespace) -> list[Row]:
-    """Measures the memory of each of several processes that run at the same time, in KiB; what they share is divided."""
+    """Measures the memory of each of several processes at the same time, in KiB (PSS: shared pages are divided)."""
     sizes: dict[tuple[str, str], float] = {}
     for subject in subjects:
         config = {**network(subject), "isDefaultGateway": False}  # a pod has one default route
