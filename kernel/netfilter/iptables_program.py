@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the program wrote to stdout."""
+        """The program's stdout."""
         return self.outcome.stdout.decode("utf-8", "surrogateescape")
 
 

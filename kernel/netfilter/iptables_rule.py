@@ -39,7 +39,7 @@ def network_text(network: Network) -> str:
 
 
 class Rule(NamedTuple):
-    """A rule: `spec` has its matches and its target, as iptables lists them ("-s 10.22.0.2/32 -j ACCEPT")."""
+    """A rule: `spec` has its matches and its target, as they are listed: "-s 10.22.0.2/32 -j ACCEPT"."""
 
     chain: str
     spec: str
@@ -120,7 +120,7 @@ class Listing:
     `confirmed`: the number of rules, from the first, that a program has confirmed (netfilter.iptables.list_chains).
     """
 
-    # Without objects for rules: a listing of a whole table has many that nobody looks at.
+    # Text instead of rules: most rules of a whole table are never read.
     _specs: dict[str, list[str]] = field(default_factory=dict)
     confirmed: int = 0
 
