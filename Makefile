@@ -28,6 +28,10 @@ TEST_PACKAGES  := conntrack make containernetworking-plugins dnsmasq-base kea-dh
 RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
+DEBIAN_KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils
+# The Debian releases whose kernels `make nightly` boots: Linux 5.10, 6.12 and the newest one.
+DEBIAN_KERNELS := bullseye trixie sid
+DEBIAN_KERNEL_REPORTS := build/reports/debian-kernels
 
 # The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
@@ -78,7 +82,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
     needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
-    newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
+    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 help: ## print this list
@@ -181,6 +185,20 @@ test-portable: needs-test ## run the specification suite on the portable variant
 test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
+debian-kernel: needs-debian-kernel ## unpack the kernel of a Debian release, not installed: DISTRIBUTION=trixie, MIRROR=...
+	@tests/support/debian_kernel_unpack.sh $(DISTRIBUTION) "$(MIRROR)" build/kernels/$(DISTRIBUTION)
+
+test-debian-kernel: binaries test-root debian-kernel ## run a sample of tests/netns, or TESTS=..., on the kernel of DISTRIBUTION=trixie, emulated (root)
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m tests.support.debian_kernel --release $(DISTRIBUTION) \
+	    --report=$(DEBIAN_KERNEL_REPORTS)/$(DISTRIBUTION).json $(TESTS)
+
+# Sequentially: an emulated machine needs a processor for itself.
+test-debian-kernels: venv
+	@rm -rf $(DEBIAN_KERNEL_REPORTS)
+	@status=0; for release in $(DEBIAN_KERNELS); do \
+	    $(MAKE) --no-print-directory test-debian-kernel DISTRIBUTION=$$release || status=1; \
+	done; $(PY) -m tests.support.kernels $(DEBIAN_KERNEL_REPORTS) && exit $$status
+
 test-clients: venv ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root)
 test-deploy: venv ## test deploy/ with the built files (root)
 test-release: venv ## test the files of `make release` (root)
@@ -209,7 +227,7 @@ nightly: needs-test binaries kubernetes ## run every kill, every fault, a millio
 	@$(PY) -m tests.promises
 	@$(PY) -m tests.runner cluster clients newer-clients
 	@$(PY) -m tests.clients.tested
-	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-portable
+	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-debian-kernels test-portable
 
 demo: binaries needs-test ## show what the plugins do, step by step (root)
 	$(PY) -m tests.demo
@@ -324,3 +342,6 @@ $(FIREWALLD)/usr/sbin/firewalld: | needs-build
 # If it is not available, the tests report it: as an error in CI, otherwise as a warning.
 needs-second-kernel:
 	-@$(call need,$(SECOND_KERNEL_PACKAGES))
+
+needs-debian-kernel:
+	@$(call need,$(DEBIAN_KERNEL_PACKAGES))

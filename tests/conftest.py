@@ -85,7 +85,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if "plugin" in metafunc.fixturenames:
         names = binaries.names() or [""]
-        if kernels.has("in_user_mode_linux"):
+        if kernels.has("private_kernel"):
             names = [name for name in names if name in configs.NEEDS]
         metafunc.parametrize("plugin", names, indirect=True)
 

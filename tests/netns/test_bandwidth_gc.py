@@ -128,7 +128,7 @@ MISSING = {
 }
 
 
-@pytest.mark.needs("in_user_mode_linux")
+@pytest.mark.needs("private_kernel")
 @pytest.mark.parametrize("occupied", [False, True])
 @pytest.mark.parametrize("modules", MISSING)
 def test_missing_kernel_module_is_reported(shaped, sandbox, modules, occupied):

@@ -251,7 +251,7 @@ def test_status_accepts_subnets(limits):
     limits.run("STATUS", {**UNSHAPED, "cniVersion": "1.1.0"}).assert_silent()
 
 
-@pytest.mark.needs("in_user_mode_linux")
+@pytest.mark.needs("private_kernel")
 def test_missing_htb_is_reported_only_with_subnets(limits):
     """Without HTB STATUS has code 50 and ADD fails and is rolled back, both only with subnets, and name the module."""
     before = limits.state()

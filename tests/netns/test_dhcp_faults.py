@@ -208,7 +208,7 @@ def test_lease_that_expired_while_the_machine_slept(is_confirmed, node, sandbox)
     node.network().delete(sandbox, result)
 
 
-@pytest.mark.needs("in_user_mode_linux")
+@pytest.mark.needs("private_kernel")
 @pytest.mark.parametrize("epoch_s", [0, 4_000_000_000])
 def test_clock_is_set(epoch_s, node, sandbox):
     """A clock that is set to 1970, or by decades ahead, neither ends nor renews a lease, also over a restart."""

@@ -7,7 +7,8 @@ import pytest
 
 from tests.support import kernels
 from tests.support.binaries import ROOT
-from tests.support.second_kernel import NoAnswerError, boot
+from tests.support.kernel_boot import NoAnswerError
+from tests.support.second_kernel import boot
 
 pytestmark = [pytest.mark.needs("user_mode_linux"), pytest.mark.usefixtures("root")]
 

@@ -88,7 +88,7 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
         assert all(verb["leastMs"] > 0 for verb in item["verbs"])
     limits = [item["value"] for item in networks["bridge, nftables"]["packets"] if item["unit"] == "Mbit/s"]
     assert [0 < value < 26 for value in limits] == [True, True]
-    assert document["seconds"] < (600 if has("in_user_mode_linux") else 60)
+    assert document["seconds"] < (600 if has("private_kernel") else 60)
     assert [line for line in document["changes"] if any(name in line for name in NAMES_OF_THE_TEST)] == []
     assert netstate.state(tool.host, netfilter=True) == before
 

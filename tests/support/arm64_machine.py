@@ -6,11 +6,10 @@ this machine and leaves no files.
 
 from __future__ import annotations
 
-import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support import initrd
 from tests.support.binaries import ROOT
 
 PROGRAM = "qemu-system-aarch64"
@@ -31,31 +30,11 @@ def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
     if not (_DEBIAN / "bin").is_dir():
         raise FileNotFoundError(f"no kernel in {_DEBIAN}: run `make arm64-machine`")
     (kernel,) = (_DEBIAN / "boot").glob("vmlinuz-*")
-    modules = f"lib/modules/{kernel.name.removeprefix('vmlinuz-')}"
-    contents = {"init": _INIT.read_bytes(), "bin/busybox": (_DEBIAN / "bin/busybox").read_bytes()}
-    paths = [path for part in _MODULES for path in (_DEBIAN / modules / part).rglob("*.ko")]
-    for path in (*paths, *(_DEBIAN / modules).glob("modules.*")):
-        contents[str(path.relative_to(_DEBIAN))] = path.read_bytes()
+    programs = {"init": _INIT.read_bytes(), "bin/busybox": (_DEBIAN / "bin/busybox").read_bytes()}
+    modules = initrd.read_modules(_DEBIAN, kernel.name.removeprefix("vmlinuz-"), _MODULES)
     archive = directory / "initrd"
-    archive.write_bytes(b"".join(_archive({**contents, **files, "script": script.encode()})))
+    archive.write_bytes(initrd.build({**programs, **modules, **files, "script": script.encode()}))
     image = ["-kernel", str(kernel), "-initrd", str(archive)]
     command = [*_DIES_WITH_PARENT, PROGRAM, *_OPTIONS, *image, "-append", _APPEND]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
     return done.stdout.decode(errors="replace").replace("\r\n", "\n")
-
-
-def _archive(files: dict[str, bytes]) -> Iterator[bytes]:
-    """Yields the parts of a cpio archive of the files and their directories, in the kernel's format for an initrd."""
-    directories = {str(parent) for path in files for parent in Path(path).parents} - {"."}
-    for number, path in enumerate(sorted(directories | {"proc", "sys", "dev", "run", "tmp"}), 1):
-        yield _entry(number, path, stat.S_IFDIR | 0o755, b"")
-    for number, (path, content) in enumerate(files.items(), 1000):
-        yield _entry(number, path, stat.S_IFREG | 0o755, content)
-    yield _entry(0, "TRAILER!!!", 0, b"")
-
-
-def _entry(number: int, path: str, mode: int, content: bytes) -> bytes:
-    name = path.encode() + b"\0"
-    fields = (number, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name), 0)  # "newc": cpio(5)
-    head = b"070701" + b"".join(b"%08X" % field for field in fields) + name
-    return head + bytes(-len(head) % 4) + content + bytes(-len(content) % 4)

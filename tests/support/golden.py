@@ -18,6 +18,7 @@ from tests.support.netstate import nft_rules
 State = dict[str, Any]
 
 CONTAINER_ID = "0123abcdef"  # of every golden state
+NEWER_ATTRIBUTES = frozenset({"allmulti"})  # of a link: Linux reports them since 6.0
 
 _DIRECTORY = ROOT / "tests" / "data" / "golden"
 

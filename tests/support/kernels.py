@@ -50,8 +50,8 @@ FEATURES = {
     "matchall": f"{_QDISC} clsact; tc filter add dev l0 ingress matchall action pass",
     "sctp": "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP)'",
     "time_namespace": "unshare --time true",
-    "user_mode_linux": "command -v linux.uml; ! grep 'User Mode Linux' /proc/cpuinfo",  # it cannot run in itself
-    "in_user_mode_linux": "grep -q 'User Mode Linux' /proc/cpuinfo",  # modules can be removed, the clock set
+    "user_mode_linux": "command -v linux.uml; ! grep PODWIRE_ /proc/cmdline",  # it cannot run in itself
+    "private_kernel": "grep PODWIRE_ /proc/cmdline",  # kernel_boot booted it: modules can be removed, the clock set
     # Not a feature of the network: strace can make system calls fail.
     "syscall_injection": "test $(strace -o /dev/null -e inject=geteuid:retval=77 id -u) = 77",
 }
