@@ -32,6 +32,8 @@ extern char __executable_start[], __start_pydata[]; /* the linker's: the file's 
 /* How many bytes after the image VERSION writes to, and ADD and most verbs do (measured). */
 #define FRESH_BYTES (128ul << 10)
 #define FRESH_BYTES_OF_VERBS (192ul << 10)
+
+/* The default read-ahead of a disk: MADV_WILLNEED reads at most that much in one call. */
 #define READ_AHEAD_BYTES (128l << 10)
 
 extern char **environ;
@@ -153,18 +155,17 @@ static void prefault_memory(void)
         prefault(&_PyRuntime, sizeof _PyRuntime); /* the cache of look-ups */
 }
 
-/* Begins to read a part of the file; the kernel reads at most a disk's read-ahead at a time, which is 128 KiB by default. */
+/* Starts to read a part of the file, without waiting for it. */
 static void will_need(const char *start, const char *end)
 {
     for (; start < end; start += READ_AHEAD_BYTES)
         advise(start, end - start > READ_AHEAD_BYTES ? start + READ_AHEAD_BYTES : end, MADV_WILLNEED);
 }
 
-/* Has the kernel read what a verb uses, if the file is not in its page cache, in two large requests instead of a hundred
- * small ones; and nothing around single pages, of which a disk's read-ahead may be megabytes.
- *
- * The last page tells: only this function and the tool's commands use it. Costs one system call if the file is cached.
- */
+/* Reads the parts of the file that a verb uses, if they are not in the page cache: two ranges, in large requests, instead
+ * of a hundred page faults. MADV_RANDOM stops the kernel from reading more around each further fault: a disk's read-ahead
+ * may be megabytes. The file counts as cached if its last page is, which only this function and podwire's own commands
+ * read; then the cost is one system call. Only with pages of 4 KiB: with larger ones mincore() fails. */
 static void read_ahead(void)
 {
     char *end = heap + heap_image_pages * HEAP_PAGE, *last = end - HEAP_PAGE;
@@ -203,7 +204,7 @@ int main(int argc, char **argv)
     occupy_standard_fds();
     refuse_setuid();
     ignore_signals();
-    if (getenv("CNI_COMMAND"))
+    if (getenv("CNI_COMMAND")) /* the tool's commands use more of the file */
         read_ahead();
     prefault_memory();
     adopt_thread();

@@ -23,7 +23,7 @@ _MAX_STEPS = 32  # bits of a block
 _HEADER = struct.Struct("=II")
 _COUNT = struct.Struct("=I")
 
-Group = tuple[bool, bool, int, int]  # used by some verbs, only read, tier, steps
+Group = tuple[bool, bool, int, int]  # used by some verbs only, only read, tier, steps
 _UNUSED: Group = False, False, 0, 0
 _COMMON: tuple[Group, ...] = tuple((False, only_read, tier, 0) for only_read in (False, True) for tier in (1, 2))
 
@@ -36,9 +36,10 @@ class Tiers(NamedTuple):
 
     def group_of(self, written: int, read: int) -> Group:
         """Returns a block's group; its tier is 1 if every start uses the block, 2 for most verbs, 3 for some."""
-        for tier, enough in ((1, self._every_start), (2, self._most_verbs)):
-            if enough(written | read):
-                return False, not enough(written), tier, 0
+        for steps, only_read in ((written, False), (written | read, True)):
+            for tier, enough in ((1, self._every_start), (2, self._most_verbs)):
+                if enough(steps):
+                    return False, only_read, tier, 0
         return (True, not written, 3, written | read) if written | read else _UNUSED
 
     def _every_start(self, steps: int) -> bool:

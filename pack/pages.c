@@ -1,6 +1,7 @@
 /* pages.c: the heap's array, and the used and free runs of its pages.
  *
- * One rule: the free list never has two adjacent runs, which limits fragmentation.
+ * One rule: the free list never has two adjacent runs, which limits fragmentation; except at the first page of an area,
+ * since a run never crosses it.
  */
 #include "pages.h"
 
@@ -11,7 +12,7 @@ char heap[HEAP_SIZE] __attribute__((aligned(4096), section(".bss.heap")));
 size_t heap_pages_used, heap_image_pages;
 int heap_sealed;
 
-/* The pages of the image's large blocks that were used at least once: from HEAP_LIBC_PAGES to the end of that area. */
+/* The first page of the area of large blocks that was never used; before pages_begin_image() the area counts as full. */
 static size_t large_pages_end = HEAP_PACKED_PAGE;
 
 unsigned char page_kind[PAGES];
@@ -45,17 +46,22 @@ static void run_mark_free(size_t first, size_t pages)
     run->next->previous = run->previous->next = run;
 }
 
+static int begins_area(size_t page)
+{
+    return page == 0 || page == HEAP_LIBC_PAGES || page == HEAP_PACKED_PAGE;
+}
+
 void run_release(size_t first, size_t pages)
 {
     size_t after = first + pages;
 
     page_kind[first] = PAGE_FREE;
-    if (after < heap_pages_used && after != HEAP_PACKED_PAGE && page_kind[after] == RUN_FREE) {
+    if (after < heap_pages_used && !begins_area(after) && page_kind[after] == RUN_FREE) {
         pages += run_length[after];
         run_unlink(after);
         page_kind[after] = PAGE_FREE;
     }
-    if (first > 0 && first != HEAP_PACKED_PAGE && page_kind[first - 1] == RUN_FREE) {
+    if (!begins_area(first) && page_kind[first - 1] == RUN_FREE) {
         size_t before = run_length[first - 1];
 
         page_kind[first - 1] = PAGE_FREE;
@@ -77,7 +83,8 @@ static void run_take(size_t first, size_t pages)
         run_mark_free(first + pages, length - pages);
 }
 
-/* Returns the first page of a free run between these pages, PAGES if there is none. */
+/* Returns the first page of a free run of at least `pages` pages that begins at `from` or later and before `to`; PAGES if
+ * there is none. */
 static size_t run_find(size_t pages, size_t from, size_t to)
 {
     for (Run *run = free_runs.next; run != &free_runs; run = run->next) {
@@ -89,25 +96,34 @@ static size_t run_find(size_t pages, size_t from, size_t to)
     return PAGES;
 }
 
-void *run_allocate(size_t pages, unsigned char kind)
+/* Allocates from the area of large blocks; returns PAGES if it is full. */
+static size_t large_allocate(size_t pages)
 {
-    int large = kind == RUN_USED && !heap_sealed;
-    size_t first = large ? run_find(pages, 0, HEAP_PACKED_PAGE) : PAGES;
+    size_t first = run_find(pages, HEAP_LIBC_PAGES, HEAP_PACKED_PAGE);
 
-    if (first == PAGES && large && pages <= HEAP_PACKED_PAGE - large_pages_end) {
+    if (first != PAGES) {
+        run_take(first, pages);
+    } else if (pages <= HEAP_PACKED_PAGE - large_pages_end) {
         first = large_pages_end;
         large_pages_end += pages;
-    } else {
-        if (first == PAGES)
-            first = run_find(pages, heap_sealed ? 0 : HEAP_PACKED_PAGE, PAGES);
-        if (first != PAGES) {
+    }
+    return first;
+}
+
+void *run_allocate(size_t pages, unsigned char kind)
+{
+    size_t first = kind == RUN_USED && !heap_sealed ? large_allocate(pages) : PAGES;
+
+    if (first == PAGES) {
+        first = run_find(pages, heap_sealed ? 0 : HEAP_PACKED_PAGE, PAGES);
+        if (first != PAGES)
             run_take(first, pages);
-        } else {
-            if (pages > PAGES - heap_pages_used)
-                return NULL;
-            first = heap_pages_used;
-            heap_pages_used += pages;
-        }
+    }
+    if (first == PAGES) {
+        if (pages > PAGES - heap_pages_used)
+            return NULL;
+        first = heap_pages_used;
+        heap_pages_used += pages;
     }
     page_kind[first] = kind;
     run_length[first] = (uint32_t)pages;
@@ -130,7 +146,8 @@ int run_resize(size_t first, size_t pages)
             heap_pages_used += more;
         else if (after == large_pages_end && more <= HEAP_PACKED_PAGE - large_pages_end && !heap_sealed)
             large_pages_end += more;
-        else if (after < heap_pages_used && page_kind[after] == RUN_FREE && run_length[after] >= more)
+        else if (after < heap_pages_used && !begins_area(after) && page_kind[after] == RUN_FREE
+                 && run_length[after] >= more)
             run_take(after, more);
         else
             return 0;

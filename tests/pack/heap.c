@@ -85,7 +85,7 @@ int main(void)
     char *blocks[SIZES][2];
 
     heap_begin_image();
-    next = room = heap_pack(ROOM, 0, 0);
+    next = room = heap_pack(ROOM, 0, 0, 0);
     packing = 1;
     for (int i = 0; i < SIZES; i++)
         for (int twice = 0; twice < 2; twice++)

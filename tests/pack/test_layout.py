@@ -36,8 +36,8 @@ def test_blocks_are_grouped_by_the_verbs_that_use_them():
     written = [0b1, 0b1111_0001, 0b0101_0000, 0b0001_0000, 0, 0, 0, 0b0010_0000, 0b0010_0000]
     read = [0b1, 0, 0b1, 0b0110_0000, 0b1, 0b10, 0, 0, 0]
     uses = uses_of(NAMES, written, read) + struct.pack("=6I", 0, 0, 1, 16, 0b10, 0)
-    sizes = (0, 4096, 0, 16, 4096, 4096, 2048, 2048)
-    grouped = struct.pack("=9II9HIIH", 8, *sizes, 9, 1, 1, 5, 6, 5, 7, 0, 4, 4, 0, 1, 3)
+    sizes = (0, 4096, 2048, 2048, 2048, 16, 4096, 2048)
+    grouped = struct.pack("=9II9HIIH", 8, *sizes, 9, 1, 1, 2, 4, 3, 7, 0, 6, 6, 0, 1, 5)
     assert layout.groups(uses) == grouped
 
 
