@@ -182,7 +182,7 @@ def _floor_cell(case: Case | None) -> str:
     if case is None or not case.floor:
         return ""
     ratio = case.ours / case.floor
-    return f"**{ratio:.1f}**" if ratio > floor_target(case.name) else f"{ratio:.1f}"
+    return f"**{ratio:.2f}**" if ratio > floor_target(case.name) else f"{ratio:.2f}"
 
 
 def _table(unit: str, reference: str, divisor: float, rows: Sequence[Case]) -> list[str]:

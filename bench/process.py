@@ -136,7 +136,7 @@ def shared_kib(calls: Sequence[Invocation]) -> float:
 def _wait_for_write(pid: int) -> None:
     """Waits until a thread of the process waits in a write to a pipe."""
     end = time.monotonic() + _WRITE_LIMIT_S
-    while not any("pipe_w" in file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/wchan")):
+    while not any("pipe_write" in file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/wchan")):
         if time.monotonic() > end:
             raise RuntimeError(f"process {pid} wrote no result within {_WRITE_LIMIT_S} s")
         time.sleep(0.01)

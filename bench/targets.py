@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _CHECK = 0.5  # for every CHECK without a target below
-_FLOOR, _FLOOR_VERSION = 2.0, 1.8
+_FLOOR, _FLOOR_VERSION = 2.0, 1.8  # podwire / kernel alone; VERSION beside a process that does nothing
 _BRIDGE = {"ADD": 0.5, "DEL": 0.35}
 _MASQUERADE = {"ADD": 0.35, "DEL": 0.25}
 _PORT = {"ADD": 0.25, "DEL": 0.2}

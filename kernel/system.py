@@ -1,6 +1,6 @@
-"""The calls of verbs that a build and a fuzzer cannot make: of the kernel, of other programs, and for randomness.
+"""Calls to the kernel and to other programs that the image's warm-up and the fuzzers replace.
 
-One rule: callers use `system.current` for each call, and store neither it nor its methods.
+One rule: callers use `system.current` for each call; only a replacement stores the object that it replaces.
 
 The image's warm-up (pack/fake_kernel.py) and the fuzzers (tests/fuzz/replay.py) replace `current` by a subclass of
 System. It is global to the process, like the process's namespaces: passing it through every function down to a call
@@ -27,7 +27,7 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 class System:
-    """The running system: the calls as the kernel makes them."""
+    """The running system: each method makes the real call."""
 
     __slots__ = ()
 

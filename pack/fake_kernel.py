@@ -5,6 +5,7 @@ One rule: it depends on no state of the building machine; what verbs create exis
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -55,8 +56,8 @@ _TRAFFIC = (kernel.traffic.RTM_NEWQDISC, kernel.traffic.RTM_NEWTFILTER)
 class FakeKernel(System):
     """The fake kernel; `directory` is a new directory, whose files replace those of the kernel and programs.
 
-    A method first calls the one that it replaces, in such a way that this has no effect: otherwise that method's
-    objects would be on pages of their own, and each method would cost a start some eight page faults.
+    Each method except run_programs() first calls the one that it replaces, in such a way that this has no effect: so
+    the layout knows that method's objects, which would otherwise cost a start some eight page faults.
     """
 
     def __init__(self, directory: str) -> None:
@@ -75,7 +76,7 @@ class FakeKernel(System):
         """Returns a socket that receives the fake kernel's answers, or those of a DHCP daemon."""
         descriptor = self._running.open_socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach()
         if family == socket.AF_UNIX:
-            return _Socket(bytes, descriptor)
+            return _Socket(bytes, descriptor)  # no answers before connect()
         answer = self._answer_route if protocol == socket.NETLINK_ROUTE else self._answer_netfilter
         return _Socket(answer, descriptor)
 
@@ -154,7 +155,7 @@ class _Socket(socket.socket):
     def connect(self, address: object) -> None:
         """Accepts the DHCP daemon's address; raises FileNotFoundError for any other, such as that of D-Bus."""
         if address != SOCKET_PATH:
-            raise FileNotFoundError(2, "No such file or directory")
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         self._answer = Daemon().answers
         self._make_readable()
 
@@ -192,10 +193,11 @@ class _Routing:
         """Executes a request, and yields its answers but the acknowledgement."""
         create, delete, read = _KINDS[request.kind]
         content = request.content
-        position = create, content[4:8] + content[12:16] if create in _TRAFFIC else b""
+        position = create, (content[4:8] + content[12:16] if create in _TRAFFIC else b"")
         is_main = create not in _TRAFFIC and content[4] == kernel.route.TABLE_MAIN
         if request.kind == create and not is_main:
-            self._added[position] = [*(self._added.get(position, []) if create not in _TRAFFIC else []), content]
+            others = [] if create in _TRAFFIC else self._added.get(position, [])
+            self._added[position] = [*others, content]
         elif request.kind == delete and not is_main:
             self._added.pop(position, None)
         elif request.kind == read:
@@ -204,7 +206,7 @@ class _Routing:
             added = self._added.get(position, [])
             yield from (request.answer(create, each) for each in added)
             if create in _TRAFFIC and not added and not request.is_dump:
-                yield request.refusal(2)
+                yield request.refusal(errno.ENOENT)
 
 
 def _main_route(request: NetlinkRequest) -> bytes:

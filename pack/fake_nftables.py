@@ -33,7 +33,7 @@ class Ruleset:
         self._objects: dict[int, tuple[int, bytes]] = {}  # by handle: the type and content of their messages
         self._handles = itertools.count(1)
         for family in nft.NFPROTO.values():
-            for (table, name), hook in kernel.netfilter.iptables._BUILT_IN.items():
+            for (table, name), hook in kernel.netfilter.iptables.BUILT_IN_CHAINS.items():
                 chain = nft.Chain(nft.Table(family, table), name, hook)
                 self._store(_NEWCHAIN, nft.chain_request(chain).encode(0)[HEADER_BYTES:])
 

@@ -1,4 +1,4 @@
-"""The warm-up: every verb runs at build time, several times, against a fake kernel.
+"""The warm-up: runs the plugins' ADD, CHECK and DEL at build time, several times, against a fake kernel.
 
 One rule: the warm-up writes only to a temporary directory, and leaves only specialised bytecode in the image.
 

@@ -36,7 +36,7 @@ _CHANGES_MAX = 60  # of a family; rendering more takes longer than running the p
 # `-C` is one success.
 _MARKER = "INPUT"
 # The hooks of the chains that the program creates: NF_INET_* and priorities (nftables' names: dstnat, srcnat, filter).
-_BUILT_IN = {
+BUILT_IN_CHAINS = {
     ("nat", "PREROUTING"): Hook("nat", 0, -100),
     ("nat", "INPUT"): Hook("nat", 1, 100),
     ("nat", "OUTPUT"): Hook("nat", 3, -100),
@@ -118,16 +118,16 @@ def apply(changes: Mapping[int, Sequence[Change]], table: str, description: str,
         record.change(*_shell_commands(changes, table))
         return
     programs = {family: iptables_program.find(family, legacy=legacy) for family, items in changes.items() if items}
-    done = apply_by_netlink(changes, table, programs)
-    further = {family: items for family, items in changes.items() if items and family not in done}
-    ended = iptables_program.run(further, table, legacy=legacy)
-    failed = {family: one for family, one in ended.items() if one.outcome.status}
+    applied = apply_by_netlink(changes, table, programs)
+    remaining = {family: items for family, items in changes.items() if items and family not in applied}
+    runs = iptables_program.run(remaining, table, legacy=legacy)
+    failed = {family: run for family, run in runs.items() if run.outcome.status}
     if record.is_recording():
         record.change(
             *_shell_commands({family: items for family, items in changes.items() if family not in failed}, table)
         )
-    for family, one in failed.items():
-        raise iptables_program.failure_error(description, family, one)
+    for family, run in failed.items():
+        raise iptables_program.failure_error(description, family, run)
 
 
 def apply_by_netlink(
@@ -135,8 +135,9 @@ def apply_by_netlink(
 ) -> frozenset[int]:
     """Applies the changes of the families that netlink allows, all or none; returns those families.
 
-    Only adds to tables that the program has created, and only if the host's programs, whose paths are `programs`, are
-    iptables-nft's. The kernel's rules are then the same, byte for byte.
+    Renders additions only, and only if the host's programs, whose paths are `programs`, are iptables-nft's: then the
+    kernel's rules are the same, byte for byte. A built-in chain must exist as the program creates it; for another
+    missing chain or table the kernel refuses the transaction.
     """
     requests: list[Request] = []
     built_in: list[Chain] = []
@@ -149,8 +150,8 @@ def apply_by_netlink(
         if len(rendered) < len(items) or not iptables_program.is_nft(programs[version]):
             continue
         requests += rendered
-        names = dict.fromkeys(change.chain for change in items if (table, change.chain) in _BUILT_IN)
-        built_in += [Chain(kernel_table, name, _BUILT_IN[table, name]) for name in names]
+        names = dict.fromkeys(change.chain for change in items if (table, change.chain) in BUILT_IN_CHAINS)
+        built_in += [Chain(kernel_table, name, BUILT_IN_CHAINS[table, name]) for name in names]
         done.append(version)
     if not requests:
         return frozenset()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from cni.errors import CniError, Code
@@ -70,7 +70,7 @@ def parse_owner(text: str) -> tuple[str, str] | None:
 
 
 def change(
-    families: Iterable[int], scheme: ChainScheme, chain: str, plan: Plan, description: str, shared: str = ""
+    families: Collection[int], scheme: ChainScheme, chain: str, plan: Plan, description: str, shared: str = ""
 ) -> None:
     """Reads the entry chain and `chain`, applies the changes of `plan`, and retries if the rules changed in between.
 
@@ -199,5 +199,5 @@ def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[
     """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
     names = dict.fromkeys(filter(None, (entry, shared, chain)))
     listings = iptables.read(families, TABLE, list(names))
-    without = [family for family, listing in listings.items() if shared and shared not in listing.chains]
-    return listings | (iptables.read(without, TABLE, [entry, chain]) if without else {})
+    lacking = [family for family, listing in listings.items() if shared and shared not in listing.chains]
+    return listings | (iptables.read(lacking, TABLE, [entry, chain]) if lacking else {})

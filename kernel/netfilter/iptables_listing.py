@@ -10,11 +10,10 @@ ACCEPT, DROP, RETURN, a jump, or no target.
 from __future__ import annotations
 
 import struct
-from ipaddress import ip_address
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import Rule, comment_match
+from kernel.netfilter.iptables_rule import Rule, comment_match, prefix_text
 
 _NUMBER = struct.Struct(">i")
 _SIZES = {4: 4, 6: 16}  # of an address, by IP version
@@ -107,7 +106,7 @@ def _network(data: bytes, mask: bytes, version: int) -> str:
     is_prefix = not mask or int.from_bytes(mask, "big") == (1 << size * 8) - 1 - host_bits
     if not data or len(address) != size or not is_prefix or int.from_bytes(address, "big") & host_bits:
         return ""
-    return f"{ip_address(address)}/{prefix}"
+    return prefix_text(address, prefix)
 
 
 def _match(attributes: dict[int, bytes]) -> str:

@@ -69,9 +69,9 @@ class LineSyntaxError(RefusedError):
 def run(lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy: bool = False) -> dict[int, Ended]:
     """Runs each family's program with lines for a table, which are rendered by str(): changes, "-S CHAIN".
 
-    Runs the programs in parallel, and those with a resource problem again until the time for the lock is over. The
-    kernel kills them when this process ends: a program that waits for the lock must not commit after a later DEL.
-    Raises UnusableError, and CniError(11) if another program keeps the lock.
+    Runs the programs in parallel. Repeats those with a resource problem, at most 10 times and for 9 s; a caller must
+    still check the status. The kernel kills them when this process ends: a program that waits for the lock must not
+    commit after a later DEL. Raises UnusableError, and CniError(11) if another program keeps the lock.
     """
     if not lines:
         return {}

@@ -20,7 +20,6 @@ _SPECIAL = re.compile(r"""(["'\\])""")
 _ESCAPED = re.compile(r"\\(.)")
 _COMMENT = re.compile(r'--comment (?:"((?:[^"\\]|\\.)*)"|(\S+))')
 _OPTION = re.compile(r'((?:! )?--?\w[-\w]*)((?: (?:"(?:[^"\\]|\\.)*"|[^-!\s]\S*))*)')
-_FAMILIES = {4: AF_INET, 6: AF_INET6}
 
 
 def quoted(text: str) -> str:
@@ -33,9 +32,14 @@ def comment_match(text: str) -> str:
     return f"-m comment --comment {text if _PLAIN.fullmatch(text) else quoted(text)}"
 
 
+def prefix_text(packed: bytes, bits: int) -> str:
+    """Returns a network as iptables lists it: inet_ntop() writes ::1.2.3.4 where ipaddress writes ::102:304."""
+    return f"{inet_ntop(AF_INET if len(packed) == 4 else AF_INET6, packed)}/{bits}"
+
+
 def network_text(network: Network) -> str:
-    """Returns a network as iptables lists it, which writes some IPv6 addresses in another way than ipaddress."""
-    return f"{inet_ntop(_FAMILIES[network.version], network.network_address.packed)}/{network.prefixlen}"
+    """Returns a network as iptables lists it."""
+    return prefix_text(network.network_address.packed, network.prefixlen)
 
 
 class Rule(NamedTuple):

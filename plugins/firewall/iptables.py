@@ -184,9 +184,7 @@ def _exists(name: str) -> bool:
     """Returns whether an interface exists; raises KernelError."""
     try:
         stdlib_socket.if_nametoindex(name)
-    except (
-        OSError
-    ):  # it has no errno: the interface is missing, or the process has no free descriptor, or ioctl is denied
+    except OSError:  # without errno: the interface is missing, no descriptor is free, or ioctl is denied
         return _get_link(name) is not None
     return True
 

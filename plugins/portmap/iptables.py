@@ -26,7 +26,7 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
-from kernel.netfilter.iptables_chains import TABLE
+from kernel.netfilter.iptables_chains import TABLE, ChainScheme
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_rule import Change, Listing
 from kernel.netfilter.nft import Chain, NftSocket
@@ -88,7 +88,7 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
     Deletes the chains of the reference plugin before 0.7.0, too. Keeps the rules of the container's other interfaces;
     only a container with such rules costs processes. Raises KernelError, CniError(11), CniError(999).
     """
-    schemes = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
+    schemes = _chain_schemes(host_ports)
     possible = [Chain(table, name) for name in schemes for table in iptables_nft.TABLES.values()]
     existing = [chain for chain in nft.get_chains(socket, *possible) if chain]
     if iptables_state.forwards_elsewhere(socket, host_ports, existing):
@@ -138,13 +138,13 @@ def delete_legacy(host_ports: HostPorts) -> None:
 
     Raises CniError(11), CniError(999).
     """
-    chains = {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
+    schemes = _chain_schemes(host_ports)
 
     def plan(version: int, listing: Listing) -> list[Change]:
         changes = iptables_update.changes_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
-        return changes or iptables_chains.compute_deletions(chains, listing)
+        return changes or iptables_chains.compute_deletions(schemes, listing)
 
     iptables_chains.change_legacy(TABLE, plan, _delete_description(host_ports))
 
@@ -168,6 +168,11 @@ def gc_legacy(network: str, valid: Iterable[Attachment]) -> None:
     Raises CniError(11), CniError(999).
     """
     iptables_chains.gc_legacy((DNAT_CHAINS, OLD_CHAINS), network, _chain_names(network, valid))
+
+
+def _chain_schemes(host_ports: HostPorts) -> dict[str, ChainScheme]:
+    """Returns the container's chains, today's and that of old reference plugins, by name."""
+    return {scheme.name(host_ports.network, host_ports.container_id): scheme for scheme in (DNAT_CHAINS, OLD_CHAINS)}
 
 
 def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:

@@ -29,7 +29,7 @@ from plugins.portmap.iptables_rules import (
 )
 from process.values import dataclass, field
 
-_BUILT_IN = ("PREROUTING", "OUTPUT", "POSTROUTING")
+_ENTRY_CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING")
 # The name and the revision of a multiport match, then struct xt_multiport_v1 (linux/netfilter/xt_multiport.h).
 _MULTIPORT = re.compile(rb"multiport\0..\x08\0\x02\0\0\0\0\x01.{2}\x03\0(.{48})", re.DOTALL)
 _PORTS = struct.Struct("=BB15H15BB")
@@ -182,7 +182,7 @@ def _list_shared_rule_candidates(
     socket: NftSocket, host_ports: HostPorts, version: int, rule: Rule, present: list[str]
 ) -> list[nft.Rule]:
     """Returns the rules that may be the shared `rule`: all of its chain, or the jumps of a built-in chain."""
-    is_jump = rule.chain in _BUILT_IN
+    is_jump = rule.chain in _ENTRY_CHAINS
     if (rule.target if is_jump else rule.chain) not in present:
         return []
     return nft.list_rules(socket, Chain(TABLES[version], rule.chain), f"{rule.target}\0" if is_jump else "")

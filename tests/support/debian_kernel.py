@@ -2,7 +2,7 @@
 
 By hand: `make test-debian-kernel DISTRIBUTION=bullseye TESTS=tests/netns/test_vlan.py`.
 
-One rule: the machine runs the test root, on every computer the same, and has no network interface.
+One rule: the machine runs from the test root, which is the same on every computer, and has no network interface.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ export PATH=/bin
 mount -t proc proc /proc
 modprobe -a virtio_pci 9pnet_virtio 9p
 mkdir /new
-mount_9p() { # TAG DIRECTORY OPTIONS: cache=loose, as nothing else changes the files meanwhile
-    [ -d "/new$2" ] || mkdir -p "/new$2" # below /tmp
+mount_9p() { # TAG DIRECTORY OPTIONS; cache=loose for files that nothing else changes
+    [ -d "/new$2" ] || mkdir -p "/new$2" # the checkout may be below /tmp, which is an empty tmpfs here
     mount -t 9p -o "trans=virtio,version=9p2000.L,msize=262144,$3" "$1" "/new$2"
 }
 mount_9p root / ro,cache=loose

@@ -13,22 +13,22 @@ mkdir -p "$directory/apt/lists/partial" "$directory/apt/archives/partial"
 cd "$directory/apt"
 directory=$(dirname "$PWD")
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >sources.list
-apt() {
+with_own_state() { # an apt program, with its lists and state below this directory
     command=$1 && shift
     "$command" -qq -o APT::Sandbox::User=root -o Dir::Etc::sourcelist="$PWD/sources.list" \
         -o Dir::Etc::sourceparts=/dev/null -o Dir::State="$PWD" -o Dir::State::status=/dev/null -o Dir::Cache="$PWD" \
         -o Acquire::Languages=none -o Acquire::Check-Valid-Until=false "$@"
 }
-apt apt-get update
+with_own_state apt-get update
 # A kernel is one package, or several in newer releases; linux-image-amd64 depends on the newest.
-packages=$(apt apt-cache depends --recurse --important linux-image-amd64 | \
-    grep -E '^linux-(image|binary|base|modules)-[0-9]+\.[0-9]+\.[0-9]')
-versions=$(apt apt-get --print-uris download $packages)
+packages=$(with_own_state apt-cache depends --recurse --important linux-image-amd64 | \
+    grep -E '^linux-(image|binary|base|modules)-[0-9]+\.[0-9]+\.[0-9]') || { echo "no kernel of $release in $mirror" >&2; exit 1; }
+versions=$(with_own_state apt-get --print-uris download $packages)
 [ "$versions" != "$(cat ../files/.versions 2>/dev/null)" ] || exit 0
 echo "unpacking the kernel of $release:" $packages
 rm -rf ../files ./*.deb
 mkdir ../files
-apt apt-get download $packages
+with_own_state apt-get download $packages
 for package in ./*.deb; do dpkg-deb --extract "$package" ../files && rm "$package"; done
 cd ../files
 [ -d lib ] || ln -s usr/lib lib

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def build(files: Mapping[str, bytes]) -> bytes:
-    """Returns a cpio archive of executable files, by path, and their directories, in the kernel's format."""
+    """Returns a cpio archive (newc) of executable files, by path, their directories, and mount points."""
     return b"".join(_parts(files))
 
 

@@ -19,4 +19,4 @@ stty -opost -echo cols 120 </dev/ttyS0
 bash /run/shared/command </dev/null >/dev/ttyS0 2>&1
 echo $? >/run/shared/status
 echo o >/proc/sysrq-trigger
-sleep 60
+sleep 60 # the kernel panics if its first process ends before the power-off

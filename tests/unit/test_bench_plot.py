@@ -68,8 +68,8 @@ def test_ratios_to_the_kernel_alone_are_in_a_separate_table():
     ]
     about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
     text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["floors"]
-    assert "| VERSION | **1.9** |  |  |" in text
-    assert "| bridge | 1.9 | **3.0** |  |" in text
+    assert "| VERSION | **1.90** |  |  |" in text
+    assert "| bridge | 1.90 | **3.00** |  |" in text
 
 
 def test_heads_name_the_version_of_the_reference():

@@ -87,7 +87,10 @@ def test_networks_are_written_as_iptables_lists_them(text):
     assert network_text(ip_network(text)) == text
 
 
-NETWORKS = ["0.0.0.0/1", "10.0.0.0/8", "10.22.0.0/15", "10.22.0.2/32", "fd00::/9", "fd00::/64", "fd00::2/128"]
+NETWORKS = [
+    *("0.0.0.0/1", "10.0.0.0/8", "10.22.0.0/15", "10.22.0.2/32"),
+    *("fd00::/9", "fd00::/64", "fd00::2/128", "::1.2.3.4/128"),
+]
 
 
 @pytest.mark.parametrize("network", NETWORKS)
