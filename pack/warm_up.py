@@ -77,59 +77,60 @@ def warm_up(plugins: Mapping[str, Any]) -> None:
 
 def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
     """Runs the verbs of a pod once and yields the name of each scenario before it; raises RuntimeError."""
-    with _fake_kernel() as leases:
-        network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": leases}}
+    with _fake_kernel() as data_dir:
+        network = {**_NETWORK, "ipam": {**_IPAM, "dataDir": data_dir}}
         for name in ("loopback", "bridge"):
             yield f"{name} ADD"
-            result = _run_verb(plugins, name, "ADD", network, leases)
+            result = _run_verb(plugins, name, "ADD", network, data_dir)
             for verb in ("CHECK", "DEL"):
                 yield f"{name} {verb}"
-                _run_verb(plugins, name, verb, {**network, "prevResult": result}, leases)
+                _run_verb(plugins, name, verb, {**network, "prevResult": result}, data_dir)
         for backend in _BACKENDS:
             yield f"masquerade, {backend}"
             network |= {"ipMasq": True, "ipMasqBackend": backend}
-            result = _run_verb(plugins, "bridge", "ADD", network, leases)
+            result = _run_verb(plugins, "bridge", "ADD", network, data_dir)
             for verb in ("CHECK", "DEL"):
-                _run_verb(plugins, "bridge", verb, {**network, "prevResult": result}, leases)
+                _run_verb(plugins, "bridge", verb, {**network, "prevResult": result}, data_dir)
             yield f"portmap, {backend}"
             ports = {"backend": backend, "runtimeConfig": {"portMappings": _PORTS}, "prevResult": result}
             # Twice: the second container finds the shared chains, as most containers do.
             for verb in ("ADD", "CHECK", "DEL") * 2:
-                _run_verb(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, leases)
+                _run_verb(plugins, "portmap", verb, {**_NETWORK, "type": "portmap", **ports}, data_dir)
             yield f"firewall, {backend}"
-            opened = {**_NETWORK, "type": "firewall", "backend": backend, "prevResult": result}
+            firewall_conf = {**_NETWORK, "type": "firewall", "backend": backend, "prevResult": result}
             for verb in ("ADD", "CHECK", "DEL") * 2:
-                _run_verb(plugins, "firewall", verb, opened, leases)
+                _run_verb(plugins, "firewall", verb, firewall_conf, data_dir)
             yield f"ptp, {backend}"
-            result = _run_verb(plugins, "ptp", "ADD", {**network, "type": "ptp"}, leases)
-            _run_verb(plugins, "ptp", "DEL", {**network, "type": "ptp", "prevResult": result}, leases)
+            result = _run_verb(plugins, "ptp", "ADD", {**network, "type": "ptp"}, data_dir)
+            _run_verb(plugins, "ptp", "DEL", {**network, "type": "ptp", "prevResult": result}, data_dir)
         for name, keys in _SINGLE_LINKS.items():
             yield name
-            _run_child_verbs(plugins, {**network, "type": name, "dataDir": f"{leases}/devices", **keys}, leases)
-        tuned = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{leases}/tuning"}
-        chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuned), ("vrf", _VRF)
+            conf = {**network, "type": name, "dataDir": f"{data_dir}/devices", **keys}
+            _run_single_link_verbs(plugins, conf, data_dir)
+        tuning_conf = {"mtu": 1500, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": f"{data_dir}/tuning"}
+        chained: Any = ("bandwidth", _LIMITS), ("sbr", {}), ("tuning", {}), ("tuning", tuning_conf), ("vrf", _VRF)
         for name, keys in chained:
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
-                _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, leases)
+                _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, data_dir)
         for name, run in (("dhcp", _run_dhcp), ("pool", _run_pool)):
             yield name
-            run(plugins, leases)
+            run(plugins, data_dir)
 
 
-def _run_dhcp(plugins: Mapping[str, Any], path: str) -> None:
+def _run_dhcp(plugins: Mapping[str, Any], data_dir: str) -> None:
     """Runs the verbs of dhcp with a daemon in this process."""
-    network = {**_NETWORK, "type": "dhcp", "ipam": {"type": "dhcp", "dataDir": f"{path}/dhcp", **fake_dhcp.KEYS}}
+    network = {**_NETWORK, "type": "dhcp", "ipam": {"type": "dhcp", "dataDir": f"{data_dir}/dhcp", **fake_dhcp.KEYS}}
     for verb in ("ADD", "CHECK", "DEL"):
-        _run_verb(plugins, "dhcp", verb, network, path)
+        _run_verb(plugins, "dhcp", verb, network, data_dir)
 
 
-def _run_pool(plugins: Mapping[str, Any], path: str) -> None:
+def _run_pool(plugins: Mapping[str, Any], data_dir: str) -> None:
     """Runs the verbs of host-local with a pool, whose blocks are in a grants file as the agent writes it."""
-    network = {**_NETWORK, "name": "pool", "ipam": {"type": "host-local", "pool": "default", "dataDir": path}}
-    _write_grants(path, "pool")
+    network = {**_NETWORK, "name": "pool", "ipam": {"type": "host-local", "pool": "default", "dataDir": data_dir}}
+    _write_grants(data_dir, "pool")
     for verb in ("ADD", "CHECK", "DEL"):
-        _run_verb(plugins, "host-local", verb, network, path)
+        _run_verb(plugins, "host-local", verb, network, data_dir)
 
 
 def _write_grants(data_dir: str, network: str) -> None:
@@ -150,23 +151,23 @@ def _write_grants(data_dir: str, network: str) -> None:
         file.write(json.dumps(document).encode())
 
 
-def _run_child_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], path: str) -> None:
-    """Runs the verbs of a plugin whose interface is on top of another link, or moved."""
+def _run_single_link_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any], data_dir: str) -> None:
+    """Runs the verbs of a plugin in `_SINGLE_LINKS`."""
     ifname = IN_SANDBOX if network["type"] == "host-device" else CHILD_NAME
-    result = _run_verb(plugins, network["type"], "ADD", network, path, ifname)
+    result = _run_verb(plugins, network["type"], "ADD", network, data_dir, ifname)
     for verb in ("CHECK", "DEL"):
-        _run_verb(plugins, network["type"], verb, {**network, "prevResult": result}, path, ifname)
+        _run_verb(plugins, network["type"], verb, {**network, "prevResult": result}, data_dir, ifname)
 
 
 def _run_verb(
-    plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], path: str, ifname: str = "eth0"
+    plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], data_dir: str, ifname: str = "eth0"
 ) -> Any:
     env = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": "warm-up",
         "CNI_IFNAME": ifname,
         "CNI_NETNS": _NETNS,
-        "CNI_PATH": path,
+        "CNI_PATH": data_dir,
     }
     stdout = io.BytesIO()
     reading_end, writing_end = os.pipe()

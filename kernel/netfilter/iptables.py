@@ -19,7 +19,7 @@ from kernel import system
 from kernel.errors import KernelError
 from kernel.netfilter import iptables_program, nft
 from kernel.netfilter.iptables_expressions import change_request
-from kernel.netfilter.iptables_program import Ended, UnusableError
+from kernel.netfilter.iptables_program import ProgramRun, UnusableError
 from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.rtnl import Request
@@ -61,10 +61,10 @@ def read(
     """
     start = f"-P {chains[0]} " if chains else "-P "  # any working iptables can list a built-in chain
     listings = {}
-    for family, ended in _list(dict.fromkeys(families, _listing_lines(chains)), table, legacy=legacy).items():
-        if not ended.text.startswith(start):
-            raise iptables_program.unusable_error(ended)
-        listings[family] = Listing.parse(ended.text)
+    for family, run in _list(dict.fromkeys(families, _listing_lines(chains)), table, legacy=legacy).items():
+        if not run.text.startswith(start):
+            raise iptables_program.unusable_error(run)
+        listings[family] = Listing.parse(run.text)
     return listings
 
 
@@ -80,13 +80,13 @@ def list_chains(
     for family, items in lines.items():
         items += [f"-C {rule.chain} {rule.spec}\n-S {_MARKER}" for rule in (rules or {}).get(family, ())]
     listings = {}
-    for family, ended in _list(lines, table).items():
-        listing = Listing.parse(ended.text)
+    for family, run in _list(lines, table).items():
+        listing = Listing.parse(run.text)
         if not chains[family] and not listing.chains:
-            raise iptables_program.unusable_error(ended)
+            raise iptables_program.unusable_error(run)
         if missing := [chain for chain in chains[family] if chain not in listing.chains]:
-            raise iptables_program.unlisted_error(missing[0], ended)
-        markers = f"\n{ended.text}".count(f"\n-P {_MARKER} ")
+            raise iptables_program.unlisted_error(missing[0], run)
+        markers = f"\n{run.text}".count(f"\n-P {_MARKER} ")
         listings[family] = replace(listing, confirmed=markers if chains[family] else markers - 1)
     return listings
 
@@ -230,13 +230,13 @@ def _listing_lines(chains: Iterable[str]) -> list[str]:
     return [f"-S {chain}" for chain in chains] or ["-S"]
 
 
-def _list(lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = False) -> dict[int, Ended]:
+def _list(lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = False) -> dict[int, ProgramRun]:
     """Runs the programs; one that refused a line has listed the chains before it."""
-    ended = iptables_program.run(lines, table, legacy=legacy)
-    for one in ended.values():
-        if one.outcome.status not in (0, iptables_program.REFUSED):
-            raise iptables_program.unusable_error(one)
-    return ended
+    runs = iptables_program.run(lines, table, legacy=legacy)
+    for run in runs.values():
+        if run.outcome.status not in (0, iptables_program.REFUSED):
+            raise iptables_program.unusable_error(run)
+    return runs
 
 
 def _shell_commands(changes: Mapping[int, Sequence[Change]], table: str) -> Iterator[str]:

@@ -16,6 +16,14 @@ from kernel.netfilter import nft_expression as expression
 from kernel.netfilter.iptables_rule import Rule, comment_match, prefix_text
 
 _NUMBER = struct.Struct(">i")
+# Attributes of expressions, NFTA_* (linux/netfilter/nf_tables.h, nf_tables_compat.h).
+_META_KEY = 2
+_PAYLOAD_BASE, _PAYLOAD_OFFSET, _PAYLOAD_LEN = 2, 3, 4
+_BITWISE_MASK, _BITWISE_XOR = 4, 5
+_CMP_OP, _CMP_DATA = 2, 3
+_MATCH_NAME, _MATCH_REV, _MATCH_INFO = 1, 2, 3
+_IMMEDIATE_DREG, _IMMEDIATE_DATA = 1, 2
+_DATA_VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 2, 1, 2
 _SIZES = {4: 4, 6: 16}  # of an address, by IP version
 _FIELDS = {4: {12: "-s", 16: "-d"}, 6: {8: "-s", 24: "-d"}}  # offsets in the IP header, by version
 _INTERFACES = {expression.META_IIFNAME: "-i", expression.META_OIFNAME: "-o"}
@@ -31,7 +39,7 @@ _ESTABLISHED_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 def parse_rule(chain: str, rule: nft.Rule, version: int) -> Rule | None:
     """Returns a rule of `chain` in the table of an IP version, None if any part is unknown."""
     loaded, mask, end = "", b"", ""
-    known: object = ""
+    known: str | bytes = ""
     rendered: dict[str, str] = {}
     matches = []
     for name, attributes in nft_rule.parse_expressions(rule.expressions):
@@ -41,7 +49,7 @@ def parse_rule(chain: str, rule: nft.Rule, version: int) -> Rule | None:
             return None
         if name in ("payload", "meta") and not loaded:
             loaded = _loaded(name, attributes, version)
-            known, mask = loaded not in rendered and loaded, b""
+            known, mask = "" if loaded in rendered else loaded, b""
         elif name == "bitwise" and loaded in ("-s", "-d") and not mask:
             known = mask = _mask(attributes)
         elif name == "cmp" and loaded:
@@ -70,23 +78,23 @@ def _number(attributes: dict[int, bytes], key: int) -> int | None:
 def _loaded(name: str, attributes: dict[int, bytes], version: int) -> str:
     """Returns the option for the field that an expression loads."""
     if name == "meta":
-        return _INTERFACES.get(_number(attributes, 2) or 0, "")
-    offset, length = _number(attributes, 3), _number(attributes, 4)
-    if _number(attributes, 2) != expression.NETWORK_HEADER or offset is None or length is None:
+        return _INTERFACES.get(_number(attributes, _META_KEY) or 0, "")
+    offset, length = _number(attributes, _PAYLOAD_OFFSET), _number(attributes, _PAYLOAD_LEN)
+    if _number(attributes, _PAYLOAD_BASE) != expression.NETWORK_HEADER or offset is None or length is None:
         return ""
     return _FIELDS[version].get(offset, "") if length <= _SIZES[version] else ""
 
 
 def _mask(attributes: dict[int, bytes]) -> bytes:
     """Returns the mask that an expression applies, b"" if it changes bits in another way."""
-    mask, flipped = (_value(attributes, key) for key in (4, 5))
+    mask, flipped = (_value(attributes, key) for key in (_BITWISE_MASK, _BITWISE_XOR))
     return b"" if any(flipped) else mask
 
 
 def _compared(option: str, attributes: dict[int, bytes], mask: bytes, version: int) -> str:
     """Returns an option with its value, "" for a prefix of interface names, which has no NUL at its end."""
-    data = _value(attributes, 3)
-    operation = _number(attributes, 2)
+    data = _value(attributes, _CMP_DATA)
+    operation = _number(attributes, _CMP_OP)
     if operation not in (expression.EQ, expression.NEQ):
         return ""
     inverted = "! " if operation == expression.NEQ else ""
@@ -98,7 +106,7 @@ def _compared(option: str, attributes: dict[int, bytes], mask: bytes, version: i
 
 
 def _network(data: bytes, mask: bytes, version: int) -> str:
-    """Returns a network, whose last bytes need not be compared, "" for a mask that is no prefix."""
+    """Returns a network; `data` may lack bytes that the prefix does not cover. "" for a mask that is not a prefix."""
     size = _SIZES[version]
     address = data.ljust(size, b"\0")
     prefix = int.from_bytes(mask, "big").bit_count() if mask else len(data) * 8
@@ -111,8 +119,9 @@ def _network(data: bytes, mask: bytes, version: int) -> str:
 
 def _match(attributes: dict[int, bytes]) -> str:
     """Returns the options of an extension."""
-    kind = attributes.get(1, b"").rstrip(b"\0").decode("ascii", "replace"), _number(attributes, 2)
-    info = attributes.get(3, b"")
+    name = attributes.get(_MATCH_NAME, b"").rstrip(b"\0").decode("ascii", "replace")
+    kind = name, _number(attributes, _MATCH_REV)
+    info = attributes.get(_MATCH_INFO, b"")
     if kind == _COMMENT:
         return comment_match(info.partition(b"\0")[0].decode(errors="surrogateescape"))
     if kind == _STATES:
@@ -125,10 +134,11 @@ def _value(attributes: dict[int, bytes], key: int) -> bytes:
 
 
 def _verdict(attributes: dict[int, bytes]) -> str:
-    content = expression.parse_content(expression.parse_content(attributes.get(2, b"")).get(2, b""))
-    code = _number(content, 1)
-    if _number(attributes, 1) != 0 or code is None:
+    data = expression.parse_content(attributes.get(_IMMEDIATE_DATA, b""))
+    content = expression.parse_content(data.get(_DATA_VERDICT, b""))
+    code = _number(content, _VERDICT_CODE)
+    if _number(attributes, _IMMEDIATE_DREG) != 0 or code is None:
         return ""
     if code == _JUMP:
-        return f"-j {content.get(2, b'').rstrip(chr(0).encode()).decode(errors='surrogateescape')}"
+        return f"-j {content.get(_VERDICT_CHAIN, b'').rstrip(chr(0).encode()).decode(errors='surrogateescape')}"
     return f"-j {_VERDICTS[code]}" if code in _VERDICTS else ""

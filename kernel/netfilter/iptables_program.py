@@ -38,7 +38,7 @@ _NFT_PROGRAM = "xtables-nft-multi"  # the target of the links that are iptables-
 REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
 
 
-class Ended(NamedTuple):
+class ProgramRun(NamedTuple):
     """A program's name, for messages, and its outcome."""
 
     program: str
@@ -66,7 +66,9 @@ class LineSyntaxError(RefusedError):
         self.family = family
 
 
-def run(lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy: bool = False) -> dict[int, Ended]:
+def run(
+    lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy: bool = False
+) -> dict[int, ProgramRun]:
     """Runs each family's program with lines for a table, which are rendered by str(): changes, "-S CHAIN".
 
     Runs the programs in parallel. Repeats those with a resource problem, at most 10 times and for 9 s; a caller must
@@ -78,9 +80,9 @@ def run(lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy
     start = time.monotonic()
     texts = {family: "\n".join((f"*{table}", *map(str, items), "COMMIT", "")) for family, items in lines.items()}
     commands = {family: _command(family, text, options, legacy=legacy) for family, text in texts.items()}
-    ended: dict[int, Ended] = {}
+    runs: dict[int, ProgramRun] = {}
     for _ in range(_TRIES):
-        busy = [family for family in texts if family not in ended or ended[family].outcome.status == _RESOURCE_PROBLEM]
+        busy = [family for family in texts if family not in runs or runs[family].outcome.status == _RESOURCE_PROBLEM]
         names = [os.path.basename(commands[family].argv[0]) for family in busy]
         try:
             with record.timed_step(f"run {', '.join(names)}"):
@@ -95,8 +97,8 @@ def run(lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy
             ) from error
         except OSError as error:
             raise UnusableError(Code.INTERNAL, f"cannot run {', '.join(names)}: {error.strerror}", "") from error
-        ended.update(zip(busy, map(Ended, names, outcomes), strict=True))
-        conflict = any(one.outcome.status == _RESOURCE_PROBLEM for one in ended.values())
+        runs.update(zip(busy, map(ProgramRun, names, outcomes), strict=True))
+        conflict = any(each.outcome.status == _RESOURCE_PROBLEM for each in runs.values())
         if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions round to whole seconds
             raise CniError(
                 Code.TRY_AGAIN_LATER,
@@ -105,7 +107,7 @@ def run(lines: Mapping[int, Iterable[object]], table: str, *options: str, legacy
             )
         if not conflict:
             break
-    return ended
+    return runs
 
 
 def find(family: int, *, legacy: bool = False) -> str:
@@ -131,27 +133,27 @@ def is_nft(program: str) -> bool:
     return False
 
 
-def unusable_error(ended: Ended) -> UnusableError:
+def unusable_error(run: ProgramRun) -> UnusableError:
     """Returns (does not raise) the error for a program that does not work here."""
     return UnusableError(
         Code.INTERNAL,
-        f"{ended.program} cannot be used: {ended.outcome.ending}",
-        _stderr_text(ended.outcome) or "does the kernel have the tables that iptables needs?",
+        f"{run.program} cannot be used: {run.outcome.ending}",
+        _stderr_text(run.outcome) or "does the kernel have the tables that iptables needs?",
     )
 
 
-def unlisted_error(chain: str, ended: Ended) -> RefusedError:
+def unlisted_error(chain: str, run: ProgramRun) -> RefusedError:
     """Returns (does not raise) the error for a chain that a program did not list."""
-    msg = f"{ended.program} does not list chain {chain}: {ended.outcome.ending}"
-    return RefusedError(Code.INTERNAL, msg, _stderr_text(ended.outcome) or "does `iptables-save` list it?")
+    msg = f"{run.program} does not list chain {chain}: {run.outcome.ending}"
+    return RefusedError(Code.INTERNAL, msg, _stderr_text(run.outcome) or "does `iptables-save` list it?")
 
 
-def failure_error(description: str, family: int, ended: Ended) -> CniError:
+def failure_error(description: str, family: int, run: ProgramRun) -> CniError:
     """Returns (does not raise) the error for a program that did not apply its changes."""
-    status, text = ended.outcome.status, _stderr_text(ended.outcome)
+    status, text = run.outcome.status, _stderr_text(run.outcome)
     if status == _VERSION_PROBLEM:
-        return unusable_error(ended)
-    msg = f"failed to {description}: {ended.program} ended with {ended.outcome.ending}"
+        return unusable_error(run)
+    msg = f"failed to {description}: {run.program} ended with {run.outcome.ending}"
     if status == _PARAMETER_PROBLEM:
         return LineSyntaxError(family, Code.INTERNAL, msg, text)
     return (RefusedError if status == REFUSED else CniError)(Code.INTERNAL, msg, text)
