@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from cni.errors import CniError, Code
-from kernel.netfilter import iptables
+from kernel.netfilter import iptables, nft_rule
 from kernel.netfilter.iptables_program import RefusedError
 from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, Listing, Rule
 from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
@@ -34,19 +34,23 @@ class ChainScheme:
     """The naming scheme of container chains.
 
     Chain `entry` has the jumps; names start with `start`, comments with `comment_start`.
-    `what` is for messages: "masquerade", "host port". `name_pattern` finds the names in a rule's bytes.
+    `what` is for messages: "masquerade", "host port". `jump_pattern` finds jumps to such chains in a rule's bytes.
     """
 
     entry: str
     start: str
     comment_start: str
     what: str
-    name_pattern: re.Pattern[bytes] = field(init=False, repr=False, compare=False)
+    jump_pattern: re.Pattern[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Compiles the pattern once, at import."""
-        pattern = re.compile(re.escape(self.start).encode() + rb"[0-9a-f]+(?=\0)")
-        object.__setattr__(self, "name_pattern", pattern)
+        object.__setattr__(self, "jump_pattern", nft_rule.jump_pattern(self.start))
+
+    def is_name(self, chain: str) -> bool:
+        """Returns whether a name is of this scheme: the start and hex digits."""
+        digits = chain.removeprefix(self.start)
+        return chain.startswith(self.start) and bool(digits) and not digits.strip("0123456789abcdef")
 
     def name(self, network: str, container_id: str) -> str:
         """Returns the name of a container's chain (FormatChainName of the reference plugins)."""
@@ -55,7 +59,7 @@ class ChainScheme:
     def comment(self, network: str, container_id: str = "") -> str:
         """Returns the comment of a container's rules, or the start of the comments of a network's rules."""
         start = f'{self.comment_start}name: "{network}" id: '
-        return f'{start}"{container_id}"'[:COMMENT_MAX] if container_id else start
+        return (f'{start}"{container_id}"' if container_id else start)[:COMMENT_MAX]
 
     def proven_owner(self, text: str, chain: str) -> tuple[str, str] | None:
         """Returns the owner that a comment in `text` names, None if the name of `chain` does not prove it."""
@@ -177,7 +181,7 @@ def list_legacy_owned_rules(schemes: Iterable[ChainScheme], what: str) -> list[t
     for scheme in schemes:
         for jump in (jump for listing in listings.values() for jump in listing.rules(scheme.entry)):
             chain = jump.target
-            if scheme.name_pattern.match(f"{chain}\0".encode()):
+            if scheme.is_name(chain):
                 owner = scheme.proven_owner(jump.comment, chain) or ("", "")
                 where = f"chain {chain} (legacy)"
                 existing.append((OwnedRule(what, IPTABLES, where, chain.encode(), *owner), jump))

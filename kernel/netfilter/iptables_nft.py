@@ -1,7 +1,7 @@
 """Deletes container chains of iptables-nft over netlink: its tables are nftables tables of the same names.
 
-This module does not parse rules as iptables does. It recognises jumps by the chain's name in their bytes, and owners by
-the comment, so it needs no program and ignores rules that iptables cannot express.
+This module does not parse rules as iptables does. It recognises jumps by the verdict in their bytes, and owners by the
+comment, so it needs no program and ignores rules that iptables cannot express.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def gc(socket: NftSocket, scheme: ChainScheme, network: str, kept: Collection[st
     doubtful = 0
     for table in TABLES.values():
         for rule in nft.list_rules(socket, Chain(table, scheme.entry), scheme.comment(network)):
-            if any(is_jump_to(rule, chain) for chain in kept):
+            targets = _targets(scheme, rule)
+            if any(chain in kept for chain in targets):
                 continue
-            proven = [chain for chain in _targets(scheme, rule) if _proven_owner(scheme, rule, chain)]
+            proven = [chain for chain in targets if _proven_owner(scheme, rule, chain)]
             stale.update(dict.fromkeys(proven))
             doubtful += not proven
     if doubtful:
@@ -67,11 +68,6 @@ def list_owned_rules(socket: NftSocket, scheme: ChainScheme, what: str) -> list[
                 names = _proven_owner(scheme, rule, chain) or ("", "")
                 existing.append((OwnedRule(what, IPTABLES, f"chain {chain}", chain.encode(), *names), rule))
     return existing
-
-
-def is_jump_to(rule: Rule, chain: str) -> bool:
-    """Returns whether a rule jumps to `chain`."""
-    return chain.encode() + b"\0" in rule.expressions
 
 
 def _delete_all(socket: NftSocket, scheme: ChainScheme, chains: Sequence[str]) -> None:
@@ -116,7 +112,7 @@ def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterabl
     """Returns the rules of chain `entry` that jump to `chains`, by the chains' names, from one listing."""
     existing: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in existing}
-    pattern = scheme.name_pattern
+    pattern = scheme.jump_pattern
     for rule in nft.list_rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
         for name in names.intersection(pattern.findall(rule.expressions)):
             existing[name.decode()].append(rule)
@@ -124,8 +120,8 @@ def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterabl
 
 
 def _targets(scheme: ChainScheme, rule: Rule) -> list[str]:
-    """Returns the container chains in a rule's bytes: the one to which it jumps."""
-    return [name.decode() for name in dict.fromkeys(scheme.name_pattern.findall(rule.expressions))]
+    """Returns the container chain to which a rule jumps, none if it does not."""
+    return [name.decode() for name in scheme.jump_pattern.findall(rule.expressions)]
 
 
 def _proven_owner(scheme: ChainScheme, rule: Rule, chain: str) -> tuple[str, str] | None:

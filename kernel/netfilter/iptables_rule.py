@@ -32,9 +32,14 @@ def comment_match(text: str) -> str:
     return f"-m comment --comment {text if _PLAIN.fullmatch(text) else quoted(text)}"
 
 
+def address_text(packed: bytes) -> str:
+    """Returns an address as iptables lists it: inet_ntop() writes ::1.2.3.4 where ipaddress writes ::102:304."""
+    return inet_ntop(AF_INET if len(packed) == 4 else AF_INET6, packed)
+
+
 def prefix_text(packed: bytes, bits: int) -> str:
-    """Returns a network as iptables lists it: inet_ntop() writes ::1.2.3.4 where ipaddress writes ::102:304."""
-    return f"{inet_ntop(AF_INET if len(packed) == 4 else AF_INET6, packed)}/{bits}"
+    """Returns a network as iptables lists it."""
+    return f"{address_text(packed)}/{bits}"
 
 
 def network_text(network: Network) -> str:

@@ -219,6 +219,17 @@ def goto(chain: str) -> bytes:
     return expression.verdict(_GOTO, chain)
 
 
+def jump_pattern(start: str) -> re.Pattern[bytes]:
+    """Returns a pattern for messages; its group is the target of a jump or goto whose name is `start` and hex digits.
+
+    It matches the verdict, not the name alone, which may also end a comment.
+    """
+    codes = b"|".join(re.escape(code.to_bytes(4, "big", signed=True)) for code in (_JUMP, _GOTO))
+    name = re.escape(start).encode() + rb"[0-9a-f]+"
+    # NFTA_VERDICT_CODE, then NFTA_VERDICT_CHAIN.
+    return re.compile(rb"\x08\0\x01\0(?:" + codes + rb")..\x02\0(" + name + rb")\0", re.DOTALL)
+
+
 def comment_userdata(text: str, *further: tuple[int, bytes]) -> bytes:
     """Returns the userdata of a rule, table or chain: a comment, truncated to nft's limit, and `further` items.
 

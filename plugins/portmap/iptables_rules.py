@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from cni.address import Address
 from kernel.netfilter.iptables_chains import ChainScheme, parse_owner
-from kernel.netfilter.iptables_rule import Listing, Rule, comment_match, network_text, quoted
+from kernel.netfilter.iptables_rule import Listing, Rule, address_text, comment_match, network_text, quoted
 from plugins.portmap.host_ports import HostPorts, PortMapping
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
@@ -76,7 +76,7 @@ def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortM
     elif host_ports.snat:
         sources = [f"-s {network_text(pod.network)} " if pod.network.prefixlen else ""]
         sources += ["-s 127.0.0.1/32 "] if version == 4 else []
-    ip = str(pod.ip) if version == 4 else f"[{pod.ip}]"
+    ip = str(pod.ip) if version == 4 else f"[{address_text(pod.ip.packed)}]"
     mark_chain = host_ports.external_mark_chain or SETMARK
     rules = []
     for mapping in host_ports.mappings_for(version):

@@ -153,7 +153,7 @@ def _get_state(
     ):
         return TableState(is_sufficient=True, listing=Listing.of(present, [*shared, *recognised]))
     is_sufficient = not unrecognised and not candidates_for_ports and chain_name(host_ports) not in present
-    pattern = DNAT_CHAINS.name_pattern
+    pattern = DNAT_CHAINS.jump_pattern
     names = [name.decode() for candidate in candidates_for_ports for name in pattern.findall(candidate.expressions)]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(

@@ -59,6 +59,44 @@ def test_jump_rules_of_the_administrator_stay(net):
     net.check("cid", "8080:80")
 
 
+@pytest.mark.parametrize("command", ["DEL", "GC"])
+def test_rules_of_the_administrator_that_name_a_chain_stay(net, command):
+    """A rule whose comment ends in the name of a container's chain is no jump to it: no verb deletes or lists it."""
+    net.add("cid", "8080:80")
+    mine = [
+        f'-A CNI-HOSTPORT-DNAT -s 203.0.113.7/32 -m comment --comment "{comment}" -j RETURN'
+        for comment in (f"blocks -j {DNAT_CHAINS.name('net', 'cid')}", "was CNI-DN-0123456789abcdef01234")
+    ]
+    net.load(*mine)
+    net.check("cid", "8080:80")
+    net.add("other", "9090:90", addresses=OTHER)
+    net.check("other", "9090:90", addresses=OTHER)
+    _ = net.gc("other") if command == "GC" else net.delete("cid", "8080:80")
+    jumps = [line for line in net.rules()["iptables"] if line.startswith("-A CNI-HOSTPORT-DNAT ")]
+    assert [line for line in jumps if "203.0.113.7" in line] == mine
+    assert len(jumps) == len(mine) + 1
+
+
+def test_gc_reports_rules_with_a_truncated_network_name(net):
+    """GC keeps rules whose comment has no room for the whole name of the network, and says how many."""
+    long = net.having(name="n" * 240)
+    long.add("cid", "8080:80")
+    assert "host port rule(s) seem to be of network" in long.gc()
+    assert any("CNI-DN-" in line for line in net.rules()["iptables"])
+    long.delete("cid", "8080:80")
+
+
+def test_ipv6_address_with_an_ipv4_address_in_it(net):
+    """CHECK finds the rules of ::1.2.3.5, which iptables lists in this form, and a repeated ADD adds none."""
+    addresses = ["10.22.0.2/16", "::1.2.3.5/96"]
+    net.add("cid", "8080:80", addresses=addresses)
+    net.check("cid", "8080:80", addresses=addresses)
+    before = net.rules()
+    net.add("cid", "8080:80", addresses=addresses)
+    assert net.rules() == before
+    assert any("[::1.2.3.5]:80" in line for line in before["ip6tables"])
+
+
 def with_concurrent_change(tools, directory):
     """Creates wrappers of the same programs: before the first change, another process applies the same change."""
     directory.mkdir()
