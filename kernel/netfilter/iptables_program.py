@@ -145,7 +145,8 @@ def unusable_error(run: ProgramRun) -> UnusableError:
 def unlisted_error(chain: str, run: ProgramRun) -> RefusedError:
     """Returns (does not raise) the error for a chain that a program did not list."""
     msg = f"{run.program} does not list chain {chain}: {run.outcome.ending}"
-    return RefusedError(Code.INTERNAL, msg, _stderr_text(run.outcome) or "does `iptables-save` list it?")
+    hint = "`nft -a list ruleset` shows whether the chain has a rule that iptables cannot list; it printed: "
+    return RefusedError(Code.INTERNAL, msg, hint + (_stderr_text(run.outcome) or "nothing"))
 
 
 def failure_error(description: str, family: int, run: ProgramRun) -> CniError:
