@@ -15,12 +15,11 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest import mock
 
 from cni import skel
-from kernel import rtnl
+from kernel import system
+from kernel.system import System
 from podwire.main import PLUGINS
 from tests.support import binaries
 from tests.support.chained import Chain
@@ -137,9 +136,21 @@ class Sources(Chain):
 @contextlib.contextmanager
 def disturbed(disturbance: Disturbance) -> Iterator[None]:
     """Runs a block in which netlink sockets have a fault."""
-    kind = type("Disturbed", (_Socket,), {"disturbance": disturbance})
-    with mock.patch.object(rtnl, "socket", SimpleNamespace(**{**vars(socket), "socket": kind})):
+    with system.replaced(_DisturbedSystem(disturbance)):
         yield
+
+
+class _DisturbedSystem(System):
+    """The running system, but for its netlink sockets."""
+
+    def __init__(self, disturbance: Disturbance) -> None:
+        self._socket = type("Disturbed", (_Socket,), {"disturbance": disturbance})
+
+    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
+        if family != socket.AF_NETLINK:
+            return super().open_socket(family, kind, protocol)
+        opened: socket.socket = self._socket(family, kind, protocol)
+        return opened
 
 
 def _messages(data: bytes) -> list[_Message]:
