@@ -28,7 +28,7 @@ from tests.support import binaries, private_host, second_kernel
 _ROUNDS, _QUICK_ROUNDS = 60, 15
 _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")
 _DISK = Path("/run/bench")
-_DISK_BYTES, _DISK_FILES = 480 << 20, 250_000  # for 2 x 100,000 leases; from 512 MiB on, mkfs selects blocks of 4 KiB
+_DISK_BYTES, _DISK_FILES = 768 << 20, 400_000  # for 2 x 175,533 leases
 _DOCS = binaries.ROOT / "docs"
 
 

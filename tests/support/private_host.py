@@ -34,14 +34,14 @@ def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) ->
 def mount_disk(directory: Path, size_bytes: int, files: int = 0) -> None:
     """Mounts a new ext4 file system on `directory`; call it after `enter`. The image's name is deleted at once.
 
-    It has inodes for `files` files, by default for one per 4 KiB.
+    It has inodes for `files` files of at most 1 KiB, by default for one per 4 KiB.
 
     A new file system for each run: ext4 creates files more slowly after many deletions, runs would affect each other.
     """
     with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="podwire-") as image:
         image.truncate(size_bytes)
-        inodes = str(files or size_bytes // 4096)
-        output("mkfs.ext4", "-q", "-F", "-N", inodes, "-E", "lazy_itable_init=0,lazy_journal_init=0", image.name)
+        inodes = ["-N", str(files), "-b", "1024"] if files else ["-N", str(size_bytes // 4096)]
+        output("mkfs.ext4", "-q", "-F", *inodes, "-E", "lazy_itable_init=0,lazy_journal_init=0", image.name)
         directory.mkdir(parents=True)
         output("mount", "-o", "loop", image.name, str(directory))
 
