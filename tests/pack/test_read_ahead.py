@@ -12,7 +12,7 @@ from tests.support.processes import output
 
 PAGE_BYTES = 4096
 # Measured 41 % with a disk's read-ahead of 8 MiB; without MADV_RANDOM all of the file.
-SHARE = 0.6
+SHARE = 0.8
 
 
 def cached_bytes(file: Path) -> int:
