@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench import cases, chains, cold, extremes, interfaces, limits, nodes, parallel, ports, routing
 from bench.cases import Subjects
-from bench.figures import Row, growth_table, size_table, timing_table
+from bench.figures import SIZE_UNITS, Row, growth_table, size_table, timing_table
 from bench.floors import Floors
 from bench.subject import DUAL, IPTABLES, NFTABLES, ROUTED, SINGLE, Chained, Kind, Subject
 from tests.support import namespaces
@@ -33,10 +33,9 @@ class Part(NamedTuple):
 
     def text(self, reference: str = "reference") -> str:
         """Returns the table as text; `reference` is the head of the reference's column."""
-        sizes = {"memory_kib": ("MiB", 1024), "shared_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
         shown = (
-            size_table(*sizes[self.group], self.rows, reference)
-            if self.group in sizes
+            size_table(*SIZE_UNITS[self.group], self.rows, reference)
+            if self.group in SIZE_UNITS
             else timing_table(self.rows, reference=reference)
         )
         return f"{shown}\n\n{self.note}" if self.note else shown

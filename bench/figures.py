@@ -9,6 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+# The units of groups of sizes, and their divisors.
+SIZE_UNITS = {"memory_kib": ("MiB", 1024), "shared_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
+
 
 class Figures(NamedTuple):
     """The figures of a series in one unit: milliseconds, KiB of memory, or bytes of a file."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench import counts
-from bench.figures import ratio_text
+from bench.figures import SIZE_UNITS, ratio_text
 from bench.targets import floor_target
 from tests.support.kubelet import PODS
 from tests.support.markdown import with_part
@@ -18,13 +18,9 @@ Report = Mapping[str, Any]  # the output of bench.run --json
 
 QUIET_LOAD = 0.5  # below it, times are not disturbed by other programs
 
-# The groups of a report: the head of the table, and the divisor of its figures.
+# The groups of a report, and the heads of their tables; those of sizes have the unit before them.
 _TIMES = {"ms": "ms", "parallel_ms": "ms per pod, whole chains of 50", "pod_ms": f"ms per pod, a node of {PODS}"}
-_SIZES = {
-    "memory_kib": ("MiB of memory, peak", 1024),
-    "shared_kib": ("MiB of memory of each process (PSS)", 1024),
-    "size_bytes": ("MB of files", 1e6),
-}
+_SIZES = {"memory_kib": "memory, peak", "shared_kib": "memory of each process (PSS)", "size_bytes": "files"}
 
 
 class Case(NamedTuple):
@@ -64,8 +60,9 @@ def markdown(report: Report) -> dict[str, str]:
     everything, name = [*_where(report), ""], reference_name(report["about"])
     for group, head in _TIMES.items():
         everything += [*_table(head, name, 1, cases(report, group)), ""]
-    for group, (head, divisor) in _SIZES.items():
-        everything += [*_table(head, name, divisor, cases(report, group)), ""]
+    for group, head in _SIZES.items():
+        unit, divisor = SIZE_UNITS[group]
+        everything += [*_table(f"{unit} of {head}", name, divisor, cases(report, group)), ""]
     parts = {
         "targets": _targets(name, [case for case in times if case.target is not None]),
         "floors": _floors([case for case in times if case.floor]),
