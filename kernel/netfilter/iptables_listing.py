@@ -13,7 +13,7 @@ import struct
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import Rule, comment_match, prefix_text
+from kernel.netfilter.iptables_rule import Rule, address_text, comment_match
 
 _NUMBER = struct.Struct(">i")
 # Attributes of expressions, NFTA_* (linux/netfilter/nf_tables.h, nf_tables_compat.h).
@@ -114,7 +114,7 @@ def _network(data: bytes, mask: bytes, version: int) -> str:
     is_prefix = not mask or int.from_bytes(mask, "big") == (1 << size * 8) - 1 - host_bits
     if not data or len(address) != size or not is_prefix or int.from_bytes(address, "big") & host_bits:
         return ""
-    return prefix_text(address, prefix)
+    return f"{address_text(address)}/{prefix}"
 
 
 def _match(attributes: dict[int, bytes]) -> str:

@@ -37,14 +37,9 @@ def address_text(packed: bytes) -> str:
     return inet_ntop(AF_INET if len(packed) == 4 else AF_INET6, packed)
 
 
-def prefix_text(packed: bytes, bits: int) -> str:
-    """Returns a network as iptables lists it."""
-    return f"{address_text(packed)}/{bits}"
-
-
 def network_text(network: Network) -> str:
     """Returns a network as iptables lists it."""
-    return prefix_text(network.network_address.packed, network.prefixlen)
+    return f"{address_text(network.network_address.packed)}/{network.prefixlen}"
 
 
 class Rule(NamedTuple):

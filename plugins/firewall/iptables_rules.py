@@ -23,9 +23,9 @@ import re
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from cni.address import Address
+from cni.address import Address, as_network
 from cni.conf import Attachment
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Listing, Rule, comment_match, prefix_text
+from kernel.netfilter.iptables_rule import COMMENT_MAX, Listing, Rule, comment_match, network_text
 from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, FirewallSpec
 
 TABLE = "filter"
@@ -77,7 +77,7 @@ def admin_jump(chain: str) -> Rule:
 
 def address_rules(address: Address) -> list[Rule]:
     """Returns the rules that accept packets from an address, and replies to it."""
-    network = prefix_text(address.packed, address.max_prefixlen)
+    network = network_text(as_network(address))
     return [
         Rule(FORWARD, f"-d {network} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
         Rule(FORWARD, f"-s {network} -j ACCEPT"),
@@ -117,7 +117,7 @@ def address_of(rule: Rule) -> Address | None:
 def record_rule(spec: FirewallSpec, address: Address) -> Rule:
     """Returns the rule that records the owner of an address."""
     comment = comment_match(owner_text(spec.network, Attachment(spec.container_id, spec.ifname)))
-    return Rule(OWNERS, f"-s {prefix_text(address.packed, address.max_prefixlen)} {comment}")
+    return Rule(OWNERS, f"-s {network_text(as_network(address))} {comment}")
 
 
 def parse_records(listing: Listing) -> list[Record]:

@@ -150,3 +150,8 @@ def test_rules_of_unknown_form_are_not_parsed():
     assert [parse(source + part) for part in further] == [None] * 4
     assert parse(source + nft_rule.ACCEPT + source) is None
     assert parse(source[:-44] + nft_rule.ACCEPT) is None
+
+
+def test_ipv6_addresses_are_written_as_iptables_lists_them():
+    """An IPv6 address with an IPv4 address in it is written as iptables lists it, or CHECK would not find its rules."""
+    assert all("::1.2.3.5/128" in rule.spec for rule in rules.address_rules(ip_address("::1.2.3.5")))
