@@ -17,10 +17,10 @@ APT_LOCK := exec 9<$(firstword $(wildcard /var/lib/dpkg) Makefile); flock 9
 
 # The Debian release of the test root and of the packages that `make release` builds.
 DEBIAN := bookworm
-# The distribution in which newer-python builds. For Ubuntu, MIRROR is a line of sources.list:
-# MIRROR="deb [signed-by=FILE] URL noble main universe".
+# The distribution in which newer-python builds. Packages of other suites come from the archive of this machine's apt, or
+# from MIRROR=URI. For Ubuntu, MIRROR is a line of sources.list: MIRROR="deb [signed-by=FILE] URI noble main universe".
 DISTRIBUTION ?= trixie
-MIRROR ?= http://deb.debian.org/debian
+APT_SOURCES := $(CURDIR)/pack/apt_sources.sh
 # libmd: for Python 3.12 and later (pack/sha2.c).
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
 TEST_PACKAGES  := conntrack make containernetworking-plugins dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs \
@@ -130,8 +130,8 @@ new-test-root:
 	@$(call need,mmdebstrap)
 	@echo "unpacking Debian's packages into $(TEST_ROOT)"
 	@rm -rf $(TEST_ROOT)
-	@mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --include="$(TEST_ROOT_PACKAGES)" \
-	    $(DEBIAN) $(TEST_ROOT) $(MIRROR)
+	@sources=$$($(APT_SOURCES) $(DEBIAN)) && mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io \
+	    --include="$(TEST_ROOT_PACKAGES)" $(DEBIAN) $(TEST_ROOT) "$$sources"
 	@$(call end_root,$(TEST_ROOT),$(TEST_ROOT_STAMP))
 
 newer-root: ## create the root file system of `make test-clients NEWER=1`: DISTRIBUTION=trixie, MIRROR=... (root)
@@ -141,10 +141,10 @@ new-newer-root:
 	@$(call need,mmdebstrap)
 	@echo "unpacking the packages of $(DISTRIBUTION) into $(NEWER_ROOT)"
 	@rm -rf $(NEWER_ROOT) && mkdir -p $(dir $(NEWER_ROOT))
-	@mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --aptopt='Acquire::Check-Valid-Until "false"' \
+	@sources=$$($(APT_SOURCES) $(DISTRIBUTION) $(DEBIAN)) && \
+	    mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --aptopt='Acquire::Check-Valid-Until "false"' \
 	    --setup-hook='printf "$(NEWER_ROOT_PINS)" >"$$1/etc/apt/preferences.d/python"' \
-	    --include="$(NEWER_ROOT_PACKAGES)" $(DISTRIBUTION) $(NEWER_ROOT) \
-	    "deb $(MIRROR) $(DISTRIBUTION) main" "deb $(MIRROR) $(DEBIAN) main"
+	    --include="$(NEWER_ROOT_PACKAGES)" $(DISTRIBUTION) $(NEWER_ROOT) "$$sources"
 	@ln -sf $(notdir $(realpath $(PYTHON))) $(NEWER_ROOT)$(PYTHON)
 	@$(call end_root,$(NEWER_ROOT),$(NEWER_ROOT_STAMP))
 
@@ -172,7 +172,8 @@ new-agent-base:
 	@$(call need,mmdebstrap)
 	@echo "unpacking Debian's packages for the node agent's image"
 	@rm -f build/.agent-base-* $(AGENT_BASE) && mkdir -p build
-	@set -f; SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --format=tar --variant=custom --dpkgopt=force-unsafe-io \
+	@set -f; sources=$$($(APT_SOURCES) $(DEBIAN) $(DEBIAN)-updates $(DEBIAN)-security) && \
+	    SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --format=tar --variant=custom --dpkgopt=force-unsafe-io \
 	    $(foreach path,$(AGENT_BASE_WITHOUT),--dpkgopt='path-exclude=$(path)') \
 	    --dpkgopt='path-include=/usr/share/doc/*/copyright' \
 	    --include="$(AGENT_BASE_PACKAGES)" $(DEBIAN) $(AGENT_BASE).new && mv $(AGENT_BASE).new $(AGENT_BASE)
@@ -186,7 +187,7 @@ test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, 
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
 debian-kernel: needs-debian-kernel ## unpack the kernel of a Debian release, not installed: DISTRIBUTION=trixie, MIRROR=...
-	@tests/support/debian_kernel_unpack.sh $(DISTRIBUTION) "$(MIRROR)" build/kernels/$(DISTRIBUTION)
+	@tests/support/debian_kernel_unpack.sh $(DISTRIBUTION) build/kernels/$(DISTRIBUTION)
 
 test-debian-kernel: binaries test-root debian-kernel ## run a sample of tests/netns, or TESTS=..., on the kernel of DISTRIBUTION=trixie, emulated (root)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m tests.support.debian_kernel --release $(DISTRIBUTION) \
@@ -210,8 +211,7 @@ test-clients test-deploy test-release test-arm64 test-cluster: test-%:
 
 newest-reference: ## unpack the newest reference plugins of all Debian suites, not installed: build/reference/VERSION
 	@mkdir -p $(REFERENCES)/apt/lists/partial $(REFERENCES)/apt/archives/partial
-	@echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $(REFERENCE_SUITE) main' \
-	    >$(REFERENCES)/apt/sources.list
+	@$(APT_SOURCES) $(REFERENCE_SUITE) >$(REFERENCES)/apt/sources.list
 	@cd $(REFERENCES)/apt && apt-get $(REFERENCE_APT) update && rm -f *.deb && \
 	    apt-get $(REFERENCE_APT) download containernetworking-plugins && rm -rf files && dpkg-deb --extract *.deb files
 	@cd $(REFERENCES) && version=$$(dpkg-deb --field apt/*.deb Version | sed 's/^[0-9]*://; s/[-+~].*//') && \
@@ -253,13 +253,13 @@ image-tests: venv ## run CPython's tests inside a start-up image
 
 newer-python: ## build and run the specification suite with another Python: DISTRIBUTION=trixie, MIRROR=... (root)
 	@$(call need,mmdebstrap)
-	@pack/newer_python.sh $(DISTRIBUTION) "$(MIRROR)" $(CURDIR)/build/$(DISTRIBUTION)
+	@pack/newer_python.sh $(DISTRIBUTION) $(CURDIR)/build/$(DISTRIBUTION)
 
 reproducible: venv ## build twice, in two directories, and compare the files
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
 # The executables for arm64 are included if they were built before; outdated ones are built again. The node agent's image
-# needs packages from Debian's mirror; without them the rest is packed.
+# needs packages from Debian's archive; without them the rest is packed.
 release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release
 	-@$(MAKE) --no-print-directory agent-base
 	@$(PY) -m pack.release

@@ -4,17 +4,18 @@
 # One rule: the distribution is a directory in a mount namespace of this process; it shares only the machine's kernel
 # and its access to the package index (names, certificates, pip's configuration).
 #
-#     newer_python.sh RELEASE MIRROR DIRECTORY
+#     newer_python.sh RELEASE DIRECTORY
 set -eu
 
-release=$1 mirror=$2 directory=$3
+release=$1 directory=$2
 root=$directory/root
 
 if [ ! -e "$directory/.unpacked" ]; then
     echo "$release: unpacking into $root (a minute)"
     rm -rf "$root"
     mkdir -p "$directory"
-    mmdebstrap --quiet --variant=minbase --include=apt,ca-certificates,make,python3 "$release" "$root" "$mirror"
+    sources=$(pack/apt_sources.sh "$release")
+    mmdebstrap --quiet --variant=minbase --include=apt,ca-certificates,make,python3 "$release" "$root" "$sources"
     touch "$directory/.unpacked"
 fi
 rm -rf "$root/srv/podwire"

@@ -25,12 +25,7 @@ from urllib.parse import unquote
 from pack.build import ROOT
 from podwire.output import plural
 
-_SUITES = ("bookworm", "bookworm-updates")
-_MIRROR, _SECURITY = "http://deb.debian.org/debian", "http://deb.debian.org/debian-security bookworm-security"
-_KEYS = "signed-by=/usr/share/keyrings/debian-archive-keyring.gpg"
-_SOURCES = "".join(
-    f"deb [{_KEYS}] {place} main\n" for place in (*(f"{_MIRROR} {suite}" for suite in _SUITES), _SECURITY)
-)
+_SUITES = ("bookworm", "bookworm-updates", "bookworm-security")
 _PURL = re.compile(r"pkg:deb/debian/([^@]+)@([^?]+)\?arch=(\w+)")
 _UNCHANGED, _OUTDATED, _FAILED = 0, 1, 3
 
@@ -52,12 +47,12 @@ def main() -> int:
     """Prints the outdated packages; returns the exit status."""
     parser = argparse.ArgumentParser(description="Compares the bills of materials of a release with Debian's lists.")
     parser.add_argument("--release", type=Path, default=ROOT / "dist" / "release", help="the release (dist/release)")
-    parser.add_argument("--sources", type=Path, help="a sources.list (Debian 12 with its security updates)")
+    parser.add_argument("--sources", type=Path, help="a sources.list (this machine's, for Debian 12)")
     parser.add_argument("--state", type=Path, default=ROOT / "build" / "outdated", help="for apt (build/outdated)")
     options = parser.parse_args()
     try:
         bills = read_bills(options.release)
-        apt = Apt(options.state, options.sources.read_text() if options.sources else _SOURCES)
+        apt = Apt(options.state, options.sources.read_text() if options.sources else _read_sources())
         apt.update({package.architecture for packages in bills.values() for package in packages} - {"all"})
         newest = apt.newest_versions({package for packages in bills.values() for package in packages})
     except (ComparisonError, OSError) as error:
@@ -133,6 +128,14 @@ class Apt:
 def is_older(one: str, other: str) -> bool:
     """Returns whether a version is older than another by Debian's rules."""
     return subprocess.run(["dpkg", "--compare-versions", one, "lt", other], check=False).returncode == 0
+
+
+def _read_sources() -> str:
+    """Returns a sources.list of Debian 12 and its updates from the archives of this machine's apt."""
+    done = subprocess.run([ROOT / "pack" / "apt_sources.sh", *_SUITES], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ComparisonError(done.stderr.strip())
+    return done.stdout
 
 
 def _report(bills: Mapping[str, list[Package]], newest: Mapping[Package, str]) -> Iterator[str]:

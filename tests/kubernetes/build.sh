@@ -6,13 +6,13 @@
 #     build.sh CACHE            prints the directory with kube-apiserver and etcd: 10 CPU minutes, or nothing to do
 #     build.sh --cached CACHE   prints it if it is there; fails if not
 #
-# Needs apt-get, dpkg-deb, an archive of Debian 12 (MIRROR) and 4 GB of disk during the build; installs nothing. Debian
+# Needs apt-get, dpkg-deb, a source of Debian's packages (pack/apt_sources.sh) and 4 GB of disk during the build; installs nothing. Debian
 # packages no API server, but the source of kubectl contains it with all its Go libraries.
 set -eu
 
 NAME=kube-apiserver-1.20.2-etcd-3.4.23
 PACKAGES="golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev etcd-server"
-KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
+APT_SOURCES=$(cd "$(dirname "$0")" && pwd)/../../pack/apt_sources.sh
 
 if [ "$1" = --cached ]; then
     if [ -d "$2/$NAME" ]; then echo "$2/$NAME"; exit; fi
@@ -33,8 +33,7 @@ if [ ! -d "$cache/$NAME" ]; then
     echo "kube-apiserver: fetching the source and Go 1.19" >&2
     cd "$work"
     mkdir -p state/partial cache/archives/partial packages root go/src/k8s.io/kubernetes out
-    mirror=${MIRROR:-http://deb.debian.org/debian}
-    for kind in deb deb-src; do echo "$kind [signed-by=$KEYRING] $mirror bookworm main"; done >sources.list
+    KINDS="deb deb-src" "$APT_SOURCES" bookworm >sources.list
     # Separate lists and state: this machine's apt is not used for source packages.
     apt="apt-get -qq -o APT::Sandbox::User=root -o Dir::State=$work/state -o Dir::State::status=/dev/null
         -o Dir::Cache=$work/cache -o Dir::Etc::SourceList=$work/sources.list -o Dir::Etc::SourceParts=/dev/null"

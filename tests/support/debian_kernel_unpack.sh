@@ -4,15 +4,16 @@
 # One rule: apt's lists and state are separate, so that this machine's apt needs no other release. A kernel that is
 # already unpacked stays, until Debian has a newer one.
 #
-#     debian_kernel_unpack.sh RELEASE MIRROR DIRECTORY      creates DIRECTORY/files
+#     debian_kernel_unpack.sh RELEASE DIRECTORY      creates DIRECTORY/files
 set -eu
 
-release=$1 mirror=$2 directory=$3
+release=$1 directory=$2
+sources=$(pack/apt_sources.sh "$release")
 PATH=$PATH:/usr/sbin:/sbin
 mkdir -p "$directory/apt/lists/partial" "$directory/apt/archives/partial"
 cd "$directory/apt"
 directory=$(dirname "$PWD")
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >sources.list
+echo "$sources" >sources.list
 with_own_state() { # an apt program, with its lists and state below this directory
     command=$1 && shift
     "$command" -qq -o APT::Sandbox::User=root -o Dir::Etc::sourcelist="$PWD/sources.list" \
@@ -22,7 +23,7 @@ with_own_state() { # an apt program, with its lists and state below this directo
 with_own_state apt-get update
 # A kernel is one package, or several in newer releases; linux-image-amd64 depends on the newest.
 packages=$(with_own_state apt-cache depends --recurse --important linux-image-amd64 | \
-    grep -E '^linux-(image|binary|base|modules)-[0-9]+\.[0-9]+\.[0-9]') || { echo "no kernel of $release in $mirror" >&2; exit 1; }
+    grep -E '^linux-(image|binary|base|modules)-[0-9]+\.[0-9]+\.[0-9]') || { echo "no kernel of $release in: $sources" >&2; exit 1; }
 versions=$(with_own_state apt-get --print-uris download $packages)
 [ "$versions" != "$(cat ../files/.versions 2>/dev/null)" ] || exit 0
 echo "unpacking the kernel of $release:" $packages
