@@ -23,9 +23,10 @@ DISTRIBUTION ?= trixie
 APT_SOURCES := $(CURDIR)/pack/apt_sources.sh
 # libmd: for Python 3.12 and later (pack/sha2.c).
 BUILD_PACKAGES := gcc binutils libc6-dev libpython3-dev libexpat1-dev zlib1g-dev libmd-dev python3-venv python3-dev
-TEST_PACKAGES  := conntrack make containernetworking-plugins dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs \
+TEST_PACKAGES  := conntrack make dnsmasq-base kea-dhcp4-server kea-dhcp6-server udhcpd iproute2 iputils-ping iptables nftables strace procps util-linux e2fsprogs \
     python3-urllib3
-RUNTIME_PACKAGES := podman containerd runc crun busybox-static curl openssl git
+DEMO_PACKAGES := iproute2 iputils-ping iptables nftables
+RUNTIME_PACKAGES := containernetworking-plugins podman containerd runc crun busybox-static curl openssl git
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 DEBIAN_KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils
@@ -176,7 +177,7 @@ new-agent-base:
 	    SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --format=tar --variant=custom --dpkgopt=force-unsafe-io \
 	    $(foreach path,$(AGENT_BASE_WITHOUT),--dpkgopt='path-exclude=$(path)') \
 	    --dpkgopt='path-include=/usr/share/doc/*/copyright' \
-	    --include="$(AGENT_BASE_PACKAGES)" $(DEBIAN) $(AGENT_BASE).new && mv $(AGENT_BASE).new $(AGENT_BASE)
+	    --include="$(AGENT_BASE_PACKAGES)" $(DEBIAN) $(AGENT_BASE).new "$$sources" && mv $(AGENT_BASE).new $(AGENT_BASE)
 	@touch $(AGENT_BASE_STAMP)
 
 test-portable: needs-test ## run the specification suite on the portable variant (ten minutes: it starts slowly)
@@ -213,10 +214,7 @@ newest-reference: ## unpack the newest reference plugins of all Debian suites, n
 	@mkdir -p $(REFERENCES)/apt/lists/partial $(REFERENCES)/apt/archives/partial
 	@$(APT_SOURCES) $(REFERENCE_SUITE) >$(REFERENCES)/apt/sources.list
 	@cd $(REFERENCES)/apt && apt-get $(REFERENCE_APT) update && rm -f *.deb && \
-	    apt-get $(REFERENCE_APT) download containernetworking-plugins && rm -rf files && dpkg-deb --extract *.deb files
-	@cd $(REFERENCES) && version=$$(dpkg-deb --field apt/*.deb Version | sed 's/^[0-9]*://; s/[-+~].*//') && \
-	    rm -rf $$version && mv apt/files/usr/lib/cni $$version && ln -sfn $$version newest && \
-	    echo "REFERENCE=$(REFERENCES)/$$version"
+	    apt-get $(REFERENCE_APT) download containernetworking-plugins && $(call end_reference,newest)
 
 test-newest-reference: venv newest-reference ## run the tests of the reference plugins with the newest ones (root)
 	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PY) -m tests.runner newest-reference
@@ -229,7 +227,7 @@ nightly: needs-test binaries kubernetes ## run every kill, every fault, a millio
 	@$(PY) -m tests.clients.tested
 	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-debian-kernels test-portable
 
-demo: binaries needs-test ## show what the plugins do, step by step (root)
+demo: binaries needs-demo ## show what the plugins do, step by step (root)
 	$(PY) -m tests.demo
 
 bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=DIR; writes docs/performance.md and its plot (root)
@@ -288,18 +286,7 @@ echo '127.0.0.1 localhost' >$(1)/etc/hosts; rm -f $(1)/etc/resolv.conf; touch $(
 endef
 
 # $(call need,PACKAGES): installs missing packages, as root.
-define need
-$(APT_LOCK); missing=; for package in $(1); do \
-    [ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing="$$missing $$package"; \
-done; \
-if [ -n "$$missing" ]; then \
-    if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-        echo "Missing Debian packages. As root: apt-get install$$missing" >&2; exit 1; \
-    fi; \
-    echo "installing$$missing"; \
-    apt-get $(APT) update && DEBIAN_FRONTEND=noninteractive apt-get $(APT) install --no-install-recommends $$missing >/dev/null 9<&-; \
-fi
-endef
+need = pack/install_packages.sh $(1)
 
 needs-build:
 	@$(call need,$(BUILD_PACKAGES))
@@ -328,16 +315,33 @@ $(ARM64)/machine/.made: $(ARM64)/sysroot/.made | needs-arm64-machine
 	@PATH=$$PATH:/usr/sbin:/sbin; depmod -b $(@D) $$(ls $(@D)/lib/modules)
 	@touch $@
 
-needs-test: $(FIREWALLD)/usr/sbin/firewalld | needs-build
+needs-demo: | needs-build
+	@$(call need,$(DEMO_PACKAGES))
+
+needs-test: $(FIREWALLD)/usr/sbin/firewalld $(REFERENCES)/debian/bridge | needs-build
 	@$(call need,$(TEST_PACKAGES) $(FIREWALLD_PACKAGES))
 
-# Unpacked, not installed: an installed firewalld would filter this machine's packets after the next boot.
+# Unpacked, not installed: an installed firewalld would filter this machine's packets after the next boot, and podman
+# prefers the reference plugins of /usr/lib/cni to podwire in /opt/cni/bin.
 $(FIREWALLD)/usr/sbin/firewalld: | needs-build
-	@echo "unpacking firewalld"
-	@mkdir -p $(FIREWALLD)
-	@$(APT_LOCK); cd $(FIREWALLD) && { apt-get $(APT) download firewalld || \
-	    { apt-get $(APT) update && apt-get $(APT) download firewalld; }; } && \
-	    dpkg-deb --extract firewalld_*.deb . && rm firewalld_*.deb
+	@$(call download,firewalld,$(FIREWALLD)) && dpkg-deb --extract *.deb . && rm *.deb
+
+$(REFERENCES)/debian/bridge: | needs-build
+	@$(call download,containernetworking-plugins,$(REFERENCES)/debian.files) && $(call end_reference,debian)
+	@rm -r $(REFERENCES)/debian.files
+
+# $(call download,PACKAGE,DIRECTORY): downloads a package of this machine's Debian, and stays in the directory.
+define download
+echo "unpacking $(1)"; mkdir -p $(2); $(APT_LOCK); cd $(2) && rm -f *.deb && { apt-get $(APT) download $(1) || \
+    { apt-get $(APT) update && apt-get $(APT) download $(1); }; }
+endef
+
+# $(call end_reference,LINK): unpacks the downloaded plugins into a directory that is named for their version.
+define end_reference
+rm -rf files && dpkg-deb --extract *.deb files && version=$$(dpkg-deb --field *.deb Version | sed 's/^[0-9]*://; s/[-+~].*//') && \
+    rm -rf $(REFERENCES)/$$version && mv files/usr/lib/cni $(REFERENCES)/$$version && ln -sfn $$version $(REFERENCES)/$(1) && \
+    echo "REFERENCE=$(REFERENCES)/$$version"
+endef
 
 # If it is not available, the tests report it: as an error in CI, otherwise as a warning.
 needs-second-kernel:

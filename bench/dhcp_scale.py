@@ -25,7 +25,6 @@ from tests.support.dhcp_node import Program
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 
-REFERENCE = Path("/usr/lib/cni")
 BRIDGE, SERVER, MOVED = "br0", "10.24.0.1", "10.24.0.2"
 RANGE = "10.24.1.1,10.24.9.254,255.255.0.0,2m"
 AT_ONCE, IN_PARALLEL, FEW = 200, 10, 20
@@ -249,7 +248,7 @@ def main(count: int) -> None:
         pods = stack.enter_context(pods_on_bridge(host, count))
         server = Server(host, directory)
         ours = Side("podwire", (binaries.directory() / "dhcp").resolve(), host, directory / "podwire")
-        reference = Side("reference", REFERENCE / "dhcp", host, directory / "reference")
+        reference = Side("reference", binaries.REFERENCE / "dhcp", host, directory / "reference")
         measure_scale(ours, server, pods)
         for side in (ours, reference):
             measure_storm(side, server, pods[:AT_ONCE])

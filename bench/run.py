@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     directories = (binaries.directory(), binaries.REFERENCE.absolute())
     missing = [str(path / name) for path in directories for name in _PLUGINS if not (path / name).is_file()]
     if missing:
-        fix = "make binaries; apt-get install containernetworking-plugins (or REFERENCE=DIRECTORY)"
+        fix = "make binaries needs-test (or REFERENCE=DIRECTORY)"
         print(f"missing: {', '.join(missing)}\nfix: {fix}", file=sys.stderr)
         return 2
     if options.second_kernel:

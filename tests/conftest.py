@@ -107,10 +107,10 @@ def bin_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """The directory of the Go plugins (REFERENCE, or /usr/lib/cni); without them a test is skipped, or fails in CI."""
+    """The directory of the Go plugins (REFERENCE, or Debian's); without them a test is skipped, or fails in CI."""
     if not (binaries.REFERENCE / "bridge").is_file():
         where = f"no Go plugins in {binaries.REFERENCE}"
-        binaries.skip_or_fail(f"{where}: install containernetworking-plugins, or set REFERENCE")
+        binaries.skip_or_fail(f"{where}: run `make needs-test`, or set REFERENCE")
     return binaries.REFERENCE
 
 

@@ -15,7 +15,9 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REFERENCE = Path(os.environ.get("REFERENCE", "/usr/lib/cni")).absolute()  # the Go plugins
+# The Go plugins: those that `make needs-test` unpacks, or in the test root the installed ones.
+_UNPACKED = ROOT / "build" / "reference" / "debian"
+REFERENCE = Path(os.environ.get("REFERENCE") or (_UNPACKED if _UNPACKED.exists() else "/usr/lib/cni")).absolute()
 
 _TOOL = "podwire"  # the operator's tool: the same file, but not a plugin
 

@@ -1,0 +1,84 @@
+"""The Makefile: what it builds again, and which packages a target installs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.binaries import ROOT
+
+PACKAGES = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire", "pack/stand_ins")
+PYTHON = """#!/bin/sh
+mkdir -p dist/bin && touch dist/bin/podwire && echo built
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., str]:
+    """Returns a function that runs make in a project of one module per package, whose build only prints "built"."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for package in PACKAGES:
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "one.py").write_text("")
+    (tmp_path / "pyproject.toml").write_text("")
+    for name, text in (("pack/install_packages.sh", "#!/bin/sh\n"), (".venv/bin/python", PYTHON), (".venv/.made", "")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def make(*words: str) -> str:
+        command = ["make", "--no-print-directory", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    return make
+
+
+def test_compiled_modules_cause_no_build(make: Callable[..., str], tmp_path: Path) -> None:
+    """A program that runs, and writes __pycache__ beside the sources, does not make the executable out of date."""
+    assert make("binaries") == "built\n"
+    assert make("binaries") == ""
+    (tmp_path / "plugins/__pycache__").mkdir()
+    (tmp_path / "plugins/__pycache__/one.pyc").write_text("")
+    assert make("binaries") == ""
+
+
+@pytest.mark.parametrize("change", ["changed", "added", "removed", "renamed"])
+def test_changed_sources_cause_a_build(make: Callable[..., str], tmp_path: Path, change: str) -> None:
+    """The executable is built again, once, if a source file was changed, added, removed or renamed."""
+    make("binaries")
+    module = tmp_path / "plugins/one.py"
+    if change == "changed":
+        module.write_text("x = 1\n")
+    elif change == "added":
+        (tmp_path / "plugins/two.py").write_text("")
+    elif change == "removed":
+        module.unlink()
+    else:
+        module.rename(module.with_name("other.py"))
+    assert make("binaries") == "built\n"
+    assert make("binaries") == ""
+
+
+def list_installed(target: str) -> set[str]:
+    """Returns the packages that a target installs if they are missing."""
+    command = ["make", "--no-print-directory", "--dry-run", target]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {name for line in re.findall(r"install_packages\.sh (.*)", lines) for name in line.split()}
+
+
+def test_demo_installs_no_service_and_no_other_plugins() -> None:
+    """`make demo` needs compiler, Python, ip, ping and the packet filters: no DHCP server, no reference plugins."""
+    used = {"iproute2", "iputils-ping", "iptables", "nftables"}
+    assert list_installed("demo") == list_installed("binaries") | used
+    assert list_installed("needs-test") > {"kea-dhcp4-server", "udhcpd"}
+
+
+@pytest.mark.parametrize("target", ["demo", "needs-test", "bench"])
+def test_no_target_installs_what_changes_the_machine(target: str) -> None:
+    """Neither the reference plugins, which podman would prefer, nor firewalld nor a runtime is installed."""
+    assert not list_installed(target) & {"containernetworking-plugins", "firewalld", "podman", "containerd"}
