@@ -77,12 +77,14 @@ ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zl
 ARM64_APT := $(APT) -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
 
-SOURCES := $(shell find process cni kernel attachment ipam plugins podwire pack/stand_ins -name __pycache__ -prune -o -name '*.py' -print -o -type d -print)
+SOURCES := $(sort $(shell find process cni kernel attachment ipam plugins podwire pack/stand_ins -name '*.py'))
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
+# Changes when a source file is added, removed or renamed. The time of a directory also changes with __pycache__.
+SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
-    needs-build needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
+    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
@@ -104,16 +106,19 @@ else
 binaries: dist/bin/podwire
 endif
 
-dist/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
+$(SOURCES_STAMP):
+	@mkdir -p $(@D) && rm -f build/.sources-* && touch $@
+
+dist/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-build
 	@PYTHONHASHSEED=0 $(PY) -m pack.build
 
-dist/pyinstaller/bin/podwire: $(SOURCES) $(VENV)/.made | needs-build
+dist/pyinstaller/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-build
 	@echo "PyInstaller: packing (a minute)"
 	@$(PY) -m pack.portable
 
 arm64: dist/arm64/bin/podwire ## cross-build the executables for 64-bit ARM: dist/arm64/bin
 
-dist/arm64/bin/podwire: $(SOURCES) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
+dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
 check: venv ## run linters, type checks, import rules and unit tests; needs no root and no network
