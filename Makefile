@@ -36,9 +36,9 @@ DEBIAN_KERNEL_REPORTS := build/reports/debian-kernels
 
 # The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
-# systemd: for `systemd-analyze verify`, and as process 1 of a machine. man-db, openssh-client: for the pages and the
-# signature of a release.
-TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd man-db openssh-client $(TEST_PACKAGES) $(RUNTIME_PACKAGES) \
+# systemd: for `systemd-analyze verify`, and as process 1 of a machine. man-db, openssh-client, lintian: for the pages, the
+# signature and the packages of a release.
+TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd man-db openssh-client lintian $(TEST_PACKAGES) $(RUNTIME_PACKAGES) \
     $(FIREWALLD_PACKAGES) $(SECOND_KERNEL_PACKAGES) $(ARM64_TEST_PACKAGES)
 # The packages of the node agent's image. Without the essential packages that it does not need (perl, util-linux, apt) it
 # is a third of a minimal Debian; diffutils is for the installation of the others.

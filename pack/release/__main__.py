@@ -43,12 +43,17 @@ def main() -> int:
     artefacts.append(apt_index.write([path for path in artefacts if path.suffix == ".deb"], out))
     artefacts.append(provenance.write(version, epoch_s, artefacts, out))
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
-    (out / "SHA256SUMS").write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
-    for path in artefacts:
-        print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
+    sums_file = out / "SHA256SUMS"
+    sums_file.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
+    for path in (*artefacts, sums_file):
+        print(f"{path} ({_format_size(path.stat().st_size)})")
     missing = [machine for machine in BUILT if machine not in built]
     print(f"For {', '.join(built)}." + (f" Not built: {', '.join(missing)}." if missing else ""))
     return 0
+
+
+def _format_size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
 def _agent(products: Sequence[Product], out: Path) -> list[Path]:

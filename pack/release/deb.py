@@ -145,6 +145,8 @@ def _fill(product: Product, tree: Path) -> None:
         (tree / "usr/bin" / name).symlink_to(f"/{_BIN}/{TOOL}")
     for path, content in _texts(product).items():
         put(tree / path, content)
+    for name in _KUBECTL:
+        (tree / f"usr/share/man/man1/{name}.1.gz").symlink_to(f"{TOOL}.1.gz")
     _control(product, tree)
 
 

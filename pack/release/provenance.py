@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,9 @@ _BUILDERS = (
     *("libc6-dev", "libexpat1-dev", "libgcc-12-dev", "libmd-dev", "libpython3.11-dev", "libpython3.11-stdlib"),
     *("zlib1g-dev", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user", "mmdebstrap"),
 )
-_BUILD_TYPE = "make release"
+# SLSA wants URIs. Nobody can own a domain below .invalid, so these tags name podwire's rules and no server.
+_TAG = "tag:podwire.invalid,2026:"
+_BUILD_TYPE = f"{_TAG}make-release"
 _SHOWN = "${db:Status-Status} ${Package} ${Architecture} ${Version}\n"
 
 
@@ -46,7 +49,7 @@ def statement(version: str, epoch_s: int, artefacts: Sequence[Path]) -> dict[str
     definition = {
         "buildType": _BUILD_TYPE,
         "externalParameters": parameters,
-        "resolvedDependencies": [*_commit(), *_packages(), *map(_library, LIBRARY_PACKAGES)],
+        "resolvedDependencies": [*_commit(version), *_packages(), *map(_library, LIBRARY_PACKAGES)],
     }
     return {
         "_type": "https://in-toto.io/Statement/v1",
@@ -56,10 +59,11 @@ def statement(version: str, epoch_s: int, artefacts: Sequence[Path]) -> dict[str
     }
 
 
-def _commit() -> list[dict[str, Any]]:
+def _commit(version: str) -> list[dict[str, Any]]:
     """Returns the commit; nothing outside of a git repository, where SOURCE_DATE_EPOCH alone names the version."""
     commit = git("rev-parse", "HEAD")
-    return [{"name": TOOL, "digest": {"gitCommit": commit}}] if commit else []
+    uri = f"pkg:generic/{TOOL}@{quote(version, safe='')}"
+    return [{"name": TOOL, "uri": uri, "digest": {"gitCommit": commit}}] if commit else []
 
 
 def _packages() -> list[dict[str, Any]]:
@@ -78,6 +82,6 @@ def _library(name: str) -> dict[str, Any]:
 
 
 def _distribution() -> str:
-    """Returns the distribution on which `make release` runs, as its /etc/os-release names it."""
-    lines = Path("/etc/os-release").read_text().splitlines()
-    return next(line.partition("=")[2].strip('"') for line in lines if line.startswith("PRETTY_NAME="))
+    """Returns the URI of the distribution on which `make release` runs, from its /etc/os-release: "...:debian-12"."""
+    release = platform.freedesktop_os_release()
+    return f"{_TAG}{release['ID']}-{release['VERSION_ID']}"

@@ -24,9 +24,10 @@ EPOCH_S = 1_780_000_000
 
 @dataclass(frozen=True)
 class Release:
-    """A directory of artefacts."""
+    """A directory of artefacts, and the output of the command that packed them."""
 
     directory: Path
+    output: str
 
     def one(self, pattern: str) -> Path:
         """Returns the only artefact that matches a pattern."""
@@ -46,7 +47,7 @@ def pack(directory: Path, env: Mapping[str, str] | None = None, umask: int = 0o0
         command, cwd=directory.parent, env=variables, umask=umask, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return Release(directory)
+    return Release(directory, done.stdout)
 
 
 @pytest.fixture(scope="session")

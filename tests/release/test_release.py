@@ -54,6 +54,15 @@ def test_checksums_cover_all_files(release):
     assert sorted([*named, "SHA256SUMS"]) == sorted(release.contents())
 
 
+def test_output_lists_all_files(release):
+    """The command prints each file of a release with its size, below 1 MiB in KiB."""
+    listed = dict(re.findall(r"^.*/(\S+) \((.*)\)$", release.output, re.MULTILINE))
+    assert listed.keys() == release.contents().keys()
+    assert listed["Packages"].endswith(" KiB")
+    assert next(size for name, size in listed.items() if name.endswith(".tgz")).endswith(" MiB")
+    assert "0.0 KiB" not in listed.values()
+
+
 def test_bill_of_materials_is_valid_cyclonedx(release):
     """Each bill of materials is valid by the strict schema of CycloneDX 1.5."""
     assert bills(release).keys() == {machine for machine, path in BUILT.items() if (path / "podwire").exists()}

@@ -1,6 +1,7 @@
 """The Debian package: installed, upgraded, removed and purged by dpkg, with other packages' files of the same names."""
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -9,7 +10,7 @@ from pack.release import deb, product
 from pack.release.product import Product
 from tests.release import roots
 from tests.release.conftest import EPOCH_S
-from tests.support.binaries import ROOT
+from tests.support.binaries import ROOT, skip_or_fail
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
 
@@ -198,6 +199,15 @@ def test_downgrade_restores_names_the_older_version_lacks(node, package, older, 
     assert node.state() == meanwhile
     node.run("dpkg", "--purge", "podwire")
     assert node.state() == before
+
+
+def test_lintian_accepts_the_packages(release):
+    """Debian's checker of packages reports neither an error nor a warning."""
+    if not shutil.which("lintian"):
+        skip_or_fail("lintian is not installed")
+    packages = sorted(release.directory.glob("*.deb"))
+    done = subprocess.run(["lintian", *packages], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_fields_of_the_package_describe_it(package):

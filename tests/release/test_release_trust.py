@@ -20,6 +20,7 @@ from tests.support.binaries import ROOT
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
 
+URI = re.compile(r"[a-z]+:[\w.,:/@?=&%~+#-]+")
 NAMESPACE, SIGNER = "podwire-release", "podwire-release"
 # A repository of one package, in a newer version than that of the bill below.
 PACKAGES = """\
@@ -103,6 +104,9 @@ def test_provenance_names_inputs_and_files(release):
     assert {"gcc", "libc6-dev", "libpython3.11-dev", "zlib1g-dev", "pyroute2", "jeepney"} <= dependencies.keys()
     commit = run("git", "-C", ROOT, "rev-parse", "HEAD").stdout.strip()
     assert dependencies.get("podwire", {}).get("digest", {}).get("gitCommit", "") == commit
+    builder = statement["predicate"]["runDetails"]["builder"]
+    uris = [definition["buildType"], builder["id"], *(item["uri"] for item in dependencies.values())]
+    assert [uri for uri in uris if not URI.fullmatch(uri)] == []
     text = release.one("*.provenance.json").read_text()
     assert os.uname().nodename not in text
     assert str(ROOT) not in text
@@ -195,7 +199,10 @@ def test_manual_pages_are_readable(release, tmp_path):
     for package in release.directory.glob("*_amd64.deb"):
         subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
     pages = {path.name: path for path in (tmp_path / "usr/share/man").rglob("*.gz")}
-    assert pages.keys() == {"podwire.1.gz", "podwire-agent.8.gz", *(f"podwire-{name}.8.gz" for name in PLUGINS)}
+    named = {f"podwire-{name}.8.gz" for name in ("agent", *PLUGINS)}
+    assert pages.keys() == named | {
+        f"{name}.1.gz" for name in ("podwire", "kubectl-podwire", "kubectl_complete-podwire")
+    }
     env = {**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8", "MANROFFSEQ": "", "MANROFFOPT": "-Wbreak"}  # long words
     for name, path in pages.items():
         done = run("man", "--warnings", "--local-file", path, env=env)
