@@ -88,20 +88,23 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
+# $(call say,TARGET): prints what a target does and how long it takes: its line of `make help`.
+say = sed -n 's/^$(1):.*\#\# /$(1): /p' Makefile
+
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 	    printf 'make %-18s %s\n' "$$name" "$$what"; done
 
-venv: $(VENV)/.made ## create .venv with this project and its tools, from Debian's Python
+venv: $(VENV)/.made ## create .venv with this project and its tools, from Debian's Python (a minute)
 
 $(VENV)/.made: pyproject.toml $(wildcard kernel/*.c) | needs-build
-	@echo "venv: installing the project and its tools into $(VENV)"
+	@$(call say,venv)
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 ifeq ($(PACKER),pyinstaller)
-binaries: dist/pyinstaller/bin/podwire ## build the executables: dist/bin, or with PACKER=pyinstaller dist/pyinstaller/bin
+binaries: dist/pyinstaller/bin/podwire ## build the executables: dist/bin, or with PACKER=pyinstaller dist/pyinstaller/bin (1 to 2 minutes)
 else
 binaries: dist/bin/podwire
 endif
@@ -110,42 +113,45 @@ $(SOURCES_STAMP):
 	@mkdir -p $(@D) && rm -f build/.sources-* && touch $@
 
 dist/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-build
+	@$(call say,binaries)
 	@PYTHONHASHSEED=0 $(PY) -m pack.build
 
 dist/pyinstaller/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-build
-	@echo "PyInstaller: packing (a minute)"
+	@$(call say,binaries)
 	@$(PY) -m pack.portable
 
-arm64: dist/arm64/bin/podwire ## cross-build the executables for 64-bit ARM: dist/arm64/bin
+arm64: dist/arm64/bin/podwire ## cross-build the executables for 64-bit ARM: dist/arm64/bin (5 minutes)
 
 dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
+	@$(call say,arm64)
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
-check: venv ## run linters, type checks, import rules and unit tests; needs no root and no network
+check: venv ## run linters, type checks, import rules and unit tests; needs no root and no network (1 to 5 minutes)
+	@$(call say,check)
 	@$(PY) -m tests.runner check
 
-test: venv ## run every test (as root: on the real kernel, and on a second one)
+test: venv ## run every test (as root: on the real kernel, and on a second one; half an hour, the first time longer)
+	@$(call say,test)
 	@rm -rf build/promises
 	@$(PY) -m tests.runner
 
-test-root: $(FIREWALLD)/usr/sbin/firewalld ## create the root file system in which `make test` runs its parts (root)
-
+test-root: $(FIREWALLD)/usr/sbin/firewalld ## create the root file system in which `make test` runs its parts (root; 3 minutes)
 	@[ -e $(TEST_ROOT_STAMP) ] || $(MAKE) --no-print-directory new-test-root
 
 new-test-root:
 	@$(call need,mmdebstrap)
-	@echo "unpacking Debian's packages into $(TEST_ROOT)"
+	@$(call say,test-root)
 	@rm -rf $(TEST_ROOT)
 	@sources=$$($(APT_SOURCES) $(DEBIAN)) && mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io \
 	    --include="$(TEST_ROOT_PACKAGES)" $(DEBIAN) $(TEST_ROOT) "$$sources"
 	@$(call end_root,$(TEST_ROOT),$(TEST_ROOT_STAMP))
 
-newer-root: ## create the root file system of `make test-clients NEWER=1`: DISTRIBUTION=trixie, MIRROR=... (root)
+newer-root: ## create the root file system of `make test-clients NEWER=1`: DISTRIBUTION=trixie, MIRROR=... (root; 3 minutes)
 	@[ -e $(NEWER_ROOT_STAMP) ] || $(MAKE) --no-print-directory new-newer-root
 
 new-newer-root:
 	@$(call need,mmdebstrap)
-	@echo "unpacking the packages of $(DISTRIBUTION) into $(NEWER_ROOT)"
+	@$(call say,newer-root)
 	@rm -rf $(NEWER_ROOT) && mkdir -p $(dir $(NEWER_ROOT))
 	@sources=$$($(APT_SOURCES) $(DISTRIBUTION) $(DEBIAN)) && \
 	    mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --aptopt='Acquire::Check-Valid-Until "false"' \
@@ -170,13 +176,13 @@ cached-kubernetes:
 	    echo "tests of the agent with a real API server will be SKIPPED"; \
 	fi
 
-agent-base: ## create the Debian root file system of the node agent's image (root)
+agent-base: ## create the Debian root file system of the node agent's image (root; a minute)
 	@[ -e $(AGENT_BASE_STAMP) ] && [ -e $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base
 
 # With a SOURCE_DATE_EPOCH, compiled Python modules are valid whatever the time of their source, which pack.release sets.
 new-agent-base:
 	@$(call need,mmdebstrap)
-	@echo "unpacking Debian's packages for the node agent's image"
+	@$(call say,agent-base)
 	@rm -f build/.agent-base-* $(AGENT_BASE) && mkdir -p build
 	@set -f; sources=$$($(APT_SOURCES) $(DEBIAN) $(DEBIAN)-updates $(DEBIAN)-security) && \
 	    SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --format=tar --variant=custom --dpkgopt=force-unsafe-io \
@@ -185,17 +191,21 @@ new-agent-base:
 	    --include="$(AGENT_BASE_PACKAGES)" $(DEBIAN) $(AGENT_BASE).new "$$sources" && mv $(AGENT_BASE).new $(AGENT_BASE)
 	@touch $(AGENT_BASE_STAMP)
 
-test-portable: needs-test ## run the specification suite on the portable variant (ten minutes: it starts slowly)
+test-portable: needs-test ## run the specification suite on the portable variant (10 minutes: it starts slowly)
+	@$(call say,test-portable)
 	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
 	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
 
-test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux)
+test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux; 60 minutes for all)
+	@$(call say,test-second-kernel)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
 
-debian-kernel: needs-debian-kernel ## unpack the kernel of a Debian release, not installed: DISTRIBUTION=trixie, MIRROR=...
+debian-kernel: needs-debian-kernel ## unpack the kernel of a Debian release, not installed: DISTRIBUTION=trixie, MIRROR=... (a minute)
+	@$(call say,debian-kernel)
 	@tests/support/debian_kernel_unpack.sh $(DISTRIBUTION) build/kernels/$(DISTRIBUTION)
 
-test-debian-kernel: binaries test-root debian-kernel ## run a sample of tests/netns, or TESTS=..., on the kernel of DISTRIBUTION=trixie, emulated (root)
+test-debian-kernel: binaries test-root debian-kernel ## run a sample of tests/netns, or TESTS=..., on the kernel of DISTRIBUTION=trixie, emulated (root; 20 minutes)
+	@$(call say,test-debian-kernel)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m tests.support.debian_kernel --release $(DISTRIBUTION) \
 	    --report=$(DEBIAN_KERNEL_REPORTS)/$(DISTRIBUTION).json $(TESTS)
 
@@ -206,25 +216,29 @@ test-debian-kernels: venv
 	    $(MAKE) --no-print-directory test-debian-kernel DISTRIBUTION=$$release || status=1; \
 	done; $(PY) -m tests.support.kernels $(DEBIAN_KERNEL_REPORTS) && exit $$status
 
-test-clients: venv ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root)
-test-deploy: venv ## test deploy/ with the built files (root)
-test-release: venv ## test the files of `make release` (root)
-test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root)
-test-cluster: venv ## test the agent with API servers (root)
+test-clients: venv ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root; 10 minutes)
+test-deploy: venv ## test deploy/ with the built files (root; 5 minutes)
+test-release: venv ## test the files of `make release` (root; 5 minutes)
+test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root; 10 minutes)
+test-cluster: venv ## test the agent with API servers (root; 10 minutes)
 
 test-clients test-deploy test-release test-arm64 test-cluster: test-%:
+	@$(call say,$@)
 	@$(PY) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
 
-newest-reference: ## unpack the newest reference plugins of all Debian suites, not installed: build/reference/VERSION
+newest-reference: ## unpack the newest reference plugins of all Debian suites, not installed: build/reference/VERSION (half a minute)
+	@$(call say,newest-reference)
 	@mkdir -p $(REFERENCES)/apt/lists/partial $(REFERENCES)/apt/archives/partial
 	@$(APT_SOURCES) $(REFERENCE_SUITE) >$(REFERENCES)/apt/sources.list
 	@cd $(REFERENCES)/apt && apt-get $(REFERENCE_APT) update && rm -f *.deb && \
 	    apt-get $(REFERENCE_APT) download containernetworking-plugins && $(call end_reference,newest)
 
-test-newest-reference: venv newest-reference ## run the tests of the reference plugins with the newest ones (root)
+test-newest-reference: venv newest-reference ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
+	@$(call say,test-newest-reference)
 	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PY) -m tests.runner newest-reference
 
-nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (hours)
+nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (4 hours)
+	@$(call say,nightly)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
@@ -232,42 +246,53 @@ nightly: needs-test binaries kubernetes ## run every kill, every fault, a millio
 	@$(PY) -m tests.clients.tested
 	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-debian-kernels test-portable
 
-demo: binaries needs-demo ## show what the plugins do, step by step (root)
+demo: binaries needs-demo ## show what the plugins do, step by step (root; 10 seconds after the build)
+	@$(call say,demo)
 	$(PY) -m tests.demo
 
-bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=DIR; writes docs/performance.md and its plot (root)
+bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=DIR; writes docs/performance.md and its plot (root; half an hour)
+	@$(call say,bench)
 	$(PY) -m bench.run --json build/bench.json $(if $(REFERENCE),,--write)
 
-bench-quick: binaries needs-test ## run the main rows of bench, in a minute or two (root)
+bench-quick: binaries needs-test ## run the main rows of bench (root; 2 minutes)
+	@$(call say,bench-quick)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
 
-bench-newest: binaries needs-test newest-reference ## the same against the newest reference plugins; writes their table in docs/performance.md (root)
+bench-newest: binaries needs-test newest-reference ## the same against the newest reference plugins; writes their table in docs/performance.md (root; 2 minutes)
+	@$(call say,bench-newest)
 	REFERENCE=$(REFERENCES)/newest $(PY) -m bench.run --quick --json build/bench-newest.json --write
 
-bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md (root, 15 minutes)
+bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md (root; 15 minutes)
+	@$(call say,bench-cluster)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m bench.cluster --json build/bench-cluster.json --write
 
-bench-second-kernel: binaries needs-test needs-second-kernel ## compare the plugins beside bridge and ptp on the second kernel
+bench-second-kernel: binaries needs-test needs-second-kernel ## compare the plugins beside bridge and ptp on the second kernel (10 minutes)
+	@$(call say,bench-second-kernel)
 	$(PY) -m bench.run --second-kernel --rounds 15
 
-image-tests: venv ## run CPython's tests inside a start-up image
+image-tests: venv ## run CPython's tests inside a start-up image (10 minutes)
+	@$(call say,image-tests)
 	@$(call need,$(LIBPYTHON)-testsuite)
 	PYTHONHASHSEED=0 $(PY) -m pack.image_tests
 
-newer-python: ## build and run the specification suite with another Python: DISTRIBUTION=trixie, MIRROR=... (root)
+newer-python: ## build and run the specification suite with another Python: DISTRIBUTION=trixie, MIRROR=... (root; 10 minutes)
+	@$(call say,newer-python)
 	@$(call need,mmdebstrap)
 	@pack/newer_python.sh $(DISTRIBUTION) $(CURDIR)/build/$(DISTRIBUTION)
 
-reproducible: venv ## build twice, in two directories, and compare the files
+reproducible: venv ## build twice, in two directories, and compare the files (3 minutes)
+	@$(call say,reproducible)
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
 # The executables for arm64 are included if they were built before; outdated ones are built again. The node agent's image
 # needs packages from Debian's archive; without them the rest is packed.
-release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release
+release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release (a minute)
+	@$(call say,release)
 	-@$(MAKE) --no-print-directory agent-base
 	@$(PY) -m pack.release
 
-outdated: venv ## compare the packages in dist/release with Debian's lists, security updates included; status 1 if outdated
+outdated: venv ## compare the packages in dist/release with Debian's lists, security updates included; status 1 if outdated (half a minute)
+	@$(call say,outdated)
 	@$(PY) -m pack.release.outdated --release $(RELEASE)
 
 # The key is the publisher's: neither the build nor this repository has one.
@@ -304,7 +329,7 @@ needs-arm64:
 
 # The files of Debian's packages for arm64.
 $(ARM64)/sysroot/.made:
-	@echo "unpacking Debian's Python for arm64"
+	@echo "unpacking Debian's Python for arm64 (half a minute)"
 	@rm -rf $(@D) $(ARM64)/packages && mkdir -p $(@D) $(ARM64)/packages
 	@apt-get $(ARM64_APT) update && cd $(ARM64)/packages && apt-get $(ARM64_APT) download $(ARM64_PACKAGES)
 	@for package in $(ARM64)/packages/*.deb; do dpkg-deb --extract $$package $(@D) || exit 1; done
@@ -312,7 +337,7 @@ $(ARM64)/sysroot/.made:
 
 # A kernel and busybox for the virtual machine that tests/arm64/test_machine.py boots.
 $(ARM64)/machine/.made: $(ARM64)/sysroot/.made | needs-arm64-machine
-	@echo "unpacking Debian's kernel for arm64"
+	@echo "unpacking Debian's kernel for arm64 (half a minute)"
 	@rm -rf $(@D) $(ARM64)/kernel && mkdir -p $(@D) $(ARM64)/kernel
 	@kernel=$$(apt-cache $(ARM64_APT) depends linux-image-cloud-arm64 | sed -n 's/.*Depends: //p') && \
 	    cd $(ARM64)/kernel && apt-get $(ARM64_APT) download $$kernel busybox-static
