@@ -16,7 +16,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 
 from tests.spec import configs  # noqa: E402 - after the registration that makes asserts explain
-from tests.support import binaries, kernels, namespaces  # noqa: E402 - as above
+from tests.support import binaries, inherited, kernels, namespaces  # noqa: E402 - as above
 from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 from tests.support.processes import PATH  # noqa: E402 - as above
@@ -36,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adds the markers that say on which kernels a test runs, and the report of the run."""
+    """Sets the process's environment, and adds the markers of kernels and the report of the run."""
+    inherited.reset()
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
     config.addinivalue_line("markers", "newest_reference: runs with --newest-reference only")
     config.addinivalue_line("markers", "old_reference: about the reference plugins 1.1.1; not with --newest-reference")
