@@ -1,7 +1,8 @@
 """Builds the executable twice, from copies of the sources in two directories, and compares the bytes.
 
-One rule: the copies share only the machine and its installed packages, neither paths nor caches. For root, the second
-build runs as another user, in a new PID namespace, whose process IDs are small, and with a tmpfs on /tmp.
+One rule: the copies share only the machine and its installed packages, neither paths nor caches, so that a second user,
+who may not read this directory or its .venv, can build. For root, the second build runs as that user, in a new PID
+namespace, whose process IDs are small, and with a tmpfs on /tmp.
 
     PYTHONHASHSEED=0 python -m pack.reproducible [--arm64 SYSROOT]
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pack.build import PACKAGES, ROOT
+from pack.build import LIBRARY_PACKAGES, PACKAGES, ROOT
 
 _OTHER_USER = "65534"  # without privileges
 # A checkout below /tmp would be hidden.
@@ -32,12 +34,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the executable twice and compares the bytes.")
     parser.add_argument("--arm64", type=Path, metavar="SYSROOT", help="as for pack.build")
     sysroot = parser.parse_args().arm64
-    options: list[str | Path] = ["--arm64", sysroot.resolve()] if sysroot else []
     other = {"LANG": "C.UTF-8", "TZ": "Asia/Tokyo"}
     other_user = ["setpriv", f"--reuid={_OTHER_USER}", f"--regid={_OTHER_USER}", "--clear-groups"]
     launcher = ["unshare", "--pid", "--mount", "--fork", *_MOUNTED, *other_user] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(dir=_DIRECTORY) as directory:
         os.chmod(directory, 0o755)
+        options: list[str | Path] = []
+        if sysroot:
+            options = ["--arm64", shutil.copytree(sysroot, Path(directory) / "sysroot", symlinks=True)]
         roots = [_copy(Path(directory) / name) for name in ("a/podwire", "a-longer-name/podwire-copy")]
         first = _build(roots[0], [], options, {})
         second = _build(roots[1], launcher, options, other)
@@ -62,9 +66,14 @@ def _differences(first: bytes, second: bytes) -> list[str]:
 
 
 def _copy(root: Path) -> Path:
-    """Copies the sources to `root` and returns it; both copies are made before the first build, which takes minutes."""
-    for name in (*PACKAGES, "pack"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    """Copies the sources and PyPI's packages to `root` and returns it.
+
+    Both copies are made before the first build, which takes minutes.
+    """
+    specs = [importlib.util.find_spec(name) for name in LIBRARY_PACKAGES]
+    libraries = [Path(spec.origin).parent for spec in specs if spec and spec.origin]
+    for source in (*(ROOT / name for name in (*PACKAGES, "pack")), *libraries):
+        shutil.copytree(source, root / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 
 
@@ -72,7 +81,8 @@ def _build(root: Path, launcher: list[str], options: list[str | Path], env: dict
     if launcher:
         for path in (root, *root.rglob("*")):
             os.chown(path, int(_OTHER_USER), int(_OTHER_USER))
-    build = [sys.executable, "-m", "pack.build", "--work", root / "work", "--out", root / "bin", *options]
+    python = os.path.realpath(sys.executable)  # the machine's
+    build = [python, "-m", "pack.build", "--work", root / "work", "--out", root / "bin", *options]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **env}
     subprocess.run([*launcher, *build], cwd=root, env=variables, stdout=subprocess.DEVNULL, check=True)
     return (root / "bin" / "podwire").read_bytes()

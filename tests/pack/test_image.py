@@ -238,10 +238,22 @@ def test_a_failed_import_fails_the_build(work):
     assert "No module named 'no_such_module'" in done.stderr
 
 
+# Makes the project's directory inaccessible for other users, like one in root's home: $1, whose parent is $2.
+HIDE = """\
+mount --make-rprivate / && mount --bind "$1" "$0" && mount -t tmpfs -o mode=700 podwire "$2" && mkdir "$1"
+mount --bind "$0" "$1" && cd "$1" && shift 2 && exec "$@"
+"""
+
+
 @pytest.mark.timeout(600)
 def test_builds_are_reproducible():
-    """Builds in two directories, with paths of different length and other variables, give the same bytes."""
+    """Builds in two directories, with other variables, and for root as another user, give the same bytes.
+
+    That user cannot read the project's directory.
+    """
+    hidden = ("unshare", "--mount", "sh", "-ec", HIDE, "/mnt", ROOT, ROOT.parent)
+    launcher = hidden if os.geteuid() == 0 and ROOT.parent != Path("/") else ()
     done = subprocess.run(
-        [sys.executable, "-m", "pack.reproducible"], cwd=ROOT, capture_output=True, text=True, check=False
+        [*launcher, sys.executable, "-m", "pack.reproducible"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
