@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ from process import child, durable, files
 
 _KEPT, _MANIFEST, _NEW = ".podwire-replaced", "manifest.json", ".podwire-new"
 _PACKAGE = "/var/lib/dpkg/info/podwire.list"  # the files of the Debian package
+PACKAGE_FIX = "apt-get remove podwire"
 _DRAFTS = (".new", ".podwire-new")  # suffixes of unfinished copies of a kept file, and of the manifest
 _CHUNK_BYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
@@ -93,15 +94,19 @@ class Directory:
                 self.actions.append(f"nothing to do: {self.path} does not exist")
                 return
             self._require_regular_files()
-            self._refuse_packaged()
+            if is_packaged(self.path, self.names):  # only dpkg may remove its files
+                text = f"the files in {self.path} belong to the Debian package podwire"
+                raise CniError(Code.IO_FAILURE, text, f"run: {PACKAGE_FIX}, which restores the previous files")
             if self.dry_run:
                 self._remove_installed(program)
-                return
-            with self.locked():
-                self._sweep()
-                self._remove_installed(program)
-                self._forget()
-                durable.synchronize(self.path)
+            else:
+                with self.locked():
+                    self._sweep()
+                    self._remove_installed(program)
+                    self._forget()
+                    durable.synchronize(self.path)
+            if not self.actions:
+                self.actions.append(f"nothing to do: {self.path} has no podwire")
 
     def remove_links(self, links: Sequence[str]) -> None:
         """Removes symbolic links to the tool if the tool itself is removed."""
@@ -111,6 +116,14 @@ class Directory:
             if not self.dry_run:
                 with _filesystem_errors(f"remove {link}"):
                     os.unlink(link)
+
+    def has_installed(self, program: str) -> bool:
+        """Returns whether `install` has put a file there that is still in place; False if one cannot be read."""
+        try:
+            ours = {*self.manifest().ours, self._hash(program)}
+            return any(self._present(name) in ours for name in self.names)
+        except (OSError, CniError):
+            return False
 
     def is_current(self, program: str) -> bool:
         """Returns whether each name is a file equal to `program`; False if one cannot be read."""
@@ -137,16 +150,6 @@ class Directory:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         text = gojson.dumps({"ours": manifest.ours, "conf": manifest.conf}, indent=2) + "\n"
         write_atomically(os.path.join(directory, _MANIFEST), text.encode())
-
-    def _refuse_packaged(self) -> None:
-        """Refuses a directory with files of the Debian package, which only dpkg may remove; raises CniError(5)."""
-        try:
-            packaged = files.read(_PACKAGE, gojson.MAX_BYTES).decode(errors="replace").splitlines()
-        except (OSError, ValueError):
-            return
-        if not {os.path.join(self.path, name) for name in self.names}.isdisjoint(packaged):
-            text = f"the files in {self.path} belong to the Debian package podwire"
-            raise CniError(Code.IO_FAILURE, text, "run: apt-get remove podwire, which restores the previous files")
 
     def _plan(self, new_hash: str) -> None:
         for name in self.names:
@@ -273,6 +276,15 @@ class Directory:
         """Locks the directory against other installations; raises CniError(11) if one is running."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return exclusive_lock(descriptor, f"is installing into {self.path}")
+
+
+def is_packaged(directory: str, names: Iterable[str]) -> bool:
+    """Returns whether files of the Debian package have these names in a directory."""
+    try:
+        packaged = files.read(_PACKAGE, gojson.MAX_BYTES).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return False
+    return not {os.path.join(directory, name) for name in names}.isdisjoint(packaged)
 
 
 def write_atomically(path: str, content: bytes, mode: int = 0o644) -> None:

@@ -15,6 +15,7 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from ipam.host_local import conf as host_local
+from ipam.host_local.ranges import Range
 from podwire import attachments, networks
 from podwire.networks import Network
 
@@ -61,18 +62,23 @@ def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
     return Change(new.name, before, after, shared, len(running)) if before != after else None
 
 
-def _ranges(network: Network) -> str:
-    """Returns host-local's subnets as text, each with its gateway unless that is the first address."""
-    texts = []
+def list_ranges(network: Network) -> Iterator[Range]:
+    """Yields the ranges of addresses that host-local allocates in a network."""
     for plugin in network.plugins:
         items = network.build_config(plugin)
         conf = NetConf(network.name, network.version, Fields(items), items)
         with suppress(CniError):  # `podwire lint` says what is wrong with ranges
             if conf.ipam_type == "host-local":
-                for address_range in (item for one in host_local.range_sets(conf) for item in one.ranges):
-                    usual = address_range.gateway == address_range.subnet.network_address + 1
-                    gateway = "" if usual else f" (gateway {address_range.gateway})"
-                    texts.append(f"{address_range.subnet}{gateway}")
+                yield from (item for one in host_local.range_sets(conf) for item in one.ranges)
+
+
+def _ranges(network: Network) -> str:
+    """Returns host-local's subnets as text, each with its gateway unless that is the first address."""
+    texts = []
+    for address_range in list_ranges(network):
+        usual = address_range.gateway == address_range.subnet.network_address + 1
+        gateway = "" if usual else f" (gateway {address_range.gateway})"
+        texts.append(f"{address_range.subnet}{gateway}")
     return ", ".join(dict.fromkeys(texts)) or "none of host-local"
 
 

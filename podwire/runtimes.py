@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cni import delegate
+from cni import delegate, gojson
 from cni.errors import CniError, Code
 from podwire.node.programs import get_output_lines
 from process import files
@@ -34,6 +34,7 @@ _CRI_NAMES = (*_CRI.values(), _CRI_SINCE_3, "io.containerd.cri.v1.images")
 _CRIO, _CRIO_MORE = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 
 # containers.conf(5), of root.
+_NETAVARK_DIR, _PODMAN_SUBNET = "/etc/containers/networks", "10.88.0.0/16"
 _PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 _PODMAN_BIN_DIRS = (
     "/usr/local/libexec/cni",
@@ -201,11 +202,46 @@ def _crio(_program: str) -> Runtime:
     return Runtime("CRI-O", listed or (BIN_DIR,), conf_dir, sources.get("plugin_dirs", "") if listed else "")
 
 
-def _podman(_program: str) -> Runtime:
+def list_podman_subnets(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yields name, source and subnet of podman's networks that are not in net.d, if podman is installed.
+
+    These are its default network, which has no file unless it was changed, and netavark's. Raises CniError.
+    """
+    if not _find_program("podman", env):
+        return
+    network, _ = _merged(_podman_files(), "network")
+    directory = _text(network.get("network_config_dir")) or _NETAVARK_DIR
+    named = set()
+    for path in (os.path.join(directory, name) for name in _listed(directory) if name.endswith(".json")):
+        document = _read_netavark(path)
+        name = _text(document.get("name"))
+        named.add(name)
+        subnets = document.get("subnets")
+        for subnet in subnets if isinstance(subnets, list) else ():
+            yield name, path, _text(subnet.get("subnet")) if isinstance(subnet, dict) else ""
+    if (default := _text(network.get("default_network")) or "podman") not in named:
+        yield default, "its default", _text(network.get("default_subnet")) or _PODMAN_SUBNET
+
+
+def _read_netavark(path: str) -> Mapping[str, object]:
+    """Returns the content of a file of netavark, {} if it cannot be read."""
+    try:
+        document = gojson.loads(files.read(path, _MOST_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _podman_files() -> list[str]:
     paths = []
     for path in _PODMAN:
         more = f"{path}.d"
         paths += [path, *(os.path.join(more, name) for name in _listed(more) if name.endswith(".conf"))]
+    return paths
+
+
+def _podman(_program: str) -> Runtime:
+    paths = _podman_files()
     network, sources = _merged(paths, "network")
     engine, _ = _merged(paths, "engine")
     listed = _normal(_texts(network.get("cni_plugin_dirs")))

@@ -14,7 +14,7 @@ from shlex import quote
 
 from cni import gojson, skel
 from cni.errors import CniError, Code
-from podwire import default_network, networks, pod_cidrs, renumbering, runtimes
+from podwire import default_network, networks, pod_cidrs, range_conflicts, renumbering, runtimes
 from podwire.command import (
     BIN_DIR,
     CONF_DIR,
@@ -26,7 +26,14 @@ from podwire.command import (
     add_conf_dir,
     conf_dir,
 )
-from podwire.installing import Directory, Manifest, filesystem_error, write_atomically
+from podwire.installing import (
+    PACKAGE_FIX,
+    Directory,
+    Manifest,
+    filesystem_error,
+    is_packaged,
+    write_atomically,
+)
 from podwire.lint import positions
 from podwire.renumbering import Change
 from podwire.runtimes import Runtime
@@ -52,11 +59,13 @@ it was not changed since. A change of the network's addresses is printed, and re
 its bridge: the bridge has their gateway, and new pods would fail.
 
 At the end it reads the settings of containerd, CRI-O and podman, if they are installed, and prints the directory from
-which each runs plugins, with the command that installs there if it differs (Debian 12: /usr/lib/cni)."""
+which each runs plugins, with the command that installs there if it differs (Debian 12: /usr/lib/cni). A network of
+podman, or of another file, with some of the same addresses is reported."""
 
 _UNINSTALL = """\
 Restores the files that `podwire install` replaced, and removes the other names that it created. Files that are not
 podwire's stay, and so does a configuration that was changed since. A symbolic link on PATH to the tool is also removed.
+For another directory of a runtime that also has podwire, the command that removes it there is printed.
 Pods keep running; the restored plugins run their DEL, since rules, files and settings have the same names."""
 
 
@@ -101,6 +110,9 @@ def _install(context: Context, options: Namespace) -> Status:
         _print_actions(context, directory)
     if change:
         context.out.print(f"{change}{_advice(change, options)}")
+    if content is not None:
+        for line in range_conflicts.find(networks.parse(content, path), os.path.dirname(path), context.env):
+            context.out.print(f"warning: {line}")
     tool = os.path.join(directory.path, "podwire")
     paths = (os.path.join(one, "podwire") for one in os.get_exec_path(dict(context.env)))
     if not (directory.dry_run or any(os.access(one, os.X_OK) for one in paths)):
@@ -155,6 +167,11 @@ def _uninstall(context: Context, options: Namespace) -> Status:
         directory.remove_links(links)
     finally:
         _print_actions(context, directory)
+    for path in dict.fromkeys(map(os.path.realpath, (BIN_DIR, *runtimes.list_bin_dirs(context.env)))):
+        if path != os.path.realpath(directory.path) and Directory(path, directory.names).has_installed(_PROGRAM):
+            tool = quote(os.path.join(path, "podwire"))
+            fix = PACKAGE_FIX if is_packaged(path, directory.names) else f"{tool} uninstall --bin-dir {quote(path)}"
+            context.out.print(f"podwire is also in {path}: {fix}")
     return Status.FINE
 
 

@@ -92,6 +92,7 @@ def test_install_creates_a_directory(podwire, names, tmp_path):
     assert len(list(directory.iterdir())) == len(files) + 1
     run(directory / "podwire", "uninstall", "--bin-dir", directory)
     assert list(directory.iterdir()) == []
+    assert run(podwire, "uninstall", "--bin-dir", directory) == f"nothing to do: {directory} has no podwire\n"
     assert "nothing to do" in run(podwire, "uninstall", "--bin-dir", tmp_path / "absent")
 
 
@@ -104,6 +105,20 @@ def test_uninstall_restores_replaced_files(podwire, older, names, others):
     assert {(others / name).read_bytes() for name in (*names, "podwire")} == {podwire.read_bytes()}
     run(others / "podwire", "uninstall", "--bin-dir", others)
     assert listing(others) == before
+
+
+def test_uninstall_names_another_directory_with_podwire(podwire, older, others, root):
+    """If a directory of a runtime also has podwire, the command that removes it there is printed, and works."""
+    line = f"""mount -t tmpfs podwire /opt
+{older} install >/dev/null; {podwire} install --bin-dir {others} >/dev/null
+{podwire} uninstall --bin-dir {others} --dry-run | tail -n 1
+command=$({podwire} uninstall --bin-dir {others} | sed -n 's/^podwire is also in //p')
+echo "$command"; ${{command#*: }} | tail -n 1; {podwire} uninstall"""
+    text = run("sh", "-ec", line, before=("unshare", "--mount"))
+    fix = "/opt/cni/bin: /opt/cni/bin/podwire uninstall --bin-dir /opt/cni/bin"
+    assert text.splitlines() == [
+        f"podwire is also in {fix}", fix, "removed /opt/cni/bin/podwire", "nothing to do: /opt/cni/bin has no podwire",
+    ]  # fmt: skip
 
 
 def test_a_plugin_that_replaced_podwires_stays(podwire, names, others):

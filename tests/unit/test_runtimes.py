@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from cni.errors import Code
-from podwire import runtimes
+from podwire import default_network, networks, range_conflicts, runtimes
 
 DEBIAN_12 = """
 version = 2
@@ -24,7 +24,7 @@ VERSION_3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\n"
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """A root file system without runtimes."""
-    for name in ("_RUN", "_CONTAINERD", "_CRIO", "_CRIO_MORE", "_PODMAN_CHOICE"):
+    for name in ("_RUN", "_CONTAINERD", "_CRIO", "_CRIO_MORE", "_PODMAN_CHOICE", "_NETAVARK_DIR"):
         monkeypatch.setattr(runtimes, name, f"{tmp_path}{getattr(runtimes, name)}")
     for name in ("PROGRAM_DIRS", "_PODMAN", "_PODMAN_HELPER_DIRS"):
         monkeypatch.setattr(runtimes, name, tuple(f"{tmp_path}{path}" for path in getattr(runtimes, name)))
@@ -227,3 +227,46 @@ def test_install_dir(tmp_path):
     (places[2] / "bridge").touch()
     assert one.install_dir(["bridge"]) == str(places[2])
     assert one.install_dir(["ptp"]) == str(places[1])
+
+
+PODMAN = ("podman", "its default", "10.88.0.0/16")
+
+
+def test_subnets_of_podman(host):
+    """Podman's default network has a subnet without a file; netavark's networks, and settings, are read."""
+    assert list(runtimes.list_podman_subnets({})) == []  # podman is not installed
+    write(host, "usr/bin/podman", "")
+    assert list(runtimes.list_podman_subnets({})) == [PODMAN]
+    directory = "etc/containers/networks"
+    write(host, f"{directory}/web.json", '{"name": "web", "subnets": [{"subnet": "10.89.0.0/24"}, 7]}')
+    write(host, f"{directory}/x.json", "{")
+    web = ("web", f"{host}/{directory}/web.json", "10.89.0.0/24")
+    assert list(runtimes.list_podman_subnets({}))[:1] == [web]
+    write(host, "etc/containers/containers.conf", "[network]\ndefault_subnet = '10.90.0.0/16'\ndefault_network = 'own'")
+    assert list(runtimes.list_podman_subnets({}))[-1] == ("own", "its default", "10.90.0.0/16")
+    write(host, f"{directory}/own.json", '{"name": "own", "subnets": [{"subnet": "10.91.0.0/16"}]}')
+    subnets = [subnet for name, _, subnet in runtimes.list_podman_subnets({}) if name == "own"]
+    assert subnets == ["10.91.0.0/16"]
+
+
+OTHER = """{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge",
+"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.8.0/24"}]]}}]}"""
+
+
+def test_conflicts_of_a_new_network(host):
+    """Subnets of a new network that overlap with another file's, or podman's, are found, not those of its own file."""
+    write(host, "usr/bin/podman", "")
+    write(host, "net.d/20-other.conflist", OTHER)
+    own = default_network.render(default_network.STANDARD, ["10.22.0.0/16"])
+    write(host, "net.d/10-podwire.conflist", own.decode())
+    path = f"{host}/net.d/20-other.conflist"
+    sentence = "two containers can get one address; use another subnet"
+    for subnet, conflict in (
+        ("10.22.0.0/16", f'10.22.8.0/24 of network "other" ({path})'),
+        ("10.80.0.0/12", '10.88.0.0/16 of podman\'s network "podman" (its default)'),
+        ("10.23.0.0/16", ""),
+        ("fd00::/64", ""),
+    ):
+        new = networks.parse(default_network.render(default_network.STANDARD, [subnet]), "")
+        expected = [f"{subnet} overlaps with {conflict}: {sentence}"] if conflict else []
+        assert list(range_conflicts.find(new, f"{host}/net.d", {})) == expected
