@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from ipaddress import ip_network
 from itertools import combinations
 from shlex import quote
 
@@ -17,6 +18,7 @@ from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_f
 from podwire.doctor.node import Interface, Node, overlapping, types_of
 from podwire.doctor.run import Run
 from podwire.output import plural
+from podwire.runtimes import CONF_DIR
 
 _GROUP = "configuration"
 
@@ -24,6 +26,7 @@ _NONE = Fault(
     "no-network",
     Severity.PROBLEM,
     "net.d does not exist, or has no file that a runtime can use: pods wait for a network, nodes are not ready",
+    "`podwire install --conf --subnet CIDR`, on a node of Kubernetes `podwire install --conf --node node.json`; or "
     "put a configuration there, and check it with `podwire lint`",
 )
 _UNUSABLE = Fault(
@@ -64,6 +67,9 @@ _OTHERS = Fault(
     "remove it as its documentation says; a reboot removes its interfaces",
 )
 
+_KUBELET = "/var/lib/kubelet"
+_SECOND_BYTES = range(22, 32)  # of the subnets to suggest: README's first
+
 # Files and interfaces that other CNIs leave on a node, by the name of their plugin.
 _STATE = {
     "calico": ("/var/lib/calico", "/run/calico", "/etc/cni/net.d/calico-kubeconfig"),
@@ -99,11 +105,27 @@ def _files(node: Node) -> Iterator[Finding]:
             )
     if not usable:
         state = "it does not exist" if not os.path.isdir(node.conf_dir) else "it has no usable configuration"
-        fix = f"put a file like 10-podwire.conflist into it, and check it with: podwire lint {node.conf_dir}"
-        yield _NONE.finding(node.conf_dir, state, fix)
+        yield _NONE.finding(node.conf_dir, state, _suggest_network(node))
     elif usable[0].network:
         text = f"Kubernetes' runtimes use this file, the first of {len(node.files)}: network {usable[0].network.name}"
         yield ok_finding("files", usable[0].path, text)
+
+
+def _suggest_network(node: Node) -> str:
+    """Returns the command that writes a first network, or lints the files that cannot be used.
+
+    It is advice: another program may be about to write a network, and only people know which addresses are free.
+    """
+    option = "" if node.conf_dir == CONF_DIR else f" --conf-dir {quote(node.conf_dir)}"
+    if node.files:
+        return f"podwire lint {quote(node.conf_dir)}"
+    if os.path.isdir(_KUBELET):
+        line = f"podwire install --conf --node node.json{option}"
+        return f"{line}, where node.json is the output of: kubectl get node NAME -o json"
+    local = [one.address.network for assigned in node.addresses.values() for one in assigned]
+    taken = [*local, *(item.dst.network for item in node.routes if item.dst.network.prefixlen)]
+    free = (text for number in _SECOND_BYTES if not overlapping(ip_network(text := f"10.{number}.0.0/16"), taken))
+    return f"podwire install --conf --subnet {next(free, 'CIDR')}{option}"
 
 
 def _names(node: Node) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from ipaddress import ip_network
 from pathlib import Path
@@ -41,11 +42,23 @@ def configure(node: DoctorNode, name: str = "pods", subnet: str = "10.9.0.0/24",
 
 @pytest.mark.parametrize("absent", [True, False])
 def test_net_d_without_a_network(node, absent):
-    """A missing or empty net.d is a problem, with the advice to write a network."""
+    """A missing or empty net.d is a problem, and the advice is the command that writes a network of free addresses."""
+    node.host.ip("link", "add", "lan0", "up", "address", "02:00:00:00:00:01", "type", "bridge")
+    node.host.ip("address", "add", "10.22.0.1/24", "dev", "lan0")
     before = "umount /etc/cni/net.d; rmdir /etc/cni/net.d" if absent else ""
     finding = node.find("no-network", before=before)
     assert finding["text"].startswith("it does not exist" if absent else "it has no usable configuration")
-    assert "podwire lint /etc/cni/net.d" in finding["cure"]
+    assert finding["cure"] == "podwire install --conf --subnet 10.23.0.0/16"
+    assert "commands" not in finding or finding["commands"] == []  # --fix does not choose addresses
+    done = node.podwire(*shlex.split(finding["cure"])[1:], before="mount -t tmpfs podwire /opt")
+    assert done.returncode == 0, done.stderr
+    assert [one["name"] for one in node.list_findings() if one["name"] == "no-network"] == []
+
+
+def test_net_d_of_a_node_of_kubernetes(node):
+    """Without a network on a node of Kubernetes, the advice is to use the node's podCIDRs."""
+    finding = node.find("no-network", before="mount -t tmpfs podwire /var/lib; mkdir -p /var/lib/kubelet /var/lib/cni")
+    assert finding["cure"].startswith("podwire install --conf --node node.json, where ")
 
 
 def test_file_that_no_runtime_can_use(node):
