@@ -74,16 +74,19 @@ def run(trial: Trial, node: Node) -> Report:
         (BIN_DIR,), {"PATH": _PATH}, "", lambda call: invoke.execute(call, hostcopy.spawn), lambda step: None, False
     )
     try:
-        with trial.prepare(node):
-            if reason := _unavailable(runtime, network):
-                report.outcome, report.reason = SKIPPED, reason
-                return report
-            _attach_and_detach(trial, node, runtime, network, report)
-            for _ in range(_REPETITIONS):
-                _repeat(trial, runtime, network)
-    except KernelError as error:
-        is_missing = error.errno == errno.EOPNOTSUPP  # a kind of link that a network needs
-        report.outcome, report.reason = SKIPPED if is_missing else FAILED, str(error)
+        try:
+            with trial.prepare(node):
+                if reason := _unavailable(runtime, network):
+                    report.outcome, report.reason = SKIPPED, reason
+                    return report
+                _attach_and_detach(trial, node, runtime, network, report)
+                for _ in range(_REPETITIONS):
+                    _repeat(trial, runtime, network)
+        except KernelError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # A kind of link that the network needs; STATUS names the module.
+            report.outcome, report.reason = SKIPPED, _unavailable(runtime, network) or str(error)
     except (TrialError, LostError, CniError, OSError) as error:
         report.outcome, report.reason = FAILED, str(error)
     finally:

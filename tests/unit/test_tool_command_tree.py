@@ -10,6 +10,7 @@ import pytest
 from podwire import cli, manual
 from podwire.command_tree import command_tree, completions
 from podwire.commands import COMMANDS, completion
+from tests.support.binaries import ROOT
 
 SOURCES = {"NETWORK": lambda: ["pods", "storage"]}
 
@@ -62,6 +63,15 @@ def test_manual_page_has_every_command():
         assert all(name in plain for option in leaf.options for name in option.option_strings if name != "-h")
     requests = set(re.findall(r"^[.'](\S*)", page, re.MULTILINE))
     assert requests == {"TH", "SH", "HP", "SS", "TP", "PP", "nf", "fi"}
+
+
+def test_help_lists_the_commands_that_may_be_incomplete():
+    """The list of exit statuses names each command that can return 4, and no other."""
+    incomplete = re.compile(r"complete=(?!True|complete: bool)|Status\.INCOMPLETE")
+    sources = (ROOT / "podwire" / "commands").glob("*.py")
+    able = {path.stem.partition("_")[0] for path in sources if incomplete.search(path.read_text())}
+    listed = (cli.build_parser().epilog or "").partition("; 4 ")[2]
+    assert {word for group in re.findall(r"\((.*?)\)", listed, re.DOTALL) for word in group.split(", ")} == able
 
 
 def test_roff_requests_in_texts_are_escaped():
