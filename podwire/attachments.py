@@ -18,6 +18,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import Result, from_json
 from podwire import networks
+from podwire.lint.known import CONFINED
 from podwire.networks import Network
 
 UNREAD_FIX = (
@@ -67,7 +68,7 @@ class CachedAttachment:
     @property
     def is_confined(self) -> bool:
         """Whether no packet leaves the pod by its interface, lo or a dummy: other pods may have the same addresses."""
-        return self.network is not None and self.network.plugins[0]["type"] in ("loopback", "dummy")
+        return self.network is not None and self.network.plugins[0]["type"] in CONFINED
 
     @property
     def pod(self) -> str:

@@ -1,4 +1,4 @@
-"""The known plugins by kind, to check the order of a list, and similar names for misspelt words.
+"""The known plugins by kind, to check the order of a list, which pods may share addresses, and similar names for words.
 
 Of the configuration of another vendor's plugin, only the keys that are common to all plugins are checked.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 
-# The reference plugins (containernetworking/plugins).
+# The plugins of this project, which are also those of containernetworking/plugins.
 INTERFACES = ("bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan")
 CHAINED = ("bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf")
 IPAMS = ("dhcp", "host-local", "static")
+# Plugins without a way out of the pod: other pods may have the same addresses.
+CONFINED = ("loopback", "dummy")
 # Plugins of other projects; lint does not check what they require of a list.
 FOREIGN = (
     "antrea",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from podwire.lint import known
 from tests.support import dhcp
 from tests.support.results import prev_result
 
@@ -32,24 +33,9 @@ READS_CNI_ARGS = {
 }
 # A chained plugin needs prevResult.
 KINDS = {
-    "bandwidth": "chained",
-    "bridge": "interface",
-    "dhcp": "ipam",
-    "dummy": "interface",
-    "firewall": "chained",
-    "host-device": "interface",
-    "host-local": "ipam",
-    "ipvlan": "interface",
-    "loopback": "interface",
-    "macvlan": "interface",
-    "portmap": "chained",
-    "ptp": "interface",
-    "sbr": "chained",
-    "static": "ipam",
-    "tap": "interface",
-    "tuning": "chained",
-    "vlan": "interface",
-    "vrf": "chained",
+    **dict.fromkeys((*known.INTERFACES, "loopback"), "interface"),
+    **dict.fromkeys(known.CHAINED, "chained"),
+    **dict.fromkeys(known.IPAMS, "ipam"),
 }
 # Plugins whose interface is on top of an interface of the host, MASTER.
 ON_MASTER = {"ipvlan", "macvlan", "vlan"}

@@ -5,11 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
 from tests.support.markdown import Document
 
 FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
-MAX_README_LINES = 165
+MAX_README_LINES = 147  # without the table of plugins, which has a row for each
 SVG = "{http://www.w3.org/2000/svg}"
 CHARACTER_PX = 7.0  # the average at 13 px
 
@@ -31,8 +32,8 @@ def test_readme_of_the_agent_lists_its_files(folder):
 
 
 def test_readme_is_short():
-    """README has at most 165 lines."""
-    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+    """README has at most 147 lines, besides a row for each plugin."""
+    assert len((ROOT / "README.md").read_text().splitlines()) - len(PLUGINS) <= MAX_README_LINES
 
 
 @pytest.mark.parametrize("name", ["add", "image"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwire.main import PLUGINS
+from podwire.selftest.trials import list_trials
 from tests.spec import configs
 from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, Document
@@ -69,8 +70,13 @@ def test_plugin_has_a_configuration_with_all_keys(name):
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_plugin_has_a_kind(name):
-    """The table KINDS in tests/spec/configs.py names a plugin: interface, chained or ipam."""
+    """A list in podwire/lint/known.py has each plugin: INTERFACES, CHAINED or IPAMS."""
     assert name in configs.KINDS
+
+
+def test_trials_of_the_selftest_run_the_plugins():
+    """The trials in podwire/selftest/trials.py run every plugin."""
+    assert {kind for trial in list_trials(ipv6=True) for kind in trial.kinds} == set(PLUGINS)
 
 
 @pytest.mark.parametrize("name", PLUGINS)
