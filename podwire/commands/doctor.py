@@ -94,7 +94,10 @@ def _check(context: Context, options: Namespace) -> Findings:
         _directory_options(options),
     )
     node.require_network()
-    return run_checks(node)
+    try:
+        return run_checks(node, context.progress.show)
+    finally:
+        context.progress.clear()
 
 
 def _fix(context: Context, options: Namespace) -> Findings:

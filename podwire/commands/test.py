@@ -106,8 +106,11 @@ def _round(context: Context, options: Namespace) -> Status:
         tested = test_pods(topology, pods, outer, tuple(options.address), options.timeout, unseen)
         for result in chain(tested, test_limits(topology, pods) if options.limits else ()):
             results.append(result)
+            context.progress.clear()
             if not context.out.as_json and (options.every is None or result.state is not State.OK):
                 _print(result, context.out)
+            context.progress.show(f"{plural(len(results), 'path')} tested")
+        context.progress.clear()
     bad = any(result.state.is_bad for result in results)
     if context.out.as_json:
         document = {"complete": not unseen, "paths": [result.to_json() for result in results], "unseen": unseen}

@@ -6,7 +6,7 @@ A check that cannot read something reports that, and does not stop the other che
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cni import skel
 from podwire.doctor import (
@@ -58,16 +58,19 @@ CHECKS: tuple[Check, ...] = (
 _ORDER = tuple(Severity)
 
 
-def run_checks(node: Node) -> list[tuple[Check, Finding]]:
+def run_checks(node: Node, report: Callable[[str], None] = lambda text: None) -> list[tuple[Check, Finding]]:
     """Runs all checks; returns at least one finding of each, with severity OK if all is in order.
+
+    `report` gets the group of each check before it runs, for a progress line.
 
     The worst come first, and of equal ones the causes: the checks are in the order in which a fault causes others.
     """
-    findings = fold_consequences((check, finding) for check in CHECKS for finding in _run(check, node))
+    findings = fold_consequences((check, finding) for check in CHECKS for finding in _run(check, node, report))
     return sorted(findings, key=lambda one: _ORDER.index(one[1].severity))
 
 
-def _run(check: Check, node: Node) -> list[Finding]:
+def _run(check: Check, node: Node, report: Callable[[str], None]) -> list[Finding]:
+    report(f"checking {check.group}")
     return list(_run_safely(check, node)) or [ok_finding(check.name, "", check.ok_text)]
 
 

@@ -45,7 +45,7 @@ def build(directory: Path, name: str, before_start: str = "") -> None:
     roots.build(directory, name, "1", files)
     postinst.write_text(POSTINST.format(name=name, before_start=before_start))
     postinst.chmod(0o755)
-    command = ["dpkg-deb", "--build", "-Znone", tree, tree.with_suffix(".deb")]
+    command: list[str | Path] = ["dpkg-deb", "--build", "-Znone", tree, tree.with_suffix(".deb")]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 

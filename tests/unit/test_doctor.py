@@ -165,18 +165,20 @@ def test_full_or_read_only_file_system(node, monkeypatch, tmp_path, values, text
 
 
 def test_failing_check_does_not_stop_the_others(node, monkeypatch):
-    """The error of a check is a note, and the other checks run."""
+    """The error of a check is a note, and the other checks run; the progress line names the group of each."""
+    shown: list[str] = []
 
     def fail(name: str) -> str:
         raise PermissionError(13, "Permission denied", name)
 
     monkeypatch.setattr(sysctl, "get", fail)
-    findings = [(check.group, one) for check, one in run_checks(node)]
+    findings = [(check.group, one) for check, one in run_checks(node, shown.append)]
     unseen = [one for group, one in findings if group == "kernel" and one.name == "not-seen"]
     assert unseen
     assert all(one.severity is Severity.NOTE for one in unseen)
     assert any("Permission denied" in one.text for one in unseen)
     assert {group for group, _ in findings} == {check.group for check in CHECKS}
+    assert shown == [f"checking {check.group}" for check in CHECKS]
 
 
 def create_plugin(path: Path, content: str = "a plugin") -> Path:
