@@ -180,6 +180,22 @@ def test_failing_check_does_not_stop_the_others(node, monkeypatch):
     assert {group for group, _ in findings} == {check.group for check in CHECKS}
 
 
+def test_first_network_is_not_that_of_the_running_pods(node):
+    """A file that sorts before that of the running pods' network is a warning, unless pods have its network, too."""
+    old = Path(node.conf_dir) / "00-old.conflist"
+    old.write_text((LIST % '"subnet": "10.8.0.0/24"').replace('"net"', '"old"'))
+
+    def pod(network: str) -> CachedAttachment:
+        args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a"
+        return CachedAttachment("", network, Attachment("c", "eth0"), "", Presence.HERE, cni_args=args)
+
+    node.running = (pod("net"),)
+    (finding,) = run_check(node, "first")
+    assert (finding.name, finding.subject) == ("other-network-first", str(old))
+    node.running = (pod("net"), pod("old"))
+    assert run_check(node, "first") == []
+
+
 def create_plugin(path: Path, content: str = "a plugin") -> Path:
     """Creates an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
