@@ -199,6 +199,7 @@ class RouteMessage(nlmsg):  # type: ignore[misc]
         (8, "RTA_METRICS", "metrics"),
         (9, "RTA_MULTIPATH", "cdata"),
         (15, "RTA_TABLE", "uint32"),
+        (30, "RTA_NH_ID", "uint32"),
     )
     metrics = _Metrics
 

@@ -23,8 +23,8 @@ from kernel.wire import DecodedMessage
 from process.values import dataclass
 
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
-UNICAST, LOCAL = "unicast", "local"
-_TYPES = {1: UNICAST, 2: LOCAL, 6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw"}  # RTN_*
+UNICAST, LOCAL, THROW = "unicast", "local", "throw"
+_TYPES = {1: UNICAST, 2: LOCAL, 6: "blackhole", 7: "unreachable", 8: "prohibit", 9: THROW}  # RTN_*
 _ACTIONS = {1: "lookup", 2: "goto", 3: "nop", 6: "blackhole", 7: "unreachable", 8: "prohibit"}  # FR_ACT_*
 REFUSALS = ("blackhole", "unreachable", "prohibit")
 _INVERT, _UNSET = 2, 0xFFFFFFFF  # FIB_RULE_INVERT
@@ -36,7 +36,10 @@ _TABLES = {255: "local", 254: "main", 253: "default"}
 
 @dataclass(frozen=True)
 class FibRoute:
-    """A route of any type; `hops` are (ifindex, gateway), none for a route that refuses."""
+    """A route of any type; `hops` are (ifindex, gateway), none for a route that refuses.
+
+    `nexthop` is the ID of its nexthop object, 0 without one: it, and not the route, then has the type.
+    """
 
     kind: str
     destination: Network
@@ -45,11 +48,13 @@ class FibRoute:
     hops: tuple[tuple[int, Address | None], ...]
     protocol: int = 0
     mtu: int = 0
+    nexthop: int = 0
 
     def __str__(self) -> str:
         """Returns the route as `ip route` names it, for a deletion."""
-        kind = "" if self.kind == UNICAST else f"{self.kind} "
+        kind = "" if self.kind == UNICAST or self.nexthop else f"{self.kind} "
         gateway = next((f" via {gateway}" for _, gateway in self.hops if gateway), "")
+        gateway = f" nhid {self.nexthop}" if self.nexthop else gateway
         table = "" if self.table == route.TABLE_MAIN else f" table {_TABLES.get(self.table, self.table)}"
         metric = f" metric {self.metric}" if self.metric else ""
         return f"{kind}{self.destination}{gateway}{table}{metric}"
@@ -148,10 +153,38 @@ class Fib:
                 return Choice(matching.kind, rule, matching)
         return Choice("")
 
+    def list_thrown(self, query: Query) -> list[FibRoute]:
+        """Returns the throw routes that end the search of a table for a packet."""
+        rules = [one for one in self.rules if one.version == query.destination.version and one.action == "lookup"]
+        best = (self._best(rule, query.destination) for rule in rules if _matches(rule, query))
+        return [one for one in best if one is not None and one.kind == THROW]
+
+    def with_rule(self, rule: FibRule) -> Fib:
+        """Returns the rules and routes with a further rule, behind those of the same priority as in the kernel."""
+        return Fib([*self.rules, rule], self.routes)
+
+    def without_rule(self, rule: FibRule) -> Fib:
+        """Returns the rules and routes without a rule."""
+        return Fib([one for one in self.rules if one is not rule], self.routes)
+
+    def with_route(self, route: FibRoute) -> Fib:
+        """Returns the rules and routes with a route, which replaces those to the same destination in its table."""
+        key = route.destination, route.table, route.metric
+        others = [one for one in self.routes if (one.destination, one.table, one.metric) != key]
+        return Fib(self.rules, [*others, route])
+
+    def without_route(self, route: FibRoute) -> Fib:
+        """Returns the rules and routes without a route."""
+        return Fib(self.rules, [one for one in self.routes if one is not route])
+
     def _find(self, rule: FibRule, destination: Address) -> FibRoute | None:
+        best = self._best(rule, destination)
+        return None if best is not None and best.kind == THROW else best
+
+    def _best(self, rule: FibRule, destination: Address) -> FibRoute | None:
         for one in self._tables.get((destination.version, rule.table), ()):
             if destination in one.destination and one.destination.prefixlen > rule.suppress_prefix:
-                return None if one.kind == "throw" else one
+                return one
         return None
 
 
@@ -185,6 +218,7 @@ def _routes(messages: list[DecodedMessage]) -> Iterator[FibRoute]:
             () if refuses else tuple(route.hops_of(message)),
             message["proto"],
             (metrics and metrics.get_attr("RTAX_MTU")) or 0,
+            message.get_attr("RTA_NH_ID") or 0,
         )
 
 

@@ -31,6 +31,10 @@ _CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri"}
 _CRI_SINCE_3 = "io.containerd.cri.v1.runtime"
 _CRI_NAMES = (*_CRI.values(), _CRI_SINCE_3, "io.containerd.cri.v1.images")
 
+# The daemons' sockets, also below another directory, such as k3s's; the flags of a listening one in /proc/net/unix.
+_SOCKETS = {"containerd": "/containerd/containerd.sock", "CRI-O": "/crio/crio.sock"}
+_LISTENS = "00010000"
+
 _CRIO, _CRIO_MORE = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 
 # containers.conf(5), of root.
@@ -99,6 +103,18 @@ def list_bin_dirs(env: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the existing directories in which the installed runtimes look for plugins."""
     every = (path for runtime in list_installed(env) for path in runtime.bin_dirs)
     return tuple(dict.fromkeys(path for path in every if os.path.isdir(path)))
+
+
+def is_running(name: str) -> bool:
+    """Returns whether a runtime's daemon listens on its socket in this network namespace; podman has no daemon."""
+    if name not in _SOCKETS:
+        return True
+    try:
+        lines = files.read("/proc/net/unix", _MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return True
+    listening = (line.split() for line in lines[1:])
+    return any(len(words) == 8 and words[3] == _LISTENS and words[7].endswith(_SOCKETS[name]) for words in listening)
 
 
 def containerd_version(env: Mapping[str, str]) -> str:

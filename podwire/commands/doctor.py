@@ -25,10 +25,12 @@ from podwire.command import (
     exit_status,
     require_root,
 )
-from podwire.doctor import fixing
+from podwire.doctor import fixing, packets
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.doctor.node import Node
+from podwire.doctor.packets import Packets
+from podwire.node.records import Directories
 from podwire.output import Cell, Output, plural
 
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
@@ -39,7 +41,7 @@ Checks everything that the pods' network on this node depends on: net.d and the 
 settings, the packet filter, each running attachment (its plugins' CHECK), host-local's stores, bridges and MTU, the
 runtimes' directories and cache. Without --fix it changes nothing.
 
-It predicts what the packet filter and the routes do to the pods' packets, and sends none.
+It predicts what the packet filter and the routes do to the pods' packets; without --fix it sends none.
 
 Problems come first, each with its cause; what follows from it stands below it. "fix:" is a command or advice. A problem
 is why pods have no network now, or why the next ADD will fail; a warning can become one; a note helps if the cause is
@@ -49,7 +51,9 @@ Exit status: 0 no problem and no warning; 1 at least one; 4 none, but not everyt
 with a wrong --cache-dir, a file that cannot be read, or when time was up), so the node may or may not be healthy.
 
 --fix shows the command of each finding and asks before it runs it (y, n, a for all, q); --yes asks nothing, and
-leaves out notes. It checks the node again after each command, and prints what remains at the end. Advice is not run.
+leaves out notes. Before each command and after it, it sends packets on the paths of up to four pods, as `podwire test`
+does, and checks the node: a command that did not help, that lost other packets, or that opened a closed path is undone.
+What remains is printed at the end. Advice is not run.
 
 --json: {"complete", "checks": [{"group", "name", "severity", "subject", "text", "cure", "commands", "advice",
 "consequences"}]}, the worst first; severity is "problem", "warning", "note" or "ok"; commands are complete command
@@ -106,7 +110,12 @@ def _fix(context: Context, options: Namespace) -> Findings:
         raise UsageError(Code.INVALID_ENVIRONMENT, "--fix asks and prints text, so --json cannot be used with it")
     require_root(context, "doctor --fix")
     answers = None if options.yes else sys.stdin
-    return fixing.fix(lambda: _check(context, options), context.out, answers, context.env)
+    directories = Directories(conf_dir(context, options), options.cache_dir)
+
+    def send(finding: Finding) -> Packets:
+        return packets.send(directories, finding)
+
+    return fixing.fix(lambda: _check(context, options), send, context.out, answers, context.env)
 
 
 def _directory_options(options: Namespace) -> dict[str, str]:

@@ -60,6 +60,13 @@ _FORGOTTEN = Fault(
     "cache",
     "put its file back, or create the pods again",
 )
+_NEWER_FIRST = Fault(
+    "other-network-first",
+    Severity.WARNING,
+    "Kubernetes' runtimes use the first file of net.d, and it has another network than the running pods: new pods get "
+    "that one",
+    "move the file that is not meant out of net.d",
+)
 _OTHERS = Fault(
     "other-cni",
     Severity.NOTE,
@@ -141,6 +148,20 @@ def _names(node: Node) -> Iterator[Finding]:
                 f"{files[0]} and {others} define it",
                 f"rename the network in {others}, or move that file out of net.d",
             )
+
+
+def _first(node: Node) -> Iterator[Finding]:
+    """Reports a first file that no pod of Kubernetes has its network from, as one left from an earlier installation.
+
+    The first file of a plugin that delegates to others (Multus) has no pods itself, so only podwire's are compared.
+    """
+    usable = [file for file in node.files if file.network]
+    used = {one.network_name for one in node.running if "K8S_POD_NAME=" in one.cni_args and not one.is_loopback}
+    first = usable[0].network if usable else None
+    others = [file.path for file in usable[1:] if file.network and file.network.name in used]
+    if first and others and first.name not in used and str(first.plugins[0]["type"]) in node.plugins:
+        text = f'new pods get its network "{first.name}", and the running pods have that of {others[0]}'
+        yield _NEWER_FIRST.finding(usable[0].path, text, f"move it out of net.d, or {others[0]} to a name before it")
 
 
 def _forgotten(node: Node) -> Iterator[Finding]:
@@ -232,6 +253,7 @@ def _leftovers(node: Node) -> Iterator[Finding]:
 CHECKS = (
     Check(_GROUP, "files", "net.d has a network", _files, (_NONE, _UNUSABLE)),
     Check(_GROUP, "names", "each network is defined in one file", _names, (_TWICE,)),
+    Check(_GROUP, "first", "new pods get the network of the running pods", _first, (_NEWER_FIRST,)),
     Check(_GROUP, "forgotten", "the networks of running pods are configured", _forgotten, (_FORGOTTEN,)),
     Check(_GROUP, "subnets", "no two networks allocate the same addresses", _subnets, (_TOGETHER,)),
     Check(_GROUP, "host", "the host has no other route to the pods' subnets", _host, (_ON_HOST,)),

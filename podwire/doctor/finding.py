@@ -6,12 +6,15 @@ reported fault is real, and its fix repairs it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from podwire.doctor.node import Node
 from podwire.doctor.run import Run
+
+_COUNTERS = re.compile(r"packets \d+ bytes \d+")
 
 
 class Severity(Enum):
@@ -41,6 +44,12 @@ class Finding:
     behind: tuple[str, ...] = ()
     advice: str = ""
     consequences: tuple[Finding, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The name, the subject, and the rule or route at the end of the text: the same with other words before it."""
+        _, _, cause = self.text.rpartition(": ")
+        return self.name, self.subject, _COUNTERS.sub("", cause) if cause != self.text else ""
 
     @property
     def commands(self) -> tuple[str, ...]:

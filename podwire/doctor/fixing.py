@@ -1,76 +1,175 @@
-"""Runs the commands of doctor's findings, one after the other, each after the operator's consent.
+"""Runs the commands of doctor's findings, one after the other, each after the operator's consent, and verifies each.
 
-After each command the node is checked again: a repair often ends further findings. A command runs once at most.
+Before a command and after it packets are sent and the node is checked: a command that did not help, or that opened what
+was closed, is undone (verdict.py). A command runs once at most, and so does the command of a finding, whatever its
+words are the next time. A signal leaves either the kept command or the state before it, and the output says which.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from cni.errors import CniError
 from podwire.doctor.finding import Check, Finding, Severity
-from podwire.output import Cell, Output
-from process import child
-from process.child import Command
-
-Findings = Sequence[tuple[Check, Finding]]
+from podwire.doctor.packets import Packets
+from podwire.doctor.undo import Undo
+from podwire.doctor.verdict import Findings, Trial, shorten
+from podwire.output import Cell, Output, plural
+from process import child, signals
+from process.child import Command, Outcome
 
 _LIMIT_S = 60.0
+_MOST_COMMANDS = 100
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _QUESTION = "run it? [y]es, [n]o, [a]ll, [q]uit: "
 _SHELL, _TOOL = "/bin/sh", "podwire"
 
+Send = Callable[[Finding], Packets]
 
-def fix(check: Callable[[], Findings], out: Output, answers: TextIO | None, env: Mapping[str, str]) -> Findings:
+
+def fix(
+    check: Callable[[], Findings], send: Send, out: Output, answers: TextIO | None, env: Mapping[str, str]
+) -> Findings:
     """Runs the commands of all findings; returns the findings afterwards.
 
-    `check` runs doctor's checks. `answers` are the operator's, a line for each question; None: all are yes, and the
-    commands of notes, which may be no faults, are left out.
+    `check` runs doctor's checks, `send` sends the packets of a finding. `answers` are the operator's, a line for each
+    question; None: all are yes, and the commands of notes, which may be no faults, are left out. Raises Terminated.
     """
-    seen: set[str] = set()
-    while True:
-        findings = check()
-        candidates = [one for _, one in findings if answers is not None or one.severity is not Severity.NOTE]
-        current = next(
-            ((finding, command) for finding in candidates for command in finding.commands if command not in seen), None
-        )
-        if current is None:
-            return findings
-        finding, command = current
-        seen.add(command)
-        out.print(Cell(finding.severity.value, "bold"), f"{finding.subject}: {finding.text}")
-        out.print("  command:", Cell(command, "bold"))
-        if finding.advice:
-            out.print("  note:", finding.advice)
-        if answers is not None:
-            answer = _ask(out, answers)
+    signals.block()
+    return _Repair(check, send, out, answers, env).run()
+
+
+class _Repair:
+    """The repair of a node: what has been tried."""
+
+    def __init__(
+        self, check: Callable[[], Findings], send: Send, out: Output, answers: TextIO | None, env: Mapping[str, str]
+    ) -> None:
+        self._check = check
+        self._send = send
+        self._out = out
+        self._answers = answers
+        self._env = env
+        self._tried: set[object] = set()
+
+    def run(self) -> Findings:
+        """Runs the commands until no new one is left."""
+        findings = self._check()
+        for _ in range(_MOST_COMMANDS):
+            current = self._next(findings)
+            if current is None:
+                break
+            check, finding, command = current
+            self._tried |= {command, finding.identity}
+            self._show(finding, command)
+            answer = self._ask()
             if answer == "q":
-                return findings
-            if answer == "a":
-                answers = None
-            elif answer != "y":
+                break
+            if answer == "y":
+                findings = self._try(check, finding, command, findings)
+        return findings
+
+    def _next(self, findings: Findings) -> tuple[Check, Finding, str] | None:
+        for check, finding in findings:
+            if self._answers is None and finding.severity is Severity.NOTE:
                 continue
-        _run(command, out, env)
+            for command in finding.commands:
+                if command not in self._tried and finding.identity not in self._tried:
+                    return check, finding, command
+        return None
+
+    def _show(self, finding: Finding, command: str) -> None:
+        self._out.print(Cell(finding.severity.value, "bold"), f"{finding.subject}: {finding.text}")
+        self._out.print("  command:", Cell(command, "bold"))
+        if finding.advice:
+            self._out.print("  note:", finding.advice)
+
+    def _ask(self) -> str:
+        """Returns the operator's answer, "y", "n" or "q"; "q" at the end of the input."""
+        if self._answers is None:
+            return "y"
+        self._out.stream.write(f"  {_QUESTION}")
+        self._out.stream.flush()
+        with signals.unblocked():
+            line = self._answers.readline()
+        answer = line.strip().lower()[:1] if line else "q"
+        if answer == "a":
+            self._answers = None
+        return "y" if answer == "a" else answer if answer in ("y", "q") else "n"
+
+    def _try(self, check: Check, finding: Finding, command: str, findings: Findings) -> Findings:
+        """Runs a command, and undoes it if it did not help or opened what was closed; returns the findings then."""
+        try:
+            before = self._send(finding)
+            undo = Undo(command)
+        except signals.Terminated:
+            self._print("interrupted: the command was not run")
+            raise
+        self._print(f"packets before: {_describe(before)}")
+        try:
+            self._run(command)
+            undo.compute()
+            after, now = self._send(finding), self._check()
+            self._print(f"packets after: {_describe(after)}")
+        except signals.Terminated:
+            self._print(f"interrupted: {self._undo(undo)}")
+            raise
+        verdict = Trial(check, finding, command, before, after, findings, now).judge()
+        if verdict.is_kept:
+            self._print(f"kept: {verdict.reason}")
+            return now
+        with signals.ignored():
+            self._print(Cell(f"{self._undo(undo)}: {verdict.reason}", "bad"))
+        return self._check()
+
+    def _run(self, command: str) -> None:
+        outcome = self._execute(command)
+        for stream in (outcome.stdout, outcome.stderr):
+            for line in stream.decode("utf-8", "replace").splitlines():
+                self._out.print("   ", line)
+        self._print("done" if outcome.status == 0 else Cell(f"failed: {outcome.ending}", "bad"))
+
+    def _undo(self, undo: Undo) -> str:
+        """Restores the state before the command, if that is possible; returns which state the node has."""
+        if not undo.is_complete:
+            return "kept, as podwire cannot undo it"
+        try:
+            for command in undo.compute():
+                outcome = self._execute(command)
+                if outcome.status:
+                    stderr = outcome.stderr.decode("utf-8", "replace").strip()
+                    return f"undone in part ({command}: {stderr or outcome.ending})"
+            return "undone" if undo.is_restored else "undone in part (the state differs from that before)"
+        except (CniError, OSError) as error:
+            return f"kept, as it could not be undone ({error})"
+
+    def _execute(self, command: str) -> Outcome:
+        script = f'{_TOOL}() {{ "$PODWIRE_FILE" "$@"; }}\n{command}'
+        variables = {"PATH": _PATH, **self._env, "PODWIRE_FILE": _program_file()}
+        try:
+            (outcome,) = child.run(Command((_SHELL, "-ec", script), variables, capture_stderr=True), limit_s=_LIMIT_S)
+        except TimeoutError as error:
+            return Outcome(-signal.SIGKILL, b"", str(error).encode())
+        return outcome
+
+    def _print(self, text: str | Cell) -> None:
+        self._out.print(" ", text)
+        self._out.stream.flush()
 
 
-def _ask(out: Output, answers: TextIO) -> str:
-    """Returns the first letter of the operator's answer; "q" at the end of the input."""
-    out.stream.write(f"  {_QUESTION}")
-    out.stream.flush()
-    line = answers.readline()
-    return line.strip().lower()[:1] if line else "q"
-
-
-def _run(command: str, out: Output, env: Mapping[str, str]) -> None:
-    script = f'{_TOOL}() {{ "$PODWIRE_FILE" "$@"; }}\n{command}'
-    variables = {"PATH": _PATH, **env, "PODWIRE_FILE": _program_file()}
-    (outcome,) = child.run(Command((_SHELL, "-ec", script), variables, capture_stderr=True), limit_s=_LIMIT_S)
-    for stream in (outcome.stdout, outcome.stderr):
-        for line in stream.decode("utf-8", "replace").splitlines():
-            out.print("   ", line)
-    out.print("  done" if outcome.status == 0 else Cell(f"  failed: {outcome.ending}", "bad"))
+def _describe(packets: Packets) -> str:
+    if packets.unsent:
+        return f"none sent: {packets.unsent}"
+    number = plural(len(packets.meant), "path")
+    return (
+        f"{len(packets.lost)} of {number} lose packets: {shorten(packets.lost)}"
+        if packets.lost
+        else f"{number}, none loses packets"
+    )
 
 
 def _program_file() -> str:

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from shlex import quote
 
 from attachment.presence import Presence
-from cni.address import Address, Cidr, format_mac
+from cni.address import Address, format_mac
 from cni.errors import CniError
-from kernel.link import IFF_NOARP, Link
+from kernel.link import Link
 from kernel.netfilter.evaluation import INPUT, OUTPUT, Event, Fate, traverse
 from kernel.netfilter.packet import ESTABLISHED, TCP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES
-from kernel.route_choice import LOCAL, UNICAST, Query
+from podwire.doctor import interior_addresses, interior_links, interior_routes
 from podwire.doctor import interior_faults as faults
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.gateways import gateway_commands, ipv6_of
+from podwire.doctor.finding import UNSEEN, Check, Finding, ok_finding
+from podwire.doctor.interior_pod import InspectedPod
+from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, remote_addresses
-from podwire.doctor.run import Run
-from podwire.node.pod_interior import Interior, read_interior
+from podwire.node.pod_interior import read_interior
 from process.values import replace
 
 _GROUP = "pods"
@@ -51,7 +51,7 @@ def _check(node: Node) -> Iterator[Finding]:
             yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", UNSEEN.fix)
             continue
         checked += 1
-        yield from _Inspection(node, pod, interior, owners).run()
+        yield from _Inspection(InspectedPod(node, pod, interior, owners)).run()
     if unseen:
         yield UNSEEN.finding(
             "pods", f"the inside of {unseen} pods was not inspected: time was up", "podwire doctor NETWORK"
@@ -63,171 +63,36 @@ def _check(node: Node) -> Iterator[Finding]:
 class _Inspection:
     """The checks of one pod."""
 
-    def __init__(self, node: Node, pod: Pod, interior: Interior, owners: dict[Address, Pod]) -> None:
-        self._node = node
-        self._pod = pod
-        self._interior = interior
-        self._owners = owners
-        self._ifname = pod.attachment.attachment.ifname
-        self._enter = f"nsenter --net={quote(pod.attachment.netns)} "
-        self._subject = f"{pod.item.network.name}: {pod.name} {self._ifname}"
+    def __init__(self, one: InspectedPod) -> None:
+        self._one = one
+        self._node, self._pod, self._interior, self._ifname = one.node, one.pod, one.interior, one.ifname
 
     def run(self) -> Iterator[Finding]:
         """Yields the findings."""
+        one = self._one
         link = self._interior.link(self._ifname)
         if link is None:
             return  # CHECK reports it
         if not link.is_up and not self._pod.item.is_container_veth_down:
-            yield self._finding(faults.DOWN, f'"{self._ifname}" is down', self._restore(link, up=True))
+            yield one.finding(faults.DOWN, f'"{self._ifname}" is down', one.restore(link, up=True))
             return
-        first = [*self._link(link), *self._settings(link), *self._mtus(link)]
+        first = list(interior_links.list_findings(one, link))
         yield from first
-        if not any(finding.objects for finding in first):  # else its addresses may be gone for that reason
-            yield from self._addresses(link)
-            yield from self._routes(link)
+        for check in (interior_addresses.list_findings, interior_routes.list_findings):
+            if not any(finding.objects for finding in first):  # else addresses and routes may be gone for that reason
+                first = list(check(one, link))
+                yield from first
         yield from self._neighbours(link)
         yield from self._rules()
         yield from self._listeners()
         loopback = self._interior.link("lo")
         if loopback is not None and not loopback.is_up:
-            yield self._finding(faults.LOOPBACK, "lo is down", self._inner("ip link set lo up"), causes=False)
-
-    def _finding(
-        self, fault: Fault, text: str, fix: str, *, causes: bool = True, severity: Severity | None = None
-    ) -> Finding:
-        veth = self._pod.host_veth.name if self._pod.host_veth else ""
-        objects = (self._pod.key, f"interior {veth}") if causes else ()
-        return fault.finding(self._subject, text, fix, objects=objects, severity=severity)
-
-    def _inner(self, *commands: str) -> Run:
-        return Run(" && ".join(self._enter + command for command in commands))
-
-    def _restore(self, link: Link, *, up: bool = False) -> Run:
-        """Returns the commands that restore addresses and routes as ADD's result has them."""
-        name = quote(self._ifname)
-        commands = [f"ip link set {name} up"] if up else []
-        present = {
-            (one.address.ip, one.address.network.prefixlen) for one in self._interior.addresses.get(link.index, ())
-        }
-        for ip in self._pod.attachment.typed_result.ips:
-            if (ip.address.ip, ip.address.network.prefixlen) not in present:
-                nodad = " nodad" if ip.address.version == 6 else ""
-                commands.append(f"ip address replace {ip.address} dev {name}{nodad}")
-        for destination, gateway in self._expected_routes():
-            family = "-6 " if destination.version == 6 else ""
-            if gateway is not None and not any(
-                gateway in ip.address.network for ip in self._pod.attachment.typed_result.ips
-            ):
-                commands.append(f"ip {family}route replace {gateway} dev {name} scope link")
-            via = f" via {gateway}" if gateway else ""
-            commands.append(f"ip {family}route replace {destination.network}{via} dev {name}")
-        return self._inner(*commands)
-
-    def _expected_routes(self) -> list[tuple[Cidr, Address | None]]:
-        """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table."""
-        result = self._pod.attachment.typed_result
-        is_in_vrf = any(plugin["type"] == "vrf" for plugin in self._pod.item.network.plugins)
-        routes = []
-        for one in result.routes:
-            gateway = one.gw or next(
-                (ip.gateway for ip in result.ips if ip.gateway and ip.gateway.version == one.dst.version), None
-            )
-            if not (one.table or is_in_vrf):
-                routes.append((one.dst, gateway))
-        return routes
-
-    def _link(self, link: Link) -> Iterator[Finding]:
-        if self._pod.mac and link.mac and link.mac != self._pod.mac:
-            text = f"its MAC address is {link.mac}, and was {self._pod.mac} at ADD"
-            yield self._finding(
-                faults.MAC, text, self._inner(f"ip link set {quote(self._ifname)} address {self._pod.mac}")
-            )
-        if link.flags & IFF_NOARP:
-            yield self._finding(faults.NOARP, "ARP is off", self._inner(f"ip link set {quote(self._ifname)} arp on"))
-
-    def _addresses(self, link: Link) -> Iterator[Finding]:
-        present = [one.address for one in self._interior.addresses.get(link.index, ())]
-        addresses = {one.ip for one in present}
-        expected = self._pod.attachment.typed_result.ips
-        missing = [ip.address for ip in expected if ip.address.ip not in addresses]
-        if missing:
-            text = f"it has lost {', '.join(map(str, missing))}"
-            yield self._finding(faults.ADDRESS, text, self._restore(link))
-        hosts = {one.address.ip for assigned in self._node.addresses.values() for one in assigned}
-        for one in present:
-            if one.ip in self._pod.addresses or one.ip.is_link_local:
-                continue
-            owner = self._owners.get(one.ip)
-            owner_text = f"the pod {owner.name}" if owner else "the host" if one.ip in hosts else ""
-            if owner_text:
-                fix = self._inner(f"ip address del {one} dev {quote(self._ifname)}")
-                text = f"it has {one}, the address of {owner_text}"
-                yield self._finding(faults.FOREIGN_ADDRESS, text, fix, causes=False)
-
-    def _routes(self, link: Link) -> Iterator[Finding]:
-        for destination, gateway in self._expected_routes():
-            version = destination.version
-            source = next((one for one in self._pod.addresses if one.version == version), None)
-            network = destination.network
-            target = network.network_address if network.prefixlen else remote_addresses(version)[0]
-            if source is not None and gateway is not None:
-                yield from self._route(link, target, source, gateway, destination)
-        for other in self._peers():
-            source = next((one for one in self._pod.addresses if one.version == other.version), None)
-            choice = self._interior.fib.look_up(Query(other, source))
-            if choice.kind not in (UNICAST, LOCAL, ""):
-                yield self._refusal(choice.route, choice.rule, f"packets to {other}", other.version)
-                return
-
-    def _peers(self) -> list[Address]:
-        """Returns the gateway and another pod of the network."""
-        others = [
-            one for one, pod in self._owners.items() if pod.item is self._pod.item and one not in self._pod.addresses
-        ]
-        return [*self._pod.gateways[:1], *others[:1]]
-
-    def _route(
-        self, link: Link, target: Address, source: Address, gateway: Address, destination: Cidr
-    ) -> Iterator[Finding]:
-        choice = self._interior.fib.look_up(Query(target, source))
-        if choice.kind == "":
-            text = f"it has no route to {destination.network}"
-            yield self._finding(faults.ROUTE, text, self._restore(link))
-        elif choice.kind != UNICAST:
-            yield self._refusal(choice.route, choice.rule, f"packets to {target}", target.version)
-        elif choice.gateway != gateway or choice.ifindex != link.index:
-            used = next((one.name for one in self._interior.links if one.index == choice.ifindex), str(choice.ifindex))
-            if used != self._ifname and not self._is_ours_alone():
-                return  # another attachment of the pod may be its way out
-            hop = choice.gateway or f"no gateway (dev {used})"
-            text = f"packets to {target} go to {hop} through {used}, and not to {gateway}: {choice.route}"
-            yield self._finding(faults.GATEWAY, text, self._reroute(link, choice.route))
-
-    def _is_ours_alone(self) -> bool:
-        netns = self._pod.attachment.netns
-        others = [one for one in self._node.running if one.netns == netns and not one.is_confined]
-        return len(others) == 1
-
-    def _reroute(self, link: Link, route: object) -> Run:
-        """Returns the commands that delete the route in use, and restore the one of ADD."""
-        family = "-6 " if ":" in str(route).split(" ", 1)[0] else ""
-        return Run(f"{self._inner(f'ip {family}route del {route}')} && {self._restore(link)}")
-
-    def _refusal(self, route: object, rule: object, which: str, version: int) -> Finding:
-        family = "-6 " if version == 6 else ""
-        if route is not None:
-            return self._finding(
-                faults.REFUSED, f'its route "{route}" refuses {which}', self._inner(f"ip {family}route del {route}")
-            )
-        words = getattr(rule, "words", "")
-        return self._finding(
-            faults.REFUSED, f'its policy rule "{words}" refuses {which}', self._inner(f"ip {family}rule del {words}")
-        )
+            yield one.finding(faults.LOOPBACK, "lo is down", one.inner("ip link set lo up"), causes=False)
 
     def _neighbours(self, link: Link) -> Iterator[Finding]:
         macs = {
             one: pod.mac_bytes
-            for one, pod in self._owners.items()
+            for one, pod in self._one.owners.items()
             if pod.item is self._pod.item and pod is not self._pod
         }
         gate = self._pod.gate
@@ -239,7 +104,8 @@ class _Inspection:
                 continue
             text = f"it sends packets for {entry.address} to {format_mac(entry.mac)}, and not to {format_mac(expected)}"
             command = f"ip neigh del {entry.address} dev {quote(self._ifname)}"
-            yield self._finding(faults.NEIGHBOUR, text, self._inner(command), causes=False)
+            fix = duplicate_advice(self._node, self._pod, entry) or self._one.inner(command)
+            yield self._one.finding(faults.NEIGHBOUR, text, fix, causes=False)
 
     def _rules(self) -> Iterator[Finding]:
         rules = self._interior.ruleset
@@ -252,7 +118,7 @@ class _Inspection:
                     place = event.chain.place, event.rule.handle if event.rule else -1
                     if event.action.kind in _ENDS and event.fate >= Fate.PARTLY and place not in reported:
                         reported.add(place)
-                        yield self._finding(faults.RULE, self._describe(event), self._rule_fix(event), causes=False)
+                        yield self._one.finding(faults.RULE, self._describe(event), self._rule_fix(event), causes=False)
 
     def _packets(self, address: Address) -> Iterator[tuple[Packet, int]]:
         sent = Packet(
@@ -290,69 +156,8 @@ class _Inspection:
         """Returns advice: what is inside a pod is its software's."""
         chain = event.chain
         place = f"{FAMILY_NAMES.get(chain.family, '')} {quote(chain.table)} {quote(chain.name)}"
-        look = self._inner(f"nft -a list chain {place}")
+        look = self._one.inner(f"nft -a list chain {place}")
         return f"if the pod's software does not mean that, change it there, or create the pod again; look at it: {look}"
-
-    def _settings(self, link: Link) -> Iterator[Finding]:
-        values, name = self._interior.settings, self._ifname
-        has_ipv6 = any(address.version == 6 for address in self._pod.addresses)
-        for setting, bad, good, effect in (
-            ("ipv4/ip_default_ttl", range(10), "64", "its packets expire on the way"),
-            (f"ipv4/conf/{name}/arp_ignore", (8,), "0", "it does not answer ARP requests"),
-            (f"ipv4/neigh/{name}/mcast_solicit", (0,), "3", "it does not ask for MAC addresses"),
-            (f"ipv6/conf/{name}/disable_ipv6", (1,) if has_ipv6 else (), "0", "its IPv6 addresses are off"),
-        ):
-            value = values.get(setting, "")
-            if value.isdigit() and int(value) in bad:
-                text = f"net/{setting} is {value}: {effect}"
-                fix = self._inner(f"sysctl -w net/{setting}={good}")
-                if setting.startswith("ipv6"):  # the kernel has removed the addresses
-                    fix = Run(f"{fix} && {self._restore(link)}")
-                yield self._finding(faults.SETTING, text, fix, severity=Severity.PROBLEM)
-        if values.get("ipv4/icmp_echo_ignore_all") == "1":
-            text = "net/ipv4/icmp_echo_ignore_all is 1: it does not answer pings"
-            yield self._finding(
-                faults.SETTING,
-                text,
-                self._inner("sysctl -w net/ipv4/icmp_echo_ignore_all=0"),
-                causes=False,
-                severity=Severity.NOTE,
-            )
-        ports = values.get("ipv4/ip_local_port_range", "").split()
-        if len(ports) == 2 and int(ports[1]) - int(ports[0]) < 100:
-            text = f"net/ipv4/ip_local_port_range is {ports[0]} to {ports[1]}: it can open few connections"
-            yield self._finding(
-                faults.SETTING, text, self._inner("sysctl -w net/ipv4/ip_local_port_range='32768 60999'"), causes=False
-            )
-
-    def _mtus(self, link: Link) -> Iterator[Finding]:
-        veth, bridge = self._pod.host_veth, self._pod.gate if self._pod.item.bridge else None
-        name = quote(self._ifname)
-        least = 1280 if any(address.version == 6 for address in self._pod.addresses) else 576
-        if link.mtu < least:
-            text = f'"{self._ifname}" has MTU {link.mtu}, and IP needs at least {least}'
-            mtu = bridge.mtu if bridge and bridge.mtu >= least else 1500
-            commands = [f"ip link set {quote(veth.name)} mtu {mtu}"] if veth is not None else []
-            commands += [self._inner(f"ip link set {name} mtu {mtu}"), self._restore(link)]
-            finding = self._finding(faults.MTU, text, "")
-            if bridge is not None and bridge.mtu < least:  # it has the smallest MTU of its ports, and no IPv6 then
-                commands += gateway_commands(self._node, self._pod.item)
-                finding = replace(finding, objects=(*finding.objects, ipv6_of(bridge.name)))
-            yield replace(finding, fix=Run(" && ".join(commands)))
-        elif veth is not None and veth.mtu != link.mtu and not self._has_chained_mtu():
-            text = f'"{self._ifname}" has MTU {link.mtu}, but its other end "{veth.name}" has {veth.mtu}'
-            inner, outer = f"ip link set {name} mtu {veth.mtu}", f"ip link set {quote(veth.name)} mtu {link.mtu}"
-            is_pods_wrong = bridge is None or veth.mtu == bridge.mtu
-            yield self._finding(faults.MTU, text, self._inner(inner) if is_pods_wrong else Run(outer))
-        elif bridge is not None and bridge.mtu < link.mtu:
-            text = f'it has MTU {link.mtu}, but the bridge "{bridge.name}" has {bridge.mtu}'
-            if self._pod is next((one for one in self._owners.values() if one.item is self._pod.item), None):
-                fix = Run(f"ip link set {quote(bridge.name)} mtu {link.mtu}")  # once for each network
-                yield self._finding(faults.MTU, text, fix, causes=False)
-
-    def _has_chained_mtu(self) -> bool:
-        """Returns whether a chained plugin (tuning) sets the MTU of the pod's interface alone."""
-        return any("mtu" in plugin for plugin in self._pod.item.network.plugins[1:])
 
     def _listeners(self) -> Iterator[Finding]:
         for port in self._pod.ports:
@@ -364,7 +169,7 @@ class _Inspection:
             if mine and all(one.address.is_loopback for one in mine):
                 where = f"port {port.container_port} listens on {mine[0].address} only"
                 text = f"{where}, but host port {port.port} leads to it"
-                yield self._finding(faults.LISTENS, text, faults.LISTENS.fix, causes=False)
+                yield self._one.finding(faults.LISTENS, text, faults.LISTENS.fix, causes=False)
 
 
 CHECKS = (

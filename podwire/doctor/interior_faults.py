@@ -13,14 +13,15 @@ DOWN = Fault(
 ADDRESS = Fault(
     "pod-address-missing",
     Severity.PROBLEM,
-    "a running pod has lost an address that ADD gave it",
+    "a running pod has lost an address that ADD gave it, or has it with another prefix length",
     "`nsenter --net=NETNS ip address add ADDRESS dev IFNAME`, and the routes that the kernel removed with it",
 )
 FOREIGN_ADDRESS = Fault(
     "pod-address-foreign",
     Severity.PROBLEM,
-    "a running pod has an address that belongs to another pod, to its gateway or to the host",
-    "`nsenter --net=NETNS ip address del ADDRESS dev IFNAME`",
+    "a running pod has an address that belongs to another pod, to its gateway or to the host, or sends from an address "
+    "that ADD did not allocate, because that comes first",
+    "`nsenter --net=NETNS ip address del ADDRESS dev IFNAME`, or the commands that put the pod's own address first",
 )
 GATEWAY = Fault(
     "pod-gateway-wrong",
@@ -44,7 +45,8 @@ NEIGHBOUR = Fault(
     "pod-neighbour-wrong",
     Severity.PROBLEM,
     "a running pod's neighbour entry of its gateway, or of another pod, has another MAC address than that has",
-    "`nsenter --net=NETNS ip neigh del ADDRESS dev IFNAME`",
+    "`nsenter --net=NETNS ip neigh del ADDRESS dev IFNAME`; if another machine on the bridge answers for the address: "
+    "remove it there",
 )
 MAC = Fault(
     "pod-mac-changed",
@@ -63,7 +65,7 @@ MTU = Fault(
     Severity.PROBLEM,
     "the two ends of a pod's veth, or the veth and its bridge, have different MTUs: larger packets are dropped without "
     "an answer; or the MTU is too small for the pod's IP version",
-    "`ip link set INTERFACE mtu MTU`",
+    "`ip link set INTERFACE mtu MTU`, for the one that differs from the configuration",
 )
 RULE = Fault(
     "pod-rule-drops",

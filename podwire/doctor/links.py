@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterator
 from shlex import quote
 
+from kernel.address import IFA_F_DADFAILED
 from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, gateways_of, ipv6_of, missing_gateways
 from podwire.doctor.node import Interface, Node, read_text
+from podwire.doctor.pods import list_pods
 from podwire.doctor.run import Run
 
 _GROUP = "links"
@@ -38,6 +40,13 @@ _NO_ADDRESS = Fault(
     Severity.PROBLEM,
     "no interface of the host has the address that pods use as their gateway",
     "`ip address add ADDRESS dev BRIDGE`",
+)
+_DUPLICATE = Fault(
+    "gateway-duplicate",
+    Severity.PROBLEM,
+    "the kernel does not use the IPv6 address of a bridge that is the pods' gateway (dadfailed): another machine on "
+    "the bridge had the address",
+    "remove the address from the other machine, then `ip address del` and `ip address add ... nodad` on the bridge",
 )
 _PORT = Fault(
     "pod-interface-down",
@@ -176,6 +185,27 @@ def _gateways(node: Node) -> Iterator[Finding]:
                 yield _NO_ADDRESS.finding(item.network.name, text, fix, objects=objects, behind=behind)
 
 
+def _unusable(node: Node) -> Iterator[Finding]:
+    """Yields the pods' gateways for which duplicate address detection has failed."""
+    pods = list_pods(node)
+    gateways = {gateway: pod for pod in reversed(pods) for gateway in pod.gateways}
+    for index, assigned in node.addresses.items():
+        bridge = node.link_of(index)
+        for one in assigned:
+            pod = gateways.get(one.address.ip) if one.flags & IFA_F_DADFAILED else None
+            if pod is None or bridge is None:
+                continue
+            owned = node.pod_interfaces
+            others = [link.name for link in node.links if link.master == bridge.index and link.name not in owned]
+            text = f'{one.address.ip} on "{bridge.name}", the gateway of the pods, is not used (dadfailed): another '
+            text += "machine on the bridge has it"
+            where = f", perhaps behind {', '.join(others)}," if others else ""
+            again = f"{one.address} dev {quote(bridge.name)}"
+            fix = f"remove {one.address.ip} from that machine{where} then: "
+            fix += f"ip address del {again} && ip address add {again} nodad"
+            yield _DUPLICATE.finding(pod.item.network.name, text, fix, objects=(gateways_of(bridge.name),))
+
+
 def _mtu(node: Node) -> Iterator[Finding]:
     if not node.used_uplinks:
         return
@@ -288,6 +318,7 @@ CHECKS = (
         (_NO_BRIDGE, _DOWN, _NO_PORT, _PORT, _MAC),
     ),
     Check(_GROUP, "gateways", "the host has the pods' gateway addresses", _gateways, (_NO_ADDRESS,)),
+    Check(_GROUP, "duplicates", "no gateway of pods is used twice", _unusable, (_DUPLICATE,)),
     Check(_GROUP, "mtu", "no default route, or no pods: MTUs were not compared", _mtu, (_MTU,)),
     Check(_GROUP, "twice", "no address is in use twice", _duplicates, (_DOUBLE,)),
     Check(_GROUP, "managed", "no daemon manages the pods' interfaces", _managed, (_MANAGED,)),

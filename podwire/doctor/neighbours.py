@@ -10,9 +10,10 @@ from shlex import quote
 
 from cni.address import format_mac
 from kernel.link import Link
+from kernel.neighbour import Entry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks
+from podwire.doctor.pods import Pod, list_pods, list_uplinks, port_of_mac
 from podwire.doctor.run import Run
 
 _GROUP = "neighbours"
@@ -22,7 +23,7 @@ _WRONG = Fault(
     Severity.PROBLEM,
     "the host's neighbour entry (ARP, NDP) of a pod has another MAC address than the pod: it was set, or another "
     "machine or pod answers for the address",
-    "`ip neigh del ADDRESS dev INTERFACE`",
+    "`ip neigh del ADDRESS dev INTERFACE`; if another machine on the bridge answers for the address: remove it there",
 )
 _PROXY = Fault(
     "neighbour-proxied",
@@ -72,8 +73,17 @@ def _entries(node: Node) -> Iterator[Finding]:
         elif entry.mac and pod.mac_bytes and entry.mac != pod.mac_bytes:
             how = "was set to" if entry.is_permanent else "was learned as"
             text = f'{entry.address} on "{pod.gate.name}" {how} {format_mac(entry.mac)}, but the pod has {pod.mac}'
-            advice = "" if entry.is_permanent else f"if it comes again: {format_mac(entry.mac)} also has the address"
-            yield _WRONG.finding(subject, text, Run(f"ip neigh del {where}"), advice=advice)
+            fix = duplicate_advice(node, pod, entry) or Run(f"ip neigh del {where}")
+            yield _WRONG.finding(subject, text, fix)
+
+
+def duplicate_advice(node: Node, pod: Pod, entry: Entry) -> str:
+    """Returns advice for a learned entry whose MAC address answers on the pods' bridge: a deleted one comes back."""
+    port = "" if entry.is_permanent else port_of_mac(node, pod, entry.mac)
+    if not port:
+        return ""
+    where = f'behind the port "{port}" of {pod.item.bridge}'
+    return f"another machine has {entry.address}, too: remove it from the one with {format_mac(entry.mac)}, {where}"
 
 
 def _forwarding(node: Node) -> Iterator[Finding]:

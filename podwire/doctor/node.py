@@ -257,14 +257,28 @@ class Node:
 
     @cached_property
     def used_uplinks(self) -> tuple[Link, ...]:
-        """The interfaces of the default routes in use: those in table main with the lowest metric, per IP version."""
-        default_routes = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
+        """The interfaces of the default routes in use: those in table main with the lowest metric, per IP version.
+
+        Not those through pods' interfaces, which a DHCP client of the host may have created.
+        """
+        every = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
+        of_pods = {each.index for each in self.links if every and each.name in self.pod_interfaces}
+        default_routes = [one for one in every if one.index not in of_pods]
         best = {
             one.dst.version: min(each.metric for each in default_routes if each.dst.version == one.dst.version)
             for one in default_routes
         }
         indexes = dict.fromkeys(one.index for one in default_routes if one.metric == best[one.dst.version])
         return tuple(link for index in indexes if (link := self.link_of(index)))
+
+    @cached_property
+    def pod_interfaces(self) -> frozenset[str]:
+        """The names of the running pods' host veths."""
+        veths = {each.name for each in self.links if each.kind == "veth"}
+        names = (
+            interface.name for one in self.running for interface in one.typed_result.interfaces if not interface.sandbox
+        )
+        return frozenset(veths.intersection(names))
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:

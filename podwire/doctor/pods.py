@@ -89,7 +89,7 @@ def list_uplinks(node: Node) -> list[Link]:
         and link.is_up
         and not link.flags & IFF_LOOPBACK
         and link.name not in bridges
-        and not _is_pods(node, link)
+        and link.name not in node.pod_interfaces
     ]
 
 
@@ -110,10 +110,6 @@ def near_address(node: Node, version: int) -> Address | None:
             if one.address.version == version and network.num_addresses > 2 and not one.address.ip.is_link_local:
                 return next(address for address in (network[1], network[2]) if address != one.address.ip)
     return None
-
-
-def _is_pods(node: Node, link: Link) -> bool:
-    return any(interface.name == link.name for one in node.running for interface in one.typed_result.interfaces)
 
 
 def _pod(node: Node, item: Interface, one: CachedAttachment) -> Pod:
@@ -146,3 +142,12 @@ def _ports(one: CachedAttachment) -> Iterator[HostPort]:
 def remote_addresses(version: int) -> list[Address]:
     """Returns addresses of other machines."""
     return [ip_address(text) for text in REMOTE[version]]
+
+
+def port_of_mac(node: Node, pod: Pod, mac: bytes) -> str:
+    """Returns the port behind which the pods' bridge has learned a MAC address, "" without one."""
+    bridge = node.link(pod.item.bridge) if pod.item.bridge else None
+    if bridge is None:
+        return ""
+    learned = (one for one in node.forwarding if (one.master, one.mac) == (bridge.index, mac) and not one.is_static)
+    return next((port.name for one in learned if (port := node.link_of(one.ifindex))), "")

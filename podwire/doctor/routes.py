@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
-from cni.address import Address, Network
+from cni.address import Address
 from kernel import sysctl
 from kernel.link import Link
 from kernel.netfilter.evaluation import PREROUTING, traverse
 from kernel.netfilter.packet import TCP, UDP, Packet
+from kernel.route import TABLE_MAIN
 from kernel.route_choice import LOCAL, REFUSALS, UNICAST, Choice, Query
+from podwire.doctor import route_fixes
 from podwire.doctor.attachments import ELSEWHERE
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import gateways_of, ipv6_of
-from podwire.doctor.node import Node, overlapping
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, remote_addresses
+from podwire.doctor.node import Node
+from podwire.doctor.pods import Pod, list_pods, list_uplinks, node_address, remote_addresses
 from podwire.doctor.run import Run
+from process.values import replace
 
 _GROUP = "routes"
+_KERNEL = 2  # RTPROT_KERNEL: the route of an address
+_ADVICE = "add the route, or remove the entry that excludes it"
 _SERVICES = ((TCP, 443), (TCP, 80), (UDP, 53))
 
 _REFUSED = Fault(
@@ -45,6 +50,13 @@ _REVERSE = Fault(
     "rp_filter is strict on an interface, and the host would send the answers elsewhere: the kernel drops the packets",
     "`sysctl -w net/ipv4/conf/INTERFACE/rp_filter=2`",
 )
+_THROUGH_POD = Fault(
+    "default-through-pod",
+    Severity.PROBLEM,
+    "the host's default route leads to the interface of a pod: a DHCP client (dhcpcd) or a network manager of the host "
+    "took the pods' veths for uplinks",
+    "`ip route del` with the route in the finding; permanently: exclude veth interfaces in the DHCP client's settings",
+)
 _NO_DEFAULT = Fault(
     "no-default-route",
     Severity.NOTE,
@@ -55,19 +67,19 @@ _NO_DEFAULT = Fault(
 
 def _check(node: Node) -> Iterator[Finding]:
     pods = list_pods(node)
-    seen: set[tuple[str, str, str]] = set()
+    findings: dict[tuple[str, str, str], Finding] = {}
     for pod in pods:
         if pod.gate is None or not pod.gate.is_up or not pod.item.routed:
             continue
         is_first = next(one for one in pods if one.item is pod.item) is pod
         for address in pod.addresses:
-            findings = [*_to_pod(node, pod, address)]
-            findings += _from_pod(node, pod, address) if is_first or _names(node, address) else []
-            for finding in findings:
-                key = finding.name, pod.item.network.name, finding.fix
-                if key not in seen:
-                    seen.add(key)
-                    yield finding
+            of_pod = [*_to_pod(node, pod, address)]
+            of_pod += _from_pod(node, pod, address) if is_first or _names(node, address) else []
+            for finding in of_pod:
+                first = findings.setdefault((finding.name, pod.item.network.name, finding.fix), finding)
+                objects = dict.fromkeys((*first.objects, *finding.objects))
+                findings[first.name, pod.item.network.name, first.fix] = replace(first, objects=tuple(objects))
+    yield from findings.values()
     yield from _defaults(node, pods)
 
 
@@ -94,46 +106,44 @@ def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
 
 
 def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
-    sources: list[tuple[str, Address | None]] = [("lo", None)]
-    sources += [(link.name, remote_addresses(address.version)[0]) for link in list_uplinks(node)[:1]]
-    for iif, source in sources:
-        choice = node.fib.look_up(Query(address, source, iif))
-        where = "packets of this node" if iif == "lo" else "packets of other machines"
-        if choice.kind == LOCAL:
-            return  # the host has the address: another check reports it
-        if choice.kind != UNICAST:
-            yield _refused(node, pod, choice, f"{where} to {pod.name} ({address})", version=address.version)
+    version = address.version
+    public = node_address(node, version)
+    queries = [("packets of this node", Query(address))]
+    queries += [(f"packets of this node from {public}", Query(address, public))] if public else []
+    uplinks = list_uplinks(node)[:1]
+    queries += [
+        ("packets of other machines", Query(address, remote_addresses(version)[0], link.name)) for link in uplinks
+    ]
+    for which, query in queries:
+        choice = node.fib.look_up(query)
+        if choice.kind == LOCAL and _has(node, address):
+            return  # another check reports it
+        if choice.kind not in (UNICAST, LOCAL):
+            yield _refused(node, pod, query, choice, f"{which} to {pod.name} ({address})")
             return
         if choice.ifindex != (pod.gate.index if pod.gate else 0):
-            yield _elsewhere(node, pod, address, choice)
+            yield _elsewhere(node, pod, query, choice)
             return
 
 
-def _elsewhere(node: Node, pod: Pod, address: Address, choice: Choice) -> Finding:
+def _has(node: Node, address: Address) -> bool:
+    return any(one.address.ip == address for assigned in node.addresses.values() for one in assigned)
+
+
+def _elsewhere(node: Node, pod: Pod, query: Query, choice: Choice) -> Finding:
+    address, route = query.destination, choice.route
     link = node.link_of(choice.ifindex)
     name = link.name if link else f"interface {choice.ifindex}"
     gate = pod.gate.name if pod.gate else ""
-    text = f'the host sends packets for {address} to "{name}", not to "{gate}": {choice.route}'
+    source = f" from {query.source}" if query.source and query.iif == "lo" else ""
+    text = f'the host sends packets{source} for {address} to "{name}", not to "{gate}": {route}'
     subject = f"{pod.item.network.name}: {pod.name}"
-    route, rule = choice.route, choice.rule
-    if route is None or rule is None:
-        return ELSEWHERE.finding(subject, text, objects=(pod.key,))
-    if rule.table != 254 and not any(  # the policy rule is the cause, if table main has the pod's route
-        one.table == rule.table and one.destination == route.destination and address in one.destination
-        for one in node.fib.routes
-        if one.destination.prefixlen
-    ):
-        command, advice = _bypass(pod, choice, address.version)
-        return ELSEWHERE.finding(subject, text, command, advice=advice, objects=(pod.key,))
-    fix: str
-    if route.destination.prefixlen and route.protocol != 2 and _is_narrow(pod, route.destination.prefixlen, address):
-        fix = Run(f"ip {_family(address.version)}route del {route} dev {quote(name)}")
-    elif route.protocol == 2:  # RTPROT_KERNEL: of an address of the interface
+    fix, advice = route_fixes.toward_pod(node, pod, query, choice)
+    if not fix and route is not None and route.protocol == _KERNEL:
         fix = f'"{name}" has an address in {route.destination}: remove that address, or change the pods\' subnet'
-    else:
-        connected = _connected(pod, address)
-        fix = Run(connected) if connected else "remove the container and create it again"
-    return ELSEWHERE.finding(subject, text, fix, objects=(pod.key,), behind=_addresses_of(pod))
+    behind = () if choice.rule and choice.rule.table != TABLE_MAIN else _addresses_of(pod)
+    fix = fix or "remove the container and create it again"
+    return ELSEWHERE.finding(subject, text, fix, advice=advice, objects=(pod.key,), behind=behind)
 
 
 def _addresses_of(pod: Pod) -> tuple[str, ...]:
@@ -142,116 +152,86 @@ def _addresses_of(pod: Pod) -> tuple[str, ...]:
     return gateways_of(name), ipv6_of(name)
 
 
-def _is_narrow(pod: Pod, length: int, address: Address) -> bool:
-    """Returns whether a route is at most as wide as the pods' subnet: a wider one only shows that theirs is missing."""
-    widths = [subnet.prefixlen for subnet in pod.item.subnets if address in subnet]
-    return length >= min(widths, default=address.max_prefixlen)
-
-
-def _connected(pod: Pod, address: Address) -> str:
-    """Returns the command that adds the route to the pods that an address of the bridge, or ptp, had created."""
-    if pod.gate is None:
-        return ""
-    if not pod.item.bridge:
-        return f"ip {_family(address.version)}route replace {address} dev {quote(pod.gate.name)}"
-    networks = (ip.address.network for ip in pod.attachment.typed_result.ips if ip.address.ip == address)
-    gateway = next((one for one in pod.gateways if one.version == address.version), None)
-    source = f" proto kernel scope link src {gateway}" if gateway and address.version == 4 else ""
-    return f"ip {_family(address.version)}route replace {next(networks)} dev {quote(pod.gate.name)}{source}"
-
-
 def _from_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
     gate = pod.gate.name if pod.gate else ""
     version = address.version
     for service in _SERVICES:
         for remote in remote_addresses(version):
-            host_choice = node.fib.look_up(Query(remote, None, "lo", 0, *service))
+            of_host = Query(remote, None, "lo", 0, *service)
+            host_choice = node.fib.look_up(of_host)
             if host_choice.kind in REFUSALS:
-                yield _refused(node, pod, host_choice, f"packets from pods and host to {remote}", version=version)
+                yield _refused(node, pod, of_host, host_choice, f"packets from pods and host to {remote}")
                 continue
             packet = Packet(version, address, remote, service[0], None, service[1], iif=gate)
             mark = traverse(node.ruleset, packet, PREROUTING).packet.mark or 0
-            choice = node.fib.look_up(Query(remote, address, gate, mark, *service))
+            query = Query(remote, address, gate, mark, *service)
+            choice = node.fib.look_up(query)
+            if choice.kind == LOCAL and _is_proxied(choice):
+                continue
             if choice.kind in REFUSALS or (choice.kind != UNICAST and host_choice.kind == UNICAST):
-                yield _refused(node, pod, choice, f"packets from the pods to {remote}", version=version)
+                yield _refused(node, pod, query, choice, f"packets from the pods to {remote}")
             elif choice.kind != UNICAST:
                 continue  # the host itself has no default route either
             elif choice.ifindex == (pod.gate.index if pod.gate else 0):
-                yield _loop(pod, choice, version)
+                yield _loop(node, pod, query, choice)
+            elif through := _pod_behind(node, choice):
+                yield _through_pods(node, pod, choice, through)
             elif version == 4:
                 yield from _reverse(node, address, remote, choice)
 
 
-def _loop(pod: Pod, choice: Choice, version: int) -> Finding:
+def _is_proxied(choice: Choice) -> bool:
+    """Returns whether a rule for marked packets delivers them to this host: a transparent proxy (TPROXY) gets them."""
+    return choice.rule is not None and bool(choice.rule.mask)
+
+
+def _pod_behind(node: Node, choice: Choice) -> str:
+    """Returns the name of the host veth of a pod that a route uses, "" if it uses none."""
+    link = node.link_of(choice.ifindex)
+    return link.name if link and link.name in node.pod_interfaces else ""
+
+
+def _through_pods(node: Node, pod: Pod, choice: Choice, name: str) -> Finding:
+    """Returns the finding about default routes through pods, as DHCP clients create them; one command for all."""
+    text = f'packets to other machines are sent to "{name}", the interface of a pod: {choice.route}'
+    commands = []
+    for route in node.fib.routes:
+        links = [node.link_of(index) for index, _ in route.hops]
+        names = [link.name for link in links if link]
+        if not route.destination.prefixlen and len(names) == 1 and names[0] in node.pod_interfaces:
+            family = route_fixes.family(route.destination.version)
+            commands.append(f"ip {family}route del {route} dev {quote(names[0])}")
+    advice = (
+        "a DHCP client or a network manager of the host configures the pods' interfaces: exclude them there "
+        "(dhcpcd.conf: denyinterfaces veth*), or the route returns"
+    )
+    return _THROUGH_POD.finding(pod.item.network.name, text, Run(" && ".join(commands)), advice=advice, objects=(name,))
+
+
+def _loop(node: Node, pod: Pod, query: Query, choice: Choice) -> Finding:
     gate = pod.gate.name if pod.gate else ""
     text = f'packets from the pods to other machines are sent back to "{gate}": {choice.route}'
-    fix, advice = _bypass(pod, choice, version)
-    if choice.rule and choice.rule.table == 254:
-        fix, advice = Run(f"ip {_family(version)}route del {choice.route}"), ""
-    return _LOOPS.finding(pod.item.network.name, text, fix, advice=advice)
+    fix, advice = route_fixes.from_pod(node, pod, query, choice)
+    return _LOOPS.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice)
 
 
-def _refused(node: Node, pod: Pod, choice: Choice, which: str, *, version: int) -> Finding:
+def _refused(node: Node, pod: Pod, query: Query, choice: Choice, which: str) -> Finding:
     """Returns the finding about packets without a route, with the entry that refuses them."""
     if choice.route is not None:
-        text = f'the route "{choice.route}" refuses {which}'
-        command = f"ip {_family(version)}route del {choice.route}"
-        return _REFUSED.finding(pod.item.network.name, text, Run(command), objects=(pod.key,))
-    if choice.rule is not None:
+        verb = "delivers to this host" if choice.kind == LOCAL else "refuses"
+        text = f'the route "{choice.route}" {verb} {which}'
+    elif choice.rule is not None:
         text = f'the policy rule "{choice.rule.words}" refuses {which}'
-        fix, advice = _bypass(pod, choice, version)
-        return _REFUSED.finding(pod.item.network.name, text, fix, advice=advice, objects=(pod.key,))
-    missing = _missing_rule(node, version)
-    if missing:
-        text = f"no policy rule looks up table {missing[1]}: {which} have no route"
-        fix = Run(f"ip {_family(version)}rule add priority {missing[0]} lookup {missing[1]}")
-        return _REFUSED.finding(pod.item.network.name, text, fix, objects=(pod.key,))
-    address = next(one for one in pod.addresses if one.version == version)
-    fix_text = _connected(pod, address)
-    text = f"no route of the host matches {which}"
-    if which.startswith("packets from"):
-        return _REFUSED.finding(
-            pod.item.network.name, text, "add the route, or remove the policy rule that excludes it"
-        )
-    return _REFUSED.finding(
-        pod.item.network.name, text, Run(fix_text) if fix_text else "", objects=(pod.key,), behind=_addresses_of(pod)
-    )
-
-
-def _missing_rule(node: Node, version: int) -> tuple[int, str] | None:
-    tables = {rule.table for rule in node.fib.rules if rule.version == version and rule.action == "lookup"}
-    return (32766, "main") if 254 not in tables else None
-
-
-def _bypass(pod: Pod, choice: Choice, version: int) -> tuple[Run, str]:
-    """Returns the command that deletes a rule about the pods only, or one that adds an exception for them."""
-    rule = choice.rule
-    assert rule is not None
-    subnets = pod.item.subnets
-    is_about_pods = (
-        rule.iif in ((pod.gate.name,) if pod.gate else ())
-        or any(one is not None and _is_of_pods(one, pod) for one in (rule.source, rule.destination))
-        or not subnets
-    )
-    if is_about_pods:
-        return Run(f"ip {_family(version)}rule del {rule.words}"), "it was added by hand, or by a program: look there"
-    before = max(rule.priority - 1, 1)
-    mine = [subnet for subnet in subnets if subnet.version == version]
-    commands = [
-        f"ip {_family(version)}rule add priority {before} {word} {subnet} lookup main"
-        for subnet in mine
-        for word in ("from", "to")
-    ]
-    advice = f'the rule "{rule.words}" is not only about the pods: this adds an exception for them'
-    return Run(" && ".join(commands)), advice
-
-
-def _is_of_pods(network: Network, pod: Pod) -> bool:
-    """Returns whether a network is the pods' subnet, a part of it, or an address of a pod."""
-    subnets = [ip.address.network for ip in pod.attachment.typed_result.ips if ip.address.network.prefixlen <= 24]
-    return any(
-        overlapping(network, [one]) and network.prefixlen >= one.prefixlen for one in (*pod.item.subnets, *subnets)
-    )
+    elif thrown := node.fib.list_thrown(query):
+        text = f'the route "{thrown[0]}" ends the search for {which}, and no other table has a route'
+    else:
+        text = f"no route of the host matches {which}"
+    is_to_pod = query.destination in pod.addresses
+    find = route_fixes.toward_pod if is_to_pod else route_fixes.from_pod
+    fix, advice = find(node, pod, query, choice)
+    behind = _addresses_of(pod) if is_to_pod and choice.route is None and choice.rule is None else ()
+    objects = (pod.key,) if is_to_pod or choice.kind else ()
+    return _REFUSED.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice, objects=objects, behind=behind)
 
 
 def _reverse(node: Node, pod: Address, remote: Address, choice: Choice) -> Iterator[Finding]:
@@ -275,16 +255,12 @@ def _is_strict(link: Link) -> bool:
     return max(values) == "1"
 
 
-def _family(version: int) -> str:
-    return "-6 " if version == 6 else ""
-
-
 CHECKS = (
     Check(
         _GROUP,
         "routes",
         "the host has routes for the packets from and to its pods",
         _check,
-        (_REFUSED, _LOOPS, _REVERSE, _NO_DEFAULT),
+        (_REFUSED, _LOOPS, _THROUGH_POD, _REVERSE, _NO_DEFAULT),
     ),
 )

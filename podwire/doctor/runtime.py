@@ -30,9 +30,10 @@ _CURRENT = "1.1.0"
 _ELSEWHERE = Fault(
     "runtime-looks-elsewhere",
     Severity.WARNING,
-    "an installed runtime runs other plugin files than those that doctor checks, or reads networks from elsewhere",
-    "`podwire install --bin-dir DIR` installs into the runtime's directory; `podwire doctor --conf-dir DIR` checks its "
-    "networks",
+    "an installed runtime runs other plugin files than those that doctor checks, or reads networks from elsewhere; a "
+    "note if its daemon does not run",
+    "`podwire install --bin-dir DIR` installs into the runtime's directory: a command only if that has no plugins yet; "
+    "`podwire doctor --conf-dir DIR` checks its networks",
 )
 _UNREAD = Fault(
     "runtime-settings-unreadable",
@@ -50,7 +51,8 @@ _LISTED = f'"cniVersions": ["1.0.0", "{_CURRENT}"]'
 _REFUSED = Fault(
     "runtime-refuses-version",
     Severity.PROBLEM,
-    "containerd 1 does not know CNI 1.1.0: it loads a network of this version, and then refuses each pod",
+    "containerd 1 does not know CNI 1.1.0: it loads a network of this version, and then refuses each pod; a note if "
+    "containerd does not run",
     f'set "cniVersion": "1.0.0" and {_LISTED}, or install containerd 2',
 )
 _GONE = Fault(
@@ -107,13 +109,19 @@ def _versions(node: Node) -> Iterator[Finding]:
         for network in refused:
             text = f'{network.path} has cniVersion "{_CURRENT}", whose results containerd {version} refuses'
             fix = f'in {network.path} set "cniVersion": "1.0.0"; for runtimes that know {_CURRENT} add {_LISTED}'
-            yield _REFUSED.finding(network.name, text, fix)
+            yield _REFUSED.finding(network.name, text, fix, severity=_severity("containerd"))
 
 
 def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:
     if os.path.realpath(runtime.conf_dir) != os.path.realpath(node.conf_dir):
         text = f"it reads networks from {runtime.conf_dir}, but doctor checks {node.conf_dir}"
-        yield _ELSEWHERE.finding(runtime.name, text, f"podwire doctor --conf-dir {quote(runtime.conf_dir)}")
+        fix = f"podwire doctor --conf-dir {quote(runtime.conf_dir)}"
+        yield _ELSEWHERE.finding(runtime.name, text, fix, severity=_severity(runtime.name))
+
+
+def _severity(name: str) -> Severity | None:
+    """Returns the severity of a finding about a runtime: only a note if it is installed, but does not run."""
+    return None if runtimes.is_running(name) else Severity.NOTE
 
 
 def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
@@ -125,12 +133,17 @@ def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
             continue  # without either, another check reports it
         runs = f"runs {theirs}" if theirs else f'finds no "{kind}" in {":".join(runtime.bin_dirs)}'
         text = f"it {runs}{_set_by(runtime)}, but doctor checks {ours or ':'.join(node.bin_dirs)}"
-        fix = f"podwire doctor --bin-dir {quote(':'.join(runtime.bin_dirs))}"
+        fix, advice = f"podwire doctor --bin-dir {quote(':'.join(runtime.bin_dirs))}", ""
+        directory = runtime.install_dir(node.plugins)
         if kind in node.plugins and _is_podwire(ours):
-            fix = Run(f"podwire install --bin-dir {quote(runtime.install_dir(node.plugins))}")
+            fix = f"podwire install --bin-dir {quote(directory)}"
+            if any(os.path.lexists(os.path.join(directory, each)) for each in node.plugins):
+                advice = f"it replaces the plugins in {directory}, which may be those of a package: decide which to use"
+            else:
+                fix = Run(fix)
         elif not theirs:
-            fix = f'install "{kind}" into {runtime.install_dir(node.plugins)}'
-        yield _ELSEWHERE.finding(runtime.name, text, fix)
+            fix = f'install "{kind}" into {directory}'
+        yield _ELSEWHERE.finding(runtime.name, text, fix, advice=advice, severity=_severity(runtime.name))
         return
 
 

@@ -6,7 +6,7 @@ plugin isolates the pods from each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -171,15 +171,25 @@ def _peers(topology: Topology, pod: Pod) -> Iterator[Pod]:
 
 def _may_reach(one: CachedAttachment | None, other: CachedAttachment | None, *, same: bool) -> bool:
     """Returns whether the configuration lets two pods reach each other: no plugin isolates either."""
-    for cached in (one, other):
-        for plugin in cached.network.plugins if cached and cached.network else ():
-            fields = Fields(plugin)
-            if plugin["type"] == "bridge" and (fields.boolean("portIsolation") or fields.has("vlan")):
-                return False
-            policy = fields.string("ingressPolicy") if plugin["type"] == "firewall" else ""
-            if policy == "isolated" or (policy in _ISOLATING and not same):
-                return False
-    return True
+    has_vlan = any(plugin["type"] == "bridge" and Fields(plugin).has("vlan") for plugin in _plugins(one, other))
+    return not (has_vlan or is_isolated(one, other, same=same))
+
+
+def is_isolated(one: CachedAttachment | None, other: CachedAttachment | None, *, same: bool) -> bool:
+    """Returns whether the configuration isolates two pods from each other; `same`: they are in one network."""
+    for plugin in _plugins(one, other):
+        fields = Fields(plugin)
+        if plugin["type"] == "bridge" and fields.boolean("portIsolation"):
+            return True
+        policy = fields.string("ingressPolicy") if plugin["type"] == "firewall" else ""
+        if policy == "isolated" or (policy in _ISOLATING and not same):
+            return True
+    return False
+
+
+def _plugins(*attachments: CachedAttachment | None) -> Iterator[Mapping[str, object]]:
+    for cached in attachments:
+        yield from cached.network.plugins if cached and cached.network else ()
 
 
 def _gateway(cached: CachedAttachment | None, version: int) -> Address | None:

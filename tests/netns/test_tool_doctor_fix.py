@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.doctor_node import DoctorNode
 from tests.support.namespaces import Namespace
+from tests.support.processes import PATH
 
-DOWN = "ip link set cni4 down"
+DELETE = "ip route del blackhole 10.26.0.2/32"
 BLACKHOLE = "ip route add blackhole 10.26.0.2/32"
 
 
@@ -76,3 +79,77 @@ def test_podwire_commands_are_run(node: DoctorNode) -> None:
     done = node.doctor("--fix", "--yes")
     assert "podwire repair podwire-podman" in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def replace_program(node: DoctorNode, name: str, script: str) -> dict[str, str]:
+    """Returns the environment in which a script stands for a program."""
+    directory = node.directory / "programs"
+    directory.mkdir()
+    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+    (directory / name).chmod(0o755)
+    return {"PATH": f"{directory}:{PATH}"}
+
+
+def test_packets_are_sent_before_and_after(node: DoctorNode) -> None:
+    """For each command --fix prints which packets are lost before it and after it, and that it is kept."""
+    lines = node.doctor("--fix", "--yes").stdout.splitlines()
+    kinds = [line.split(":")[0].strip() for line in lines if line.startswith("  ")]
+    expected = ["command", "packets before", "done", "packets after", "kept"]
+    assert [kind for kind in kinds if "ip_forward =" not in kind] == 2 * expected
+    texts = [line for line in lines if "packets" in line]
+    assert "6 of 6 paths lose packets" in texts[0]
+    assert "gateway icmp 10.26.0.2 > 10.26.0.1" in texts[0]
+    assert texts[-1].endswith("paths, none loses packets")
+
+
+def test_command_without_effect_is_undone_and_not_repeated(node: DoctorNode) -> None:
+    """A command that does not help is undone, reported, and not run again; the others run."""
+    harm = (
+        'case "$*" in "route del"*) exec /sbin/ip route add blackhole 203.0.113.0/24 table 7;; esac; exec /sbin/ip "$@"'
+    )
+    done = node.doctor("--fix", "--yes", env=replace_program(node, "ip", harm))
+    assert done.stdout.count(f"  command: {DELETE}") == 1
+    assert "undone: it did not help: the finding is still there" in done.stdout
+    assert node.host.sysctl("net/ipv4/ip_forward") == "1"
+    assert done.returncode == 1
+    assert "blackhole" in node.host.ip("route")
+
+
+def test_command_that_opens_the_isolation_is_undone(
+    host: Namespace, new_sandbox: Callable[[], Namespace], tmp_path: Path
+) -> None:
+    """A command that lets pods reach those of an isolated network is undone, and the rules are as before."""
+    node = DoctorNode(host, tmp_path)
+    for number in (1, 2):
+        ipam = {"type": "host-local", "ranges": [[{"subnet": f"10.{number}.0.0/24"}]], "dataDir": f"{tmp_path}/leases"}
+        bridge = {"type": "bridge", "bridge": f"br{number}", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
+        firewall = {"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"}
+        plugins = [bridge, firewall] if number == 1 else [bridge]
+        network = node.add_network({"cniVersion": "1.0.0", "name": f"net{number}", "plugins": plugins})
+        pod = new_sandbox()
+        pod.ip("link", "set", "lo", "up")
+        node.attach(network, pod)
+    host.run("iptables", "-P", "FORWARD", "DROP")
+    rules = host.run("iptables", "-S")
+    insert = "exec /usr/sbin/iptables $(echo \"$*\" | sed -E 's/-[AI] FORWARD( [0-9]+)?/-I FORWARD/')"
+    done = node.doctor("--fix", "--yes", env=replace_program(node, "iptables", insert))
+    assert "undone: it opened" in done.stdout, done.stdout
+    assert host.run("iptables", "-S") == rules
+
+
+def test_signal_during_the_verification(node: DoctorNode) -> None:
+    """SIGTERM after a command leaves the state before it, and the output says so."""
+    mark = node.directory / "ran"
+    script = f'/sbin/ip "$@" || exit; case "$*" in "route del"*) : > {mark};; esac'
+    line, env = node.command_line("--fix", "--yes", env=replace_program(node, "ip", script))
+    line.insert(line.index("--fix"), "doctor")
+    with node.host.entered():
+        process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.terminate()
+    output, _ = process.communicate(timeout=30)
+    assert "  interrupted: undone" in output
+    assert process.returncode == 3
+    assert "blackhole 10.26.0.2" in node.host.ip("route")

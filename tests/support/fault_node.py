@@ -114,6 +114,7 @@ def _words(
     return {
         "gate": "cni0", "veth": veths[0], "veth2": veths[1], "pod": pods[0].name, "pod2": pods[1].name, "far": far.name,
         "ip": addresses[0][0], "ip6": addresses[0][1], "ip2": addresses[1][0], "gateway": gateway,
+        "gateway6": first["ips"][1]["gateway"],
         "gateway16": f"{ip_network(SUBNET).network_address + 200}/16",
         "mac": next(one["mac"] for one in first["interfaces"] if one.get("sandbox")),
         "subnet": SUBNET, "subnet6": SUBNET6, "half": SUBNET.replace("/24", "/25"),

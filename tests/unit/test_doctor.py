@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -181,6 +182,22 @@ def test_failing_check_does_not_stop_the_others(node, monkeypatch):
     assert shown == [f"checking {check.group}" for check in CHECKS]
 
 
+def test_first_network_is_not_that_of_the_running_pods(node):
+    """A file that sorts before that of the running pods' network is a warning, unless pods have its network, too."""
+    old = Path(node.conf_dir) / "00-old.conflist"
+    old.write_text((LIST % '"subnet": "10.8.0.0/24"').replace('"net"', '"old"'))
+
+    def pod(network: str) -> CachedAttachment:
+        args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a"
+        return CachedAttachment("", network, Attachment("c", "eth0"), "", Presence.HERE, cni_args=args)
+
+    node.running = (pod("net"),)
+    (finding,) = run_check(node, "first")
+    assert (finding.name, finding.subject) == ("other-network-first", str(old))
+    node.running = (pod("net"), pod("old"))
+    assert run_check(node, "first") == []
+
+
 def create_plugin(path: Path, content: str = "a plugin") -> Path:
     """Creates an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,6 +233,34 @@ def test_runtime_with_another_plugin_directory(node, tmp_path):
     assert check_directories(node) == fix
     create_plugin(lib / "host-local")
     assert check_directories(node) == []
+
+
+def test_plugins_of_a_package_are_replaced_by_no_command(node, tmp_path):
+    """A command installs into the runtime's directory only if that has no plugins; else it is advice."""
+    lib, bin_dir = tmp_path / "lib", tmp_path / "bin"
+    set_runtime(node, lib)
+    for name in ("bridge", "host-local", "podwire"):
+        create_plugin(bin_dir / name)
+    (finding,) = run_check(node, "directories")
+    assert finding.commands == (f"podwire install --bin-dir {lib}",)
+    create_plugin(lib / "portmap", "a distribution's")
+    (finding,) = run_check(node, "directories")
+    assert finding.commands == ()
+    assert finding.all_advice.startswith(f"it replaces the plugins in {lib}")
+
+
+def test_runtime_that_does_not_run(node, tmp_path):
+    """Differences to an installed runtime whose daemon does not listen on its socket are only a note."""
+    set_runtime(node, tmp_path / "lib")
+    create_plugin(tmp_path / "lib" / "bridge")
+    (finding,) = run_check(node, "directories")
+    assert finding.severity is Severity.NOTE
+    with socket.socket(socket.AF_UNIX) as daemon:
+        (tmp_path / "containerd").mkdir()
+        daemon.bind(str(tmp_path / "containerd" / "containerd.sock"))
+        daemon.listen()
+        (finding,) = run_check(node, "directories")
+    assert finding.severity is Severity.WARNING
 
 
 def test_runtime_with_plugins_that_doctor_does_not_check(node, tmp_path):

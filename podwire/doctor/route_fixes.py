@@ -1,0 +1,209 @@
+"""The commands that give the pods' packets their route again.
+
+A command is printed only if the prediction of the kernel's choice says that it has effect: so a route that the rules
+never look up is not added. An entry of another program is deleted only if it is about the pods; for any other, a rule
+that looks up table main for the pods comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from itertools import combinations
+from shlex import quote
+from typing import NamedTuple
+
+from cni.address import Address, Network
+from kernel.route import TABLE_MAIN
+from kernel.route_choice import UNICAST, Choice, Fib, FibRoute, FibRule, Query
+from podwire.doctor.node import Node, overlapping
+from podwire.doctor.pods import Pod
+from podwire.doctor.run import Run
+
+_TABLE_LOCAL = 255
+_KERNEL = 2  # RTPROT_KERNEL: the route of an address
+_BY_HAND = "it was added by hand, or by a program: look there"
+_MAIN_PRIORITY = 32766
+
+
+class _Step(NamedTuple):
+    """A command, what it makes of rules and routes, and advice."""
+
+    command: str
+    apply: Callable[[Fib], Fib]
+    advice: str = ""
+
+
+def toward_pod(node: Node, pod: Pod, query: Query, choice: Choice) -> tuple[str, str]:
+    """Returns the command after which the host sends a packet to a pod, and advice; no command if none has effect."""
+    steps = list(_steps_toward(node, pod, query, choice))
+    gate = pod.gate.index if pod.gate else 0
+    return _first(steps, node.fib, query, lambda one: one.kind == UNICAST and one.ifindex == gate)
+
+
+def from_pod(node: Node, pod: Pod, query: Query, choice: Choice) -> tuple[str, str]:
+    """Returns the command after which a pod's packet leaves by an interface that is not the pods', and advice.
+
+    Where the host itself has no route for it, after which nothing refuses it.
+    """
+    steps = list(_steps_from(node, pod, query, choice))
+    ours = node.pod_interfaces | {pod.gate.name if pod.gate else ""}
+    of_host = node.fib.look_up(query._replace(source=None, iif="lo", mark=0)).kind
+
+    def is_out(one: Choice) -> bool:
+        link = node.link_of(one.ifindex)
+        is_elsewhere = one.kind == UNICAST and link is not None and link.name not in ours
+        return is_elsewhere or one.kind == of_host == ""
+
+    return _first(steps, node.fib, query, is_out)
+
+
+def family(version: int) -> str:
+    """Returns the option of `ip` for an IP version."""
+    return "-6 " if version == 6 else ""
+
+
+def _first(steps: list[_Step], fib: Fib, query: Query, works: Callable[[Choice], bool]) -> tuple[str, str]:
+    """Returns the first step, or the first two steps together, that the prediction says to work."""
+    for chosen in [*((one,) for one in steps), *combinations(steps, 2)]:
+        changed = fib
+        for step in chosen:
+            changed = step.apply(changed)
+        if works(changed.look_up(query)):
+            return Run(" && ".join(step.command for step in chosen)), next((one.advice for one in chosen), "")
+    return "", ""
+
+
+def _steps_toward(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterator[_Step]:
+    address = query.destination
+    thrown = [] if choice.route else node.fib.list_thrown(query)
+    for route in [choice.route] if choice.route else thrown:
+        if route.protocol == _KERNEL:
+            yield from _delete_address(node, route)
+        elif _is_narrow(pod, route.destination.prefixlen, address):
+            yield _delete_route(node, route)
+    rule = choice.rule
+    if rule is not None and rule.table not in (TABLE_MAIN, _TABLE_LOCAL) and is_about_pods(pod, rule):
+        yield _delete_rule(rule)
+    yield from _restore(pod, address)
+    yield from _missing_main(node, address.version)
+    if rule is not None and rule.table not in (TABLE_MAIN, _TABLE_LOCAL):
+        yield from _exception(pod, rule, address.version, ("to",))
+
+
+def _steps_from(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterator[_Step]:
+    version = query.destination.version
+    route, rule = choice.route, choice.rule
+    if route is not None and (route.kind != UNICAST or (rule and rule.table == TABLE_MAIN)):
+        yield _delete_route(node, route)
+    if rule is not None and rule.table != TABLE_MAIN:
+        if is_about_pods(pod, rule):
+            yield _delete_rule(rule)
+        yield from _exception(pod, rule, version, ("from", "to"))
+    yield from _missing_main(node, version)
+
+
+def _delete_route(node: Node, route: FibRoute) -> _Step:
+    link = node.link_of(route.hops[0][0]) if len(route.hops) == 1 and not route.nexthop else None
+    device = f" dev {quote(link.name)}" if link else ""
+    command = f"ip {family(route.destination.version)}route del {route}{device}"
+    return _Step(command, lambda fib: fib.without_route(route))
+
+
+def _delete_address(node: Node, route: FibRoute) -> Iterator[_Step]:
+    """Yields the deletion of the address whose route the kernel has created, if the address is on lo."""
+    for index, assigned in node.addresses.items():
+        link = node.link_of(index)
+        for one in assigned:
+            if link is not None and link.name == "lo" and one.address.network == route.destination:
+                command = f"ip address del {one.address} dev lo"
+                advice = f"{one.address} makes the host accept every packet to {route.destination}"
+                yield _Step(command, lambda fib: fib.without_route(route), advice)
+
+
+def _delete_rule(rule: FibRule) -> _Step:
+    command = f"ip {family(rule.version)}rule del {rule.words}"
+    return _Step(command, lambda fib: fib.without_rule(rule), _BY_HAND)
+
+
+def _restore(pod: Pod, address: Address) -> Iterator[_Step]:
+    """Yields the command that adds the route to the pods that an address of the bridge, or ptp, had created."""
+    network, command = _connected(pod, address)
+    gate = pod.gate
+    if command and gate is not None:
+        route = FibRoute(UNICAST, network, TABLE_MAIN, 0, ((gate.index, None),), _KERNEL)
+        yield _Step(command, lambda fib: fib.with_route(route))
+
+
+def _connected(pod: Pod, address: Address) -> tuple[Network, str]:
+    network = next(ip.address.network for ip in pod.attachment.typed_result.ips if ip.address.ip == address)
+    if pod.gate is None:
+        return network, ""
+    command = f"ip {family(address.version)}route replace"
+    if not pod.item.bridge:
+        return ip_network(address), f"{command} {address} dev {quote(pod.gate.name)}"
+    gateway = next((one for one in pod.gateways if one.version == address.version), None)
+    source = f" proto kernel scope link src {gateway}" if gateway and address.version == 4 else ""
+    return network, f"{command} {network} dev {quote(pod.gate.name)}{source}"
+
+
+def _missing_main(node: Node, version: int) -> Iterator[_Step]:
+    """Yields the rule that looks up table main, if no rule does."""
+    rules = [rule for rule in node.fib.rules if rule.version == version and rule.action == "lookup"]
+    if not any(rule.table == TABLE_MAIN for rule in rules):
+        rule = FibRule(version, _MAIN_PRIORITY, "lookup", TABLE_MAIN)
+        command = f"ip {family(version)}rule add priority {_MAIN_PRIORITY} lookup main"
+        yield _Step(command, lambda fib: fib.with_rule(rule), "no policy rule looks up table main")
+
+
+def _exception(pod: Pod, rule: FibRule, version: int, words: tuple[str, ...]) -> Iterator[_Step]:
+    """Yields rules before `rule` that look up table main for the pods."""
+    subnets = [subnet for subnet in _subnets(pod) if subnet.version == version]
+    priority = max(rule.priority - 1, 0)
+    rules = [
+        FibRule(
+            version, priority, "lookup", TABLE_MAIN,
+            source=subnet if word == "from" else None, destination=subnet if word == "to" else None,
+        )
+        for subnet in subnets
+        for word in words
+    ]  # fmt: skip
+    if not rules:
+        return
+
+    def apply(fib: Fib) -> Fib:
+        for one in rules:
+            fib = fib.with_rule(one)
+        return fib
+
+    commands = [
+        f"ip {family(version)}rule add priority {priority} {word} {subnet} lookup main"
+        for subnet in subnets
+        for word in words
+    ]
+    advice = f'the rule "{rule.words}" is not only about the pods: this adds an exception for them'
+    yield _Step(" && ".join(commands), apply, advice)
+
+
+def is_about_pods(pod: Pod, rule: FibRule) -> bool:
+    """Returns whether a policy rule selects packets by the pods' bridge, interface or addresses."""
+    if pod.gate is not None and rule.iif == pod.gate.name:
+        return True
+    return any(one is not None and _is_of_pods(one, pod) for one in (rule.source, rule.destination))
+
+
+def _is_of_pods(network: Network, pod: Pod) -> bool:
+    """Returns whether a network is the pods' subnet, a part of it, or an address of a pod."""
+    return any(overlapping(network, [one]) and network.prefixlen >= one.prefixlen for one in _subnets(pod))
+
+
+def _subnets(pod: Pod) -> list[Network]:
+    """Returns the subnets of the network's ranges, and those in the pod's result that are not wider than a /8."""
+    results = [ip.address.network for ip in pod.attachment.typed_result.ips]
+    return list(dict.fromkeys([*pod.item.subnets, *(one for one in results if not pod.item.subnets)]))
+
+
+def _is_narrow(pod: Pod, length: int, address: Address) -> bool:
+    """Returns whether a route is at most as wide as the pods' subnet: a wider one only shows that theirs is missing."""
+    widths = [subnet.prefixlen for subnet in _subnets(pod) if address in subnet]
+    return length >= min(widths, default=address.max_prefixlen)

@@ -1,0 +1,218 @@
+"""The undo of a command that doctor prints: the difference between the state just before it and just after it.
+
+One rule: only the object that the command names is read, so what other programs change meanwhile is not undone.
+podwire's own commands restore podwire's objects, and have no undo; nor has a command that is not listed here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from shlex import quote
+
+from cni.errors import CniError
+from podwire.doctor import undo_ip
+from podwire.doctor.undo_parts import Part, read_lines
+from podwire.node.programs import find_program
+
+_SEPARATOR = "&&"
+_NOTHING = ("modprobe", "conntrack")  # nothing that has to be undone
+_HANDLE = " # handle "
+_VARIES = re.compile(r"# handle \d+|packets \d+ bytes \d+")
+
+
+class Undo:
+    """The undo of a command line; created before the command runs."""
+
+    def __init__(self, command: str) -> None:
+        self.is_complete = True
+        self._before: dict[Part, list[str]] = {}
+        self._commands: list[str] | None = None
+        for words in _simple_commands(command):
+            part = _part(words)
+            if part is None:
+                self.is_complete = False
+            elif part.read is not None and part not in self._before:
+                self._add(part)
+
+    def _add(self, part: Part) -> None:
+        try:
+            self._before[part] = part.lines()
+        except (CniError, OSError):
+            self.is_complete = False
+
+    def compute(self) -> list[str]:
+        """Returns the commands that restore the state; computed once, just after the command."""
+        if self._commands is None:
+            commands = []
+            for part, before in reversed(self._before.items()):
+                after = part.lines()
+                commands += part.revert(before, after) if after != before else []
+            self._commands = commands
+        return self._commands
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the state is as before the command, except for the handles of rules, which are new."""
+        return all(_comparable(part.lines()) == _comparable(before) for part, before in self._before.items())
+
+
+def _comparable(lines: list[str]) -> list[str]:
+    return sorted(_VARIES.sub("", line) for line in lines)
+
+
+def _simple_commands(command: str) -> list[list[str]]:
+    """Returns the words of each command of a line; one that other operators join is a single unknown command."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    simple: list[list[str]] = [[]]
+    for word in lexer:
+        if word == _SEPARATOR:
+            simple.append([])
+        else:
+            simple[-1].append(word)
+    return [[""] if any(set(word) <= set("();<>|&") for word in words) else words for words in simple]
+
+
+def _part(words: list[str]) -> Part | None:
+    """Returns what is compared for a command; a part without `read` if there is nothing to undo, None if unknown."""
+    prefix: tuple[str, ...] = ()
+    if words[0] == "nsenter" and words[1].startswith("--net="):
+        prefix, words = tuple(words[:2]), words[2:]
+    program = words[0].rpartition("/")[2]
+    if program in _NOTHING:
+        return Part((program,))
+    if program.startswith(("iptables", "ip6tables")):
+        return _iptables(prefix, words)
+    builder = _BUILDERS.get(program)
+    try:
+        return builder(prefix, words) if builder else None
+    except (IndexError, ValueError):
+        return None
+
+
+def _sysctl(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+    name = words[-1].partition("=")[0]
+
+    def revert(before: list[str], after: list[str]) -> list[str]:
+        value = " ".join(" ".join(before).split())
+        return [shlex.join([*prefix, "sysctl", "-w", f"{name}={value}"])]
+
+    return Part((*prefix, "sysctl", name), lambda: read_lines(prefix, "sysctl", "-n", name), revert)
+
+
+def _tc(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+    if words[1:4] != ["qdisc", "del", "dev"] or words[5:] != ["root"]:
+        return None
+    device = words[4]
+
+    def read() -> list[str]:
+        lines = (line.split() for line in read_lines(prefix, "tc", "qdisc", "show", "dev", device))
+        return [" ".join([line[1], *line[6:]]) for line in lines if line[3:5] == ["root", "refcnt"]]
+
+    def revert(before: list[str], after: list[str]) -> list[str]:
+        start = shlex.join([*prefix, "tc", "qdisc", "replace", "dev", device, "root"])
+        return [f"{start} {line}" for line in before]
+
+    return Part((*prefix, "tc", device), read, revert)
+
+
+def _iptables(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+    program = words[0]
+    table = words[words.index("-t") + 1] if "-t" in words else "filter"
+    verb = next((word for word in words if word in ("-A", "-I", "-D", "-P")), "")
+    if not verb:
+        return None
+    chain = words[words.index(verb) + 1]
+    start = [*prefix, program, "-t", table]
+    target = words[words.index("-j") + 1] if "-j" in words else ""
+
+    def read() -> list[str]:
+        return read_lines(prefix, program, "-t", table, "-S", chain)
+
+    def revert(before: list[str], after: list[str]) -> list[str]:
+        added = [line for line in _more(after, before) if line.startswith("-A ") and f"-j {target}" in line]
+        commands = [shlex.join([*start, "-D", chain]) + line.removeprefix(f"-A {chain}") for line in added]
+        rules = [line for line in before if line.startswith("-A ")]
+        for line in _more(before, after):
+            if line.startswith("-P "):
+                commands.append(f"{shlex.join(start)} {line}")
+            else:
+                number = str(rules.index(line) + 1)
+                commands.append(shlex.join([*start, "-I", chain, number]) + line.removeprefix(f"-A {chain}"))
+        return commands
+
+    return Part((*prefix, program, table, chain), read, revert)
+
+
+def _more(lines: list[str], others: list[str]) -> list[str]:
+    """Returns the lines that occur more often than in `others`, in their order."""
+    surplus = Counter(lines) - Counter(others)
+    return [line for line in dict.fromkeys(lines) for _ in range(surplus[line])]
+
+
+def _nft(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+    words = words[1:] if len(words) > 2 else words[1].split()
+    if words[1] not in ("rule", "chain") or words[0] not in ("insert", "add", "delete"):
+        return None
+    place = tuple(words[2:5])
+
+    def read() -> list[str]:
+        lines = read_lines(prefix, "nft", "-a", "list", "chain", *place)
+        policy = next((word for line in lines if " policy " in line for word in [_policy(line)]), "")
+        return [f"policy {policy}", *(line.strip() for line in lines if _HANDLE in line and "chain" not in line)]
+
+    def revert(before: list[str], after: list[str]) -> list[str]:
+        start = shlex.join([*prefix, "nft"])
+        where = shlex.join(place)
+        commands = [f"{start} delete rule {where} handle {_handle(line)}" for line in after[1:] if line not in before]
+        handles = [_handle(line) for line in after[1:]]
+        for number, line in enumerate(before[1:], 1):
+            if _handle(line) not in handles:
+                text = line.partition(_HANDLE)[0]
+                later = next((_handle(each) for each in before[number + 1 :] if _handle(each) in handles), "")
+                verb, at = ("insert", f" handle {later}") if later else ("add", "")
+                commands.append(f"{start} {quote(f'{verb} rule {where}{at} {text}')}")
+        if before[0] != after[0]:
+            commands.append(f"{start} {quote(f'add chain {where} {{ {before[0]}; }}')}")
+        return commands
+
+    return Part((*prefix, "nft", *place), read, revert)
+
+
+def _policy(line: str) -> str:
+    return line.partition(" policy ")[2].partition(";")[0]
+
+
+def _handle(line: str) -> str:
+    return line.rpartition(_HANDLE)[2]
+
+
+def _firewall(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+    options = dict(word.removeprefix("--").split("=", 1) for word in words[1:])
+    zone, interface = options["zone"], options["change-interface"]
+
+    def read() -> list[str]:
+        try:
+            return read_lines(prefix, "firewall-cmd", f"--get-zone-of-interface={interface}")
+        except CniError:  # it is in none
+            return []
+
+    def revert(before: list[str], after: list[str]) -> list[str]:
+        if before:
+            return [f"firewall-cmd --zone={quote(before[0])} --change-interface={quote(interface)}"]
+        return [f"firewall-cmd --zone={quote(zone)} --remove-interface={quote(interface)}"]
+
+    return Part(("firewall-cmd", interface), read, revert) if find_program("firewall-cmd") else None
+
+
+_BUILDERS: dict[str, Callable[[tuple[str, ...], list[str]], Part | None]] = {
+    "sysctl": _sysctl,
+    "tc": _tc,
+    "nft": _nft,
+    "firewall-cmd": _firewall,
+    "ip": undo_ip.build_ip,
+    "bridge": undo_ip.build_bridge,
+}

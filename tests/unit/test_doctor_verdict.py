@@ -1,0 +1,92 @@
+"""Which commands of `podwire doctor --fix` are kept, by the findings and the packets before and after."""
+
+from __future__ import annotations
+
+from podwire.doctor.finding import Check, Finding, Severity
+from podwire.doctor.packets import TO_NODE, Packets, RuleKey, Sent
+from podwire.doctor.run import Run
+from podwire.doctor.verdict import Trial, Verdict
+
+RULES = Check("packet filter", "rules", "", lambda _node: (), ())
+LINKS = Check("links", "bridges", "", lambda _node: (), ())
+FINDING = Finding(
+    Severity.PROBLEM, "rule-drops", "net", "rule 3 of chain c drops packets between pods: -j DROP", Run("x")
+)
+OTHER = Finding(Severity.PROBLEM, "bridge-down", "net", "it is down", Run("y"))
+RULE = ("c", 7)
+
+
+def sent(*, lost: int = 0, closed: Sent | None = None, rules: tuple[RuleKey, ...] = ()) -> Packets:
+    """Returns packets of four paths, some of which are lost, and of a path that may be closed."""
+    paths = {f"path {number}": Sent("gateway", number >= lost, is_meant=True) for number in range(4)}
+    return Packets({**paths, **({"closed": closed} if closed else {})}, frozenset(rules))
+
+
+def judge(
+    before: Packets,
+    after: Packets,
+    *rest: Finding,
+    check: Check = RULES,
+    finding: Finding = FINDING,
+    command: str = "x",
+) -> Verdict:
+    """Returns the verdict on a command for `finding`, with the findings that remain."""
+    return Trial(check, finding, command, before, after, [(check, finding)], [(check, one) for one in rest]).judge()
+
+
+def test_command_that_helped_is_kept():
+    """A command after which the finding is gone and the packets arrive is kept."""
+    assert judge(sent(lost=2), sent()) == (True, "the finding is gone")
+    assert judge(Packets(unsent="no pod is running"), Packets(unsent="no pod is running")).is_kept
+
+
+def test_command_without_effect_is_undone():
+    """A command is undone if the finding is still there, also with other words, unless fewer packets are lost."""
+    again = Finding(Severity.PROBLEM, "rule-drops", "net", "rule 4 of chain c drops all packets: -j DROP", Run("z"))
+    assert judge(sent(lost=2), sent(lost=2), again) == (False, "it did not help: the finding is still there")
+    assert judge(sent(), sent(), again).is_kept is False
+    assert judge(sent(lost=2), sent(lost=1), again).is_kept
+
+
+def test_packets_that_are_still_lost():
+    """A command is undone if nothing explains why its packets are still lost; a further problem explains it."""
+    verdict = judge(sent(lost=2), sent(lost=2))
+    assert verdict == (False, "it did not help: the finding is gone, but packets are lost: path 0, path 1")
+    assert judge(sent(lost=2), sent(lost=2), OTHER).is_kept
+
+
+def test_packets_that_a_command_stops():
+    """A command after which packets are lost that arrived before is undone."""
+    assert judge(sent(lost=1), sent(lost=2)) == (False, "it stopped path 1")
+
+
+def closed(kind: str = "pod-to-pod", *, passes: bool = False, isolated: bool = False, by: str = "") -> Sent:
+    """Returns a path that the configuration does not intend."""
+    return Sent(kind, passes, is_meant=False, is_isolated=isolated, closed_by=((RULE, by),) if by else ())
+
+
+def test_isolation_that_a_command_opens():
+    """A command that opens a path between pods that the configuration isolates is undone, whatever the finding."""
+    before = sent(closed=closed(isolated=True))
+    for check in (RULES, LINKS):
+        assert judge(before, sent(closed=closed(passes=True)), check=check) == (False, "it opened closed")
+        assert judge(before, sent(closed=closed()), check=check).is_kept
+
+
+def test_rule_that_a_command_jumps_over():
+    """A command that opens a path before a rule is undone, unless the rule is the finding's, or is gone."""
+    after = sent(closed=closed(passes=True), rules=(RULE,))
+    assert judge(sent(closed=closed(by="7 of chain c")), after) == (False, "it opened closed")
+    assert judge(sent(closed=closed(by="3 of chain c")), after).is_kept
+    assert judge(sent(closed=closed(by="7 of chain c")), sent(closed=closed(passes=True))).is_kept
+
+
+def test_port_of_the_node_that_a_command_opens():
+    """An accept rule that opens ports that the firewall closes is undone; another command opens them as they were."""
+    after = sent(closed=closed(TO_NODE, passes=True))
+    by_firewall, otherwise = sent(closed=closed(TO_NODE, by="the policy of chain INPUT")), sent(closed=closed(TO_NODE))
+    accept = "iptables -I INPUT -i cni0 -j ACCEPT"
+    assert judge(by_firewall, after, command=accept) == (False, "it opened closed")
+    assert judge(by_firewall, after, command="iptables -D INPUT -i cni0 -j DROP").is_kept
+    assert judge(otherwise, after, command="nft insert rule arp t c accept").is_kept
+    assert judge(otherwise, after, check=LINKS, command="ip link set cni0 up").is_kept
