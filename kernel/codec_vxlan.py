@@ -21,17 +21,23 @@ class _VxlanInfo(nla):  # type: ignore[misc]
     vxlan_data = _VxlanData
 
 
+class _AfInet(nla):  # type: ignore[misc]
+    # The kernel sends IFLA_INET_CONF as an array of numbers and expects attributes in it, so both are bytes here.
+    nla_map = ((1, "IFLA_INET_CONF", "cdata"),)
+
+
 class _AfInet6(nla):  # type: ignore[misc]
     nla_map = ((8, "IFLA_INET6_ADDR_GEN_MODE", "uint8"),)
 
 
 class _AfSpec(nla):  # type: ignore[misc]
-    nla_map = ((10, "AF_INET6", "af_inet6"),)
+    nla_map = ((2, "AF_INET", "af_inet"), (10, "AF_INET6", "af_inet6"))
+    af_inet = _AfInet
     af_inet6 = _AfInet6
 
 
 class VxlanMessage(LinkMessage):
-    """RTM_NEWLINK of a VXLAN device: struct ifinfomsg, IFLA_VXLAN_* attributes, and its IPv6 settings."""
+    """RTM_NEWLINK of a VXLAN device: struct ifinfomsg, IFLA_VXLAN_* attributes, and its IP settings."""
 
     linkinfo = _VxlanInfo
     af_spec = _AfSpec

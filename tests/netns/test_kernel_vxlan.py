@@ -39,7 +39,10 @@ def create(socket: Socket, tunnel: Tunnel = TUNNEL) -> Link:
 
 @pytest.mark.parametrize("tunnel", [TUNNEL, TUNNEL6])
 def test_a_device_has_the_settings_of_its_request(host, socket, tunnel):
-    """A device has VNI, port, address, MAC, MTU and alias; it does not learn, and has no IPv6 link-local address."""
+    """A device has VNI, port, address, MAC, MTU and alias; it does not learn, and has no IPv6 link-local address.
+
+    Its reverse path filter is loose, so that packets arrive whose answers take another way.
+    """
     device = create(socket, tunnel)
     (shown,) = json.loads(host.ip("-j", "-d", "link", "show", "tunnel0"))
     data = shown["linkinfo"]["info_data"]
@@ -49,18 +52,21 @@ def test_a_device_has_the_settings_of_its_request(host, socket, tunnel):
     assert shown["inet6_addr_gen_mode"] == "none"
     assert device.is_up
     assert vxlan.get(socket, device) == tunnel
+    assert host.sysctl("net/ipv4/conf/tunnel0/rp_filter") == "2"
     assert json.loads(host.ip("-j", "address", "show", "tunnel0"))[0]["addr_info"] == []
 
 
 def test_settings_are_repaired(host, socket):
-    """Address, learning and IPv6 settings of an existing device can be set; another IP version is refused."""
+    """Address, learning and IP settings of an existing device can be set; another IP version is refused."""
     device = create(socket)
     host.ip("link", "set", "tunnel0", "type", "vxlan", "local", "192.0.2.9", "learning")
     host.ip("link", "set", "tunnel0", "addrgenmode", "eui64")
+    host.set_sysctl("net/ipv4/conf/tunnel0/rp_filter", "1")
     changed = vxlan.get(socket, device)
-    assert changed == TUNNEL._replace(local=ip_address("192.0.2.9"), learning=True, link_local=True)
+    assert changed == TUNNEL._replace(local=ip_address("192.0.2.9"), learning=True, link_local=True, rp_filter=1)
     socket.change(vxlan.set_request(device, TUNNEL))
     assert vxlan.get(socket, device) == TUNNEL
+    assert host.sysctl("net/ipv4/conf/tunnel0/rp_filter") == "2"
     with pytest.raises(KernelError) as caught:
         socket.change(vxlan.set_request(device, TUNNEL6))
     assert caught.value.errno == errno.EOPNOTSUPP
