@@ -105,7 +105,8 @@ class Situation(NamedTuple):
 
     `networks` are those of its pods, `addresses` its internal addresses, `kept` those of them that its object has no
     more. `tunnel` is the ifindex of the VXLAN device, 0 without one. `connected` is in the order in which the kernel
-    prefers the networks. `underlay` is the address by which VXLAN packets are sent, b"" without one.
+    prefers the networks. `underlay` is the address by which VXLAN packets are sent, b"" without one, and
+    `strict_link` the name of its link if that has a strict reverse path filter, else "".
     """
 
     mode: str
@@ -116,6 +117,7 @@ class Situation(NamedTuple):
     homes: tuple[Home, ...] = ()
     underlay: bytes = b""
     kept: tuple[bytes, ...] = ()
+    strict_link: str = ""
 
     @property
     def is_incomplete(self) -> bool:
@@ -204,7 +206,7 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
         elif reason := _missing_address(peer, network, situation):
             unchanged.append(network)
         elif not (reason := _tunnel_obstacle(peer, network, situation)):
-            _add_tunnel(objects, peer, network, situation)
+            reason = _add_tunnel(objects, peer, network, situation)
         if reason:
             problems.append(reason)
     return Plan(objects, tuple(unchanged), tuple(problems))
@@ -242,6 +244,21 @@ def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
         if contains(home.network, address)
     ]
     return min(shared)[2] if shared else b""
+
+
+def _lost_packets(address: bytes, situation: Situation) -> str:
+    """Returns why the kernel drops the VXLAN packets of a node with an address that is not shared, "" if it does not.
+
+    They arrive by the link of this node's address. On a link to the other node's network the answers leave.
+    """
+    arrival = situation.strict_link
+    other = next((each.name for each in situation.connected if contains(each.network, address)), arrival)
+    if not arrival or other == arrival or len(address) != 4:
+        return ""
+    return (
+        f'its packets arrive by "{arrival}" and are dropped, because the answers leave by "{other}" and the reverse '
+        f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or make the address of {other} an InternalIP"
+    )
 
 
 def _is_for_pods_here(connected: Connected, situation: Situation) -> bool:
@@ -288,14 +305,19 @@ def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
     return "" if situation.tunnel else "it is reached by VXLAN, and this node has no VXLAN device"
 
 
-def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> None:
+def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> str:
+    """Adds the objects of the way through VXLAN; returns why packets are lost nevertheless, "" if none are."""
     mac, size = mac_of(peer.name), len(situation.underlay)
     is_ipv4 = len(network) == 5
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
     objects[Kind.ROUTE][network] = Hop(situation.tunnel, gateway, onlink=is_ipv4)
     objects[Kind.NEIGHBOUR][gateway] = mac
+    if shared := _shared_address(peer, size, situation):
+        objects[Kind.FORWARDING][mac] = shared
+        return ""
     first = next(address for address in peer.addresses if len(address) == size)
-    objects[Kind.FORWARDING][mac] = _shared_address(peer, size, situation) or first
+    objects[Kind.FORWARDING][mac] = first
+    return _lost_packets(first, situation)
 
 
 def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:

@@ -30,6 +30,7 @@ from kernel import address, link, protocol_route, route, vxlan
 from kernel.address import AssignedAddress
 from kernel.link import Link
 from kernel.protocol_route import Hop, Prefix, ProtocolRoute
+from kernel.reverse_path import is_strict
 from kernel.rtnl import Socket
 
 _POD_KINDS = ("bridge", "veth")
@@ -122,6 +123,7 @@ def read_situation(
         homes=tuple(homes),
         underlay=underlay,
         kept=this.kept,
+        strict_link=through.name if through and is_strict(socket, through) else "",
     )
     problem, note = _describe(options, situation, kernel, named)
     is_passing = bool(missing) and all(len(home.address) in missing for home in homes)

@@ -1,8 +1,8 @@
-"""Netlink messages of VXLAN devices, as message classes like those of kernel.codec."""
+"""Netlink messages of VXLAN devices and of reverse path filters, as message classes like those of kernel.codec."""
 
 from __future__ import annotations
 
-from kernel.codec import LinkMessage, nla
+from kernel.codec import LinkMessage, nla, nlmsg
 from kernel.wire import prepare
 
 
@@ -43,4 +43,11 @@ class VxlanMessage(LinkMessage):
     af_spec = _AfSpec
 
 
-prepare(VxlanMessage)
+class NetconfMessage(nlmsg):  # type: ignore[misc]
+    """RTM_NEWNETCONF: struct netconfmsg, with its padding, and NETCONFA_* attributes (linux/netconf.h)."""
+
+    fields = (("family", "B"), ("__align", "B"), ("__pad", "H"))
+    nla_map = ((1, "NETCONFA_IFINDEX", "int32"), (3, "NETCONFA_RP_FILTER", "int32"))
+
+
+prepare(VxlanMessage, NetconfMessage)

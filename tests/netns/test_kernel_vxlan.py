@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from kernel import checksum_offload, link, notifications, tunnel_entries, vxlan
+from kernel import checksum_offload, link, notifications, reverse_path, tunnel_entries, vxlan
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.notifications import Notifications
@@ -70,6 +70,18 @@ def test_settings_are_repaired(host, socket):
     with pytest.raises(KernelError) as caught:
         socket.change(vxlan.set_request(device, TUNNEL6))
     assert caught.value.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "here", "expected"),
+    [("0", "0", False), ("1", "0", True), ("0", "1", True), ("1", "2", False), ("2", "1", False)],
+)
+def test_strict_reverse_path_filters_are_recognized(host, socket, everywhere, here, expected):
+    """The filter of a link is strict if the greater value of the link and of "all" is 1."""
+    device = create(socket)
+    host.set_sysctl("net/ipv4/conf/all/rp_filter", everywhere)
+    host.set_sysctl("net/ipv4/conf/tunnel0/rp_filter", here)
+    assert reverse_path.is_strict(socket, device) == expected
 
 
 def test_another_device_with_the_same_vni_is_reported(host, socket):

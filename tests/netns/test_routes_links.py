@@ -82,20 +82,27 @@ def links_of(nodes: Cluster, version: int = 4) -> list[str]:
     return [each[0]["dev"] for each in routes]
 
 
-@pytest.mark.parametrize("rp_filter", ["0", "2"])
+@FILTERS
 def test_a_second_link_in_the_network_of_another_node(root, rp_filter):
     """A node with a further link in another node's network uses the tunnel as the other node does.
 
     With strict filters the two nodes themselves do not reach each other: the first drops the other's packets, because
-    the answers would leave by the further link.
+    the answers would leave by the further link. It says so.
     """
     with cluster(2, is_joined=False) as nodes:
         first, second = nodes.nodes
         add_link(first, nodes.middle, share(nodes.middle, second), "192.0.2.77/24", "2001:db8:2::77/64")
         set_filters(nodes, rp_filter)
         with routed(nodes, first.node(), second.node()) as running:
-            assert [routes.problems for routes in running] == [[], []]
             assert links_of(nodes) == links_of(nodes, 6) == [DEVICE, DEVICE]
+            assert running[1].problems == []
+            if rp_filter == "1":
+                assert ask(second.host, first.host, first.address(4)) == ""
+                text = 'its packets arrive by "eth0" and are dropped, because the answers leave by "eth1"'
+                assert [text in problem.text for problem in running[0].problems] == [True, True]
+                first.host.set_sysctl(f"net/ipv4/conf/{UPLINK}/rp_filter", "2")
+                running[0].reconcile()
+            assert running[0].problems == []
             assert_reached(nodes, 4, 6)
 
 
@@ -186,7 +193,7 @@ def test_two_links_to_one_network(root, rp_filter, preferred):
                 way = json.loads(first.host.ip("-j", "route", "get", second.address(version)))[0]["dev"]
                 assert links_of(nodes, version) == [way, UPLINK]
                 assert way == preferred
-            if preferred == SECOND or rp_filter != "1":
+            if preferred == SECOND or rp_filter != "1":  # else the nodes' own packets may be dropped, too
                 assert_reached(nodes, 4, 6)
 
 
