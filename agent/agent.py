@@ -320,7 +320,8 @@ class Agent:
         self._metrics.routes.set(self._routes.counters.routes)
         self._metrics.unreachable.set(len({problem.node for problem in self._routes.problems} - {""}))
         self._readiness.set(NODE, self._node_problem())
-        note = shorten("; ".join(self._cluster.shared_addresses), _PROBLEM_SIZE, placeholder=" ...")
+        notes = filter(None, (self._routes.note, *self._cluster.shared_addresses))
+        note = shorten("; ".join(notes), _PROBLEM_SIZE, placeholder=" ...")
         if self._readiness.set_note(ROUTES, note) and note:
             self._log.write("warning", note)
 

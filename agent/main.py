@@ -182,5 +182,6 @@ def _new_routes(settings: Settings, log: Log) -> Routes:
         vni=settings.vxlan_id,
         port=settings.vxlan_port,
         checksum_offload=settings.vxlan_checksum_offload,
+        underlay=settings.underlay if isinstance(settings.underlay, str) else settings.underlay.packed,
     )
     return Routes(options, lambda text: log.write("info", text))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from agent.holders import Holders
 from agent.node import Node
-from agent.route_plan import Kind, Peer, Plan, Situation, needs_tunnel, new_objects, peer_of, plan_peer
+from agent.route_plan import Kind, Peer, Plan, Situation, keep_addresses, needs_tunnel, new_objects, peer_of, plan_peer
 from kernel.protocol_route import Prefix
 
 
@@ -27,7 +27,7 @@ class PeerPlans:
 
     def replace(self, nodes: Mapping[str, Node]) -> None:
         """Replaces all nodes."""
-        self._peers = {name: peer_of(node) for name, node in nodes.items()}
+        self._peers = {name: self.peer_of(node) for name, node in nodes.items()}
         self._holders = Holders()
         for peer in self._peers.values():
             for network in peer.networks:
@@ -36,6 +36,10 @@ class PeerPlans:
     def get(self, name: str) -> Peer | None:
         """Returns a node, None without one."""
         return self._peers.get(name)
+
+    def peer_of(self, node: Node) -> Peer:
+        """Returns a changed node, with the addresses that its object had and has no more."""
+        return keep_addresses(peer_of(node), self._peers.get(node.name))
 
     def names(self) -> Collection[str]:
         """Returns the names of all nodes."""

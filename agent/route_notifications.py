@@ -38,6 +38,7 @@ class NotificationReader:
         self._options, self._situation, self._links = options, situation, links
         self._existing = existing
         self._connected = {(item.network, item.ifindex) for item in situation.connected}
+        self._addresses = {*situation.addresses, situation.underlay, options.underlay}
         self.repairs: dict[tuple[Kind, bytes], Value] = {}
         self.shadowing = shadowing
         self.is_elsewhere = False
@@ -69,6 +70,8 @@ class NotificationReader:
         elif known := self._links.get(changed.index):
             is_same = (changed.is_up, changed.mtu) == (known.is_up, known.mtu)
             self.is_elsewhere |= number == RTM_DELLINK or not is_same
+        else:
+            self.is_elsewhere |= changed.name == self._options.underlay
 
     def _read_address(self, number: int, message: DecodedMessage) -> None:
         packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") or b""
@@ -78,7 +81,7 @@ class NotificationReader:
         if tunnel and index == tunnel:
             value = b"" if number == RTM_NEWADDR else None
             self._compare(Kind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
-        elif packed in self._situation.addresses or index in self._links:
+        elif packed in self._addresses or index in self._links:
             self.is_elsewhere = True
 
     def _read_entry(self, number: int, message: DecodedMessage) -> None:

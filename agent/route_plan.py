@@ -1,9 +1,10 @@
 """The plan: which objects the kernel needs so that this node's pods reach the pods of another node.
 
-A node is reached directly if one of its internal addresses is in a network that is connected to this node, by one route
-for each of its pods' networks. Otherwise it is reached by VXLAN, with three objects: a route through the VXLAN device,
-a neighbour entry (the MAC address of the route's gateway) and a forwarding entry (the node's address for this MAC
-address). The MAC address is derived from the node's name, so that nodes need not publish it.
+A node is reached directly, by one route for each of its pods' networks, if one of its internal addresses is in the
+network in which this node has one of its own. As both nodes know the addresses of both, both decide alike. Otherwise
+the node is reached by VXLAN, with three objects: a route through the VXLAN device, a neighbour entry (the MAC address
+of the route's gateway) and a forwarding entry (the node's address for this MAC address). The MAC address is derived
+from the node's name, so that nodes need not publish it.
 
 - The gateway of an IPv4 route is the network address of its destination, which no pod has; of a route to one address
   it is that pod's own, which is not this node's. The route is "onlink".
@@ -34,7 +35,8 @@ class RouteOptions(NamedTuple):
     `metric` is that of routes to other nodes. No other program may use it, because the kernel replaces a route with the
     same destination and metric. `unreachable_metric` is that of the route for this node's pods, which packets use only
     if no pod network is connected. Without `checksum_offload` the kernel computes the checksums of packets before they
-    enter the tunnel, for kernels and network cards with defects; with it the device stays as it is.
+    enter the tunnel, for kernels and network cards with defects; with it the device stays as it is. `underlay` is the
+    address from which this node sends VXLAN packets, or the name of the link that has it; "" for an InternalIP.
     """
 
     mode: str = AUTO
@@ -45,6 +47,7 @@ class RouteOptions(NamedTuple):
     metric: int = 1120
     unreachable_metric: int = 1_000_000
     checksum_offload: bool = True
+    underlay: bytes | str = ""
 
 
 class Kind(IntEnum):
@@ -62,11 +65,21 @@ Objects = tuple[dict[bytes, Value], ...]  # one dictionary for each Kind
 
 
 class Peer(NamedTuple):
-    """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes."""
+    """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes.
+
+    `kept` are those of the addresses that its object has no more.
+    """
 
     name: str
     networks: tuple[Prefix, ...]
     addresses: tuple[bytes, ...]
+    uid: str = ""
+    kept: tuple[bytes, ...] = ()
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether its object has lost the addresses of one IP version, so that not all nodes know them."""
+        return 0 < len(self.kept) < len(self.addresses)
 
 
 class Connected(NamedTuple):
@@ -76,13 +89,24 @@ class Connected(NamedTuple):
     ifindex: int
     name: str
     is_for_pods: bool
+    metric: int = 0
+
+
+class Home(NamedTuple):
+    """A network in which this node has an internal address, and the address's position among those of its version."""
+
+    position: int
+    address: bytes
+    network: Prefix
 
 
 class Situation(NamedTuple):
     """A situation of a node, on which its plan depends.
 
-    `networks` are those of its pods, `addresses` its internal addresses. `tunnel` is the ifindex of the VXLAN device, 0
-    without one. `connected` is sorted, longest prefixes first.
+    `networks` are those of its pods, `addresses` its internal addresses, `kept` those of them that its object has no
+    more. `tunnel` is the ifindex of the VXLAN device, 0 without one. `connected` is in the order in which the kernel
+    prefers the networks. `underlay` is the address by which VXLAN packets are sent, b"" without one, and
+    `strict_link` the name of its link if that has a strict reverse path filter, else "".
     """
 
     mode: str
@@ -90,11 +114,15 @@ class Situation(NamedTuple):
     addresses: tuple[bytes, ...]
     connected: tuple[Connected, ...]
     tunnel: int = 0
+    homes: tuple[Home, ...] = ()
+    underlay: bytes = b""
+    kept: tuple[bytes, ...] = ()
+    strict_link: str = ""
 
     @property
-    def underlay(self) -> bytes:
-        """The address of this node by which VXLAN packets are sent, IPv4 preferred; b"" without one."""
-        return min(self.addresses, key=len, default=b"")
+    def is_incomplete(self) -> bool:
+        """Whether other nodes may use the tunnel to this one because its object has lost the addresses of a version."""
+        return 0 < len(self.kept) < len(self.addresses)
 
 
 class Plan(NamedTuple):
@@ -108,7 +136,16 @@ class Plan(NamedTuple):
 def peer_of(node: Node) -> Peer:
     """Returns a node of the cluster in the form of the plan."""
     addresses = tuple(address.packed for address in node.addresses)
-    return Peer(node.name, tuple(pack_network(network) for network in node.pod_cidrs), addresses)
+    return Peer(node.name, tuple(pack_network(network) for network in node.pod_cidrs), addresses, node.uid)
+
+
+def keep_addresses(peer: Peer, before: Peer | None) -> Peer:
+    """Returns a node with its former addresses of the IP versions of which its object has none any more."""
+    if before is None or before.uid != peer.uid:
+        return peer
+    sizes = {len(address) for address in peer.addresses}
+    kept = tuple(address for address in before.addresses if len(address) not in sizes)
+    return peer._replace(addresses=peer.addresses + kept, kept=kept)
 
 
 @lru_cache(maxsize=16)
@@ -149,10 +186,10 @@ def plan_node(situation: Situation) -> Plan:
 
 
 def needs_tunnel(peer: Peer, situation: Situation) -> bool:
-    """Returns whether a node is reached by VXLAN, at least for one of its networks."""
-    if situation.mode not in (AUTO, VXLAN):
+    """Returns whether a node is reached by VXLAN, at least for one of its networks, or may reach this one by it."""
+    if situation.mode not in (AUTO, VXLAN) or not peer.addresses:
         return False
-    return any(not direct_hop(peer, network, situation) for network in peer.networks)
+    return peer.is_incomplete or any(not direct_hop(peer, network, situation) for network in peer.networks)
 
 
 def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) -> Plan:
@@ -166,33 +203,77 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
             unchanged.append(network)
         elif hop := direct_hop(peer, network, situation):
             objects[Kind.ROUTE][network] = hop
+        elif reason := _missing_address(peer, network, situation):
+            unchanged.append(network)
         elif not (reason := _tunnel_obstacle(peer, network, situation)):
-            _add_tunnel(objects, peer, network, situation)
+            reason = _add_tunnel(objects, peer, network, situation)
         if reason:
             problems.append(reason)
     return Plan(objects, tuple(unchanged), tuple(problems))
 
 
 def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
-    """Returns the direct next hop for a network of a node, None if the node is not in a connected network."""
+    """Returns the direct next hop for a network of a node, None if the two nodes share no network.
+
+    In a shared network the kernel's preference decides about the link: it may have two links to the network. In the
+    mode "direct", which has no other way to a node, any connected network does.
+    """
     if situation.mode == VXLAN:
         return None
-    for address in peer.addresses:
-        if len(address) + 1 == len(network):
-            for connected in situation.connected:
-                is_for_this_nodes_pods = any(_overlaps(connected.network, mine) for mine in situation.networks)
-                if contains(connected.network, address) and not is_for_this_nodes_pods:
-                    return Hop(connected.ifindex, address)
+    size = len(network) - 1
+    shared = _shared_address(peer, size, situation)
+    anywhere = peer.addresses if situation.mode == DIRECT else ()
+    for address in (shared,) if shared else anywhere:
+        for connected in situation.connected if len(address) == size else ():
+            if contains(connected.network, address) and not _is_for_pods_here(connected, situation):
+                return Hop(connected.ifindex, address)
     return None
+
+
+def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
+    """Returns a node's address of `size` bytes in a network that this node shares with it, b"" if they share none.
+
+    Of several networks the one counts whose two addresses are the first in the lists of the two nodes, by the sum of
+    their positions, then the lowest one: so the other node chooses the same network.
+    """
+    addresses = [address for address in peer.addresses if len(address) == size]
+    shared = [
+        (home.position + position, home.network, address)
+        for home in situation.homes
+        for position, address in enumerate(addresses)
+        if contains(home.network, address)
+    ]
+    return min(shared)[2] if shared else b""
+
+
+def _lost_packets(address: bytes, situation: Situation) -> str:
+    """Returns why the kernel drops the VXLAN packets of a node with an address that is not shared, "" if it does not.
+
+    They arrive by the link of this node's address. On a link to the other node's network the answers leave.
+    """
+    arrival = situation.strict_link
+    other = next((each.name for each in situation.connected if contains(each.network, address)), arrival)
+    if not arrival or other == arrival or len(address) != 4:
+        return ""
+    return (
+        f'its packets arrive by "{arrival}" and are dropped, because the answers leave by "{other}" and the reverse '
+        f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or make the address of {other} an InternalIP"
+    )
+
+
+def _is_for_pods_here(connected: Connected, situation: Situation) -> bool:
+    return any(_overlaps(connected.network, mine) for mine in situation.networks)
 
 
 def _obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
     """Returns why nothing is changed in the kernel for a network, "" without a reason."""
+    if not situation.addresses:
+        return "this node has no InternalIP"
     if not peer.addresses:
         return "its Node object has no InternalIP"
     for address in peer.addresses:
         if address in situation.addresses:
-            return f"its InternalIP {_text(address)} is also this node's"
+            return f"its InternalIP {format_packed(address)} is also this node's"
     for mine in situation.networks:
         if _overlaps(network, mine):
             return f"its podCIDR {format_prefix(network)} overlaps with this node's podCIDR {format_prefix(mine)}"
@@ -202,29 +283,41 @@ def _obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
     return ""
 
 
-def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
-    """Returns why a node that is not in a connected network cannot be reached by VXLAN, "" if it can."""
+def _missing_address(peer: Peer, network: Prefix, situation: Situation) -> str:
+    """Returns which address is missing for a way to a node that is not reached directly, "" if none is."""
     if situation.mode == DIRECT:
-        version = 4 if len(network) == 5 else 6
-        addresses = [_text(address) for address in peer.addresses if len(address) + 1 == len(network)]
-        if not addresses:
-            return f"its Node object has no IPv{version} InternalIP for {format_prefix(network)}"
-        return f"{' and '.join(addresses)} is in no network connected to this node, and routes are direct"
-    underlay = situation.underlay
-    if not underlay:
-        return "this node has no InternalIP"
-    if not any(len(address) == len(underlay) for address in peer.addresses):
-        return f"its Node object has no IPv{4 if len(underlay) == 4 else 6} InternalIP, which VXLAN uses on this node"
+        if any(len(address) + 1 == len(network) for address in peer.addresses):
+            return ""
+        return f"its Node object has no IPv{4 if len(network) == 5 else 6} InternalIP for {format_prefix(network)}"
+    if not situation.underlay:
+        return "no interface of this node has its InternalIP, which VXLAN uses"
+    mine, other = len(situation.underlay), min(map(len, peer.addresses))
+    if mine < other:
+        return "its Node object has no IPv4 InternalIP, which VXLAN uses on this node"
+    return "this node has no IPv4 InternalIP, which VXLAN uses on that one" if mine > other else ""
+
+
+def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
+    """Returns why a node that is not reached directly cannot be reached by VXLAN, "" if it can."""
+    if situation.mode == DIRECT:
+        addresses = " and ".join(format_packed(each) for each in peer.addresses if len(each) + 1 == len(network))
+        return f"{addresses} is in no network connected to this node, and routes are direct"
     return "" if situation.tunnel else "it is reached by VXLAN, and this node has no VXLAN device"
 
 
-def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> None:
+def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> str:
+    """Adds the objects of the way through VXLAN; returns why packets are lost nevertheless, "" if none are."""
     mac, size = mac_of(peer.name), len(situation.underlay)
     is_ipv4 = len(network) == 5
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
     objects[Kind.ROUTE][network] = Hop(situation.tunnel, gateway, onlink=is_ipv4)
     objects[Kind.NEIGHBOUR][gateway] = mac
-    objects[Kind.FORWARDING][mac] = next(address for address in peer.addresses if len(address) == size)
+    if shared := _shared_address(peer, size, situation):
+        objects[Kind.FORWARDING][mac] = shared
+        return ""
+    first = next(address for address in peer.addresses if len(address) == size)
+    objects[Kind.FORWARDING][mac] = first
+    return _lost_packets(first, situation)
 
 
 def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:
@@ -262,5 +355,6 @@ def _host(network: Prefix) -> Prefix:
     return network[:-1] + bytes((8 * (len(network) - 1),))
 
 
-def _text(address: bytes) -> str:
+def format_packed(address: bytes) -> str:
+    """Returns an address as text."""
     return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from agent import kernel_routes, tunnel_device
-from agent.kernel_routes import NodeLinks
 from agent.node import Node
 from agent.peer_plans import PeerPlans
 from agent.route_diff import Change, RouteDiff
@@ -33,6 +32,7 @@ from agent.route_plan import (
     plan_node,
 )
 from agent.route_report import Counters, Problem, disagreement_problem, shadow_problem
+from agent.situation import NodeLinks, read_situation
 from agent.tunnel_device import TunnelError
 from cni.address import Address, Network
 from kernel import link, notifications, protocol_route, route
@@ -116,7 +116,7 @@ class Routes:
 
     def update_peer(self, node: Node, conflicting: frozenset[Network] = frozenset()) -> None:
         """Adds or changes a node; raises KernelError."""
-        self._change_peer(node.name, peer_of(node), conflicting)
+        self._change_peer(node.name, self._peers.peer_of(node), conflicting)
 
     def remove_peer(self, name: str, conflicting: frozenset[Network] = frozenset()) -> None:
         """Removes a node; raises KernelError."""
@@ -174,15 +174,17 @@ class Routes:
     @property
     def problems(self) -> list[Problem]:
         """The problems at present."""
-        result = [Problem("", self._device_problem)] if self._device_problem else []
-        if self._comparisons and not self._links.is_usable:
-            text = "this node's InternalIP is on no interface that is up: its routes stay as they are until then"
-            result.append(Problem("", text))
+        result = [Problem("", text) for text in (self._device_problem, self._links.problem) if text]
         result += [Problem(name, text) for name, texts in self._peers.problems.items() for text in texts]
         result += [Problem("", text) for text in self._refused.values()]
         for each in list_shadowed(self._shadowing, self._existing[Kind.ROUTE].keys()):
             result.append(shadow_problem(self._peers.holder_of(each.dst), each))
         return result + [disagreement_problem(*each) for each, count in self._repaired.items() if count > _MAX_REPAIRS]
+
+    @property
+    def note(self) -> str:
+        """A text about this node's addresses that an operator should know although the routes work, "" for none."""
+        return self._links.note
 
     @property
     def counters(self) -> Counters:
@@ -274,15 +276,14 @@ class Routes:
             self._device = None
 
     def _read_situation(self, node: Node) -> None:
-        remote = self._peers.any_address(len(self._situation.underlay))
-        last = self._situation, self._links
-        self._situation, self._links = kernel_routes.read_situation(self._socket, self._options, node, remote, last)
+        last, any_address = (self._situation, self._links), self._peers.any_address
+        self._situation, self._links = read_situation(self._socket, self._options, node, any_address, last)
 
     def _needs_device(self) -> bool:
         assert self._node is not None
-        if not self._situation.underlay or self._options.mode not in (AUTO, VXLAN):
+        if self._options.mode not in (AUTO, VXLAN):
             return False
-        if self._options.mode == VXLAN or self._device:
+        if self._options.mode == VXLAN or self._device or self._situation.is_incomplete:
             return True
         existing = tunnel_device.find(self._socket, self._options.device, mac_of(self._node.name))
         return existing is not None or self._peers.needs_tunnel(self._situation)
@@ -292,7 +293,9 @@ class Routes:
         return self._is_ready and not self._situation.tunnel and not self._device_problem
 
     def _ensure_device(self, node: Node) -> bool:
-        """Creates or repairs the device; returns whether something changed. Raises KernelError."""
+        """Creates or repairs the device if its address is known; returns whether it changed. Raises KernelError."""
+        if not self._situation.underlay:
+            return False
         local = route.address_of(self._situation.underlay)
         spec = tunnel_device.spec_of(self._options, node.name, local, self._links.underlay_mtu)
         before, reason = self._device, ""
@@ -317,8 +320,8 @@ class Routes:
 
     def _apply(self, changes: list[Change]) -> None:
         """Sends changes in batches; stores which the kernel refused, and the new state."""
-        down = self._links.down
-        ready = [each for each in changes if not (isinstance(each.value, Hop) and each.value.ifindex in down)]
+        links, tunnel = self._links, self._situation.tunnel
+        ready = [each for each in changes if not (isinstance(each.value, Hop) and links.refuses(each.value, tunnel))]
         for start in range(0, len(ready), _BATCH):
             batch = ready[start : start + _BATCH]
             requests = [kernel_routes.build_request(each, self._options, self._device) for each in batch]
@@ -380,7 +383,7 @@ class Routes:
             last = self._situation, self._links
             self._read_situation(self._node)
             is_other = reader.is_flushed or last != (self._situation, self._links)
-            if is_changed or (is_other and self._links.is_usable):
+            if is_changed or (is_other and not self._links.is_passing):
                 self._log("interfaces or addresses changed: comparing all routes")
                 self._read_kernel()
                 return

@@ -12,9 +12,11 @@ from agent.log import LEVELS
 from agent.pools import options as pool_options
 from agent.pools.options import PoolOptions
 from agent.route_plan import MODES
+from cni.address import Address, parse_ip
 
 _IDENTIFIERS = range(1 << 24)  # a VXLAN network identifier has 24 bits (RFC 7348)
 _PORTS = range(1, 1 << 16)
+_NAME_BYTES = 15  # of an interface
 
 
 class Settings(NamedTuple):
@@ -29,6 +31,7 @@ class Settings(NamedTuple):
     vxlan_id: int
     vxlan_port: int
     vxlan_checksum_offload: bool
+    underlay: Address | str
     podwire: str
     conf: str
     bin_dir: str
@@ -102,6 +105,8 @@ def _add_routes(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="compute checksums before the tunnel, for network adapters that compute wrong ones",
     )
+    meaning = "where this node sends VXLAN packets, if its InternalIP is not its own (NAT); default: its InternalIP"
+    group.add_argument("--underlay", type=_underlay, default="", metavar="ADDRESS|INTERFACE", help=meaning)
 
 
 def _add_node(parser: argparse.ArgumentParser) -> None:
@@ -134,6 +139,16 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     modes.add_argument("--dry-run", action="store_true", help="print what would be changed now, change nothing, exit")
     modes.add_argument("--once", action="store_true", help="make all changes once and exit; status 1 if not ready")
     modes.add_argument("--remove", action="store_true", help="remove the agent's routes, tunnel and sets, and exit")
+
+
+def _underlay(text: str) -> Address | str:
+    """Returns an address, or the name of an interface; "" for neither, as from an empty variable."""
+    try:
+        return parse_ip(text)
+    except ValueError:
+        if len(text.encode()) > _NAME_BYTES or "/" in text or any(map(str.isspace, text)):
+            raise argparse.ArgumentTypeError(f"{text!r} is neither an address nor the name of an interface") from None
+        return text
 
 
 def _in(allowed: range) -> Callable[[str], int]:

@@ -18,7 +18,7 @@ from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Requ
 from kernel.wire import Attributes, DecodedMessage, attribute_specs
 
 Prefix = bytes  # a network: its address, and one byte with the prefix length
-RTPROT_KERNEL, RTPROT_RA = 2, 9  # linux/rtnetlink.h
+_CONNECTING = (2, 9, 16)  # RTPROT_KERNEL, RTPROT_RA, RTPROT_DHCP (linux/rtnetlink.h)
 _UNICAST, _UNREACHABLE, _SCOPE_NOWHERE, _RTNH_F_ONLINK = 1, 7, 255, 4
 _FAMILIES = {5: int(AF_INET), 17: int(AF_INET6)}  # by the length of a Prefix
 _ANY = {int(AF_INET): bytes(4), int(AF_INET6): bytes(16)}
@@ -124,18 +124,18 @@ def list_shadowing(socket: Socket, destinations: frozenset[Prefix], metric: int)
     return routes
 
 
-def list_connected(socket: Socket) -> list[tuple[Prefix, int]]:
-    """Returns the networks that are directly connected to this host, each with the ifindex of its link.
+def list_connected(socket: Socket) -> list[ProtocolRoute]:
+    """Returns the routes to the networks that are directly connected to this host, those that the kernel prefers first.
 
-    These have a route without gateway that the kernel or router advertisements created. Raises KernelError.
+    These have no gateway, and the kernel, router advertisements or DHCP created them. Raises KernelError.
     """
-    routes = list_of_protocol(socket, RTPROT_KERNEL) + list_of_protocol(socket, RTPROT_RA)
-    return [(route.dst, route.hop.ifindex) for route in routes if is_connected(route)]
+    routes = [route for protocol in _CONNECTING for route in list_of_protocol(socket, protocol) if is_connected(route)]
+    return sorted(routes, key=lambda route: (-route.dst[-1], route.dst, route.metric))
 
 
 def is_connected(route: ProtocolRoute) -> bool:
     """Returns whether a route makes a network directly connected; link-local ones and single addresses do not count."""
-    if route.protocol not in (RTPROT_KERNEL, RTPROT_RA) or route.hop.gateway or route.hop.ifindex <= 1:
+    if route.protocol not in _CONNECTING or route.hop.gateway or route.hop.ifindex <= 1:
         return False
     length = route.dst[-1]
     return 0 < length < 8 * (len(route.dst) - 1) and route.dst[:2] not in (b"\xfe\x80", b"\xff\x00", b"\xa9\xfe")

@@ -142,6 +142,28 @@ def test_podcidr_of_two_nodes_changes_nothing(running):
     assert has_routes(first, 3, third)
 
 
+def test_node_object_without_internal_ips_changes_no_route(running):
+    """A Node object that loses its InternalIPs changes no route of any node; its own /readyz says what is kept."""
+    first, second, _ = running.nodes
+    before = [node.run("ip", "route") + node.run("ip", "-6", "route") for node in running.nodes]
+    document = running.node_document(first)
+    with no_packet_lost(running), no_packet_lost(running, 1, 0):
+        document["status"]["addresses"] = [{"type": "Hostname", "address": first.name}]
+        running.server.store.put(f"{NODES}/{first.name}", document)
+        kept = f"no InternalIP any more: the agent keeps {first.addresses[0]}, {first.addresses[1]}, and its routes"
+        assert eventually(lambda: kept in running.agents[0].ready_text())
+        assert [node.run("ip", "route") + node.run("ip", "-6", "route") for node in running.nodes] == before
+        for number, node in enumerate((first, second)):
+            running.agents[number].stop()
+            running.agents[number] = Agent(node, *running.options)
+            assert eventually(lambda one=number: "routes: node" in running.agents[one].ready_text())
+        assert [node.run("ip", "route") + node.run("ip", "-6", "route") for node in running.nodes] == before
+    running.register(first)
+    for agent in running.agents:
+        agent.wait_ready()
+    assert [node.run("ip", "route") + node.run("ip", "-6", "route") for node in running.nodes] == before
+
+
 def test_link_that_goes_down_and_up_has_its_routes_again(running):
     """The kernel deletes routes when their link goes down; they return with it."""
     first, second, _ = running.nodes

@@ -45,6 +45,20 @@ def test_pods_of_all_nodes_reach_each_other(world):
             assert reaches(one.namespace, other.addresses[version])
 
 
+def test_a_node_object_without_internal_ips_changes_no_route(world):
+    """With pools, too, a Node object that loses its InternalIPs changes no route, and packets arrive."""
+    pods = [world.add_pod(node) for node in world.nodes[:2]]
+    first = world.nodes[0]
+    before = [node.run("ip", "route") for node in world.nodes]
+    document = without_cidrs(world, first)
+    document["status"]["addresses"] = []
+    world.server.store.put(f"{NODES}/{first.name}", document)
+    assert eventually(lambda: f"the agent keeps {first.addresses[0]}" in world.agents[0].ready_text())
+    assert [node.run("ip", "route") for node in world.nodes] == before
+    for one, other in itertools.permutations(pods):
+        assert reaches(one.namespace, other.addresses[4])
+
+
 def test_the_blocks_of_a_deleted_node_become_free(world, store):
     """A machine is off and its Node is deleted: the other agents free its blocks and delete the routes to them."""
     dead, running = world.nodes[0], world.nodes[1]

@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from kernel import protocol_route
-from kernel.protocol_route import OTHER, UNREACHABLE, Hop, ProtocolRoute, pack_network
+from kernel.protocol_route import OTHER, UNREACHABLE, Hop, ProtocolRoute, format_prefix, pack_network
 from kernel.rtnl import Socket
 from tests.support.namespaces import Namespace
 
@@ -31,8 +31,8 @@ def socket(host: Namespace):
         yield host_socket
 
 
-def index(host: Namespace) -> int:
-    return int(json.loads(host.ip("-j", "link", "show", "up0"))[0]["ifindex"])
+def index(host: Namespace, name: str = "up0") -> int:
+    return int(json.loads(host.ip("-j", "link", "show", name))[0]["ifindex"])
 
 
 def listed(socket: Socket) -> set[ProtocolRoute]:
@@ -97,10 +97,23 @@ def test_shadowing_routes_are_listed(host, socket):
 
 
 def test_connected_networks_are_listed(host, socket):
-    """Connected networks are those of addresses, without single addresses, link-local ones and routes by hand."""
+    """Connected networks are those of addresses and of DHCP, without single addresses, link-local ones and others.
+
+    Of two links to one network the one that the kernel prefers comes first.
+    """
     host.ip("address", "add", "198.51.100.1/32", "dev", "up0")
     host.ip("address", "add", "169.254.7.1/16", "dev", "up0")
     host.ip("route", "add", "10.66.0.0/16", "dev", "up0")
-    up0 = index(host)
-    networks = [pack_network(ip_network(text)) for text in ("192.0.2.0/24", "2001:db8::/64")]
-    assert protocol_route.list_connected(socket) == [(network, up0) for network in networks]
+    host.ip("route", "add", "10.67.0.0/16", "dev", "up0", "proto", "dhcp", "metric", "202")
+    host.ip("link", "add", "second0", "type", "bridge")
+    host.ip("link", "set", "second0", "up")
+    for metric, address in (("100", "192.0.2.77/24"), ("9", "10.67.0.7/16")):
+        host.ip("address", "add", address, "dev", "second0", "metric", metric)
+    up0, second0 = index(host), index(host, "second0")
+    assert [(format_prefix(each.dst), each.hop.ifindex) for each in protocol_route.list_connected(socket)] == [
+        ("2001:db8::/64", up0),
+        ("192.0.2.0/24", up0),
+        ("192.0.2.0/24", second0),
+        ("10.67.0.0/16", second0),
+        ("10.67.0.0/16", up0),
+    ]

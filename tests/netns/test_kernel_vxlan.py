@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from kernel import checksum_offload, link, notifications, tunnel_entries, vxlan
+from kernel import checksum_offload, link, notifications, reverse_path, tunnel_entries, vxlan
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.notifications import Notifications
@@ -39,7 +39,10 @@ def create(socket: Socket, tunnel: Tunnel = TUNNEL) -> Link:
 
 @pytest.mark.parametrize("tunnel", [TUNNEL, TUNNEL6])
 def test_a_device_has_the_settings_of_its_request(host, socket, tunnel):
-    """A device has VNI, port, address, MAC, MTU and alias; it does not learn, and has no IPv6 link-local address."""
+    """A device has VNI, port, address, MAC, MTU and alias; it does not learn, and has no IPv6 link-local address.
+
+    Its reverse path filter is loose, so that packets arrive whose answers take another way.
+    """
     device = create(socket, tunnel)
     (shown,) = json.loads(host.ip("-j", "-d", "link", "show", "tunnel0"))
     data = shown["linkinfo"]["info_data"]
@@ -49,21 +52,36 @@ def test_a_device_has_the_settings_of_its_request(host, socket, tunnel):
     assert shown["inet6_addr_gen_mode"] == "none"
     assert device.is_up
     assert vxlan.get(socket, device) == tunnel
+    assert host.sysctl("net/ipv4/conf/tunnel0/rp_filter") == "2"
     assert json.loads(host.ip("-j", "address", "show", "tunnel0"))[0]["addr_info"] == []
 
 
 def test_settings_are_repaired(host, socket):
-    """Address, learning and IPv6 settings of an existing device can be set; another IP version is refused."""
+    """Address, learning and IP settings of an existing device can be set; another IP version is refused."""
     device = create(socket)
     host.ip("link", "set", "tunnel0", "type", "vxlan", "local", "192.0.2.9", "learning")
     host.ip("link", "set", "tunnel0", "addrgenmode", "eui64")
+    host.set_sysctl("net/ipv4/conf/tunnel0/rp_filter", "1")
     changed = vxlan.get(socket, device)
-    assert changed == TUNNEL._replace(local=ip_address("192.0.2.9"), learning=True, link_local=True)
+    assert changed == TUNNEL._replace(local=ip_address("192.0.2.9"), learning=True, link_local=True, rp_filter=1)
     socket.change(vxlan.set_request(device, TUNNEL))
     assert vxlan.get(socket, device) == TUNNEL
+    assert host.sysctl("net/ipv4/conf/tunnel0/rp_filter") == "2"
     with pytest.raises(KernelError) as caught:
         socket.change(vxlan.set_request(device, TUNNEL6))
     assert caught.value.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "here", "expected"),
+    [("0", "0", False), ("1", "0", True), ("0", "1", True), ("1", "2", False), ("2", "1", False)],
+)
+def test_strict_reverse_path_filters_are_recognized(host, socket, everywhere, here, expected):
+    """The filter of a link is strict if the greater value of the link and of "all" is 1."""
+    device = create(socket)
+    host.set_sysctl("net/ipv4/conf/all/rp_filter", everywhere)
+    host.set_sysctl("net/ipv4/conf/tunnel0/rp_filter", here)
+    assert reverse_path.is_strict(socket, device) == expected
 
 
 def test_another_device_with_the_same_vni_is_reported(host, socket):

@@ -232,10 +232,20 @@ def test_this_nodes_address_and_pod_networks_change(distant):
         assert "10.244.1.0/32" not in host.ip("address", "show", DEVICE)
         assert "unreachable 10.244.77.0/24" in host.ip("route")
         assert "unreachable 10.244.1.0/24" not in host.ip("route")
+
+
+def test_the_underlay_becomes_ipv6_when_all_nodes_have_only_ipv6(distant):
+    """A cluster whose nodes have no IPv4 InternalIP any more gets IPv6 tunnels when the agents restart."""
+    with started(distant):
+        pass
+    node, host = distant.nodes[0], distant.nodes[0].host
+    with node.routes(RouteOptions()) as routes:
         routes.set_node(node.node(addresses=(ip_address("2001:db8:1::11"),)))
+        routes.replace_peers({each.name: each.node(addresses=each.node().addresses[1:]) for each in distant.nodes})
         assert "local 2001:db8:1::11" in host.ip("-d", "link", "show", DEVICE)
         assert mtu_of(host, DEVICE) == 1430
         assert "dst 2001:db8:2::12" in host.run("bridge", "fdb")
+        assert routes.problems == []
 
 
 def test_a_node_joins_the_segment_of_this_node(distant):

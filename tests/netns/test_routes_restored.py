@@ -115,10 +115,13 @@ def test_the_devices_mtu_follows_the_uplinks(distant):
 
 
 def test_addresses_of_the_uplink_change(distant):
-    """A new network on the uplink makes a node direct, and the plan changes back with it."""
+    """A new InternalIP on the uplink makes a node of its network direct, and the plan changes back with it."""
     with started(distant) as routes:
         host, far = distant.nodes[0].host, (ip_address("203.0.113.12"),)
         routes.update_peer(distant.nodes[1].node(addresses=far))
+        assert route_to(host, "10.244.2.0/24")[0]["dev"] == DEVICE
+        node = distant.nodes[0].node()
+        routes.set_node(node._replace(addresses=(*node.addresses, ip_address("203.0.113.1"))))
         assert route_to(host, "10.244.2.0/24")[0]["dev"] == DEVICE
         host.ip("address", "add", "203.0.113.1/24", "dev", UPLINK)
         wait_and_handle(routes)
@@ -342,7 +345,9 @@ def test_unreachable_nodes_are_problems(distant):
         routes.update_peer(Node("six", "u", network, (ip_address("2001:db8:77::9"),)))
         assert "six: its Node object has no IPv4 InternalIP, which VXLAN uses on this node" in texts(routes)
         host, before = distant.nodes[0].host, state(distant.nodes[0].host)
-        routes.update_peer(distant.nodes[1].node(addresses=()))
+    with distant.nodes[0].routes(RouteOptions()) as routes:
+        routes.set_node(distant.nodes[0].node())
+        routes.replace_peers({**distant.peers(), "node-2": distant.nodes[1].node(addresses=())})
         assert "node-2: its Node object has no InternalIP" in texts(routes)
         assert state(host) == before
     with started(distant, RouteOptions(mode="direct")) as routes:

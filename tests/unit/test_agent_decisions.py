@@ -37,6 +37,7 @@ class RecordedRoutes:
         self.failure: CniError | None = None
 
     is_refused = False
+    note = ""
 
     def delete_routes_to(self, addresses: object) -> None:
         return

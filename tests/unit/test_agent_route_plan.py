@@ -5,16 +5,22 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.holders import Holders
 from agent.node import Node
 from agent.route_diff import Change, RouteDiff
 from agent.route_plan import (
     Connected,
+    Home,
     Kind,
     Peer,
     Plan,
     Situation,
+    contains,
+    direct_hop,
+    keep_addresses,
     link_local_of,
     mac_of,
     needs_tunnel,
@@ -49,8 +55,14 @@ HERE = Situation(
         connected("10.244.1.0/24", BRIDGE, is_for_pods=True),
     ),
     tunnel=TUNNEL,
+    homes=(
+        Home(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
+        Home(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
+    ),
+    underlay=ip_address("192.0.2.1").packed,
 )
 DUAL = ("10.244.2.0/24", "fd00:2::/64")
+IPV6 = HERE._replace(addresses=packed("2001:db8::1"), homes=HERE.homes[1:], underlay=ip_address("2001:db8::1").packed)
 
 
 def planned(situation: Situation, *addresses: str, networks: tuple[str, ...] = DUAL) -> Plan:
@@ -86,7 +98,12 @@ TUNNEL6 = [f"fd00:2::/64 via {LINK_LOCAL} dev 9", f"{LINK_LOCAL} -> {MAC}"]
     [
         ("auto", ["192.0.2.200"], [DIRECT4, *TUNNEL6, f"{MAC} -> 192.0.2.200"]),
         ("auto", ["192.0.2.20", "2001:db8::2"], ["10.244.2.0/24 via 192.0.2.20 dev 3", DIRECT6]),
-        ("auto", ["198.51.100.2", "192.0.2.200"], [DIRECT4, *TUNNEL6, f"{MAC} -> 198.51.100.2"]),
+        ("auto", ["198.51.100.2", "192.0.2.200"], [DIRECT4, *TUNNEL6, f"{MAC} -> 192.0.2.200"]),
+        (
+            "auto",
+            ["192.0.2.201", "192.0.2.200"],
+            ["10.244.2.0/24 via 192.0.2.201 dev 2", *TUNNEL6, f"{MAC} -> 192.0.2.201"],
+        ),
         ("auto", ["198.51.100.2", "2001:db8:9::2"], [*TUNNEL4, *TUNNEL6, f"{MAC} -> 198.51.100.2"]),
         ("auto", ["198.51.100.2", "2001:db8::2"], [*TUNNEL4, DIRECT6, f"{MAC} -> 198.51.100.2"]),
         ("vxlan", ["192.0.2.200", "2001:db8::2"], [*TUNNEL4, *TUNNEL6, f"{MAC} -> 192.0.2.200"]),
@@ -95,7 +112,10 @@ TUNNEL6 = [f"fd00:2::/64 via {LINK_LOCAL} dev 9", f"{LINK_LOCAL} -> {MAC}"]
     ],
 )
 def test_objects_of_a_node(mode, addresses, objects):
-    """A node in a connected network is direct, the longest prefix counts; others are reached by VXLAN over IPv4."""
+    """A node in the network of this node's address is direct, by the link that the kernel prefers.
+
+    Others are reached by VXLAN over IPv4, at their address in a shared network or else their first.
+    """
     plan = planned(HERE._replace(mode=mode), *addresses)
     assert sorted(shown(plan)) == sorted(objects)
     assert (plan.problems, plan.unchanged) == ((), ())
@@ -108,11 +128,13 @@ def test_objects_of_a_node(mode, addresses, objects):
         (HERE, ["192.0.2.1"], DUAL[:1], "its InternalIP 192.0.2.1 is also this node's", True),
         (HERE, ["192.0.2.9"], ("10.244.0.0/16",), "overlaps with this node's podCIDR 10.244.1.0/24", True),
         (HERE, ["192.0.2.9"], ("192.0.2.64/26",), "192.0.2.64/26 overlaps with 192.0.2.0/25", True),
-        (HERE, ["2001:db8:9::2"], DUAL[:1], "no IPv4 InternalIP, which VXLAN uses", False),
-        (HERE._replace(mode="direct"), ["192.0.2.9"], DUAL[1:], "no IPv6 InternalIP for fd00:2::/64", False),
+        (HERE, ["2001:db8:9::2"], DUAL[:1], "its Node object has no IPv4 InternalIP, which VXLAN uses", True),
+        (IPV6, ["192.0.2.9"], DUAL[:1], "this node has no IPv4 InternalIP, which VXLAN uses", True),
+        (HERE._replace(mode="direct"), ["192.0.2.9"], DUAL[1:], "no IPv6 InternalIP for fd00:2::/64", True),
         (HERE._replace(mode="direct"), ["198.51.100.2"], DUAL[:1], "198.51.100.2 is in no network connected", False),
         (HERE._replace(tunnel=0), ["198.51.100.2"], DUAL[:1], "this node has no VXLAN device", False),
-        (HERE._replace(addresses=()), ["198.51.100.2"], DUAL[:1], "this node has no InternalIP", False),
+        (HERE._replace(addresses=()), ["198.51.100.2"], DUAL[:1], "this node has no InternalIP", True),
+        (HERE._replace(underlay=b""), ["198.51.100.2"], DUAL[:1], "no interface of this node has its InternalIP", True),
     ],
 )
 def test_problems_of_a_node(situation, addresses, networks, problem, is_unchanged):
@@ -124,9 +146,63 @@ def test_problems_of_a_node(situation, addresses, networks, problem, is_unchange
 
 
 def test_the_underlay_of_an_ipv6_node_is_ipv6():
-    """If this node has only IPv6 addresses, forwarding entries have the other node's IPv6 address."""
-    plan = planned(HERE._replace(addresses=packed("2001:db8::1")), "198.51.100.2", "2001:db8:9::2")
+    """If the nodes have only IPv6 addresses, forwarding entries have the other node's IPv6 address."""
+    plan = planned(IPV6, "2001:db8:9::2")
     assert f"{MAC} -> 2001:db8:9::2" in shown(plan)
+
+
+def node_of(addresses: list[str], networks: tuple[str, ...]) -> tuple[Peer, Situation]:
+    """Returns a node with addresses as other nodes see it, and its situation: a link for each address (24 bits)."""
+    links = sorted({ip_network(f"{each}/24", strict=False) for each in addresses}, key=str)
+    known = [connected(str(network), 2 + index) for index, network in enumerate(links)]
+    homes = [
+        Home(position, each, network.network)
+        for position, each in enumerate(packed(*addresses))
+        for network in known
+        if contains(network.network, each)
+    ]
+    peer = Peer("peer", packed(*networks), packed(*addresses))
+    situation = Situation("auto", peer.networks, peer.addresses, tuple(known), TUNNEL, tuple(homes), peer.addresses[0])
+    return peer, situation
+
+
+LANS = st.permutations(["10.1.0", "10.2.0", "10.3.0", "10.4.0"]).flatmap(
+    lambda lans: st.integers(1, 4).map(lambda count: lans[:count])
+)
+
+
+@given(LANS, LANS)
+def test_both_ends_decide_alike(mine, other):
+    """Of two nodes with any InternalIPs in any order both are direct to the other, in the same network, or neither is.
+
+    Also if all packets go through the tunnel, both use their addresses in a network that they share.
+    """
+    one, here = node_of([f"{lan}.1" for lan in mine], ("10.244.1.0/24",))
+    two, there = node_of([f"{lan}.2" for lan in other], ("10.244.2.0/24",))
+    hop, back = direct_hop(two, two.networks[0], here), direct_hop(one, one.networks[0], there)
+    assert (hop is None) == (back is None) == (not set(mine) & set(other))
+    if hop and back:
+        assert hop.gateway[:3] == back.gateway[:3]
+        ends = [
+            next(iter(plan_peer(peer, peer.networks, from_._replace(mode="vxlan")).objects[Kind.FORWARDING].values()))
+            for peer, from_ in ((two, here), (one, there))
+        ]
+        assert ends == [hop.gateway, back.gateway]
+
+
+def test_a_node_keeps_the_addresses_that_its_object_loses():
+    """A node keeps its addresses of an IP version of which its object has none any more, another node none of them."""
+    before = Peer("peer", (), packed("192.0.2.9", "192.0.2.10", "2001:db8::9"), "uid")
+    nothing = keep_addresses(before._replace(addresses=()), before)
+    assert nothing == before._replace(kept=before.addresses)
+    without_ipv6 = keep_addresses(before._replace(addresses=packed("192.0.2.77")), nothing)
+    assert without_ipv6.addresses == packed("192.0.2.77", "2001:db8::9")
+    assert without_ipv6.kept == packed("2001:db8::9")
+    assert keep_addresses(before._replace(addresses=()), without_ipv6).kept == without_ipv6.addresses
+    assert keep_addresses(before, nothing) == before
+    assert keep_addresses(before._replace(addresses=(), uid="another"), before).addresses == ()
+    # Such a node may use the tunnel, or other nodes to it: not all of them know the address.
+    assert [needs_tunnel(peer, HERE) for peer in (before, nothing, without_ipv6)] == [False, False, True]
 
 
 def test_objects_of_this_node():
@@ -162,7 +238,7 @@ def test_a_node_becomes_a_peer():
     """A peer has the networks and addresses of the Node, in its order."""
     addresses = (ip_address("2001:db8::1"), ip_address("192.0.2.1"))
     node = Node("peer", "uid", (ip_network("10.244.2.0/24"),), addresses)
-    assert peer_of(node) == Peer("peer", packed("10.244.2.0/24"), packed("2001:db8::1", "192.0.2.1"))
+    assert peer_of(node) == Peer("peer", packed("10.244.2.0/24"), packed("2001:db8::1", "192.0.2.1"), "uid")
     assert not needs_tunnel(peer_of(node), HERE)
     assert needs_tunnel(peer_of(node), HERE._replace(mode="vxlan"))
     assert needs_tunnel(peer_of(node)._replace(addresses=packed("198.51.100.2")), HERE)

@@ -1,0 +1,255 @@
+"""The situation of this node: the addresses, links and networks on which its routes depend, read from the kernel.
+
+One rule: what the Node object or the kernel lacks stays as it was last known. A Node object loses its InternalIPs by a
+mistake of kubelet or of the cloud's controller, and an interface its address for a moment: neither is a reason to
+delete routes. Functions that take a Socket only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from agent import tunnel_device
+from agent.node import INTERNAL_IP, Node
+from agent.route_plan import (
+    AUTO,
+    VXLAN,
+    Connected,
+    Home,
+    Peer,
+    RouteOptions,
+    Situation,
+    contains,
+    format_packed,
+    keep_addresses,
+    mac_of,
+    peer_of,
+)
+from kernel import address, link, protocol_route, route, vxlan
+from kernel.address import AssignedAddress
+from kernel.link import Link
+from kernel.protocol_route import Hop, Prefix, ProtocolRoute
+from kernel.reverse_path import is_strict
+from kernel.rtnl import Socket
+
+_POD_KINDS = ("bridge", "veth")
+_DEFAULT_MTU = 1500
+_SIZES = (4, 16)  # of addresses: IPv4 and IPv6
+_LINK_LOCAL = {4: b"\xa9\xfe", 16: b"\xfe\x80"}
+
+
+class NodeLinks(NamedTuple):
+    """The links of this node on which its routes depend, by ifindex, and what is wrong with its addresses.
+
+    The links in `down` have connected networks, and are missing or not up: the kernel refuses routes through them. It
+    also refuses direct ones while `missing` has the size of their addresses: then this node's InternalIP, which was on
+    a link, is on none that is up. A situation is `passing` if that is so for all versions. A `problem` keeps this node
+    from being ready, a `note` does not.
+    """
+
+    by_index: Mapping[int, Link]
+    underlay_mtu: int = 0
+    down: frozenset[int] = frozenset()
+    missing: frozenset[int] = frozenset()
+    is_passing: bool = False
+    problem: str = ""
+    note: str = ""
+
+    def refuses(self, hop: Hop, tunnel: int) -> bool:
+        """Returns whether the kernel refuses a route with this next hop at present."""
+        return hop.ifindex in self.down or (hop.ifindex != tunnel and len(hop.gateway) in self.missing)
+
+
+class _Kernel(NamedTuple):
+    """What the kernel has: the addresses by ifindex, the connected networks, the links, and the link of --underlay."""
+
+    assigned: Mapping[int, list[AssignedAddress]]
+    connected: list[ProtocolRoute]
+    links: Mapping[int, Link]
+    named: Link | None
+
+    def holder_of(self, packed: bytes) -> tuple[Link | None, int]:
+        """Returns the link that has an address, one that is up if possible, and the length of the address's prefix."""
+        holders = [
+            (self.links.get(index), each.prefix)
+            for index, items in self.assigned.items()
+            for each in items
+            if each.packed == packed
+        ]
+        return max(holders, key=lambda holder: _is_up(holder[0]), default=(None, 0))
+
+    def is_held(self, packed: bytes) -> bool:
+        """Returns whether an interface that is up has an address."""
+        return _is_up(self.holder_of(packed)[0])
+
+
+def read_situation(
+    socket: Socket,
+    options: RouteOptions,
+    node: Node,
+    any_address: Callable[[int], bytes],
+    last: tuple[Situation, NodeLinks],
+) -> tuple[Situation, NodeLinks]:
+    """Returns the situation of this node and its links; raises KernelError.
+
+    `any_address` returns an address of a size of any other node, b"" without one. `last` is the result of the last
+    call, from which the tunnel and what is not known now are taken.
+    """
+    last_situation, last_links = last
+    local = last_situation.underlay or _local_address(socket, options, node.name)
+    this = _with_known_addresses(node, last_situation, local if any_address(len(local)) else b"")
+    kernel = _read_kernel(socket, options, this, last_situation)
+    missing = frozenset(size for size in _SIZES if _is_missing(size, this, kernel, last_situation))
+    connected = [
+        Connected(each.dst, each.hop.ifindex, holder.name, holder.kind in _POD_KINDS, each.metric)
+        for each in kernel.connected
+        if (holder := kernel.links.get(each.hop.ifindex)) and holder.is_up and len(each.dst) - 1 not in missing
+    ] + [each for each in last_situation.connected if len(each.network) - 1 in missing]
+    homes = [home for home in _list_homes(this, kernel) if len(home.address) not in missing]
+    homes += [home for home in last_situation.homes if len(home.address) in missing]
+    named = _named_address(options, this, kernel)
+    underlay = named or _first_held(this, kernel) or local
+    through, _ = kernel.holder_of(underlay)
+    mtu = last_links.underlay_mtu
+    if not mtu or _is_up(through):
+        mtu = _underlay_mtu(socket, through, any_address(len(underlay)))
+    down = {each.ifindex for each in connected if not _is_up(kernel.links.get(each.ifindex))}
+    situation = last_situation._replace(
+        mode=options.mode,
+        networks=this.networks,
+        addresses=this.addresses,
+        connected=tuple(connected),
+        homes=tuple(homes),
+        underlay=underlay,
+        kept=this.kept,
+        strict_link=through.name if through and is_strict(socket, through) else "",
+    )
+    problem, note = _describe(options, situation, kernel, named)
+    is_passing = bool(missing) and all(len(home.address) in missing for home in homes)
+    return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, is_passing, problem, note)
+
+
+def _with_known_addresses(node: Node, last: Situation, local: bytes) -> Peer:
+    """Returns this node with the addresses that its object has no more.
+
+    The first time that is `local`, the address of an earlier agent's device, if it is of a version that others use.
+    """
+    known = last.addresses or ((local,) if local else ())
+    return keep_addresses(peer_of(node), Peer(node.name, (), known, node.uid))
+
+
+def _local_address(socket: Socket, options: RouteOptions, name: str) -> bytes:
+    """Returns the underlay address of the agent's existing device, b"" without one."""
+    device = tunnel_device.find(socket, options.device, mac_of(name))
+    existing = vxlan.get(socket, device) if device else None
+    return existing.local.packed if existing and existing.local else b""
+
+
+def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situation) -> _Kernel:
+    """Reads addresses, connected networks and links, without those of the VXLAN device."""
+    names = [options.device, *([options.underlay] if options.underlay and isinstance(options.underlay, str) else [])]
+    device, *others = link.get(socket, *map(link.by_name_request, names))
+    named = others[0] if others else None
+    skipped = device.index if device else 0
+    assigned = {index: each for index, each in address.list_by_link(socket).items() if index != skipped}
+    connected = [each for each in protocol_route.list_connected(socket) if each.hop.ifindex != skipped]
+    ours = {*this.addresses, last.underlay, options.underlay}
+    indexes = {each.hop.ifindex for each in connected} | {each.ifindex for each in last.connected}
+    indexes |= {index for index, items in assigned.items() if not ours.isdisjoint(each.packed for each in items)}
+    answers = link.get(socket, *(link.by_index_request(index) for index in sorted(indexes)))
+    links = {each.index: each for each in (*answers, named) if each}
+    return _Kernel(assigned, connected, links, named)
+
+
+def _is_missing(size: int, this: Peer, kernel: _Kernel, last: Situation) -> bool:
+    """Returns whether this node's first address of a size that was on a link is on none that is up."""
+    home = next((home for home in last.homes if len(home.address) == size), None)
+    return home is not None and home.address in this.addresses and not kernel.is_held(home.address)
+
+
+def _list_homes(this: Peer, kernel: _Kernel) -> list[Home]:
+    """Returns the network of each of this node's addresses that is on a link."""
+    homes = []
+    for size in _SIZES:
+        for position, mine in enumerate(each for each in this.addresses if len(each) == size):
+            holder, length = kernel.holder_of(mine)
+            if holder and holder.is_up and (network := _network_of(mine, length, holder, kernel.connected)):
+                homes.append(Home(position, mine, network))
+    return homes
+
+
+def _network_of(mine: bytes, length: int, holder: Link, connected: list[ProtocolRoute]) -> Prefix:
+    """Returns the connected network of an address on its link, b"" without one.
+
+    That is the network of the address's prefix. A single address (DHCPv6) is in the smallest one that contains it.
+    """
+    networks = [each.dst for each in connected if each.hop.ifindex == holder.index and contains(each.dst, mine)]
+    exact = [network for network in networks if network[-1] == length]
+    return next(iter(exact or networks), b"")
+
+
+def _named_address(options: RouteOptions, this: Peer, kernel: _Kernel) -> bytes:
+    """Returns the address that --underlay names, b"" if it names none that this node can use."""
+    size = _underlay_size(this.addresses)
+    if isinstance(options.underlay, bytes):
+        is_usable = len(options.underlay) == size and kernel.holder_of(options.underlay)[0]
+        return options.underlay if is_usable else b""
+    assigned = kernel.assigned.get(kernel.named.index, ()) if kernel.named else ()
+    usable = (each.packed for each in assigned if len(each.packed) == size)
+    return next((packed for packed in usable if not packed.startswith(_LINK_LOCAL[size])), b"")
+
+
+def _first_held(this: Peer, kernel: _Kernel) -> bytes:
+    """Returns the first of this node's addresses that an interface has, of the version that the tunnel uses."""
+    usable = (each for each in this.addresses if len(each) == _underlay_size(this.addresses))
+    return next((packed for packed in usable if kernel.holder_of(packed)[0]), b"")
+
+
+def _underlay_size(addresses: tuple[bytes, ...]) -> int:
+    return min(map(len, addresses), default=0)
+
+
+def _underlay_mtu(socket: Socket, underlay: Link | None, remote: bytes) -> int:
+    """Returns the MTU of the link through which VXLAN packets leave; an address may be on `lo`, as with BGP."""
+    if underlay is not None and not underlay.flags & link.IFF_LOOPBACK:
+        return underlay.mtu
+    through = route.get_interface_to(socket, route.address_of(remote)) if remote else None
+    return through.mtu if through and not through.flags & link.IFF_LOOPBACK else _DEFAULT_MTU
+
+
+def _describe(options: RouteOptions, situation: Situation, kernel: _Kernel, named: bytes) -> tuple[str, str]:
+    """Returns what is wrong with this node's addresses, as a problem and as a note."""
+    problems: list[str] = []
+    notes: list[str] = []
+    underlay = format_packed(situation.underlay) if situation.underlay else ""
+    tunnel = f"the tunnel keeps {underlay}" if underlay else "there is no tunnel"
+    if situation.kept:
+        versions = " and ".join(f"IPv{4 if len(each) == 4 else 6}" for each in dict.fromkeys(situation.kept))
+        kept = ", ".join(map(format_packed, situation.kept))
+        is_all = len(situation.kept) == len(situation.addresses)
+        text = (
+            f"this node's Node object has no {'' if is_all else versions + ' '}{INTERNAL_IP} any more: the agent keeps "
+            f"{kept}, and its routes and tunnel as they are; correct --node-ip of kubelet, or the cloud's controller"
+        )
+        (problems if is_all else notes).append(text)
+    if options.underlay and not named and options.mode in (AUTO, VXLAN):
+        text = options.underlay if isinstance(options.underlay, str) else format_packed(options.underlay)
+        version = 6 if _underlay_size(situation.addresses) == 16 else 4
+        problems.append(f"--underlay {text} names no IPv{version} address that this node has: {tunnel}")
+    for size in _SIZES:
+        mine = [each for each in situation.addresses if len(each) == size]
+        if not mine or any(map(kernel.is_held, mine)):
+            continue
+        text = f"this node's {INTERNAL_IP} {format_packed(mine[0])} is on no interface that is up: "
+        if any(len(home.address) == size for home in situation.homes):
+            problems.append(text + "the agent keeps its routes and tunnel as they are until it is")
+        elif options.mode not in (AUTO, VXLAN):
+            problems.append(text + "correct --node-ip of kubelet, or the interface")
+        elif not named:
+            problems.append(f"{text}{tunnel}; where it is translated (NAT), set --underlay")
+    return "; ".join(problems), "; ".join(notes)
+
+
+def _is_up(answer: Link | None) -> bool:
+    return answer is not None and answer.is_up
