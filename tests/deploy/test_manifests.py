@@ -221,6 +221,11 @@ def test_network_equals_the_sample():
     assert network == {**sample, "name": "podwire"}
 
 
+def test_podwire_is_on_the_path_of_the_image():
+    """`kubectl exec` finds the tool also in an image of the containerfile."""
+    assert 'ENV PATH="$PATH:/opt/podwire"' in (DEPLOY / "agent.Containerfile").read_text().splitlines()
+
+
 def test_images_have_versions():
     """The image's tag and those in the containerfiles are the present version."""
     (agent,) = manifests.pod(INSTALL)["containers"]
