@@ -52,7 +52,7 @@ class PoolService:
         options = settings.pools
         self._options, self._name = options, settings.node_name
         self._on_uid, self._log, self._is_read_only = on_uid, log, settings.dry_run
-        self._identity = identity.read(options.state_dir, options.machine)
+        self._identity = identity.read(options.state_dir, options.machine, options.machine_address)
         self._networks = configured.list_networks(settings)
         store = configured.open_store(options, client)
         self._entries = EntryNodes(store, self._on_entry, self._on_space)

@@ -64,7 +64,12 @@ def test_every_object_of_the_pools_is_valid(version):
 def test_the_daemon_set_with_pools():
     """With pools the agent gets --store, a directory for the node's ID, and a network that names a pool."""
     pod, plain = manifests.pod(POOLS_INSTALL), manifests.pod(INSTALL)
-    assert pod["containers"][0]["args"] == [*plain["containers"][0]["args"], "--store", "kubernetes"]
+    (agent,), (plain_agent,) = pod["containers"], plain["containers"]
+    added = ["--store", "kubernetes", "--machine-address", "$(HOST_IP)"]
+    assert agent["args"] == [*plain_agent["args"], *added]
+    assert agent["env"][-1] == {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
+    args = [word.replace("$(HOST_IP)", "192.0.2.10") for word in agent["args"]]
+    assert str(parse(args, {"NODE_NAME": "worker-1"}).pools.machine_address) == "192.0.2.10"
     assert pod["volumes"][:-1] == plain["volumes"]
     (network,) = (one for one in manifests.render(POOLS_INSTALL) if one["kind"] == "ConfigMap")
     bridge = json.loads(network["data"]["10-podwire.conflist"])["plugins"][0]
