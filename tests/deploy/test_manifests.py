@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from agent.pools.space import parse_space
 from agent.settings import parse
 from process.version import __version__
 from tests.support import manifests
@@ -61,6 +62,18 @@ def test_every_object_of_the_pools_is_valid(version):
         kubernetes_validate.validate(one, version, strict=True)
 
 
+def test_the_sample_of_pools_is_valid():
+    """The agents accept the pools of deploy/pools.yaml, and the network of deploy/pools-install/ names one of them."""
+    sample = yaml.safe_load((DEPLOY / "pools.yaml").read_text())
+    (kind,) = (one for one in manifests.render(POOLS) if one["metadata"]["name"] == "ipspaces.podwire.io")
+    group, (version,) = kind["spec"]["group"], kind["spec"]["versions"]
+    assert (sample["apiVersion"], sample["kind"]) == (f"{group}/{version['name']}", kind["spec"]["names"]["kind"])
+    assert sample["metadata"]["name"] == parse([], {"NODE_NAME": "worker-1"}).pools.space
+    assert parse_space(sample["spec"]).pool("default")
+    page = (ROOT / "docs" / "pools.md").read_text()
+    assert yaml.safe_load(page.partition("```yaml")[2].partition("```")[0]) == sample
+
+
 def test_the_daemon_set_with_pools():
     """With pools the agent gets --store, a directory for the node's ID, and a network that names a pool."""
     pod, plain = manifests.pod(POOLS_INSTALL), manifests.pod(INSTALL)
@@ -83,6 +96,7 @@ def test_rights_to_pools():
     role, binding = manifests.render(POOLS)[-2:]
     assert role["rules"] == [
         {"apiGroups": ["podwire.io"], "resources": ["ipspaces"], "verbs": ["get", "list", "watch", "create", "patch"]},
+        {"apiGroups": ["podwire.io"], "resources": ["ipspaces/status"], "verbs": ["patch"]},
         {"apiGroups": ["podwire.io"], "resources": ["ipblocks"], "verbs": ["get", "list", "create", "patch"]},
         {"apiGroups": ["podwire.io"], "resources": ["ipnodes"], "verbs": ["get", "list", "watch", "create", "patch"]},
     ]
@@ -125,7 +139,7 @@ def test_every_file_is_used():
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
         assert sorted([*files, "kustomization.yaml"]) == sorted(path.name for path in directory.iterdir())
-    others = {"Containerfile", "README.md", "agent.Containerfile", "prometheus", "systemd"}
+    others = {"Containerfile", "README.md", "agent.Containerfile", "pools.yaml", "prometheus", "systemd"}
     assert {path.name for path in DEPLOY.iterdir()} == {
         *others,
         "dhcp",
