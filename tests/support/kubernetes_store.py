@@ -79,6 +79,7 @@ class Store:
                 generation = old["metadata"]["generation"] if old else 0
                 has_same_spec = old is not None and old.get("spec") == new.get("spec")
                 metadata["generation"] = generation + (not has_same_spec)
+                new.setdefault("status", {})
             metadata["uid"] = old["metadata"]["uid"] if old else metadata.get("uid") or str(uuid.uuid4())
             self.revision += 1
             metadata["resourceVersion"] = str(self.revision)
