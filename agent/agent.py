@@ -13,7 +13,7 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from agent.cluster import Cluster
-from agent.events import EventRecorder
+from agent.events import EventRecorder, Subject
 from agent.garbage import Collection, GarbageCollector
 from agent.http_server import Page, Pages, metrics_page
 from agent.log import Log
@@ -22,7 +22,7 @@ from agent.networks_source import NetworksSource, PodCidrs, PoolBlocks
 from agent.node import Node
 from agent.node_files import NodeFiles
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
-from agent.pools.reports import BlockLost, PoolEvent
+from agent.pools.reports import BlockLost, PoolEvent, PoolsDecided
 from agent.readiness import Readiness
 from agent.route_report import describe_problems
 from agent.routes import Routes
@@ -276,6 +276,12 @@ class Agent:
         if isinstance(event, BlockLost):
             self._log.write("error", event.text)
             self._events.report("PodAddressLost", event.text)
+            return
+        if isinstance(event, PoolsDecided):
+            level, reason = ("warning", "PoolsRefused") if event.is_refused else ("info", "PoolsAccepted")
+            self._log.write(level, f"IPSpace {event.name}: {event.text}")
+            about = Subject.of_space(event.name, event.uid)
+            self._events.report(reason, event.text, is_warning=event.is_refused, about=about)
             return
         self._metrics.set_pools(event.usage)
         had_addresses, self._has_addresses = self._has_addresses, event.has_blocks

@@ -1,4 +1,4 @@
-"""Kubernetes Events about this node, for what a person must know: `kubectl describe node` shows them.
+"""Kubernetes Events about this node or an IPSpace, for what a person must know: `kubectl describe` shows them.
 
 One rule: an Event never delays the agent and never fails it. The right to create Events is enough: none is changed.
 An Event has a name that its text determines, so a text that the cluster still shows (for an hour by default) is not
@@ -42,10 +42,25 @@ class NoEvents:
         return document
 
 
+class Subject(NamedTuple):
+    """An object other than this agent's Node that an Event is about."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+    @classmethod
+    def of_space(cls, name: str, uid: str) -> Subject:
+        """Returns an IPSpace object."""
+        return cls("podwire.io/v1", "IPSpace", name, uid)
+
+
 class _Text(NamedTuple):
     reason: str
     message: str
     type: str
+    about: Subject | None
 
 
 class EventRecorder:
@@ -81,9 +96,12 @@ class EventRecorder:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def report(self, reason: str, message: str, *, is_warning: bool = True) -> None:
-        """Queues an Event: `reason` is a word such as "PodNetworkNotReady". The same text counts once an hour."""
-        text = _Text(reason, message[:_MAX_MESSAGE], "Warning" if is_warning else "Normal")
+    def report(self, reason: str, message: str, *, is_warning: bool = True, about: Subject | None = None) -> None:
+        """Queues an Event, by default about the Node; `reason` is a word such as "PodNetworkNotReady".
+
+        The same text counts once an hour.
+        """
+        text = _Text(reason, message[:_MAX_MESSAGE], "Warning" if is_warning else "Normal", about)
         now = self._monotonic()
         with self._lock:
             self._not_before = {key: end for key, end in self._not_before.items() if end > now}
@@ -118,16 +136,22 @@ class EventRecorder:
                 self._not_before[text] = self._monotonic() + max(_RETRY_S, error.retry_after_s)
 
     def _document(self, text: _Text) -> Document:
-        digest = hashlib.sha256("\0".join(text).encode("utf-8", "replace")).hexdigest()[:16]
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         # Before it knows its Node's UID, kubelet puts the name there, which kubectl looks for as well.
-        uid = self.node_uid or self._node_name
-        name = f"{self._node_name[:_MAX_NAME].rstrip('.-')}.{digest}"
+        about = text.about or Subject("v1", "Node", self._node_name, self.node_uid or self._node_name)
+        words = *text[:3], *(text.about or ())
+        digest = hashlib.sha256("\0".join(words).encode("utf-8", "replace")).hexdigest()[:16]
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+        name = f"{about.name[:_MAX_NAME].rstrip('.-')}.{digest}"
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": "default"},
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": uid},
+            "involvedObject": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "name": about.name,
+                "uid": about.uid,
+            },
             "type": text.type,
             "reason": text.reason,
             "message": text.message,

@@ -27,17 +27,26 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
         self.msg, self.details, self.status = msg, details, status
 
 
+class StoreLost(Refusal):
+    """The store has lost its content: a new space in it would make the blocks of all nodes free."""
+
+
 class Replacement(NamedTuple):
-    """A change of a space; `current` is the digest of the space before it."""
+    """A change of a space; `current` is the digest of the space before it.
+
+    With a `problem`, an IPSpace object requests other pools, which are refused: the change replaces them, too.
+    """
 
     before: Space | None
     after: Space
     current: str
+    problem: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Returns this object as a JSON object."""
         before = format_space(self.before) if self.before else None
-        return {"before": before, "after": format_space(self.after), "current": self.current}
+        after = format_space(self.after)
+        return {"before": before, "after": after, "current": self.current, "problem": self.problem}
 
 
 def replace_pools(
@@ -49,7 +58,24 @@ def replace_pools(
     """
     stored = read_space(store)
     before = stored.value
+    after = check_pools(store, report, {"pools": document.get("pools")}, before)
+    change = Replacement(before, after, digest_of_space(before), stored.problem)
+    if dry_run or (before == after and not stored.problem):
+        return change
+    if current != change.current:
+        raise Refusal("the pools were changed meanwhile", "run the command again and look at the difference")
+    _swap_space(store, stored, after)
+    return change
+
+
+def check_pools(store: Store, report: LocalReport, document: Mapping[str, object], before: Space | None) -> Space:
+    """Returns the space with the pools of a document in place of those before, for the command and for IPSpace objects.
+
+    Raises Refusal for pools that are not valid or could give one address to two pods, and ApiError.
+    """
     try:
+        if unknown := sorted(set(document) - {"pools"}):
+            raise ValueError(f'unknown key {unknown[0]!r} beside "pools"')
         after = parse_space(
             {"pools": document.get("pools"), "epoch": (before.epoch if before else "") or reclaim.random_epoch()}
         )
@@ -62,13 +88,7 @@ def replace_pools(
         raise Refusal(f"the pools are refused: {error}", "nothing was changed; correct the file", 400) from None
     if before is None:
         _refuse_lost_store(store, report)
-    change = Replacement(before, after, digest_of_space(before))
-    if dry_run or before == after:
-        return change
-    if current != change.current:
-        raise Refusal("the pools were changed meanwhile", "run the command again and look at the difference")
-    _swap_space(store, stored, after)
-    return change
+    return after
 
 
 def reclaim_node(store: Store, report: LocalReport, node: str, record_digest: str, evidence: Evidence) -> Reclaimed:
@@ -172,8 +192,9 @@ def read_space(store: Store) -> Stored[Space | None]:
 
 
 def _swap_space(store: Store, expected: Stored[Space | None], new: Space) -> None:
-    _require(store.swap_space(expected, new), "the space was not changed")
-    if read_space(store).value != new:
+    change = store.swap_space(expected, new)
+    if read_space(store).value != new:  # else changed, by this request or by an agent that has read the same IPSpace
+        _require(change, "the space was not changed")
         raise Refusal("it is not known whether the space was changed", "podwire ipam pools prints the present pools")
 
 
@@ -184,12 +205,9 @@ def _require(change: Change, text: str) -> None:
 
 
 def _refuse_lost_store(store: Store, report: LocalReport) -> None:
-    """Raises Refusal if this node has grants but the store lacks its entry: the store has lost its content.
-
-    A new space in it would make the blocks of all nodes free.
-    """
+    """Raises StoreLost if this node has grants but the store lacks its entry."""
     if report.has_grants and report.node not in store.list_entries().by_node:
-        raise Refusal(
+        raise StoreLost(
             "the store is empty, but this node has blocks: the store has lost its content",
             "restore a backup, then: podwire ipam recover; without a backup, drain and reboot all nodes first",
         )

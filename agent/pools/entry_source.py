@@ -83,6 +83,10 @@ class EntryNodes:
         for name in dict.fromkeys(entry.name for entry in (before, change.entry) if entry):
             yield NodeChange(name, self._node_of(name), change.revision)
 
+    def count(self) -> int:
+        """Returns the number of nodes that have registered; from any thread."""
+        return len(self._entries)
+
     def id_of(self, uid: str) -> str | None:
         """Returns the ID of the node that has registered under a UID of a Node object; from any thread."""
         entries = tuple(self._entries.items())

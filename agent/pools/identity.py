@@ -14,13 +14,16 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from agent.instance_lock import InstanceLock
+from cni.address import Address, format_ip
 from cni.errors import CniError, Code
-from kernel import boot
+from kernel import address as addresses
+from kernel import boot, device
+from kernel.rtnl import Socket
 from process import directories, durable, files
 
 STATE_DIR = "/var/lib/podwire"
@@ -57,8 +60,29 @@ def is_node_id(text: str) -> bool:
     return bool(_ID.fullmatch(text))
 
 
-def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[str] = _MACHINE_FILES) -> Identity:
+def get_permanent_mac(address: Address) -> str:
+    """Returns the MAC address that the hardware gave to the link with an address, "" without one; raises KernelError.
+
+    A virtual machine gets it from its hypervisor. A MAC address that is random, or set on this machine, is not meant.
+    """
+    with Socket() as socket:
+        by_link = addresses.list_by_link(socket)
+        links = {index for index, assigned in by_link.items() if any(a.packed == address.packed for a in assigned)}
+        macs = (one.permanent_mac for one in device.list_all(socket) if one.link.index in links)
+        return next(filter(None, macs), "")
+
+
+def read(
+    state_dir: str = STATE_DIR,
+    machine: str = "",
+    address: Address | None = None,
+    machine_files: Iterable[str] = _MACHINE_FILES,
+    permanent_mac: Callable[[Address], str] = get_permanent_mac,
+) -> Identity:
     """Returns the identity; creates the node ID at the first start.
+
+    The machine is `machine`, else what its firmware says, else its `address` with the permanent MAC address of the
+    link that has it: a copy of the disk, even with the same address, runs on hardware with another MAC address.
 
     Raises CniError(7) if nothing identifies the machine, CniError(5) for a file that cannot be used.
     """
@@ -70,11 +94,15 @@ def read(state_dir: str = STATE_DIR, machine: str = "", machine_files: Iterable[
             "mount /proc: the agent must notice each boot, because a boot ends all grants of addresses",
         )
     machine = machine or next(_machines(machine_files), "")
+    if not machine and address and (mac := permanent_mac(address)):
+        machine = f"{mac}@{format_ip(address)}"
     if not machine:
         raise CniError(
             Code.INVALID_NETWORK_CONFIG,
-            f"nothing identifies this machine: {' and '.join(machine_files)} have no value of its own",
-            "set --machine to a text that no other machine has, and that a copy of the disk does not contain",
+            f"nothing identifies this machine: {' and '.join(machine_files)} have no value of its own"
+            + (f", and no link with a permanent MAC address has {format_ip(address)}" if address else ""),
+            "set --machine-address to its address on a network card, or --machine to a text that no other machine "
+            "has, and that a copy of the disk does not contain",
         )
     path = f"{state_dir}/node-id"
     try:

@@ -1,9 +1,9 @@
 """The store in Kubernetes: custom resources of the group podwire.io, which deploy/pools/ defines.
 
-One rule: a change is one JSON Patch, which tests the whole spec that was read and the object's UID, and no
+One rule: a change is one JSON Patch, which tests the whole value that was read and the object's UID, and no
 resourceVersion. The API server applies it to the latest object, and tries again if another writer was faster.
 
-    IPSpace  SPACE                  the space
+    IPSpace  SPACE                  the space: space_object.py
     IPBlock  SPACE-0a160040-26      a block; labels: space and owner
     IPNode   SPACE-NODEID           an entry; label: space
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from agent.api_answer import BOOKMARK, DELETED, Document, Watch, WatchEvent, resource_version_of
 from agent.api_errors import ApiError, Conflict, Expired, NotFound
 from agent.kubernetes import SERVICE, Client, Listing, object_path
-from agent.pools import documents
+from agent.pools import documents, space_object
 from agent.pools.block_protocol import Block, Outcome
 from agent.pools.space import Space, format_space
 from agent.pools.store import (
@@ -42,6 +43,7 @@ SPACE_LABEL, OWNER_LABEL = f"{GROUP}/space", f"{GROUP}/owner"
 _CLUSTER = "kubernetes"  # an API server has no ID of its cluster that an agent may read
 _PAGE_SIZE = 2000  # of about 1 kB each
 _WATCH_S = 300  # the minimum; a random time up to twice that, so that the agents' watches do not end together
+_PATHS = {"uid": "/metadata/uid", "generation": "/metadata/generation", "spec": "/spec", "status": "/status"}
 _FIX = "apply the custom resources: kubectl apply --kustomize deploy/pools/"
 
 
@@ -83,13 +85,48 @@ class KubernetesStore:
         """The position in the latest answer of a list."""
         return self._position
 
+    @property
+    def space(self) -> str:
+        """The name of the space."""
+        return self._space
+
     def read_space(self) -> Stored[Space | None]:
-        """Returns the space, None without one; raises ValueError if it is not valid."""
-        return documents.stored_space(self._space, self._raw(_SPACES, self._space), _spec_of)
+        """Returns the space in effect, None without one; raises ValueError if it is not valid.
+
+        `raw` is also that of an object without a space in effect; with a `problem` the pools of its spec are refused.
+        """
+        return space_object.stored_space(self._space, self._raw(_SPACES, self._space))
 
     def swap_space(self, expected: Stored[Space | None], new: Space) -> Change:
-        """Changes the space, as the administrator."""
-        return self._swap(_SPACES, self._space, expected, format_space(new), {})
+        """Changes the space, as the administrator; its pools are in the spec of the object, too."""
+        change = self._request_pools(expected, new)
+        if change.outcome is not Outcome.SUCCEEDED:
+            return change
+        return self._patch_status(change.raw, space_object.status_of(change.raw, new, _time_text()))
+
+    def refuse_pools(self, expected: Stored[Space | None], reason: str, message: str) -> Change:
+        """Notes in the object's status why the pools of its spec are refused; the space stays."""
+        status = space_object.status_of(expected.raw, expected.value, _time_text(), reason, message)
+        return self._patch_status(expected.raw, status)
+
+    def _request_pools(self, expected: Stored[Space | None], new: Space) -> Change:
+        """Writes the pools into the spec unless it has them; a new epoch alone leaves a spec that is refused."""
+        raw, before = expected.raw, expected.value
+        spec = {"pools": format_space(new)["pools"]}
+        if not raw:
+            labels = {SPACE_LABEL: self._space}
+            return change_of(self._space, lambda: self._create(_SPACES, self._space, spec, labels))
+        is_new_epoch = before is not None and before.pools == new.pools and before.epoch != new.epoch
+        if is_new_epoch or space_object.requests_pools(raw, new.pools):
+            return Change(Outcome.SUCCEEDED, raw=raw)
+        return self._patch_space("", raw, {"/spec": spec})
+
+    def _patch_status(self, raw: bytes, status: Document) -> Change:
+        return self._patch_space("/status", raw, {"/status": status})
+
+    def _patch_space(self, part: str, raw: bytes, changes: Mapping[str, object]) -> Change:
+        path = object_path(_SPACES.collection, self._space) + part
+        return change_of(self._space, lambda: self._patch(_SPACES, path, raw, ("generation", "status"), changes))
 
     def read_block(self, network: Network) -> Stored[Block]:
         """Returns a block; FREE without an object."""
@@ -142,9 +179,11 @@ class KubernetesStore:
                 is_named = documents.block_of_name(name) if kind is _BLOCKS else _node_of(one.name, self._prefix)
                 if (is_named and one.name != name) or one.labels.get(SPACE_LABEL) == self._space:
                     objects[kind.key + name] = one.raw
+        refusal = ""
         if raw := self._raw(_SPACES, self._space):
-            objects[_SPACES.key] = raw
-        return documents.problems_of(objects, _spec_of)
+            objects[_SPACES.key] = documents.encode({"spec": space_object.in_effect(raw)})
+            refusal = space_object.refusal_of(self._space, raw)
+        return documents.problems_of(objects, _spec_of) + [f"{refusal}; fix: correct its spec"] * bool(refusal)
 
     def watch(self, revision: str) -> KubernetesChanges:
         """Opens two watches after a revision, of the entries and of the space; Expired means: list again.
@@ -172,7 +211,7 @@ class KubernetesStore:
     def _raw(self, kind: _Kind, name: str) -> bytes:
         """Returns the stored form of an object, b"" without one; raises NotFound if the kind does not exist."""
         try:
-            return _raw_of(_with_fix(lambda: self._client.get(object_path(kind.collection, name))))
+            return _raw_of(kind, _with_fix(lambda: self._client.get(object_path(kind.collection, name))))
         except NotFound as error:
             if error.name:
                 return b""
@@ -191,27 +230,27 @@ class KubernetesStore:
             return Change(Outcome.LOST, expected.problem)
         labels = {SPACE_LABEL: self._space, **labels}
         if expected.raw:
-            return change_of(name, lambda: self._patch(object_path(kind.collection, name), expected.raw, spec, labels))
+            path, changes = object_path(kind.collection, name), {"/spec": spec, "/metadata/labels": labels}
+            return change_of(name, lambda: self._patch(kind, path, expected.raw, ("spec",), changes))
+        return change_of(name, lambda: self._create(kind, name, spec, labels))
+
+    def _create(self, kind: _Kind, name: str, spec: Document, labels: Mapping[str, str]) -> bytes:
         metadata = {"name": name, "labels": labels}
         document = {"apiVersion": f"{GROUP}/v1", "kind": kind.name, "metadata": metadata, "spec": spec}
-        return change_of(name, lambda: self._create(kind, document))
-
-    def _create(self, kind: _Kind, document: Document) -> bytes:
         try:
-            return _raw_of(_with_fix(lambda: self._client.create(kind.collection, document)))
+            return _raw_of(kind, _with_fix(lambda: self._client.create(kind.collection, document)))
         except Conflict:
             return b""
 
-    def _patch(self, path: str, raw: bytes, spec: Document, labels: Mapping[str, str]) -> bytes:
+    def _patch(self, kind: _Kind, path: str, raw: bytes, tested: Sequence[str], changes: Mapping[str, object]) -> bytes:
+        """Changes an object if its UID and the tested parts are those that were read."""
         before = documents.decode(raw)
         operations: list[Document] = [
-            {"op": "test", "path": "/metadata/uid", "value": before["uid"]},
-            {"op": "test", "path": "/spec", "value": before["spec"]},
-            {"op": "replace", "path": "/spec", "value": spec},
-            {"op": "add", "path": "/metadata/labels", "value": labels},
+            {"op": "test", "path": _PATHS[part], "value": before[part]} for part in ("uid", *tested)
         ]
+        operations += [{"op": "add", "path": part, "value": value} for part, value in changes.items()]
         try:
-            return _raw_of(_with_fix(lambda: self._client.patch(path, operations)))
+            return _raw_of(kind, _with_fix(lambda: self._client.patch(path, operations)))
         except NotFound as error:
             if error.name:
                 return b""
@@ -304,14 +343,20 @@ def _object_of(document: Document) -> _Object:
     metadata = document.get("metadata")
     fields = metadata if isinstance(metadata, Mapping) else {}
     labels = fields.get("labels")
-    return _Object(str(fields.get("name")), labels if isinstance(labels, Mapping) else {}, _raw_of(document))
+    return _Object(str(fields.get("name")), labels if isinstance(labels, Mapping) else {}, _raw_of(_BLOCKS, document))
 
 
-def _raw_of(document: Document) -> bytes:
+def _raw_of(kind: _Kind, document: Document) -> bytes:
     """Returns the stored form of an object: its UID and its spec, which a change tests."""
+    if kind is _SPACES:
+        return space_object.raw_of(document)
     metadata = document.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
     return documents.encode({"uid": uid, "spec": document.get("spec")})
+
+
+def _time_text() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _spec_of(raw: bytes) -> Document:

@@ -238,6 +238,8 @@ class Manager:
         if "space" in news or now_s - self._space_s > _SPACE_S * (1 + self._clocks.random()):
             memory.space_is_due = True
             self._space_s = now_s
+        if "space" in news and memory.space is None:
+            self._not_before_s = 0.0  # the pools for which this node has waited, perhaps for a minute between two reads
         if "entry" in news:
             memory.entry = None
         if "others" in news:

@@ -33,18 +33,17 @@ class Membership:
         if not memory.space_is_due:
             return False
         memory.problems.pop("space", None)
+        refusal = ""
         try:
-            space = memory.store.read_space().value
+            space, _, refusal, _ = memory.store.read_space()
         except ValueError as error:
             memory.problems["space"] = f"the space is not valid: {error}"
             space = None
         memory.space = space if space and space.epoch else None
         if memory.space is None or space is None:
             memory.held.clear()
-            text = memory.problems.pop(
-                "space", "the store has no space with an epoch: run `podwire ipam pools --set FILE`"
-            )
-            raise RequestFailed(text)
+            missing = "the store has no pools: apply an IPSpace object, or run `podwire ipam pools --set FILE`"
+            raise RequestFailed(memory.problems.pop("space", refusal or missing))
         memory.space_is_due = False
         agent = protocol.contact(memory.agent, space.epoch)
         if agent != memory.agent:

@@ -26,7 +26,8 @@ class PoolOptions(NamedTuple):
     """The options: `store` is "" without pools.
 
     `networks` are further networks of this node and their pools; `addresses` are this node's, where no API server has
-    them. `machine` identifies the hardware, "" for its product UUID. `reclaim` says whether a deleted Node is a
+    them. `machine` identifies the hardware, "" for its product UUID; on hardware without one `machine_address` and the
+    MAC address of its link do. `reclaim` says whether a deleted Node is a
     proof, and `reclaim_delay_s` after how long. With `is_sticky` this node's pods are watched, for sticky pools.
     """
 
@@ -40,6 +41,7 @@ class PoolOptions(NamedTuple):
     reclaim: str
     reclaim_delay_s: float
     is_sticky: bool = False
+    machine_address: Address | None = None
 
     @property
     def has_kubernetes(self) -> bool:
@@ -72,8 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="this node's address, for a cluster without an API server; may be repeated for IPv4 and IPv6",
     )
-    group.add_argument("--state-dir", default="/var/lib/podwire", metavar="PATH", help="directory of this node's ID")
-    group.add_argument("--machine", default="", metavar="ID", help="identifies the machine (default: product UUID)")
+    _add_machine(group)
     group.add_argument(
         "--reclaim",
         choices=RECLAIM,
@@ -110,6 +111,7 @@ def parse_options(parsed: argparse.Namespace) -> PoolOptions:
         reclaim=parsed.reclaim,
         reclaim_delay_s=parsed.reclaim_delay_s,
         is_sticky=parsed.sticky,
+        machine_address=parsed.machine_address or next(iter(parsed.addresses), None),
     )
     if problem := _problem(options):
         raise ValueError(problem)
@@ -128,6 +130,17 @@ def _add_etcd(group: argparse._ArgumentGroup) -> None:
         ("password-file", "the user's password"),
     ):
         group.add_argument(f"--etcd-{name}", default="", metavar="NAME" if name == "user" else "FILE", help=what)
+
+
+def _add_machine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--state-dir", default="/var/lib/podwire", metavar="PATH", help="directory of this node's ID")
+    group.add_argument("--machine", default="", metavar="ID", help="identifies the machine (default: product UUID)")
+    group.add_argument(
+        "--machine-address",
+        type=_address,
+        metavar="ADDRESS",
+        help="identifies a machine without a product UUID, with its link's MAC address (default: --node-address)",
+    )
 
 
 def _problem(options: PoolOptions) -> str:

@@ -26,4 +26,13 @@ class BlockLost(NamedTuple):
     text: str
 
 
-PoolEvent = PoolState | BlockLost
+class PoolsDecided(NamedTuple):
+    """The decision of this agent about the pools of an IPSpace object: they are in effect, or refused."""
+
+    name: str
+    uid: str
+    text: str
+    is_refused: bool
+
+
+PoolEvent = PoolState | BlockLost | PoolsDecided

@@ -15,8 +15,10 @@ from agent.node import Node
 from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Failed, NodeEvent, NodeWatch, Synced
 from agent.pools import configured, identity
+from agent.pools.acceptance import Acceptance
 from agent.pools.admin import Admin
 from agent.pools.entry_source import EntryNodes
+from agent.pools.kubernetes_store import KubernetesStore
 from agent.pools.left_routes import LeftRoutes
 from agent.pools.manager import Manager
 from agent.pools.memory import NodeFacts
@@ -52,7 +54,7 @@ class PoolService:
         options = settings.pools
         self._options, self._name = options, settings.node_name
         self._on_uid, self._log, self._is_read_only = on_uid, log, settings.dry_run
-        self._identity = identity.read(options.state_dir, options.machine)
+        self._identity = identity.read(options.state_dir, options.machine, options.machine_address)
         self._networks = configured.list_networks(settings)
         store = configured.open_store(options, client)
         self._entries = EntryNodes(store, self._on_entry, self._on_space)
@@ -70,6 +72,11 @@ class PoolService:
         )
         self._reclaimer = Reclaimer(store, self._entries, client, options, log) if client else None
         self._nodes = NodeWatch(KubernetesNodes(client), self._on_node) if client else None
+        self._acceptance = (
+            Acceptance(store, self._read_report, self._entries.count, put, log)
+            if isinstance(store, KubernetesStore)
+            else None
+        )
         self.admin = Admin(store, self._read_report)
         self._locks, self._stopped = ExitStack(), threading.Event()
         self._thread = threading.Thread(target=self._manager.run, args=(self._stopped,), name="blocks", daemon=True)
@@ -80,8 +87,9 @@ class PoolService:
             directories = {self._options.state_dir, *(f"{network.data_dir}.podwire" for network in self._networks)}
             self._locks.enter_context(identity.locked(directories))
             self._thread.start()
-            if self._reclaimer:
-                self._reclaimer.start()
+            for thread in (self._reclaimer, self._acceptance):
+                if thread:
+                    thread.start()
         if self._pods:
             self._pods.start()
         if self._nodes:
@@ -92,8 +100,9 @@ class PoolService:
         """Ends the threads: after their present request, or with the process."""
         self._stopped.set()
         self._manager.wake()
-        if self._reclaimer:
-            self._reclaimer.stop()
+        for thread in (self._reclaimer, self._acceptance):
+            if thread:
+                thread.stop()
         for watch in self._watches():
             watch.stop()
         if self._thread.is_alive():
@@ -141,6 +150,8 @@ class PoolService:
 
     def _on_space(self) -> None:
         self._manager.space_changed()
+        if self._acceptance:
+            self._acceptance.wake()
 
     def _read_report(self) -> LocalReport:
         return read_report(self._identity, self._name, self._networks, self._manager.status())

@@ -233,6 +233,9 @@ def _check_pool(pool: Pool) -> None:
             raise ValueError(f"pool {pool.name}: a block of a sticky pool has one address, so it is no /{prefix}")
         if not pool.is_sticky and not _MIN_HOST_BITS <= host_bits <= _MAX_HOST_BITS:
             raise ValueError(f"pool {pool.name}: a block of /{prefix} has not 4 to 65,536 addresses")
+    for namespace in pool.namespaces:
+        if not _NAME.fullmatch(namespace):
+            raise ValueError(f"pool {pool.name}: {namespace!r} is not a valid name of a namespace")
     if pool.is_sticky and not pool.namespaces:
         raise ValueError(f'pool {pool.name} is sticky, and has no "namespaces" whose pods get its addresses')
     for network in pool.draining:

@@ -20,7 +20,7 @@ from pack.release.product import AGENT_SUMMARY, LICENSE, TOOL, Product
 
 BASE = ROOT / "build" / "agent-base.tar"
 _NAME = "podwire-agent"
-_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/podwire"
 _STATUS = "./var/lib/dpkg/status"
 # Traces of the installation, and apt's settings: the image has no apt.
 _INSTALLATION = ("var/log/", "var/cache/", "var/lib/apt/", "etc/apt/", "etc/dpkg/dpkg.cfg.d/", "run/", "tmp/")

@@ -38,6 +38,8 @@ def set_pools(context: Context, options: Namespace) -> Status:
     request: dict[str, object] = {"pools": _read_pools(options.set)}
     change = Fields(agent_socket.post(options.socket, "/pools/space", {**request, "dryRun": True}))
     lines = list(_difference(change.nested("before"), change.section("after")))
+    if refusal := change.string("problem"):
+        lines.append(f"~ {refusal}; its spec is replaced")
     if not context.out.as_json:
         for line in lines or ["the store has these pools already: nothing to change"]:
             context.out.print(line)

@@ -13,9 +13,9 @@ _POOLS = """\
 Prints the pools of the cluster: CIDRs, size of a block, number of claimed blocks and of all blocks, and the number of
 addresses in the claimed blocks. podwire-agent of this node reads them from the store.
 
---set FILE creates the pools, or replaces them by those of FILE, after it has printed the difference. Before a CIDR is
-removed, or its blocks get another size, set it in "draining" and wait until no node has a block of it. FILE is JSON;
-only "name" and "cidrs" are required:
+--set FILE creates the pools, or replaces them by those of FILE, after it has printed the difference. In Kubernetes it
+writes the IPSpace object, which `kubectl apply` writes, too. Before a CIDR is removed, or its blocks get another size,
+set it in "draining" and wait until no node has a block of it. FILE is JSON; only "name" and "cidrs" are required:
 
   {"pools": [{"name": "default", "mode": "routed", "cidrs": ["10.22.0.0/16", "fd00:22::/112"],
     "blockPrefixLengths": {"ipv4": 26, "ipv6": 122}, "excluded": [], "draining": [], "namespaces": [], "gateways": []}]}

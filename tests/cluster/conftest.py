@@ -14,10 +14,11 @@ import pytest
 from agent.api_errors import Conflict, NotFound
 from agent.api_server import Server
 from agent.kubernetes import Client
-from tests.support import binaries, certificates, etcd, kube_apiserver, stores
+from tests.support import binaries, certificates, etcd, kube_apiserver, manifests, stores
 from tests.support.etcd import Etcd
 from tests.support.kube_apiserver import KubeApiServer
 from tests.support.kubernetes_double import BLOCKS, KubernetesDouble
+from tests.support.kubernetes_store import POOLS
 from tests.support.stores import StoreServer
 
 NewClient = Callable[..., Client]
@@ -100,6 +101,27 @@ def api(request: pytest.FixtureRequest) -> Api:
         return Client(Server(double.url, ca), directory / f"token-{token}")
 
     return Api(client, double.store.compact)
+
+
+@pytest.fixture
+def pools(api: Api, request: pytest.FixtureRequest) -> Api:
+    """The double, then the real server, with the kinds of deploy/pools/ and without their objects."""
+    if request.node.callspec.params["api"] == "double":
+        request.getfixturevalue("double").tokens["agent"] = _pool_rights()
+    else:
+        stores.create_kinds(api.client("admin"))
+        stores.bind_group(api.client("admin"), "agents")
+    admin = api.client("admin")
+    for collection in POOLS:
+        for name in admin.list_objects(collection, lambda one: one["metadata"]["name"]).items:  # type: ignore[index]
+            admin.delete(f"{collection}/{name}")
+    return api
+
+
+def _pool_rights() -> frozenset[str]:
+    """Returns the agents' rights in deploy/pools/rbac.yaml, as the double has them."""
+    (role,) = (one for one in manifests.render(manifests.POOLS) if one["kind"] == "ClusterRole")
+    return frozenset(f"{verb} {name}" for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"])
 
 
 def _prepare(admin: Client) -> None:

@@ -17,8 +17,7 @@ from agent.pools.block_protocol import FREE, Block, NodeRecord, Outcome, Token
 from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore, kubernetes_store
 from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Stored
-from tests.cluster.conftest import Api
-from tests.support import certificates, manifests, stores
+from tests.support import certificates
 from tests.support.kubernetes_double import Fault, KubernetesDouble
 from tests.support.kubernetes_store import POOLS
 
@@ -28,27 +27,6 @@ OWNED = Block(NODE, Token("epoch-1", 1))
 NOTE = BlockNote("default", "worker-1")
 ENTRY = NodeEntry(NodeRecord("machine", "instance", "epoch-1"), "worker-1")
 PATH = f"/apis/{GROUP}/v1/ipblocks/default-0a160040-26"
-
-
-def rights() -> frozenset[str]:
-    """Returns the agents' rights in deploy/pools/rbac.yaml, as the double has them."""
-    (role,) = (one for one in manifests.render(manifests.POOLS) if one["kind"] == "ClusterRole")
-    return frozenset(f"{verb} {name}" for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"])
-
-
-@pytest.fixture
-def pools(api: Api, request: pytest.FixtureRequest) -> Api:
-    """The double, then the real server, with the kinds of deploy/pools/ and without their objects."""
-    if request.node.callspec.params["api"] == "double":
-        request.getfixturevalue("double").tokens["agent"] = rights()
-    else:
-        stores.create_kinds(api.client("admin"))
-        stores.bind_group(api.client("admin"), "agents")
-    admin = api.client("admin")
-    for collection in POOLS:
-        for name in admin.list_objects(collection, lambda one: one["metadata"]["name"]).items:  # type: ignore[index]
-            admin.delete(f"{collection}/{name}")
-    return api
 
 
 def claim(store: KubernetesStore) -> Outcome:

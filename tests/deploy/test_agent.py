@@ -10,6 +10,7 @@ from tests.support import container, manifests
 from tests.support.agent_container import FILE, ON_LINK, POD_CIDRS, node_object
 from tests.support.attaching import reaches
 from tests.support.kubernetes_double import NODES
+from tests.support.kubernetes_store import SPACES
 from tests.support.machine import eventually
 from tests.support.namespaces import delete_and_wait
 from tests.support.netstate import links
@@ -259,6 +260,41 @@ def test_pod_is_attached_to_the_installed_network(node, sandbox):
     network.check(run, result)
     network.delete(run, result)
     assert links(node.host).keys() - before == {"cni0"}
+
+
+POOLS = {"pools": [{"name": "default", "cidrs": ["10.22.0.0/20", "fd00:22::/116"]}]}
+
+
+@pytest.mark.needs("br_netfilter", "ifb", "tbf")
+@pytest.mark.parametrize("is_applied", [True, False], ids=["kubectl apply", "kubectl exec"])
+def test_pools_from_nothing(node, sandbox, is_applied):
+    """The DaemonSet with pools waits for them; an object, or the tool in its pod, creates them, and a pod starts."""
+    node.apply(manifests.POOLS_INSTALL)
+    with node.running(manifests.POOLS_INSTALL, args=["--machine", "machine-1"]) as agent:
+        agent.wait_for("the store has no pools: apply an IPSpace object")
+        assert listing(node.bin_dir) == {}
+        if is_applied:
+            document = {"metadata": {"name": "default"}, "kind": "IPSpace", "spec": POOLS}
+            node.server.store.put(f"{SPACES}/default", document)
+        else:
+            line = ("/opt/podwire/podwire", "ipam", "pools", "--set", "/dev/stdin", "--yes")
+            assert "changed" in node.execute(manifests.POOLS_INSTALL, *line, stdin=json.dumps(POOLS))
+        agent.wait_ready()
+        assert node.server.store.objects[f"{SPACES}/default"]["spec"]["pools"][0]["name"] == "default"
+        result = node.network().add(node.runner(sandbox))
+        assert [ip["address"].partition(":")[0][:5] for ip in result["ips"]] == ["10.22", "fd00"]
+
+
+@pytest.mark.needs("br_netfilter", "ifb", "tbf")
+def test_a_machine_without_an_identity_is_reported(node):
+    """Without a product UUID, and with a virtual link only, the agent ends, and names both options."""
+    node.apply(manifests.POOLS_INSTALL)
+    with node.running(manifests.POOLS_INSTALL) as agent:
+        assert agent.process.wait(60) == 1
+    text = (node.path / "log").read_text()
+    assert "nothing identifies this machine" in text
+    assert "no link with a permanent MAC address has 192.0.2.10" in text
+    assert "set --machine-address to its address on a network card, or --machine" in text
 
 
 @pytest.mark.needs("br_netfilter", "ifb", "tbf")

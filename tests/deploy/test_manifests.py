@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from agent.pools.space import parse_space
 from agent.settings import parse
 from process.version import __version__
 from tests.support import manifests
@@ -61,10 +62,27 @@ def test_every_object_of_the_pools_is_valid(version):
         kubernetes_validate.validate(one, version, strict=True)
 
 
+def test_the_sample_of_pools_is_valid():
+    """The agents accept the pools of deploy/pools.yaml, and the network of deploy/pools-install/ names one of them."""
+    sample = yaml.safe_load((DEPLOY / "pools.yaml").read_text())
+    (kind,) = (one for one in manifests.render(POOLS) if one["metadata"]["name"] == "ipspaces.podwire.io")
+    group, (version,) = kind["spec"]["group"], kind["spec"]["versions"]
+    assert (sample["apiVersion"], sample["kind"]) == (f"{group}/{version['name']}", kind["spec"]["names"]["kind"])
+    assert sample["metadata"]["name"] == parse([], {"NODE_NAME": "worker-1"}).pools.space
+    assert parse_space(sample["spec"]).pool("default")
+    page = (ROOT / "docs" / "pools.md").read_text()
+    assert yaml.safe_load(page.partition("```yaml")[2].partition("```")[0]) == sample
+
+
 def test_the_daemon_set_with_pools():
     """With pools the agent gets --store, a directory for the node's ID, and a network that names a pool."""
     pod, plain = manifests.pod(POOLS_INSTALL), manifests.pod(INSTALL)
-    assert pod["containers"][0]["args"] == [*plain["containers"][0]["args"], "--store", "kubernetes"]
+    (agent,), (plain_agent,) = pod["containers"], plain["containers"]
+    added = ["--store", "kubernetes", "--machine-address", "$(HOST_IP)"]
+    assert agent["args"] == [*plain_agent["args"], *added]
+    assert agent["env"][-1] == {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
+    args = [word.replace("$(HOST_IP)", "192.0.2.10") for word in agent["args"]]
+    assert str(parse(args, {"NODE_NAME": "worker-1"}).pools.machine_address) == "192.0.2.10"
     assert pod["volumes"][:-1] == plain["volumes"]
     (network,) = (one for one in manifests.render(POOLS_INSTALL) if one["kind"] == "ConfigMap")
     bridge = json.loads(network["data"]["10-podwire.conflist"])["plugins"][0]
@@ -78,6 +96,7 @@ def test_rights_to_pools():
     role, binding = manifests.render(POOLS)[-2:]
     assert role["rules"] == [
         {"apiGroups": ["podwire.io"], "resources": ["ipspaces"], "verbs": ["get", "list", "watch", "create", "patch"]},
+        {"apiGroups": ["podwire.io"], "resources": ["ipspaces/status"], "verbs": ["patch"]},
         {"apiGroups": ["podwire.io"], "resources": ["ipblocks"], "verbs": ["get", "list", "create", "patch"]},
         {"apiGroups": ["podwire.io"], "resources": ["ipnodes"], "verbs": ["get", "list", "watch", "create", "patch"]},
     ]
@@ -120,7 +139,7 @@ def test_every_file_is_used():
         named = [*body["resources"], *(file for one in body.get("configMapGenerator", ()) for file in one["files"])]
         files = [name for name in named if not (directory / name).is_dir()]
         assert sorted([*files, "kustomization.yaml"]) == sorted(path.name for path in directory.iterdir())
-    others = {"Containerfile", "README.md", "agent.Containerfile", "prometheus", "systemd"}
+    others = {"Containerfile", "README.md", "agent.Containerfile", "pools.yaml", "prometheus", "systemd"}
     assert {path.name for path in DEPLOY.iterdir()} == {
         *others,
         "dhcp",
@@ -219,6 +238,11 @@ def test_network_equals_the_sample():
     bridge |= {"ipMasqBackend": "nftables", "nonMasqueradeCluster": True}
     del bridge["nonMasqueradeCIDRs"]
     assert network == {**sample, "name": "podwire"}
+
+
+def test_podwire_is_on_the_path_of_the_image():
+    """`kubectl exec` finds the tool also in an image of the containerfile."""
+    assert 'ENV PATH="$PATH:/opt/podwire"' in (DEPLOY / "agent.Containerfile").read_text().splitlines()
 
 
 def test_images_have_versions():

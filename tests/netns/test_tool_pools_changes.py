@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from agent.pools.block_protocol import MISSING
+from agent.pools.block_protocol import MISSING, Outcome
+from agent.pools.store import Change
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, healthy
 from tests.support.pools_tool import printed, serving
 from tests.support.store_double import Fault
@@ -37,6 +38,23 @@ def test_pools_are_changed_after_a_confirmation(tool, store):
     assert "[yes/no]" in done.stderr
     assert [pool.name for pool in store.read_space().value.pools] == ["default", "more"]
     assert "nothing to change" in tool.text("pools", "--set", path)
+
+
+def test_pools_replace_an_object_that_is_refused(tool, store, monkeypatch):
+    """An IPSpace whose pools are refused is named, and replaced, also if the pools in effect are those of the file."""
+    read = store.read_space
+    refusal = "IPSpace default: the pools are refused: unknown key 'exclude'"
+    monkeypatch.setattr(store, "read_space", lambda: read()._replace(problem=refusal))
+    written = []
+
+    def swap_space(_, new):
+        written.append(new)
+        return Change(Outcome.SUCCEEDED)
+
+    monkeypatch.setattr(store, "swap_space", swap_space)
+    text = tool.text("pools", "--set", tool.write_pools(DEFAULT), "--yes")
+    assert f"{refusal}; its spec is replaced" in text
+    assert written == [read().value]
 
 
 @pytest.mark.parametrize("answer", ["no\n", "", "y\n", "yes please\n"])

@@ -107,7 +107,7 @@ def test_image_runs_with_a_read_only_root(image):
     system.make_read_only()
     path = dict(item.split("=", 1) for item in config["Env"])
     assert "usage: podwire-agent" in system.run(program, "--help", env=path)
-    assert "bridge" in system.run("/opt/podwire/podwire", "list", env=path).split()
+    assert "bridge" in system.run("podwire", "list", env=path).split()
     assert "nf_tables" in system.run("iptables", "--version", env=path)
     assert "Read-only file system" in system.call("touch", "/x", env=path).stderr
 

@@ -78,7 +78,7 @@ class AgentNode:
     @property
     def volumes(self) -> dict[str, Path]:
         """The pod's volumes by name; /run/netns is the machine's."""
-        names = [volume["name"] for volume in manifests.pod(manifests.INSTALL)["volumes"]]
+        names = [volume["name"] for volume in manifests.pod(manifests.POOLS_INSTALL)["volumes"]]
         return {name: Path("/run/netns") if name == "netns" else self.path / name for name in names}
 
     def create(self) -> None:
@@ -86,12 +86,7 @@ class AgentNode:
         self.path.chmod(0o755)
         for path in self.volumes.values():
             path.mkdir(exist_ok=True)
-        (config_map,) = (one for one in manifests.render(manifests.INSTALL) if one["kind"] == "ConfigMap")
-        for name, text in config_map["data"].items():
-            (self.path / "network" / name).write_text(text)
-        (role,) = (one for one in manifests.render(manifests.INSTALL) if one["kind"] == "ClusterRole")
-        rights = (f"{verb} {name}" for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"])
-        self.server.tokens[TOKEN] = frozenset(rights)
+        self.apply(manifests.INSTALL)
         (self.path / "credentials" / "token").write_text(TOKEN)
         for name in ADDRESSES:
             self.server.store.put(f"{NODES}/{name}", node_object(name))
@@ -101,6 +96,25 @@ class AgentNode:
             self.host.ip("link", "set", name, "up")
         self.host.ip("address", "add", f"{ADDRESSES[THIS]}/24", "dev", "eth0")
         self.host.ip("route", "add", "default", "via", "192.0.2.1")
+
+    def apply(self, directory: Path) -> None:
+        """Writes the network, and grants the rights, of a directory of deploy/."""
+        objects = manifests.render(directory)
+        (config_map,) = (one for one in objects if one["kind"] == "ConfigMap")
+        for name, text in config_map["data"].items():
+            (self.path / "network" / name).write_text(text)
+        rules = [rule for one in objects if one["kind"] == "ClusterRole" for rule in one["rules"]]
+        rights = (f"{verb} {name}" for rule in rules for name in rule["resources"] for verb in rule["verbs"])
+        self.server.tokens[TOKEN] = frozenset(rights)
+
+    def execute(self, directory: Path, *words: str, stdin: str = "") -> str:
+        """Runs a program in the container of a directory, as `kubectl exec` does; returns its output."""
+        (*line, specification) = self.command_line(directory)
+        text = json.dumps({**json.loads(specification), "argv": words})
+        with self.host.entered():
+            done = subprocess.run([*line, text], input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def command_line(
         self, directory: Path = manifests.INSTALL, *, without: Sequence[str] = (), args: Sequence[str] = ()
@@ -115,6 +129,7 @@ class AgentNode:
         host, port = self.server.server_address[:2]
         env = {
             "NODE_NAME": THIS,
+            "HOST_IP": ADDRESSES[THIS],
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "KUBERNETES_SERVICE_HOST": str(host),
             "KUBERNETES_SERVICE_PORT_HTTPS": str(port),

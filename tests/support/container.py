@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def command_line(
     assert rights["readOnlyRootFilesystem"]
     assert not rights["allowPrivilegeEscalation"]
     manifest_env = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
+    all_env = {"PATH": "/usr/bin:/bin", **(env or {}), **manifest_env}
     files = {**image, "/dev": "/dev"}
     mounts = [(path, str(source), True, False) for path, source in files.items()]
     mounts += [
@@ -70,9 +72,9 @@ def command_line(
         "capabilities": rights["capabilities"].get("add", []),
         "argv": [
             *container.get("command", [entrypoint or next(iter(image))]),
-            *container.get("args", ()),
+            *(re.sub(r"\$\((\w+)\)", lambda name: all_env[name[1]], word) for word in container.get("args", ())),
         ],
-        "env": {"PATH": "/usr/bin:/bin", **(env or {}), **manifest_env},
+        "env": all_env,
     }
     return sys.executable, "-m", "tests.support.container", json.dumps(specification)
 

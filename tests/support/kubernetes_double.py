@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.kubernetes_store import BLOCKS, COLLECTIONS, EVENTS, NODES, UNCONDITIONAL, Document, Refusal, Store
+from tests.support.kubernetes_store import (
+    BLOCKS,
+    COLLECTIONS,
+    EVENTS,
+    NODES,
+    SPACES,
+    UNCONDITIONAL,
+    Document,
+    Refusal,
+    Store,
+)
 
 __all__ = ["BLOCKS", "EVENTS", "NODES", "Fault", "KubernetesDouble"]
 
@@ -181,7 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
             socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
 
     def _answer(self, query: dict[str, str], body: Document) -> tuple[int, Document]:
-        path = unquote(urlsplit(self.path).path)
+        whole = unquote(urlsplit(self.path).path)
+        path = whole.removesuffix("/status") if whole.startswith(SPACES) else whole
+        part = whole.removeprefix(path)
         collection = path if path in COLLECTIONS else path.rpartition("/")[0]
         if collection not in COLLECTIONS or collection in self.server.missing_kinds:
             raise Refusal(404, "the server could not find the requested resource")
@@ -193,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
             "PATCH": "patch",
             "DELETE": "delete",
         }
-        self._authorize(verb[self.command], collection)
+        self._authorize(verb[self.command], collection, part)
         store = self.server.store
         with store.changed:
             if self.command == "POST":
@@ -207,18 +219,18 @@ class _Handler(BaseHTTPRequestHandler):
             if self.command == "GET":
                 return 200, old
             if self.command == "PATCH":
-                return 200, store.put(path, patched(old, body))
+                return 200, store.put_part(path, patched(old, body), is_status=bool(part))
             if self.command == "PUT":
                 return 200, self._replace(path, collection, old, body)
             _check_preconditions(old, body.get("preconditions") or {}, path)
             store.remove(path)
             return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
-    def _authorize(self, verb: str, collection: str) -> None:
+    def _authorize(self, verb: str, collection: str, part: str = "") -> None:
         rights = self.server.tokens.get((self.headers["Authorization"] or "").removeprefix("Bearer "), frozenset())
         if not rights and rights is not None:
             raise Refusal(401, "Unauthorized")
-        resource = collection.rpartition("/")[2]
+        resource = collection.rpartition("/")[2] + part
         if rights is not None and f"{verb} {resource}" not in rights:
             raise Refusal(403, f'{resource} is forbidden: User "agent" cannot {verb} resource "{resource}"')
 
@@ -227,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = f"{collection}/{name}"
         if path in self.server.store.objects:
             raise Refusal(409, f'{collection.rpartition("/")[2]} "{name}" already exists', "AlreadyExists", name=name)
-        return self.server.store.put(path, body)
+        return self.server.store.put_part(path, body, is_status=False)
 
     def _replace(self, path: str, collection: str, old: Document, body: Document) -> Document:
         metadata = body.get("metadata", {})
@@ -237,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
         pod_cidr = old.get("spec", {}).get("podCIDR")
         if collection == NODES and pod_cidr and pod_cidr != body.get("spec", {}).get("podCIDR"):
             raise Refusal(422, 'spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid')
-        return self.server.store.put(path, body)
+        return self.server.store.put_part(path, body, is_status=False)
 
     def _watch(self, query: dict[str, str]) -> None:
         """Sends events until the time is over, the server stops or the watches are cut."""

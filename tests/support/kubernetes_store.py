@@ -22,6 +22,7 @@ COLLECTIONS = {
     BLOCKS: ("podwire.example/v1", "Block"),
     **POOLS,
 }
+SPACES = "/apis/podwire.io/v1/ipspaces"  # the kind with the subresource "status", whose default is {}
 # Kubernetes replaces the object of a built-in kind also without a resourceVersion; that of a custom resource never.
 UNCONDITIONAL = (NODES, EVENTS)
 _CODES = {
@@ -74,12 +75,24 @@ class Store:
             new = copy.deepcopy(document)
             metadata = new.setdefault("metadata", {})
             metadata.setdefault("name", path.rpartition("/")[2])
+            if path.startswith(SPACES):
+                generation = old["metadata"]["generation"] if old else 0
+                has_same_spec = old is not None and old.get("spec") == new.get("spec")
+                metadata["generation"] = generation + (not has_same_spec)
+                new.setdefault("status", {})
             metadata["uid"] = old["metadata"]["uid"] if old else metadata.get("uid") or str(uuid.uuid4())
             self.revision += 1
             metadata["resourceVersion"] = str(self.revision)
             self.objects[path] = new
             self._record("MODIFIED" if old else "ADDED", path, new)
             return new
+
+    def put_part(self, path: str, document: Document, *, is_status: bool) -> Document:
+        """Stores what a request to an object may change: its status by the path of the status, else all but that."""
+        old = self.objects.get(path, {})
+        if is_status:
+            return self.put(path, {**old, "status": document.get("status", {})})
+        return self.put(path, {**document, "status": old.get("status", {})} if path.startswith(SPACES) else document)
 
     def remove(self, path: str) -> Document:
         """Deletes an object, which must exist."""

@@ -140,7 +140,7 @@ def pool_world(
 def kubernetes_pool_world(
     directory: Path, *options: str, count: int = 3, routed: bool = False, pools: Sequence[Any] = POOLS
 ) -> Iterator[World]:
-    """Yields a Kubernetes cluster whose agents share pools in custom resources, and are ready."""
+    """Yields a Kubernetes cluster whose agents share pools in custom resources, and are ready if there are pools."""
     certificates.create(directory, SERVER)
     with contextlib.ExitStack() as stack:
         fabric, nodes = stack.enter_context(cluster(directory, count, routed=routed))
@@ -150,13 +150,14 @@ def kubernetes_pool_world(
         store = kubernetes_store(Client(Server(server.url, directory / "ca.crt"), directory / "token"), "default")
         with_pools = ("--store=kubernetes", f"--conf={pool_conf(directory)}")
         created = World(fabric, nodes, server, (*options_of(directory, server), *with_pools, *options))
-        change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
-        assert change.outcome is Outcome.SUCCEEDED, change
+        if pools:
+            change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
+            assert change.outcome is Outcome.SUCCEEDED, change
         for node in nodes:
             server.store.put(f"{NODES}/{node.name}", without_cidrs(created, node))
             created.agents.append(Agent(node, f"--machine=machine-{node.number}", *created.options))
         stack.callback(_kill, created.agents)
-        for agent in created.agents:
+        for agent in created.agents if pools else ():
             agent.wait_ready()
         yield created
 

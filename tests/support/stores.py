@@ -27,7 +27,7 @@ class StoreServer(NamedTuple):
 
     `put` writes an object as a person does ("space", "blocks/0a160040-26", "nodes/ID"), None deletes it; `compact`
     removes the history. One that `has_schema` refuses objects with wrong types; one that `has_transactions` reads the
-    space when it changes a block.
+    space when it changes a block. The first space is `space_changes` changes: Kubernetes has its spec and its status.
     """
 
     url: str
@@ -36,6 +36,7 @@ class StoreServer(NamedTuple):
     compact: Callable[[], None]
     has_schema: bool = False
     has_transactions: bool = False
+    space_changes: int = 1
 
 
 def double_server() -> StoreServer:
@@ -70,12 +71,15 @@ def kubernetes_server(
     def put(key: str, raw: bytes | None) -> None:
         put_object(admin, space, key, raw)
 
-    return StoreServer(url, connect, put, compact, has_schema)
+    return StoreServer(url, connect, put, compact, has_schema, space_changes=2)
 
 
 def put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
     """Writes the spec of a custom resource as a person would; None deletes the object."""
     kind, _, rest = key.partition("/")
+    if raw and not rest:
+        put_space(admin, space, json.loads(raw))
+        return
     collection = f"/apis/podwire.io/v1/ip{kind if rest else 'spaces'}"
     name = f"{space}-{rest}" if rest else space
     path = object_path(collection, name)
@@ -91,6 +95,16 @@ def put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
         metadata = {"name": name, "labels": {SPACE_LABEL: space}}
         document = {"apiVersion": "podwire.io/v1", "kind": kind_name, "metadata": metadata, "spec": json.loads(raw)}
         admin.create(collection, document)
+
+
+def put_space(admin: Client, space: str, effect: dict[str, Any]) -> None:
+    """Writes a space in effect into the status of an IPSpace, without the checks of the agents."""
+    collection = "/apis/podwire.io/v1/ipspaces"
+    document = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": {"name": space}, "spec": {"pools": []}}
+    with contextlib.suppress(Conflict):
+        admin.create(collection, document)
+    path = f"{object_path(collection, space)}/status"
+    admin.patch(path, [{"op": "add", "path": "/status", "value": effect}])
 
 
 def create_kinds(admin: Client) -> None:

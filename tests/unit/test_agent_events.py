@@ -8,7 +8,7 @@ import pytest
 
 from agent.api_answer import Document
 from agent.api_errors import ApiError, Conflict, Forbidden, OutcomeUnknown, TooManyRequests
-from agent.events import EVENTS, EventRecorder
+from agent.events import EVENTS, EventRecorder, Subject
 
 
 class Cluster:
@@ -41,6 +41,17 @@ class Cluster:
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster()
+
+
+def test_an_event_about_an_ipspace(cluster):
+    """An Event about an IPSpace is in the same namespace, named after the object; the node is only its source."""
+    cluster.report("refused", about=Subject.of_space("default", "77ab"))
+    (event,) = cluster.events
+    about = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "name": "default", "uid": "77ab"}
+    assert event["involvedObject"] == about
+    assert event["metadata"]["name"].startswith("default.")
+    assert event["source"]["host"] == "node-1"
+    assert cluster.report("refused") == 1, "the same text about the Node is another Event"
 
 
 def test_an_event_names_the_node(cluster):

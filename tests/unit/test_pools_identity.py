@@ -1,6 +1,7 @@
 """The identity of a node: its ID, its machine, and what refuses a second one."""
 
 import json
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def test_the_machine_is_what_the_firmware_says(tmp_path):
     uuid.write_text("4C4C4544-0000-1000-8000-0123456789AB\n")
     with pytest.raises(CniError, match="is of another machine"):
         identity.read(str(tmp_path / "state"), machine_files=paths)
+
+
+def read_by_address(directory, mac="52:54:00:00:00:01", address="192.0.2.10", files=()):
+    return identity.read(str(directory), "", ip_address(address), files, lambda _: mac).machine
+
+
+def test_a_machine_without_a_product_uuid_is_its_hardware_at_its_address(tmp_path):
+    """Without a product UUID the address and the hardware's MAC address count; if either differs, it is another one."""
+    assert read_by_address(tmp_path) == "52:54:00:00:00:01@192.0.2.10"
+    for other in ({"mac": "52:54:00:00:00:02"}, {"address": "192.0.2.11"}):
+        with pytest.raises(CniError, match="is of another machine"):
+            read_by_address(tmp_path, **other)
+    with pytest.raises(CniError, match=r"no link with a permanent MAC address has 192\.0\.2\.10"):
+        read_by_address(tmp_path, mac="")
+
+
+def test_a_virtual_link_identifies_no_machine():
+    """The permanent MAC address is the hardware's: loopback has none, nor has an address that no link has."""
+    assert identity.get_permanent_mac(ip_address("127.0.0.1")) == ""
+    assert identity.get_permanent_mac(ip_address("203.0.113.77")) == ""
+
+
+def test_the_product_uuid_comes_before_the_address(tmp_path):
+    """A machine with a product UUID does not become another one when its address changes."""
+    (tmp_path / "uuid").write_text("4c4c4544-0000-1000-8000-0123456789ab\n")
+    for address in ("192.0.2.10", "192.0.2.11"):
+        machine = read_by_address(tmp_path / "state", address=address, files=[str(tmp_path / "uuid")])
+        assert machine == "4c4c4544-0000-1000-8000-0123456789ab"
 
 
 def test_a_second_agent_is_refused(tmp_path):

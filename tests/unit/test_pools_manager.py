@@ -186,3 +186,17 @@ def test_a_pool_of_namespaces_is_claimed_on_demand(world):
     run(node)
     assert node.add("a")["ips"][0]["address"].startswith("10.30.0.")
     assert node.add("b")["ips"][0]["address"].startswith("10.22.0.")
+
+
+def test_pools_that_arrive_late_are_used_at_once(tmp_path):
+    """A node that has waited for pools for an hour does not wait for its next try, which may be a minute away."""
+    world = World(tmp_path, nodes=1)
+    (node,), space = world.nodes, world.store.objects["space"]
+    world.store.put_raw("space", b"")
+    run(node, seconds=60.0)
+    run(node, steps=1)  # a try that fails
+    assert blocks_of(node) == []
+    world.store.put_raw("space", space)
+    world._report_space()
+    run(node, seconds=0.1)
+    assert blocks_of(node) != []
