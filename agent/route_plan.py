@@ -257,7 +257,7 @@ def _lost_packets(address: bytes, situation: Situation) -> str:
         return ""
     return (
         f'its packets arrive by "{arrival}" and are dropped, because the answers leave by "{other}" and the reverse '
-        f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or make the address of {other} an InternalIP"
+        f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or make {other}'s address an InternalIP"
     )
 
 

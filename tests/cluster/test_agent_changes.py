@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from functools import partial
 
 import pytest
 
@@ -35,6 +36,11 @@ def has_routes(node, number, target):
     """Returns whether the routes to the podCIDRs of a number have a node's addresses as gateways."""
     gateways = zip(pod_cidrs(number), target.addresses, strict=True)
     return all(f"via {address} " in route(node, cidr) for cidr, address in gateways)
+
+
+def has_text(agent, text):
+    """Returns whether /readyz has a text."""
+    return text in agent.ready_text()
 
 
 @contextlib.contextmanager
@@ -156,7 +162,7 @@ def test_node_object_without_internal_ips_changes_no_route(running):
         for number, node in enumerate((first, second)):
             running.agents[number].stop()
             running.agents[number] = Agent(node, *running.options)
-            assert eventually(lambda one=number: "routes: node" in running.agents[one].ready_text())
+            assert eventually(partial(has_text, running.agents[number], "routes: node"))
         assert [node.run("ip", "route") + node.run("ip", "-6", "route") for node in running.nodes] == before
     running.register(first)
     for agent in running.agents:
