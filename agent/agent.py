@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from textwrap import shorten
+from itertools import chain
 from typing import NamedTuple
 
 from agent.cluster import Cluster
@@ -23,7 +23,7 @@ from agent.node import Node
 from agent.node_files import NodeFiles
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
 from agent.pools.reports import BlockLost, PoolEvent
-from agent.readiness import Readiness
+from agent.readiness import Readiness, joined
 from agent.route_report import describe_problems
 from agent.routes import Routes
 from agent.settings import Settings
@@ -43,7 +43,6 @@ _REPAIR_S = 60.0  # the sets and chains, of which the kernel reports nothing: on
 _GATHER_S = 0.2  # changes of several nodes make one update of the masquerade set
 _API_GRACE_S = 60.0  # a server that restarts does not make the node unready
 _BEAT_S, _BEAT_MAX_S = 30.0, 120.0
-_PROBLEM_SIZE = 4000  # characters; thousands of nodes may have problems
 _LOGGED_NODES = 500  # with more nodes the log has numbers instead of each change
 
 
@@ -73,7 +72,8 @@ class Agent:
         self._has_list = self._is_synced = self._was_ready = False
         self._unlisted: dict[str, Node] = {}  # the nodes that a restored API server lacks
         self._retries: set[Callable[[], None]] = set()
-        self._update_is_due = False
+        self._update_is_due = self._report_is_due = False
+        self._failure: str | None = None  # of the last change of the kernel
         self._beat_s = now()
         self.on_address_change: Callable[[], None] = lambda: None
         self.is_watching: Callable[[], bool] = lambda: True
@@ -104,7 +104,7 @@ class Agent:
             self._update(event.node)
         elif isinstance(event, Deleted):
             self._remove(event.name)
-        self._report_nodes()
+        self._schedule_report()
 
     def _replace(self, event: Synced) -> None:
         self._has_list = True
@@ -134,27 +134,28 @@ class Agent:
         if self._source.are_fixed:
             self._events.node_uid = this.uid
         with self._changing("routes of all nodes"):
-            self._routes.set_node(this, self._cluster.conflicting)
-            self._routes.replace_peers(self._cluster.peers, self._cluster.conflicting)
+            self._routes.set_node(this, self._cluster.conflicts.networks)
+            self._routes.replace_peers(self._cluster.peers, self._cluster.conflicts.networks)
         self._update_masquerade()
         self._ensure_files()
 
     def _update(self, node: Node) -> None:
         this = self._cluster.this
         self._unlisted.pop(node.name, None)
-        has_changed = self._cluster.set(node)
-        node = self._cluster.nodes[node.name]
+        change = self._cluster.set(node)
         if not self._is_synced or this is None or not self._source.is_known(this):
             self._apply_first()
             return
         with self._changing(f"routes of node {node.name}"):
-            if node.name == self._settings.node_name:
-                self._routes.set_node(node, self._cluster.conflicting)
-            else:
-                self._routes.update_peer(node, self._cluster.conflicting)
+            self._update_routes(node.name, *change.others)
         self._schedule_masquerade()
-        if has_changed or node.name == self._settings.node_name:
+        if change.has_networks or node.name == self._settings.node_name:
             self._ensure_files()
+
+    def _update_routes(self, *names: str) -> None:
+        for name in names:
+            update = self._routes.set_node if name == self._settings.node_name else self._routes.update_peer
+            update(self._cluster.usable(name), self._cluster.conflicts.networks)
 
     def _apply_first(self) -> None:
         """Starts the work when this node's object, or its podCIDR, was created after the first list."""
@@ -163,12 +164,13 @@ class Agent:
             self._apply_all()
 
     def _remove(self, name: str) -> None:
-        self._cluster.remove(name)
+        change = self._cluster.remove(name)
         this = self._cluster.this
         if not self._is_synced or this is None or not self._source.is_known(this):
             return  # routes, network and pods stay: a deleted Node object is no proof that this node's pods are gone
         with self._changing(f"routes of node {name}"):
-            self._routes.remove_peer(name, self._cluster.conflicting)
+            self._routes.remove_peer(name, self._cluster.conflicts.networks)
+            self._update_routes(*change.others)
         self._schedule_masquerade()
 
     def _on_failure(self, event: Failed) -> None:
@@ -186,19 +188,17 @@ class Agent:
         with self._recording() as recorded:
             try:
                 yield
-                failure = ""
+                self._failure = ""
             except CniError as error:
-                failure = f"{error.msg}{f' ({error.details})' if error.details else ''}"
+                self._failure = f"{error.msg}{f' ({error.details})' if error.details else ''}"
         number = self._routes.counters.requests - requests
         self._metrics.changes.inc(number)
         if recorded is not None:
             self._log.write_changes(what, recorded.changes)
         elif number:
             self._log.write("info", what, requests=number)
-        wrong = (f"node {one.name}: {'; '.join(one.problems)}" for one in self._cluster.nodes.values() if one.problems)
-        problems = [failure, *describe_problems(self._routes.problems), *map(str, self._cluster.conflicts), *wrong]
-        self._readiness.set(ROUTES, shorten("; ".join(filter(None, problems)), _PROBLEM_SIZE, placeholder=" ..."))
-        if failure:
+        self._schedule_report()
+        if self._failure:
             self._retry(self._apply_all)
         elif self._routes.is_refused:
             self._retry(self._reconcile, _REPAIR_S)
@@ -314,19 +314,33 @@ class Agent:
 
     # Reports
 
-    def _report_nodes(self) -> None:
+    def _schedule_report(self) -> None:
+        if not self._report_is_due:
+            self._report_is_due = True
+            self._loop.call_at(now(), self._report)
+
+    def _report(self) -> None:
+        """Reports the nodes, once for all events that have arrived: thousands of nodes may have a problem."""
+        self._report_is_due = False
         self._metrics.nodes.set(len(self._cluster.nodes))
         self._metrics.conflicts.set(len(self._cluster.conflicts))
         self._metrics.routes.set(self._routes.counters.routes)
-        self._metrics.unreachable.set(len({problem.node for problem in self._routes.problems} - {""}))
+        problems, conflicts = self._routes.problems, self._cluster.conflicts
+        self._metrics.unreachable.set(len({problem.node for problem in problems} - {""}))
         self._readiness.set(NODE, self._node_problem())
-        note = shorten("; ".join(self._cluster.shared_addresses), _PROBLEM_SIZE, placeholder=" ...")
+        if self._failure is not None:
+            wrong = self._cluster.describe_wrong()
+            texts = chain([self._failure], describe_problems(problems), conflicts.describe(), wrong)
+            self._readiness.set(ROUTES, joined(texts))
+        note = joined(conflicts.describe_addresses())
         if self._readiness.set_note(ROUTES, note) and note:
             self._log.write("warning", note)
 
     def _node_problem(self) -> str:
         """Returns what keeps this node from a network, "" if nothing does."""
-        return self._source.problem(self._settings.node_name, self._cluster.this, self._cluster.conflicts)
+        this = self._cluster.this
+        conflicts = self._cluster.conflicts.describe_of(this) if this else ()
+        return self._source.problem(self._settings.node_name, this, conflicts)
 
     def _on_condition(self, condition: str, problem: str) -> None:
         self._metrics.condition.labels(condition).set(not problem)

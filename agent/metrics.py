@@ -23,7 +23,7 @@ class Metrics:
         self.ready = self._gauge("ready", "1 if all conditions of /readyz are met.")
         self.condition = self._gauge("condition", "1 if this condition of /readyz is met.", ("condition",))
         self.nodes = self._gauge("nodes", "Nodes that the API server lists, this one included.")
-        self.conflicts = self._gauge("pod_cidr_conflicts", "Pairs of nodes whose podCIDRs overlap.")
+        self.conflicts = self._gauge("pod_cidr_conflicts", "podCIDRs that overlap another one or contain an address.")
         self.routes = self._gauge("routes", "Routes to pods of other nodes in the kernel.")
         self.unreachable = self._gauge("unreachable_nodes", "Nodes to which the agent can make no route.")
         self.contact = self._gauge(

@@ -62,11 +62,15 @@ Objects = tuple[dict[bytes, Value], ...]  # one dictionary for each Kind
 
 
 class Peer(NamedTuple):
-    """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes."""
+    """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes.
+
+    For the networks of a node that `is_foreign` nothing is changed.
+    """
 
     name: str
     networks: tuple[Prefix, ...]
     addresses: tuple[bytes, ...]
+    is_foreign: bool = False
 
 
 class Connected(NamedTuple):
@@ -108,7 +112,7 @@ class Plan(NamedTuple):
 def peer_of(node: Node) -> Peer:
     """Returns a node of the cluster in the form of the plan."""
     addresses = tuple(address.packed for address in node.addresses)
-    return Peer(node.name, tuple(pack_network(network) for network in node.pod_cidrs), addresses)
+    return Peer(node.name, tuple(pack_network(network) for network in node.pod_cidrs), addresses, node.is_foreign)
 
 
 @lru_cache(maxsize=16)
@@ -150,7 +154,7 @@ def plan_node(situation: Situation) -> Plan:
 
 def needs_tunnel(peer: Peer, situation: Situation) -> bool:
     """Returns whether a node is reached by VXLAN, at least for one of its networks."""
-    if situation.mode not in (AUTO, VXLAN):
+    if situation.mode not in (AUTO, VXLAN) or peer.is_foreign:
         return False
     return any(not direct_hop(peer, network, situation) for network in peer.networks)
 
@@ -160,6 +164,8 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
     objects = new_objects()
     if situation.mode == NONE:
         return Plan(objects)
+    if peer.is_foreign:
+        return Plan(objects, networks)
     unchanged, problems = [], []
     for network in networks:
         if reason := _obstacle(peer, network, situation):

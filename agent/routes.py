@@ -65,7 +65,7 @@ class Routes:
         self._node: Node | None = None
         self._peers = PeerPlans()
         self._is_synced = False
-        self._unchanged: frozenset[Prefix] = frozenset()
+        self._conflicting, self._unchanged = frozenset[Network](), frozenset[Prefix]()  # the same networks, packed
         self._situation = Situation(options.mode, (), (), ())
         self._links = NodeLinks({})
         self._device: Link | None = None
@@ -196,7 +196,10 @@ class Routes:
 
     def _set_conflicting(self, networks: frozenset[Network]) -> bool:
         """Sets the networks for which nothing is added, changed or deleted; returns whether they are others."""
-        before, self._unchanged = self._unchanged, frozenset(map(pack_network, networks))
+        if networks is self._conflicting:
+            return False
+        before, self._conflicting = self._unchanged, networks
+        self._unchanged = frozenset(map(pack_network, networks))
         return self._unchanged != before
 
     def _change_peer(self, name: str, after: Peer | None, conflicting: frozenset[Network]) -> None:
