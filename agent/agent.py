@@ -6,12 +6,12 @@ has threads, which only read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import NamedTuple
 
+from agent.api_contact import ApiContact
 from agent.cluster import Cluster
 from agent.events import EventRecorder
 from agent.garbage import Collection, GarbageCollector
@@ -41,7 +41,6 @@ _RETRY_S = 10.0
 _COMPARE_S = 300.0  # all routes: the kernel reports each change, so this is for what was overlooked
 _REPAIR_S = 60.0  # the sets and chains, of which the kernel reports nothing: one request if nothing changed
 _GATHER_S = 0.2  # changes of several nodes make one update of the masquerade set
-_API_GRACE_S = 60.0  # a server that restarts does not make the node unready
 _BEAT_S, _BEAT_MAX_S = 30.0, 120.0
 _LOGGED_NODES = 500  # with more nodes the log has numbers instead of each change
 
@@ -75,6 +74,7 @@ class Agent:
         self._update_is_due = self._report_is_due = False
         self._failure: str | None = None  # of the last change of the kernel
         self._beat_s = now()
+        self.contact = ApiContact(loop, self._on_contact_check)
         self.on_address_change: Callable[[], None] = lambda: None
         self.is_watching: Callable[[], bool] = lambda: True
         self._has_addresses = not settings.pools.store
@@ -87,6 +87,7 @@ class Agent:
             self._routes.delete_routes_to(self._api_addresses)
         self._loop.watch(self._routes.fileno(), self._on_notifications)
         self._beat()
+        self.contact.start()
         self._loop.call_at(now() + _COMPARE_S, self._compare)
         self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
 
@@ -176,8 +177,13 @@ class Agent:
     def _on_failure(self, event: Failed) -> None:
         self._metrics.api_failures.inc()
         self._log.write("warning", f"API server: {event.error}")
-        if not self._is_synced or time.time() - event.since > _API_GRACE_S:
+        self.contact.note_failure(str(event.error))
+        if not self._is_synced:
             self._readiness.set(API, str(event.error))
+
+    def _on_contact_check(self, problem: str) -> None:
+        if self._is_synced:
+            self._readiness.set(API, problem)
 
     # The kernel
 
