@@ -29,9 +29,10 @@ _LIMIT_S = 600.0
 
 def measure_joins(directory: Path, nodes: int) -> dict[str, Any]:
     """Returns the processor time of a join and of a changed entry in ms, and the figures of `nodes` joins at once."""
+    sizes = (nodes // 10, nodes)
     return {
-        "join_ms": {size: join_ms(size) for size in (nodes // 10, nodes)},
-        "entry_ms": {size: entry_ms(size) for size in (nodes // 10, nodes)},
+        "join_ms": {str(size): join_ms(size) for size in sizes},
+        "entry_ms": {str(size): entry_ms(size) for size in sizes},
         **join_at_once(directory, nodes),
     }
 
