@@ -17,6 +17,7 @@ from agent.events import EventRecorder
 from agent.garbage import Collection, GarbageCollector
 from agent.http_server import Page, Pages, metrics_page
 from agent.log import Log
+from agent.masquerade_updates import MasqueradeUpdates
 from agent.metrics import Metrics
 from agent.networks_source import NetworksSource, PodCidrs, PoolBlocks
 from agent.node import Node
@@ -60,9 +61,10 @@ class Agent:
 
     def __init__(self, settings: Settings, loop: Loop, parts: Parts, api_addresses: Sequence[Address] = ()) -> None:
         self._settings, self._loop = settings, loop
-        self._log, self._metrics, self._routes, self._masquerade, self._events = parts
+        self._log, self._metrics, self._routes, self._networks, self._events = parts
         self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
         self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
+        self._masquerade = MasqueradeUpdates(self._cluster, self._routes, self._networks)
         self._api_addresses = api_addresses
         conditions = (*CONDITIONS, POOLS) if settings.pools.store else CONDITIONS
         self._readiness = Readiness(conditions, self._on_condition)
@@ -137,6 +139,7 @@ class Agent:
         with self._changing("routes of all nodes"):
             self._routes.set_node(this, self._cluster.conflicts.networks)
             self._routes.replace_peers(self._cluster.peers, self._cluster.conflicts.networks)
+        self._masquerade.mark()
         self._update_masquerade()
         self._ensure_files()
 
@@ -149,7 +152,7 @@ class Agent:
             return
         with self._changing(f"routes of node {node.name}"):
             self._update_routes(node.name, *change.others)
-        self._schedule_masquerade()
+        self._schedule_masquerade(node.name, *change.others)
         if change.has_networks or node.name == self._settings.node_name:
             self._ensure_files()
 
@@ -172,7 +175,7 @@ class Agent:
         with self._changing(f"routes of node {name}"):
             self._routes.remove_peer(name, self._cluster.conflicts.networks)
             self._update_routes(*change.others)
-        self._schedule_masquerade()
+        self._schedule_masquerade(name, *change.others)
 
     def _on_failure(self, event: Failed) -> None:
         self._metrics.api_failures.inc()
@@ -250,9 +253,11 @@ class Agent:
 
     def _repair_masquerade(self) -> None:
         self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
-        self._change_masquerade(self._masquerade.repair)
+        self._change_masquerade(self._networks.repair)
 
-    def _schedule_masquerade(self) -> None:
+    def _schedule_masquerade(self, *names: str) -> None:
+        """Schedules an update for some nodes, for all without names."""
+        self._masquerade.mark(*names)
         if not self._update_is_due:
             self._update_is_due = True
             self._loop.call_at(now() + _GATHER_S, self._update_masquerade)
@@ -261,8 +266,7 @@ class Agent:
         self._update_is_due = False
         if not (self._is_synced and self._routes.counters.comparisons):
             return
-        networks = self._cluster.list_networks(self._routes.has_route, self._routes.is_behind_tunnel)
-        self._change_masquerade(lambda: self._masquerade.set_networks(networks))
+        self._change_masquerade(self._masquerade.apply)
 
     def _change_masquerade(self, change: Callable[[], int]) -> None:
         with self._recording() as recorded:
@@ -335,9 +339,8 @@ class Agent:
         self._metrics.unreachable.set(len({problem.node for problem in problems} - {""}))
         self._readiness.set(NODE, self._node_problem())
         if self._failure is not None:
-            wrong = self._cluster.describe_wrong()
-            texts = chain([self._failure], describe_problems(problems), conflicts.describe(), wrong)
-            self._readiness.set(ROUTES, joined(texts))
+            of_nodes = chain(describe_problems(problems), conflicts.describe(), self._cluster.describe_wrong())
+            self._readiness.set(ROUTES, joined(chain([self._failure], of_nodes)))
         note = joined(conflicts.describe_addresses())
         if self._readiness.set_note(ROUTES, note) and note:
             self._log.write("warning", note)
@@ -345,8 +348,7 @@ class Agent:
     def _node_problem(self) -> str:
         """Returns what keeps this node from a network, "" if nothing does."""
         this = self._cluster.this
-        conflicts = self._cluster.conflicts.describe_of(this) if this else ()
-        return self._source.problem(self._settings.node_name, this, conflicts)
+        return self._source.problem(self._settings.node_name, this, self._cluster.conflicts.describe_of(this))
 
     def _on_condition(self, condition: str, problem: str) -> None:
         self._metrics.condition.labels(condition).set(not problem)

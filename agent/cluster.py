@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.conflicts import Conflicts
 from agent.node import Node
-from cni.address import Address, Network, as_network
+from cni.address import Address, Network
 
 
 class Change(NamedTuple):
@@ -84,18 +84,17 @@ class Cluster:
             yield f"node {name}: {'; '.join(problems)}"
 
     def list_networks(
-        self, has_route: Callable[[Network], bool], is_behind_tunnel: Callable[[Node], bool]
-    ) -> Iterator[Network]:
-        """Yields the networks to which pods keep their addresses: those of pods with a route, and the nodes' addresses.
+        self, name: str, has_route: Callable[[Network], bool], is_behind_tunnel: Callable[[Node], bool]
+    ) -> Iterator[Network | Address]:
+        """Yields where pods keep their addresses because of a node: its networks with a route, and its addresses.
 
         Packets to the address of a node behind the tunnel do not pass the tunnel. The network between may drop packets
         from pods' addresses, and the node's reverse path filter does: they are masqueraded.
         """
-        for name in self.nodes:
-            node = self.usable(name)
-            yield from filter(has_route, node.pod_cidrs)
-            if name == self.name or not is_behind_tunnel(node):
-                yield from map(as_network, node.addresses)
+        node = self.usable(name)
+        yield from filter(has_route, node.pod_cidrs)
+        if name == self.name or not is_behind_tunnel(node):
+            yield from node.addresses
 
     def _with_known_networks(self, node: Node, before: Node | None) -> Node:
         """Returns a node whose fixed networks are missing or wrong with its former ones."""

@@ -13,7 +13,7 @@ One rule: a change of a node costs what its networks and addresses overlap with,
   ignored for it.
 - An address that several nodes have stops no route (agent.cluster).
 
-This module is pure. Networks and addresses are numbers here (agent.prefix_index).
+This module is pure. Networks and addresses are numbers here (cni.prefix_set).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from itertools import chain
 from typing import NamedTuple
 
 from agent.node import INTERNAL_IP, Node, format_names, format_networks
-from agent.prefix_index import PrefixIndex, common_bits, network_of, number_of
+from agent.prefix_index import PrefixIndex
 from cni.address import Address, Network, format_ip
+from cni.prefix_set import common_bits, network_of, number_of
 
 _VERSIONS = (4, 6)
-_API_SERVER = ""  # in place of a node's name
+_API_SERVER = ("",)  # in place of a node's name
 
 
 class Conflicts:
@@ -36,7 +37,7 @@ class Conflicts:
     def __init__(self, name: str, api_addresses: Iterable[Address] = (), *, fixed: bool = True) -> None:
         self._families = {version: _Family(version, name, fixed) for version in _VERSIONS}
         for address in api_addresses:
-            self._families[address.version].api.add(number_of(address), _API_SERVER)
+            self._families[address.version].api.add_name(number_of(address), _API_SERVER)
         self._networks: frozenset[Network] | None = frozenset()
 
     def __len__(self) -> int:
@@ -73,9 +74,9 @@ class Conflicts:
             for number in sorted(family.conflicting()):
                 yield from family.describe(number)
 
-    def describe_of(self, node: Node) -> Iterator[str]:
+    def describe_of(self, node: Node | None) -> Iterator[str]:
         """Yields the conflicts of a node's networks."""
-        for network in node.pod_cidrs:
+        for network in node.pod_cidrs if node else ():
             family, number = self._families[network.version], number_of(network)
             yield from family.describe(number)
             yield from family.describe_subnets(number)
@@ -261,6 +262,7 @@ class _Family:
 
 def _replace(index: PrefixIndex, name: str, before: frozenset[int], after: frozenset[int]) -> None:
     for number in before - after:
-        index.remove(number, name)
+        index.remove_name(number, name)
+    names = (name,)
     for number in after - before:
-        index.add(number, name)
+        index.add_name(number, names)

@@ -1,97 +1,38 @@
-"""An index of networks: which of them contain a network, which lie inside it, and which nodes have them.
-
-This module is pure. A network is a number here: its first address, shifted by eight bits, and the length of its prefix;
-an address is the network that has only this address. Two networks are disjoint, or one contains the other. So in the
-order of their numbers those inside a network follow it directly.
-"""
+"""An index of networks: which of them contain a network, which lie inside it, and which nodes have them. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network
-
-from cni.address import Address, Network
-
-_LENGTH = 0xFF  # the bits of the length of the prefix
-_WIDTHS = {4: 32, 6: 128}
+from cni.prefix_set import PrefixSet
 
 
-def number_of(where: Address | Network) -> int:
-    """Returns the number of a network or an address."""
-    if isinstance(where, (IPv4Network, IPv6Network)):
-        return int(where.network_address) << 8 | where.prefixlen
-    return int(where) << 8 | where.max_prefixlen
-
-
-def network_of(version: int, number: int) -> Network:
-    """Returns the network of a number."""
-    value = number >> 8, number & _LENGTH
-    return IPv4Network(value) if version == 4 else IPv6Network(value)
-
-
-def common_bits(version: int, one: int, other: int) -> int:
-    """Returns how many leading bits two networks share, at most the length of the shorter prefix."""
-    bits = _WIDTHS[version] - ((one ^ other) >> 8).bit_length()
-    return min(bits, one & _LENGTH, other & _LENGTH)
-
-
-class PrefixIndex:
+class PrefixIndex(PrefixSet):
     """Keeps networks of one IP version in order, each with the names of the nodes that have it, the first one first."""
 
     def __init__(self, version: int) -> None:
-        self._width = _WIDTHS[version]
+        super().__init__(version)
         self._names: dict[int, tuple[str, ...]] = {}
-        self._order: list[int] = []
-        self._lengths: Counter[int] = Counter()
 
     def __contains__(self, number: object) -> bool:
         return number in self._names
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._order)
 
     def names(self, number: int) -> tuple[str, ...]:
         """Returns the names of the nodes that have a network, none if it is unknown."""
         return self._names.get(number, ())
 
-    def add(self, number: int, name: str) -> None:
-        """Adds a network of a node."""
+    def add_name(self, number: int, name: tuple[str]) -> None:
+        """Adds a network of a node; `name`, a tuple so that the networks of a node can share it, is kept."""
         known = self._names.get(number)
         if known is None:
-            insort(self._order, number)
-            self._lengths[number & _LENGTH] += 1
-            self._names[number] = (name,)
-        elif name not in known:
-            self._names[number] = (*known, name)
+            self.add(number)
+            self._names[number] = name
+        elif name[0] not in known:
+            self._names[number] = known + name
 
-    def remove(self, number: int, name: str) -> None:
+    def remove_name(self, number: int, name: str) -> None:
         """Removes a network of a node, which must have it."""
         names = tuple(each for each in self._names[number] if each != name)
         if names:
             self._names[number] = names
-            return
-        del self._names[number]
-        del self._order[bisect_left(self._order, number)]
-        length = number & _LENGTH
-        self._lengths[length] -= 1
-        if not self._lengths[length]:
-            del self._lengths[length]
-
-    def supernets(self, number: int) -> Iterator[int]:
-        """Yields the networks that contain a network, itself included if it is known."""
-        first, length = number >> 8, number & _LENGTH
-        for shorter in self._lengths:
-            if shorter <= length:
-                shift = self._width - shorter
-                if (candidate := (first >> shift << shift) << 8 | shorter) in self._names:
-                    yield candidate
-
-    def subnets(self, number: int) -> Iterator[int]:
-        """Yields the networks that a network contains, itself included if it is known."""
-        end = (number >> 8) + (1 << self._width - (number & _LENGTH)) << 8
-        position = bisect_left(self._order, number)
-        while position < len(self._order) and self._order[position] < end:
-            yield self._order[position]
-            position += 1
+        else:
+            del self._names[number]
+            self.remove(number)

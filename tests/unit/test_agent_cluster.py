@@ -113,12 +113,12 @@ def test_a_change_without_networks_is_reported_as_such():
     assert cluster.set(node("b", "10.0.1.0/24", addresses=["192.0.2.2"])) == Change(has_networks=False)
     assert list(cluster.peers) == ["b"]
     assert cluster.this == node("a", "10.0.0.0/24")
-    direct = cluster.list_networks(lambda network: True, lambda node: False)
-    assert {str(network) for network in direct} == {"10.0.0.0/24", "10.0.1.0/24", "192.0.2.2/32"}
-    tunnelled = cluster.list_networks(lambda network: True, lambda node: True)
-    assert {str(network) for network in tunnelled} == {"10.0.0.0/24", "10.0.1.0/24"}
-    unrouted = cluster.list_networks(lambda network: False, lambda node: False)
-    assert {str(network) for network in unrouted} == {"192.0.2.2/32"}
+    direct = cluster.list_networks("b", lambda network: True, lambda node: False)
+    assert {str(network) for network in direct} == {"10.0.1.0/24", "192.0.2.2"}
+    tunnelled = cluster.list_networks("b", lambda network: True, lambda node: True)
+    assert {str(network) for network in tunnelled} == {"10.0.1.0/24"}
+    unrouted = cluster.list_networks("b", lambda network: False, lambda node: False)
+    assert {str(network) for network in unrouted} == {"192.0.2.2"}
     assert cluster.remove("nobody") == Change(has_networks=False)
 
 
@@ -152,8 +152,8 @@ def test_an_address_in_another_nodes_podcidr_is_ignored():
     (text,) = cluster.conflicts.describe_addresses()
     assert text.startswith("node virtual: InternalIP 10.244.2.5 is ignored, because it is in podCIDR 10.244.2.0/24 of")
     assert not list(cluster.conflicts.describe_of(cluster.nodes["b"]))
-    listed = {str(network) for network in cluster.list_networks(lambda network: True, lambda node: False)}
-    assert "10.244.2.5/32" not in listed
+    listed = cluster.list_networks("virtual", lambda network: True, lambda node: False)
+    assert {str(network) for network in listed} == {"10.244.77.0/24"}
     cluster.set(node("virtual", addresses=["10.244.2.5", "192.0.2.9"]))
     assert usable(cluster, "virtual") == ["192.0.2.9"]
     assert not cluster.usable("virtual").is_foreign

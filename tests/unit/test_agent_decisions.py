@@ -96,6 +96,9 @@ class Masquerade:
             raise self.failure
         return 0
 
+    def change_networks(self, added: object, removed: object) -> int:
+        return self.set_networks(added)
+
 
 class Events:
     node_uid = ""
