@@ -6,24 +6,26 @@ has threads, which only read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from textwrap import shorten
+from itertools import chain
 from typing import NamedTuple
 
+from agent.api_contact import ApiContact
 from agent.cluster import Cluster
 from agent.events import EventRecorder, Subject
 from agent.garbage import Collection, GarbageCollector
 from agent.http_server import Page, Pages, metrics_page
 from agent.log import Log
+from agent.masquerade_updates import MasqueradeUpdates
 from agent.metrics import Metrics
 from agent.networks_source import NetworksSource, PodCidrs, PoolBlocks
 from agent.node import Node
 from agent.node_files import NodeFiles
 from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
 from agent.pools.reports import BlockLost, PoolEvent, PoolsDecided
-from agent.readiness import Readiness
+from agent.readiness import Readiness, joined
+from agent.retries import Retries
 from agent.route_report import describe_problems
 from agent.routes import Routes
 from agent.settings import Settings
@@ -37,13 +39,10 @@ from process.record import Record
 CONDITIONS = (API, NODE, NETWORK, ROUTES, MASQUERADE) = ("api", "node", "network", "routes", "masquerade")
 POOLS = "pools"
 
-_RETRY_S = 10.0
 _COMPARE_S = 300.0  # all routes: the kernel reports each change, so this is for what was overlooked
 _REPAIR_S = 60.0  # the sets and chains, of which the kernel reports nothing: one request if nothing changed
 _GATHER_S = 0.2  # changes of several nodes make one update of the masquerade set
-_API_GRACE_S = 60.0  # a server that restarts does not make the node unready
 _BEAT_S, _BEAT_MAX_S = 30.0, 120.0
-_PROBLEM_SIZE = 4000  # characters; thousands of nodes may have problems
 _LOGGED_NODES = 500  # with more nodes the log has numbers instead of each change
 
 
@@ -62,19 +61,22 @@ class Agent:
 
     def __init__(self, settings: Settings, loop: Loop, parts: Parts, api_addresses: Sequence[Address] = ()) -> None:
         self._settings, self._loop = settings, loop
-        self._log, self._metrics, self._routes, self._masquerade, self._events = parts
+        self._log, self._metrics, self._routes, self._networks, self._events = parts
         self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
         self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
+        self._masquerade = MasqueradeUpdates(self._cluster, self._routes, self._networks)
         self._api_addresses = api_addresses
         conditions = (*CONDITIONS, POOLS) if settings.pools.store else CONDITIONS
         self._readiness = Readiness(conditions, self._on_condition)
         self._files = NodeFiles(settings, loop, self._on_installed)
         self._garbage = GarbageCollector(settings, loop, self._on_collected)
         self._has_list = self._is_synced = self._was_ready = False
+        self._update_is_due = self._report_is_due = False
         self._unlisted: dict[str, Node] = {}  # the nodes that a restored API server lacks
-        self._retries: set[Callable[[], None]] = set()
-        self._update_is_due = False
+        self._retries = Retries(loop)
+        self._failure: str | None = None  # of the last change of the kernel
         self._beat_s = now()
+        self.contact = ApiContact(loop, self._on_contact_check)
         self.on_address_change: Callable[[], None] = lambda: None
         self.is_watching: Callable[[], bool] = lambda: True
         self._has_addresses = not settings.pools.store
@@ -87,6 +89,7 @@ class Agent:
             self._routes.delete_routes_to(self._api_addresses)
         self._loop.watch(self._routes.fileno(), self._on_notifications)
         self._beat()
+        self.contact.start()
         self._loop.call_at(now() + _COMPARE_S, self._compare)
         self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
 
@@ -104,7 +107,7 @@ class Agent:
             self._update(event.node)
         elif isinstance(event, Deleted):
             self._remove(event.name)
-        self._report_nodes()
+        self._schedule_report()
 
     def _replace(self, event: Synced) -> None:
         self._has_list = True
@@ -134,27 +137,29 @@ class Agent:
         if self._source.are_fixed:
             self._events.node_uid = this.uid
         with self._changing("routes of all nodes"):
-            self._routes.set_node(this, self._cluster.conflicting)
-            self._routes.replace_peers(self._cluster.peers, self._cluster.conflicting)
+            self._routes.set_node(this, self._cluster.conflicts.networks)
+            self._routes.replace_peers(self._cluster.peers, self._cluster.conflicts.networks)
+        self._masquerade.mark()
         self._update_masquerade()
         self._ensure_files()
 
     def _update(self, node: Node) -> None:
         this = self._cluster.this
         self._unlisted.pop(node.name, None)
-        has_changed = self._cluster.set(node)
-        node = self._cluster.nodes[node.name]
+        change = self._cluster.set(node)
         if not self._is_synced or this is None or not self._source.is_known(this):
             self._apply_first()
             return
         with self._changing(f"routes of node {node.name}"):
-            if node.name == self._settings.node_name:
-                self._routes.set_node(node, self._cluster.conflicting)
-            else:
-                self._routes.update_peer(node, self._cluster.conflicting)
-        self._schedule_masquerade()
-        if has_changed or node.name == self._settings.node_name:
+            self._update_routes(node.name, *change.others)
+        self._schedule_masquerade(node.name, *change.others)
+        if change.has_networks or node.name == self._settings.node_name:
             self._ensure_files()
+
+    def _update_routes(self, *names: str) -> None:
+        for name in names:
+            update = self._routes.set_node if name == self._settings.node_name else self._routes.update_peer
+            update(self._cluster.usable(name), self._cluster.conflicts.networks)
 
     def _apply_first(self) -> None:
         """Starts the work when this node's object, or its podCIDR, was created after the first list."""
@@ -163,19 +168,25 @@ class Agent:
             self._apply_all()
 
     def _remove(self, name: str) -> None:
-        self._cluster.remove(name)
+        change = self._cluster.remove(name)
         this = self._cluster.this
         if not self._is_synced or this is None or not self._source.is_known(this):
             return  # routes, network and pods stay: a deleted Node object is no proof that this node's pods are gone
         with self._changing(f"routes of node {name}"):
-            self._routes.remove_peer(name, self._cluster.conflicting)
-        self._schedule_masquerade()
+            self._routes.remove_peer(name, self._cluster.conflicts.networks)
+            self._update_routes(*change.others)
+        self._schedule_masquerade(name, *change.others)
 
     def _on_failure(self, event: Failed) -> None:
         self._metrics.api_failures.inc()
         self._log.write("warning", f"API server: {event.error}")
-        if not self._is_synced or time.time() - event.since > _API_GRACE_S:
+        self.contact.note_failure(str(event.error))
+        if not self._is_synced:
             self._readiness.set(API, str(event.error))
+
+    def _on_contact_check(self, problem: str) -> None:
+        if self._is_synced:
+            self._readiness.set(API, problem)
 
     # The kernel
 
@@ -186,34 +197,20 @@ class Agent:
         with self._recording() as recorded:
             try:
                 yield
-                failure = ""
+                self._failure = ""
             except CniError as error:
-                failure = f"{error.msg}{f' ({error.details})' if error.details else ''}"
+                self._failure = f"{error.msg}{f' ({error.details})' if error.details else ''}"
         number = self._routes.counters.requests - requests
         self._metrics.changes.inc(number)
         if recorded is not None:
             self._log.write_changes(what, recorded.changes)
         elif number:
             self._log.write("info", what, requests=number)
-        wrong = (f"node {one.name}: {'; '.join(one.problems)}" for one in self._cluster.nodes.values() if one.problems)
-        problems = [failure, *describe_problems(self._routes.problems), *map(str, self._cluster.conflicts), *wrong]
-        self._readiness.set(ROUTES, shorten("; ".join(filter(None, problems)), _PROBLEM_SIZE, placeholder=" ..."))
-        if failure:
-            self._retry(self._apply_all)
+        self._schedule_report()
+        if self._failure:
+            self._retries.schedule(self._apply_all)
         elif self._routes.is_refused:
-            self._retry(self._reconcile, _REPAIR_S)
-
-    def _retry(self, work: Callable[[], None], delay_s: float = _RETRY_S) -> None:
-        """Schedules failed work again: once, however many changes failed meanwhile."""
-        if work in self._retries:
-            return
-        self._retries.add(work)
-
-        def repeat() -> None:
-            self._retries.discard(work)
-            work()
-
-        self._loop.call_at(now() + delay_s, repeat)
+            self._retries.schedule(self._reconcile, _REPAIR_S)
 
     def _recording(self) -> AbstractContextManager[Record | None]:
         """Records changes for the log; not those of many nodes, whose texts would take megabytes."""
@@ -244,9 +241,11 @@ class Agent:
 
     def _repair_masquerade(self) -> None:
         self._loop.call_at(now() + _REPAIR_S, self._repair_masquerade)
-        self._change_masquerade(self._masquerade.repair)
+        self._change_masquerade(self._networks.repair)
 
-    def _schedule_masquerade(self) -> None:
+    def _schedule_masquerade(self, *names: str) -> None:
+        """Schedules an update for some nodes, for all without names."""
+        self._masquerade.mark(*names)
         if not self._update_is_due:
             self._update_is_due = True
             self._loop.call_at(now() + _GATHER_S, self._update_masquerade)
@@ -255,8 +254,7 @@ class Agent:
         self._update_is_due = False
         if not (self._is_synced and self._routes.counters.comparisons):
             return
-        networks = self._cluster.list_networks(self._routes.has_route, self._routes.is_behind_tunnel)
-        self._change_masquerade(lambda: self._masquerade.set_networks(networks))
+        self._change_masquerade(self._masquerade.apply)
 
     def _change_masquerade(self, change: Callable[[], int]) -> None:
         with self._recording() as recorded:
@@ -265,7 +263,7 @@ class Agent:
                 self._readiness.set(MASQUERADE)
             except CniError as error:
                 self._readiness.set(MASQUERADE, f"{error.msg}{f' ({error.details})' if error.details else ''}")
-                self._retry(self._schedule_masquerade)
+                self._retries.schedule(self._schedule_masquerade)
         if recorded is not None:
             self._log.write_changes("networks that are not masqueraded", recorded.changes)
 
@@ -306,7 +304,7 @@ class Agent:
         self._log.write("info", "podwire install", output=output.splitlines())
         self._readiness.set(NETWORK, problem)
         if problem:
-            self._retry(self._ensure_files)
+            self._retries.schedule(self._ensure_files)
 
     def _collect(self) -> None:
         if self._settings.gc_interval_s and not self._settings.dry_run:
@@ -320,20 +318,29 @@ class Agent:
 
     # Reports
 
-    def _report_nodes(self) -> None:
-        self._metrics.nodes.set(len(self._cluster.nodes))
-        self._metrics.conflicts.set(len(self._cluster.conflicts))
-        self._metrics.routes.set(self._routes.counters.routes)
-        self._metrics.unreachable.set(len({problem.node for problem in self._routes.problems} - {""}))
+    def _schedule_report(self) -> None:
+        if not self._report_is_due:
+            self._report_is_due = True
+            self._loop.call_at(now(), self._report)
+
+    def _report(self) -> None:
+        """Reports the nodes, once for all events that have arrived: thousands of nodes may have a problem."""
+        self._report_is_due = False
+        problems, conflicts = self._routes.problems, self._cluster.conflicts
+        unreachable = len({problem.node for problem in problems} - {""})
+        self._metrics.set_nodes(len(self._cluster.nodes), len(conflicts), self._routes.counters.routes, unreachable)
         self._readiness.set(NODE, self._node_problem())
-        notes = filter(None, (self._routes.note, *self._cluster.shared_addresses))
-        note = shorten("; ".join(notes), _PROBLEM_SIZE, placeholder=" ...")
+        if self._failure is not None:
+            of_nodes = chain(describe_problems(problems), conflicts.describe(), self._cluster.describe_wrong())
+            self._readiness.set(ROUTES, joined(chain([self._failure], of_nodes)))
+        note = joined(chain([self._routes.note], conflicts.describe_addresses()))
         if self._readiness.set_note(ROUTES, note) and note:
             self._log.write("warning", note)
 
     def _node_problem(self) -> str:
         """Returns what keeps this node from a network, "" if nothing does."""
-        return self._source.problem(self._settings.node_name, self._cluster.this, self._cluster.conflicts)
+        this = self._cluster.this
+        return self._source.problem(self._settings.node_name, this, self._cluster.conflicts.describe_of(this))
 
     def _on_condition(self, condition: str, problem: str) -> None:
         self._metrics.condition.labels(condition).set(not problem)
@@ -378,8 +385,7 @@ class Agent:
         return Page(not problem, f"{problem or 'ok'}\n".encode())
 
     def _ready(self) -> Page:
-        text = "".join(f"{line}\n" for line in self._readiness.describe())
-        return Page(self._readiness.is_ready, text.encode())
+        return Page(self._readiness.is_ready, "".join(f"{line}\n" for line in self._readiness.describe()).encode())
 
     def _metrics_page(self) -> Page:
         return metrics_page(self._metrics.render())

@@ -30,7 +30,7 @@ class Unreachable(ApiError):  # noqa: N818 - named by what the caller knows, as 
 
 
 class Untrusted(Unreachable):
-    """A certificate that is not signed by the cluster's certificate authority: the request was not sent."""
+    """A certificate of another authority, of another time or for another name: the request was not sent."""
 
 
 class NoCredentials(Unreachable):

@@ -29,6 +29,8 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
+# The codes of OpenSSL's x509_vfy.h; Python has no names for them.
+_NOT_YET_VALID, _EXPIRED, _HOSTNAME_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64
 
 
 class ClientCertificate(NamedTuple):
@@ -136,14 +138,25 @@ class Connections:
         url = _server_of(target)
         certificate_errors = ssl.SSLCertVerificationError | CertificateError
         if isinstance(error, SSLError) and isinstance(error.args[0], certificate_errors):
-            fix = f"use the certificate authority of the cluster, not that of {self._authority_name()}"
-            return Untrusted(described, f"the certificate of {url} is not trusted: {error}", fix)
+            fix = self._certificate_fix(error.args[0])
+            return Untrusted(described, f"the certificate of {url} is not trusted: {error.args[0]}", fix)
         if isinstance(error, ConnectTimeoutError | NewConnectionError):
             fix = "check that the server runs, and the address and port"
             return Unreachable(described, f"no connection to {url}: {error}", fix)
         if isinstance(error, ReadTimeoutError):
             return OutcomeUnknown(described, f"{url} has sent no answer in time")
         return OutcomeUnknown(described, f"the connection to {url} was cut before an answer: {error}")
+
+    def _certificate_fix(self, error: ssl.SSLCertVerificationError | CertificateError) -> str:
+        """Returns the fix for a certificate by the reason of its refusal."""
+        code = getattr(error, "verify_code", _HOSTNAME_MISMATCH)  # CertificateError is about the name only
+        if code == _EXPIRED:
+            return "renew the server's certificate, or that of its authority, and check this machine's clock"
+        if code == _NOT_YET_VALID:
+            return "check the clocks of this machine and of the one that issued the certificate"
+        if code in (_HOSTNAME_MISMATCH, _ADDRESS_MISMATCH):
+            return "use a name or an address that the server's certificate has, or issue one that has this address"
+        return f"use the certificate authority of the cluster, not that of {self._authority_name()}"
 
     def _authority_name(self) -> str:
         return str(self._authority.path) if isinstance(self._authority, CurrentFile) else "the kubeconfig"

@@ -86,12 +86,13 @@ def _run(settings: Settings, log: Log) -> int:
     agent = Agent(settings, loop, parts, addresses_of(server) if server else ())
     nodes = _create_nodes(settings, loop, agent, parts, client)
 
-    def reconnect() -> None:
+    def reconnect(watches: NodeWatch | PoolService) -> None:
         if client:
             client.forget_connections()
-        nodes.reconnect()
+        watches.reconnect()
 
-    agent.on_address_change, agent.is_watching = reconnect, nodes.is_alive
+    agent.on_address_change, agent.is_watching = partial(reconnect, nodes), nodes.is_alive
+    agent.contact.on_silence = partial(reconnect, nodes.watch if isinstance(nodes, PoolService) else nodes)
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
     else:
@@ -115,7 +116,11 @@ def _create_nodes(
 ) -> NodeWatch | PoolService:
     """Returns the source of the cluster's nodes: Node objects with podCIDRs, or the entries of a store of pools."""
     inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
-    on_contact = parts.metrics.contact.set_to_current_time
+
+    def on_contact() -> None:
+        agent.contact.note_answer()
+        parts.metrics.contact.set_to_current_time()
+
     if not settings.pools.store:
         assert client  # only a cluster with pools may have no API server
         return NodeWatch(KubernetesNodes(client), inbox.put, on_contact=on_contact)

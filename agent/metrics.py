@@ -22,10 +22,10 @@ class Metrics:
         info.labels(version).set(1)
         self.ready = self._gauge("ready", "1 if all conditions of /readyz are met.")
         self.condition = self._gauge("condition", "1 if this condition of /readyz is met.", ("condition",))
-        self.nodes = self._gauge("nodes", "Nodes that the API server lists, this one included.")
-        self.conflicts = self._gauge("pod_cidr_conflicts", "Pairs of nodes whose podCIDRs overlap.")
-        self.routes = self._gauge("routes", "Routes to pods of other nodes in the kernel.")
-        self.unreachable = self._gauge("unreachable_nodes", "Nodes to which the agent can make no route.")
+        self._nodes = self._gauge("nodes", "Nodes that the API server lists, this one included.")
+        self._conflicts = self._gauge("pod_cidr_conflicts", "podCIDRs that overlap another one or contain an address.")
+        self._routes = self._gauge("routes", "Routes to pods of other nodes in the kernel.")
+        self._unreachable = self._gauge("unreachable_nodes", "Nodes to which the agent can make no route.")
         self.contact = self._gauge(
             "api_last_contact_timestamp_seconds", "When the API server answered last, in seconds since 1970."
         )
@@ -36,6 +36,13 @@ class Metrics:
 
         self._addresses = self._gauge("pool_addresses", "Addresses in this node's blocks.", ("pool", "state"))
         self._blocks = self._gauge("pool_blocks", "Blocks of which this node allocates addresses.", ("pool",))
+
+    def set_nodes(self, nodes: int, conflicts: int, routes: int, unreachable: int) -> None:
+        """Sets the numbers of nodes, of conflicts and routes, and of the nodes to which the agent can make no route."""
+        self._nodes.set(nodes)
+        self._conflicts.set(conflicts)
+        self._routes.set(routes)
+        self._unreachable.set(unreachable)
 
     def set_pools(self, usage: Mapping[str, Usage]) -> None:
         """Sets the numbers of each pool on this node."""

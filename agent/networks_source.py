@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from agent.cluster import Conflict
 from agent.node import Node
 
 
@@ -21,8 +20,8 @@ class NetworksSource(Protocol):
     def is_known(self, node: Node) -> bool:
         """Returns whether the networks of this node are known, so that the agent may change the kernel."""
 
-    def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
-        """Returns why the node `name` has no certain network, "" if it has one."""
+    def problem(self, name: str, node: Node | None, conflicts: Iterable[str]) -> str:
+        """Returns why the node `name` has no certain network, "" if it has one; `conflicts` are of its networks."""
 
 
 class PodCidrs:
@@ -35,7 +34,7 @@ class PodCidrs:
         """Returns whether the Node has podCIDRs."""
         return bool(node.pod_cidrs)
 
-    def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
+    def problem(self, name: str, node: Node | None, conflicts: Iterable[str]) -> str:
         """Returns the problem of the Node."""
         if node is None:
             return f"the API server has no Node {name}: set --node-name to the name that `kubectl get nodes` prints"
@@ -46,7 +45,7 @@ class PodCidrs:
                 f"node {name} has no podCIDR: run kube-controller-manager with --allocate-node-cidrs and "
                 "--cluster-cidr (kubeadm: podSubnet)"
             )
-        return _conflicts_of(name, conflicts)
+        return "; ".join(conflicts)
 
 
 class PoolBlocks:
@@ -59,12 +58,8 @@ class PoolBlocks:
         """Returns True, because only this node's agent writes the entry."""
         return True
 
-    def problem(self, name: str, node: Node | None, conflicts: Iterable[Conflict]) -> str:
+    def problem(self, name: str, node: Node | None, conflicts: Iterable[str]) -> str:
         """Returns the problem of the entry."""
         if node is None:
             return f"the store has no entry of node {name} yet"
-        return _conflicts_of(name, conflicts)
-
-
-def _conflicts_of(name: str, conflicts: Iterable[Conflict]) -> str:
-    return "; ".join(str(one) for one in conflicts if one.has_network_of(name))
+        return "; ".join(conflicts)

@@ -51,10 +51,9 @@ class Deleted(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A request that failed, and the time of the first failure without a success since (seconds since the epoch)."""
+    """A request that failed."""
 
     error: ApiError
-    since: float
 
 
 class Recovered(NamedTuple):
@@ -78,16 +77,15 @@ class NodeWatch:
         on_contact: Callable[[], None] = lambda: None,
         randomness: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._source, self._put, self._on_contact = source, put, on_contact
-        self._randomness, self._monotonic, self._clock = randomness, monotonic, clock
+        self._randomness, self._monotonic = randomness, monotonic
         self._nodes: dict[str, Node] = {}
         self._resource_version = ""  # "": list
         self._highest_version = 0
         self._is_listed = False  # and not watched yet
         self._failures = 0  # steps without an event and without a lasting watch
-        self._failing_since: float | None = None
+        self._is_failing = False
         self._stopped = threading.Event()
         self._watch_lock = threading.Lock()
         self._open_watch: NodeChanges | None = None
@@ -111,7 +109,7 @@ class NodeWatch:
             self._thread.join(timeout_s)
 
     def reconnect(self) -> None:
-        """Opens the watch again: after a change of this node's addresses the server's answers may not arrive."""
+        """Opens the watch again: answers may not arrive since this node's addresses changed, or the server is gone."""
         with self._watch_lock:
             if self._open_watch:
                 self._open_watch.close()
@@ -148,7 +146,7 @@ class NodeWatch:
             raise OutcomeUnknown(error.request, error.cause) from error
         self._nodes = {node.name: node for node in listing.items}
         self._resource_version, self._is_listed = listing.resource_version, True
-        self._failing_since = None
+        self._is_failing = False
         self._on_contact()
         version = int(listing.resource_version) if listing.resource_version.isdecimal() else 0
         is_older, self._highest_version = version < self._highest_version, version
@@ -169,8 +167,8 @@ class NodeWatch:
         watch = self._source.watch(self._resource_version, timeout_s=timeout_s)
         started = self._monotonic()
         self._on_contact()
-        if self._failing_since is not None:
-            self._failing_since = None
+        if self._is_failing:
+            self._is_failing = False
             self._put(Recovered())
         error: ApiError | None = None
         has_events = False
@@ -230,9 +228,8 @@ class NodeWatch:
         self._failures += 1
         if self._stopped.is_set():
             return 0.0
-        if self._failing_since is None:
-            self._failing_since = self._clock()
-        self._put(Failed(error, self._failing_since))
+        self._is_failing = True
+        self._put(Failed(error))
         return max(error.retry_after_s, self._backoff_s())
 
     def _backoff_s(self) -> float:

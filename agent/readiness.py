@@ -6,9 +6,10 @@ and the fix. A note is such a text that does not keep the node from being ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 _STARTING = "starting"
+_PROBLEM_SIZE = 4000  # characters; thousands of nodes may have problems
 
 OnChange = Callable[[str, str], None]
 
@@ -48,3 +49,13 @@ class Readiness:
             yield f"[-]{name}: {problem}" if problem else f"[+]{name} ok"
             if note := self._notes[name]:
                 yield f"   note: {note}"
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Returns texts as one, cut at a limit: it does not compute those beyond."""
+    result = ""
+    for text in filter(None, texts):
+        if len(result) > _PROBLEM_SIZE:
+            break
+        result += f"; {text}" if result else text
+    return result if len(result) <= _PROBLEM_SIZE else f"{result[:_PROBLEM_SIZE]} ..."

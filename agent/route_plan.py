@@ -67,13 +67,15 @@ Objects = tuple[dict[bytes, Value], ...]  # one dictionary for each Kind
 class Peer(NamedTuple):
     """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes.
 
-    `kept` are those of the addresses that its object has no more.
+    `kept` are those of the addresses that its object has no more. For the networks of a node that `is_foreign` nothing
+    is changed.
     """
 
     name: str
     networks: tuple[Prefix, ...]
     addresses: tuple[bytes, ...]
     uid: str = ""
+    is_foreign: bool = False
     kept: tuple[bytes, ...] = ()
 
     @property
@@ -136,7 +138,8 @@ class Plan(NamedTuple):
 def peer_of(node: Node) -> Peer:
     """Returns a node of the cluster in the form of the plan."""
     addresses = tuple(address.packed for address in node.addresses)
-    return Peer(node.name, tuple(pack_network(network) for network in node.pod_cidrs), addresses, node.uid)
+    networks = tuple(pack_network(network) for network in node.pod_cidrs)
+    return Peer(node.name, networks, addresses, node.uid, node.is_foreign)
 
 
 def keep_addresses(peer: Peer, before: Peer | None) -> Peer:
@@ -187,7 +190,7 @@ def plan_node(situation: Situation) -> Plan:
 
 def needs_tunnel(peer: Peer, situation: Situation) -> bool:
     """Returns whether a node is reached by VXLAN, at least for one of its networks, or may reach this one by it."""
-    if situation.mode not in (AUTO, VXLAN) or not peer.addresses:
+    if situation.mode not in (AUTO, VXLAN) or peer.is_foreign or not peer.addresses:
         return False
     return peer.is_incomplete or any(not direct_hop(peer, network, situation) for network in peer.networks)
 
@@ -197,6 +200,8 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
     objects = new_objects()
     if situation.mode == NONE:
         return Plan(objects)
+    if peer.is_foreign:
+        return Plan(objects, networks)
     unchanged, problems = [], []
     for network in networks:
         if reason := _obstacle(peer, network, situation):

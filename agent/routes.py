@@ -61,11 +61,10 @@ class Routes:
         self._socket = Socket()
         self._notifications = Notifications(notifications.ALL, self._socket, buffer_bytes=_BUFFER_BYTES)
         self._pending: list[Notification] = []
-        self._is_lost = False
+        self._is_lost = self._is_synced = False
         self._node: Node | None = None
         self._peers = PeerPlans()
-        self._is_synced = False
-        self._unchanged: frozenset[Prefix] = frozenset()
+        self._conflicting, self._unchanged = frozenset[Network](), frozenset[Prefix]()  # the same networks, packed
         self._situation = Situation(options.mode, (), (), ())
         self._links = NodeLinks({})
         self._device: Link | None = None
@@ -95,8 +94,7 @@ class Routes:
         """Sets this node; raises KernelError."""
         before, self._node = self._node, node
         self._peers.this_node = node.name
-        has_changed = self._set_conflicting(conflicting)
-        if has_changed or before is None or peer_of(before) != peer_of(node):
+        if self._set_conflicting(conflicting) or before is None or peer_of(before) != peer_of(node):
             self.reconcile()
 
     def replace_peers(self, peers: Mapping[str, Node], conflicting: frozenset[Network] = frozenset()) -> None:
@@ -198,14 +196,16 @@ class Routes:
 
     def _set_conflicting(self, networks: frozenset[Network]) -> bool:
         """Sets the networks for which nothing is added, changed or deleted; returns whether they are others."""
-        before, self._unchanged = self._unchanged, frozenset(map(pack_network, networks))
+        if networks is self._conflicting:
+            return False
+        before, self._conflicting = self._unchanged, networks
+        self._unchanged = frozenset(map(pack_network, networks))
         return self._unchanged != before
 
     def _change_peer(self, name: str, after: Peer | None, conflicting: frozenset[Network]) -> None:
         if not self._is_synced:
             raise ValueError("replace_peers() comes first")
-        has_changed = self._set_conflicting(conflicting)
-        before = self._peers.get(name)
+        has_changed, before = self._set_conflicting(conflicting), self._peers.get(name)
         if before == after and not has_changed:
             return
         networks = {*(before.networks if before else ()), *(after.networks if after else ())}

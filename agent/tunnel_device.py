@@ -5,6 +5,7 @@ A device is the agent's if its alias or its MAC address says so.
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
 from agent.route_plan import RouteOptions, mac_of
@@ -50,6 +51,16 @@ def ensure(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
 
     Raises TunnelError, KernelError.
     """
+    try:
+        return _ensure(socket, spec)
+    except KernelError as error:
+        cause = _describe_cause(socket, spec, error.errno)
+        if not cause:
+            raise
+        raise TunnelError(f"{error}: {cause}") from error
+
+
+def _ensure(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
     (device,) = link.get(socket, link.by_name_request(spec.name))
     if device is None:
         return _create(socket, spec)
@@ -73,11 +84,12 @@ def _create(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
     except KernelError as error:
         conflict = vxlan.find_conflict(socket, spec.name, spec.tunnel)
         if conflict is None:
+            _delete_unusable(socket, spec)
             raise
         if not _is_ours(conflict, spec.mac):
             raise TunnelError(
                 f'the VXLAN device "{conflict.name}" of another program has VNI {spec.tunnel.vni} and port '
-                f"{spec.tunnel.port}: set another VNI or port, on all nodes"
+                f"{spec.tunnel.port}: set --vxlan-id or --vxlan-port to another number, on all nodes"
             ) from error
         renamed = link.delete_request(conflict)
         socket.change(renamed)
@@ -87,6 +99,24 @@ def _create(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
     if device is None:  # in a dry run
         device = Link(0, spec.name, format_mac(spec.mac), spec.mtu, link.IFF_UP, vxlan.KIND, 0, 0, None, 0)
     return device, texts
+
+
+def _delete_unusable(socket: Socket, spec: DeviceSpec) -> None:
+    """Deletes the device that was just created and cannot be brought up."""
+    (device,) = link.get(socket, link.by_name_request(spec.name))
+    if device and _is_ours(device, spec.mac):
+        socket.change(link.delete_request(device))
+
+
+def _describe_cause(socket: Socket, spec: DeviceSpec, number: int) -> str:
+    """Returns cause and fix of an error of the kernel, "" if they are unknown."""
+    if number == errno.EOPNOTSUPP and None in link.get(socket, link.by_name_request(spec.name)):
+        return "the kernel has no VXLAN devices: run `modprobe vxlan`, or set --routes to direct on all nodes"
+    if number == errno.EADDRINUSE:
+        holder = vxlan.find_on_port(socket, spec.name, spec.tunnel.port)
+        name = f'the VXLAN device "{holder.name}"' if holder else f"a program (`ss -lunp sport = {spec.tunnel.port}`)"
+        return f"{name} has UDP port {spec.tunnel.port}: remove it, or set --vxlan-port to another port on all nodes"
+    return ""
 
 
 def _repair_requests(device: Link, existing: Tunnel, spec: DeviceSpec) -> list[Request]:

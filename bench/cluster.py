@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from agent.pools import documents, network_blocks
 from agent.pools.etcd import etcd_store
-from bench import cluster_agents, cluster_page, cluster_pods
+from bench import cluster_agents, cluster_joins, cluster_page, cluster_pods
 from bench.cluster_fill import Filled, create_space, fill
 from bench.figures import as_json, timing_table
 from bench.page import inserted
@@ -35,6 +35,7 @@ _DISK = Path("/run/bench")
 _DISK_BYTES = 64 << 20
 _MEMORY = Path("/dev/shm")
 _DOCS = binaries.ROOT / "docs" / "pools.md"
+_AGENT_DOCS = binaries.ROOT / "docs" / "agent.md"
 _SPACE_QUOTA = "--quota-backend-bytes=8589934592"
 
 
@@ -50,7 +51,7 @@ class Size(NamedTuple):
     idle_s: float = 30.0
 
 
-_PARTS = ("pods", "fill", "etcd", "agent", "waits")
+_PARTS = ("pods", "fill", "etcd", "agent", "waits", "joins")
 TINY = Size(nodes=50, etcd_nodes=50, pods=250, rounds=2, waits=1, waits_without_leader=1, idle_s=1.0)
 
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures to a file; keeps those of other parts"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/pools.md")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/pools.md and docs/agent.md")
     options = parser.parse_args(argv)
     if options.tiny and options.write:
         parser.error("--write needs a full run, without --tiny")
@@ -74,12 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = json.loads(options.json.read_text()) if options.part and options.json.exists() else {}
         report = {**known, **report}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
-    if all(part in report for part in _PARTS):
-        parts = cluster_page.markdown(report)
-        print("\n".join(parts.values()))
-        if options.write:
-            _DOCS.write_text(inserted(_DOCS.read_text(), parts))
+    if all(part in report for part in cluster_page.PARTS):
+        _publish(_DOCS, cluster_page.markdown(report), write=options.write)
+    if "joins" in report:
+        _publish(_AGENT_DOCS, cluster_page.joins(report), write=options.write)
     return 0
+
+
+def _publish(page: Path, parts: Mapping[str, str], *, write: bool) -> None:
+    print("\n".join(parts.values()))
+    if write:
+        page.write_text(inserted(page.read_text(), parts))
 
 
 def measure(size: Size, names: Sequence[str]) -> dict[str, Any]:
@@ -95,6 +101,7 @@ def measure(size: Size, names: Sequence[str]) -> dict[str, Any]:
         "etcd": _fill_etcd,
         "agent": _measure_agent,
         "waits": _measure_waits,
+        "joins": _measure_joins,
     }
     for name in names:
         part = parts[name]
@@ -160,6 +167,11 @@ def _measure_waits(size: Size) -> dict[str, Any]:
         waits, requests = cluster_agents.measure_waits(Path(directory), size.waits, size.waits_without_leader)
     rows = [{"state": one.state, "count": len(one.seconds), "p50_s": one.p50, "p99_s": one.p99} for one in waits]
     return {"rows": rows, "requests_of_pods": requests}
+
+
+def _measure_joins(size: Size) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="podwire-joins-") as directory:
+        return cluster_joins.measure_joins(Path(directory), size.nodes)
 
 
 def _filled(filled: Filled) -> dict[str, Any]:

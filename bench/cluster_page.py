@@ -1,6 +1,6 @@
-"""The tables of docs/pools.md: what addresses for a whole cluster cost.
+"""The tables of docs/pools.md, what addresses for a whole cluster cost, and of docs/agent.md, what joining nodes cost.
 
-One rule: pure; all figures are of one run.
+One rule: pure; all figures of a page are of one run, but those of the former algorithm, which no run can measure.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+PARTS = ("pods", "fill", "etcd", "agent", "waits")  # of the page of pools
 MAX_REQUESTS = 60_000  # to fill 5,000 nodes with 250 pods each
 MAX_RATIO = 1.05
 _LARGE = 50_000
+_ALL_PAIRS_MS = {"join_ms": 102, "entry_ms": 178}  # in 5,000 nodes, when each change compared all nodes with all
 _MIB = 1 << 20
 
 Report = Mapping[str, Any]  # the output of bench.cluster --json
@@ -23,9 +25,9 @@ def count_requests(part: Report) -> int:
 
 def markdown(report: Report) -> dict[str, str]:
     """Returns the generated part of the page, by the name of its marks."""
-    about, parts = report["about"], ("pods", "fill", "etcd", "agent", "waits")
-    duration_s = sum(report[name]["duration_s"] for name in parts)
-    loads = ", ".join(f"{report[name]['load']:.1f}" for name in parts)
+    about = report["about"]
+    duration_s = sum(report[name]["duration_s"] for name in PARTS)
+    loads = ", ".join(f"{report[name]['load']:.1f}" for name in PARTS)
     kernel = ".".join(str(about["kernel"]).split(".")[:2])
     lines = [
         f"Linux {kernel}, {about['cpus']} processors, {duration_s / 60:.0f} minutes; the machine's load "
@@ -40,6 +42,26 @@ def markdown(report: Report) -> dict[str, str]:
         *_on_paper(report),
     ]
     return {"cluster-cost": "\n".join(lines)}
+
+
+def joins(report: Report) -> dict[str, str]:
+    """Returns the generated part of the agent's page, by the name of its marks."""
+    part = report["joins"]
+    small, large = sorted(part["join_ms"], key=int)
+    lines = [
+        f"| processor time of an agent, in ms | {int(small):,} nodes | {int(large):,} nodes "
+        "| when all were compared with all |",
+        "|---|---|---|---|",
+    ]
+    for key, what in (("join_ms", "the conflicts of a node that joins"), ("entry_ms", "of a node with another block")):
+        lines.append(f"| {what} | {part[key][small]:.2f} | {part[key][large]:.2f} | {_ALL_PAIRS_MS[key]} |")
+    lines += [
+        "",
+        f"{part['nodes']:,} Nodes created at once, each with its podCIDRs a moment later, which takes the test server "
+        f"{part['joining_s']:.0f} s: the last route is there {part['late_s']:.1f} s after the last event, and the "
+        f"agent has used {part['agent_cpu_s']:.1f} s of a processor (load of the machine before: {part['load']:.1f}).",
+    ]
+    return {"join-cost": "\n".join(lines)}
 
 
 def _pods(part: Report) -> list[str]:

@@ -91,6 +91,18 @@ def find_conflict(socket: Socket, name: str, tunnel: Tunnel) -> Link | None:
     return None
 
 
+def find_on_port(socket: Socket, name: str, port: int) -> Link | None:
+    """Returns another VXLAN device that is up with a UDP port, None without one; raises KernelError.
+
+    Devices share a port only with equal settings of reception ("external", "gbp", ...).
+    """
+    for device in links.list_of_kind(socket, KIND):
+        existing = get(socket, device) if device.name != name and device.is_up else None
+        if existing and existing.port == port:
+            return device
+    return None
+
+
 def _data(tunnel: Tunnel) -> Attributes:
     return [("IFLA_VXLAN_ID", tunnel.vni), ("IFLA_VXLAN_PORT", tunnel.port), *_variable_data(tunnel)]
 

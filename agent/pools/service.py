@@ -37,7 +37,7 @@ class PoolService:
     """The service of one node.
 
     `put` receives the events of its pools, `put_node` those of all nodes, `on_uid` the UID of this node's Node object,
-    all from any thread. `on_contact` is called for each answer to the watch of the entries. `client` is None in a
+    all from any thread. `on_contact` is called for each answer to `watch`, that of the entries. `client` is None in a
     cluster without Kubernetes.
     """
 
@@ -58,7 +58,7 @@ class PoolService:
         self._networks = configured.list_networks(settings)
         store = configured.open_store(options, client)
         self._entries = EntryNodes(store, self._on_entry, self._on_space)
-        self._watch = NodeWatch(self._entries, put_node, on_contact=on_contact)
+        self.watch = NodeWatch(self._entries, put_node, on_contact=on_contact)
         self._reporter = _Reporter(put)
         facts = NodeFacts("", self._name, options.addresses)
         self._manager = Manager(
@@ -94,7 +94,7 @@ class PoolService:
             self._pods.start()
         if self._nodes:
             self._nodes.start()
-        self._watch.start()
+        self.watch.start()
 
     def stop(self) -> None:
         """Ends the threads: after their present request, or with the process."""
@@ -120,7 +120,7 @@ class PoolService:
             watch.reconnect()
 
     def _watches(self) -> Iterator[NodeWatch | PodWatch]:
-        yield self._watch
+        yield self.watch
         if self._nodes:
             yield self._nodes
         if self._pods:

@@ -10,18 +10,19 @@ Other programs can change the packet filter at any time: `repair` finds that, an
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from ipaddress import IPv4Network, IPv6Network
-from typing import NamedTuple, Self
+from typing import Self
 
 from attachment.masquerade import cluster_netlink
 from attachment.masquerade.cluster_legacy import LegacyChains
 from attachment.masquerade.cluster_netlink import DELETIONS_MAX, Places
+from attachment.masquerade.collapsed import Collapsed
 from attachment.masquerade.names import CLUSTER_CHAIN
-from cni.address import Network
+from cni.address import Address, Network
 from cni.errors import run_all
+from cni.prefix_set import network_of, number_of
 from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
@@ -30,16 +31,8 @@ from kernel.netfilter.iptables_rule import Change
 
 Networks = frozenset[Network]
 
-_BITS = {4: 32, 6: 128}  # of an address, by IP version
+_VERSIONS = (4, 6)
 _DIFFERS = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EBUSY)  # the state is not that of the last change
-
-
-class Numbers(NamedTuple):
-    """A network as numbers: the IP version, the first address, the length of the prefix."""
-
-    version: int
-    first: int
-    prefix: int
 
 
 class ClusterNetworks:
@@ -52,7 +45,7 @@ class ClusterNetworks:
     def __init__(self, create: Collection[str] = ("nftables",)) -> None:
         self._create = frozenset(create)
         self._socket = nft.open_socket()
-        self._desired: frozenset[Numbers] | None = None
+        self._desired: dict[int, Collapsed] | None = None  # by IP version
         self._is_applied = False  # whether the last change succeeded
         self._generation = 0  # of nftables after that change, 0 if others may have changed something before it
         self._places = Places()
@@ -69,30 +62,43 @@ class ClusterNetworks:
         self._socket.garbage = False  # closing may wait for the kernel; a long-running program need not avoid that
         self._socket.close()
 
-    def set_networks(self, networks: Iterable[Network]) -> int:
+    def set_networks(self, networks: Iterable[Network | Address]) -> int:
         """Sets the networks, collapsed; returns the number of elements and rules that it changed.
 
         The first call and one after a failure compare the whole state; others send only the difference to the last
         call. Raises CniError after doing as much as possible.
         """
-        known, self._desired = self._desired, collapse(networks)
-        if known is None or not self._is_applied:
+        known, self._desired = self._desired, {version: Collapsed(version) for version in _VERSIONS}
+        added, _ = _change(self._desired, networks, ())
+        if known is None:
             return self._compare(self._desired)
-        added, removed = self._desired - known, known - self._desired
-        if not (added or removed):
+        before = _networks(known)
+        return self._update(self._desired, added - before, before - added)
+
+    def change_networks(self, added: Iterable[Network | Address], removed: Iterable[Network | Address]) -> int:
+        """Adds and removes networks after `set_networks`, in time that depends on their number; returns as that.
+
+        A network that was added twice is there until it is removed twice.
+        """
+        assert self._desired is not None
+        return self._update(self._desired, *_change(self._desired, added, removed))
+
+    def _update(self, desired: Mapping[int, Collapsed], added: Networks, removed: Networks) -> int:
+        """Sends a difference to the last state, or compares the whole state if that is not known."""
+        if self._is_applied and not (added or removed):
             return 0
-        if len(removed) > DELETIONS_MAX:
+        if not self._is_applied or len(removed) > DELETIONS_MAX:
             self._generation = 0
-            return self._compare(self._desired)
+            return self._compare(desired)
         self._is_applied = False
         try:
-            number = self._apply(_networks(added), _networks(removed))
+            number = self._apply(added, removed)
         except KernelError as error:
             if error.errno not in _DIFFERS:
                 raise
-            return self._compare(self._desired)
+            return self._compare(desired)
         except RefusedError:
-            return self._compare(self._desired)
+            return self._compare(desired)
         self._is_applied = True
         return number
 
@@ -116,7 +122,7 @@ class ClusterNetworks:
 
         return nft.retry_with_generation(self._socket, attempt) + self._legacy.change(added, removed)
 
-    def _compare(self, desired: frozenset[Numbers]) -> int:
+    def _compare(self, desired: Mapping[int, Collapsed]) -> int:
         """Makes the whole state equal `desired`; raises CniError after doing as much as possible."""
         known = self._generation if self._is_applied else 0
         self._is_applied = False
@@ -131,7 +137,7 @@ class ClusterNetworks:
             self._generation = generation + result.is_changed if generation else 0
             changed.append(result.number)
 
-        versions = {network.version for network in desired} if "iptables" in self._create else set()
+        versions = {each for each in _VERSIONS if desired[each].networks} if "iptables" in self._create else set()
         run_all(
             partial(_create_chains, versions),
             partial(nft.retry_with_generation, self._socket, attempt),
@@ -156,38 +162,23 @@ def remove() -> list[str]:
         return cluster_netlink.remove(socket) + LegacyChains().remove()
 
 
-def collapse(networks: Iterable[Network]) -> frozenset[Numbers]:
-    """Returns the fewest networks with the same addresses; no two of them overlap, which sets would refuse.
-
-    As numbers, because ipaddress would take 250 ms for 20,000 networks instead of 30 ms.
-    """
-    items = sorted({Numbers(item.version, int(item.network_address), item.prefixlen) for item in networks})
-    collapsed: list[Numbers] = []
-    for item in items:
-        last = collapsed[-1] if collapsed else item
-        if last is not item and last.version == item.version and item.first < last.first + _size(last):
-            continue  # it is in the last network
-        network = item
-        while collapsed and collapsed[-1] == _lower_half(network):
-            network = Numbers(network.version, collapsed.pop().first, network.prefix - 1)
-        collapsed.append(network)
-    return frozenset(collapsed)
+def _change(
+    state: Mapping[int, Collapsed], added: Iterable[Network | Address], removed: Iterable[Network | Address]
+) -> tuple[Networks, Networks]:
+    """Changes the networks of both IP versions; returns the collapsed networks that are new, and the former ones."""
+    numbers: dict[int, tuple[list[int], list[int]]] = {version: ([], []) for version in _VERSIONS}
+    for position, networks in enumerate((added, removed)):
+        for network in networks:
+            numbers[network.version][position].append(number_of(network))
+    new, gone = set[Network](), set[Network]()
+    for version, (more, less) in numbers.items():
+        for networks, changed in zip((new, gone), state[version].change(more, less), strict=True):
+            networks.update(network_of(version, number) for number in changed)
+    return frozenset(new), frozenset(gone)
 
 
-def _lower_half(network: Numbers) -> Numbers:
-    """Returns the lower half of the next larger network, of which `network` is the upper half, or else itself."""
-    return network._replace(first=network.first & ~_size(network))
-
-
-def _size(network: Numbers) -> int:
-    return 1 << _BITS[network.version] - network.prefix
-
-
-def _networks(numbers: Iterable[Numbers]) -> Networks:
-    return frozenset(
-        IPv4Network((first, prefix)) if version == 4 else IPv6Network((first, prefix))
-        for version, first, prefix in numbers
-    )
+def _networks(state: Mapping[int, Collapsed]) -> Networks:
+    return frozenset(network_of(version, number) for version, each in state.items() for number in each.networks)
 
 
 def _create_chains(versions: Iterable[int]) -> None:

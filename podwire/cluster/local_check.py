@@ -15,7 +15,7 @@ _IN_USE = (ReservationState.RUNNING, ReservationState.NEW, ReservationState.UNKN
 
 
 def find_faults(local: LocalReport, snapshot: Snapshot) -> Iterator[Finding]:
-    """Yields the addresses of this node's pods that are in none of its blocks, and its lost blocks."""
+    """Yields the addresses of this node's pods that are in none of its blocks or not reserved, and its lost blocks."""
     pooled = {network for network, _ in local.networks}
     for pool in snapshot.records.pools:
         if pool.network in pooled:
@@ -24,6 +24,8 @@ def find_faults(local: LocalReport, snapshot: Snapshot) -> Iterator[Finding]:
                 has_block = any(item.address in block for block in blocks)
                 if not has_block and not item.before_boot and reservations.state_of(snapshot, item) in _IN_USE:
                     yield _unblocked(item)
+    for one in reservations.find_unreserved(snapshot, lambda pod, address: pod.network in pooled):
+        yield Finding(one.kind, one.address, one.description, one.fix)
     for block in local.blocks:
         if block.state == "lost" and block.used:
             yield Finding("lost block", str(block.block), describe_lost(block), FIX_OF_LOST)

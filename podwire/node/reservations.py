@@ -6,7 +6,7 @@ Nothing is changed. An address counts as gone only if `Snapshot.is_gone` says so
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_interface
@@ -158,9 +158,32 @@ def findings(snapshot: Snapshot, network: str = "") -> Iterator[Finding]:
         yield from _foreign(snapshot, pool)
         yield from _full(snapshot, pool)
         yield from _index(pool)
-    running = [pod for pod in snapshot.pods if not pod.leaked and pod.state is not State.NO_CACHE]
-    yield from _unreserved(snapshot, [pod for pod in running if network in ("", pod.network)])
-    yield from _duplicates(snapshot, running, network)
+
+    def is_in_a_range(pod: Pod, address: Address) -> bool:
+        range_sets = (range_set for pool in _pools(snapshot, pod.network) for range_set in pool.range_sets)
+        return any(range_set.range_of(address) for range_set in range_sets)
+
+    yield from find_unreserved(snapshot, is_in_a_range, network)
+    yield from _duplicates(snapshot, _running(snapshot), network)
+
+
+def find_unreserved(
+    snapshot: Snapshot, is_allocated: Callable[[Pod, Address], bool], network: str = ""
+) -> Iterator[Finding]:
+    """Yields the addresses of running attachments that host-local allocates and that are not reserved for them."""
+    for pod in _running(snapshot):
+        namespace = snapshot.kernel.namespaces.get(pod.netns)
+        for text in pod.addresses if network in ("", pod.network) else ():
+            address = ip_interface(text).ip
+            paths = {used_in.path for used_in, _ in snapshot.kernel.interfaces_by_address.get(address, ())}
+            if namespace and namespace.links is not None and namespace.path not in paths:
+                continue  # the pod no longer has the address
+            if is_allocated(pod, address):
+                yield from _owned_by_another(pod, address, list(_pools(snapshot, pod.network)))
+
+
+def _running(snapshot: Snapshot) -> list[Pod]:
+    return [pod for pod in snapshot.pods if not pod.leaked and pod.state is not State.NO_CACHE]
 
 
 def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:
@@ -217,21 +240,6 @@ def _index(pool: Pool) -> Iterator[Finding]:
         index = f"{pool.data_dir.rstrip('/')}.podwire/{pool.network}"
         description = f"the index {index} lacks {', '.join(wrong)}: the files of the store were edited by hand"
         yield Finding("index", pool.network, wrong[0], description, f"rm {quote(index)}  # the next ADD writes it anew")
-
-
-def _unreserved(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[Finding]:
-    """Yields the addresses of running attachments that are not reserved for them."""
-    for pod in pods:
-        pools = list(_pools(snapshot, pod.network))
-        namespace = snapshot.kernel.namespaces.get(pod.netns)
-        for text in pod.addresses:
-            address = ip_interface(text).ip
-            if not any(range_set.range_of(address) for pool in pools for range_set in pool.range_sets):
-                continue
-            paths = {used_in.path for used_in, _ in snapshot.kernel.interfaces_by_address.get(address, ())}
-            if namespace and namespace.links is not None and namespace.path not in paths:
-                continue  # the pod no longer has the address
-            yield from _owned_by_another(pod, address, pools)
 
 
 def _owned_by_another(pod: Pod, address: Address, pools: Iterable[Pool]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import certificates
 from tests.support.agent_nodes import SERVER
+from tests.support.attaching import reaches
 from tests.support.cluster_agent import Agent, run_once
 from tests.support.cluster_world import world
 from tests.support.kubernetes_double import NODES, Fault
@@ -181,3 +182,31 @@ def test_route_to_the_api_server_of_an_earlier_agent(tmp_path):
         running.agents[0] = Agent(first, *running.options)
         running.agents[0].wait_ready()
         assert "unreachable" not in first.run("ip", "route", "show", SERVER)
+
+
+def test_node_with_an_address_in_another_nodes_podcidr(tmp_path):
+    """Such a node is named in a note: the other node's routes stay, a node without routes gets them, all are ready."""
+    with world(tmp_path, count=3) as running:
+        first = running.nodes[0]
+        pod, other = running.pods[0].namespace, running.pods[1].addresses
+        document = running.node_document(running.nodes[2], 77)
+        document["metadata"] = {"name": "virtual-kubelet"}
+        document["status"]["addresses"] = [
+            {"type": "InternalIP", "address": address} for address in (*other.values(), "10.244.4.9")
+        ]
+        running.server.store.put(f"{NODES}/virtual-kubelet", document)
+        text = f"node virtual-kubelet: InternalIP {other[4]} is ignored, because it is in podCIDR 10.244.2.0/24 of node"
+        assert all(eventually(partial(is_reported, agent, text)) for agent in running.agents)
+        assert [agent.is_ready() for agent in running.agents] == [True] * 3
+        assert all(reaches(pod, address) for address in other.values())
+        running.agents[0].stop()
+        for version in ("-4", "-6"):
+            first.run("ip", version, "route", "flush", "proto", "112")
+        running.agents[0] = Agent(first, *running.options)
+        running.agents[0].wait_ready()
+        assert all(reaches(pod, address) for address in other.values())
+        assert f"{other[4]} " not in cluster_set(first)
+        running.register(running.nodes[2], 4)  # as a node that joins, with a podCIDR in which an address was before
+        assert eventually(lambda: "10.244.4.0/24 via" in first.run("ip", "route", "show", "10.244.4.0/24"))
+        assert eventually(partial(is_reported, running.agents[0], "InternalIP 10.244.4.9 is ignored"))
+        running.agents[0].wait_ready()

@@ -23,3 +23,4 @@ def test_a_tiny_run(tmp_path: Path):
     assert sum(report["etcd"]["requests"].values()) == sum(report["fill"]["requests"].values())
     assert report["agent"]["idle_requests"] == 0
     assert len(report["waits"]["rows"]) == 2
+    assert report["joins"]["late_s"] < 10

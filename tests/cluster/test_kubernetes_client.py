@@ -230,8 +230,30 @@ def test_another_host_name_is_untrusted(double, new_client, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     url = double.url.replace("127.0.0.1", "other.example")
-    assert type(error_of(new_client(url=url))) is Untrusted
+    error = error_of(new_client(url=url))
+    assert type(error) is Untrusted
+    assert "fix: use a name or an address that the server's certificate has" in str(error)
+    assert "authority" not in str(error)
     assert double.requests == []
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [
+        ("20200101000000Z", "20200201000000Z", "expired; fix: renew the server's certificate"),
+        ("20990101000000Z", "20990201000000Z", "not yet valid; fix: check the clocks"),
+    ],
+)
+def test_a_certificate_of_another_time_is_untrusted(new_client, tmp_path, first, last, text):
+    """A certificate that is expired or not yet valid is named as such, and its authority is not blamed."""
+    certificates.create(tmp_path)
+    certificates.reissue(tmp_path, first, last)
+    with KubernetesDouble(tmp_path).running() as server:
+        error = error_of(new_client(url=server.url, ca=tmp_path / "ca.crt"))
+    assert type(error) is Untrusted
+    assert text.partition("; ")[0] in str(error)
+    assert text.partition("; ")[2] in str(error)
+    assert "use the certificate authority" not in str(error)
 
 
 def test_a_new_certificate_authority_is_used(double, new_client, tls, tmp_path):

@@ -185,9 +185,15 @@ def foreign_vni(host: Namespace) -> None:
     host.ip("link", "add", "other0", "type", "vxlan", "id", "112", "dstport", "4789", "local", "192.0.1.11")
 
 
+def foreign_port(host: Namespace) -> None:
+    host.ip("link", "add", "other0", "type", "vxlan", "dstport", "4789", "external")
+    host.ip("link", "set", "other0", "up")
+
+
 @pytest.mark.parametrize(
     ("prepare", "text"),
     [
+        (foreign_port, 'the VXLAN device "other0" has UDP port 4789: remove it, or set --vxlan-port to another port'),
         (foreign_name, f'the interface "{DEVICE}" (bridge) belongs to another program'),
         (foreign_vni, 'the VXLAN device "other0" of another program has VNI 112 and port 4789'),
     ],

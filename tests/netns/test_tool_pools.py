@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -221,6 +222,21 @@ def test_verify_reports_addresses_without_a_block(tool, pod):
     tool.world.grant(local_block(FIRST, "lost", used=1))
     (finding,) = tool.json("verify", "--cluster", status=1)["findings"]
     assert (finding["kind"], finding["object"]) == ("lost block", FIRST)
+
+
+@pytest.mark.parametrize("deleted", ["the file", "the directory"])
+def test_verify_reports_a_deleted_reservation(tool, pod, deleted):
+    """An address of a running pod whose reservation is gone is reported, with the container."""
+    tool.world.grant(local_block(FIRST))
+    assert tool.json("verify", "--cluster")["findings"] == []
+    directory = tool.directory / "leases" / "podnet"
+    if deleted == "the file":
+        (directory / pod).unlink()
+    else:
+        shutil.rmtree(directory)
+    (finding,) = tool.json("verify", "--cluster", status=1)["findings"]
+    assert (finding["kind"], finding["object"]) == ("not reserved", pod)
+    assert finding["fix"] == "remove the container and create it again"
 
 
 def test_verify_without_the_store_is_no_success(tool):

@@ -1,12 +1,16 @@
 """A proxy of TCP connections in front of a real server that loses answers, requests, or both directions.
 
 One rule: it forwards bytes and does not read them, so it works with TLS, too.
+
+`python -m tests.support.cutting_proxy URL HOST PORT` runs it as a process, which a test can stop.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from enum import Enum, auto
@@ -22,14 +26,14 @@ class Mode(Enum):
 
 
 class CuttingProxy:
-    """The proxy; `url` replaces the server's."""
+    """The proxy, which listens at `listen`; `url` replaces the server's."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         scheme, _, address = url.partition("://")
         host, _, port = address.rpartition(":")
         self._target = host, int(port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server(listen)
+        self.url = f"{scheme}://{listen[0]}:{self._listener.getsockname()[1]}"
         self.mode = Mode.FORWARD
         self._sockets: list[socket.socket] = []
 
@@ -69,3 +73,8 @@ class CuttingProxy:
 def _end(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+
+
+if __name__ == "__main__":
+    with CuttingProxy(sys.argv[1], (sys.argv[2], int(sys.argv[3]))).running():
+        signal.pause()

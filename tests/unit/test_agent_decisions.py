@@ -81,6 +81,12 @@ class RecordedLoop(Loop):
     def call_at(self, when: float, callback: Any) -> Any:
         self.later.append(callback)
 
+    def run_later(self) -> None:
+        """Makes the calls."""
+        calls, self.later = self.later, []
+        for call in calls:
+            call()
+
 
 class Masquerade:
     def __init__(self) -> None:
@@ -90,6 +96,9 @@ class Masquerade:
         if self.failure:
             raise self.failure
         return 0
+
+    def change_networks(self, added: object, removed: object) -> int:
+        return self.set_networks(added)
 
 
 class Events:
@@ -171,25 +180,29 @@ def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     setup.agent.handle(Synced({**synced(1, 2).nodes, "node-2": node(2)._replace(addresses=address)}))
     setup.agent.handle(Changed(node(3)._replace(addresses=address)))
     assert setup.routes.numbers == [2, 3]
+    setup.loop.run_later()
     page = setup.agent.pages()["/readyz"]()
     text = "nodes node-2, node-3 have the same InternalIP 192.0.2.9"
     assert page.ok
     assert f"[+]routes ok\n   note: {text}" in page.body.decode()
     setup.agent.handle(Changed(node(4)))
+    setup.loop.run_later()
     assert capsys.readouterr().err.count(text) == 1
     setup.agent.handle(Deleted("node-2"))
+    setup.loop.run_later()
     assert b"note" not in setup.agent.pages()["/readyz"]().body
 
 
 def test_repeated_failures_are_retried_once(setup):
     """Failures of many changes schedule one retry, not one each."""
     setup.agent.handle(synced(1, 2))
+    setup.loop.run_later()
     setup.loop.later.clear()
     setup.routes.failure = setup.masquerade.failure = CniError(Code.IO_FAILURE, "no buffer space")
     for number in range(3, 20):
         setup.agent.handle(Changed(node(number)))
-    assert len(setup.loop.later) == 2  # the routes of all nodes; the masquerade set
-    retry = setup.loop.later[0]
+    assert len(setup.loop.later) == 3  # the report, the routes of all nodes, the masquerade set
+    retry = setup.loop.later[1]
     retry()
     setup.routes.failure = setup.masquerade.failure = None
     retry()

@@ -275,7 +275,7 @@ def test_wrong_address_is_an_error(address):
 def test_metrics_are_prometheus_text():
     """The metrics have the prefix podwire_agent_, and the version as a label."""
     metrics = Metrics("1.2")
-    metrics.nodes.set(5)
+    metrics.set_nodes(5, 0, 4, 0)
     metrics.installs.labels("ok").inc()
     text = metrics.render().decode()
     assert 'podwire_agent_info{version="1.2"} 1.0' in text

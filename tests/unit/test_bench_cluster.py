@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench import cluster_page
+from bench import cluster_joins, cluster_page
 from bench.cluster import fill_double
 from bench.cluster_page import MAX_REQUESTS
 from bench.figures import Row, as_json, figures
@@ -70,7 +70,24 @@ def test_the_page_has_the_figures(filled):
     assert "240 MiB (4.1 KiB each)" in text
 
 
-def test_the_page_has_the_marks():
-    """The page of pools has a place for the tables."""
-    text = (DOCS / "pools.md").read_text()
-    assert text.index("<!-- cluster-cost -->") < text.index("<!-- end of cluster-cost -->")
+def test_the_agents_page_has_the_figures():
+    """The table has the times by the size of the cluster, also from JSON, and those of the former algorithm."""
+    times = {"join_ms": {"500": 0.1, "5000": 0.2}, "entry_ms": {"500": 0.3, "5000": 0.4}}
+    figures = {"nodes": 5000, "joining_s": 20.0, "late_s": 2.0, "agent_cpu_s": 5.0, "load": 0.5}
+    text = cluster_page.joins({"joins": {**times, **figures}})["join-cost"]
+    assert "| the conflicts of a node that joins | 0.10 | 0.20 | 102 |" in text
+    assert "| of a node with another block | 0.30 | 0.40 | 178 |" in text
+    assert "2.0 s after the last event" in text
+
+
+@pytest.mark.parametrize(("page", "name"), [("pools", "cluster-cost"), ("agent", "join-cost")])
+def test_the_page_has_the_marks(page, name):
+    """The pages of pools and of the agent have a place for the tables."""
+    text = (DOCS / f"{page}.md").read_text()
+    assert text.index(f"<!-- {name} -->") < text.index(f"<!-- end of {name} -->")
+
+
+def test_a_change_costs_less_than_a_millisecond():
+    """In 5,000 nodes, the conflicts of a node that joins or has another block take less than 1 ms of a processor."""
+    assert min(cluster_joins.join_ms(5000) for _ in range(3)) < 1
+    assert min(cluster_joins.entry_ms(5000) for _ in range(3)) < 1

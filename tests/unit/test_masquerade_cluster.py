@@ -1,13 +1,15 @@
 """The networks of the cluster (attachment.masquerade.cluster): their collapse, and the requests for intervals."""
 
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attachment.masquerade.cluster import Numbers, collapse
+from attachment.masquerade.collapsed import Collapsed
 from attachment.masquerade.nftables import CLUSTER_SETS
 from cni.address import Network
+from cni.prefix_set import number_of
 from kernel.netfilter.iptables_accept import accept_request, accept_rule, parse_accepted
 from kernel.netfilter.nft import Chain, Rule, Table
 from kernel.netfilter.nft_interval import Interval, add_interval_requests, delete_interval_requests, interval_of
@@ -27,13 +29,23 @@ NETWORKS = st.one_of(
 CHAIN = Chain(Table(2, "nat"), "PODWIRE-CLUSTER")
 
 
-@given(st.lists(NETWORKS, max_size=40))
-def test_networks_are_collapsed_as_by_ipaddress(networks):
-    """The collapsed networks equal those of ipaddress.collapse_addresses."""
-    ipv4 = collapse_addresses(item for item in networks if isinstance(item, IPv4Network))
-    ipv6 = collapse_addresses(item for item in networks if isinstance(item, IPv6Network))
-    expected: list[Network] = [*ipv4, *ipv6]
-    assert collapse(networks) == {Numbers(item.version, int(item.network_address), item.prefixlen) for item in expected}
+@given(st.lists(st.tuples(st.lists(NETWORKS, max_size=4), st.lists(st.integers(0, 40), max_size=3)), max_size=12))
+def test_networks_are_collapsed_as_by_ipaddress(changes):
+    """After each change the collapsed networks equal those of ipaddress.collapse_addresses, as do the differences."""
+    collapsed = {version: Collapsed(version) for version in (4, 6)}
+    present: list[Network] = []
+    known: dict[int, set[int]] = {4: set(), 6: set()}
+    for added, positions in changes:
+        removed = [present.pop(position) for position in positions if position < len(present)]
+        present += added
+        for version, each in collapsed.items():
+            more, less = ([number_of(one) for one in part if one.version == version] for part in (added, removed))
+            new, gone = each.change(more, less)
+            same: Any = [one for one in present if one.version == version]
+            expected = set(map(number_of, collapse_addresses(same)))
+            assert set(each.networks) == expected
+            assert (new, gone) == (expected - known[version], known[version] - expected)
+            known[version] = expected
 
 
 @given(NETWORKS)
