@@ -82,12 +82,14 @@ def test_unusable_ipam_address(scripted_network, refused, case):
 
 
 @pytest.mark.parametrize("route", [{"dst": "0.0.0.0/0", "gw": "10.99.0.1"}, {"dst": "::/0", "gw": "fd00:99::1"}])
-def test_unreachable_gateway(scripted_network, refused, route):
-    """The error says that a route's gateway must be in the subnet of an address."""
+def test_unreachable_gateway(scripted_network, refused, sandbox, route):
+    """The error names the gateway, and a route to it, with which ADD succeeds."""
     ips = [{"address": "10.22.0.9/16"}, {"address": "fd00:22::9/64"}]
     error = refused(scripted_network(ips, routes=[route]))
     assert error["msg"].startswith("failed to add route '")
-    assert "must be in the subnet" in error["details"]
+    assert f"the gateway {route['gw']} is in no subnet of the interface" in error["details"]
+    (to_gateway,) = json.loads(error["details"].split('"routes": ')[1].replace(", ...", ""))
+    scripted_network(ips, routes=[to_gateway, route]).add(sandbox)
 
 
 def test_a_kernel_without_ipv6(dual_network, refused):
