@@ -235,24 +235,24 @@ def explained_gateways(container_link: Link, result: Result) -> Iterator[None]:
 def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
     """Returns the interface's addresses in a result, without those of other interfaces.
 
-    An address without an interface index counts only without `strict`. With `strict`, the index of another interface
-    raises CniError(999), as with the reference plugins.
+    An address without an interface index, or with one that no interface of the result has, counts only without
+    `strict`. With `strict`, such an index and that of another interface raise CniError(999). Both is as with the
+    reference plugins.
     """
     ips = []
     for ip in result.ips:
-        if ip.interface is None:
-            if not strict:
-                ips.append(ip)
-            continue
-        known = 0 <= ip.interface < len(result.interfaces)
-        if known and result.interfaces[ip.interface].name == ifname:
+        index = ip.interface
+        named = result.interfaces[index].name if index is not None and 0 <= index < len(result.interfaces) else None
+        if named == ifname:
             ips.append(ip)
-        elif strict:
+        elif strict and index is not None:
             raise CniError(
                 Code.INTERNAL,
                 f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index',
-                f"interface {ip.interface} of the result is another one; correct the result of the IPAM plugin",
+                f"interface {index} of the result is another one; correct the result of the IPAM plugin",
             )
+        elif not strict and named is None:
+            ips.append(ip)
     return ips
 
 

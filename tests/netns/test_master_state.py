@@ -34,7 +34,7 @@ def net_on_dummy(ipvlan):
 
 @pytest.mark.parametrize("net", [EXISTING["macvlan"], EXISTING["ipvlan"]], indirect=True)
 def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
-    """ADD of macvlan and ipvlan attaches without a wait, as the reference plugins do; stderr and STATUS report the master.
+    """ADD attaches without a wait, as the reference plugins do; stderr and STATUS report the master.
 
     The pod has its connection once the printed command has brought the master up.
     """
