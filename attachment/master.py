@@ -5,6 +5,8 @@ The key is called `master`, as in the reference plugins. It is the link's parent
 
 from __future__ import annotations
 
+import sys
+
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.args import is_interface_name
@@ -14,6 +16,7 @@ from cni.keys import BOOLEAN, INTEGER, STRING, Key
 from kernel import link, route
 from kernel.link import Link
 from kernel.rtnl import Socket
+from process.stderr import one_line
 from process.values import dataclass
 
 KEYS = (Key("master", (STRING,)), Key("mtu", (INTEGER,)), Key("linkInContainer", (BOOLEAN,)))
@@ -53,18 +56,30 @@ def find(socket: Socket, options: MasterOptions) -> Link:
     return master
 
 
-def find_usable(socket: Socket, options: MasterOptions) -> Link:
-    """Returns the master of a new interface, as find(); raises CniError(7) if it is loopback or down.
+def find_usable(socket: Socket, options: MasterOptions, *, must_be_up: bool = False) -> Link:
+    """Returns the master of a new interface, as find(); raises CniError(7) for loopback, or a down one that must be up.
 
-    Accepts a master without carrier, as the reference plugins do: the carrier may come later.
+    Otherwise it may be down or without carrier, as with the reference plugins: it may come up later. A master that is
+    down is reported on stderr.
     """
     master = find(socket, options)
-    _refuse_loopback_or_down(master)
+    _refuse_loopback(master)
+    if not master.is_up:
+        if must_be_up:
+            raise down_error(master, in_container=options.in_container)
+        error = down_error(master, in_container=options.in_container)
+        print(one_line(f"{error.msg}, and the pod has no connection until it is up: {error.details}"), file=sys.stderr)
     return master
 
 
+def down_error(master: Link, *, in_container: bool) -> CniError:
+    """Returns the error of a master that is down, with the command that brings it up."""
+    where = "in the container: " if in_container else ""
+    return invalid_conf(f'master "{master.name}" is down', f'{where}ip link set "{master.name}" up')
+
+
 def refuse_unusable(options: MasterOptions) -> None:
-    """Raises the errors of find_usable(), and CniError(7) for a master without carrier; for STATUS.
+    """Raises CniError for a missing master, and for one that is loopback, down or without carrier; for STATUS.
 
     With `linkInContainer` it checks nothing: STATUS has no container.
     """
@@ -72,7 +87,9 @@ def refuse_unusable(options: MasterOptions) -> None:
         return
     with Socket() as socket:
         master = find(socket, options)
-    _refuse_loopback_or_down(master)
+    _refuse_loopback(master)
+    if not master.is_up:
+        raise down_error(master, in_container=False)
     if not master.flags & link.IFF_LOWER_UP:
         raise invalid_conf(f'master "{master.name}" has no carrier', "connect it, or bring up its other end")
 
@@ -127,9 +144,7 @@ def _find_with_default_route(socket: Socket) -> Link:
     return master
 
 
-def _refuse_loopback_or_down(master: Link) -> None:
-    """Raises CniError(7) for the loopback interface, on which nothing can be built, and for a master that is down."""
+def _refuse_loopback(master: Link) -> None:
+    """Raises CniError(7) for the loopback interface, on which nothing can be built."""
     if master.flags & link.IFF_LOOPBACK:
         raise invalid_conf(f'master "{master.name}" is the loopback interface', 'set "master" to a network interface')
-    if not master.is_up:
-        raise invalid_conf(f'master "{master.name}" is down', f'ip link set "{master.name}" up')

@@ -6,17 +6,21 @@ addresses that an interface has when it comes up.
 
 from __future__ import annotations
 
+import errno
 import socket as stdlib_socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv6Interface
 from types import TracebackType
 
 from attachment.prev_result import RECREATE_HINT
-from cni.address import Address, Network
+from cni.address import Address, Network, host_cidr
 from cni.errors import CniError, Code
 from cni.result import IPConfig, Result, Route
 from kernel import address, link, route, sysctl
 from kernel.address import IFA_F_DADFAILED, IFA_F_TENTATIVE
 from kernel.codec import AddressMessage
+from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.link_deletion import delete_in_background
 from kernel.netns import Netns, entered
@@ -106,7 +110,7 @@ class Sandbox:
         with entered(self.namespace):
             self._socket = self._socket or Socket()
             _write_parameters(self.ifname, ipv6=ipv6, dad=dad)
-        with record.timed_step("add addresses and routes"):
+        with record.timed_step("add addresses and routes"), explained_gateways(container_link, result):
             self.socket.change(
                 link.set_request(container_link, arp_notify=True),
                 *(address.add_request(container_link, ip.address) for ip in ips),
@@ -207,27 +211,48 @@ def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
     ]
 
 
+@contextmanager
+def explained_gateways(container_link: Link, result: Result) -> Iterator[None]:
+    """Adds to a KernelError of the block which gateway of `result` is in no subnet of the interface, and the fix."""
+    try:
+        yield
+    except KernelError as error:
+        if error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            raise
+        ips = attachment_ips(result, container_link.name, strict=False)
+        gateways = (item.gw or _gateway(ips, item) for item in result.routes if item.scope != route.SCOPE_LINK)
+        for gateway in gateways:
+            if gateway is not None and not any(gateway in ip.address.network for ip in ips):
+                to_gateway = f'{{"dst": "{host_cidr(gateway)}", "scope": {route.SCOPE_LINK}}}'
+                details = (
+                    f"the gateway {gateway} is in no subnet of the interface: if it is on the link, put a route to it "
+                    f'before the others: "routes": [{to_gateway}, ...]'
+                )
+                raise CniError(error.code, error.msg, details) from error
+        raise
+
+
 def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
     """Returns the interface's addresses in a result, without those of other interfaces.
 
-    An address without an interface index counts only without `strict`. With `strict`, the index of another interface
-    raises CniError(999), as with the reference plugins.
+    An address without an interface index, or with one that no interface of the result has, counts only without
+    `strict`. With `strict`, such an index and that of another interface raise CniError(999). Both is as with the
+    reference plugins.
     """
     ips = []
     for ip in result.ips:
-        if ip.interface is None:
-            if not strict:
-                ips.append(ip)
-            continue
-        known = 0 <= ip.interface < len(result.interfaces)
-        if known and result.interfaces[ip.interface].name == ifname:
+        index = ip.interface
+        named = result.interfaces[index].name if index is not None and 0 <= index < len(result.interfaces) else None
+        if named == ifname:
             ips.append(ip)
-        elif strict:
+        elif strict and index is not None:
             raise CniError(
                 Code.INTERNAL,
                 f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index',
-                f"interface {ip.interface} of the result is another one; correct the result of the IPAM plugin",
+                f"interface {index} of the result is another one; correct the result of the IPAM plugin",
             )
+        elif not strict and named is None:
+            ips.append(ip)
     return ips
 
 

@@ -24,12 +24,27 @@ def get_holders(lock: os.stat_result) -> list[int]:
     /proc/locks (proc_locks(5)) lists the process that acquired the lock. That process may have ended since, while a
     child process holds the lock through the inherited open file: then all processes are searched.
     """
-    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    place = _place(lock)
     takers = _get_takers(files.read("/proc/locks", _MOST_BYTES).decode(), place)
     holders = [pid for pid in takers if pid and _holds(pid, place)]
     if takers and not holders:
         holders = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _holds(pid, place)]
     return holders
+
+
+def is_held_by_other(path: str) -> bool:
+    """Returns whether another process than the programs that this one runs has locked the file at `path`.
+
+    False without the file. A holder that is not visible is another process.
+    """
+    try:
+        lock = os.stat(path)
+        if not _get_takers(files.read("/proc/locks", _MOST_BYTES).decode(), _place(lock)):
+            return False
+        holders = get_holders(lock)
+        return not holders or any(_get_parent(os.getpgid(pid)) != os.getpid() for pid in holders)
+    except OSError:
+        return False
 
 
 def describe_holder(path: str, lock: os.stat_result | None = None) -> str:
@@ -50,9 +65,25 @@ def get_command(pid: int) -> str:
 
 def report_wait(awaited: str, path: str) -> None:
     """Writes one line to stderr: this process still waits for `awaited`, and which process holds the lock at `path`."""
+    report(f"waiting for {awaited}: {describe_holder(path)}")
+
+
+def report(text: str) -> None:
+    """Writes one line to stderr about a step that takes long."""
     if sys.stderr is not None:
         with suppress(OSError):  # standard error may be a pipe without a reader
-            print(one_line(f"podwire: waiting for {awaited}: {describe_holder(path)}"), file=sys.stderr, flush=True)
+            print(one_line(f"podwire: {text}"), file=sys.stderr, flush=True)
+
+
+def _place(lock: os.stat_result) -> str:
+    """Returns a file as /proc/locks names it."""
+    return f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+
+
+def _get_parent(pid: int) -> int:
+    """Returns the parent of a process, 0 if it has ended or is not visible."""
+    words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(words[1]) if len(words) > 1 else 0
 
 
 def _get_takers(table: str, place: str) -> list[int]:

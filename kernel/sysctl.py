@@ -112,6 +112,11 @@ def write(name: str, value: str, *, locked: bool = False) -> None:
     record.change(_describe(name, value))
 
 
+def is_directory(name: str) -> bool:
+    """Returns whether there are settings below `name` ("ipv4/conf/eth0")."""
+    return os.path.isdir(_path(name))
+
+
 def is_writable(name: str) -> bool:
     """Returns whether the file system permits writing `name`."""
     return os.access(_path(name), os.W_OK)

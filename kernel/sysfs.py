@@ -12,6 +12,11 @@ _ROOT = "/sys"
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 
+def is_pci_address(device_id: str) -> bool:
+    """Returns whether `device_id` is written like a PCI address, and not like the ID of an auxiliary device."""
+    return bool(_PCI_ADDRESS.fullmatch(device_id.lower()))
+
+
 def pci_path(device_id: str) -> str:
     """Returns the path of a PCI device."""
     return f"{_ROOT}/bus/pci/devices/{device_id}"

@@ -88,7 +88,9 @@ def run(
             with record.timed_step(f"run {', '.join(names)}"):
                 left_s = start + _LIMIT_S - time.monotonic()
                 running = (commands[family] for family in busy)
-                outcomes = system.current.run_programs(*running, limit_s=left_s, notice=_notice(names))
+                outcomes = system.current.run_programs(
+                    *running, limit_s=left_s, notice=_notice([commands[family].argv[0] for family in busy])
+                )
         except TimeoutError as error:
             raise CniError(
                 Code.TRY_AGAIN_LATER,
@@ -103,7 +105,7 @@ def run(
             raise CniError(
                 Code.TRY_AGAIN_LATER,
                 f"iptables is held by another program for {LOCK_WAIT_S} s, try again later",
-                locks.describe_holder(_lock()),
+                _describe_holder([commands[family].argv[0] for family in busy]),
             )
         if not conflict:
             break
@@ -160,9 +162,28 @@ def failure_error(description: str, family: int, run: ProgramRun) -> CniError:
     return (RefusedError if status == REFUSED else CniError)(Code.INTERNAL, msg, text)
 
 
-def _notice(names: Sequence[str]) -> Notice:
-    """Returns the notice to print when programs run long, since another process may hold their lock."""
-    return Notice(locks.NOTICE_S, lambda: locks.report_wait(", ".join(names), _lock()))
+def _notice(programs: Sequence[str]) -> Notice:
+    """Returns the notice to print when programs run long: another process holds their lock, or the rules are many."""
+    return Notice(locks.NOTICE_S, lambda: _report_long_run(programs))
+
+
+def _report_long_run(programs: Sequence[str]) -> None:
+    names = ", ".join(map(os.path.basename, programs))
+    if _use_lock(programs) and locks.is_held_by_other(_lock()):
+        locks.report_wait(names, _lock())
+    else:
+        locks.report(f"{names} is still running after {locks.NOTICE_S:g} s; with thousands of rules that takes long")
+
+
+def _describe_holder(programs: Sequence[str]) -> str:
+    """Returns a sentence about what keeps `programs` from changing the rules."""
+    if _use_lock(programs):
+        return locks.describe_holder(_lock())
+    return "iptables-nft has no lock: another program changes rules all the time; nft monitor shows the changes"
+
+
+def _use_lock(programs: Sequence[str]) -> bool:
+    return not all(map(is_nft, programs))
 
 
 def _lock() -> str:

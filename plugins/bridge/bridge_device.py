@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import IPv4Interface, IPv6Interface
-from itertools import starmap
+from itertools import islice, starmap
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
 from attachment import forwarding
 from cni.address import Address, Cidr, format_mac, with_prefix
-from cni.errors import CniError, Code, invalid_conf
+from cni.errors import CniError, Code, internal, invalid_conf
 from cni.result import Result, Route
 from kernel import address, link, route, sysctl
 from kernel.errors import KernelError
@@ -125,10 +126,27 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
         except KernelError as error:
             failure = error.prefixed("failed to set bridge addr: ")
             if error.errno == errno.EACCES:
-                setting = f"ipv6/conf/{gateway_link.name}/disable_ipv6"
-                details = f'IPv6 is disabled on "{gateway_link.name}"; enable it: {sysctl.command(setting, "0")}'
+                name = gateway_link.name
+                details = f'IPv6 is disabled on "{name}"; enable it: {_enable_ipv6_command(name)}'
                 failure = CniError(failure.code, failure.msg, details)
             raise failure from error
+
+
+def refuse_disabled_ipv6(gateway_link: Link | None, gateways_by_range_set: Iterable[Iterable[Cidr]]) -> None:
+    """Raises CniError(999) if a range set is IPv6, and `gateway_link` cannot have IPv6 addresses; None is a new link.
+
+    Invalid ranges are ignored, as by refuse_conflict().
+    """
+    name = gateway_link.name if gateway_link else ""
+    if not _is_ipv6_disabled(name or "default"):
+        return
+    try:
+        if not any(first.version == 6 for gateways in gateways_by_range_set for first in islice(gateways, 1)):
+            return
+    except CniError:
+        return
+    where = f'"{name}"' if name else "new interfaces"
+    raise internal(f"the network has IPv6 ranges, but IPv6 is disabled on {where}", _enable_ipv6_command(name))
 
 
 def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Iterable[Iterable[Cidr]]) -> None:
@@ -145,6 +163,27 @@ def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Ite
         return
     if conflict:
         raise _conflict_error(host, gateway_link, *conflict, ignored_ports=0)
+
+
+def _enable_ipv6_command(name: str) -> str:
+    """Returns the command that enables IPv6 on a link `name`, "" for a new link.
+
+    A failed ADD deletes a link that it created: then the setting of new links is the cause, and sysctl ignores that of
+    the deleted link by -e.
+    """
+    own = f"ipv6/conf/{name}/disable_ipv6"
+    if _is_ipv6_disabled("all"):
+        return sysctl.command("ipv6/conf/all/disable_ipv6", "0")
+    if not _is_ipv6_disabled("default"):
+        return sysctl.command(own, "0")
+    command = sysctl.command("ipv6/conf/default/disable_ipv6", "0")
+    return f"{command.replace('-w', '-e -w')} net/{own}=0" if name else command
+
+
+def _is_ipv6_disabled(name: str) -> bool:
+    with suppress(FileNotFoundError):  # a kernel without IPv6
+        return sysctl.get(f"ipv6/conf/{name}/disable_ipv6") == "1"
+    return False
 
 
 def _delete_unused(host: Socket, name: str, mac: bytes) -> None:

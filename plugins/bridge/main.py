@@ -161,6 +161,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     conf = bridge_conf.parse(replace(args, args=""), net_conf)
     refuse_long_name(conf)
     with Socket() as host:
+        gateway_link = None
         bridge = bridge_device.get(host, conf.bridge)
         if bridge is not None:
             vlan.get_required_filtering(host, bridge, conf.vlans)  # raises if VLANs are configured but do not work
@@ -173,6 +174,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     bridge_nf_call.refuse_unavailable(conf)
     if conf.is_gateway and conf.ipam_type:
         forwarding.refuse_unavailable()
+        bridge_device.refuse_disabled_ipv6(gateway_link, delegate.gateways(args, net_conf))
     if conf.masquerade:
         conf.masquerade.refuse_unavailable()
     if conf.mac_spoof_check and (problem := mac_spoof.get_problem()):

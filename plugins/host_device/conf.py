@@ -5,6 +5,8 @@ One rule: no I/O. `plugins.host_device.selection` finds the device that the conf
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attachment import container_interface
 from cni.conf import NetConf
 from cni.errors import CniError, invalid_conf
@@ -73,16 +75,23 @@ def no_device_error() -> CniError:
 
 
 def parse_leniently(net_conf: NetConf) -> HostDeviceConf:
-    """Returns the fields that DEL and GC need (device, hwaddr, data_dir); treats invalid values as missing."""
+    """Returns the fields that DEL and GC need, data_dir and those that select the device; drops invalid values."""
+    fields = net_conf.fields
+    return HostDeviceConf(
+        device_id=_or_default(lambda: net_conf.runtime_config.string("deviceID"), ""),
+        device=_or_default(lambda: fields.string("device"), ""),
+        hwaddr=_or_default(lambda: fields.string("hwaddr"), ""),
+        kernel_path=_or_default(lambda: fields.string("kernelpath"), ""),
+        pci_bus_id=_or_default(lambda: fields.string("pciBusID"), ""),
+        data_dir=_or_default(lambda: _data_dir(net_conf), DATA_DIR),
+    )
+
+
+def _or_default(read: Callable[[], str], default: str) -> str:
     try:
-        data_dir = _data_dir(net_conf)
+        return read()
     except CniError:
-        data_dir = DATA_DIR
-    try:
-        fields = net_conf.fields
-        return HostDeviceConf(device=fields.string("device"), hwaddr=fields.string("hwaddr"), data_dir=data_dir)
-    except CniError:
-        return HostDeviceConf(data_dir=data_dir)
+        return default
 
 
 def _data_dir(net_conf: NetConf) -> str:

@@ -7,6 +7,7 @@ reference plugin, DEL recognizes it by its alias.
 
 from __future__ import annotations
 
+import errno
 import sys
 from functools import partial
 
@@ -54,10 +55,13 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         candidate = _get_device(host, selected, store)
         selection.refuse_needed(host, candidate)
         selection.refuse_shared(host, candidate.link)
-        if sandbox.find_link() is not None or _has_renamed_device(args, store, sandbox):
+        present = sandbox.find_link()
+        if present is not None or _has_renamed_device(args, store, sandbox):
             details = (
-                f"{sandbox.path} has an interface of this name, or renamed it: the container is attached already, or "
-                "run DEL"
+                f'in {sandbox.path} "{args.ifname}" is an altname of "{present.name}": set CNI_IFNAME to another name'
+                if present and present.name != args.ifname
+                else f"{sandbox.path} has an interface of this name, or renamed it: the container is attached already, "
+                "or run DEL"
             )
             raise internal(f"{_move_failure(args.ifname, candidate)}: file exists", details)
         saved = _get_state(args, net_conf, host, sandbox, candidate)
@@ -195,12 +199,15 @@ def _get_state(args: CmdArgs, net_conf: NetConf, host: Socket, sandbox: Sandbox,
 def _move_to_sandbox(host: Socket, sandbox: Sandbox, candidate: Device, saved: Saved, store: Store, undo: Undo) -> None:
     """Saves the device's state and moves the device into the sandbox; raises CniError, KernelError.
 
-    The kernel changes name and alias after the move, so no program on the host sees a rename.
+    The kernel changes name and alias after the move, so no program on the host sees a rename. It refuses a new name
+    that the device has as altname: that altname is deleted first, and DEL adds it again.
     """
     before = candidate.link
     store.save(saved, undo)
     undo.push("restore the routes", partial(routes.restore, host, before.name, routes.list_through(host, before)))
     undo.push(f'move "{before.name}" back to the host', partial(restoration.bring_back, host, sandbox, saved))
+    if sandbox.ifname in candidate.altnames:
+        host.change(device.delete_altnames_request(before, (sandbox.ifname,)))
     try:
         with record.timed_step("move the device"):
             request = device.move_request(
@@ -209,8 +216,22 @@ def _move_to_sandbox(host: Socket, sandbox: Sandbox, candidate: Device, saved: S
             host.change(request)
     except KernelError as error:
         msg = f"{_move_failure(sandbox.ifname, candidate)}: {reason(error.errno)}"
-        raise CniError(error.code, msg, error.details) from error
+        details = _explain_used_altname(sandbox, candidate) if error.errno == errno.EEXIST else ""
+        raise CniError(error.code, msg, details or error.details) from error
     store.update(replace(saved, container_index=sandbox.get_link().index))
+
+
+def _explain_used_altname(sandbox: Sandbox, candidate: Device) -> str:
+    """Returns which altname of the device an interface of the container has, and the fix; "" if none."""
+    for item in device.list_all(sandbox.socket):
+        for name in candidate.altnames:
+            if name in (item.link.name, *item.altnames):
+                before = candidate.link.name
+                return (
+                    f'"{item.link.name}" in {sandbox.path} has the name "{name}", which is an altname of "{before}": '
+                    f'ip link property del dev "{before}" altname "{name}"'
+                )
+    return ""
 
 
 def _move_failure(ifname: str, candidate: Device) -> str:
@@ -238,15 +259,15 @@ def _has_renamed_device(args: CmdArgs, store: Store, sandbox: Sandbox) -> bool:
 def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
     """Moves the device of an attachment back to the host, restores it and deletes its file.
 
-    Does nothing for the device of another network. Raises CniError, KernelError, OSError.
+    Raises CniError, KernelError, OSError.
     """
     store, attachment = Store(conf.data_dir), Attachment(args.container_id, args.ifname)
     saved = store.load(attachment)
     if saved and not restoration.is_of_this_boot(saved):
         store.remove(attachment)
         saved = None
-    if saved and saved.network != network:
-        return  # the interface is another network's; the ADD of this one failed
+    if saved and saved.network != network and not _is_renamed_network(saved, network, conf):
+        return
     is_on_host, is_netns_deleted = False, False
     with Socket() as host:
         try:
@@ -265,19 +286,33 @@ def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
         store.remove(attachment)
 
 
+def _is_renamed_network(saved: Saved, network: str, conf: HostDeviceConf) -> bool:
+    """Returns whether the device of a file with another network's name is the one that `conf` selects.
+
+    Then the network was renamed since ADD. A configuration that selects another device is another network's, whose ADD
+    failed because the interface existed. Raises CniError(999) if that cannot be decided.
+    """
+    is_selected = selection.is_selected(conf, saved)
+    if is_selected is None:
+        msg = f'"{saved.attachment.ifname}" in the container is "{saved.name}", which network "{saved.network}" moved'
+        details = f'"{network}" does not name the device that it selects: run DEL of network "{saved.network}"'
+        raise internal(msg, details)
+    return is_selected
+
+
 def _bring_back_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> None:
     """Moves a device without a file, which the reference plugin moved to the pod, back to the host.
 
     It is called CNI_IFNAME, and its alias is its name on the host. A pod can create an interface with any name and
-    alias, also after a first DEL. So nothing is moved if the configured device is on the host, and no interface that
-    the pod must have created. Raises CniError, KernelError.
+    alias, also after a first DEL. So no interface is moved that the pod must have created, and none whose name the host
+    uses: then the error leaves it to the operator which one is the device. Raises CniError, KernelError.
     """
     candidate = device.get(sandbox.socket, sandbox.ifname)
     if candidate is None or candidate.link.name != sandbox.ifname or not candidate.link.alias:
         return
     item = candidate.link
     if conf.device:
-        is_selected = item.alias == conf.device and device.get(host, conf.device) is None
+        is_selected = conf.device in (item.alias, *candidate.altnames)
     elif conf.hwaddr:
         is_selected = selection.parse_mac_or_none(item.mac) == selection.parse_mac_or_none(conf.hwaddr)
     else:

@@ -113,24 +113,25 @@ def move_to_host(
 def refuse_used_name(host: Socket, present: str, name: str, *, is_recorded: bool = True) -> None:
     """Raises CniError(999), text of the reference plugin, if another link of the host has the name; KernelError.
 
-    If no file identifies the device (`is_recorded`), the other link may have the name rightly: the error does not
-    advise to rename it.
+    If no file identifies the device (`is_recorded`), the other link may have the name rightly: the error says so.
     """
     (obstacle,) = link.get(host, link.by_name_request(name))
     if obstacle is None:
         return
-    if not is_recorded:
-        details = f'the host has an interface "{name}", and no record proves that "{present}" in the container was it'
-    elif obstacle.name != name:
-        details = (
-            f'it is an altname of "{obstacle.name}" meanwhile, and "{present}" waits for it: ip link property del '
-            f'dev "{obstacle.name}" altname "{name}"; then DEL can be repeated'
-        )
+    other = f'"{obstacle.name}"'
+    if obstacle.name != name:
+        release = f'delete this altname of {other} (ip link property del dev {other} altname "{name}")'
+    else:  # before Linux 6.4 only an interface that is down can be renamed
+        command = f"ip link set {other} down && ip link set {other} name NEW && ip link set NEW up"
+        release = f"rename the interface that has it ({command})"
+    if is_recorded:
+        details = f'the host got another interface of this name meanwhile, and "{present}" waits for it: {release}'
     else:
         details = (
-            f'another interface of the host got this name meanwhile, and "{present}" waits for it: rename the other '
-            f'one (ip link set "{name}" name NEW); then DEL can be repeated'
+            f'"{present}" in the container has it as alias, and no record proves that it is this device: {release}, or '
+            f'if "{present}" is the pod\'s own, delete it there'
         )
+    details += "; then DEL can be repeated"
     raise internal(f'failed to move "{name}" to hostNS: file exists', details)
 
 

@@ -16,6 +16,7 @@ from kernel.device import Device
 from kernel.errors import reason
 from kernel.link import Link
 from kernel.rtnl import Socket
+from plugins.host_device.backup import Saved
 from plugins.host_device.conf import HostDeviceConf, no_device_error
 from process.values import dataclass
 
@@ -76,6 +77,22 @@ def get_device(socket: Socket, selection: Selection) -> Device:
     return _get_named(socket, name)
 
 
+def is_selected(conf: HostDeviceConf, saved: Saved) -> bool | None:
+    """Returns whether `conf` selects the device of `saved`; None if the configuration cannot answer that.
+
+    The device is in a container, so only names and addresses of its time on the host can be compared.
+    """
+    if conf.device_id:
+        return _is_pci_device(conf.device_id, saved)
+    if conf.device:
+        return conf.device in (saved.name, *saved.altnames)
+    if conf.hwaddr:
+        return parse_mac_or_none(conf.hwaddr) in map(parse_mac_or_none, filter(None, (saved.mac, saved.permanent_mac)))
+    if conf.kernel_path:
+        return (saved.pci_id != "" and saved.pci_id in conf.kernel_path.split("/")) or None
+    return _is_pci_device(conf.pci_bus_id, saved) if conf.pci_bus_id else None
+
+
 def refuse_needed(socket: Socket, candidate: Device) -> None:
     """Raises CniError(7) for a device that the node needs: loopback, a port, the default route's; KernelError."""
     name = candidate.link.name
@@ -116,6 +133,11 @@ def refuse_shared(socket: Socket, item: Link) -> None:
             f'another interface; for pods on this network use macvlan or ipvlan with "master": "{item.name}"'
         )
         raise invalid_conf(f'"{item.name}" has other interfaces on it: {", ".join(sorted(names))}', details)
+
+
+def _is_pci_device(bus_id: str, saved: Saved) -> bool | None:
+    """Returns whether the device has the PCI address; None for an ID of the auxiliary bus, which is not in the file."""
+    return bus_id == saved.pci_id if sysfs.is_pci_address(bus_id) else None
 
 
 def _get_driver(pci_id: str) -> str:

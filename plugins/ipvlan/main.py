@@ -41,14 +41,14 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         child_interface.master_socket(conf.master, sandbox) as socket,
         Undo() as undo,
     ):
-        parent = master.find_usable(socket, conf.master)
+        parent = master.find_usable(socket, conf.master, must_be_up=conf.host_access or conf.conflict_detection)
         container_link = interface.create(socket, parent, sandbox, conf, undo)
         links = AccessLinks(socket, parent, sandbox, container_link)
         result = container_interface.allocate_addresses(
             args, net_conf, container_link, undo, dns=conf.dns, prev_result=prev_result
         )
         _refuse_conflicts(conf, links, args, result)
-        container_interface.configure(sandbox, container_link, result)
+        container_interface.configure(sandbox, container_link, result, await_ipv6=parent.is_up)
         if conf.host_access:
             interface.refuse_strict_reverse_path(conf, parent, result)
             host_access.add(_host_link_kind(conf), links, args, net_conf, result, undo)

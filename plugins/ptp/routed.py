@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attachment import auto_mtu, forwarding
 from attachment.prev_result import RECREATE_HINT
-from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips
+from attachment.sandbox import Sandbox, add_routes_requests, attachment_ips, explained_gateways
 from attachment.veth import refuse_small_mtu
 from cni.address import Address, Network, host_cidr, with_prefix
 from cni.errors import internal, invalid_conf
@@ -74,7 +74,8 @@ def configure_container(sandbox: Sandbox, container_veth: Link, result: Result) 
         # Also for a host's prefix (/32, /128): CHECK of the reference plugins requires a route to each subnet.
         to_subnet = Route(with_prefix(network.network_address, network.prefixlen))
         requests.append(route.add_request(container_veth, to_subnet, ip.gateway, source=ip.address.ip, exists_ok=True))
-    sandbox.socket.change(*requests)
+    with explained_gateways(container_veth, result):
+        sandbox.socket.change(*requests)
 
 
 def check(sandbox: Sandbox, container_veth: Link, host_veth: Link, prev_result: Result, host: Socket) -> None:

@@ -102,8 +102,26 @@ def _short(value: str) -> str:
 
 def _error(operation: str, item: Sysctl, error: OSError, hint: str = "") -> CniError:
     number = error.errno or 0
+    missing = _explain_missing(item) if number == errno.ENOENT else ""
     return CniError(
         Code.INTERNAL,
         f"{operation} {_ROOT}{item.name}: {reason(number)}",
-        "; ".join(filter(None, (f'"{item.key}" of "sysctl"', sysctl.hint(number) or hint))),
+        "; ".join(filter(None, (f'"{item.key}" of "sysctl"', missing or sysctl.hint(number) or hint))),
+    )
+
+
+def _explain_missing(item: Sysctl) -> str:
+    """Returns the fix for a setting of an interface that does not exist, "" for any other setting.
+
+    Runs in the namespace. All dots of a key separate, as in the reference plugin, also those in an interface's name.
+    """
+    parts = item.name.split("/")
+    if len(parts) < 4 or parts[1] not in ("conf", "neigh"):
+        return ""
+    version, group, *interface, parameter = parts
+    if len(interface) == 1 and sysctl.is_directory(f"{version}/{group}/{interface[0]}"):
+        return ""
+    return (
+        f'the container has no interface "{interface[0]}"; for the interface of the attachment, also with a dot in its '
+        f'name, write "net.{version}.{group}.IFNAME.{parameter}"'
     )

@@ -33,7 +33,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     net_conf.refuse_missing_ipam()
     with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
         with child_interface.master_socket(conf.master, sandbox) as socket:
-            parent = master.find_usable(socket, conf.master)
+            parent = master.find_usable(socket, conf.master, must_be_up=True)
             spec = ChildSpec("vlan", interface.get_attributes(conf), partial(interface.explain, parent, conf))
             container_link = child_interface.create(spec, socket, parent, sandbox, conf.master, undo)
         result = container_interface.allocate_addresses(
@@ -57,6 +57,8 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         listed = container_interface.get_listed(args, prev_result)
         with child_interface.master_socket(conf.master, sandbox) as socket:
             parent = master.find(socket, conf.master)
+        if not parent.is_up:  # the kernel sets the interface down with its master, and up again
+            raise master.down_error(parent, in_container=conf.master.in_container)
         container_link = container_interface.get_checked(sandbox, listed, "vlan")
         interface.check(sandbox, container_link, conf)
         master.check(sandbox, container_link, parent, in_container=conf.master.in_container)

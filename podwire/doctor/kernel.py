@@ -39,9 +39,9 @@ _ONE_OFF = Fault(
 _NO_IPV6 = Fault(
     "ipv6-off",
     Severity.PROBLEM,
-    "a network has IPv6 ranges, but IPv6 is disabled on the host",
-    "`sysctl -w net/ipv6/conf/all/disable_ipv6=0`; with ipv6.disable=1 on the kernel's command line: remove that and "
-    "reboot, or remove the ranges",
+    "a network has IPv6 ranges, but IPv6 is disabled on the host, on its bridge, or on the bridge that ADD will create",
+    "`sysctl -w net/ipv6/conf/all/disable_ipv6=0`, or `default` or the bridge in place of `all`; with ipv6.disable=1 "
+    "on the kernel's command line: remove that and reboot, or remove the ranges",
 )
 _ADVERTISED = Fault(
     "router-advertisements-ignored",
@@ -106,7 +106,9 @@ def _ipv6(node: Node) -> Iterator[Finding]:
             fix = f"boot without ipv6.disable=1, or remove the IPv6 ranges from {item.network.path}"
             yield _NO_IPV6.finding(item.network.name, text, fix)
             continue
-        for name in ("all", item.bridge):
+        # A bridge that does not exist will get the setting of new interfaces.
+        is_new = item.bridge and node.link(item.bridge) is None
+        for name in ("all", "default" if is_new else item.bridge):
             setting = f"ipv6/conf/{name}/disable_ipv6"
             if name and _setting(setting) == "1":
                 text = f"{item.network.path} has IPv6 ranges, but net/{setting} is 1"

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.support import binaries
+from tests.support import binaries, kernels
 from tests.support.attaching import host_end
 from tests.support.invocation import Outcome, environment
 from tests.support.netstate import state
@@ -82,12 +82,46 @@ def test_unusable_ipam_address(scripted_network, refused, case):
 
 
 @pytest.mark.parametrize("route", [{"dst": "0.0.0.0/0", "gw": "10.99.0.1"}, {"dst": "::/0", "gw": "fd00:99::1"}])
-def test_unreachable_gateway(scripted_network, refused, route):
-    """The error says that a route's gateway must be in the subnet of an address."""
+def test_unreachable_gateway(scripted_network, refused, sandbox, route):
+    """The error names the gateway, and a route to it, with which ADD succeeds."""
     ips = [{"address": "10.22.0.9/16"}, {"address": "fd00:22::9/64"}]
     error = refused(scripted_network(ips, routes=[route]))
     assert error["msg"].startswith("failed to add route '")
-    assert "must be in the subnet" in error["details"]
+    assert f"the gateway {route['gw']} is in no subnet of the interface" in error["details"]
+    (to_gateway,) = json.loads(error["details"].split('"routes": ')[1].replace(", ...", ""))
+    scripted_network(ips, routes=[to_gateway, route]).add(sandbox)
+
+
+@pytest.mark.parametrize("group", ["all", "default"])
+@pytest.mark.parametrize("keys", [{}, {"vlan": 5}])
+@pytest.mark.parametrize("verb", ["ADD", "STATUS"])
+def test_ipv6_disabled_on_new_interfaces(dual_network, refused, sandbox, group, keys, verb):
+    """ADD fails and STATUS has code 50, and with the printed command both succeed; nothing of the ADD remains."""
+    if keys and not kernels.has("vlan_filtering"):
+        pytest.skip("this kernel has no VLAN filtering")
+    network = dual_network.having(cniVersion="1.1.0", **keys)
+    network.host.set_sysctl(f"net/ipv6/conf/{group}/disable_ipv6", "1")
+    status, added = network.run("STATUS").error(), refused(network)
+    assert (status["code"], added["code"]) == (50, 999)
+    details = {"ADD": added, "STATUS": status}[verb]["details"]
+    assert f"net/ipv6/conf/{group}/disable_ipv6=0" in details
+    network.host.run("sh", "-ec", details.rpartition(": ")[2])
+    network.run("STATUS").assert_silent()
+    network.add(sandbox)
+
+
+def test_status_with_ipv6_disabled_on_the_bridge(dual_network, sandbox, new_sandbox):
+    """STATUS has the command for the bridge; a network without IPv6 ranges is ready."""
+    network = dual_network.having(cniVersion="1.1.0")
+    network.add(new_sandbox())
+    network.host.set_sysctl("net/ipv6/conf/cni0/disable_ipv6", "1")
+    ipam = {**network.config["ipam"], "ranges": network.config["ipam"]["ranges"][:1]}
+    network.having(ipam=ipam).run("STATUS").assert_silent()
+    error = network.run("STATUS").error()
+    assert (error["code"], 'IPv6 is disabled on "cni0"' in error["msg"]) == (50, True)
+    network.host.run("sh", "-ec", error["details"])
+    network.run("STATUS").assert_silent()
+    network.add(sandbox)
 
 
 def test_a_kernel_without_ipv6(dual_network, refused):

@@ -41,10 +41,66 @@ def test_used_name_on_the_host(moved, host, sandbox):
     assert state(sandbox) == before
     assert len(moved.leases()) == 2
     moved.check(sandbox, result)
-    host.ip("link", "del", "hd0")
+    run_hint(host, error["details"], "ip link set")
     moved.delete(sandbox, result)
     assert "192.0.2.7" in host.ip("address", "show", "hd0")
     assert (moved.leases(), files(moved)) == ({}, [])
+
+
+def run_hint(host: Namespace, details: str, command: str) -> None:
+    """Runs on the host the command in parentheses that begins with `command`."""
+    (printed,) = (part.split(")")[0] for part in details.split("(") if part.startswith(command))
+    host.run("sh", "-ec", printed)
+
+
+@pytest.mark.parametrize("keys", [{}, {"device": None, "hwaddr": MAC}, {"device": "lab0"}])
+def test_renamed_network(moved, host, sandbox, keys):
+    """DEL with another network name brings the device back if its configuration selects it, by an altname, too."""
+    host.ip("link", "property", "add", "dev", "hd0", "altname", "lab0")
+    before = state(host)
+    result = moved.having(name="before").add(sandbox)
+    moved.having(name="after", ipam=None, **keys).delete(sandbox, result)
+    assert (state(host), files(moved)) == (before, [])
+
+
+@pytest.mark.parametrize("keys", [{}, {"kernelpath": "/sys/devices/x"}, {"runtimeConfig": {"deviceID": "m.sf.1"}}])
+def test_renamed_network_without_the_device(moved, host, sandbox, keys):
+    """DEL with another network name fails if its configuration does not answer whether it is its device."""
+    result = moved.having(name="before", ipam=None).add(sandbox)
+    before = state(host), state(sandbox), files(moved)
+    error = moved.having(name="after", ipam=None, device=None, **keys).run("DEL", sandbox).error()
+    assert '"eth0" in the container is "hd0", which network "before" moved' in error["msg"]
+    assert 'run DEL of network "before"' in error["details"]
+    assert (state(host), state(sandbox), files(moved)) == before
+    moved.having(name="before", ipam=None).delete(sandbox, result)
+
+
+@pytest.mark.parametrize("as_altname", [False, True])
+def test_used_name_of_a_device_without_file(moved, host, sandbox, reference, as_altname):
+    """DEL of a device that the reference plugin moved fails while the host uses its name; the printed fix helps."""
+    net = moved.having(cniVersion="1.0.0", ipam=None)
+    result = replace(net, bin_dir=reference, path=str(reference)).add(sandbox)
+    if as_altname:
+        host.ip("link", "property", "add", "dev", "hp0", "altname", "hd0")
+    else:
+        host.ip("link", "add", "hd0", "up", "type", "bridge")
+    before = state(host), state(sandbox)
+    error = net.run("DEL", sandbox, prev_result=result).error()
+    assert error["msg"] == 'failed to move "hd0" to hostNS: file exists'
+    assert 'if "eth0" is the pod\'s own, delete it there; then DEL can be repeated' in error["details"]
+    assert (state(host), state(sandbox)) == before
+    run_hint(host, error["details"], "ip link")
+    net.delete(sandbox, result)
+    assert (links(host)["hd0"]["address"], set(links(sandbox))) == (MAC, {"lo"})
+
+
+def test_altname_of_a_device_without_file(moved, host, sandbox, reference):
+    """DEL recognizes a device that the reference plugin moved and that the configuration selects by an altname."""
+    net = moved.having(cniVersion="1.0.0", ipam=None)
+    host.ip("link", "property", "add", "dev", "hd0", "altname", "lab0")
+    result = replace(net, bin_dir=reference, path=str(reference)).add(sandbox)
+    net.having(device="lab0").delete(sandbox, result)
+    assert links(host)["hd0"]["address"] == MAC
 
 
 def leave_as_the_kernel(host: Namespace, sandbox: Namespace, name: str) -> None:

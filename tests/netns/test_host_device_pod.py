@@ -82,6 +82,42 @@ def test_altnames_of_the_pod(moved, host, sandbox, name, crashed):
     assert files(moved) == []
 
 
+def test_altname_is_the_interface_name(moved, host, sandbox):
+    """ADD moves a device with an altname that is CNI_IFNAME; DEL and the rollback of a failed ADD restore it."""
+    host.ip("link", "property", "add", "dev", "hd0", "altname", "lab0", "altname", "eth0")
+    before = state(host)
+    moved.having(ipam={"type": "no-such-ipam"}).run("ADD", sandbox).error()
+    assert state(host) == before
+    result = moved.add(sandbox)
+    assert links(sandbox)["eth0"]["altnames"] == ["lab0"]
+    moved.delete(sandbox, result)
+    assert state(host) == before
+    assert files(moved) == []
+
+
+def test_altname_in_use_in_the_container(moved, host, sandbox):
+    """If an interface of the container has an altname of the device, ADD names it, and the printed command helps."""
+    host.ip("link", "property", "add", "dev", "hd0", "altname", "inner0")
+    sandbox.ip("link", "add", "inner0", "type", "bridge")
+    before = state(host), state(sandbox)
+    outcome = moved.run("ADD", sandbox)
+    if outcome.status == 0:
+        pytest.skip("before Linux 6.6 the kernel accepted altnames twice")
+    error = outcome.error()
+    assert (state(host), state(sandbox)) == before
+    reason, command = error["details"].rsplit(": ", 1)
+    assert 'has the name "inner0", which is an altname of "hd0"' in reason
+    host.run("sh", "-ec", command)
+    moved.delete(sandbox, moved.add(sandbox))
+
+
+def test_interface_name_is_an_altname_in_the_container(moved, sandbox):
+    """If CNI_IFNAME is an altname of an interface of the container, ADD names that interface."""
+    sandbox.ip("link", "add", "lan0", "type", "bridge")
+    sandbox.ip("link", "property", "add", "dev", "lan0", "altname", "eth0")
+    assert '"eth0" is an altname of "lan0"' in moved.run("ADD", sandbox).error()["details"]
+
+
 def test_failed_del_keeps_altnames(moved, host, sandbox):
     """If another interface has the device's name as altname, DEL fails, changes nothing and prints the fix."""
     moved.add(sandbox)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from tests.support.attaching import address, reaches
+from tests.support.machine import eventually
 from tests.support.netstate import state
-from tests.support.uplink import UPLINK, WIRE
+from tests.support.uplink import NEIGHBOUR, SUBNETS, UPLINK, WIRE, ranges
 
 EXISTING = {
     "macvlan": pytest.param("macvlan", marks=pytest.mark.needs("macvlan")),
@@ -21,8 +25,48 @@ def net(request, macvlan):
     return macvlan.having(type=request.param, cniVersion="1.1.0", **keys)
 
 
-def test_master_that_is_down_is_refused(net, sandbox):
-    """ADD and STATUS refuse it with the command that brings it up; nothing changes."""
+@pytest.fixture
+def net_on_dummy(ipvlan):
+    """An IPv4 network of ipvlan on an interface of the host without any connection, which is down."""
+    ipvlan.host.ip("link", "add", "lab0", "type", "dummy")
+    return ipvlan.having(master="lab0", mode="l3", ipam={**ipvlan.config["ipam"], "ranges": ranges(SUBNETS[0])})
+
+
+@pytest.mark.parametrize("net", [EXISTING["macvlan"], EXISTING["ipvlan"]], indirect=True)
+def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
+    """ADD attaches without a wait, as the reference plugins do; stderr and STATUS report the master.
+
+    The pod has its connection once the printed command has brought the master up.
+    """
+    net.host.ip("link", "set", UPLINK, "down")
+    begin = time.monotonic()
+    outcome = net.run("ADD", sandbox)
+    assert time.monotonic() - begin < 3
+    result = outcome.result()
+    net.check(sandbox, result)
+    error = net.run("STATUS").error()
+    assert (error["code"], error["msg"], error["details"]) == (50, 'master "up0" is down', 'ip link set "up0" up')
+    assert f"{error['msg']}, and the pod has no connection until it is up: {error['details']}" in outcome.stderr
+    net.host.run("sh", "-ec", error["details"])
+    net.run("STATUS").assert_silent()
+    for item in NEIGHBOUR:
+        # ping ends at once while the kernel verifies the pod's IPv6 address, which it does now
+        assert eventually(lambda item=item: reaches(sandbox, item.partition("/")[0]))
+    net.delete(sandbox, result)
+    assert net.leases() == {}
+
+
+@pytest.mark.needs("ipvlan", "dummy")
+def test_pods_on_a_dummy_that_is_down(net_on_dummy, sandbox, new_sandbox):
+    """Pods of a host-only ipvlan reach each other while the master is down."""
+    net_on_dummy.add(sandbox)
+    assert reaches(sandbox, address(net_on_dummy.add(new_sandbox())))
+
+
+@pytest.mark.parametrize("key", ["hostAccess", "conflictDetection"])
+def test_master_that_must_be_up(net, sandbox, key):
+    """Each plugin with a key that needs a master that is up, and vlan without any, refuse another; nothing changes."""
+    net = net.having(**{key: True})
     net.host.ip("link", "set", UPLINK, "down")
     before = state(net.host), state(sandbox)
     error = net.run("ADD", sandbox).error()
@@ -31,6 +75,18 @@ def test_master_that_is_down_is_refused(net, sandbox):
     assert net.run("STATUS").error()["code"] == 50
     net.host.run("sh", "-ec", error["details"])
     net.add(sandbox)
+
+
+@pytest.mark.needs("vlan_device")
+def test_check_of_vlan_with_a_master_that_is_down(macvlan, sandbox):
+    """The kernel sets a VLAN interface down with its master: CHECK prints the command for the master, which helps."""
+    net = macvlan.having(type="vlan", vlanId=100)
+    result = net.add(sandbox)
+    net.host.ip("link", "set", UPLINK, "down")
+    error = net.run("CHECK", sandbox, prev_result=result).error()
+    assert error["msg"] == 'master "up0" is down'
+    net.host.run("sh", "-ec", error["details"])
+    net.check(sandbox, result)
 
 
 def test_master_without_carrier(net, sandbox, neighbour):

@@ -218,9 +218,21 @@ def test_addresses_of_other_interfaces_are_ignored(sbr, host, sandbox):
     prev_result = connect(host, sandbox, IPV4, gateways=[GATEWAY])
     prev_result["ips"][0].pop("interface")
     prev_result["ips"].append({"address": "10.5.0.2/24", "gateway": "10.5.0.1", "interface": 0})
-    prev_result["ips"].append({"address": "10.6.0.2/24", "gateway": "10.6.0.1", "interface": 7})
     sbr.add(sandbox, prev_result)
     assert rules(sandbox) == ["32765: from 10.1.0.2 lookup 100"]
+
+
+@pytest.mark.parametrize("index", [2, 7, -1])
+def test_index_of_no_interface(sbr, host, new_sandbox, reference, index):
+    """An address whose index no interface of the result has gets its rule and table, as with the reference plugin."""
+    states = []
+    for number, bin_dir in enumerate((None, reference)):
+        sandbox = new_sandbox()
+        prev_result = connect(host, sandbox, IPV4, gateways=[GATEWAY], peer_name=f"peer{number}")
+        prev_result["ips"][0]["interface"] = index
+        sbr.with_plugin(bin_dir).add(sandbox, prev_result)
+        states.append((rules(sandbox), sandbox.ip("route", "show", "table", "100")))
+    assert states[0] == states[1]
 
 
 def test_concurrent_adds_choose_different_tables(sbr, host, sandbox):

@@ -223,6 +223,20 @@ def test_failed_add_leaves_nothing(pods, sandbox):
     assert (netstate.state(pods.host), netstate.state(sandbox)) == before
 
 
+@pytest.mark.parametrize("version", ["0.4.0", "1.1.0"])
+@pytest.mark.parametrize("routes", [[{"dst": "0.0.0.0/0"}], [{"dst": "192.0.2.0/24", "gw": "169.254.1.1"}]])
+def test_gateway_in_no_subnet(pods, sandbox, version, routes):
+    """A single address needs a route of scope link to its gateway: the error prints it, and then ADD succeeds."""
+    addresses = [{"address": "10.24.0.7/32", "gateway": "169.254.1.1"}]
+    conf = config(version, {"addresses": addresses, "routes": routes}, bridge="cni0")
+    error = replace(pods, config=conf).run("ADD", sandbox).error()
+    assert "the gateway 169.254.1.1 is in no subnet of the interface" in error["details"]
+    (to_gateway,) = json.loads(error["details"].split('"routes": ')[1].replace(", ...", ""))
+    conf["ipam"]["routes"] = [to_gateway, *routes]
+    replace(pods, config=conf).add(sandbox)
+    assert "169.254.1.1 dev eth0 scope link" in sandbox.ip("route")
+
+
 def test_status_reports_an_invalid_section(pods):
     """STATUS of bridge and static has code 50 for an invalid section, and succeeds otherwise; GC does nothing."""
     pods = pods.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []})

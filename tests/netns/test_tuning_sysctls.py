@@ -57,6 +57,28 @@ def test_interface_with_a_dot(tuning, host, sandbox):
     net.check(sandbox, result, ifname="eth0.5")
 
 
+@pytest.mark.parametrize("name", ["net1/100", "net1.100", "net1"])
+@pytest.mark.parametrize("command", ["ADD", "CHECK"])
+def test_setting_of_an_interface_that_does_not_exist(tuning, host, sandbox, name, command):
+    """A dot in an interface's name, as sysctl(8) writes it or not, or a wrong name: the error prints the right key."""
+    result = connect_veth(host, sandbox, ifname="net1.100")
+    net = tuning.having(sysctl={f"net.ipv4.conf.{name}.accept_redirects": "0"})
+    error = net.run(command, sandbox, result, ifname="net1.100").error()
+    assert 'the container has no interface "net1"; ' in error["details"]
+    key = error["details"].split('"')[-2]
+    net = tuning.having(sysctl={key: "0"})
+    net.add(sandbox, result, ifname="net1.100")
+    net.check(sandbox, result, ifname="net1.100")
+    assert sandbox.sysctl("net/ipv4/conf/net1.100/accept_redirects") == "0"
+
+
+@pytest.mark.parametrize("key", ["net.core.nosuch", "net.ipv4.conf.eth0.nosuch", "net.ipv4.nosuch"])
+def test_setting_that_the_kernel_lacks(tuning, sandbox, prev_result, key):
+    """The error says that the kernel lacks a setting, unless its interface is missing."""
+    error = tuning.having(sysctl={key: "0"}).run("ADD", sandbox, prev_result).error()
+    assert "this kernel has no such setting" in error["details"]
+
+
 def test_args_are_merged_key_by_key(tuning, sandbox, prev_result):
     """A sysctl of args replaces the same key of the file and keeps the others."""
     file = {"net.core.somaxconn": "77", "net.ipv4.ip_default_ttl": "11"}

@@ -1,12 +1,20 @@
 """Reading and changing rules with the restore programs (kernel.netfilter.iptables), with scripts as programs."""
 
+import fcntl
+import os
+import signal
+import subprocess
+from contextlib import ExitStack
+
 import pytest
 
 from cni.errors import CniError
+from kernel import locks
 from kernel.netfilter import iptables, iptables_program
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_rule import Change, Listing, Rule
 from tests.support.errors import error_of
+from tests.support.machine import eventually
 
 PROGRAM = """#!/bin/sh
 here=${0%/*}
@@ -155,6 +163,44 @@ def test_a_lock_that_stays_locked_is_code_11(programs, monkeypatch, variable, lo
     assert (error.code, len(programs.calls())) == (11, 1)
     assert "try again later" in error.msg
     assert error.details.endswith(f" {lock}")
+
+
+def test_a_conflict_of_iptables_nft_names_no_lock(programs, monkeypatch):
+    """Iptables-nft has no lock: after a permanent conflict the details say what changes the rules."""
+    monkeypatch.setattr(iptables_program, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(iptables_program, "is_nft", lambda program: True)
+    programs.install(4, 4, 4)
+    error = error_of(apply, CniError)
+    assert error.code == 11
+    assert error.details == (
+        "iptables-nft has no lock: another program changes rules all the time; nft monitor shows the changes"
+    )
+
+
+LONG_RUN = "with thousands of rules that takes long"
+
+
+@pytest.mark.parametrize("is_nft", [True, False])
+@pytest.mark.parametrize("holder", ["none", "another process", "the program"])
+def test_notice_of_a_long_run(monkeypatch, capfd, tmp_path, is_nft, holder):
+    """The holder of the lock is named only if the program uses the lock and another process holds it."""
+    lock = tmp_path / "lock"
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(lock))
+    monkeypatch.setattr(iptables_program, "is_nft", lambda program: is_nft)
+    with ExitStack() as stack:
+        if holder == "another process":
+            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+        elif holder == "the program":
+            program = subprocess.Popen(["flock", lock, "sleep", "60"], process_group=0)
+            stack.callback(program.wait)
+            stack.callback(program.kill)
+            stack.callback(os.killpg, program.pid, signal.SIGKILL)
+            assert eventually(lambda: locks.get_holders(os.stat(lock)) if lock.exists() else False)
+        iptables_program._report_long_run(["/sbin/iptables-restore"])
+    printed = capfd.readouterr().err
+    assert printed.startswith("podwire: ")
+    assert (f"the lock {lock} is held by" in printed) == (holder == "another process" and not is_nft)
+    assert (LONG_RUN in printed) == (f"the lock {lock}" not in printed)
 
 
 def test_a_missing_program_makes_a_family_unusable(programs):
