@@ -1,8 +1,8 @@
 """Builds the executable twice, from copies of the sources in two directories, and compares the bytes.
 
-One rule: the copies share only the machine and its installed packages, neither paths nor caches, so that a second user,
-who may not read this directory or its .venv, can build. For root, the second build runs as that user, in a new PID
-namespace, whose process IDs are small, and with a tmpfs on /tmp.
+One rule: the copies share only the machine and its installed packages, neither paths nor caches, nor this
+directory and its .venv, which another user may be unable to read. For root, the second build runs as another user, in a
+new PID namespace, whose process IDs are small, and with a tmpfs on /tmp.
 
     PYTHONHASHSEED=0 python -m pack.reproducible [--arm64 SYSROOT]
 """

@@ -130,8 +130,8 @@ def _suggest_network(node: Node) -> str:
         line = f"podwire install --conf --node node.json{option}"
         return f"{line}, where node.json is the output of: kubectl get node NAME -o json"
     local = [one.address.network for assigned in node.addresses.values() for one in assigned]
-    taken = [*local, *(item.dst.network for item in node.routes if item.dst.network.prefixlen)]
-    free = (text for number in _SECOND_BYTES if not overlapping(ip_network(text := f"10.{number}.0.0/16"), taken))
+    used = [*local, *(item.dst.network for item in node.routes if item.dst.network.prefixlen)]
+    free = (text for number in _SECOND_BYTES if not overlapping(ip_network(text := f"10.{number}.0.0/16"), used))
     return f"podwire install --conf --subnet {next(free, 'CIDR')}{option}"
 
 

@@ -39,8 +39,8 @@ def project_files() -> Iterator[Path]:
 def test_no_file_names_the_host_of_a_package_archive():
     """No file of the project names the host of a package archive: a machine may have no way to it."""
     texts = {path: path.read_text(errors="ignore") for path in project_files()}
-    found = {str(path.relative_to(ROOT)): hosts for path, text in texts.items() if (hosts := find_archives(text))}
-    assert found == {}
+    named = {str(path.relative_to(ROOT)): hosts for path, text in texts.items() if (hosts := find_archives(text))}
+    assert named == {}
 
 
 @pytest.mark.parametrize(

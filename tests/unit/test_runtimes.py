@@ -242,10 +242,12 @@ def test_subnets_of_podman(host):
     write(host, f"{directory}/x.json", "{")
     web = ("web", f"{host}/{directory}/web.json", "10.89.0.0/24")
     assert list(runtimes.list_podman_subnets({}))[:1] == [web]
-    write(host, "etc/containers/containers.conf", "[network]\ndefault_subnet = '10.90.0.0/16'\ndefault_network = 'own'")
-    assert list(runtimes.list_podman_subnets({}))[-1] == ("own", "its default", "10.90.0.0/16")
-    write(host, f"{directory}/own.json", '{"name": "own", "subnets": [{"subnet": "10.91.0.0/16"}]}')
-    subnets = [subnet for name, _, subnet in runtimes.list_podman_subnets({}) if name == "own"]
+    write(
+        host, "etc/containers/containers.conf", "[network]\ndefault_subnet = '10.90.0.0/16'\ndefault_network = 'mine'"
+    )
+    assert list(runtimes.list_podman_subnets({}))[-1] == ("mine", "its default", "10.90.0.0/16")
+    write(host, f"{directory}/mine.json", '{"name": "mine", "subnets": [{"subnet": "10.91.0.0/16"}]}')
+    subnets = [subnet for name, _, subnet in runtimes.list_podman_subnets({}) if name == "mine"]
     assert subnets == ["10.91.0.0/16"]
 
 
@@ -257,8 +259,8 @@ def test_conflicts_of_a_new_network(host):
     """Subnets of a new network that overlap with another file's, or podman's, are found, not those of its own file."""
     write(host, "usr/bin/podman", "")
     write(host, "net.d/20-other.conflist", OTHER)
-    own = default_network.render(default_network.STANDARD, ["10.22.0.0/16"])
-    write(host, "net.d/10-podwire.conflist", own.decode())
+    file = default_network.render(default_network.STANDARD, ["10.22.0.0/16"])
+    write(host, "net.d/10-podwire.conflist", file.decode())
     path = f"{host}/net.d/20-other.conflist"
     sentence = "two containers can get one address; use another subnet"
     for subnet, conflict in (
