@@ -23,7 +23,7 @@ from kernel.route import SCOPE_LINK
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
 from plugins.bridge.addresses import distant_gateways, gateway_and_prefix, is_assigned
-from plugins.bridge.conf import BridgeConf
+from plugins.bridge.conf import BridgeConf, refuse_long_names
 from process.undo import Undo
 
 _FAMILIES = {4: int(AF_INET), 6: int(AF_INET6)}
@@ -41,7 +41,10 @@ class NotABridgeError(CniError):
 
 
 def get(host: Socket, name: str) -> Link | None:
-    """Returns the bridge called `name`, None when there is no such link; raises KernelError, NotABridgeError."""
+    """Returns the bridge with a name or altname, None when there is no such link.
+
+    Raises KernelError, NotABridgeError.
+    """
     (existing,) = link.get(host, link.by_name_request(name))
     if existing is not None and existing.kind != "bridge":
         raise NotABridgeError(existing)
@@ -51,16 +54,19 @@ def get(host: Socket, name: str) -> Link | None:
 def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     """Creates the bridge if it does not exist, brings it up, in promiscuous mode if configured, and returns it.
 
-    Raises KernelError, and NotABridgeError when a link of another kind has its name.
+    Raises KernelError, CniError(7) for a name that is too long, and NotABridgeError when a link of another kind has its
+    name.
     """
     try:
-        bridge = get(host, conf.bridge) or _create(host, conf, undo)
+        existing = get(host, conf.bridge)
+        refuse_long_names(existing.name if existing else "", conf)
+        bridge = existing or _create(host, conf, undo)
     except NotABridgeError as error:
         raise error.prefixed(f'failed to create bridge "{conf.bridge}": ') from error
     is_promisc = bool(bridge.flags & link.IFF_PROMISC)
     if not bridge.is_up or (conf.promisc and not is_promisc):
         host.change(link.set_request(bridge, up=True, promisc=True if conf.promisc else None))
-    sysctl.try_write(f"ipv6/conf/{conf.bridge}/accept_ra", "0")
+    sysctl.try_write(f"ipv6/conf/{bridge.name}/accept_ra", "0")
     return bridge
 
 

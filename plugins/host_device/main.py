@@ -268,16 +268,17 @@ def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
 def _bring_back_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> None:
     """Moves a device without a file, which the reference plugin moved to the pod, back to the host.
 
-    It is called CNI_IFNAME, and its alias is its name on the host. A pod can create an interface with any name and
-    alias, also after a first DEL. So nothing is moved if the configured device is on the host, and no interface that
-    the pod must have created. Raises CniError, KernelError.
+    It is called CNI_IFNAME, its alias is its name on the host, and it has kept its altnames. A pod can create an
+    interface with any names and alias, also after a first DEL. So nothing is moved if the configured device is on the
+    host, and no interface that the pod must have created. Raises CniError, KernelError.
     """
     candidate = device.get(sandbox.socket, sandbox.ifname)
     if candidate is None or candidate.link.name != sandbox.ifname or not candidate.link.alias:
         return
     item = candidate.link
     if conf.device:
-        is_selected = item.alias == conf.device and device.get(host, conf.device) is None
+        names = (item.alias, *candidate.altnames)
+        is_selected = conf.device in names and device.get(host, conf.device) is None
     elif conf.hwaddr:
         is_selected = selection.parse_mac_or_none(item.mac) == selection.parse_mac_or_none(conf.hwaddr)
     else:
