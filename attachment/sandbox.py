@@ -7,6 +7,7 @@ addresses that an interface has when it comes up.
 from __future__ import annotations
 
 import socket as stdlib_socket
+from collections.abc import Iterable
 from ipaddress import IPv6Interface
 from types import TracebackType
 
@@ -194,17 +195,9 @@ def _missing(expected: str, sandbox: Sandbox) -> CniError:
 
 
 def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
-    """Returns requests that add the routes of `result`; the default gateway is the first of the route's family.
-
-    Routes of scope link have no gateway.
-    """
+    """Returns requests that add the routes of `result`."""
     ips = attachment_ips(result, container_link.name, strict=False)
-    return [
-        route.add_request(
-            container_link, item, item.gw or (None if item.scope == route.SCOPE_LINK else _gateway(ips, item))
-        )
-        for item in result.routes
-    ]
+    return [route.add_request(container_link, item, gateway_of(item, ips)) for item in result.routes]
 
 
 def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[IPConfig]:
@@ -231,8 +224,10 @@ def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[
     return ips
 
 
-def _gateway(ips: list[IPConfig], item: Route) -> Address | None:
-    """Returns the first gateway of the route's address family."""
+def gateway_of(item: Route, ips: Iterable[IPConfig]) -> Address | None:
+    """Returns a route's gateway, by default the first of its address family; a route of scope link has none."""
+    if item.gw or item.scope == route.SCOPE_LINK:
+        return item.gw
     family = type(item.dst)
     return next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, family)), None)
 

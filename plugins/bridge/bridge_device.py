@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from ipaddress import IPv4Interface, IPv6Interface
 from itertools import starmap
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
@@ -22,7 +21,7 @@ from kernel.link import Link
 from kernel.route import SCOPE_LINK
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
-from plugins.bridge.addresses import distant_gateways, gateway_and_prefix, is_assigned
+from plugins.bridge.addresses import distant_gateways, gateway_and_prefix, is_assigned, is_conflict
 from plugins.bridge.conf import BridgeConf, refuse_long_names
 from process.undo import Undo
 
@@ -112,8 +111,9 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
     `gateway_link` is the bridge, or the gateway interface of a VLAN. Unless "enabledad" is set, IPv6 gateways skip
     duplicate address detection. It takes two seconds, in which the gateway answers no neighbour solicitation, and the
     first pod of a node would wait that long for its first packet. A subnet without its gateway, as the second block of
-    a pool, gets a route. If one gateway conflicts with an existing address, nothing is changed. Raises KernelError, and
-    CniError(7) for a conflict.
+    a pool, gets a route. Its source is the gateway, unless that is a link-local IPv6 address: few programs can answer
+    to one. If one gateway conflicts with an existing address, nothing is changed. Raises KernelError, and CniError(7)
+    for a conflict.
     """
     gateways = [pair for ip in result.ips if (pair := gateway_and_prefix(ip)) is not None]
     requests = _address_requests(host, gateway_link, gateways, conf)
@@ -124,7 +124,8 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
         requests.append(link.set_request(gateway_link, mac=gateway_link.mac_bytes))
     for subnet, gateway in distant_gateways(result.ips).items():
         to_subnet = Route(with_prefix(subnet.network_address, subnet.prefixlen), scope=SCOPE_LINK)
-        requests.append(route.add_request(gateway_link, to_subnet, None, source=gateway, exists_ok=True))
+        source = None if gateway.version == 6 and gateway.is_link_local else gateway
+        requests.append(route.add_request(gateway_link, to_subnet, None, source=source, exists_ok=True))
     if requests:
         try:
             host.change(*requests)
@@ -205,7 +206,7 @@ def _conflict_error(
     name, is_bridge = gateway_link.name, gateway_link.kind == "bridge"
     ports = link.count_ports(host, gateway_link.index) - ignored_ports
     if is_bridge and ports <= 0:
-        details = f'ip address del {other_cidr} dev "{name}" # no other attachment uses it'
+        details = f'ip address del {other_cidr} dev "{name}" # no other attachment uses it; "forceAddress" does that'
     else:
         use = f", and {ports} port{' is' if ports == 1 else 's are'} in use" if is_bridge else ""
         details = (
@@ -229,16 +230,4 @@ def _conflict_of_all(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Ci
 
 def _list_conflicting(gateway_cidr: Cidr, existing: list[Cidr]) -> list[Cidr]:
     """Returns the existing addresses that conflict with a gateway; none if the gateway is one of them."""
-    return [] if gateway_cidr in existing else [cidr for cidr in existing if _is_conflict(gateway_cidr, cidr)]
-
-
-def _is_conflict(one: Cidr, other: Cidr) -> bool:
-    """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets.
-
-    One address may be there twice, for a subnet and for single addresses, whose gateway it is, too.
-    """
-    if one.ip == other.ip and one.network.max_prefixlen in (one.network.prefixlen, other.network.prefixlen):
-        return False
-    if isinstance(one, IPv4Interface):
-        return isinstance(other, IPv4Interface)
-    return isinstance(other, IPv6Interface) and one.network.overlaps(other.network)
+    return [] if gateway_cidr in existing else [cidr for cidr in existing if is_conflict(gateway_cidr, cidr)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from attachment.presence import Presence
+from attachment.sandbox import gateway_of
 from cni.address import Address, Cidr, format_mac
 from cni.errors import CniError
 from kernel.link import IFF_NOARP, Link
@@ -127,14 +128,7 @@ class _Inspection:
         """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table."""
         result = self._pod.attachment.typed_result
         is_in_vrf = any(plugin["type"] == "vrf" for plugin in self._pod.item.network.plugins)
-        routes = []
-        for one in result.routes:
-            gateway = one.gw or next(
-                (ip.gateway for ip in result.ips if ip.gateway and ip.gateway.version == one.dst.version), None
-            )
-            if not (one.table or is_in_vrf):
-                routes.append((one.dst, gateway))
-        return routes
+        return [(one.dst, gateway_of(one, result.ips)) for one in result.routes if not (one.table or is_in_vrf)]
 
     def _link(self, link: Link) -> Iterator[Finding]:
         if self._pod.mac and link.mac and link.mac != self._pod.mac:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.attaching import address, host_end, reaches
 from tests.support.netstate import links, state
+from tests.support.publishing import CLIENT6, NODE6
 
 
 def address_flags(namespace, name="eth0"):
@@ -32,6 +33,31 @@ def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
     assert gateway.get("nodad", False) is not bool(dad)
     if not dad:
         assert address_flags(dual_network.host, "cni0")["fd00:22::1"] == set()
+
+
+@pytest.mark.parametrize("force", [None, True])
+def test_link_local_gateway(dual_network, new_sandbox, client, force):
+    """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and outside reach each other.
+
+    Two networks with different ones share a bridge.
+    """
+    client.ip("route", "add", "fd00::/16", "via", NODE6)
+    pods, results = [], []
+    for number in (1, 2):
+        ipam = {**dual_network.config["ipam"], "routes": [{"dst": "::/0"}]}
+        ranges = [[{"subnet": f"fd00:22:{number}::/64", "gateway": f"fe80::{number}"}]]
+        net = dual_network.having(
+            name=f"net{number}", cniVersion="1.1.0", forceAddress=force, ipam={**ipam, "ranges": ranges}
+        )
+        pods.append(new_sandbox())
+        results.append(net.add(pods[-1]))
+        net.check(pods[-1], results[-1])
+        net.run("STATUS", container_id=None, ifname=None).assert_silent()
+        assert reaches(pods[-1], CLIENT6)
+        assert all(reaches(namespace, address(results[-1])) for namespace in (client, net.host))
+    assert reaches(pods[0], address(results[1]))
+    assert {"fe80::1", "fe80::2"} < set(address_flags(net.host, "cni0"))
+    assert len(address_flags(net.host, "cni0")) == 3
 
 
 def test_ipv6_only_network(dual_network, new_sandbox):
