@@ -75,6 +75,7 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
         host.change(link.create_bridge_request(conf.bridge, mac, conf.mtu, vlan_filtering=conf.vlans.filtering))
+        disable_dad(conf.bridge, conf)
     except KernelError as error:
         if error.errno == errno.EOPNOTSUPP and conf.vlans.filtering:
             raise NoFilteringError(conf.bridge) from error
@@ -88,6 +89,16 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
             "another ADD that failed, or another program, deleted it; try again",
         )
     return created
+
+
+def disable_dad(name: str, conf: BridgeConf) -> None:
+    """Disables IPv6 duplicate address detection on a new gateway, unless "enabledad" is set.
+
+    The kernel gives it a link-local address, from its random MAC address, when the first pod's port comes up. Until the
+    detection ends, after two seconds, the gateway has no address to look for pods with, and forwards nothing to them.
+    """
+    if conf.is_gateway and not conf.dad:
+        sysctl.try_write(f"ipv6/conf/{name}/accept_dad", "0")
 
 
 def ensure_mac(host: Socket, before: Link, after: Link) -> Link:

@@ -185,6 +185,7 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
         host.change(veth_request)
         for end in ends:
             sysctl.try_write(f"ipv6/conf/{end.name}/accept_ra", "0")
+        bridge_device.disable_dad(gateway_end.name, conf)
         port, gateway_link = link.get(host, *(link.by_name_request(end.name) for end in ends))
         if port is None or gateway_link is None:
             raise _deleted_error(port_end.name)

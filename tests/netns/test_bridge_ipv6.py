@@ -35,6 +35,17 @@ def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
         assert address_flags(dual_network.host, "cni0")["fd00:22::1"] == set()
 
 
+@pytest.mark.parametrize("keys", [{}, pytest.param({"vlan": 100}, marks=pytest.mark.needs("vlan_filtering"))])
+def test_the_first_pod_is_reached_from_outside_at_once(dual_network, sandbox, client, keys):
+    """A packet that the node forwards to the first pod on a new bridge arrives at once.
+
+    The node asks for the pod's MAC address with the gateway's link-local address, which must not be tentative.
+    """
+    client.ip("route", "add", "fd00:22::/64", "via", NODE6)
+    result = dual_network.having(**keys).add(sandbox)
+    assert reaches(client, address(result, 1), within_s=1)
+
+
 @pytest.mark.parametrize("force", [None, True])
 def test_link_local_gateway(dual_network, new_sandbox, client, force):
     """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and outside reach each other.
