@@ -40,7 +40,7 @@ def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     A failed ADD is followed by a DEL as the specification requires, with two exceptions. podwire's own IPAM plugins run
     in this process and undo a failed or interrupted ADD themselves: host-local its reservations, dhcp its lease; static
     has no state. After "duplicate allocation" DEL would release the address of a running container. After SIGKILL
-    nobody can undo anything here: dhcp's daemon ends a lease that nobody waits for, and the runtime runs DEL.
+    no process can undo it here: dhcp's daemon ends a lease that no client waits for, and the runtime runs DEL.
     """
     program = _find_other(kind, args, conf)
     release = partial(_run, program, kind, replace(args, command="DEL"), conf)

@@ -36,7 +36,7 @@ def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
 
 
 @pytest.mark.parametrize("keys", [{}, pytest.param({"vlan": 100}, marks=pytest.mark.needs("vlan_filtering"))])
-def test_the_first_pod_is_reached_from_outside_at_once(dual_network, sandbox, client, keys):
+def test_a_client_reaches_the_first_pod_at_once(dual_network, sandbox, client, keys):
     """A packet that the node forwards to the first pod on a new bridge arrives at once.
 
     The node asks for the pod's MAC address with the gateway's link-local address, which must not be tentative.
@@ -48,7 +48,7 @@ def test_the_first_pod_is_reached_from_outside_at_once(dual_network, sandbox, cl
 
 @pytest.mark.parametrize("force", [None, True])
 def test_link_local_gateway(dual_network, new_sandbox, client, force):
-    """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and outside reach each other.
+    """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and a client reach each other.
 
     Two networks with different ones share a bridge.
     """

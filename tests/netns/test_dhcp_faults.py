@@ -123,7 +123,7 @@ def test_plugin_that_is_killed_during_add(node, sandbox):
 
 @pytest.mark.parametrize("kind", ["macvlan", "dhcp"])
 @pytest.mark.parametrize("ending", ["the plugin gets SIGTERM", "the connection ends", "the daemon ends"])
-def test_add_whose_answer_is_lost(node, host, sandbox, kind, ending):
+def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
     """A lease whose ADD was interrupted after the daemon had answered is released, also by the next daemon."""
     node.start_server()
     if kind == "dhcp":
