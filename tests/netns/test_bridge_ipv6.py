@@ -1,10 +1,13 @@
 """IPv6 through bridge: router advertisements, duplicate address detection, addresses usable when ADD returns."""
 
 import json
+import socket
+import struct
 
 import pytest
 
 from tests.support.attaching import address, host_end, reaches
+from tests.support.machine import eventually
 from tests.support.netstate import links, state
 from tests.support.publishing import CLIENT6, NODE6
 
@@ -99,6 +102,36 @@ def test_host_ignores_router_advertisements(dual_network, sandbox):
     result = dual_network.add(sandbox)
     for name in ("cni0", host_end(result)):
         assert dual_network.host.sysctl(f"net/ipv6/conf/{name}/accept_ra") == "0"
+
+
+def advertise(router):
+    """Sends a router advertisement from a machine's eth0 to the others on its link."""
+    with router.entered(), socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sender:
+        index = socket.if_nametoindex("eth0")
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+        sender.sendto(struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0), ("ff02::1", 0, 0, index))
+
+
+@pytest.mark.parametrize("accept", ["1", "2"])
+@pytest.mark.parametrize("kind", ["bridge", "ptp"])
+def test_the_nodes_advertised_default_route_is_kept(dual_network, client, sandbox, kind, accept):
+    """A default route that the node learned by router advertisement stays, and further ones are accepted.
+
+    The first ADD enables forwarding, with which the kernel would delete the route.
+    """
+    host = dual_network.host
+    host.set_sysctl("net/ipv6/conf/uplink/accept_ra", accept)
+
+    def has_route():
+        return "proto ra" in host.ip("-6", "route", "show", "default")
+
+    assert eventually(lambda: advertise(client) or has_route())
+    dual_network.having(type=kind).add(sandbox)
+    assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
+    assert has_route()
+    assert host.sysctl("net/ipv6/conf/uplink/accept_ra") == "2"
+    assert host.sysctl("net/ipv6/conf/lo/accept_ra") == "1"
 
 
 @pytest.mark.parametrize(("dad", "accept"), [(None, "0"), (True, "1")])
