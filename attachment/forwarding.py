@@ -1,6 +1,9 @@
 """IP forwarding, without which a host forwards no packets of pods.
 
 It is enabled for the address families in use, and never disabled, since other programs may rely on it.
+
+With IPv6 forwarding the kernel deletes the default routes that it learned by router advertisement, and ignores further
+ones, unless accept_ra is 2. So that is set where there is such a route: the node would lose IPv6 with its first pod.
 """
 
 from __future__ import annotations
@@ -8,14 +11,20 @@ from __future__ import annotations
 from contextlib import suppress
 
 from cni.errors import CniError, Code
-from kernel import sysctl
+from kernel import advertised_route, sysctl
 
 _NAMES = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 
 def enable(version: int) -> None:
     """Enables forwarding for an IP version (4, 6) if it is off; raises CniError(999) with a hint."""
-    sysctl.ensure_or_fail(_NAMES[version], "1", "enable forwarding")
+    name = _NAMES[version]
+    with suppress(OSError):  # ensure_or_fail() reports it
+        if sysctl.get(name) == "1":
+            return
+        if version == 6:
+            _keep_advertised_routes()
+    sysctl.ensure_or_fail(name, "1", "enable forwarding")
 
 
 def check(version: int) -> None:
@@ -44,3 +53,14 @@ def refuse_unavailable() -> None:
         f"forwarding is off, and net/{name} cannot be written here",
         f"set it on the node: {sysctl.command(name, '1')}",
     )
+
+
+def _keep_advertised_routes() -> None:
+    """Has the kernel accept router advertisements also with forwarding, on the interfaces with such a default route.
+
+    Raises OSError.
+    """
+    for interface in advertised_route.list_interfaces():
+        name = f"ipv6/conf/{interface}/accept_ra"
+        if sysctl.get(name) == "1":
+            sysctl.try_write(name, "2")

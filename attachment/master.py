@@ -9,7 +9,7 @@ import sys
 
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
-from cni.args import is_interface_name
+from cni import link_name
 from cni.errors import CniError, Code, internal, invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, STRING, Key
@@ -37,10 +37,7 @@ class MasterOptions:
 
 def parse(fields: Fields) -> MasterOptions:
     """Reads `master`, `mtu` (bytes) and `linkInContainer`; raises CniError(7)."""
-    name = fields.string("master")
-    if name and not is_interface_name(name):
-        details = "1 to 15 bytes, no spaces, slashes, colons or percent signs"
-        raise fields.error("master", f'is not a valid interface name: "{name}"', details)
+    name = link_name.read(fields, "master")
     return MasterOptions(name, fields.integer("mtu") or 0, fields.boolean("linkInContainer"))
 
 

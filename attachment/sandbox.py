@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib_socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv6Interface
 from types import TracebackType
@@ -198,17 +198,9 @@ def _missing(expected: str, sandbox: Sandbox) -> CniError:
 
 
 def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
-    """Returns requests that add the routes of `result`; the default gateway is the first of the route's family.
-
-    Routes of scope link have no gateway.
-    """
+    """Returns requests that add the routes of `result`."""
     ips = attachment_ips(result, container_link.name, strict=False)
-    return [
-        route.add_request(
-            container_link, item, item.gw or (None if item.scope == route.SCOPE_LINK else _gateway(ips, item))
-        )
-        for item in result.routes
-    ]
+    return [route.add_request(container_link, item, gateway_of(item, ips)) for item in result.routes]
 
 
 @contextmanager
@@ -220,7 +212,7 @@ def explained_gateways(container_link: Link, result: Result) -> Iterator[None]:
         if error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH):
             raise
         ips = attachment_ips(result, container_link.name, strict=False)
-        gateways = (item.gw or _gateway(ips, item) for item in result.routes if item.scope != route.SCOPE_LINK)
+        gateways = (gateway_of(item, ips) for item in result.routes)
         for gateway in gateways:
             if gateway is not None and not any(gateway in ip.address.network for ip in ips):
                 to_gateway = f'{{"dst": "{host_cidr(gateway)}", "scope": {route.SCOPE_LINK}}}'
@@ -256,8 +248,10 @@ def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[
     return ips
 
 
-def _gateway(ips: list[IPConfig], item: Route) -> Address | None:
-    """Returns the first gateway of the route's address family."""
+def gateway_of(item: Route, ips: Iterable[IPConfig]) -> Address | None:
+    """Returns a route's gateway, by default the first of its address family; a route of scope link has none."""
+    if item.gw or item.scope == route.SCOPE_LINK:
+        return item.gw
     family = type(item.dst)
     return next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, family)), None)
 

@@ -281,5 +281,7 @@ def _is_unused(host: Socket, veth: Link, prev_result: Result, bridge: str | None
     assigned = (item.address.ip for item in address.list_on_link(host, veth))
     if any(ip not in gateways and not (ip.version == 6 and ip.is_link_local) for ip in assigned):
         return False
-    (master,) = link.get(host, link.by_index_request(veth.master)) if veth.master else [None]
-    return bridge is None or (master is not None and (master.name, master.kind) == (bridge, "bridge"))
+    if bridge is None:
+        return True
+    (master,) = link.get(host, link.by_name_request(bridge)) if bridge and veth.master else [None]
+    return master is not None and (master.index, master.kind) == (veth.master, "bridge")

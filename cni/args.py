@@ -120,21 +120,21 @@ def check_container_id(value: str) -> None:
         raise CniError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID", value)
 
 
-def is_interface_name(value: str) -> bool:
+def is_interface_name(value: str, *, max_bytes: int = _IFNAME_BYTES) -> bool:
     """Returns whether `value` is a valid interface name."""
     try:
-        check_ifname(value)
+        check_ifname(value, max_bytes=max_bytes)
     except CniError:
         return False
     return True
 
 
-def check_ifname(value: str) -> None:
+def check_ifname(value: str, *, max_bytes: int = _IFNAME_BYTES) -> None:
     """Raises CniError(4) for an invalid interface name."""
     problem, details = "", value
     if not value:
         problem = "interface name is empty"
-    elif len(value.encode("utf-8", "replace")) > _IFNAME_BYTES:
+    elif len(value.encode("utf-8", "replace")) > max_bytes:
         problem, details = "interface name is too long", "interface name should be less than 16 characters"
     elif value in (".", ".."):
         problem, details = "interface name is . or ..", ""

@@ -37,8 +37,10 @@ def add(kind: str, args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     """Runs ADD of the plugin named `kind` and returns its result; pushes the delegated DEL on `undo`.
 
     The delegate gets this process's environment with CNI_COMMAND=ADD, and the same stdin. Its error is raised as it is.
-    A failed ADD is followed by a DEL as the specification requires, with two exceptions: podwire's host-local leaks
-    nothing, and after "duplicate allocation" DEL would release the address of a running container.
+    A failed ADD is followed by a DEL as the specification requires, with two exceptions. podwire's own IPAM plugins run
+    in this process and undo a failed or interrupted ADD themselves: host-local its reservations, dhcp its lease; static
+    has no state. After "duplicate allocation" DEL would release the address of a running container. After SIGKILL
+    no process can undo it here: dhcp's daemon ends a lease that no client waits for, and the runtime runs DEL.
     """
     program = _find_other(kind, args, conf)
     release = partial(_run, program, kind, replace(args, command="DEL"), conf)

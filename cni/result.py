@@ -91,15 +91,22 @@ class Result:
     routes: tuple[Route, ...] = ()
     dns: DNS = DNS()
 
-    def to_json(self, version: str) -> dict[str, object]:
+    def to_json(self, version: str, *, is_passed_on: bool = False) -> dict[str, object]:
         """Returns the result in the shape of `version` ("" is 0.1.0).
 
-        Raises CniError(7) when that version cannot hold it: 0.1.0 and 0.2.0 need an address.
+        Raises CniError(7) when that version cannot hold it: a result of 0.1.0 or 0.2.0 consists of addresses. A chained
+        plugin passes a prevResult without any on.
         """
         if at_least(version, "1.0.0"):
             return _to_v1(self, version)
         if at_least(version, "0.3.0"):
             return _to_v03(self, version)
+        if not (self.ips or is_passed_on):
+            raise CniError(
+                Code.INVALID_NETWORK_CONFIG,
+                "cannot convert: no valid IP addresses",
+                f"a result of CNI version {version or '0.1.0'} consists of addresses; use cniVersion 0.3.0 or later",
+            )
         return _to_v02(self, version or "0.1.0")
 
     def converted(self, version: str) -> Result:
@@ -226,12 +233,6 @@ def _to_v02(result: Result, version: str) -> dict[str, object]:
                 {"dst": format_ip(r.dst), **({"gw": format_ip(r.gw)} if r.gw else {})} for r in selected
             ]
             body[key] = {"ip": format_ip(ip.address), **_gateway(ip), **_filled(routes=routes)}
-    if len(body) == 1:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            "cannot convert: no valid IP addresses",
-            f"a result of CNI version {version} consists of addresses; use cniVersion 0.3.0 or later",
-        )
     return {**body, "dns": result.dns.to_json()}
 
 

@@ -158,7 +158,8 @@ class _UnwritableError(CniError):
 def _write_result(result: Result, plugin: Plugin, args: CmdArgs, conf: NetConf, stdout: Stream) -> None:
     """Writes ADD's result; if that fails, rolls the attachment back, since the runtime sees a failed ADD."""
     try:
-        _write(stdout, gojson.dumps(result.to_json(conf.cni_version), indent=4))
+        is_passed_on = conf.fields.has("prevResult")
+        _write(stdout, gojson.dumps(result.to_json(conf.cni_version, is_passed_on=is_passed_on), indent=4))
     except CniError:
         with Undo() as undo:
             undo.push("delete the attachment", partial(plugin.cmd_del, replace(args, command="DEL"), conf))

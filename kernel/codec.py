@@ -51,6 +51,7 @@ _LINK_ATTRIBUTES = (
     (46, "IFLA_TARGET_NETNSID", "int32"),
     (50, "IFLA_MIN_MTU", "uint32"),
     (51, "IFLA_MAX_MTU", "uint32"),
+    (53, "IFLA_ALT_IFNAME", "asciiz"),
 )
 _LINK_FIELDS = (
     ("family", "B"),

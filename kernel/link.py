@@ -35,6 +35,7 @@ _ARP_NOTIFY = (
     "IFLA_AF_SPEC",
     {"attrs": [("AF_INET", {"attrs": [("IFLA_INET_CONF", {"attrs": [("IPV4_DEVCONF_ARP_NOTIFY", 1)]})]})]},
 )
+_IFNAME_BYTES = 15  # IFNAMSIZ - 1 (linux/if.h)
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS (Linux 4.4); older kernels ignore it
 
 
@@ -102,9 +103,15 @@ def from_message(message: DecodedMessage) -> Link:
 
 
 def by_name_request(name: str) -> Request:
-    """Returns a request for the link called `name`; the answer is None if there is no such link."""
-    attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
-    return Request(f'look up "{name}"', LinkMessage, RTM_GETLINK, 0, {}, attributes, (errno.ENODEV,))
+    """Returns a request for the link with a name or altname; the answer is None if there is no such link.
+
+    The kernel looks for altnames, too, under IFLA_IFNAME. But only IFLA_ALT_IFNAME may be longer than a name; before
+    altnames (Linux 5.5) the kernel ignored it, and refused the request for lack of a name.
+    """
+    kind = "IFLA_IFNAME" if len(name.encode()) <= _IFNAME_BYTES else "IFLA_ALT_IFNAME"
+    attributes: Attributes = [(kind, name), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
+    missing = (errno.ENODEV,) if kind == "IFLA_IFNAME" else (errno.ENODEV, errno.EINVAL)
+    return Request(f'look up "{name}"', LinkMessage, RTM_GETLINK, 0, {}, attributes, missing)
 
 
 def by_index_request(index: int) -> Request:

@@ -1,6 +1,7 @@
 """The verbs of dhcp: each is one call of the daemon, which leases the addresses (ipam/dhcp/daemon).
 
-One rule: DEL succeeds without the daemon. It leaves a note, and the daemon releases the lease when it starts.
+DEL succeeds without the daemon. It leaves a note, and the daemon releases the lease when it starts. An ADD that gets no
+answer is followed by a release: the daemon may have leased an address, and answered too late.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, internal
+from cni.errors import CniError, Code
 from cni.result import Result
 from cni.skel import Plugin
 from ipam.dhcp import conf as dhcp_conf
@@ -22,10 +23,12 @@ from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs, RpcError
 from ipam.dhcp.store import Store
 from process import record
 from process.stderr import one_line
+from process.undo import Undo
 from process.values import replace
 
 _ALLOCATE_LIMIT_S = 230.0  # more than the daemon's resendtimeout, less than the kubelet's limit of four minutes
 _LIMIT_S = 20.0
+_ROLLBACK_LIMIT_S = 8.0  # of a release after a failed ADD; both together are less than the kubelet's limit
 _START = "start it: systemctl start cni-dhcp.socket, or run: /opt/cni/bin/dhcp daemon"
 _NO_METHOD = "rpc: can't find method"  # the reference's daemon has no CHECK
 
@@ -34,12 +37,25 @@ class UnreachableError(CniError):
     """The daemon cannot be reached."""
 
 
+class RefusedError(CniError):
+    """The daemon refused the call: it has leased nothing."""
+
+
 def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
-    """Returns the addresses, routes and DNS settings that the daemon leased for the interface."""
+    """Returns the addresses, routes and DNS settings that the daemon leased for the interface.
+
+    If the daemon does not answer in time, or the plugin is interrupted while it waits, the lease is released.
+    """
     conf = dhcp_conf.parse(net_conf, args.args)
     if not record.change("ask the DHCP daemon for a lease"):
         return Result()
-    return _call(conf.socket_path, ALLOCATE, args, _ALLOCATE_LIMIT_S)
+    with Undo() as undo:
+        undo.push("release the lease", partial(_release, args, net_conf, _ROLLBACK_LIMIT_S))
+        try:
+            return _call(conf.socket_path, ALLOCATE, args, _ALLOCATE_LIMIT_S)
+        except (RefusedError, UnreachableError):
+            undo.clear()
+            raise
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
@@ -87,10 +103,10 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
             _release(replace(args, container_id=owner.container_id, ifname=owner.ifname), net_conf)
 
 
-def _release(args: CmdArgs, net_conf: NetConf) -> None:
+def _release(args: CmdArgs, net_conf: NetConf, limit_s: float = _LIMIT_S) -> None:
     """Asks the daemon to release a lease; without a daemon leaves a note. Raises CniError(5) if it can do neither."""
     socket_path, data_dir = dhcp_conf.paths_for_release(net_conf)
-    release = partial(_call, socket_path, RELEASE, args, _LIMIT_S)
+    release = partial(_call, socket_path, RELEASE, args, limit_s)
     try:
         release()
     except UnreachableError as unreachable:
@@ -118,7 +134,7 @@ def _succeeds(release: Callable[[], object]) -> bool:
 
 
 def _call(path: str, method: str, args: CmdArgs, limit_s: float) -> Result:
-    """Calls the daemon; raises UnreachableError, CniError(999) with its error, CniError(11) if it does not answer."""
+    """Calls the daemon; raises UnreachableError, RefusedError with its error, CniError(11) if it does not answer."""
     call_args = CallArgs(
         container_id=args.container_id,
         netns=os.path.abspath(args.netns) if args.netns else "",
@@ -130,11 +146,12 @@ def _call(path: str, method: str, args: CmdArgs, limit_s: float) -> Result:
     try:
         return rpc.call(path, method, call_args, limit_s=limit_s)
     except RpcError as error:
-        raise internal(f"error calling {method}: {error}", "the daemon's log has the details") from error
+        msg = f"error calling {method}: {error}"
+        raise RefusedError(Code.INTERNAL, msg, "the daemon's log has the details") from error
     except TimeoutError as error:
         msg = f"error calling {method}: the DHCP daemon did not answer within {limit_s:.0f} s, try again later"
         raise CniError(Code.TRY_AGAIN_LATER, msg, f"its socket is {path}") from error
-    except ConnectionAbortedError as error:
+    except (ConnectionAbortedError, ConnectionResetError, BrokenPipeError) as error:
         msg = f"error calling {method}: the DHCP daemon ended during the call, try again later"
         raise CniError(Code.TRY_AGAIN_LATER, msg, _START) from error
     except (OSError, ValueError) as error:

@@ -43,7 +43,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Releases the attachment's addresses, whatever the configured ranges are; no address is success.
 
-    Then raises the configuration errors that the reference plugin reports on DEL, except those of ranges.
+    Then raises the error of two addresses of a family, as the reference plugin; wrong ranges and CNI_ARGS are none.
     """
     with Store(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
         for owner in (owner_of(args.container_id, args.ifname), owner_of(args.container_id, "")):
@@ -52,7 +52,6 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
                 held.release(name, owner)
             if names:
                 break  # a legacy reservation, without ifname, is released only if there is no other
-    args.cni_args("IP")
     if supports_multiple(net_conf):
         return  # parsing the ranges is not needed, and would take a tenth of the verb's time
     try:

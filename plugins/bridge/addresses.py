@@ -78,6 +78,21 @@ def is_assigned(gateway: Address, prefix_length: int, existing: Collection[tuple
     return prefix_length == gateway.max_prefixlen and any(packed == gateway.packed for packed, _ in existing)
 
 
+def is_conflict(one: Cidr, other: Cidr) -> bool:
+    """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets.
+
+    One address may be there twice, for a subnet and for single addresses, whose gateway it is, too. Any number of
+    link-local IPv6 addresses may be there: the kernel adds one, and a gateway such as fe80::1 is another.
+    """
+    if one.version == 6 and one.ip.is_link_local and other.ip.is_link_local:
+        return False
+    if one.ip == other.ip and one.network.max_prefixlen in (one.network.prefixlen, other.network.prefixlen):
+        return False
+    if isinstance(one, IPv4Interface):
+        return isinstance(other, IPv4Interface)
+    return isinstance(other, IPv6Interface) and one.network.overlaps(other.network)
+
+
 def _default_gateway(ip: IPConfig, conf: BridgeConf) -> Address | None:
     """Returns the gateway for an address to which IPAM assigns none: the subnet's first address.
 

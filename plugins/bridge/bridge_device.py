@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import IPv4Interface, IPv6Interface
 from itertools import islice, starmap
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
@@ -23,8 +22,8 @@ from kernel.link import Link
 from kernel.route import SCOPE_LINK
 from kernel.rtnl import Request, Socket
 from kernel.vlan import NoFilteringError
-from plugins.bridge.addresses import distant_gateways, gateway_and_prefix, is_assigned
-from plugins.bridge.conf import BridgeConf
+from plugins.bridge.addresses import distant_gateways, gateway_and_prefix, is_assigned, is_conflict
+from plugins.bridge.conf import BridgeConf, refuse_long_names
 from process.undo import Undo
 
 _FAMILIES = {4: int(AF_INET), 6: int(AF_INET6)}
@@ -42,7 +41,10 @@ class NotABridgeError(CniError):
 
 
 def get(host: Socket, name: str) -> Link | None:
-    """Returns the bridge called `name`, None when there is no such link; raises KernelError, NotABridgeError."""
+    """Returns the bridge with a name or altname, None when there is no such link.
+
+    Raises KernelError, NotABridgeError.
+    """
     (existing,) = link.get(host, link.by_name_request(name))
     if existing is not None and existing.kind != "bridge":
         raise NotABridgeError(existing)
@@ -52,16 +54,19 @@ def get(host: Socket, name: str) -> Link | None:
 def ensure(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     """Creates the bridge if it does not exist, brings it up, in promiscuous mode if configured, and returns it.
 
-    Raises KernelError, and NotABridgeError when a link of another kind has its name.
+    Raises KernelError, CniError(7) for a name that is too long, and NotABridgeError when a link of another kind has its
+    name.
     """
     try:
-        bridge = get(host, conf.bridge) or _create(host, conf, undo)
+        existing = get(host, conf.bridge)
+        refuse_long_names(existing.name if existing else "", conf)
+        bridge = existing or _create(host, conf, undo)
     except NotABridgeError as error:
         raise error.prefixed(f'failed to create bridge "{conf.bridge}": ') from error
     is_promisc = bool(bridge.flags & link.IFF_PROMISC)
     if not bridge.is_up or (conf.promisc and not is_promisc):
         host.change(link.set_request(bridge, up=True, promisc=True if conf.promisc else None))
-    sysctl.try_write(f"ipv6/conf/{conf.bridge}/accept_ra", "0")
+    sysctl.try_write(f"ipv6/conf/{bridge.name}/accept_ra", "0")
     return bridge
 
 
@@ -71,6 +76,7 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
     undo.push(f'delete bridge "{conf.bridge}"', lambda: _delete_unused(host, conf.bridge, mac))
     try:
         host.change(link.create_bridge_request(conf.bridge, mac, conf.mtu, vlan_filtering=conf.vlans.filtering))
+        disable_dad(conf.bridge, conf)
     except KernelError as error:
         if error.errno == errno.EOPNOTSUPP and conf.vlans.filtering:
             raise NoFilteringError(conf.bridge) from error
@@ -84,6 +90,16 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
             "another ADD that failed, or another program, deleted it; try again",
         )
     return created
+
+
+def disable_dad(name: str, conf: BridgeConf) -> None:
+    """Disables IPv6 duplicate address detection on a new gateway, unless "enabledad" is set.
+
+    The kernel gives it a link-local address, from its random MAC address, when the first pod's port comes up. Until the
+    detection ends, after two seconds, the gateway has no address to look for pods with, and forwards nothing to them.
+    """
+    if conf.is_gateway and not conf.dad:
+        sysctl.try_write(f"ipv6/conf/{name}/accept_dad", "0")
 
 
 def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
@@ -107,8 +123,9 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
     `gateway_link` is the bridge, or the gateway interface of a VLAN. Unless "enabledad" is set, IPv6 gateways skip
     duplicate address detection. It takes two seconds, in which the gateway answers no neighbour solicitation, and the
     first pod of a node would wait that long for its first packet. A subnet without its gateway, as the second block of
-    a pool, gets a route. If one gateway conflicts with an existing address, nothing is changed. Raises KernelError, and
-    CniError(7) for a conflict.
+    a pool, gets a route. Its source is the gateway, unless that is a link-local IPv6 address: few programs can answer
+    to one. If one gateway conflicts with an existing address, nothing is changed. Raises KernelError, and CniError(7)
+    for a conflict.
     """
     gateways = [pair for ip in result.ips if (pair := gateway_and_prefix(ip)) is not None]
     requests = _address_requests(host, gateway_link, gateways, conf)
@@ -119,7 +136,8 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
         requests.append(link.set_request(gateway_link, mac=gateway_link.mac_bytes))
     for subnet, gateway in distant_gateways(result.ips).items():
         to_subnet = Route(with_prefix(subnet.network_address, subnet.prefixlen), scope=SCOPE_LINK)
-        requests.append(route.add_request(gateway_link, to_subnet, None, source=gateway, exists_ok=True))
+        source = None if gateway.version == 6 and gateway.is_link_local else gateway
+        requests.append(route.add_request(gateway_link, to_subnet, None, source=source, exists_ok=True))
     if requests:
         try:
             host.change(*requests)
@@ -238,7 +256,7 @@ def _conflict_error(
     name, is_bridge = gateway_link.name, gateway_link.kind == "bridge"
     ports = link.count_ports(host, gateway_link.index) - ignored_ports
     if is_bridge and ports <= 0:
-        details = f'ip address del {other_cidr} dev "{name}" # no other attachment uses it'
+        details = f'ip address del {other_cidr} dev "{name}" # no other attachment uses it; "forceAddress" does that'
     else:
         use = f", and {ports} port{' is' if ports == 1 else 's are'} in use" if is_bridge else ""
         details = (
@@ -262,16 +280,4 @@ def _conflict_of_all(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Ci
 
 def _list_conflicting(gateway_cidr: Cidr, existing: list[Cidr]) -> list[Cidr]:
     """Returns the existing addresses that conflict with a gateway; none if the gateway is one of them."""
-    return [] if gateway_cidr in existing else [cidr for cidr in existing if _is_conflict(gateway_cidr, cidr)]
-
-
-def _is_conflict(one: Cidr, other: Cidr) -> bool:
-    """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets.
-
-    One address may be there twice, for a subnet and for single addresses, whose gateway it is, too.
-    """
-    if one.ip == other.ip and one.network.max_prefixlen in (one.network.prefixlen, other.network.prefixlen):
-        return False
-    if isinstance(one, IPv4Interface):
-        return isinstance(other, IPv4Interface)
-    return isinstance(other, IPv6Interface) and one.network.overlaps(other.network)
+    return [] if gateway_cidr in existing else [cidr for cidr in existing if is_conflict(gateway_cidr, cidr)]

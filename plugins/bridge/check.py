@@ -27,12 +27,11 @@ def check_attachment(
 ) -> None:
     """Checks the bridge, both veth ends, addresses, routes and rules; raises CniError(999), KernelError."""
     listed = veth.listed_container_interface(args, prev_result)
-    listed_bridge = _listed_bridge(conf, prev_result)
     with Sandbox(namespace, args.ifname) as sandbox:
         container_link = sandbox.find_link()
         peer_requests = link.local_peer_requests(container_link, namespace) if container_link else []
         bridge_message, *peer_answers = host.get(link.by_name_request(conf.bridge), *peer_requests)
-        bridge = _check_bridge(conf, listed_bridge, bridge_message and link.from_message(bridge_message))
+        bridge = _check_bridge(conf, prev_result, bridge_message and link.from_message(bridge_message))
         container_veth = _check_container_veth(listed, conf, sandbox, container_link)
         peer = link.local_peer_from_answers(container_veth, namespace, peer_answers) if peer_answers else None
         host_veth = _check_host_veth(peer, bridge, prev_result)
@@ -48,30 +47,27 @@ def check_attachment(
     bridge_nf_call.check(conf)
 
 
-def _listed_bridge(conf: BridgeConf, prev_result: Result) -> Interface:
-    listed = next((item for item in prev_result.interfaces if item.name == conf.bridge and not item.sandbox), None)
+def _check_bridge(conf: BridgeConf, prev_result: Result, existing: Link | None) -> Link:
+    """Checks the bridge, which the configuration may refer to by an altname; returns it, raises CniError(999)."""
+    name = existing.name if existing else conf.bridge
+    listed = next((item for item in prev_result.interfaces if item.name == name and not item.sandbox), None)
     if listed is None:
-        raise internal(f'prevResult has no bridge "{conf.bridge}" on the host', OTHER_ATTACHMENT_HINT)
-    return listed
-
-
-def _check_bridge(conf: BridgeConf, listed: Interface, existing: Link | None) -> Link:
+        raise internal(f'prevResult has no bridge "{name}" on the host', OTHER_ATTACHMENT_HINT)
     if existing is None:
-        raise internal(f"Interface name {conf.bridge} not found", RECREATE_HINT)
+        raise internal(f"Interface name {name} not found", RECREATE_HINT)
     if existing.kind != "bridge":
         raise internal(
-            f"Interface {conf.bridge} in prevResult is not a bridge",
-            f"it is {existing.kind or 'unknown'}; {RECREATE_HINT}",
+            f"Interface {name} in prevResult is not a bridge", f"it is {existing.kind or 'unknown'}; {RECREATE_HINT}"
         )
     # Without a gateway address, the reference plugin does not set the bridge's MAC address, so it follows the ports.
     if conf.is_gateway and listed.mac and existing.mac != listed.mac:
-        details = f'it is {existing.mac}; set it back: ip link set "{conf.bridge}" address {listed.mac}'
-        raise internal(f"Bridge interface {conf.bridge} Mac doesn't match: {listed.mac}", details)
+        details = f'it is {existing.mac}; set it back: ip link set "{name}" address {listed.mac}'
+        raise internal(f"Bridge interface {name} Mac doesn't match: {listed.mac}", details)
     if not existing.is_up:
-        raise internal(f"Bridge interface {conf.bridge} is down", f'bring it up: ip link set "{conf.bridge}" up')
+        raise internal(f"Bridge interface {name} is down", f'bring it up: ip link set "{name}" up')
     if bool(existing.flags & link.IFF_PROMISC) != conf.promisc:
-        details = f'set it: ip link set "{conf.bridge}" promisc {"on" if conf.promisc else "off"}'
-        msg = f"Bridge interface {conf.bridge} configured Promisc Mode {conf.promisc} doesn't match its state"
+        details = f'set it: ip link set "{name}" promisc {"on" if conf.promisc else "off"}'
+        msg = f"Bridge interface {name} configured Promisc Mode {conf.promisc} doesn't match its state"
         raise internal(msg, details)
     return existing
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from attachment import auto_mtu
 from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
+from cni import link_name
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
@@ -58,7 +59,7 @@ class PortVlans:
 
 @dataclass(frozen=True)
 class BridgeConf:
-    """The configuration of one bridge network and attachment.
+    """The configuration of one bridge network and attachment; `bridge` may be an altname.
 
     `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` ADD derives it from the host's interfaces. `mac` is
     b"" for a random MAC address. `ipam_type` is "" for a layer 2 network. A non-empty `dns` replaces that of IPAM.
@@ -125,8 +126,33 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
     return parsed
 
 
+def gateway_name(bridge: str, conf: BridgeConf) -> str:
+    """Returns the name of the gateway interface of the configured VLAN; the reference plugin uses the same name."""
+    return f"{bridge}.{conf.vlans.access}"
+
+
+def refuse_long_names(existing: str, conf: BridgeConf) -> None:
+    """Raises CniError(7) if ADD would create the bridge, or the gateway interface, with a name of more than 15 bytes.
+
+    `existing` is the name of the bridge whose name or altname is configured, "" if there is none.
+    """
+    if not existing and not is_interface_name(conf.bridge):
+        raise invalid_conf(
+            f'failed to create bridge "{conf.bridge}": the name is longer than 15 bytes',
+            'set "bridge" to a shorter name, or to an altname that a bridge of the host has',
+        )
+    bridge = existing or conf.bridge
+    name = gateway_name(bridge, conf)
+    if conf.is_gateway and conf.vlans.access and not is_interface_name(name):
+        raise invalid_conf(
+            f'"bridge" "{bridge}" with "vlan" {conf.vlans.access} needs the gateway interface "{name}", '
+            "whose name is longer than 15 bytes",
+            f'set "bridge" to a name of at most {15 - len(name) + len(bridge)} bytes',
+        )
+
+
 def name_for_del(net_conf: NetConf) -> str:
-    """Returns the bridge's name, "" for an invalid name: DEL works without it."""
+    """Returns the bridge's name or altname, "" for an invalid one: DEL works without it."""
     try:
         return _bridge_name(net_conf.fields)
     except CniError:
@@ -134,11 +160,7 @@ def name_for_del(net_conf: NetConf) -> str:
 
 
 def _bridge_name(fields: Fields) -> str:
-    name = fields.string("bridge", "cni0")
-    if not is_interface_name(name):
-        details = "1 to 15 bytes, no spaces, slashes, colons or percent signs"
-        raise fields.error("bridge", f'is not a valid interface name: "{name}"', details)
-    return name
+    return link_name.read(fields, "bridge", "cni0")
 
 
 def _vlans(fields: Fields) -> PortVlans:

@@ -14,7 +14,6 @@ from functools import partial
 from attachment import veth
 from attachment.prev_result import OTHER_ATTACHMENT_HINT
 from cni.address import format_mac
-from cni.args import is_interface_name
 from cni.errors import CniError, Code, internal, invalid_conf
 from cni.result import Result
 from kernel import link, sysctl, system, vlan
@@ -23,28 +22,12 @@ from kernel.link import Link, VethEnd
 from kernel.rtnl import Request, Socket
 from kernel.vlan import PVID, UNTAGGED
 from plugins.bridge import bridge_device, mtu
-from plugins.bridge.conf import BridgeConf, PortVlans
+from plugins.bridge.conf import BridgeConf, PortVlans, gateway_name
 from plugins.bridge.vlan import check_vlans, get_required_filtering, port_requests
 from process.undo import Undo
 
 _TRIES = 5  # a retry is needed only if another ADD rolls back after this one has looked up the interface
 _NEXT_ADD_HINT = "the next ADD in this network creates it again"
-
-
-def gateway_name(conf: BridgeConf) -> str:
-    """Returns the name of the gateway interface of the configured VLAN; the reference plugin uses the same name."""
-    return f"{conf.bridge}.{conf.vlans.access}"
-
-
-def refuse_long_name(conf: BridgeConf) -> None:
-    """Raises CniError(7) when the name of the gateway interface, `<bridge>.<vlan>`, is longer than 15 bytes."""
-    name = gateway_name(conf)
-    if conf.is_gateway and conf.vlans.access and not is_interface_name(name):
-        raise invalid_conf(
-            f'"bridge" "{conf.bridge}" with "vlan" {conf.vlans.access} needs the gateway interface "{name}", '
-            "whose name is longer than 15 bytes",
-            f'set "bridge" to a name of at most {15 - len(name) + len(conf.bridge)} bytes',
-        )
 
 
 def get_gateway_link(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
@@ -54,7 +37,7 @@ def get_gateway_link(host: Socket, bridge: Link, conf: BridgeConf) -> Link | Non
     """
     if not conf.vlans.access:
         return bridge
-    (existing,) = link.get(host, link.by_name_request(gateway_name(conf)))
+    (existing,) = link.get(host, link.by_name_request(gateway_name(bridge.name, conf)))
     return existing
 
 
@@ -89,7 +72,7 @@ def check(host: Socket, conf: BridgeConf, prev_result: Result, bridge: Link) -> 
     """
     if not (conf.is_gateway and conf.vlans.access and prev_result.ips):
         return bridge
-    gateway_link = _check_listed(host, conf, prev_result)
+    gateway_link = _check_listed(host, gateway_name(bridge.name, conf), prev_result)
     problem = _get_vlan_device_problem(host, bridge, gateway_link, conf)
     if problem:
         raise internal(*problem)
@@ -103,13 +86,12 @@ def _reuse(host: Socket, bridge: Link, conf: BridgeConf) -> Link | None:
 
     It may be of any kind except a bridge, since an administrator may have created it. Raises CniError(7), KernelError.
     """
-    name = gateway_name(conf)
-    (existing,) = link.get(host, link.by_name_request(name))
+    existing = get_gateway_link(host, bridge, conf)
     if existing is None:
         return None
     if existing.kind == "bridge":
         raise invalid_conf(
-            f'"{name}" already exists but is a bridge, not the interface of VLAN {conf.vlans.access}',
+            f'"{existing.name}" already exists but is a bridge, not the interface of VLAN {conf.vlans.access}',
             'set "bridge" of either network to another name',
         )
     problem = _get_vlan_device_problem(host, bridge, existing, conf)
@@ -193,7 +175,7 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
     one's veth is deleted and the other's returned. Raises KernelError, CniError(11), and CniError(50) for a full
     bridge.
     """
-    name = gateway_name(conf)
+    name = gateway_name(bridge.name, conf)
     port_end, gateway_end = ends = _random_end(), _random_end()
     undo.push(f'delete "{name}"', partial(_delete_unused, host, bridge, host_veth, conf, ends))
     try:
@@ -203,6 +185,7 @@ def _create(host: Socket, bridge: Link, host_veth: Link, conf: BridgeConf, undo:
         host.change(veth_request)
         for end in ends:
             sysctl.try_write(f"ipv6/conf/{end.name}/accept_ra", "0")
+        bridge_device.disable_dad(gateway_end.name, conf)
         port, gateway_link = link.get(host, *(link.by_name_request(end.name) for end in ends))
         if port is None or gateway_link is None:
             raise _deleted_error(port_end.name)
@@ -240,7 +223,8 @@ def _delete_unused(
     port is in the list here, or that ADD finds no gateway interface and creates one.
     """
     port_end, gateway_end = ends
-    port, gateway_link = link.get(host, link.by_name_request(port_end.name), link.by_name_request(gateway_name(conf)))
+    names = port_end.name, gateway_name(bridge.name, conf)
+    port, gateway_link = link.get(host, *map(link.by_name_request, names))
     if port is None or port.mac != format_mac(port_end.mac):
         return
     if gateway_link is not None and gateway_link.mac == format_mac(gateway_end.mac):
@@ -251,9 +235,8 @@ def _delete_unused(
     host.change(link.delete_request(port))
 
 
-def _check_listed(host: Socket, conf: BridgeConf, prev_result: Result) -> Link:
+def _check_listed(host: Socket, name: str, prev_result: Result) -> Link:
     """Checks that the gateway interface exists as prevResult lists it, and is up; returns it, raises CniError(999)."""
-    name = gateway_name(conf)
     listed = next((item for item in prev_result.interfaces if item.name == name and not item.sandbox), None)
     if listed is None:
         raise internal(f'prevResult has no interface "{name}" on the host', OTHER_ATTACHMENT_HINT)

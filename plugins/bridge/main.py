@@ -28,7 +28,7 @@ from plugins.bridge import addresses, bridge_device, bridge_nf_call, mac_spoof, 
 from plugins.bridge import conf as bridge_conf
 from plugins.bridge.check import check_attachment
 from plugins.bridge.conf import BridgeConf
-from plugins.bridge.gateway import ensure_gateways, get_gateway_link, refuse_long_name
+from plugins.bridge.gateway import ensure_gateways, get_gateway_link
 from plugins.bridge.repair import repair
 from process import record
 from process.undo import Undo
@@ -46,7 +46,6 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """
     conf = bridge_conf.parse(args, net_conf)
     net_conf.refuse_missing_ipam()
-    refuse_long_name(conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         conf = replace(conf, mtu=auto_mtu.read(host)) if conf.mtu_auto else conf
         attached = _attach(host, namespace, args.ifname, conf, undo)
@@ -159,10 +158,10 @@ PLUGIN = Plugin(
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     """Raises CniError when ADD would fail for a reason that does not depend on the container."""
     conf = bridge_conf.parse(replace(args, args=""), net_conf)
-    refuse_long_name(conf)
     with Socket() as host:
         gateway_link = None
         bridge = bridge_device.get(host, conf.bridge)
+        bridge_conf.refuse_long_names(bridge.name if bridge else "", conf)
         if bridge is not None:
             vlan.get_required_filtering(host, bridge, conf.vlans)  # raises if VLANs are configured but do not work
             veth.refuse_full_bridge(host, bridge)

@@ -39,20 +39,20 @@ def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Resu
     if conf.masquerade:
         steps.append(partial(conf.masquerade.repair, args, net_conf, prev_result))
     if conf.mac_spoof_check:
-        steps.append(partial(_repair_mac_spoof_check, args, net_conf.name, conf, prev_result))
+        steps.append(partial(_repair_mac_spoof_check, args, net_conf.name, prev_result))
     check_and_ensure = partial(bridge_nf_call.check, conf), partial(bridge_nf_call.ensure, conf)
     run_all(*steps, partial(repair_if_missing, "bridge-nf-call-iptables", *check_and_ensure))
 
 
-def _repair_mac_spoof_check(args: CmdArgs, network: str, conf: BridgeConf, prev_result: Result) -> None:
-    host_veth, container_veth = _listed_veths(args, conf, prev_result)
+def _repair_mac_spoof_check(args: CmdArgs, network: str, prev_result: Result) -> None:
+    host_veth, container_veth = _listed_veths(args, prev_result)
     rule_arguments = network, args.container_id, args.ifname, host_veth.name, parse_mac(container_veth.mac)
     repair_if_missing(
         "the MAC spoof check", partial(mac_spoof.check, *rule_arguments), partial(mac_spoof.add_rules, *rule_arguments)
     )
 
 
-def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple[Interface, Interface]:
+def _listed_veths(args: CmdArgs, prev_result: Result) -> tuple[Interface, Interface]:
     """Returns the host veth, which must exist, and the container veth from the result of ADD; raises CniError(999)."""
     container_veth = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
     if container_veth is None or not container_veth.mac:
@@ -63,7 +63,7 @@ def _listed_veths(args: CmdArgs, conf: BridgeConf, prev_result: Result) -> tuple
         )
     with Socket() as host:
         for item in prev_result.interfaces:
-            if not item.sandbox and item.name != conf.bridge:
+            if not item.sandbox and item.name.startswith("veth"):
                 (existing,) = link.get(host, link.by_name_request(item.name))
                 if existing and existing.kind == "veth" and existing.mac == item.mac and existing.master:
                     return item, container_veth

@@ -303,9 +303,11 @@ def _is_renamed_network(saved: Saved, network: str, conf: HostDeviceConf) -> boo
 def _bring_back_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf) -> None:
     """Moves a device without a file, which the reference plugin moved to the pod, back to the host.
 
-    It is called CNI_IFNAME, and its alias is its name on the host. A pod can create an interface with any name and
-    alias, also after a first DEL. So no interface is moved that the pod must have created, and none whose name the host
-    uses: then the error leaves it to the operator which one is the device. Raises CniError, KernelError.
+    It is called CNI_IFNAME, its alias is its name on the host, and it has kept its altnames. A pod can create an
+    interface with any names and alias, also after a first DEL. So no interface is moved that the pod must have created,
+    and none whose name the host uses: then the error leaves it to the operator which one is the device.
+
+    Raises CniError, KernelError.
     """
     candidate = device.get(sandbox.socket, sandbox.ifname)
     if candidate is None or candidate.link.name != sandbox.ifname or not candidate.link.alias:

@@ -9,8 +9,8 @@ import os
 
 from attachment import host_access
 from cni.address import parse_mac
-from cni.args import is_interface_name
 from cni.errors import internal, invalid_conf
+from cni.link_name import is_name_or_altname
 from kernel import device, link, route, sysfs
 from kernel.device import Device
 from kernel.errors import reason
@@ -150,7 +150,7 @@ def _get_driver(pci_id: str) -> str:
 
 
 def _get_named(socket: Socket, name: str) -> Device:
-    candidate = device.get(socket, name) if is_interface_name(name) else None
+    candidate = device.get(socket, name) if is_name_or_altname(name) else None
     if candidate is None:
         raise internal(f"{_PREFIX}Link not found", f'the host has no interface "{name}"; {_LIST_HINT}')
     return candidate

@@ -6,7 +6,8 @@ All functions are pure. The other modules of the plugin do not validate the conf
 from __future__ import annotations
 
 from attachment import container_interface, requested_mac
-from cni.args import CmdArgs, is_interface_name
+from cni import link_name
+from cni.args import CmdArgs
 from cni.conf import NetConf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, IPAM_TYPE, MAC, STRING, Key, keys_of_type, runtime_config
@@ -60,7 +61,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> TapConf:
         options=options,
         mtu=_mtu(fields),
         mac=requested_mac.parse(args, net_conf, "tap"),
-        bridge=_bridge(fields),
+        bridge=link_name.read(fields, "bridge"),
         ipam_type=net_conf.ipam_type,
         dns=container_interface.parse_dns(net_conf),
     )
@@ -79,11 +80,3 @@ def _label(fields: Fields) -> str:
     if "\0" in label:
         raise fields.error("selinuxContext", "contains a NUL character", "write it as `ps -Z` prints it")
     return label
-
-
-def _bridge(fields: Fields) -> str:
-    name = fields.string("bridge")
-    if name and not is_interface_name(name):
-        details = "1 to 15 bytes, no spaces, slashes, colons or percent signs"
-        raise fields.error("bridge", f'is not a valid interface name: "{name}"', details)
-    return name

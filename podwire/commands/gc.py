@@ -1,7 +1,7 @@
 """`podwire gc`: removes the remains of deleted attachments.
 
-With --json it prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, its steps as
-`podwire add` has them.
+With --json it prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "released": ["..."], "steps":
+[...]}, its steps as `podwire add` has them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from podwire import attachments, networks
 from podwire.command import Command, Context, Status, conf_dir, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
 from podwire.networks import Network
+from podwire.node import release
+from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
+from podwire.node.reservations import ReservationState, state_of
 from podwire.output import plural
 from podwire.verbs import network_list, running_attachments
 from podwire.verbs.invoke import Pod
 from podwire.verbs.running_attachments import RunningAttachments
+
+_LISTED = 5  # released addresses
 
 
 def _gc(context: Context, options: Namespace) -> Status:
@@ -55,11 +60,13 @@ def _gc(context: Context, options: Namespace) -> Status:
             deleted.append(one.attachment)
             if options.dry_run and not context.out.as_json:
                 context.out.print(f"{one.path} would be removed")
-    if not network.disable_gc:
-        _print_plugins_without_gc(context, network, network_list.gc(runtime, network, running.valid))
+    released: list[str] = []
+    if not network.disable_gc and (unasked := network_list.gc(runtime, network, running.valid)):
+        released = _release_addresses(running, dry_run=options.dry_run)
+        _print_plugins_without_gc(context, network, unasked, released, dry_run=options.dry_run)
     if context.out.as_json:
         steps = [step.to_json() for step in runtime.done]
-        lists = {"kept": _to_json(running.valid()), "deleted": _to_json(deleted)}
+        lists = {"kept": _to_json(running.valid()), "deleted": _to_json(deleted), "released": released}
         context.out.print_json({"network": network.name, **lists, "steps": steps})
     return Status.WRONG if runtime.failed else Status.FINE
 
@@ -91,9 +98,33 @@ def _print_counts(context: Context, running: RunningAttachments, number: int, go
         )
 
 
-def _print_plugins_without_gc(context: Context, network: Network, kinds: tuple[str, ...]) -> None:
-    if kinds and not context.out.as_json:
-        context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
+def _release_addresses(running: RunningAttachments, *, dry_run: bool) -> list[str]:
+    """Releases the host-local addresses of containers that are no longer running, for plugins without GC.
+
+    Such a plugin, as flannel, may allocate addresses by an IPAM plugin that the network's configuration does not name.
+    Returns the addresses; with `dry_run` those that would be released.
+    """
+    snapshot = read_snapshot(running.places, rules=False)
+    reserved = (
+        item for pool in snapshot.records.pools if pool.network == running.network for item in pool.reservations
+    )
+    gone = [item for item in reserved if state_of(snapshot, item) is ReservationState.GONE]
+    if dry_run:
+        return [item.file.name for item in gone]
+    outcomes = release.release(snapshot, gone, running.places.cache_dir, force=False)
+    return [outcome.item.file.name for outcome in outcomes if not outcome.reason]
+
+
+def _print_plugins_without_gc(
+    context: Context, network: Network, kinds: tuple[str, ...], released: list[str], *, dry_run: bool
+) -> None:
+    if context.out.as_json:
+        return
+    context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
+    if released:
+        verb = "would be released" if dry_run else "released"
+        listed = " ".join(released[:_LISTED]) + (" ..." if len(released) > _LISTED else "")
+        context.out.print(f"{verb}: {len(released)} of containers that are no longer running: {listed}")
 
 
 def _require_readable_cache(results: str, network: str) -> None:
@@ -144,7 +175,10 @@ GC = Command(
     "stopped, but refuses a container that is proven to be running.\n\n"
     "The configuration of a network without a file in net.d (podman's default, a removed one) is read from the\n"
     "cache.\n\n"
-    '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "steps": [...]}, steps as of add.',
+    "If a plugin has no GC, as flannel, it also releases the host-local addresses of NETWORK whose containers are\n"
+    "proven to be no longer running.\n\n"
+    '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "released": ["..."], "steps": [...]},\n'
+    "steps as of add; released are those addresses.",
     _gc,
     _gc_arguments,
     (("podwire gc podwire --dry-run", "leases, rules and interfaces of deleted pods"),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from shlex import quote
 
+from attachment.sandbox import gateway_of
 from cni.address import Address, Cidr, Network
 from kernel.link import Link
 from podwire.doctor.finding import Fault, Finding, Severity
@@ -48,14 +49,7 @@ class InspectedPod:
         """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table."""
         result = self.pod.attachment.typed_result
         is_in_vrf = any(plugin["type"] == "vrf" for plugin in self.pod.item.network.plugins)
-        routes = []
-        for one in result.routes:
-            gateway = one.gw or next(
-                (ip.gateway for ip in result.ips if ip.gateway and ip.gateway.version == one.dst.version), None
-            )
-            if not (one.table or is_in_vrf):
-                routes.append((one.dst, gateway))
-        return routes
+        return [(one.dst, gateway_of(one, result.ips)) for one in result.routes if not (one.table or is_in_vrf)]
 
     def restore(self, link: Link, *, up: bool = False, remove: Sequence[Cidr] = (), behind: Sequence[Cidr] = ()) -> Run:
         """Returns the commands that restore addresses and routes as ADD's result has them.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel import sysctl
+from kernel import advertised_route, sysctl
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, ipv6_of
-from podwire.doctor.node import Interface, Node, read_text
+from podwire.doctor.node import Interface, Node
 from podwire.doctor.run import Run
 from podwire.node.programs import get_output_lines, legacy_program
 
@@ -20,8 +20,6 @@ _BRIDGED = "bridge/bridge-nf-call-iptables"
 _COUNT, _MAX = "netfilter/nf_conntrack_count", "netfilter/nf_conntrack_max"
 _FULL_PERCENT = 90
 _NEIGHBOURS = {4: "ipv4/neigh/default/gc_thresh3", 6: "ipv6/neigh/default/gc_thresh3"}
-# /proc/net/ipv6_route: destination, its prefix, ..., flags (linux/ipv6_route.h), interface.
-_ROUTES6, _DEFAULT6, _RTF_ADDRCONF = "/proc/net/ipv6_route", "0" * 32, 0x40000
 
 _FORWARD = Fault(
     "forwarding-off",
@@ -121,13 +119,10 @@ def _ipv6(node: Node) -> Iterator[Finding]:
 def _advertisements(node: Node) -> Iterator[Finding]:
     if _setting(_FORWARDING[6]) != "1":
         return
-    for line in read_text(_ROUTES6).splitlines():
-        words = line.split()
-        if len(words) < 10 or words[:2] != [_DEFAULT6, "00"] or not int(words[8], 16) & _RTF_ADDRCONF:
-            continue
-        name = f"ipv6/conf/{words[9]}/accept_ra"
+    for interface in advertised_route.list_interfaces():
+        name = f"ipv6/conf/{interface}/accept_ra"
         if _setting(name) == "1":
-            text = f'the default route through "{words[9]}" came by router advertisement, and further ones are ignored'
+            text = f'the default route through "{interface}" came by router advertisement, and further ones are ignored'
             yield _ADVERTISED.finding(f"net/{name}", text, Run(sysctl.command(name, "2")))
 
 

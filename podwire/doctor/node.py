@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import IPv4Network, ip_network
 from shlex import quote
@@ -23,7 +23,7 @@ from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
-from kernel import address, link, neighbour, route, sysctl
+from kernel import address, device, link, neighbour, route, sysctl
 from kernel.address import AssignedAddress
 from kernel.bridge_state import LinkSettings, read_link_settings
 from kernel.link import Link
@@ -53,6 +53,7 @@ _PORT_FLAGS = {"hairpinMode": "hairpin", "portIsolation": "isolated"}
 class Interface:
     """The configuration of a network's interface plugin: `kind` is "bridge" or "ptp", `bridge` "" for "ptp".
 
+    `bridge` is the interface's name, also if the configuration has an altname.
     `routed`: the host is the pods' gateway. `sets` are host-local's range sets, in the stores of `data_dir`.
     `port_flags` are set on the bridge's ports, as `ip link` names them. `vlans`: ports have VLANs.
     `is_container_veth_down`: the configuration leaves the pods' interfaces down.
@@ -153,7 +154,8 @@ class Node:
             for plugin in network.plugins:
                 with suppress(CniError):
                     if item := _interface(network, plugin):
-                        interfaces.append(item)
+                        bridge = self.link(item.bridge) if item.bridge else None
+                        interfaces.append(replace(item, bridge=bridge.name) if bridge else item)
         return tuple(interfaces)
 
     @cached_property
@@ -230,8 +232,13 @@ class Node:
             return tuple(link.list_all(socket))
 
     def link(self, name: str) -> Link | None:
-        """Returns the host's interface of a name, None if there is none."""
-        return next((one for one in self.links if one.name == name), None)
+        """Returns the host's interface of a name or altname, None if there is none."""
+        return next((one for one in self.links if one.name == name), None) or self._links_by_altname.get(name)
+
+    @cached_property
+    def _links_by_altname(self) -> Mapping[str, Link]:
+        with Socket() as socket:
+            return {name: one.link for one in device.list_all(socket) for name in one.altnames}
 
     def link_of(self, index: int) -> Link | None:
         """Returns the host's interface with an index, None if there is none."""

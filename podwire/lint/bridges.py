@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
+from cni.address import with_prefix
+from plugins.bridge.addresses import is_conflict
 from podwire.lint.entry import PluginEntry
 from podwire.lint.ranges import Pool
 
@@ -50,10 +52,9 @@ def _check_shared(one: PluginEntry, two: PluginEntry, ranges: Mapping[PluginEntr
         text = f'bridge "{_bridge(two)}" has {here} here, but {there} in {where}'
         two.note("bridge", text, "pods without a VLAN cannot reach those with one")
     for first, second in product(ranges.get(one, ()), ranges.get(two, ())):
-        if first.range.subnet.version != second.range.subnet.version:
-            continue
-        gateways = first.range.gateway, second.range.gateway
-        if gateways[0] != gateways[1] and _is_gateway(one) and _is_gateway(two) and not two.is_set("forceAddress"):
+        gateways = [with_prefix(pool.range.gateway, pool.range.subnet.prefixlen) for pool in (first, second)]
+        is_used = _is_gateway(one) and _is_gateway(two) and not two.is_set("forceAddress")
+        if is_used and gateways[0] != gateways[1] and is_conflict(*gateways):
             text = f'bridge "{_bridge(two)}" has the address {gateways[1]} here, but {gateways[0]} in {where}'
             two.warn(second.path, text, "use two bridges: ADD fails for pods of the second network")
             return

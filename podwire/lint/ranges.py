@@ -89,7 +89,9 @@ def _overlapping_pairs(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
 def _check_one(pool: Pool) -> None:
     item, subnet, gateway = pool.item, pool.range.subnet, pool.range.gateway
     key = pool.path.rpartition(".")[0] + ".gateway"
-    if gateway.version != subnet.version or gateway not in subnet:
+    if gateway.version == subnet.version == 6 and gateway.is_link_local:
+        pass  # fe80::1: each link has these addresses, whatever its subnets
+    elif gateway.version != subnet.version or gateway not in subnet:
         item.warn(
             key,
             f"the gateway {gateway} is not in the subnet {subnet}",

@@ -121,7 +121,7 @@ def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
         counts[pod.network] = counts.get(pod.network, 0) + 1
     paths = {network.path for network in snapshot.records.networks.values()}
     for file in snapshot.records.files:
-        yield _from_file(snapshot.records, file, counts, is_used=file.path in paths)
+        yield _from_file(snapshot, file, counts, is_used=file.path in paths)
     rest = [
         *(pod.network for pod in snapshot.pods),
         *(pool.network for pool in snapshot.records.pools if pool.reservations),
@@ -136,24 +136,23 @@ def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
                 name,
                 "",
                 types,
-                bridge_names(used),
+                bridge_names(used, snapshot.kernel),
                 tuple(_ranges(snapshot.records, name)),
                 counts.get(name, 0),
                 "" if used and set(types) == {"loopback"} else "no file in net.d",
             )
 
 
-def _from_file(records: Records, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NodeNetwork:
+def _from_file(snapshot: Snapshot, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NodeNetwork:
     if file.network is None:
         return NodeNetwork("", file.path, problem=file.problem.msg if file.problem else "cannot be used")
     name = file.network.name
     types = tuple(str(plugin["type"]) for plugin in file.network.plugins)
+    bridges = bridge_names(file.network, snapshot.kernel)
     if not is_used:
-        return NodeNetwork(
-            name, file.path, types, bridge_names(file.network), problem="another file has this name first"
-        )
-    ranges = tuple(_ranges(records, name))
-    return NodeNetwork(name, file.path, types, bridge_names(file.network), ranges, counts.get(name, 0))
+        return NodeNetwork(name, file.path, types, bridges, problem="another file has this name first")
+    ranges = tuple(_ranges(snapshot.records, name))
+    return NodeNetwork(name, file.path, types, bridges, ranges, counts.get(name, 0))
 
 
 def _ranges(records: Records, network: str) -> Iterable[Range]:
@@ -164,8 +163,8 @@ def _ranges(records: Records, network: str) -> Iterable[Range]:
 
 
 def _bridges(snapshot: Snapshot) -> Iterable[HostInterface]:
-    names = {name for network in snapshot.records.networks.values() for name in bridge_names(network)}
-    names |= {name for item in snapshot.records.cached for name in bridge_names(item.network)}
+    networks = [*snapshot.records.networks.values(), *(item.network for item in snapshot.records.cached)]
+    names = {name for network in networks for name in bridge_names(network, snapshot.kernel)}
     for link in snapshot.kernel.links:
         if link.kind == "bridge" and link.name in names:
             ports = tuple(port.name for port in snapshot.kernel.links if port.master == link.index)

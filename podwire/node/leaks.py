@@ -209,7 +209,7 @@ class _Finder:
         by_bridge: dict[str, list[str]] = {}
         cached = {item.network_name: item.network for item in self.snapshot.records.cached}
         for name, network in {**cached, **self.snapshot.records.networks}.items():
-            for bridge in bridge_names(network):
+            for bridge in bridge_names(network, self.snapshot.kernel):
                 by_bridge.setdefault(bridge, []).append(name)
         return by_bridge
 

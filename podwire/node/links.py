@@ -17,7 +17,7 @@ from attachment.host_routes import Owner
 from attachment.sandbox import Sandbox
 from cni.address import Address, Cidr
 from cni.errors import CniError
-from kernel import address, htb, link
+from kernel import address, device, htb, link
 from kernel.link import Link
 from kernel.netns import NAMED, Netns
 from kernel.rtnl import Socket
@@ -43,7 +43,8 @@ class Kernel:
     """The host's links, its addresses by interface index, the namespaces by path, and rate limits.
 
     `limits` are in bytes/s, by interface index. `host_links` are those of `hostAccess`, with the owners of the routes
-    through each (attachment/host_routes.py). `unseen` describes what could not be read.
+    through each (attachment/host_routes.py). `unseen` describes what could not be read. `altnames` are those of the
+    host's links, with the link's name.
     """
 
     links: tuple[Link, ...] = ()
@@ -52,6 +53,11 @@ class Kernel:
     limits: Mapping[int, int] = field(default_factory=dict)
     host_links: Mapping[Link, frozenset[Owner]] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
+    altnames: Mapping[str, str] = field(default_factory=dict)
+
+    def real_name(self, name: str) -> str:
+        """Returns the name of the host's link that a configuration refers to by its name or an altname."""
+        return self.altnames.get(name, name)
 
     @cached_property
     def by_name(self) -> Mapping[str, Link]:
@@ -119,7 +125,8 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     unseen: list[str] = []
     try:
         with Socket() as host:
-            links, addresses = tuple(link.list_all(host)), _addresses(host)
+            devices, addresses = device.list_all(host), _addresses(host)
+            links = tuple(item.link for item in devices)
             try:
                 limits = htb.list_limits(host)
             except CniError as error:
@@ -137,7 +144,8 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
         unseen.append(f"network namespaces of veth peers of this host cannot be seen{reason}")
     by_path = {namespace.path: namespace for namespace in read}
     namespaces = by_path | {path: by_path[first] for path, first in aliases.items() if first in by_path}
-    return Kernel(links, addresses, namespaces, limits, host_links, tuple(unseen))
+    altnames = {name: item.link.name for item in devices for name in item.altnames}
+    return Kernel(links, addresses, namespaces, limits, host_links, tuple(unseen), altnames)
 
 
 def _host_links(host: Socket, links: Iterable[Link]) -> dict[Link, frozenset[Owner]]:

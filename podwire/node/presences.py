@@ -36,13 +36,13 @@ class HostLinks:
     any_link: bool
 
     @classmethod
-    def of(cls, configurations: Iterable[Network]) -> HostLinks:
+    def of(cls, configurations: Iterable[Network], kernel: Kernel) -> HostLinks:
         """Returns those of one network: of its configuration and of those that its attachments were created with."""
         known = list(configurations)
         first = [one.plugins[0] for one in known]
-        masters = frozenset(str(plugin["master"]) for plugin in first if "master" in plugin)
+        masters = frozenset(kernel.real_name(str(plugin["master"])) for plugin in first if "master" in plugin)
         kinds = {str(plugin["type"]) for plugin in first if "master" not in plugin}
-        names = frozenset(name for one in known for name in bridge_names(one))
+        names = frozenset(name for one in known for name in bridge_names(one, kernel))
         return cls(names, masters, "ptp" in kinds, not first or bool(kinds - {"bridge", "ptp"}))
 
     def are_connected_to(self, kernel: Kernel, namespace: NetworkNamespace, ifname: str) -> bool:
@@ -126,5 +126,5 @@ class Presences:
         if network not in self._host_links:
             used = (item.network for item in self.records.cached if item.network_name == network and item.network)
             configured = [self.records.networks[network]] if network in self.records.networks else []
-            self._host_links[network] = HostLinks.of([*configured, *used])
+            self._host_links[network] = HostLinks.of([*configured, *used], self.kernel)
         return self._host_links[network]

@@ -28,6 +28,7 @@ from plugins.tuning import conf as tuning
 from podwire import attachments, networks
 from podwire.attachments import CachedAttachment
 from podwire.networks import Network, NetworkFile
+from podwire.node.links import Kernel
 
 _NS = 1_000_000_000
 RECENT_NS = 60 * _NS  # the ADD may still be running: libcni writes its cache after the last plugin has returned
@@ -147,10 +148,10 @@ def read_records(directories: Directories) -> Records:
     return Records(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
 
 
-def bridge_names(network: Network | None) -> tuple[str, ...]:
-    """Returns the names of the bridges of a network."""
+def bridge_names(network: Network | None, kernel: Kernel) -> tuple[str, ...]:
+    """Returns the names of the bridges of a network, also of those that its configuration names by an altname."""
     plugins = (plugin for plugin in (network.plugins if network else ()) if plugin.get("type") == "bridge")
-    return tuple(dict.fromkeys(str(plugin.get("bridge") or _BRIDGE) for plugin in plugins))
+    return tuple(dict.fromkeys(kernel.real_name(str(plugin.get("bridge") or _BRIDGE)) for plugin in plugins))
 
 
 def _used_networks(known: Iterable[CachedAttachment]) -> list[Network]:

@@ -14,7 +14,7 @@ from ipaddress import ip_interface, ip_network
 from cni.address import Address, Cidr
 from cni.errors import CniError, Code
 from cni.result import Route
-from kernel import address, link, route
+from kernel import address, link, route, sysctl
 from kernel.codec import LinkMessage
 from kernel.link import VethEnd, random_mac
 from kernel.rtnl import Deadline, Socket
@@ -81,6 +81,8 @@ def _connect(node: Place, place: ExternalHost, ends: dict[int, tuple[Cidr, Cidr]
     with Socket() as listener:
         listener.subscribe(link.RTNLGRP_LINK)
         node.socket.send(request)
+        # While its link-local address is tentative, the node asks for no MAC address of packets that it forwards.
+        node.call(lambda: sysctl.try_write(f"ipv6/conf/{place.host_veth}/accept_dad", "0"))
         _configure(node, place, ends)
         _await_carrier(node, place.host_veth, listener)
 

@@ -1,11 +1,15 @@
 """IPv6 through bridge: router advertisements, duplicate address detection, addresses usable when ADD returns."""
 
 import json
+import socket
+import struct
 
 import pytest
 
 from tests.support.attaching import address, host_end, reaches
+from tests.support.machine import eventually
 from tests.support.netstate import links, state
+from tests.support.publishing import CLIENT6, NODE6
 
 
 def address_flags(namespace, name="eth0"):
@@ -32,6 +36,42 @@ def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
     assert gateway.get("nodad", False) is not bool(dad)
     if not dad:
         assert address_flags(dual_network.host, "cni0")["fd00:22::1"] == set()
+
+
+@pytest.mark.parametrize("keys", [{}, pytest.param({"vlan": 100}, marks=pytest.mark.needs("vlan_filtering"))])
+def test_a_client_reaches_the_first_pod_at_once(dual_network, sandbox, client, keys):
+    """A packet that the node forwards to the first pod on a new bridge arrives at once.
+
+    The node asks for the pod's MAC address with the gateway's link-local address, which must not be tentative.
+    """
+    client.ip("route", "add", "fd00:22::/64", "via", NODE6)
+    result = dual_network.having(**keys).add(sandbox)
+    assert reaches(client, address(result, 1), within_s=1)
+
+
+@pytest.mark.parametrize("force", [None, True])
+def test_link_local_gateway(dual_network, new_sandbox, client, force):
+    """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and a client reach each other.
+
+    Two networks with different ones share a bridge.
+    """
+    client.ip("route", "add", "fd00::/16", "via", NODE6)
+    pods, results = [], []
+    for number in (1, 2):
+        ipam = {**dual_network.config["ipam"], "routes": [{"dst": "::/0"}]}
+        ranges = [[{"subnet": f"fd00:22:{number}::/64", "gateway": f"fe80::{number}"}]]
+        net = dual_network.having(
+            name=f"net{number}", cniVersion="1.1.0", forceAddress=force, ipam={**ipam, "ranges": ranges}
+        )
+        pods.append(new_sandbox())
+        results.append(net.add(pods[-1]))
+        net.check(pods[-1], results[-1])
+        net.run("STATUS", container_id=None, ifname=None).assert_silent()
+        assert reaches(pods[-1], CLIENT6)
+        assert all(reaches(namespace, address(results[-1])) for namespace in (client, net.host))
+    assert reaches(pods[0], address(results[1]))
+    assert {"fe80::1", "fe80::2"} < set(address_flags(net.host, "cni0"))
+    assert len(address_flags(net.host, "cni0")) == 3
 
 
 def test_ipv6_only_network(dual_network, new_sandbox):
@@ -62,6 +102,36 @@ def test_host_ignores_router_advertisements(dual_network, sandbox):
     result = dual_network.add(sandbox)
     for name in ("cni0", host_end(result)):
         assert dual_network.host.sysctl(f"net/ipv6/conf/{name}/accept_ra") == "0"
+
+
+def advertise(router):
+    """Sends a router advertisement from a machine's eth0 to the others on its link."""
+    with router.entered(), socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sender:
+        index = socket.if_nametoindex("eth0")
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+        sender.sendto(struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0), ("ff02::1", 0, 0, index))
+
+
+@pytest.mark.parametrize("accept", ["1", "2"])
+@pytest.mark.parametrize("kind", ["bridge", "ptp"])
+def test_the_nodes_advertised_default_route_is_kept(dual_network, client, sandbox, kind, accept):
+    """A default route that the node learned by router advertisement stays, and further ones are accepted.
+
+    The first ADD enables forwarding, with which the kernel would delete the route.
+    """
+    host = dual_network.host
+    host.set_sysctl("net/ipv6/conf/uplink/accept_ra", accept)
+
+    def has_route():
+        return "proto ra" in host.ip("-6", "route", "show", "default")
+
+    assert eventually(lambda: advertise(client) or has_route())
+    dual_network.having(type=kind).add(sandbox)
+    assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
+    assert has_route()
+    assert host.sysctl("net/ipv6/conf/uplink/accept_ra") == "2"
+    assert host.sysctl("net/ipv6/conf/lo/accept_ra") == "1"
 
 
 @pytest.mark.parametrize(("dad", "accept"), [(None, "0"), (True, "1")])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ipam.dhcp import options
-from tests.support import dhcp_forger, dhcp_node
+from tests.support import dhcp_forger, dhcp_node, dhcp_proxy
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
 from tests.support.dhcp_forger import ADDRESS, granting, reply
@@ -19,6 +19,7 @@ from tests.support.dhcp_node import Node
 from tests.support.invocation import finish
 from tests.support.machine import eventually
 from tests.support.netstate import shown
+from tests.support.uplink import UPLINK
 
 T1, T2 = "--dhcp-option=58,2", "--dhcp-option=59,4"  # seconds; the lease lasts two minutes
 
@@ -118,6 +119,33 @@ def test_plugin_that_is_killed_during_add(node, sandbox):
     assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()
     assert node.daemon.logged("the plugin has gone")
     assert "podwire_dhcp_leases{" not in node.get_metrics()
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "dhcp"])
+@pytest.mark.parametrize("ending", ["the plugin gets SIGTERM", "the connection ends", "the daemon ends"])
+def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
+    """A lease whose ADD was interrupted after the daemon had answered is released, also by the next daemon."""
+    node.start_server()
+    if kind == "dhcp":
+        host.ip("link", "add", "link", UPLINK, "name", "eth0", "netns", sandbox.name, "type", "macvlan")
+        sandbox.ip("link", "set", "eth0", "up")
+    path = node.directory / "run" / "proxy.sock"
+    with dhcp_proxy.withholding(path, node.socket) as proxy:
+        process = node.network(kind, ipam={"daemonSocketPath": str(path)}).start("ADD", sandbox)
+        assert proxy.has_answered.wait(20)
+        assert len(node.list_leases()) == 1
+        if ending == "the plugin gets SIGTERM":
+            process.terminate()
+        elif ending == "the daemon ends":
+            node.daemon.stop()
+        else:
+            proxy.close_first()
+        assert finish(process).error()["code"] == 11
+    if ending == "the daemon ends":
+        node.start_daemon()
+    assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()
+    assert "podwire_dhcp_leases{" not in node.get_metrics()
+    assert node.list_files() == {}
 
 
 @pytest.mark.parametrize("keys", [{"daemonSocketPath": 5}, {"dataDir": 5, "daemonSocketPath": "/x"}])

@@ -10,6 +10,7 @@ import pytest
 from tests.support import binaries, netstate
 from tests.support.attaching import Network, reaches
 from tests.support.invocation import environment, run_plugin
+from tests.support.uplink import UPLINK
 
 ADDRESSES = [{"address": "10.24.0.7/24", "gateway": "10.24.0.1"}, {"address": "fd00:24::7/64"}]
 ROUTES = [
@@ -270,3 +271,25 @@ def test_pod_is_handed_over(pods, sandbox, reference, version, ipam, first, seco
     after.delete(sandbox, result)
     assert (set(netstate.links(net.host)), set(netstate.links(sandbox))) == ({"lo", "cni0"}, {"lo"})
     before.delete(sandbox, result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("bridge", {}),
+        ("host-device", {"device": UPLINK}),
+        ("ptp", {}),
+        ("tap", {}),
+        pytest.param("dummy", {}, marks=pytest.mark.needs("dummy")),
+        pytest.param("ipvlan", {"master": UPLINK}, marks=pytest.mark.needs("ipvlan")),
+        pytest.param("macvlan", {"master": UPLINK}, marks=pytest.mark.needs("macvlan")),
+        pytest.param("vlan", {"master": UPLINK, "vlanId": 5}, marks=pytest.mark.needs("vlan_device")),
+    ],
+)
+def test_every_interface_plugin_sets_the_mtu_of_a_route(bin_dir, host, neighbour, sandbox, tmp_path, kind, keys):
+    """The route has `mtu` and `advmss` of the IPAM result with each plugin; the reference plugins ignore them."""
+    route = {"dst": "203.0.113.0/24", "gw": "10.24.0.1", "mtu": 1300, "advmss": 1200}
+    net = Network(host, config(ipam={"addresses": ADDRESSES[:1], "routes": [route]}, dataDir=str(tmp_path)))
+    net.having(type=kind, **keys).add(sandbox)
+    (installed,) = json.loads(sandbox.ip("-j", "route", "show", "203.0.113.0/24"))
+    assert installed["metrics"] == [{"mtu": 1300, "advmss": 1200}]

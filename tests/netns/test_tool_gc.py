@@ -60,6 +60,36 @@ def test_pod_that_starts_while_gc_runs_keeps_its_address(node: Tool, tmp_path: P
     assert {path.read_text().split()[0] for path in node.leases.glob("10.*")} >= {"young"}
 
 
+def test_addresses_of_a_plugin_without_gc(node: Tool, tmp_path: Path, new_sandbox):
+    """Behind a plugin without GC that delegates to bridge, as flannel, addresses of stopped containers are released.
+
+    The network's own configuration names no IPAM plugin, so that no GC of one is run.
+    """
+    running, stopped = new_sandbox(), new_sandbox()
+    binaries.copy_to(tmp_path / "bin")
+    # Of an unknown plugin any namespace of the machine may be a pod: no other test has this subnet.
+    ipam = {**node.bridge()["ipam"], "ranges": [[{"subnet": "10.122.77.0/24"}]]}
+    bridge = {**node.bridge(ipam=ipam), "name": "net", "cniVersion": "1.0.0"}
+    (tmp_path / "delegate.json").write_text(json.dumps(bridge))
+    script = f'#!/bin/sh\ntest "$CNI_COMMAND" && exec {tmp_path}/bin/bridge <{tmp_path}/delegate.json\n'
+    (tmp_path / "bin" / "flannel").write_text(script)
+    (tmp_path / "bin" / "flannel").chmod(0o755)
+    node = replace(node, bin_dir=tmp_path / "bin")
+    node.configure({"type": "flannel"}, version="1.0.0")
+    node.configure(node.bridge(), name="other")  # of the same directory
+    for pod in (running, stopped):
+        node.succeed("add", "net", pod.name, "--container-id", pod.name)
+    node.delete_netns(stopped)
+    for entry in node.cache.glob(f"*{stopped.name}*"):
+        entry.unlink()
+    for file in node.leases.glob("10.*"):
+        os.utime(file, (1, 1))
+    assert "would be released: 1 of containers" in node.succeed("gc", "net", "--dry-run")
+    assert len(list(node.leases.glob("10.*"))) == 2
+    assert node.json("gc", "net")["released"] == ["10.122.77.3"]
+    assert [file.name for file in node.leases.glob("10.*")] == ["10.122.77.2"]
+
+
 def test_address_of_an_owner_without_cache_entry_is_kept(node: Tool, new_sandbox: Callable[[], Namespace]):
     """A pod of another runtime and one whose ADD is still running are kept, and a stopped one is removed."""
     known, other, starting, stopped = (new_sandbox() for _ in range(4))

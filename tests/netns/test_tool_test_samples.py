@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.doctor_node import list_problems
 from tests.support.packet_node import PacketNode
 
 _NEED_IPTABLES, _NEED_LIMITS = ("iptables_nft_nat",), ("iptables_nft_nat", "ifb", "tbf")
@@ -36,3 +37,25 @@ def test_sample_networks(host, new_sandbox, tmp_path, sample, paths):
     document = node.test()
     assert {one["state"] for one in document["paths"]} <= {"ok", "slow"}, document
     assert {one["path"] for one in document["paths"]} == paths
+
+
+@pytest.mark.parametrize("gateway", ["fd00:22::1", "fe80::1"])
+@pytest.mark.parametrize("kind", ["bridge", "ptp"])
+def test_ipv6_without_masquerading(host, new_sandbox, tmp_path, kind, gateway):
+    """On a node that detects duplicate addresses, no path of a healthy pod is lost, and `podwire doctor` agrees.
+
+    The path to the outside begins when its interface on the node is a moment old.
+    """
+    node = PacketNode(host, tmp_path, new_sandbox())
+    host.set_sysctl("net/ipv6/conf/default/accept_dad", "1")
+    ranges = [[{"subnet": "fd00:22::/64", "gateway": gateway}]]
+    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "::/0"}], "dataDir": f"{tmp_path}/leases"}
+    plugin = {"type": kind, **({"isGateway": True} if kind == "bridge" else {}), "ipam": ipam}
+    network = node.add_network({"cniVersion": "1.0.0", "name": "net", "plugins": [plugin]})
+    for pod in (new_sandbox(), new_sandbox()):
+        pod.ip("link", "set", "lo", "up")
+        node.attach(network, pod)
+    document = node.test()
+    assert {one["state"] for one in document["paths"]} <= {"ok", "slow"}, document
+    assert {one["path"] for one in document["paths"]} == _POD_PATHS | _NODE_PATHS
+    assert list_problems(node.list_findings()) == []

@@ -92,6 +92,13 @@ def test_invalid_cni_args_fail_the_plugins_that_read_them(invoke, args, msg):
         outcome.result()
 
 
+@pytest.mark.parametrize("args", ["A", "A=b=c", "IgnoreUnknown=1;", "FOO=1", "IgnoreUnknown=maybe"])
+def test_invalid_cni_args_fail_no_del(invoke, args):
+    """DEL succeeds with an invalid CNI_ARGS, with which ADD failed: the runtime could not remove the pod."""
+    invoke("ADD").result()
+    invoke("DEL", args=args).assert_silent()
+
+
 @pytest.mark.parametrize("ignore", ["1", "true", "TRUE"])
 def test_kubernetes_args_are_accepted(invoke, ignore):
     """The CNI_ARGS of a Kubernetes runtime fail no plugin, neither at ADD nor at DEL."""

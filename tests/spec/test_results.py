@@ -92,6 +92,16 @@ def test_prev_result_is_returned(invoke):
     assert [ip["version"] for ip in old["ips"]] == ["4", "6"]
 
 
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+@pytest.mark.parametrize("prev_result", [{}, {"dns": {"nameservers": ["192.0.2.53"]}}])
+def test_prev_result_without_addresses_is_returned(invoke, version, prev_result):
+    """In the first versions, too, a plugin passes a prevResult without an address on; sbr needs addresses."""
+    plugins = configs.RETURNS_PREV_RESULT - {"sbr"}
+    if invoke.plugin in plugins and version in configs.versions(invoke.plugin):
+        result = add_with_prev_result(invoke, version, prev_result).result()
+        assert result == {"cniVersion": version, "dns": {}, **prev_result}
+
+
 @pytest.mark.parametrize(("version", "other"), [("1.0.0", "0.4.0"), ("0.4.0", "1.0.0"), ("0.3.1", "0.2.0")])
 def test_prev_result_of_another_form_is_rejected(invoke, version, other):
     """A prevResult whose version has another form than the configuration's is an error."""

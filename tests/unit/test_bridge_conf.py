@@ -121,7 +121,7 @@ BOOLEANS = (
 INVALID: list[tuple[tuple[str, ...], list[object]]] = [
     (BOOLEANS, ["true", 1, [], {}]),
     (("mtu",), ["1500", True, 1500.5, 1e3, [1500], 67, -1, 65536, 1 << 80]),
-    (("bridge",), [7, True, [], {}, "", "a" * 16, "ü" * 8, "a/b", "a:b", "a b", ".", ".."]),
+    (("bridge",), [7, True, [], {}, "", "a" * 128, "ü" * 64, "a/b", "a:b", "a b", ".", ".."]),
     (("ipam", "dns", "args", "runtimeConfig"), ["text", 7, True, []]),
 ]
 

@@ -16,13 +16,13 @@ import pytest
 from attachment.presence import Presence
 from cni.conf import Attachment
 from cni.errors import CniError
-from kernel import sysctl
+from kernel import advertised_route, sysctl
 from kernel import traffic as kernel_traffic
 from kernel.address import AssignedAddress
 from kernel.bridge_state import LinkSettings
 from kernel.link import IFF_LOOPBACK, Link
 from podwire.attachments import CachedAttachment
-from podwire.doctor import addresses, kernel, links, traffic
+from podwire.doctor import addresses, links, traffic
 from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node
@@ -110,7 +110,7 @@ def test_default_route_that_expires(node, settings, monkeypatch, tmp_path, accep
     routes = tmp_path / "ipv6_route"
     zero = "0" * 32
     routes.write_text(f"{zero} 00 {zero} 00 fe80{'0' * 27}1 00000400 00000001 00000000 00450003     eth0\n")
-    monkeypatch.setattr(kernel, "_ROUTES6", str(routes))
+    monkeypatch.setattr(advertised_route, "PATH", str(routes))
     settings.update({"ipv6/conf/all/forwarding": "1", "ipv6/conf/eth0/accept_ra": accept})
     expected = [("router-advertisements-ignored", "sysctl -w net/ipv6/conf/eth0/accept_ra=2")] if is_reported else []
     assert [(one.name, one.fix) for one in run_check(node, "advertisements")] == expected

@@ -190,6 +190,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[FindingText]]] = {
         network(ipam(ranges=[[{"subnet": "10.1.0.0/16", "gateway": "10.2.0.1"}]])),
         [("warning", "plugins[0].ipam.ranges[0][0].gateway", "not in the subnet")],
     ),
+    "link-local gateway": (network(ipam(ranges=[[{"subnet": "fd00::/64", "gateway": "fe80::1"}]])), []),
     "gateway is the subnet": (
         network(ipam(ranges=[[{"subnet": "10.1.0.0/16", "gateway": "10.1.0.0"}]])),
         [("warning", "plugins[0].ipam.ranges[0][0].gateway", "address of the subnet")],

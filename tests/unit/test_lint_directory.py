@@ -148,8 +148,9 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "one bridge, two gateways": (
         bridge("10.1.0.0/16", isGateway=True),
         bridge("10.2.0.0/16", isDefaultGateway=True),
-        ["has the address 10.2.0.1 here, but 10.1.0.1"],
+        ["has the address 10.2.0.1/16 here, but 10.1.0.1/16"],
     ),
+    "one bridge, two gateways, IPv6": (bridge("fd01::/64", isGateway=True), bridge("fd02::/64", isGateway=True), []),
     "one bridge, two families": (bridge("10.1.0.0/16", isGateway=True), bridge("fd00::/64", isGateway=True), []),
     "one bridge, forced": (
         bridge("10.1.0.0/16", isGateway=True),
