@@ -208,7 +208,8 @@ def _finding(node: Node, culprit: Culprit, uplinks: list[str]) -> Finding:
     fault = _fault(culprit)
     text = f"{culprit.place} {_what(event)} packets {_which(culprit)}{_quotation(culprit)}"
     severity = Severity.NOTE if _is_note(culprit, fault) else fault.severity
-    commands = accept_commands(culprit, uplinks) if fault in (_DROPS, _POLICY) else []
+    may_accept = fault in (_DROPS, _POLICY) and event.action.kind in ("drop", "reject")
+    commands = accept_commands(culprit, uplinks) if may_accept else []
     if severity is Severity.NOTE:
         return fault.finding(item.network.name, text, _advice(culprit, fault), severity=severity)
     return fault.finding(
@@ -325,6 +326,8 @@ def _advice(culprit: Culprit, fault: Fault) -> str:
     if fault is _POLICY or owner == "firewalld":
         plugin = f'add {{"type": "firewall"}} to "plugins" in {culprit.item.network.path}'
         return f"{plugin}, or allow the pods in {owner or 'this chain'}; look at it: {look(culprit)}"
+    if culprit.event.action.kind == "queue":
+        return f"start the program that reads queue {culprit.event.action.port}; look at the rule: {look(culprit)}"
     is_program = owner not in ("", ADMINISTRATOR)
     place = f"in the settings of {owner}" if is_program else "in the program or script that made it"
     return f"if {subject} is not meant for the pods, change it {place}; look at it: {look(culprit)}"

@@ -57,6 +57,7 @@ def test_no_command_passes_a_restriction(world: World, fault: Fault) -> None:
     node, written = world.get()
     try:
         node.inject(fault.shell)
+        written.install()  # the fault may be that all rules are gone
         for finding in node.list_findings(before=fault.before):
             node.run_commands(finding)
         assert written.passing() == []
