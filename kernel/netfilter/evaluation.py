@@ -37,13 +37,23 @@ class Fate(IntEnum):
 
 
 class Event(NamedTuple):
-    """An event on a packet's way: it is dropped (also by a policy, then `rule` is None), rewritten, not tracked."""
+    """An event on a packet's way: it is dropped (also by a policy, then `rule` is None), rewritten, not tracked.
+
+    `base` is the base chain, `path` the rules whose jumps lead from it to `chain`.
+    """
 
     action: Action
     chain: FilterChain
     rule: FilterRule | None
     fate: Fate
     packet: Packet
+    base: FilterChain
+    path: tuple[FilterRule, ...] = ()
+
+    @property
+    def rules(self) -> tuple[FilterRule, ...]:
+        """The rule with those whose jumps lead to it: their conditions are all met."""
+        return (*self.path, self.rule) if self.rule else self.path
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,13 @@ def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = Fals
     families = (nft.BRIDGE,) if bridge else _FAMILIES[packet.version]
     number = hook if bridge or packet.version else _ARP_HOOKS.get(hook, -1)
     return _Walk(ruleset).run(packet, ruleset.base_chains(families, number))
+
+
+def traverse_chain(
+    ruleset: Ruleset, packet: Packet, base: FilterChain, excluded: Callable[[FilterRule], bool]
+) -> Outcome:
+    """Returns what happens to a packet in one base chain, without the `excluded` rules of which that is not known."""
+    return _Walk(ruleset, excluded).run(packet, [base])
 
 
 def traverse_device(ruleset: Ruleset, packet: Packet, hook: int, device: str) -> Outcome:
@@ -102,9 +119,11 @@ class _Ended(Exception):  # noqa: N818 - the way out of nested chains
 class _Walk:
     """The way of one packet through base chains."""
 
-    def __init__(self, ruleset: Ruleset) -> None:
+    def __init__(self, ruleset: Ruleset, excluded: Callable[[FilterRule], bool] = lambda rule: False) -> None:
         self._ruleset = ruleset
+        self._excluded = excluded
         self._events: list[Event] = []
+        self._path: list[FilterRule] = []
         self._certain = True
         self._is_rewritten = False
 
@@ -113,6 +132,8 @@ class _Walk:
             if chain.kind == "nat" and (self._is_rewritten or packet.state != 8):  # NEW
                 continue
             self._packet = packet
+            self._base = chain
+            self._path.clear()
             self._certain = True
             try:
                 self._chain(chain, 0)
@@ -131,7 +152,7 @@ class _Walk:
             return
         for rule in self._ruleset.rules.get(chain.place, ()):
             match, action, mark = self._match(rule)
-            if match is Match.NO:
+            if match is Match.NO or (match is Match.MAYBE and self._excluded(rule)):
                 continue
             if mark is not UNCHANGED:
                 number = mark if isinstance(mark, int) and match is Match.YES else None
@@ -143,7 +164,9 @@ class _Walk:
                     return
                 self._certain = False
             elif action.kind in ("jump", "goto"):
+                self._path.append(rule)
                 self._jump(chain, action, match, depth)
+                del self._path[depth:]
                 if action.kind == "goto" and match is Match.YES:
                     return
             else:
@@ -165,7 +188,7 @@ class _Walk:
     def _end(self, chain: FilterChain, rule: FilterRule, action: Action, match: Match) -> None:
         if action.kind == "accept":
             if match is Match.YES:
-                if chain.kind == "nat":  # it may keep the packet from a later rule of the chain
+                if self._base.kind == "nat":  # it may keep the packet from a later rule of the chain
                     self._add(action, chain, rule, Fate.PASSES)
                 raise _Ended
             self._certain = False
@@ -199,7 +222,7 @@ class _Walk:
         return machine.run(), machine.action, machine.mark
 
     def _add(self, action: Action, chain: FilterChain, rule: FilterRule | None, fate: Fate) -> None:
-        self._events.append(Event(action, chain, rule, fate, self._packet))
+        self._events.append(Event(action, chain, rule, fate, self._packet, self._base, tuple(self._path)))
 
 
 Evaluator = Callable[[Packet], Outcome]

@@ -19,7 +19,6 @@ _ACTIONS = {
     "DROP": "drop",
     "REJECT": "reject",
     "RETURN": "return",
-    "NFQUEUE": "queue",
     "MASQUERADE": "masquerade",
     "REDIRECT": "redirect",
     "NOTRACK": "untrack",
@@ -91,6 +90,8 @@ def _options(words: tuple[str, ...]) -> Iterator[tuple[str, bool, str]]:
 def _condition(name: str, value: str, packet: Packet) -> bool | None:
     """Returns whether a packet has what an option says, None if that is not known."""
     if name in ("-s", "-d"):
+        if packet.unknown_address[:1] == name[1]:
+            return None
         address = packet.source if name == "-s" else packet.destination
         return address in ip_network(value, strict=False)
     if name in ("-i", "-o"):
@@ -131,9 +132,13 @@ def _end(options: list[tuple[str, bool, str]], packet: Packet) -> tuple[Action |
     if "-g" in values:
         return Action("goto", values["-g"]), UNCHANGED
     target = values.get("-j", "")
+    if target == "NFQUEUE":
+        number = values.get("--queue-num") or values.get("--queue-balance", "0").partition(":")[0]
+        return (None if "--queue-bypass" in values else Action("queue", port=int(number or 0))), UNCHANGED
     if target in _ACTIONS:
         address, port = _address(values.get("--to-destination") or values.get("--to-source") or "")
-        return Action(_ACTIONS[target], "", address, port), UNCHANGED
+        ports = values.get("--to-ports", "").partition("-")[0]
+        return Action(_ACTIONS[target], "", address, int(ports) if ports.isdigit() else port), UNCHANGED
     if target == "CT" and "--notrack" in values:
         return Action("untrack"), UNCHANGED
     if target == "CT" and values.get("--zone", "0") != "0":

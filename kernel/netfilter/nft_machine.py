@@ -16,11 +16,12 @@ from kernel.netfilter.verdicts import UNCHANGED, Action, Match
 _PROTOCOL, _MARK, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, _L4PROTO, _RANDOM = 1, 3, 6, 7, 8, 9, 15, 16, 24
 _ETHERNET = 1  # ARPHRD_ETHER
 _ETHERTYPES = {4: 0x0800, 6: 0x86DD, 0: 0x0806}
-_VERDICTS = {0: "drop", 1: "accept", 3: "queue", -3: "jump", -4: "goto", -5: "return"}
+VERDICTS = {0: "drop", 1: "accept", 3: "queue", -3: "jump", -4: "goto", -5: "return"}
 _SOME = ("limit", "quota", "connlimit")
 _RANDOM_VALUES = {"numgen": 1, "hash": 2}  # the attribute with the register
 # Statements after which the packet continues; some change it.
 _CONTINUES = ("counter", "log", "last", "dup", "fwd", "tproxy", "synproxy", "flow_offload", "dynset")
+_QUEUE_BYPASS = 1  # NFT_QUEUE_FLAG_BYPASS: without a listener the packet continues
 _CT_STATUS, _CT_DIRECTION, _CT_ZONE = 2, 1, 17
 _FIB_TYPE, _FIB_SADDR, _FIB_DADDR = 3, 1, 2
 _WORD = 4
@@ -258,7 +259,7 @@ class Machine:
         return self._store(number_of(fields, 1), fields.get(2, b""))
 
     def _set_verdict(self, code: int, chain: bytes) -> None:
-        self.action = Action(_VERDICTS.get(code, "queue"), chain.rstrip(b"\0").decode(errors="replace"))
+        self.action = Action(VERDICTS.get(code, "queue"), chain.rstrip(b"\0").decode(errors="replace"))
 
     def _notrack(self, _fields: _Fields) -> Match:
         self.action = Action("untrack")
@@ -268,8 +269,9 @@ class Machine:
         self.action = Action("reject")
         return Match.YES
 
-    def _queue(self, _fields: _Fields) -> Match:
-        self.action = Action("queue")
+    def _queue(self, fields: _Fields) -> Match:
+        if not number_of(fields, 3) & _QUEUE_BYPASS:
+            self.action = Action("queue", port=number_of(fields, 1))
         return Match.YES
 
     def _masq(self, _fields: _Fields) -> Match:

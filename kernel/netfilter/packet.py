@@ -47,6 +47,7 @@ class Packet:
     source_mac: bytes | None = None
     destination_mac: bytes | None = None
     icmp_type: int | None = None  # None: an echo request, or its answer
+    unknown_address: str = ""  # "source" or "destination": that address is not known, whatever the field has
 
     @property
     def connection_status(self) -> int:
@@ -79,7 +80,10 @@ class Packet:
             unknown = _IPV6_UNKNOWN
         for index in unknown:
             whole[index] = None
-        return [*whole, *self.source.packed, *self.destination.packed]
+        return [*whole, *self._address("source", self.source), *self._address("destination", self.destination)]
+
+    def _address(self, which: str, address: Address) -> list[int | None]:
+        return [None] * len(address.packed) if which == self.unknown_address else list(address.packed)
 
     def _transport(self) -> list[int | None]:
         if self.icmp_type is not None:

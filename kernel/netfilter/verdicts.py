@@ -20,7 +20,7 @@ class Match(IntEnum):
 class Action(NamedTuple):
     """An action: accept, drop, reject, queue, jump, goto, return, dnat, snat, masquerade, redirect, untrack.
 
-    `address` and `port` are the new ones of dnat and snat, None and 0 if unknown.
+    `address` and `port` are the new ones of dnat and snat, None and 0 if unknown; of queue, `port` is its number.
     """
 
     kind: str

@@ -145,10 +145,15 @@ def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[Actio
     mark: object = UNCHANGED
     if name in ("DNAT", "SNAT", "NETMAP"):
         return _translation(name, revision, info), mark
-    simple = {"MASQUERADE": "masquerade", "REDIRECT": "redirect", "REJECT": "reject", "NFQUEUE": "queue"}
+    if name == "REDIRECT":
+        return Action("redirect", port=_translation(name, 2 if len(info) >= 40 else 0, info).port), mark
+    simple = {"MASQUERADE": "masquerade", "REJECT": "reject"}
     simple |= {"NOTRACK": "untrack", "DROP": "drop", "TARPIT": "drop"}
     if name in simple:
         return Action(simple[name]), mark
+    if name == "NFQUEUE" and len(info) >= 2:
+        queue, _, flags = struct.unpack_from("=HHH", info.ljust(6, b"\0"))
+        return None if revision >= 2 and flags & 1 else Action("queue", port=queue), mark
     if name == "CT" and len(info) >= 4:
         flags, zone = struct.unpack_from("=HH", info)
         return Action("untrack") if flags & 1 else Action("zone") if zone else None, mark

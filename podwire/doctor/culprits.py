@@ -1,7 +1,8 @@
-"""A rule or a policy that takes packets of the pods, and the commands that end that.
+"""A rule or a policy that takes packets of the pods: its owner, and whether it may be intended.
 
-A rule that is only about the pods is deleted; for any other one, an accept rule for the pods' own bridge or subnets
-comes before it. No command accepts packets of another interface.
+One rule, for every command about the packet filter: doctor deletes no rule of others and changes no policy. It accepts
+packets (accepting.py) only where a policy, or a rule that names one interface at most, leaves nothing of a kind of
+packets. A rule that says more, an allow-list before it, and every rule of a policy engine may be intended.
 """
 
 from __future__ import annotations
@@ -9,28 +10,49 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from ipaddress import ip_network
+from functools import cached_property
 from shlex import quote
 
 from cni.address import Address
-from kernel.netfilter import iptables, nft
-from kernel.netfilter.evaluation import FORWARD, Event
-from kernel.netfilter.packet import ESTABLISHED
-from kernel.netfilter.ruleset import FAMILY_NAMES, NETDEV, FilterChain, FilterRule
+from kernel.netfilter import nft
+from kernel.netfilter.conditions import Conditions, conditions_of
+from kernel.netfilter.evaluation import Event, Fate, traverse_chain
+from kernel.netfilter.packet import ESTABLISHED, NEW, TCP, UDP, Packet
+from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain, FilterRule, Ruleset
 from podwire.doctor import probes
 from podwire.doctor.node import Interface
 from podwire.doctor.probes import Happening
+from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE, is_decision, owner_of
+from process.values import replace
 
-_BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
+# The address of the other machine, by kind of packets; of the others both addresses are the node's and the pods'.
+_REMOTE = {
+    probes.TO_OTHERS: "destination",
+    probes.TO_LAN: "destination",
+    probes.REPLIES: "source",
+    probes.PUBLISHED: "source",
+    probes.BETWEEN: "",
+    probes.FROM_NODE: "",
+}
 
 
 @dataclass
 class Culprit:
-    """A rule, or a policy, with everything that it does to packets of the pods of one network."""
+    """A rule, or a policy, with everything that it does to packets of the pods of one network.
+
+    `pods` are the keys of all pods whose packets were predicted.
+    """
 
     event: Event
-    neighbours: frozenset[str]  # the names of the chains in its table
+    ruleset: Ruleset
+    pods: frozenset[str]
     happenings: list[Happening] = field(default_factory=list)
+
+    def add(self, one: Happening) -> None:
+        """Adds what it does to a packet; packets to the node's own network only if no others are concerned."""
+        if one.label == probes.TO_LAN and probes.TO_OTHERS in self.labels:
+            return
+        self.happenings.append(one)
 
     @property
     def chain(self) -> FilterChain:
@@ -47,115 +69,128 @@ class Culprit:
         """The kinds of packets."""
         return list(dict.fromkeys(one.label for one in self.happenings))
 
-    @property
-    def names_pods(self) -> bool:
-        """Whether the rule is about the pods: it compares their bridge, an interface, an address or subnet."""
-        rule = self.event.rule
-        if rule is None:
+    @cached_property
+    def owner(self) -> str:
+        """The program that wrote the rule, "" if it is unknown."""
+        return owner_of_event(self.event)
+
+    @cached_property
+    def neighbours(self) -> frozenset[str]:
+        """The names of the chains in its table."""
+        where = self.chain.family, self.chain.table, self.chain.tool
+        return frozenset(one.name for one in self.ruleset.chains if (one.family, one.table, one.tool) == where)
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """The conditions of the rule and of the jumps to it."""
+        return conditions_of(*self.event.rules)
+
+    @cached_property
+    def lost(self) -> tuple[Happening, ...]:
+        """The packets of those kinds of which nothing passes it, to any machine and port, of any pod.
+
+        None are, if the rule is a decision: of a policy engine, of a chain for the administrator's rules, or about
+        packets between two interfaces.
+        """
+        interfaces = self.conditions.interfaces
+        if is_decision(self.owner) or len(interfaces) > 1 or any(one.inverted for one in interfaces):
+            return ()
+        return tuple(one for label in self.labels if self._takes_all(label) for one in self._of(label))
+
+    def _of(self, label: str) -> list[Happening]:
+        return [one for one in self.happenings if one.label == label]
+
+    def _takes_all(self, label: str) -> bool:
+        happenings = self._of(label)
+        if self.pods - {one.pod.key for one in happenings}:
             return False
-        happening = self.happenings[0]
-        names = probes.named_interfaces(self.item, happening.pod)
-        addresses = [address for one in self.happenings for address in one.pod.addresses]
-        if rule.words:
-            return any(word in names or _holds(word, addresses) for word in rule.words)
-        tokens = [name.encode() + b"\0" for name in names] + [address.packed for address in addresses]
-        for subnet in self.item.subnets:
-            tokens += [subnet.network_address.packed, subnet.network_address.packed[: subnet.prefixlen // 8]]
-        mac = happening.pod.mac_bytes
-        tokens += [mac] if mac else []
-        return any(token and _nft_compares(rule, token) for token in tokens)
+        if label not in _REMOTE:
+            return label == probes.RESOLVING
+        if self.conditions.has_others and label not in (probes.TO_OTHERS, probes.REPLIES):
+            return False
+        first = {one.event.packet.version: one for one in reversed(happenings)}
+        return all(self._takes(packet) for one in first.values() for packet in self._variants(label, one))
+
+    def _variants(self, label: str, one: Happening) -> Iterator[Packet]:
+        """Yields packets of a kind with any port, to or from any machine, of further addresses in the pods' subnet."""
+        packet, remote = one.event.packet, _REMOTE[label]
+        states = {packet.state}
+        if self.conditions.has_others and label == probes.TO_OTHERS:
+            states = {NEW, ESTABLISHED}
+        for protocol in (TCP, UDP):
+            for state in states:
+                general = replace(
+                    packet, protocol=protocol, state=state, source_port=None, port=None, icmp_type=None,
+                    source_mac=None, unknown_address=remote,
+                )  # fmt: skip
+                yield general
+                for address in _further_addresses(self.item, packet.version):
+                    if remote == "destination":
+                        yield replace(general, source=address)
+                    elif remote == "source":
+                        yield replace(general, destination=address)
+
+    def _takes(self, packet: Packet) -> bool:
+        """Returns whether it certainly does the same to a packet."""
+        place = self.chain.place, self.event.rule and self.event.rule.handle
+        return any(
+            (event.chain.place, event.rule and event.rule.handle) == place
+            and event.fate is self.event.fate
+            and event.fate in (Fate.CERTAIN, Fate.PASSES)
+            for event in traverse_chain(self.ruleset, packet, self.event.base, _is_podwires).events
+        )
+
+    @property
+    def place(self) -> str:
+        """The rule's place in words, with its owner."""
+        chain, rule = self.chain, self.event.rule
+        owner = self.owner or ("" if rule else self._creator())
+        of = f" ({owner})" if owner else ""
+        if rule is None:
+            return f"the policy of chain {chain}{of}"
+        number = f"rule {rule.handle}" if chain.tool else f"the rule with handle {rule.handle}"
+        return f"{number} of chain {chain}{of}"
+
+    def _creator(self) -> str:
+        """Returns the program that set the policy of a shared chain, by the other chains in its table."""
+        if "DOCKER-USER" in self.neighbours:
+            return "Docker"
+        return "ufw" if any(name.startswith("ufw") for name in self.neighbours) else ""
 
 
-def may_delete(culprit: Culprit) -> bool:
-    """Returns whether a hand-made rule is only about the pods, or stands where no accept rule could come before it."""
-    return culprit.names_pods or culprit.chain.family == NETDEV or culprit.event.action.kind == "expire"
+def _is_podwires(rule: FilterRule) -> bool:
+    """Returns whether a rule is podwire's: it accepts single pods, and is no allow-list."""
+    return owner_of(rule.chain, rule) == PODWIRE
 
 
-def lasting(item: Interface, owner: str) -> str:
-    """Returns the advice that makes an accept rule permanent."""
-    has_firewall = any(plugin["type"] == "firewall" for plugin in item.network.plugins)
-    if has_firewall or not item.routed:
-        return f"it has effect until {owner or 'the host'} loads its rules again"
-    return f'to make it permanent, add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+def owner_of_event(event: Event) -> str:
+    """Returns the owner of the rule, or of the jump that leads to it; "" if it is unknown."""
+    if owner := owner_of(event.chain, event.rule):
+        return owner
+    owner = next((name for rule in reversed(event.path) if (name := owner_of(rule.chain, rule))), "")
+    return ADMINISTRATOR if owner == PODWIRE else owner  # podwire jumps to no other chain of others
 
 
-def delete_command(culprit: Culprit) -> str:
-    """Returns the command that deletes the rule."""
-    chain, rule = culprit.chain, culprit.event.rule
-    assert rule is not None
-    if chain.tool:
-        return f"{chain.tool} -t {chain.table} -D {quote(chain.name)} {shlex.join(rule.words)}"
-    return f"nft delete rule {FAMILY_NAMES[chain.family]} {quote(chain.table)} {quote(chain.name)} handle {rule.handle}"
+def is_iptables(chain: FilterChain, neighbours: frozenset[str]) -> bool:
+    """Returns whether a chain is in a table that iptables, of either variant, lists."""
+    is_shared = not neighbours.isdisjoint(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"))
+    return bool(chain.tool) or (chain.family in nft.NFPROTO.values() and is_shared)
 
 
-def accept_commands(culprit: Culprit) -> list[str]:
-    """Returns the commands that accept the pods' packets before the rule, or at the start of a chain that drops."""
-    chain, rule = culprit.chain, culprit.event.rule
-    commands = []
-    for as_iptables, as_nft in _matches(culprit):
-        if chain.tool or (is_iptables(chain) and rule is None):
-            tool = chain.tool or iptables.TOOLS[6 if chain.family == nft.IPV6 else 4]
-            name = (
-                "DOCKER-USER"
-                if chain.name == "FORWARD" and not rule and "DOCKER-USER" in culprit.neighbours
-                else chain.name
-            )
-            number = f" {rule.handle}" if rule else ""
-            table = "" if chain.table == "filter" else f"-t {chain.table} "
-            commands.append(f"{tool} {table}-I {quote(name)}{number} {as_iptables} -j ACCEPT")
-        else:
-            place = f"{FAMILY_NAMES[chain.family]} {quote(chain.table)} {quote(chain.name)}"
-            before = f" handle {rule.handle}" if rule else ""
-            commands.append(f"nft insert rule {place}{before} {as_nft} accept")
-    return commands
+def look(culprit: Culprit) -> str:
+    """Returns the command that lists the chain."""
+    chain = culprit.chain
+    if is_iptables(chain, culprit.neighbours):
+        return shlex.join([tool_of(chain), *([] if chain.table == "filter" else ["-t", chain.table]), "-S", chain.name])
+    return f"nft -a list chain {FAMILY_NAMES[chain.family]} {quote(chain.table)} {quote(chain.name)}"
 
 
-def is_iptables(chain: FilterChain) -> bool:
-    """Returns whether a chain is a built-in one of iptables-nft."""
-    return chain.family in nft.NFPROTO.values() and chain.table == "filter" and chain.name in _BUILT_IN
+def tool_of(chain: FilterChain) -> str:
+    """Returns the program for a chain of iptables."""
+    return chain.tool or ("ip6tables" if chain.family == nft.IPV6 else "iptables")
 
 
-def _matches(culprit: Culprit) -> Iterator[tuple[str, str]]:
-    """Yields matches for the pods' packets, for each direction that is dropped, as of iptables and of nftables."""
-    item, chain = culprit.item, culprit.chain
-    directions: dict[bool, bool] = {}
-    for one in culprit.happenings:
-        packet = one.event.packet
-        is_from = packet.source in one.pod.addresses
-        is_answer = packet.state == ESTABLISHED and not is_from
-        directions[is_from] = directions.get(is_from, True) and is_answer
-    if chain.hook == FORWARD and culprit.event.rule is None:
-        directions = {True: False, False: False}
-    for is_from, only_answers in directions.items():
-        states = " -m conntrack --ctstate RELATED,ESTABLISHED" if only_answers else ""
-        nft_states = " ct state established,related" if only_answers else ""
-        for as_iptables, as_nft in _sides(item, chain, is_from=is_from):
-            yield f"{as_iptables}{states}", f"{as_nft}{nft_states}"
-
-
-def _sides(item: Interface, chain: FilterChain, *, is_from: bool) -> Iterator[tuple[str, str]]:
-    if item.bridge:
-        name = quote(item.bridge)
-        if chain.family == nft.BRIDGE:
-            yield "", f"meta {'i' if is_from else 'o'}brname {name}"
-        else:
-            yield f"-{'i' if is_from else 'o'} {name}", f"{'i' if is_from else 'o'}ifname {name}"
-        return
-    versions = {nft.IPV4: (4,), nft.IPV6: (6,)}.get(chain.family, (4, 6))
-    for subnet in item.subnets:
-        if subnet.version in versions:
-            family = "ip" if subnet.version == 4 else "ip6"
-            yield f"-{'s' if is_from else 'd'} {subnet}", f"{family} {'s' if is_from else 'd'}addr {subnet}"
-
-
-def _nft_compares(rule: FilterRule, value: bytes) -> bool:
-    """Returns whether a rule of nftables compares something with a value."""
-    return any(value in content for name, fields in rule.expressions if name == "cmp" for content in fields.values())
-
-
-def _holds(word: str, addresses: list[Address]) -> bool:
-    try:
-        network = ip_network(word, strict=False)
-    except ValueError:
-        return False
-    return network.prefixlen > 0 and any(address in network for address in addresses)
+def _further_addresses(item: Interface, version: int) -> list[Address]:
+    """Returns the first and the last addresses for pods of a network's subnets."""
+    subnets = [subnet for subnet in item.subnets if subnet.version == version and subnet.num_addresses > 4]
+    return [address for subnet in subnets for address in (subnet[2], subnet[-2])]

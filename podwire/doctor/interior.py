@@ -287,14 +287,11 @@ class _Inspection:
         return f"{what} of chain {event.chain} in the pod drops {partly}packets {where}{service}"
 
     def _rule_fix(self, event: Event) -> str:
-        family, chain = FAMILY_NAMES.get(event.chain.family, ""), event.chain
-        place = f"{family} {quote(chain.table)} {quote(chain.name)}"
-        if event.rule is None:
-            kind = "filter" if chain.kind == "filter" else chain.kind
-            hook = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}[chain.hook or 0]
-            text = f"add chain {place} {{ type {kind} hook {hook} priority {chain.priority}; policy accept; }}"
-            return self._inner(f"nft {quote(text)}")
-        return self._inner(f"nft delete rule {place} handle {event.rule.handle}")
+        """Returns advice: what is inside a pod is its software's."""
+        chain = event.chain
+        place = f"{FAMILY_NAMES.get(chain.family, '')} {quote(chain.table)} {quote(chain.name)}"
+        look = self._inner(f"nft -a list chain {place}")
+        return f"if the pod's software does not mean that, change it there, or create the pod again; look at it: {look}"
 
     def _settings(self, link: Link) -> Iterator[Finding]:
         values, name = self._interior.settings, self._ifname

@@ -69,7 +69,7 @@ RULE = Fault(
     "pod-rule-drops",
     Severity.PROBLEM,
     "a rule or a policy of the packet filter inside a running pod drops its packets",
-    "`nsenter --net=NETNS nft delete rule ...`, if the pod's own software has not set it",
+    "if the pod's software does not mean that: change it there, or create the pod again",
 )
 SETTING = Fault(
     "pod-setting",

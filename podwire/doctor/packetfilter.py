@@ -43,7 +43,7 @@ _MIXED = Fault(
     Severity.WARNING,
     "both iptables-legacy and iptables-nft have rules: each tool lists only its variant's, and a packet must pass "
     "both; one may drop what the other accepts",
-    "let all programs use one variant (`update-alternatives --config iptables`), then flush the other's tables",
+    "let all programs use one variant (`update-alternatives --config iptables`), and restart them",
 )
 _FIREWALLD = Fault(
     "firewalld-untold",
@@ -85,7 +85,9 @@ def _mixture(node: Node) -> Iterator[Finding]:
     if legacy and modern:
         text = f"iptables-legacy has rules in {', '.join(legacy)}, iptables-nft in {', '.join(modern)}"
         # If iptables-legacy's policy drops pods' packets, only that is reported: the fix adds a rule there.
-        yield _MIXED.finding("iptables", text, _flush_fix(host, legacy, modern), behind=(LEGACY,))
+        which = f"iptables-{host}, the host's variant" if host else "one variant"
+        fix = f"let all programs use {which}, and restart those that wrote the other rules"
+        yield _MIXED.finding("iptables", text, f"{fix}; a reboot removes these", behind=(LEGACY,))
     else:
         text = f"iptables-restore is iptables-{host}" if host else "iptables-restore is not installed"
         yield ok_finding("mixture", "iptables", text)
@@ -99,21 +101,6 @@ def _legacy_tables() -> Iterator[str]:
                 lines = get_output_lines(program, "-t", table, "-S")
                 if any(line.startswith("-A ") or line.endswith(" DROP") for line in lines):
                     yield f"{'ip' if version == 4 else 'ip6'} {table}"
-
-
-def _flush_fix(host: str, legacy: list[str], modern: list[str]) -> str:
-    """Returns the advice and commands that remove the rules of the variant that is not the host's."""
-    start = "restart the programs that created them, so that they use the host's variant; then flush the other's: "
-    if host == "legacy":
-        return start + " && ".join(f"nft flush table {table}" for table in modern)
-    lines = []
-    for one in legacy:
-        family, table = one.split()
-        tool = "iptables-legacy" if family == "ip" else "ip6tables-legacy"
-        if table == "filter":
-            lines.append(f"{tool} -P FORWARD ACCEPT")
-        lines += [f"{tool} -t {table} -F", f"{tool} -t {table} -X"]
-    return start + " && ".join(lines)
 
 
 def _firewalld(node: Node) -> Iterator[Finding]:

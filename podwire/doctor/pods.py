@@ -102,6 +102,16 @@ def node_address(node: Node, version: int) -> Address | None:
     return None
 
 
+def near_address(node: Node, version: int) -> Address | None:
+    """Returns an address of another machine in the network of an uplink, None without one."""
+    for link in list_uplinks(node):
+        for one in node.addresses.get(link.index, ()):
+            network = one.address.network
+            if one.address.version == version and network.num_addresses > 2 and not one.address.ip.is_link_local:
+                return next(address for address in (network[1], network[2]) if address != one.address.ip)
+    return None
+
+
 def _is_pods(node: Node, link: Link) -> bool:
     return any(interface.name == link.name for one in node.running for interface in one.typed_result.interfaces)
 

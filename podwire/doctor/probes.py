@@ -23,8 +23,8 @@ from kernel.netfilter.evaluation import (
 )
 from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, TCP, UDP, UNTRACKED, Packet
 from kernel.netfilter.ruleset import FilterRule
-from podwire.doctor.node import Interface, Node
-from podwire.doctor.pods import HostPort, Pod, list_pods, list_uplinks, node_address, remote_addresses
+from podwire.doctor.node import Node
+from podwire.doctor.pods import HostPort, Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
 from podwire.node.rule_owners import PODWIRE, owner_of
 from process.values import replace
 
@@ -33,8 +33,9 @@ _MOST_SERVICES, _MOST_PODS = 64, 24
 _UPLINK = "?"  # an interface to other machines that no rule names: without a default route it is unknown
 _NEIGHBOUR_SOLICITATION = 135
 _BY_NAME = {TCP: "tcp", UDP: "udp"}
-TO_OTHERS, REPLIES, TO_NODE, FROM_NODE, BETWEEN, PUBLISHED, LOCALLY, RESOLVING = (
+TO_OTHERS, TO_LAN, REPLIES, TO_NODE, FROM_NODE, BETWEEN, PUBLISHED, LOCALLY, RESOLVING = (
     "from the pods to other machines",
+    "from the pods to machines on the node's own network",
     "from other machines in reply to the pods",
     "from the pods to this node",
     "from this node to the pods",
@@ -65,7 +66,8 @@ class Prediction:
         foreign = [one for rules in self._rules.rules.values() for one in rules if _is_foreign(one)]
         self._data = b"\n".join(rule.data for rule in foreign)
         self._services_by_version: dict[int, list[tuple[int, int]]] = {}
-        self._uplinks = [link.name for link in list_uplinks(node)] or [_UPLINK]
+        self.uplinks = [link.name for link in list_uplinks(node)]
+        self.pods: dict[str, frozenset[str]] = {}  # by network: the keys of the pods whose packets are predicted
 
     def run(self) -> list[Happening]:
         """Returns all events."""
@@ -76,6 +78,7 @@ class Prediction:
         for item in self._node.interfaces:
             mine = [pod for pod in pods if pod.item is item and pod.gate]
             chosen = self._representatives(mine)
+            self.pods[item.network.name] = frozenset(pod.key for pod in chosen)
             for pod in chosen:
                 for address in pod.addresses:
                     happenings += self._of_pod(pod, address, mine)
@@ -102,7 +105,7 @@ class Prediction:
 
     def _of_pod(self, pod: Pod, address: Address, mine: list[Pod]) -> Iterator[Happening]:
         version = address.version
-        uplink = self._uplinks[0]
+        uplink = self.uplinks[0] if self.uplinks else _UPLINK
         gate = pod.gate.name if pod.gate else ""
         link = parse_mac(pod.gate.mac) if pod.gate and pod.gate.mac else None
         first = Packet(
@@ -114,6 +117,9 @@ class Prediction:
                     packet = _with_service(replace(first, destination=remote), service)
                     yield from _label(self._leaving(pod, packet, uplink), pod, TO_OTHERS, service)
                     yield from _label(self._returning(pod, packet, uplink), pod, REPLIES, service)
+            if near := near_address(self._node, version):
+                packet = _with_service(replace(first, destination=near), _SERVICES[0])
+                yield from _label(self._leaving(pod, packet, uplink), pod, TO_LAN, _SERVICES[0])
         yield from self._with_node(pod, first)
         yield from self._between(pod, first, mine)
         yield from self._resolving(pod, first)
@@ -257,7 +263,7 @@ class Prediction:
                 public = public if port.host_ip in ("0.0.0.0", "::") else ip_address(port.host_ip)
             packet = Packet(
                 address.version, remote_addresses(address.version)[0], public, port.protocol, None, port.port,
-                iif=self._uplinks[0], destination_type=LOCAL,
+                iif=self.uplinks[0] if self.uplinks else _UPLINK, destination_type=LOCAL,
             )  # fmt: skip
             events = self._arriving_at_port(pod, packet, address, port)
             yield from (Happening(event, pod, PUBLISHED, _text(port), port) for event in events)
@@ -319,9 +325,3 @@ def _label(events: Iterable[Event], pod: Pod, label: str, service: tuple[int, in
 
 def _text(port: HostPort) -> str:
     return f"{_BY_NAME.get(port.protocol, port.protocol)} {port.port}"
-
-
-def named_interfaces(item: Interface, pod: Pod) -> set[str]:
-    """Returns the names of the interfaces that a rule about a network's pods may have."""
-    names = {item.bridge} if item.bridge else set()
-    return names | ({pod.host_veth.name} if pod.host_veth else set())

@@ -1,37 +1,41 @@
 """Checks the packet filter for rules and policies that take the pods' packets: of any program, in any table.
 
-Doctor predicts what the rules do to packets of the pods (probes.py). A rule is reported as a problem only if it
-certainly ends such a packet; if an earlier rule may accept it, it is a note.
+Doctor predicts what the rules do to packets of the pods (probes.py). A rule or a policy is a problem only if it
+certainly leaves nothing of a kind of packets; what may be intended is a note (culprits.py). No command deletes a rule
+of others or changes a policy; some accept what is lost (accepting.py).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from shlex import quote
+from functools import lru_cache
 
 from cni.errors import CniError
-from kernel.netfilter.evaluation import Event, Fate
-from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain
+from kernel.netfilter.conditions import conditions_of
+from kernel.netfilter.evaluation import FORWARD, Event, Fate
+from kernel.netfilter.ruleset import FAMILY_NAMES, FilterRule
+from kernel.sockets_table import list_listeners
 from podwire.doctor import probes
+from podwire.doctor.accepting import accept_commands
 from podwire.doctor.attachments import rules_of
-from podwire.doctor.culprits import Culprit, accept_commands, delete_command, is_iptables, lasting, may_delete
+from podwire.doctor.culprits import Culprit, is_iptables, look, owner_of_event
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Node
+from podwire.doctor.node import Node, read_text
 from podwire.doctor.probes import Happening, Prediction
 from podwire.doctor.run import Run
 from podwire.node.programs import find_program, get_output_lines
-from podwire.node.rule_owners import PODWIRE, owner_of
+from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
 
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
-_BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _ENDS = ("drop", "reject", "queue", "expire")
+_QUEUES = "/proc/net/netfilter/nfnetlink_queue"
 _WORDS = {
     "drop": "drops",
     "reject": "rejects",
-    "queue": "passes to a program in user space",
+    "queue": "passes to a program in user space, which is not running,",
     "expire": "sets the TTL to 1 of",
     "dnat": "sends elsewhere",
     "redirect": "redirects to this node",
@@ -42,26 +46,35 @@ _WORDS = {
     "mss": "limits the segments (MSS) of",
     "accept": "accepts, before podwire's rule,",
 }
+_ADVISED = "look at the rule, and change it where it was made, if it is not meant for the pods"
 
 _DROPS = Fault(
     "rule-drops",
     Severity.PROBLEM,
-    "a rule that is not podwire's drops or rejects packets of the pods: in a table of any family, of iptables-nft, "
-    "iptables-legacy or nftables",
-    "a rule that names the pods, or that was added by hand: delete it; another program's: an accept rule for the pods "
-    "before it, or that program's own setting",
+    "a rule that is not podwire's leaves nothing of a kind of packets of all pods: in a table of any family, of "
+    "iptables-nft, iptables-legacy or nftables",
+    "if the rule names one interface at most: the commands in the finding accept what is lost; otherwise the rule's "
+    "owner changes it",
+)
+_RESTRICTS = Fault(
+    "rule-restricts",
+    Severity.NOTE,
+    "a rule or a policy that is not podwire's drops some packets of the pods, and that may be intended: it names "
+    "addresses, ports, protocols, states, marks, sets or rates, or earlier rules accept others; or it is of a policy "
+    "engine, or in a chain for the administrator's rules",
+    _ADVISED,
 )
 _SOME = Fault(
     "rule-drops-some",
     Severity.WARNING,
-    "a rule that is not podwire's drops some of the pods' packets: at random, above a rate, by length or content",
-    "as for `rule-drops`",
+    "a rule that is not podwire's drops some of the pods' packets at random",
+    _ADVISED,
 )
 _POLICY = Fault(
     "forward-drop",
     Severity.PROBLEM,
-    "the policy of a chain drops the pods' packets, and no rule accepts them: pods reach only the host and their "
-    "bridge. Docker, ufw and hand-written rule sets do that",
+    "the policy of a chain drops the pods' packets, and no rule accepts them. Docker, ufw and hand-written rule sets "
+    "do that",
     'add {"type": "firewall"} to the network\'s plugins; for running pods: the commands in the finding',
 )
 _PERHAPS = Fault(
@@ -69,64 +82,64 @@ _PERHAPS = Fault(
     Severity.NOTE,
     "a rule or a policy drops the pods' packets, unless an earlier rule accepts them, which doctor does not know: it "
     "depends on a mark, a set of ipset, or a match that doctor does not read",
-    "inspect it: `nft list table FAMILY TABLE`",
+    "if pods have no connection, look at the rules",
 )
 _CLOSED = Fault(
     "node-closed",
     Severity.NOTE,
-    "the host's firewall drops new connections from the pods to the host itself; pods reach everything else. Usual "
-    "with ufw and firewalld",
+    "the host's firewall drops new connections from the pods to the host itself. Usual with ufw and firewalld",
     "if pods need a service of this node: allow it in the firewall",
 )
 _NAT = Fault(
     "nat-before-podwire",
     Severity.PROBLEM,
     "a rule that is not podwire's changes the destination of packets to a published port, or of what pods send: they "
-    "reach something else",
-    "delete the rule, or limit it to the packets that it is for",
+    "reach something else. A note, if the rule names what it is for; nothing, if a process listens at the new port",
+    _ADVISED,
 )
 _SOURCE = Fault(
     "source-rewritten",
     Severity.PROBLEM,
-    "a rule that is not podwire's changes the source of the pods' packets to an address that this host does not have, "
-    "or of packets to the pods",
-    "delete the rule, or limit it to the packets that it is for",
+    "a rule that is not podwire's changes the source of the pods' packets to an address that this host does not have; "
+    "or, a note, of packets to published ports, so that the pods do not see their clients' addresses",
+    _ADVISED,
 )
 _BYPASSED = Fault(
     "nat-bypassed",
     Severity.PROBLEM,
     "a rule that is not podwire's accepts packets in a chain of nat before podwire's rule: they are not masqueraded, "
-    "or not forwarded to the published port",
-    "delete the rule, or move it behind podwire's",
+    "or not forwarded to the published port. A note, if it names destinations: machines there must know the pods",
+    _ADVISED,
 )
 _UNTRACKED = Fault(
     "not-tracked",
     Severity.PROBLEM,
     "a rule excludes packets of the pods from connection tracking (NOTRACK), or moves them to another zone: "
     "masquerading and host ports do not work for them, and stateful rules drop them",
-    "delete the rule, or limit it to the packets that it is for",
+    _ADVISED,
 )
 _SEGMENTS = Fault(
     "segments-too-small",
     Severity.WARNING,
     "a rule limits the TCP segments of the pods' connections to a few bytes (TCPMSS): they are very slow, or hang",
-    "delete the rule, or use --clamp-mss-to-pmtu",
+    "change the rule where it was made, to --clamp-mss-to-pmtu",
 )
 
 
 def _check(node: Node) -> Iterator[Finding]:
     if not any(node.has_pods(item.network.name) for item in node.interfaces):
         return
+    prediction = Prediction(node)
     culprits: dict[object, Culprit] = {}
-    for one in Prediction(node).run():
-        event = one.event
+    for one in prediction.run():
+        event, network = one.event, one.pod.item.network.name
         if not _is_relevant(node, one):
             continue
-        place = event.chain.place, event.rule.handle if event.rule else -1, event.fate, one.pod.item.network.name
+        place = event.chain.place, event.rule.handle if event.rule else -1, event.fate, network
         if place not in culprits:
-            culprits[place] = Culprit(event, _neighbours(node, event.chain))
-        culprits[place].happenings.append(one)
-    findings = [_finding(node, culprit) for culprit in culprits.values()]
+            culprits[place] = Culprit(event, node.ruleset, prediction.pods[network])
+        culprits[place].add(one)
+    findings = [_finding(node, culprit, prediction.uplinks) for culprit in culprits.values()]
     findings.sort(key=lambda one: list(Severity).index(one.severity))
     yield from findings
     if not any(one.severity is not Severity.NOTE for one in findings):
@@ -134,130 +147,126 @@ def _check(node: Node) -> Iterator[Finding]:
         yield ok_finding("rules", "", text)
 
 
-def _neighbours(node: Node, chain: FilterChain) -> frozenset[str]:
-    where = chain.family, chain.table, chain.tool
-    return frozenset(one.name for one in node.ruleset.chains if (one.family, one.table, one.tool) == where)
-
-
 def _is_relevant(node: Node, one: Happening) -> bool:
     """Returns whether an event is another program's and not meant for the pods' packets."""
     event = one.event
-    if owner_of(event.chain, event.rule) == PODWIRE:
+    if owner_of_event(event) == PODWIRE:
         return False
     kind = event.action.kind
+    if kind == "queue" and event.action.port in _served_queues(node):
+        return False
     if kind in _ENDS:
         return True
     if event.fate is not Fate.CERTAIN and kind != "accept":
         return False
     if kind in ("untrack", "zone", "mss"):
-        return one.label in (probes.TO_OTHERS, probes.PUBLISHED)
+        return one.label in (probes.TO_OTHERS, probes.TO_LAN, probes.PUBLISHED)
     if kind in ("dnat", "redirect"):
-        return _takes_away(one)
+        return _takes_away(node, one)
     if kind in ("snat", "masquerade"):
         return _takes_source(node, one)
     return _bypasses(one)
 
 
-def _takes_away(one: Happening) -> bool:
+def _takes_away(node: Node, one: Happening) -> bool:
+    action = one.event.action
     if one.label in (probes.PUBLISHED, probes.LOCALLY):
-        return one.event.action.address not in one.pod.addresses
-    return one.label in (probes.TO_OTHERS, probes.TO_NODE)
+        return action.address not in one.pod.addresses
+    is_proxied = action.kind == "redirect" and (one.event.packet.protocol, action.port) in _listening_ports(node)
+    return one.label in (probes.TO_OTHERS, probes.TO_LAN, probes.TO_NODE) and not is_proxied
 
 
 def _takes_source(node: Node, one: Happening) -> bool:
     action = one.event.action
-    if one.label == probes.TO_OTHERS:
+    if one.label in (probes.TO_OTHERS, probes.TO_LAN):
         host_addresses = [each.address.ip for assigned in node.addresses.values() for each in assigned]
         return action.kind == "snat" and action.address is not None and action.address not in host_addresses
-    return one.label in (probes.PUBLISHED, probes.FROM_NODE) and one.event.rule is not None
+    return one.label == probes.PUBLISHED and one.event.rule is not None
 
 
 def _bypasses(one: Happening) -> bool:
-    if one.label == probes.TO_OTHERS:
+    if one.label in (probes.TO_OTHERS, probes.TO_LAN):
         plugins = one.pod.item.network.plugins
-        return one.event.chain.hook != 0 and any(plugin.get("ipMasq") is True for plugin in plugins)
-    return one.label in (probes.PUBLISHED, probes.LOCALLY) and one.event.chain.hook in (0, 3)
+        return one.event.base.hook != 0 and any(plugin.get("ipMasq") is True for plugin in plugins)
+    return one.label in (probes.PUBLISHED, probes.LOCALLY) and one.event.base.hook in (0, 3)
 
 
-def _finding(node: Node, culprit: Culprit) -> Finding:
+@lru_cache(maxsize=1)
+def _served_queues(_node: Node) -> frozenset[int]:
+    """Returns the queues (NFQUEUE) that a program reads."""
+    return frozenset(int(line.split()[0]) for line in read_text(_QUEUES).splitlines() if line.strip())
+
+
+@lru_cache(maxsize=1)
+def _listening_ports(_node: Node) -> frozenset[tuple[int, int]]:
+    """Returns protocol and port of the host's listening sockets."""
+    return frozenset((one.protocol, one.port) for one in list_listeners({6, 17}))
+
+
+def _finding(node: Node, culprit: Culprit, uplinks: list[str]) -> Finding:
     event, item = culprit.event, culprit.item
     fault = _fault(culprit)
-    text = f"{_place(culprit)} {_what(event)} packets {_which(culprit)}"
-    rule = _text_of(culprit)
-    text += f": {rule}" if rule else ""
-    if fault is _PERHAPS or fault is _CLOSED:
-        return fault.finding(item.network.name, text, _inspect(culprit.chain))
-    fix, advice = _fix(node, culprit, fault)
-    severity = None
-    if fault is _DROPS and _is_narrow(culprit):
-        severity = Severity.WARNING
+    text = f"{culprit.place} {_what(event)} packets {_which(culprit)}{_quotation(culprit)}"
+    severity = Severity.NOTE if _is_note(culprit, fault) else fault.severity
+    may_accept = fault in (_DROPS, _POLICY) and event.action.kind in ("drop", "reject")
+    commands = accept_commands(culprit, uplinks) if may_accept else []
+    if severity is Severity.NOTE:
+        return fault.finding(item.network.name, text, _advice(culprit, fault), severity=severity)
     return fault.finding(
         item.network.name,
         text,
-        fix,
-        advice=advice,
-        severity=severity,
+        Run(" && ".join(commands)) if commands else _advice(culprit, fault),
+        advice=_lasting(culprit) if commands else "",
         objects=_objects(culprit),
         behind=_behind(culprit),
     )
 
 
+def _is_note(culprit: Culprit, fault: Fault) -> bool:
+    """Returns whether a fault that is mostly a problem may be intended here."""
+    if fault is _SOURCE:
+        return not {probes.TO_OTHERS, probes.TO_LAN} & set(culprit.labels)
+    is_about_ports = bool({probes.PUBLISHED, probes.LOCALLY} & set(culprit.labels))
+    if fault is _BYPASSED:
+        return not culprit.lost and not is_about_ports
+    if fault is _NAT and culprit.event.action.kind == "dnat":
+        return culprit.conditions.has_others and not is_about_ports
+    return False
+
+
 def _behind(culprit: Culprit) -> tuple[str, ...]:
     """Returns the network's own rules, if they accept the packets: before iptables' policy, in firewalld's zone."""
     chain, plugins = culprit.chain, culprit.item.network.plugins
-    is_policy = culprit.event.rule is None and (chain.tool or is_iptables(chain))
-    is_shared = is_policy or owner_of(chain, culprit.event.rule) == "firewalld"
+    is_policy = culprit.event.rule is None and is_iptables(chain, culprit.neighbours)
+    is_shared = is_policy or culprit.owner == "firewalld"
     has_firewall = any(plugin["type"] == "firewall" for plugin in plugins)
     return (rules_of(culprit.item.network.name),) if is_shared and has_firewall else ()
 
 
 def _objects(culprit: Culprit) -> tuple[str, ...]:
-    return (LEGACY,) if culprit.chain.tool and culprit.event.rule is None else ()
+    return (LEGACY,) if culprit.chain.tool else ()
 
 
 def _fault(culprit: Culprit) -> Fault:
     event = culprit.event
     kind = event.action.kind
-    if kind in _ENDS:
-        if set(culprit.labels) == {probes.TO_NODE} and not culprit.names_pods:
-            return _CLOSED
-        if event.fate is Fate.PERHAPS:
-            return _PERHAPS
-        if event.fate is Fate.PARTLY:
-            return _SOME
-        return _DROPS if event.rule else _POLICY
     if kind in ("dnat", "redirect"):
         return _NAT
     if kind in ("snat", "masquerade"):
         return _SOURCE
     if kind == "mss":
         return _SEGMENTS
-    return _UNTRACKED if kind in ("untrack", "zone") else _BYPASSED
-
-
-def _is_narrow(culprit: Culprit) -> bool:
-    """Returns whether only packets to a service that doctor's own list does not have are dropped: perhaps a policy."""
-    usual = {"tcp 443", "tcp 80", "udp 53", "ping", ""}
-    return all(
-        one.label in (probes.TO_OTHERS, probes.REPLIES) and one.service not in usual for one in culprit.happenings
-    )
-
-
-def _place(culprit: Culprit) -> str:
-    chain, rule = culprit.chain, culprit.event.rule
-    owner = owner_of(chain, rule) or ("" if rule else _creator(culprit))
-    of = f" ({owner})" if owner else ""
-    if rule is None:
-        return f"the policy of chain {chain}{of}"
-    number = f"rule {rule.handle}" if chain.tool else f"the rule with handle {rule.handle}"
-    return f"{number} of chain {chain}{of}"
-
-
-def _creator(culprit: Culprit) -> str:
-    """Returns the program that set the policy of a shared chain, by the other chains in its table."""
-    if "DOCKER-USER" in culprit.neighbours:
-        return "Docker"
-    return "ufw" if any(name.startswith("ufw") for name in culprit.neighbours) else ""
+    if kind not in _ENDS:
+        return _UNTRACKED if kind in ("untrack", "zone") else _BYPASSED
+    if set(culprit.labels) == {probes.TO_NODE}:
+        return _CLOSED
+    if event.fate is Fate.PERHAPS:
+        return _PERHAPS
+    if event.fate is Fate.PARTLY:
+        return _SOME if culprit.conditions.is_random else _RESTRICTS
+    if {one.label for one in culprit.lost} <= {probes.BETWEEN}:
+        return _RESTRICTS
+    return _DROPS if event.rule else _POLICY
 
 
 def _what(event: Event) -> str:
@@ -283,11 +292,17 @@ def _which(culprit: Culprit) -> str:
     return ", ".join(parts)
 
 
-def _text_of(culprit: Culprit) -> str:
-    """Returns the rule as its program lists it, "" if that cannot be read."""
-    rule, chain = culprit.event.rule, culprit.chain
-    if rule is None:
-        return ""
+def _quotation(culprit: Culprit) -> str:
+    """Returns the rule as its program lists it, and the last jump to it that says which packets; "" for a policy."""
+    rules = culprit.event.rules
+    jumps = [one for one in rules[:-1] if conditions_of(one).are_narrow][-1:] if culprit.event.rule else []
+    texts = [text for one in (*rules[-1:], *jumps) if (text := _text_of(one))]
+    return f": {', after '.join(texts)}" if texts and culprit.event.rule else ""
+
+
+def _text_of(rule: FilterRule) -> str:
+    """Returns a rule as its program lists it, "" if that cannot be read."""
+    chain = rule.chain
     if rule.words:
         return shlex.join(rule.words)
     if program := find_program("nft"):
@@ -302,27 +317,29 @@ def _text_of(culprit: Culprit) -> str:
     return ""
 
 
-def _inspect(chain: FilterChain) -> str:
-    if chain.tool:
-        return f"if pods have no connection, inspect the rules: {chain.tool} -t {chain.table} -S"
-    table = f"{FAMILY_NAMES[chain.family]} {chain.table}"
-    return f"if pods have no connection, inspect the rules: nft list table {table}"
+def _advice(culprit: Culprit, fault: Fault) -> str:
+    """Returns the advice where there is no command: where the rule can be changed, and how to look at it."""
+    owner, subject = culprit.owner, "the rule" if culprit.event.rule else "the policy"
+    if fault is _PERHAPS or fault is _CLOSED:
+        need = "have no connection" if fault is _PERHAPS else "need a service of this node"
+        return f"if pods {need}, look at the rules: {look(culprit)}"
+    if fault is _POLICY or owner == "firewalld":
+        plugin = f'add {{"type": "firewall"}} to "plugins" in {culprit.item.network.path}'
+        return f"{plugin}, or allow the pods in {owner or 'this chain'}; look at it: {look(culprit)}"
+    if culprit.event.action.kind == "queue":
+        return f"start the program that reads queue {culprit.event.action.port}; look at the rule: {look(culprit)}"
+    is_program = owner not in ("", ADMINISTRATOR)
+    place = f"in the settings of {owner}" if is_program else "in the program or script that made it"
+    return f"if {subject} is not meant for the pods, change it {place}; look at it: {look(culprit)}"
 
 
-def _fix(node: Node, culprit: Culprit, fault: Fault) -> tuple[str, str]:
-    """Returns the command that repairs it, and advice."""
-    chain, rule = culprit.chain, culprit.event.rule
-    owner = owner_of(chain, rule)
-    advice = lasting(culprit.item, owner)
-    if owner == "firewalld" and culprit.item.bridge:
-        return Run(f"firewall-cmd --zone=trusted --change-interface={quote(culprit.item.bridge)}"), advice
-    if fault in (_NAT, _SOURCE, _BYPASSED, _UNTRACKED, _SEGMENTS) or (
-        rule is not None and not owner and may_delete(culprit)
-    ):
-        if owner:
-            return f"change it in the settings of {owner}", ""
-        return Run(delete_command(culprit)), "it was added by hand, or by a program that may add it again: look there"
-    return Run(" && ".join(accept_commands(culprit))), advice
+def _lasting(culprit: Culprit) -> str:
+    """Returns the advice that makes an accept rule permanent."""
+    item = culprit.item
+    has_firewall = any(plugin["type"] == "firewall" for plugin in item.network.plugins)
+    if has_firewall or not item.routed or culprit.event.base.hook != FORWARD:
+        return f"it has effect until {culprit.owner or 'the host'} loads its rules again"
+    return f'to make it permanent, add {{"type": "firewall"}} to "plugins" in {item.network.path}'
 
 
 CHECKS = (
@@ -331,6 +348,6 @@ CHECKS = (
         "rules",
         "no pod is running that the packet filter could stop",
         _check,
-        (_DROPS, _SOME, _POLICY, _PERHAPS, _CLOSED, _NAT, _SOURCE, _BYPASSED, _UNTRACKED, _SEGMENTS),
+        (_DROPS, _POLICY, _SOME, _RESTRICTS, _PERHAPS, _CLOSED, _NAT, _SOURCE, _BYPASSED, _UNTRACKED, _SEGMENTS),
     ),
 )

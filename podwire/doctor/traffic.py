@@ -21,13 +21,13 @@ _QUEUE = Fault(
     "queue-loses-packets",
     Severity.WARNING,
     "the queue of an interface on the pods' way delays or loses packets on purpose (netem): mostly left from a test",
-    "`tc qdisc del dev INTERFACE root`",
+    "`tc qdisc del dev INTERFACE root` for an interface of podwire's; otherwise look for the program that set it",
 )
 _FILTER = Fault(
     "traffic-filter-drops",
     Severity.WARNING,
     "a filter of traffic control on the pods' way drops packets",
-    "`tc filter show dev INTERFACE ingress` (or `egress`) shows it, `tc filter del` deletes it",
+    "`tc filter show dev INTERFACE ingress` (or `egress`) shows it: change it where it was made",
 )
 _PROGRAM = Fault(
     "traffic-program",
@@ -49,7 +49,7 @@ def _check(node: Node) -> Iterator[Finding]:
     with Socket() as socket:
         kinds = traffic.list_kinds(socket)
         for index, link in every.items():
-            yield from _queues(link, kinds.get(index, []))
+            yield from _queues(link, kinds.get(index, []), is_podwires=index in pod_links)
             if index in pod_links and ("clsact" in kinds.get(index, []) or "ingress" in kinds.get(index, [])):
                 yield from _filters(socket, link, kinds[index])
     for index, link in pod_links.items():
@@ -58,12 +58,12 @@ def _check(node: Node) -> Iterator[Finding]:
             yield _PROGRAM.finding(link.name, text, f"if no program needs it: ip link set {quote(link.name)} xdp off")
 
 
-def _queues(link: Link, kinds: list[str]) -> Iterator[Finding]:
+def _queues(link: Link, kinds: list[str], *, is_podwires: bool) -> Iterator[Finding]:
     for kind, effect in _LOSING.items():
         if kind in kinds:
-            yield _QUEUE.finding(
-                link.name, f"its queue {kind} {effect}", Run(f"tc qdisc del dev {quote(link.name)} root")
-            )
+            command = Run(f"tc qdisc del dev {quote(link.name)} root")
+            advice = f"change it where it was made; look at it: tc qdisc show dev {quote(link.name)}"
+            yield _QUEUE.finding(link.name, f"its queue {kind} {effect}", command if is_podwires else advice)
 
 
 def _filters(socket: Socket, link: Link, kinds: list[str]) -> Iterator[Finding]:
@@ -77,8 +77,8 @@ def _filters(socket: Socket, link: Link, kinds: list[str]) -> Iterator[Finding]:
                 yield _PROGRAM.finding(link.name, text, f"look at: tc filter show dev {quote(link.name)} {direction}")
             else:
                 text = f"a filter ({kind}) drops packets that it {'receives' if direction == 'ingress' else 'sends'}"
-                command = f"tc filter del dev {quote(link.name)} {direction}"
-                yield _FILTER.finding(link.name, text, Run(command))
+                command = f"tc filter show dev {quote(link.name)} {direction}"
+                yield _FILTER.finding(link.name, text, f"change it where it was made; look at it: {command}")
 
 
 CHECKS = (Check(_GROUP, "traffic", "no queue or filter loses the pods' packets", _check, (_QUEUE, _FILTER, _PROGRAM)),)

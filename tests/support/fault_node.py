@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -56,6 +57,11 @@ class FaultNode:
         """Returns doctor's findings, except that the test's store is in memory."""
         findings: list[dict[str, Any]] = self.node.list_findings(before=before)
         return [one for one in findings if one["name"] != "store-in-memory"]
+
+    def list_rules(self) -> str:
+        """Returns all rules, of nftables and of iptables-legacy, without the counters of packets."""
+        done = self.shell("nft -s list ruleset; iptables-legacy -S; iptables-legacy -t nat -S")
+        return re.sub(r"counter packets \d+ bytes \d+", "counter", done.stdout)
 
     def run_commands(self, finding: dict[str, Any]) -> str:
         """Runs the commands of a finding unchanged; returns what failed."""

@@ -30,6 +30,7 @@ class Fault:
     run: bool = True
     needs: tuple[str, ...] = ()
     before: str = ""
+    intended: bool = False
 
     @property
     def name(self) -> str:
@@ -40,7 +41,11 @@ class Fault:
 def load() -> tuple[Fault, ...]:
     """Reads the faults."""
     content = tomllib.loads((ROOT / "tests" / "data" / "faults.toml").read_text())
-    return tuple(Fault(**{**one, "needs": tuple(one.get("needs", ()))}) for one in content["fault"])
+    undo: dict[str, str] = content["undo"]
+    return tuple(
+        Fault(**{"undo": undo.get(one["group"], ""), **one, "needs": tuple(one.get("needs", ()))})
+        for one in content["fault"]
+    )
 
 
 FAULTS = load()
@@ -53,7 +58,8 @@ def table() -> str:
         lines += [f"### {group[0].upper()}{group[1:]}", "", "| fault | finding | fix |", "|---|---|---|"]
         for fault in FAULTS:
             if fault.group == group:
-                lines.append(f"| {fault.title} | `{fault.finding}` | {'command' if fault.repair else 'advice'} |")
+                fix = "none: intended" if fault.intended else "command" if fault.repair else "advice"
+                lines.append(f"| {fault.title} | `{fault.finding}` | {fix} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -1,0 +1,124 @@
+"""The commands of `podwire doctor` pass no restriction that an administrator has written."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.doctor_node import DoctorNode, list_problems
+from tests.support.fault_node import FaultNode, describe, fault_node
+from tests.support.fault_table import FAULTS, Fault
+from tests.support.namespaces import Namespace
+from tests.support.restrictions import Restrictions, restrictions
+
+pytestmark = pytest.mark.one_kernel
+
+COMMANDS = [one for one in FAULTS if one.repair and one.run and not one.intended]
+
+
+class World:
+    """The node with restrictions that faults share; it is made again after a fault that its undo does not end."""
+
+    def __init__(self, directories: pytest.TempPathFactory) -> None:
+        self._directories = directories
+        self._stack = ExitStack()
+        self._world: tuple[FaultNode, Restrictions] | None = None
+
+    def get(self) -> tuple[FaultNode, Restrictions]:
+        """Returns the node and its restrictions."""
+        if self._world is None:
+            node = self._stack.enter_context(fault_node(self._directories.mktemp("node")))
+            self._world = node, self._stack.enter_context(restrictions(node))
+        return self._world
+
+    def discard(self) -> None:
+        """Deletes the node."""
+        self._world = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def world(root: None, bin_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The node of the module's tests."""
+    shared = World(tmp_path_factory)
+    yield shared
+    shared.discard()
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=one.name) for one in COMMANDS]
+)
+def test_no_command_passes_a_restriction(world: World, fault: Fault) -> None:
+    """After all commands of all findings of a fault, the packets that restrictions dropped are still dropped."""
+    node, written = world.get()
+    try:
+        node.inject(fault.shell)
+        written.install()  # the fault may be that all rules are gone
+        for finding in node.list_findings(before=fault.before):
+            node.run_commands(finding)
+        assert written.passing() == []
+        node.shell(f"set +e; {fault.undo.format(**node.words)}")
+        written.install()
+        for finding in node.list_findings():
+            node.run_commands(finding)
+        if list_problems(node.list_findings()) or written.passing():
+            world.discard()
+    except BaseException:
+        world.discard()
+        raise
+
+
+def test_policy_does_not_open_the_isolation_of_networks(
+    host: Namespace, new_sandbox, tmp_path: Path, bin_dir: Path
+) -> None:
+    """With a policy that drops, the command opens the published port, and no path between isolated networks."""
+    node = DoctorNode(host, tmp_path)
+    far = new_sandbox()
+    host.run(
+        "sh", "-ec",
+        f"ip link add out0 type veth peer name out1 netns {far.name}; ip link set out0 up;"
+        f"ip address add 192.0.2.1/24 dev out0; ip -n {far.name} link set out1 up;"
+        f"ip -n {far.name} address add 192.0.2.2/24 dev out1; ip route add default via 192.0.2.2",
+    )  # fmt: skip
+    pods = [new_sandbox(), new_sandbox()]
+    addresses = []
+    for number, pod in enumerate(pods):
+        network = node.add_network(isolated_network(tmp_path, number))
+        mappings = [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]
+        result = node.attach(network.with_capabilities(portMappings=mappings), pod)
+        addresses.append(result["ips"][0]["address"].partition("/")[0])
+    host.run("iptables", "-P", "FORWARD", "DROP")
+    assert {one["name"] for one in list_problems(node.list_findings())} == {"forward-drop"}
+    with ExitStack() as stack:
+        for pod in pods:
+            with pod.entered():
+                stack.enter_context(socket.create_server(("", 80)))
+        assert not connects(far, "192.0.2.1", 8080)
+        node.doctor("--fix", "--yes")
+        assert list_problems(node.list_findings()) == [], describe(node.list_findings())
+        assert connects(far, "192.0.2.1", 8080)
+        assert connects(far, "192.0.2.1", 8081)
+        assert not connects(pods[0], addresses[1], 80)
+        assert not connects(pods[1], addresses[0], 80)
+
+
+def isolated_network(directory: Path, number: int) -> dict[str, object]:
+    """Returns a network with a bridge of its own, isolated from others."""
+    subnet = f"10.4{number}.0.0/24"
+    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    bridge = {"type": "bridge", "bridge": f"cni{number}", "isGateway": True, "ipMasq": True}
+    bridge["ipam"] = {**ipam, "dataDir": str(directory / "leases")}
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    firewall = {"type": "firewall", "ingressPolicy": "same-bridge"}
+    return {"cniVersion": "1.0.0", "name": f"net{number}", "plugins": [bridge, portmap, firewall]}
+
+
+def connects(client: Namespace, address: str, port: int) -> bool:
+    """Returns whether a TCP connection is made within half a second."""
+    with client.entered(), socket.socket() as connection:
+        connection.settimeout(0.5)
+        return connection.connect_ex((address, port)) == 0
