@@ -67,6 +67,10 @@ def list_started_processes() -> list[int]:
     return started
 
 
+# The kernel modules of networks, which a skipped network names.
+MODULES = {"dummy": "dummy", "ipvlan": "ipvlan", "macvlan": "macvlan", "vlan": "8021q", "vrf": "vrf"}
+
+
 @pytest.mark.needs("nft_nat", "nft_inet", "ifb", "tbf")  # for the network bridge, nftables
 def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
     """Each network passes or is skipped for a reason; the document has each verb's time and the measured limit."""
@@ -81,6 +85,8 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
     networks = {item["network"]: item for item in document["networks"]}
     assert {kind for item in networks.values() for kind in item["plugins"]} == set(PLUGINS)
     assert [item for item in networks.values() if (item["outcome"] == "skipped") != bool(item["reason"])] == []
+    missing = {name: networks[name]["reason"] for name in MODULES if networks[name]["reason"]}
+    assert [name for name, reason in missing.items() if not reason.endswith(f"modprobe {MODULES[name]}")] == []
     for name in ("loopback", "ptp", "bridge, nftables"):
         item = networks[name]
         assert item["outcome"] == "passed"
