@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
     net.run("STATUS").assert_silent()
     for item in NEIGHBOUR:
         # ping ends at once while the kernel verifies the pod's IPv6 address, which it does now
-        assert eventually(lambda item=item: reaches(sandbox, item.partition("/")[0]))
+        assert eventually(partial(reaches, sandbox, item.partition("/")[0]))
     net.delete(sandbox, result)
     assert net.leases() == {}
 
