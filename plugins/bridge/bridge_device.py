@@ -189,13 +189,13 @@ def _enable_ipv6_command(name: str) -> str:
     A failed ADD deletes a link that it created: then the setting of new links is the cause, and sysctl ignores that of
     the deleted link by -e.
     """
-    own = f"ipv6/conf/{name}/disable_ipv6"
+    setting = f"ipv6/conf/{name}/disable_ipv6"
     if _is_ipv6_disabled("all"):
         return sysctl.command("ipv6/conf/all/disable_ipv6", "0")
     if not _is_ipv6_disabled("default"):
-        return sysctl.command(own, "0")
+        return sysctl.command(setting, "0")
     command = sysctl.command("ipv6/conf/default/disable_ipv6", "0")
-    return f"{command.replace('-w', '-e -w')} net/{own}=0" if name else command
+    return f"{command.replace('-w', '-e -w')} net/{setting}=0" if name else command
 
 
 def _is_ipv6_disabled(name: str) -> bool:

@@ -21,6 +21,7 @@ from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
+from podwire.doctor.gateways import ipv6_of
 from podwire.doctor.node import Node, types_of
 from podwire.doctor.run import Run
 from podwire.networks import Network
@@ -155,7 +156,9 @@ def _status(node: Node) -> Iterator[Finding]:
             try:
                 has_status = _run_status(node, network, plugin)
             except CniError as error:
-                yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details)
+                bridges = (item.bridge for item in node.interfaces if item.network is network and item.bridge)
+                behind = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
+                yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details, behind=behind)
             else:
                 if has_status:
                     yield ok_finding("status", f"{network.name}: {plugin['type']}", "is ready")

@@ -109,3 +109,15 @@ def test_two_pods_with_one_mac_address(node, new_sandbox):
         pod = network.with_capabilities(portMappings=[mapping], mac="02:00:00:00:00:42")
         node.attach(pod, new_sandbox())
     assert "02:00:00:00:00:42" in node.find("mac-twice")["text"]
+
+
+@pytest.mark.parametrize("group", ["all", "default"])
+def test_ipv6_disabled_for_a_new_bridge(node, group):
+    """Before the first ADD the setting of new interfaces counts, which the bridge will have; the fix removes it."""
+    node.add_sample("20-dual-stack.conflist")
+    node.host.set_sysctl(f"net/ipv6/conf/{group}/disable_ipv6", "1")
+    finding = node.find("ipv6-off")
+    assert f"net/ipv6/conf/{group}/disable_ipv6 is 1" in finding["text"]
+    assert [one["name"] for one in list_problems(node.list_findings())] == ["ipv6-off"]
+    node.run_fix(finding)
+    assert list_problems(node.list_findings()) == []

@@ -113,17 +113,6 @@ def test_disabled_forwarding_without_pods_is_no_fault(node):
     assert list_problems(node.list_findings()) == []
 
 
-@pytest.mark.parametrize("group", ["all", "default"])
-def test_ipv6_disabled_for_a_new_bridge(node, group):
-    """Before the first ADD the setting of new interfaces counts, which the bridge will have; the fix removes it."""
-    node.add_sample("20-dual-stack.conflist")
-    node.host.set_sysctl(f"net/ipv6/conf/{group}/disable_ipv6", "1")
-    finding = node.find("ipv6-off")
-    assert f"net/ipv6/conf/{group}/disable_ipv6 is 1" in finding["text"]
-    node.run_fix(finding)
-    assert list_problems(node.list_findings()) == []
-
-
 @pytest.mark.needs("nft_inet")
 def test_chain_that_may_accept_is_no_problem(node, sandbox):
     """A chain that drops what an earlier rule may accept is no problem."""

@@ -24,6 +24,8 @@ SETTINGS = {
     ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
     ("plugins/bridge/bridge_nf_call.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "setting"): "disable_ipv6 of the bridge",
+    ("plugins/bridge/bridge_device.py", "'ipv6/conf/all/disable_ipv6'"): "IPv6 off on the node, whose network needs it",
+    ("plugins/bridge/bridge_device.py", "'ipv6/conf/default/disable_ipv6'"): "the same, of new interfaces",
     ("plugins/ipvlan/interface.py", "name"): "rp_filter of the master: loose, and only if it was strict",
     (
         "plugins/portmap/localhost.py",
