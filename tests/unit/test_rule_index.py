@@ -61,7 +61,7 @@ def test_no_matching_rule_is_omitted(port):
 
 
 def test_cost_of_a_packet_does_not_depend_on_the_rules_of_other_ports(monkeypatch):
-    """With a thousand published ports a packet to one of them is evaluated with its own rule."""
+    """With a thousand published ports a packet to one of them is evaluated with one rule."""
     runs, run = [], Machine.run
 
     def count(machine):
@@ -74,7 +74,7 @@ def test_cost_of_a_packet_does_not_depend_on_the_rules_of_other_ports(monkeypatc
     assert len(runs) == 1
 
 
-def test_copy_with_other_rules_has_its_own_candidates():
+def test_copy_with_other_rules_has_other_candidates():
     """A ruleset that was copied with other rules of a chain does not use the index of the former ones."""
     ruleset = Ruleset((CHAIN,), {CHAIN.place: [comparing(80)]})
     assert len(ruleset.candidates(CHAIN, 80)) == 1
