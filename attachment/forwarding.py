@@ -18,13 +18,12 @@ _NAMES = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 def enable(version: int) -> None:
     """Enables forwarding for an IP version (4, 6) if it is off; raises CniError(999) with a hint."""
-    name = _NAMES[version]
     with suppress(OSError):  # ensure_or_fail() reports it
-        if sysctl.get(name) == "1":
+        if sysctl.get(_NAMES[version]) == "1":
             return
         if version == 6:
             _keep_advertised_routes()
-    sysctl.ensure_or_fail(name, "1", "enable forwarding")
+    sysctl.ensure_or_fail(_NAMES[version], "1", "enable forwarding")
 
 
 def check(version: int) -> None:

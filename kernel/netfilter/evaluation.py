@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kernel.netfilter import legacy_rules, nft
 from kernel.netfilter.nft_machine import Machine
-from kernel.netfilter.packet import DNAT_STATUS, UNTRACKED, Packet
+from kernel.netfilter.packet import DNAT_STATUS, TRANSPORT, UNTRACKED, Packet
 from kernel.netfilter.ruleset import ARP, NETDEV, FilterChain, FilterRule, Ruleset
 from kernel.netfilter.verdicts import UNCHANGED, Action, Match
 from process.values import dataclass, replace
@@ -150,7 +150,8 @@ class _Walk:
         """Evaluates a chain; returns at its end or at "return". Raises _Ended."""
         if depth > _DEEPEST:
             return
-        for rule in self._ruleset.rules.get(chain.place, ()):
+        port = self._packet.payload(TRANSPORT, 2, 2)
+        for rule in self._ruleset.candidates(chain, int.from_bytes(port, "big") if port else None):
             match, action, mark = self._match(rule)
             if match is Match.NO or (match is Match.MAYBE and self._excluded(rule)):
                 continue

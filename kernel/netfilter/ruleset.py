@@ -14,6 +14,7 @@ from kernel.netfilter import nft, nft_set
 from kernel.netfilter.nft import NftSocket, Table
 from kernel.netfilter.nft_expression import attributes, parse_content
 from kernel.netfilter.nft_rule import parse_comment, parse_expressions
+from kernel.netfilter.rule_index import RuleIndex
 from kernel.rtnl import NLM_F_DUMP, Request
 from process.values import dataclass, field
 
@@ -25,6 +26,7 @@ _INTERVAL, _INTERVAL_END = 4, 1  # NFT_SET_INTERVAL, NFT_SET_ELEM_INTERVAL_END
 _WORD = 4
 MOST_ELEMENTS = 20_000  # a packet's look-up in a larger set stays undecided
 
+_NO_RULES: list[FilterRule] = []
 Expression = tuple[str, dict[int, bytes]]
 
 
@@ -95,6 +97,7 @@ class Ruleset:
     rules: dict[tuple[int, str, str, str], list[FilterRule]] = field(default_factory=dict)
     interval_sets: frozenset[tuple[int, str, str]] = frozenset()
     _sets: dict[tuple[int, str, str], Elements | None] = field(default_factory=dict)
+    _indexes: dict[tuple[int, str, str, str], RuleIndex] = field(default_factory=dict)
 
     def get_set(self, family: int, table: str, name: str) -> Elements | None:
         """Returns the elements of a set, None if they cannot be used; read at the first use."""
@@ -103,6 +106,13 @@ class Ruleset:
             with nft.open_socket() as socket:
                 self._sets[place] = _read_elements(socket, place, is_interval=place in self.interval_sets)
         return self._sets[place]
+
+    def candidates(self, chain: FilterChain, port: int | None) -> list[FilterRule]:
+        """Returns the rules of a chain that may match a packet to a destination port, all if that is None."""
+        rules, index = self.rules.get(chain.place, _NO_RULES), self._indexes.get(chain.place)
+        if index is None or index.rules is not rules:  # a copy of this ruleset may have other rules
+            index = self._indexes[chain.place] = RuleIndex(rules)
+        return index.candidates(port)
 
     def base_chains(self, families: tuple[int, ...], hook: int) -> list[FilterChain]:
         """Returns the base chains of a hook, in the order in which a packet passes them."""
