@@ -10,7 +10,7 @@ _RETRY_S = 10.0
 
 
 class Retries:
-    """Failed work that waits: each work once, however often it failed meanwhile."""
+    """The failed work that waits: each work once, however often it failed meanwhile."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
