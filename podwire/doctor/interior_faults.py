@@ -39,7 +39,7 @@ REFUSED = Fault(
     "pod-route-refuses",
     Severity.PROBLEM,
     "a route or a policy rule inside a running pod refuses its packets",
-    "`nsenter --net=NETNS ip route del ROUTE`, or `ip rule del RULE`",
+    "if that is not meant: `nsenter --net=NETNS ip route del ROUTE`, or `ip rule del RULE`",
 )
 NEIGHBOUR = Fault(
     "pod-neighbour-wrong",

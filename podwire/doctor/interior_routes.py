@@ -15,7 +15,7 @@ from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import Finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.pods import remote_addresses
-from podwire.doctor.run import Run
+from podwire.doctor.run import Run, unless_meant
 
 _KERNEL = 2  # RTPROT_KERNEL
 
@@ -104,8 +104,8 @@ def _refusal(one: InspectedPod, choice: Choice, which: str, version: int) -> Fin
     family = "-6 " if version == 6 else ""
     if choice.route is not None:
         text = f'its route "{choice.route}" refuses {which}'
-        return one.finding(faults.REFUSED, text, one.inner(f"ip {family}route del {choice.route}"))
+        return one.finding(faults.REFUSED, text, unless_meant(one.inner(f"ip {family}route del {choice.route}")))
     rule: FibRule | None = choice.rule
     words = rule.words if rule else ""
     text = f'its policy rule "{words}" refuses {which}'
-    return one.finding(faults.REFUSED, text, one.inner(f"ip {family}rule del {words}"))
+    return one.finding(faults.REFUSED, text, unless_meant(one.inner(f"ip {family}rule del {words}")))

@@ -7,3 +7,8 @@ class Run(str):
     """A fix that is a command line of a shell: it can be pasted, and `podwire doctor --fix` runs it."""
 
     __slots__ = ()
+
+
+def unless_meant(command: str) -> str:
+    """Returns advice with a command that removes a restriction, which somebody may have set on purpose."""
+    return f"if that is not meant: {command}"
