@@ -23,7 +23,7 @@ _MOST_NAMED = 3
 
 
 class Verdict(NamedTuple):
-    """Whether a command is kept, and the reason."""
+    """A verdict: whether a command is kept, and the reason."""
 
     is_kept: bool
     reason: str
