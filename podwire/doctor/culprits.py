@@ -21,6 +21,7 @@ from kernel.netfilter.packet import ESTABLISHED, NEW, TCP, UDP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain, FilterRule, Ruleset
 from podwire.doctor import probes
 from podwire.doctor.node import Interface
+from podwire.doctor.pods import Pod
 from podwire.doctor.probes import Happening
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE, is_decision, owner_of
 from process.values import replace
@@ -40,12 +41,12 @@ _REMOTE = {
 class Culprit:
     """A rule, or a policy, with everything that it does to packets of the pods of one network.
 
-    `pods` are the keys of all pods whose packets were predicted.
+    `pods` are all pods whose packets were predicted.
     """
 
     event: Event
     ruleset: Ruleset
-    pods: frozenset[str]
+    pods: tuple[Pod, ...]
     happenings: list[Happening] = field(default_factory=list)
 
     def add(self, one: Happening) -> None:
@@ -102,7 +103,8 @@ class Culprit:
 
     def _takes_all(self, label: str) -> bool:
         happenings = self._of(label)
-        if self.pods - {one.pod.key for one in happenings}:
+        with_packets = {pod.key for pod in self.pods if label != probes.PUBLISHED or pod.ports}
+        if with_packets - {one.pod.key for one in happenings}:
             return False
         if label not in _REMOTE:
             return label == probes.RESOLVING

@@ -67,7 +67,7 @@ class Prediction:
         self._data = b"\n".join(rule.data for rule in foreign)
         self._services_by_version: dict[int, list[tuple[int, int]]] = {}
         self.uplinks = [link.name for link in list_uplinks(node)]
-        self.pods: dict[str, frozenset[str]] = {}  # by network: the keys of the pods whose packets are predicted
+        self.pods: dict[str, tuple[Pod, ...]] = {}  # by network: the pods whose packets are predicted
 
     def run(self) -> list[Happening]:
         """Returns all events."""
@@ -78,7 +78,7 @@ class Prediction:
         for item in self._node.interfaces:
             mine = [pod for pod in pods if pod.item is item and pod.gate]
             chosen = self._representatives(mine)
-            self.pods[item.network.name] = frozenset(pod.key for pod in chosen)
+            self.pods[item.network.name] = tuple(chosen)
             for pod in chosen:
                 for address in pod.addresses:
                     happenings += self._of_pod(pod, address, mine)

@@ -32,6 +32,7 @@ _SLOW_S = 0.2  # a path on one node takes less than a millisecond
 _PODS_IN_PARALLEL = 8
 _PATHS_IN_PARALLEL = 150  # each has up to five descriptors, and a process may have 1024
 _TRACES_MAX = 8
+_OTHER_UPLINK = "an accept rule that names an uplink does not match the outside of this test"
 _PORT_MIN, _PORTS = 33000, 27000  # for datagrams, in the target
 
 
@@ -323,7 +324,10 @@ def _trace(topology: Topology, result: Result, ended: Attempt | None) -> Result:
         return result._replace(suspect=Suspect("no-answer", str(path.destination), text, str(path.destination)))
     if trace.suspect is None:
         return result._replace(detail=f"{result.detail}; a packet that was sent later arrived")
-    return result._replace(suspect=trace.suspect)
+    suspect = trace.suspect
+    if suspect.name == "rule" and any(place and place.kind == EXTERNAL for place in (path.source, path.target)):
+        suspect = suspect._replace(text=f"{suspect.text}; {_OTHER_UPLINK}")
+    return result._replace(suspect=suspect)
 
 
 def _full_size(path: Path, ended: Transfer) -> Flow:

@@ -91,6 +91,7 @@ def test_policy_does_not_open_the_isolation_of_networks(
         mappings = [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]
         result = node.attach(network.with_capabilities(portMappings=mappings), pod)
         addresses.append(result["ips"][0]["address"].partition("/")[0])
+        node.attach(network, new_sandbox())  # a pod without a published port
     host.run("iptables", "-P", "FORWARD", "DROP")
     assert {one["name"] for one in list_problems(node.list_findings())} == {"forward-drop"}
     with ExitStack() as stack:

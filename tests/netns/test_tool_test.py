@@ -36,7 +36,7 @@ FAULTS = {
     "a foreign rule drops": Fault(
         "nft add table inet mine; nft add chain inet mine fw '{{ type filter hook forward priority 5; }}';"
         "nft add rule inet mine fw iifname cnip0 oifname vethpwo* drop",
-        "pod-to-outside", "rule", ("inet mine fw", "drop"), ("pod-to-pod", "gateway"),
+        "pod-to-outside", "rule", ("inet mine fw", "drop", "names an uplink"), ("pod-to-pod", "gateway"),
     ),
     "the path loses full-size segments": Fault(
         "ip link set {webveth} mtu 1280", "pod-to-pod", "mtu", ("{webveth}", "1280"), ("gateway", "pod-to-node"),
