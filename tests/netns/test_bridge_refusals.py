@@ -28,7 +28,7 @@ def untouched(network, sandbox):
         ({"mtu": 1500.5}, "failed to load netconf:"),
         ({"mtu": 70000}, "failed to load netconf:"),
         ({"bridge": ""}, "failed to load netconf:"),
-        ({"bridge": "a-name-much-too-long"}, "failed to load netconf:"),
+        ({"bridge": "a-name-much-too-long"}, 'failed to create bridge "a-name-much-too-long": the name is longer'),
         ({"ipMasq": True, "ipMasqBackend": "ebtables"}, 'unknown ipmasq backend "ebtables"'),
         ({"nonMasqueradeCIDRs": ["10.0.0.0"]}, "failed to load netconf:"),
         ({"ipam": {"type": "no-such-plugin"}}, 'failed to find plugin "no-such-plugin"'),

@@ -13,8 +13,8 @@ from tests.support.doctor_node import DoctorNode
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 
-DELETE = "ip route del blackhole 10.26.0.2/32"
-BLACKHOLE = "ip route add blackhole 10.26.0.2/32"
+DELETE = "ip route del throw 10.26.0.2/32"
+THROW = "ip route add throw 10.26.0.2/32"
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def node(host: Namespace, sandbox: Namespace, tmp_path: Path) -> DoctorNode:
     sandbox.ip("link", "set", "lo", "up")
     faulty = DoctorNode(host, tmp_path)
     faulty.attach(faulty.add_sample("60-podman.conflist"), sandbox)
-    host.run("sh", "-ec", BLACKHOLE)
+    host.run("sh", "-ec", THROW)
     host.set_sysctl("net/ipv4/ip_forward", "0")
     return faulty
 
@@ -50,7 +50,7 @@ def test_refused_command_is_not_run(node: DoctorNode) -> None:
     assert done.stdout.count("  done") == 1
     assert done.returncode == 1
     assert node.host.sysctl("net/ipv4/ip_forward") == "0"
-    assert "blackhole" not in node.host.ip("route")
+    assert "throw" not in node.host.ip("route")
 
 
 def test_end_of_input_stops(node: DoctorNode) -> None:
@@ -58,7 +58,7 @@ def test_end_of_input_stops(node: DoctorNode) -> None:
     done = fix(node, "")
     assert done.stdout.count("  command:") == 1
     assert "  done" not in done.stdout
-    assert "blackhole" in node.host.ip("route")
+    assert "throw" in node.host.ip("route")
 
 
 def test_all_runs_the_rest(node: DoctorNode) -> None:
@@ -70,7 +70,7 @@ def test_fix_needs_text(node: DoctorNode) -> None:
     """--json cannot be combined with --fix, as it asks questions."""
     done = node.doctor("--fix", "--json")
     assert done.returncode == 2
-    assert "blackhole" in node.host.ip("route")
+    assert "throw" in node.host.ip("route")
 
 
 def test_podwire_commands_are_run(node: DoctorNode) -> None:
@@ -105,14 +105,14 @@ def test_packets_are_sent_before_and_after(node: DoctorNode) -> None:
 def test_command_without_effect_is_undone_and_not_repeated(node: DoctorNode) -> None:
     """A command that does not help is undone, reported, and not run again; the others run."""
     harm = (
-        'case "$*" in "route del"*) exec /sbin/ip route add blackhole 203.0.113.0/24 table 7;; esac; exec /sbin/ip "$@"'
+        'case "$*" in "route del"*) exec /sbin/ip route add throw 203.0.113.0/24 table 7;; esac; exec /sbin/ip "$@"'
     )
     done = node.doctor("--fix", "--yes", env=replace_program(node, "ip", harm))
     assert done.stdout.count(f"  command: {DELETE}") == 1
     assert "undone: it did not help: the finding is still there" in done.stdout
     assert node.host.sysctl("net/ipv4/ip_forward") == "1"
     assert done.returncode == 1
-    assert "blackhole" in node.host.ip("route")
+    assert "throw" in node.host.ip("route")
 
 
 def test_command_that_opens_the_isolation_is_undone(
@@ -129,9 +129,11 @@ def test_command_that_opens_the_isolation_is_undone(
         pod = new_sandbox()
         pod.ip("link", "set", "lo", "up")
         node.attach(network, pod)
+    host.run("sh", "-ec", "ip link add out0 type veth peer name out1; ip link set out0 up; ip link set out1 up")
+    host.run("sh", "-ec", "ip address add 192.0.2.1/24 dev out0; ip route add default via 192.0.2.2")
     host.run("iptables", "-P", "FORWARD", "DROP")
     rules = host.run("iptables", "-S")
-    insert = "exec /usr/sbin/iptables $(echo \"$*\" | sed -E 's/-[AI] FORWARD( [0-9]+)?/-I FORWARD/')"
+    insert = "exec /usr/sbin/iptables $(echo \"$*\" | sed -E 's/-[AI] FORWARD( [0-9]+)?/-I FORWARD/; s/ -o out0//')"
     done = node.doctor("--fix", "--yes", env=replace_program(node, "iptables", insert))
     assert "undone: it opened" in done.stdout, done.stdout
     assert host.run("iptables", "-S") == rules
@@ -152,4 +154,4 @@ def test_signal_during_the_verification(node: DoctorNode) -> None:
     output, _ = process.communicate(timeout=30)
     assert "  interrupted: undone" in output
     assert process.returncode == 3
-    assert "blackhole 10.26.0.2" in node.host.ip("route")
+    assert "throw 10.26.0.2" in node.host.ip("route")
