@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _BASE, _OFFSET, _LENGTH = 2, 3, 4  # attributes of "payload" (linux/netfilter/nf_tables.h); 1 is the register
 _PORT_OFFSET, _PORT_BYTES = 2, 2
+_CONDITIONS = ("payload", "cmp", "meta", "bitwise", "lookup", "range", "byteorder", "fib", "counter", "match")
+_META_SOURCE = 3  # NFTA_META_SREG: the expression sets a value
 
 
 class RuleIndex:
@@ -40,12 +42,17 @@ class RuleIndex:
 
 
 def _required_port(rule: FilterRule) -> int | None:
-    """Returns the destination port that a rule compares for equality, None for a rule that compares none."""
+    """Returns the destination port that a rule compares for equality, None for a rule that compares none.
+
+    Also None if a statement comes before the comparison: it is about packets to any port.
+    """
     for one, two in pairwise(rule.words):
         if one == "--dport":
             is_plain = two.isdigit() and "!" not in rule.words
             return int(two) if is_plain else None
     for (name, fields), (next_name, next_fields) in pairwise(rule.expressions):
+        if name not in _CONDITIONS or (name == "meta" and _META_SOURCE in fields):
+            return None
         if name == "payload" and next_name == "cmp" and fields.get(1) == next_fields.get(1):
             place = tuple(int.from_bytes(fields.get(key, b""), "big") for key in (_BASE, _OFFSET, _LENGTH))
             if place == (TRANSPORT, _PORT_OFFSET, _PORT_BYTES) and not int.from_bytes(next_fields.get(2, b""), "big"):

@@ -35,6 +35,7 @@ _CONNTRACK_AT = 146
 _MARK, _ADDRTYPE = struct.Struct("=IIB"), struct.Struct("=HHI")
 _MULTIPORT = struct.Struct("=BB15H15BB")
 _STATE, _STATUS = 1, 1 << 6
+_NEW_BIT = 1 << 3  # XT_CONNTRACK_STATE_BIT(IP_CT_NEW)
 _SNAT_BIT, _DNAT_BIT, _UNTRACKED_BIT = 1 << 6, 1 << 7, 1 << 8
 _RANGE2 = struct.Struct("=I16s16s")
 _RANGE = struct.Struct("=II4s4sHH")
@@ -109,6 +110,14 @@ def _conntrack(info: bytes, packet: Packet) -> bool | None:
     if flags & _STATUS and bool(packet.connection_status & statuses) == bool(inverted & _STATUS):
         return False
     return True if decided else None
+
+
+def is_of_answers(info: bytes) -> bool:
+    """Returns whether a match of conntrack accepts only packets of established, related or DNATed connections."""
+    if len(info) < _CONNTRACK_AT + _CONNTRACK.size:
+        return False
+    compared, inverted, states, _ = _CONNTRACK.unpack_from(info, _CONNTRACK_AT)
+    return not inverted and not compared & ~(_STATE | _STATUS) and not states & _NEW_BIT
 
 
 def _address_types(info: bytes, packet: Packet) -> bool | None:

@@ -18,6 +18,7 @@ from kernel.netfilter import nft
 from kernel.netfilter.conditions import Conditions, conditions_of
 from kernel.netfilter.evaluation import Event, Fate, traverse_chain
 from kernel.netfilter.packet import ESTABLISHED, NEW, TCP, UDP, Packet
+from kernel.netfilter.permissions import Pods, is_preceded_by_permission
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain, FilterRule, Ruleset
 from podwire.doctor import probes
 from podwire.doctor.node import Interface
@@ -90,11 +91,16 @@ class Culprit:
     def lost(self) -> tuple[Happening, ...]:
         """The packets of those kinds of which nothing passes it, to any machine and port, of any pod.
 
-        None are, if the rule is a decision: of a policy engine, of a chain for the administrator's rules, or about
-        packets between two interfaces.
+        None are, if the rule is a decision: of a policy engine, of a chain for the administrator's rules, about packets
+        between two interfaces, or behind rules that permit some of the pods' packets.
         """
         interfaces = self.conditions.interfaces
         if is_decision(self.owner) or len(interfaces) > 1 or any(one.inverted for one in interfaces):
+            return ()
+        gates = tuple({one.pod.gate.name for one in self.happenings if one.pod.gate})
+        if is_preceded_by_permission(
+            self.ruleset, self.event, Pods(gates, tuple(self.item.subnets)), _is_no_permission
+        ):
             return ()
         return tuple(one for label in self.labels if self._takes_all(label) for one in self._of(label))
 
@@ -103,18 +109,23 @@ class Culprit:
 
     def _takes_all(self, label: str) -> bool:
         happenings = self._of(label)
-        with_packets = {pod.key for pod in self.pods if label != probes.PUBLISHED or pod.ports}
-        if with_packets - {one.pod.key for one in happenings}:
+        keys = {one.pod.key for one in happenings}
+        # Pods of which it takes nothing: the packets of those that only podwire's rules accept are lost without these.
+        others = [pod for pod in self.pods if pod.key not in keys and (label != probes.PUBLISHED or pod.ports)]
+        if others and not _REMOTE.get(label):
             return False
         if label not in _REMOTE:
             return label == probes.RESOLVING
         if self.conditions.has_others and label not in (probes.TO_OTHERS, probes.REPLIES):
             return False
         first = {one.event.packet.version: one for one in reversed(happenings)}
-        return all(self._takes(packet) for one in first.values() for packet in self._variants(label, one))
+        return all(self._takes(packet) for one in first.values() for packet in self._variants(label, one, others))
 
-    def _variants(self, label: str, one: Happening) -> Iterator[Packet]:
-        """Yields packets of a kind with any port, to or from any machine, of further addresses in the pods' subnet."""
+    def _variants(self, label: str, one: Happening, others: list[Pod]) -> Iterator[Packet]:
+        """Yields generalized packets of a kind: any port and machine, addresses of other pods and of the subnet."""
+        addresses = [
+            address for pod in others for address in pod.addresses if address.version == one.event.packet.version
+        ]
         packet, remote = one.event.packet, _REMOTE[label]
         states = {packet.state}
         if self.conditions.has_others and label == probes.TO_OTHERS:
@@ -126,7 +137,7 @@ class Culprit:
                     source_mac=None, unknown_address=remote,
                 )  # fmt: skip
                 yield general
-                for address in _further_addresses(self.item, packet.version):
+                for address in (*_further_addresses(self.item, packet.version), *addresses):
                     if remote == "destination":
                         yield replace(general, source=address)
                     elif remote == "source":
@@ -158,6 +169,11 @@ class Culprit:
         if "DOCKER-USER" in self.neighbours:
             return "Docker"
         return "ufw" if any(name.startswith("ufw") for name in self.neighbours) else ""
+
+
+def _is_no_permission(rule: FilterRule) -> bool:
+    """Returns whether a rule accepts packets whatever an administrator intends: podwire's, and kube-proxy's."""
+    return owner_of(rule.chain, rule) in (PODWIRE, "kube-proxy")
 
 
 def _is_podwires(rule: FilterRule) -> bool:

@@ -47,9 +47,9 @@ class Finding:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """The name, the subject, and the rule or route at the end of the text: the same with other words before it."""
+        """A key that stays equal when the text is reworded: name, subject, and the rule or route at its end."""
         _, _, cause = self.text.rpartition(": ")
-        return self.name, self.subject, _COUNTERS.sub("", cause) if cause != self.text else ""
+        return self.name, self.subject, _COUNTERS.sub("", cause if cause != self.text else str(self.fix))
 
     @property
     def commands(self) -> tuple[str, ...]:

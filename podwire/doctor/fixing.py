@@ -118,6 +118,10 @@ class _Repair:
         except signals.Terminated:
             self._print(f"interrupted: {self._undo(undo)}")
             raise
+        except (CniError, OSError) as error:
+            with signals.ignored():
+                self._print(Cell(f"{self._undo(undo)}: the state after it cannot be read: {error}", "bad"))
+            return self._check()
         verdict = Trial(check, finding, command, before, after, findings, now).judge()
         if verdict.is_kept:
             self._print(f"kept: {verdict.reason}")

@@ -10,6 +10,7 @@ from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.interior_pod import InspectedPod
+from podwire.doctor.pods import list_uplinks
 from podwire.doctor.run import Run
 from process.values import replace
 
@@ -97,6 +98,8 @@ def _larger_than_bridge(one: InspectedPod, link: Link, veth: Link, bridge: Link,
     text = f'it has MTU {link.mtu}, but the bridge "{bridge.name}" has {bridge.mtu}'
     configured = one.pod.item.network.plugins[0].get("mtu")
     expected = configured if isinstance(configured, int) and configured else _DEFAULT_MTU
+    if configured == "auto":  # ADD took the MTU of an uplink
+        expected = max((uplink.mtu for uplink in list_uplinks(one.node)), default=_DEFAULT_MTU)
     if _has_chained_mtu(one):
         advice = (
             f'set "mtu" of the plugin bridge in {one.pod.item.network.path} to {link.mtu}, and create the pods again'

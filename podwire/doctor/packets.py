@@ -161,7 +161,8 @@ def _closing(topology: Topology, ruleset: Ruleset, path: Path) -> Iterator[tuple
     )  # fmt: skip
     for event in traverse(ruleset, packet, FORWARD if other else INPUT).events:
         if event.action.kind in _ENDS and event.fate is not Fate.PASSES and (event.rule or not other):
-            name = f"{event.rule.handle if event.rule else 'the policy'} of chain {event.chain}"
+            number = f"{'rule' if event.chain.tool else 'handle'} {event.rule.handle}" if event.rule else "the policy"
+            name = f"{number} of chain {event.chain}"
             yield _key(event.chain, event.rule), name
 
 

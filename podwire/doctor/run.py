@@ -10,5 +10,5 @@ class Run(str):
 
 
 def unless_meant(command: str) -> str:
-    """Returns advice with a command that removes a restriction, which somebody may have set on purpose."""
+    """Returns advice with a command that removes a restriction, which may be intended."""
     return f"if that is not meant: {command}"

@@ -15,11 +15,17 @@ from shlex import quote
 from cni.errors import CniError
 from podwire.doctor import undo_ip
 from podwire.doctor.undo_parts import Part, read_lines
-from podwire.node.programs import find_program
 
 _SEPARATOR = "&&"
 _NOTHING = ("modprobe", "conntrack")  # nothing that has to be undone
 _HANDLE = " # handle "
+# Settings that the kernel also writes to all interfaces, with those of the interfaces; and one with which each loses
+# its addresses, so that it is not undone.
+_SHARED = {
+    "ipv4/ip_forward": r"^net\.ipv4\.conf\..*\.forwarding$",
+    "ipv6/conf/all/forwarding": r"^net\.ipv6\.conf\..*\.forwarding$",
+}
+_FLUSHING = "ipv6/conf/all/disable_ipv6"
 _VARIES = re.compile(r"# handle \d+|packets \d+ bytes \d+")
 
 
@@ -40,7 +46,7 @@ class Undo:
     def _add(self, part: Part) -> None:
         try:
             self._before[part] = part.lines()
-        except (CniError, OSError):
+        except (CniError, OSError, LookupError, ValueError):  # the object is gone, or has another form
             self.is_complete = False
 
     def compute(self) -> list[str]:
@@ -49,7 +55,7 @@ class Undo:
             commands = []
             for part, before in reversed(self._before.items()):
                 after = part.lines()
-                commands += part.revert(before, after) if after != before else []
+                commands += part.revert(before, after) if _without_counters(after) != _without_counters(before) else []
             self._commands = commands
         return self._commands
 
@@ -60,7 +66,11 @@ class Undo:
 
 
 def _comparable(lines: list[str]) -> list[str]:
-    return sorted(_VARIES.sub("", line) for line in lines)
+    return sorted(_without_counters(lines))
+
+
+def _without_counters(lines: list[str]) -> list[str]:
+    return [_VARIES.sub("", line) for line in lines]
 
 
 def _simple_commands(command: str) -> list[list[str]]:
@@ -94,13 +104,22 @@ def _part(words: list[str]) -> Part | None:
 
 
 def _sysctl(prefix: tuple[str, ...], words: list[str]) -> Part | None:
-    name = words[-1].partition("=")[0]
+    settings = [word.partition("=")[0] for word in words if "=" in word]
+    if len(settings) != 1 or settings[0].endswith(_FLUSHING):
+        return None
+    (name,) = settings
+    pattern = next((pattern for end, pattern in _SHARED.items() if name.endswith(end)), "")
+
+    def read() -> list[str]:
+        of_interfaces = read_lines(prefix, "sysctl", "-a", "--pattern", pattern) if pattern else []
+        return [" ".join(" ".join(read_lines(prefix, "sysctl", "-n", name)).split()), *of_interfaces]
 
     def revert(before: list[str], after: list[str]) -> list[str]:
-        value = " ".join(" ".join(before).split())
-        return [shlex.join([*prefix, "sysctl", "-w", f"{name}={value}"])]
+        value, *of_interfaces = before
+        others = [line.replace(" = ", "=") for line in of_interfaces if line.rpartition(" = ")[2] != value]
+        return [shlex.join([*prefix, "sysctl", "-w", setting]) for setting in (f"{name}={value}", *others)]
 
-    return Part((*prefix, "sysctl", name), lambda: read_lines(prefix, "sysctl", "-n", name), revert)
+    return Part((*prefix, "sysctl", name), read, revert)
 
 
 def _tc(prefix: tuple[str, ...], words: list[str]) -> Part | None:
@@ -162,12 +181,17 @@ def _nft(prefix: tuple[str, ...], words: list[str]) -> Part | None:
     def read() -> list[str]:
         lines = read_lines(prefix, "nft", "-a", "list", "chain", *place)
         policy = next((word for line in lines if " policy " in line for word in [_policy(line)]), "")
-        return [f"policy {policy}", *(line.strip() for line in lines if _HANDLE in line and "chain" not in line)]
+        return [
+            f"policy {policy}",
+            *(line.strip() for line in lines if _HANDLE in line and not line.strip().startswith("chain ")),
+        ]
 
     def revert(before: list[str], after: list[str]) -> list[str]:
         start = shlex.join([*prefix, "nft"])
         where = shlex.join(place)
-        commands = [f"{start} delete rule {where} handle {_handle(line)}" for line in after[1:] if line not in before]
+        known = [_handle(line) for line in before[1:]]  # a rule is its handle: its counters change
+        added = [_handle(line) for line in after[1:] if _handle(line) not in known]
+        commands = [f"{start} delete rule {where} handle {handle}" for handle in added]
         handles = [_handle(line) for line in after[1:]]
         for number, line in enumerate(before[1:], 1):
             if _handle(line) not in handles:
@@ -190,29 +214,10 @@ def _handle(line: str) -> str:
     return line.rpartition(_HANDLE)[2]
 
 
-def _firewall(prefix: tuple[str, ...], words: list[str]) -> Part | None:
-    options = dict(word.removeprefix("--").split("=", 1) for word in words[1:])
-    zone, interface = options["zone"], options["change-interface"]
-
-    def read() -> list[str]:
-        try:
-            return read_lines(prefix, "firewall-cmd", f"--get-zone-of-interface={interface}")
-        except CniError:  # it is in none
-            return []
-
-    def revert(before: list[str], after: list[str]) -> list[str]:
-        if before:
-            return [f"firewall-cmd --zone={quote(before[0])} --change-interface={quote(interface)}"]
-        return [f"firewall-cmd --zone={quote(zone)} --remove-interface={quote(interface)}"]
-
-    return Part(("firewall-cmd", interface), read, revert) if find_program("firewall-cmd") else None
-
-
 _BUILDERS: dict[str, Callable[[tuple[str, ...], list[str]], Part | None]] = {
     "sysctl": _sysctl,
     "tc": _tc,
     "nft": _nft,
-    "firewall-cmd": _firewall,
     "ip": undo_ip.build_ip,
     "bridge": undo_ip.build_bridge,
 }
