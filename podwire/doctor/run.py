@@ -9,6 +9,6 @@ class Run(str):
     __slots__ = ()
 
 
-def unless_meant(command: str) -> str:
-    """Returns advice with a command that removes a restriction, which somebody may have set on purpose."""
-    return f"if that is not meant: {command}"
+def unless_intended(command: str) -> str:
+    """Returns advice with a command that removes a restriction, which may be intended."""
+    return f"if this restriction is not intended: {command}"
