@@ -139,7 +139,7 @@ class Agent:
         with self._changing("routes of all nodes"):
             self._routes.set_node(this, self._cluster.conflicts.networks)
             self._routes.replace_peers(self._cluster.peers, self._cluster.conflicts.networks)
-        self._masquerade.mark()
+        self._masquerade.mark_all()
         self._update_masquerade()
         self._ensure_files()
 
@@ -227,7 +227,7 @@ class Agent:
             self._routes.handle_notifications()
         if (self._routes.counters.comparisons, self._routes.problems) != before:
             self.on_address_change()
-            self._schedule_masquerade()  # a node on the same link may now be behind the tunnel
+            self._schedule_masquerade_of_all()  # a node on the same link may now be behind the tunnel
 
     def _compare(self) -> None:
         self._loop.call_at(now() + _COMPARE_S, self._compare)
@@ -244,8 +244,15 @@ class Agent:
         self._change_masquerade(self._networks.repair)
 
     def _schedule_masquerade(self, *names: str) -> None:
-        """Schedules an update for some nodes, for all without names."""
+        """Schedules an update for some nodes."""
         self._masquerade.mark(*names)
+        self._schedule_update()
+
+    def _schedule_masquerade_of_all(self) -> None:
+        self._masquerade.mark_all()
+        self._schedule_update()
+
+    def _schedule_update(self) -> None:
         if not self._update_is_due:
             self._update_is_due = True
             self._loop.call_at(now() + _GATHER_S, self._update_masquerade)
@@ -263,7 +270,7 @@ class Agent:
                 self._readiness.set(MASQUERADE)
             except CniError as error:
                 self._readiness.set(MASQUERADE, f"{error.msg}{f' ({error.details})' if error.details else ''}")
-                self._retries.schedule(self._schedule_masquerade)
+                self._retries.schedule(self._schedule_masquerade_of_all)
         if recorded is not None:
             self._log.write_changes("networks that are not masqueraded", recorded.changes)
 

@@ -30,7 +30,7 @@ class Unreachable(ApiError):  # noqa: N818 - named by what the caller knows, as 
 
 
 class Untrusted(Unreachable):
-    """A certificate of another authority, of another time or for another name: the request was not sent."""
+    """The server's certificate has another authority, another name, or is not valid now: the request was not sent."""
 
 
 class NoCredentials(Unreachable):

@@ -1,4 +1,4 @@
-"""The nodes of the cluster, and what the agent makes of each: podCIDRs that stay, addresses that count.
+"""The nodes of the cluster, and the podCIDRs and addresses that the agent uses of each.
 
 This module is pure. An InternalIP of two nodes is reported, and stops no route. Packets to the pods of both are sent to
 this address, so they reach the node that has it, whichever that is. So a machine that takes over an address, or is
@@ -18,7 +18,7 @@ from cni.address import Address, Network
 
 
 class Change(NamedTuple):
-    """A change of a node: whether its networks are others, and the other nodes whose usable addresses are."""
+    """A change of a node: whether its networks changed, and the other nodes whose usable addresses changed."""
 
     has_networks: bool
     others: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class Cluster:
     def list_networks(
         self, name: str, has_route: Callable[[Network], bool], is_behind_tunnel: Callable[[Node], bool]
     ) -> Iterator[Network | Address]:
-        """Yields where pods keep their addresses because of a node: its networks with a route, and its addresses.
+        """Yields the destinations of one node that are not masqueraded: its networks with a route, and its addresses.
 
         Packets to the address of a node behind the tunnel do not pass the tunnel. The network between may drop packets
         from pods' addresses, and the node's reverse path filter does: they are masqueraded.

@@ -196,7 +196,10 @@ class _Family:
             self.shared.pop(address, None)
 
     def _update_ignored(self, addresses: Iterable[int]) -> set[str]:
-        """Updates which of some addresses are ignored; returns the nodes with those of which that has changed."""
+        """Updates which of some addresses are ignored.
+
+        Returns the nodes whose addresses became ignored, or no longer are.
+        """
         names: set[str] = set()
         for address in addresses:
             right = (each for each in self._networks.supernets(address) if each not in self.wrong)
@@ -207,13 +210,13 @@ class _Family:
         return names
 
     def describe(self, number: int) -> Iterator[str]:
-        """Yields the conflicts of a network, but those with networks inside it."""
+        """Yields the conflicts of a network, except those with networks inside it."""
         names = self._networks.names(number)
         if (address := self.wrong.get(number)) is not None:
-            yield f"{self._of_nodes(number)} contains {self._address_of_whom(address)}"
+            yield f"{self._of_nodes(number)} contains {self._describe_address(address)}"
         if len(names) > 1:
-            both = " and ".join(names) + " both" if len(names) == 2 else f"{format_names(names)[6:]} all"
-            yield f"nodes {both} have podCIDR {self._text(number)}"
+            owners = f"{' and '.join(names)} both" if len(names) == 2 else f"{format_names(names)[6:]} all"
+            yield f"nodes {owners} have podCIDR {self._text(number)}"
         for each in self._networks.supernets(number):
             if each != number and self._networks.names(each) != names:
                 yield self._describe_overlap(each, number)
@@ -245,7 +248,7 @@ class _Family:
         names = format_names(self._networks.names(inner))
         return f"{self._of_nodes(outer)} overlaps {self._text(inner)} of {names}"
 
-    def _address_of_whom(self, address: int) -> str:
+    def _describe_address(self, address: int) -> str:
         if address in self.api:
             return f"{self._ip(address)}, an address of the API server"
         return f"the {INTERNAL_IP} {self._ip(address)} of {format_names(self._addresses.names(address))}"

@@ -20,11 +20,13 @@ class MasqueradeUpdates:
         self._comparisons = 0
 
     def mark(self, *names: str) -> None:
-        """Marks nodes as changed; all without names."""
-        if not names:
-            self._changed = None
-        elif self._changed is not None:
+        """Marks nodes as changed."""
+        if self._changed is not None:
             self._changed.update(names)
+
+    def mark_all(self) -> None:
+        """Marks all nodes as changed."""
+        self._changed = None
 
     def apply(self) -> int:
         """Passes the changes; returns the number of changed elements and rules. Raises CniError."""

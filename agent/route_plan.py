@@ -251,10 +251,10 @@ def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
     return min(shared)[2] if shared else b""
 
 
-def _lost_packets(address: bytes, situation: Situation) -> str:
-    """Returns why the kernel drops the VXLAN packets of a node with an address that is not shared, "" if it does not.
+def _reverse_path_problem(address: bytes, situation: Situation) -> str:
+    """Returns why strict reverse path filtering drops a node's VXLAN packets, "" if it does not.
 
-    They arrive by the link of this node's address. On a link to the other node's network the answers leave.
+    They arrive on the link of this node's address; the answers leave by a link in the other node's network.
     """
     arrival = situation.strict_link
     other = next((each.name for each in situation.connected if contains(each.network, address)), arrival)
@@ -262,7 +262,8 @@ def _lost_packets(address: bytes, situation: Situation) -> str:
         return ""
     return (
         f'its packets arrive by "{arrival}" and are dropped, because the answers leave by "{other}" and the reverse '
-        f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or make {other}'s address an InternalIP"
+        f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or add the address "
+        f'of "{other}" to this node\'s InternalIPs'
     )
 
 
@@ -289,7 +290,7 @@ def _obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
 
 
 def _missing_address(peer: Peer, network: Prefix, situation: Situation) -> str:
-    """Returns which address is missing for a way to a node that is not reached directly, "" if none is."""
+    """Returns which address is missing to reach a node that is not reached directly, "" if none is."""
     if situation.mode == DIRECT:
         if any(len(address) + 1 == len(network) for address in peer.addresses):
             return ""
@@ -311,7 +312,7 @@ def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
 
 
 def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> str:
-    """Adds the objects of the way through VXLAN; returns why packets are lost nevertheless, "" if none are."""
+    """Adds the objects that reach a node through VXLAN; returns the problem that still loses packets, "" for none."""
     mac, size = mac_of(peer.name), len(situation.underlay)
     is_ipv4 = len(network) == 5
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
@@ -322,7 +323,7 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
         return ""
     first = next(address for address in peer.addresses if len(address) == size)
     objects[Kind.FORWARDING][mac] = first
-    return _lost_packets(first, situation)
+    return _reverse_path_problem(first, situation)
 
 
 def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:

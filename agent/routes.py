@@ -383,7 +383,7 @@ class Routes:
             last = self._situation, self._links
             self._read_situation(self._node)
             is_other = reader.is_flushed or last != (self._situation, self._links)
-            if is_changed or (is_other and not self._links.is_passing):
+            if is_changed or (is_other and not self._links.is_temporary):
                 self._log("interfaces or addresses changed: comparing all routes")
                 self._read_kernel()
                 return

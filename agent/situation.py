@@ -42,17 +42,17 @@ _LINK_LOCAL = {4: b"\xa9\xfe", 16: b"\xfe\x80"}
 class NodeLinks(NamedTuple):
     """The links of this node on which its routes depend, by ifindex, and what is wrong with its addresses.
 
-    The links in `down` have connected networks, and are missing or not up: the kernel refuses routes through them. It
-    also refuses direct ones while `missing` has the size of their addresses: then this node's InternalIP, which was on
-    a link, is on none that is up. A situation is `passing` if that is so for all versions. A `problem` keeps this node
-    from being ready, a `note` does not.
+    The links in `down` have connected networks, and are missing or not up: the kernel refuses routes through them.
+    `missing` has the sizes (4, 16) of the IP versions of which this node's InternalIP is on no link that is up; the
+    kernel then refuses direct routes of that version. `is_temporary`: all versions are missing. A `problem` keeps this
+    node from being ready, a `note` does not.
     """
 
     by_index: Mapping[int, Link]
     underlay_mtu: int = 0
     down: frozenset[int] = frozenset()
     missing: frozenset[int] = frozenset()
-    is_passing: bool = False
+    is_temporary: bool = False
     problem: str = ""
     note: str = ""
 
@@ -126,8 +126,8 @@ def read_situation(
         strict_link=through.name if through and is_strict(socket, through) else "",
     )
     problem, note = _describe(options, situation, kernel, named)
-    is_passing = bool(missing) and all(len(home.address) in missing for home in homes)
-    return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, is_passing, problem, note)
+    is_temporary = bool(missing) and all(len(home.address) in missing for home in homes)
+    return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, is_temporary, problem, note)
 
 
 def _with_known_addresses(node: Node, last: Situation, local: bytes) -> Peer:

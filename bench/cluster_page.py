@@ -50,16 +50,19 @@ def joins(report: Report) -> dict[str, str]:
     small, large = sorted(part["join_ms"], key=int)
     lines = [
         f"| processor time of an agent, in ms | {int(small):,} nodes | {int(large):,} nodes "
-        "| when all were compared with all |",
+        "| before (every node compared with every other) |",
         "|---|---|---|---|",
     ]
-    for key, what in (("join_ms", "the conflicts of a node that joins"), ("entry_ms", "of a node with another block")):
+    for key, what in (
+        ("join_ms", "the conflicts of a node that joins"),
+        ("entry_ms", "the conflicts of a node that claims a further block"),
+    ):
         lines.append(f"| {what} | {part[key][small]:.2f} | {part[key][large]:.2f} | {_ALL_PAIRS_MS[key]} |")
     lines += [
         "",
         f"{part['nodes']:,} Nodes created at once, each with its podCIDRs a moment later, which takes the test server "
         f"{part['joining_s']:.0f} s: the last route is there {part['late_s']:.1f} s after the last event, and the "
-        f"agent has used {part['agent_cpu_s']:.1f} s of a processor (load of the machine before: {part['load']:.1f}).",
+        f"agent has used {part['agent_cpu_s']:.1f} s of a processor (load average before: {part['load']:.1f}).",
     ]
     return {"join-cost": "\n".join(lines)}
 

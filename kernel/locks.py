@@ -33,7 +33,7 @@ def get_holders(lock: os.stat_result) -> list[int]:
 
 
 def is_held_by_other(path: str) -> bool:
-    """Returns whether another process than the programs that this one runs has locked the file at `path`.
+    """Returns whether a process other than this one's child programs has locked the file at `path`.
 
     False without the file. A holder that is not visible is another process.
     """

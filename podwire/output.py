@@ -119,8 +119,9 @@ def print_error(error: CniError, out: Output) -> None:
 
 
 def plural(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 file", "2 files"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Returns a number with its noun: "1 file", "2 files", "2 addresses"."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 def _in_json(char: str) -> str:

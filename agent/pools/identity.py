@@ -63,7 +63,7 @@ def is_node_id(text: str) -> bool:
 def get_permanent_mac(address: Address) -> str:
     """Returns the MAC address that the hardware gave to the link with an address, "" without one; raises KernelError.
 
-    A virtual machine gets it from its hypervisor. A MAC address that is random, or set on this machine, is not meant.
+    A virtual machine gets it from its hypervisor. Random MAC addresses, and those set on this machine, do not count.
     """
     with Socket() as socket:
         by_link = addresses.list_by_link(socket)

@@ -181,9 +181,10 @@ class KubernetesStore:
                     objects[kind.key + name] = one.raw
         refusal = ""
         if raw := self._raw(_SPACES, self._space):
-            objects[_SPACES.key] = documents.encode({"spec": space_object.in_effect(raw)})
+            objects[_SPACES.key] = documents.encode({"spec": space_object.document_in_effect(raw)})
             refusal = space_object.refusal_of(self._space, raw)
-        return documents.problems_of(objects, _spec_of) + [f"{refusal}; fix: correct its spec"] * bool(refusal)
+        problems = documents.problems_of(objects, _spec_of)
+        return [*problems, f"{refusal}; fix: correct its spec"] if refusal else problems
 
     def watch(self, revision: str) -> KubernetesChanges:
         """Opens two watches after a revision, of the entries and of the space; Expired means: list again.

@@ -26,9 +26,9 @@ class PoolOptions(NamedTuple):
     """The options: `store` is "" without pools.
 
     `networks` are further networks of this node and their pools; `addresses` are this node's, where no API server has
-    them. `machine` identifies the hardware, "" for its product UUID; on hardware without one `machine_address` and the
-    MAC address of its link do. `reclaim` says whether a deleted Node is a
-    proof, and `reclaim_delay_s` after how long. With `is_sticky` this node's pods are watched, for sticky pools.
+    them. `machine` identifies the hardware, "" for its product UUID; without one, `machine_address` and the MAC
+    address of its link identify it. `reclaim` says whether a deleted Node is a proof, and `reclaim_delay_s` after how
+    long. With `is_sticky` this node's pods are watched, for sticky pools.
     """
 
     store: str

@@ -50,7 +50,7 @@ def stored_space(name: str, raw: bytes) -> Stored[Space | None]:
     """
     if not raw:
         return Stored(None)
-    stored = documents.stored_space(name, raw, in_effect) if in_effect(raw) else Stored(None, raw)
+    stored = documents.stored_space(name, raw, document_in_effect) if document_in_effect(raw) else Stored(None, raw)
     return stored._replace(problem=refusal_of(name, raw))
 
 
@@ -60,7 +60,7 @@ def refusal_of(name: str, raw: bytes) -> str:
     return f"IPSpace {name}: {request.message}" if request.reason not in ("", ACCEPTED) else ""
 
 
-def in_effect(raw: bytes) -> Document:
+def document_in_effect(raw: bytes) -> Document:
     """Returns the document of the space in effect, an empty one if no pools have been accepted."""
     status = _mapping(raw, "status")
     return {key: status[key] for key in ("epoch", "pools")} if {"epoch", "pools"} <= status.keys() else {}
@@ -83,7 +83,7 @@ def requests_pools(raw: bytes, pools: tuple[Pool, ...]) -> bool:
 
 
 def status_of(raw: bytes, space: Space | None, time_text: str, reason: str = "", message: str = "") -> Document:
-    """Returns the status with a space in effect; with a decision about the spec, else with the one that it has."""
+    """Returns the status with a space in effect; its condition has the new decision, without one the existing one."""
     before = _condition_of(raw)
     if not reason and space and requests_pools(raw, space.pools):
         reason, message = ACCEPTED, "the pools are in effect"

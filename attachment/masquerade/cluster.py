@@ -76,9 +76,9 @@ class ClusterNetworks:
         return self._update(self._desired, added - before, before - added)
 
     def change_networks(self, added: Iterable[Network | Address], removed: Iterable[Network | Address]) -> int:
-        """Adds and removes networks after `set_networks`, in time that depends on their number; returns as that.
+        """Adds and removes networks after `set_networks`, in time that depends on their number.
 
-        A network that was added twice is there until it is removed twice.
+        Returns the same number as `set_networks`. A network that was added twice is there until it is removed twice.
         """
         assert self._desired is not None
         return self._update(self._desired, *_change(self._desired, added, removed))

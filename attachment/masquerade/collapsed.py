@@ -1,4 +1,4 @@
-"""The fewest networks with the same addresses as given ones; no two of them overlap, which sets would refuse.
+"""The fewest networks that exactly cover a set of networks; no two of them overlap, which sets would refuse.
 
 One rule: a change costs what is near it, not a pass over all networks. This module is pure; networks are numbers
 (cni.prefix_set).

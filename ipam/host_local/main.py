@@ -43,7 +43,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Releases the attachment's addresses, whatever the configured ranges are; no address is success.
 
-    Then raises the error of two addresses of a family, as the reference plugin; wrong ranges and CNI_ARGS are none.
+    Then raises the error of two addresses of a family, as the reference plugin. Invalid ranges and CNI_ARGS are
+    not errors here.
     """
     with Store(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
         for owner in (owner_of(args.container_id, args.ifname), owner_of(args.container_id, "")):

@@ -1,4 +1,4 @@
-"""What a rule asks of a packet and what it does, read from the rule alone, for packets that are not known.
+"""The conditions and the effect of a rule, derived from the rule alone, without a packet.
 
 One rule: what is not read for certain counts as a condition, and as an effect that may stop a packet.
 """
@@ -15,9 +15,8 @@ from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
 _IN, _OUT = 6, 7  # NFT_META_IIFNAME, OIFNAME
 _LOADS = ("meta", "payload", "ct", "fib", "socket", "rt", "exthdr", "bitwise", "byteorder", "immediate", "osf", "xfrm")
 _PASSING = ("counter", "log", "last", "reject", "queue", "target", "objref", "notrack", "masq", "nat", "redir")
-_STATEMENTS = {"reject": "reject", "queue": "queue"}
 _TARGETS = {"DROP": "drop", "REJECT": "reject", "ACCEPT": "accept", "RETURN": "return"}
-_LOGGING = ("LOG", "NFLOG", "ULOG", "CHECKSUM", "TCPMSS", "TRACE")
+_HARMLESS_TARGETS = ("LOG", "NFLOG", "ULOG", "CHECKSUM", "TCPMSS", "TRACE")
 _RANDOM = ("numgen", "hash", "statistic")
 _DEEPEST = 16  # NFT_JUMP_STACK_SIZE
 
@@ -79,15 +78,15 @@ def effect_of(rule: FilterRule) -> Effect:
             effect = Effect("other")  # a map of verdicts
         elif (name == "meta" and 3 in fields) or (name == "ct" and 4 in fields):
             effect = Effect("other")  # a mark, by which another rule may decide
-        elif name in _STATEMENTS:
-            effect = Effect(_STATEMENTS[name])
+        elif name in ("reject", "queue"):
+            effect = Effect(name)
     return effect
 
 
 def is_followed_by_restriction(ruleset: Ruleset, rules: Iterable[FilterRule], *, iif: str = "", oif: str = "") -> bool:
     """Returns whether a rule behind one of `rules`, in its chain, may stop packets with these interfaces, or mark them.
 
-    A rule that drops everything counts for none: it restricts nothing that the one before it has not dropped.
+    An unconditional drop does not count: the earlier rule drops the same packets already.
     """
     return any(
         _may_restrict(ruleset, later, iif, oif, is_narrow=False)
@@ -176,7 +175,7 @@ def _effect_of_words(words: tuple[str, ...]) -> Effect:
 def _target(name: str, *, is_legacy: bool = False) -> Effect:
     if name in _TARGETS:
         return Effect(_TARGETS[name])
-    if name in _LOGGING:
+    if name in _HARMLESS_TARGETS:
         return Effect("")
     if is_legacy and name not in ("MARK", "CONNMARK", "NFQUEUE", "QUEUE"):
         return Effect("jump", name)  # to a chain, or to one without rules if it is another target

@@ -79,7 +79,10 @@ def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = Fals
 def traverse_chain(
     ruleset: Ruleset, packet: Packet, base: FilterChain, excluded: Callable[[FilterRule], bool]
 ) -> Outcome:
-    """Returns what happens to a packet in one base chain, without the `excluded` rules of which that is not known."""
+    """Returns what happens to a packet in one base chain.
+
+    It ignores the `excluded` rules if it is unknown whether they match.
+    """
     return _Walk(ruleset, excluded).run(packet, [base])
 
 
@@ -224,6 +227,3 @@ class _Walk:
 
     def _add(self, action: Action, chain: FilterChain, rule: FilterRule | None, fate: Fate) -> None:
         self._events.append(Event(action, chain, rule, fate, self._packet, self._base, tuple(self._path)))
-
-
-Evaluator = Callable[[Packet], Outcome]

@@ -122,9 +122,10 @@ def _print_plugins_without_gc(
         return
     context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
     if released:
-        verb = "would be released" if dry_run else "released"
+        verb = "would release" if dry_run else "released"
+        addresses = plural(len(released), "address")
         listed = " ".join(released[:_LISTED]) + (" ..." if len(released) > _LISTED else "")
-        context.out.print(f"{verb}: {len(released)} of containers that are no longer running: {listed}")
+        context.out.print(f"{verb} {addresses} of containers that are no longer running: {listed}")
 
 
 def _require_readable_cache(results: str, network: str) -> None:

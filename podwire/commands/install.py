@@ -65,7 +65,7 @@ podman, or of another file, with some of the same addresses is reported."""
 _UNINSTALL = """\
 Restores the files that `podwire install` replaced, and removes the other names that it created. Files that are not
 podwire's stay, and so does a configuration that was changed since. A symbolic link on PATH to the tool is also removed.
-For another directory of a runtime that also has podwire, the command that removes it there is printed.
+If another runtime directory also has podwire, the command that removes it there is printed.
 Pods keep running; the restored plugins run their DEL, since rules, files and settings have the same names."""
 
 
@@ -171,7 +171,7 @@ def _uninstall(context: Context, options: Namespace) -> Status:
         if path != os.path.realpath(directory.path) and Directory(path, directory.names).has_installed(_PROGRAM):
             tool = quote(os.path.join(path, "podwire"))
             fix = PACKAGE_FIX if is_packaged(path, directory.names) else f"{tool} uninstall --bin-dir {quote(path)}"
-            context.out.print(f"podwire is also in {path}: {fix}")
+            context.out.print(f"podwire is also in {path}; to remove it there: {fix}")
     return Status.FINE
 
 

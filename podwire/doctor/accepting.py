@@ -1,8 +1,8 @@
-"""The commands that accept the pods' packets where a policy or a rule leaves nothing of them.
+"""Builds the commands that accept pods' packets of a kind that a policy or a rule drops completely.
 
-They accept only what is lost, and stand where no restriction is jumped over: at the end of a chain whose policy drops,
-or before the rule, if nothing behind it restricts such packets. No command opens the node itself to the pods, except
-for answers and for the discovery of neighbours. Where there is no such place there is no command.
+They accept only that kind, and bypass no restriction: they append to a chain whose policy drops, or insert before the
+rule if no later rule restricts such packets. In INPUT they accept only answers and neighbour discovery. If there is no
+such place, there is no command.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _NEWER_FIRST = Fault(
     Severity.WARNING,
     "Kubernetes' runtimes use the first file of net.d, and it has another network than the running pods: new pods get "
     "that one",
-    "move the file that is not meant out of net.d",
+    "move the file of the network that should not be used out of net.d",
 )
 _OTHERS = Fault(
     "other-cni",

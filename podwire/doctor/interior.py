@@ -157,7 +157,10 @@ class _Inspection:
         chain = event.chain
         place = f"{FAMILY_NAMES.get(chain.family, '')} {quote(chain.table)} {quote(chain.name)}"
         look = self._one.inner(f"nft -a list chain {place}")
-        return f"if the pod's software does not mean that, change it there, or create the pod again; look at it: {look}"
+        return (
+            "if the pod's software did not intend the rule, delete it in the pod or create the pod again; to list it: "
+            f"{look}"
+        )
 
     def _listeners(self) -> Iterator[Finding]:
         for port in self._pod.ports:

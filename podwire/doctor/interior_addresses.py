@@ -37,12 +37,12 @@ def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
             faults.FOREIGN_ADDRESS, text, one.restore(link, remove=[each]) if each == first else fix, causes=False
         )
     if first is not None and first not in foreign:
-        text = f"it has {first} before its own address: the kernel sends from {first.ip}, which ADD did not allocate"
+        text = f"{first} comes before its own address: the kernel uses {first.ip} as source, which ADD did not allocate"
         yield one.finding(faults.FOREIGN_ADDRESS, text, one.restore(link, behind=[first]))
 
 
 def _owner(one: InspectedPod, address: Cidr) -> str:
-    """Returns what else has an address of the pod, "" if nothing has."""
+    """Returns the other owner of an address that the pod has: another pod or the host, "" without one."""
     if address.ip in one.pod.addresses or address.ip.is_link_local:
         return ""
     owner = one.owners.get(address.ip)

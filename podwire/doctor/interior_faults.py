@@ -39,7 +39,7 @@ REFUSED = Fault(
     "pod-route-refuses",
     Severity.PROBLEM,
     "a route or a policy rule inside a running pod refuses its packets",
-    "if that is not meant: `nsenter --net=NETNS ip route del ROUTE`, or `ip rule del RULE`",
+    "if this restriction is not intended: `nsenter --net=NETNS ip route del ROUTE`, or `ip rule del RULE`",
 )
 NEIGHBOUR = Fault(
     "pod-neighbour-wrong",
@@ -71,7 +71,7 @@ RULE = Fault(
     "pod-rule-drops",
     Severity.PROBLEM,
     "a rule or a policy of the packet filter inside a running pod drops its packets",
-    "if the pod's software does not mean that: change it there, or create the pod again",
+    "if the pod's software did not intend the rule, delete it in the pod or create the pod again",
 )
 SETTING = Fault(
     "pod-setting",

@@ -15,7 +15,7 @@ from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import Finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.pods import remote_addresses
-from podwire.doctor.run import Run, unless_meant
+from podwire.doctor.run import Run, unless_intended
 
 _KERNEL = 2  # RTPROT_KERNEL
 
@@ -47,12 +47,12 @@ def _target(one: InspectedPod, destination: Cidr) -> Address | None:
     narrower = [each for each in (*routes, *one.networks) if each.version == network.version]
     if any(each.prefixlen <= network.prefixlen and network.network_address in each for each in narrower):
         return None
-    ends = [end for each in narrower for end in _neighbours(each)]
+    ends = [end for each in narrower for end in _adjacent_addresses(each)]
     candidates = [network.network_address, network.broadcast_address, *ends]
-    return next((each for each in candidates if each in network and not any(each in one for one in narrower)), None)
+    return next((each for each in candidates if each in network and not any(each in other for other in narrower)), None)
 
 
-def _neighbours(network: Network) -> Iterator[Address]:
+def _adjacent_addresses(network: Network) -> Iterator[Address]:
     """Yields the addresses before and behind a network."""
     for number in (-1, network.num_addresses):
         try:
@@ -104,8 +104,8 @@ def _refusal(one: InspectedPod, choice: Choice, which: str, version: int) -> Fin
     family = "-6 " if version == 6 else ""
     if choice.route is not None:
         text = f'its route "{choice.route}" refuses {which}'
-        return one.finding(faults.REFUSED, text, unless_meant(one.inner(f"ip {family}route del {choice.route}")))
+        return one.finding(faults.REFUSED, text, unless_intended(one.inner(f"ip {family}route del {choice.route}")))
     rule: FibRule | None = choice.rule
     words = rule.words if rule else ""
     text = f'its policy rule "{words}" refuses {which}'
-    return one.finding(faults.REFUSED, text, unless_meant(one.inner(f"ip {family}rule del {words}")))
+    return one.finding(faults.REFUSED, text, unless_intended(one.inner(f"ip {family}rule del {words}")))

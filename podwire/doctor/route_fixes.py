@@ -22,7 +22,7 @@ from podwire.doctor.run import Run
 
 _TABLE_LOCAL = 255
 _KERNEL = 2  # RTPROT_KERNEL: the route of an address
-_BY_HAND = "it was added by hand, or by a program: look there"
+_BY_HAND = "find the program or script that added it, or it returns"
 _MAIN_PRIORITY = 32766
 
 
@@ -35,16 +35,16 @@ class _Step(NamedTuple):
 
 
 def toward_pod(node: Node, pod: Pod, query: Query, choice: Choice) -> tuple[str, str]:
-    """Returns the command after which the host sends a packet to a pod, and advice; no command if none has effect."""
+    """Returns the command that makes the host send a packet to a pod, and advice; "" if no command would help."""
     steps = list(_steps_toward(node, pod, query, choice))
     gate = pod.gate.index if pod.gate else 0
     return _first(steps, node.fib, query, lambda one: one.kind == UNICAST and one.ifindex == gate)
 
 
 def from_pod(node: Node, pod: Pod, query: Query, choice: Choice) -> tuple[str, str]:
-    """Returns the command after which a pod's packet leaves by an interface that is not the pods', and advice.
+    """Returns the command that lets a pod's packet leave by an interface that is not the pods', and advice.
 
-    Where the host itself has no route for it, after which nothing refuses it.
+    If the host itself has no route to the destination, it is enough that no entry refuses the packet.
     """
     steps = list(_steps_from(node, pod, query, choice))
     ours = node.pod_interfaces | {pod.gate.name if pod.gate else ""}
@@ -83,7 +83,7 @@ def _steps_toward(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterato
         elif _is_narrow(pod, route.destination.prefixlen, address):
             yield _delete_route(node, route)
     rule = choice.rule
-    if rule is not None and rule.table not in (TABLE_MAIN, _TABLE_LOCAL) and is_about_pods(pod, rule):
+    if rule is not None and rule.table not in (TABLE_MAIN, _TABLE_LOCAL) and _is_about_pods(pod, rule):
         yield _delete_rule(rule)
     yield from _restore(pod, address)
     yield from _missing_main(node, address.version)
@@ -97,7 +97,7 @@ def _steps_from(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterator[
     if route is not None and (route.kind != UNICAST or (rule and rule.table == TABLE_MAIN)):
         yield _delete_route(node, route)
     if rule is not None and rule.table != TABLE_MAIN:
-        if is_about_pods(pod, rule):
+        if _is_about_pods(pod, rule):
             yield _delete_rule(rule)
         yield from _exception(pod, rule, version, ("from", "to"))
     yield from _missing_main(node, version)
@@ -185,7 +185,7 @@ def _exception(pod: Pod, rule: FibRule, version: int, words: tuple[str, ...]) ->
     yield _Step(" && ".join(commands), apply, advice)
 
 
-def is_about_pods(pod: Pod, rule: FibRule) -> bool:
+def _is_about_pods(pod: Pod, rule: FibRule) -> bool:
     """Returns whether a policy rule selects packets by the pods' bridge, interface or addresses."""
     if pod.gate is not None and rule.iif == pod.gate.name:
         return True
@@ -198,7 +198,7 @@ def _is_of_pods(network: Network, pod: Pod) -> bool:
 
 
 def _subnets(pod: Pod) -> list[Network]:
-    """Returns the subnets of the network's ranges, and those in the pod's result that are not wider than a /8."""
+    """Returns the subnets of the network's ranges; without ranges, those of the addresses in the pod's result."""
     results = [ip.address.network for ip in pod.attachment.typed_result.ips]
     return list(dict.fromkeys([*pod.item.subnets, *(one for one in results if not pod.item.subnets)]))
 

@@ -22,7 +22,7 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import gateways_of, ipv6_of
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, list_uplinks, node_address, remote_addresses
-from podwire.doctor.run import Run, unless_meant
+from podwire.doctor.run import Run, unless_intended
 from process.values import replace
 
 _GROUP = "routes"
@@ -35,8 +35,8 @@ _REFUSED = Fault(
     Severity.PROBLEM,
     "a policy rule or a route of the host refuses packets from or to the pods (blackhole, unreachable, prohibit), or "
     "chooses a table without a route for them",
-    "an entry that refuses may be intended: advice; else `ip route del` with the entry in the finding, or a rule "
-    "before it that looks up table main for the pods",
+    "if an entry refuses the packets, it may be intended: advice only; otherwise `ip route del` with the entry in the "
+    "finding, or a rule before it that looks up table main for the pods",
 )
 _LOOPS = Fault(
     "route-loops",
@@ -230,7 +230,7 @@ def _refused(node: Node, pod: Pod, query: Query, choice: Choice, which: str) -> 
     find = route_fixes.toward_pod if is_to_pod else route_fixes.from_pod
     fix, advice = find(node, pod, query, choice)
     if fix and choice.kind in REFUSALS:
-        fix, advice = unless_meant(fix), ""
+        fix, advice = unless_intended(fix), ""
     behind = _addresses_of(pod) if is_to_pod and choice.route is None and choice.rule is None else ()
     objects = (pod.key,) if is_to_pod or choice.kind else ()
     return _REFUSED.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice, objects=objects, behind=behind)
@@ -246,7 +246,7 @@ def _reverse(node: Node, pod: Address, remote: Address, choice: Choice) -> Itera
         text = (
             f'it is strict, and the way back to what "{uplink.name}" receives is another one: it drops answers to pods'
         )
-        yield _REVERSE.finding(f"net/{name}", text, unless_meant(sysctl.command(name, "2")))
+        yield _REVERSE.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "2")))
 
 
 def _is_strict(link: Link) -> bool:

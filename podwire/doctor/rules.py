@@ -1,8 +1,8 @@
 """Checks the packet filter for rules and policies that take the pods' packets: of any program, in any table.
 
 Doctor predicts what the rules do to packets of the pods (probes.py). A rule or a policy is a problem only if it
-certainly leaves nothing of a kind of packets; what may be intended is a note (culprits.py). No command deletes a rule
-of others or changes a policy; some accept what is lost (accepting.py).
+certainly drops all packets of one kind; what may be intended is a note (culprits.py). No command deletes a rule of
+others or changes a policy; some accept the lost packets (accepting.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
 _WORDS = {
     "drop": "drops",
     "reject": "rejects",
-    "queue": "passes to a program in user space, which is not running,",
+    "queue": "queues for a program that is not running (NFQUEUE)",
     "expire": "sets the TTL to 1 of",
     "dnat": "sends elsewhere",
     "redirect": "redirects to this node",
@@ -46,15 +46,15 @@ _WORDS = {
     "mss": "limits the segments (MSS) of",
     "accept": "accepts, before podwire's rule,",
 }
-_ADVISED = "look at the rule, and change it where it was made, if it is not meant for the pods"
+_ADVISED = "list the rule; if it should not apply to pods, change it in the program or script that created it"
 
 _DROPS = Fault(
     "rule-drops",
     Severity.PROBLEM,
-    "a rule that is not podwire's leaves nothing of a kind of packets of all pods: in a table of any family, of "
-    "iptables-nft, iptables-legacy or nftables",
-    "if the rule names one interface at most: the commands in the finding accept what is lost; otherwise the rule's "
-    "owner changes it",
+    "a rule that is not podwire's drops all packets of one kind (to other machines, replies, ...) of all pods: in a "
+    "table of any family, of iptables-nft, iptables-legacy or nftables",
+    "if the rule names at most one interface, the commands in the finding accept these packets; otherwise change it in "
+    "the program that created it",
 )
 _RESTRICTS = Fault(
     "rule-restricts",
@@ -80,9 +80,9 @@ _POLICY = Fault(
 _PERHAPS = Fault(
     "forward-policy",
     Severity.NOTE,
-    "a rule or a policy drops the pods' packets, unless an earlier rule accepts them, which doctor does not know: it "
-    "depends on a mark, a set of ipset, or a match that doctor does not read",
-    "if pods have no connection, look at the rules",
+    "a rule or a policy drops the pods' packets, unless an earlier rule accepts them; doctor cannot predict that, "
+    "because it depends on a mark, a set of ipset, or a match that doctor does not read",
+    "if pods have no connection, list the rules",
 )
 _CLOSED = Fault(
     "node-closed",
@@ -122,7 +122,7 @@ _SEGMENTS = Fault(
     "segments-too-small",
     Severity.WARNING,
     "a rule limits the TCP segments of the pods' connections to a few bytes (TCPMSS): they are very slow, or hang",
-    "change the rule where it was made, to --clamp-mss-to-pmtu",
+    "in the program or script that created the rule, replace its limit by --clamp-mss-to-pmtu",
 )
 
 
@@ -318,19 +318,19 @@ def _text_of(rule: FilterRule) -> str:
 
 
 def _advice(culprit: Culprit, fault: Fault) -> str:
-    """Returns the advice where there is no command: where the rule can be changed, and how to look at it."""
+    """Returns the advice where there is no command: where the rule can be changed, and the command that lists it."""
     owner, subject = culprit.owner, "the rule" if culprit.event.rule else "the policy"
     if fault is _PERHAPS or fault is _CLOSED:
         need = "have no connection" if fault is _PERHAPS else "need a service of this node"
-        return f"if pods {need}, look at the rules: {look(culprit)}"
+        return f"if pods {need}, list the rules: {look(culprit)}"
     if fault is _POLICY or owner == "firewalld":
         plugin = f'add {{"type": "firewall"}} to "plugins" in {culprit.item.network.path}'
-        return f"{plugin}, or allow the pods in {owner or 'this chain'}; look at it: {look(culprit)}"
+        return f"{plugin}, or allow the pods in {owner or 'this chain'}; to list it: {look(culprit)}"
     if culprit.event.action.kind == "queue":
-        return f"start the program that reads queue {culprit.event.action.port}; look at the rule: {look(culprit)}"
+        return f"start the program that reads queue {culprit.event.action.port}; to list it: {look(culprit)}"
     is_program = owner not in ("", ADMINISTRATOR)
-    place = f"in the settings of {owner}" if is_program else "in the program or script that made it"
-    return f"if {subject} is not meant for the pods, change it {place}; look at it: {look(culprit)}"
+    place = f"in the settings of {owner}" if is_program else "in the program or script that created it"
+    return f"if {subject} should not apply to pods, change it {place}; to list it: {look(culprit)}"
 
 
 def _lasting(culprit: Culprit) -> str:

@@ -9,6 +9,6 @@ class Run(str):
     __slots__ = ()
 
 
-def unless_meant(command: str) -> str:
+def unless_intended(command: str) -> str:
     """Returns advice with a command that removes a restriction, which may be intended."""
-    return f"if that is not meant: {command}"
+    return f"if this restriction is not intended: {command}"

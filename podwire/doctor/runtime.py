@@ -32,8 +32,8 @@ _ELSEWHERE = Fault(
     Severity.WARNING,
     "an installed runtime runs other plugin files than those that doctor checks, or reads networks from elsewhere; a "
     "note if its daemon does not run",
-    "`podwire install --bin-dir DIR` installs into the runtime's directory: a command only if that has no plugins yet; "
-    "`podwire doctor --conf-dir DIR` checks its networks",
+    "`podwire install --bin-dir DIR` installs into the runtime's directory (`--fix` runs this only if the directory "
+    "has no plugins yet); `podwire doctor --conf-dir DIR` checks its networks",
 )
 _UNREAD = Fault(
     "runtime-settings-unreadable",
@@ -138,7 +138,10 @@ def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
         if kind in node.plugins and _is_podwire(ours):
             fix = f"podwire install --bin-dir {quote(directory)}"
             if any(os.path.lexists(os.path.join(directory, each)) for each in node.plugins):
-                advice = f"it replaces the plugins in {directory}, which may be those of a package: decide which to use"
+                advice = (
+                    f"it replaces the plugins in {directory}, which may belong to a package: run it only if podwire "
+                    "should replace them"
+                )
             else:
                 fix = Run(fix)
         elif not theirs:

@@ -27,7 +27,7 @@ _FILTER = Fault(
     "traffic-filter-drops",
     Severity.WARNING,
     "a filter of traffic control on the pods' way drops packets",
-    "`tc filter show dev INTERFACE ingress` (or `egress`) shows it: change it where it was made",
+    "`tc filter show dev INTERFACE ingress` (or `egress`) shows it: change it in the program that created it",
 )
 _PROGRAM = Fault(
     "traffic-program",
@@ -62,7 +62,7 @@ def _queues(link: Link, kinds: list[str], *, is_podwires: bool) -> Iterator[Find
     for kind, effect in _LOSING.items():
         if kind in kinds:
             command = Run(f"tc qdisc del dev {quote(link.name)} root")
-            advice = f"change it where it was made; look at it: tc qdisc show dev {quote(link.name)}"
+            advice = f"change it in the program that created it; to list it: tc qdisc show dev {quote(link.name)}"
             yield _QUEUE.finding(link.name, f"its queue {kind} {effect}", command if is_podwires else advice)
 
 
@@ -78,7 +78,9 @@ def _filters(socket: Socket, link: Link, kinds: list[str]) -> Iterator[Finding]:
             else:
                 text = f"a filter ({kind}) drops packets that it {'receives' if direction == 'ingress' else 'sends'}"
                 command = f"tc filter show dev {quote(link.name)} {direction}"
-                yield _FILTER.finding(link.name, text, f"change it where it was made; look at it: {command}")
+                yield _FILTER.finding(
+                    link.name, text, f"change it in the program that created it; to list it: {command}"
+                )
 
 
 CHECKS = (Check(_GROUP, "traffic", "no queue or filter loses the pods' packets", _check, (_QUEUE, _FILTER, _PROGRAM)),)

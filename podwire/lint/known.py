@@ -1,4 +1,4 @@
-"""The known plugins by kind, to check the order of a list, which pods may share addresses, and similar names for words.
+"""The known plugins by kind, the order of a list, shared addresses, and the known name nearest to a misspelt word.
 
 Of the configuration of another vendor's plugin, only the keys that are common to all plugins are checked.
 """

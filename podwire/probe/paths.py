@@ -23,7 +23,6 @@ from podwire.trace.place import Place
 from podwire.trace.topology import PodPlace, Topology
 
 ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE = "icmp", "udp", "tcp", "dns", "duplicate"
-_EXTERNAL_PORT = 7  # of the socket in the outside; nothing else listens there
 _LOOPBACK = ip_address("127.0.0.1")
 _ISOLATING = ("isolated", "same-bridge")
 

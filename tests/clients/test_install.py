@@ -74,7 +74,7 @@ def test_install_and_doctor_print_the_command_that_fixes(machine, bin_dir):
     assert "which are also this podwire\n" in machine.run(tool, "install")
     assert machine.succeeds(tool, "lint")
     fix = f"{DEBIAN_BIN}/podwire uninstall --bin-dir {DEBIAN_BIN}"
-    assert f"podwire is also in {DEBIAN_BIN}: {fix}\n" in machine.run(tool, "uninstall")
+    assert f"podwire is also in {DEBIAN_BIN}; to remove it there: {fix}\n" in machine.run(tool, "uninstall")
     assert f"{DEBIAN_BIN}/bridge" in machine.run(f"{DEBIAN_BIN}/podwire", "version", "bridge")
     assert findings(machine, f"{DEBIAN_BIN}/podwire") == []
 

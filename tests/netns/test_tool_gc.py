@@ -84,7 +84,7 @@ def test_addresses_of_a_plugin_without_gc(node: Tool, tmp_path: Path, new_sandbo
         entry.unlink()
     for file in node.leases.glob("10.*"):
         os.utime(file, (1, 1))
-    assert "would be released: 1 of containers" in node.succeed("gc", "net", "--dry-run")
+    assert "would release 1 address of containers" in node.succeed("gc", "net", "--dry-run")
     assert len(list(node.leases.glob("10.*"))) == 2
     assert node.json("gc", "net")["released"] == ["10.122.77.3"]
     assert [file.name for file in node.leases.glob("10.*")] == ["10.122.77.2"]

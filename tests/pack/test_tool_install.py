@@ -115,7 +115,7 @@ def test_uninstall_names_another_directory_with_podwire(podwire, older, others, 
 command=$({podwire} uninstall --bin-dir {others} | sed -n 's/^podwire is also in //p')
 echo "$command"; ${{command#*: }} | tail -n 1; {podwire} uninstall"""
     text = run("sh", "-ec", line, before=("unshare", "--mount"))
-    fix = "/opt/cni/bin: /opt/cni/bin/podwire uninstall --bin-dir /opt/cni/bin"
+    fix = "/opt/cni/bin; to remove it there: /opt/cni/bin/podwire uninstall --bin-dir /opt/cni/bin"
     assert text.splitlines() == [
         f"podwire is also in {fix}", fix, "removed /opt/cni/bin/podwire", "nothing to do: /opt/cni/bin has no podwire",
     ]  # fmt: skip

@@ -76,7 +76,7 @@ def test_the_agents_page_has_the_figures():
     figures = {"nodes": 5000, "joining_s": 20.0, "late_s": 2.0, "agent_cpu_s": 5.0, "load": 0.5}
     text = cluster_page.joins({"joins": {**times, **figures}})["join-cost"]
     assert "| the conflicts of a node that joins | 0.10 | 0.20 | 102 |" in text
-    assert "| of a node with another block | 0.30 | 0.40 | 178 |" in text
+    assert "| the conflicts of a node that claims a further block | 0.30 | 0.40 | 178 |" in text
     assert "2.0 s after the last event" in text
 
 
