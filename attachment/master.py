@@ -128,7 +128,7 @@ def check(sandbox: Sandbox, container_link: Link, master: Link, *, in_container:
 def _get_named(socket: Socket, name: str) -> Link:
     (master,) = link.get(socket, link.by_name_request(name))
     if master is None:
-        details = 'set "master" to an existing interface: ip -brief link'
+        details = 'set "master" to an existing interface: ip link'
         raise CniError(Code.INTERNAL, f'failed to lookup master "{name}": Link not found', details)
     return master
 
@@ -137,7 +137,7 @@ def _find_with_default_route(socket: Socket) -> Link:
     index = route.get_default_interface(socket)
     (master,) = link.get(socket, link.by_index_request(index)) if index else [None]
     if master is None:
-        raise internal("no default route interface found", 'set "master" to the interface to use: ip -brief link')
+        raise internal("no default route interface found", 'set "master" to the interface to use: ip link')
     return master
 
 

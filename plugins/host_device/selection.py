@@ -24,7 +24,7 @@ from process.values import dataclass
 _USER_SPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 _PEERED = ("veth", "vxcan", "netkit")  # IFLA_LINK is the other end
 _PREFIX = "failed to find host device: "
-_LIST_HINT = "list the node's interfaces: ip -brief link"
+_LIST_HINT = "list the node's interfaces: ip link"
 
 
 @dataclass(frozen=True)

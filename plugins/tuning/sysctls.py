@@ -121,7 +121,10 @@ def _explain_missing(item: Sysctl) -> str:
     version, group, *interface, parameter = parts
     if len(interface) == 1 and sysctl.is_directory(f"{version}/{group}/{interface[0]}"):
         return ""
-    return (
-        f'the container has no interface "{interface[0]}"; for the interface of the attachment, also with a dot in its '
-        f'name, write "net.{version}.{group}.IFNAME.{parameter}"'
-    )
+    key = f'"net.{version}.{group}.IFNAME.{parameter}"'
+    if len(interface) > 1:
+        return (
+            f'dots and slashes separate parts, so the interface is read as "{"/".join(interface)}"; an interface with '
+            f"a dot in its name can be named by IFNAME only, if it is the attachment's: {key}"
+        )
+    return f'the container has no interface "{interface[0]}"; for the interface of the attachment write {key}'

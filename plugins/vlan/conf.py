@@ -68,7 +68,7 @@ def parse(net_conf: NetConf) -> VlanConf:
     )
     if not conf.master.name:
         msg = '"master" field is required. It specifies the host interface name to create the VLAN for'
-        raise invalid_conf(msg, 'set "master" to an interface of the host: ip -brief link')
+        raise invalid_conf(msg, 'set "master" to an interface of the host: ip link')
     if not 0 <= conf.vlan_id <= _MAX_ID:
         msg = f"invalid VLAN ID {conf.vlan_id} (must be between 0 and 4095 inclusive)"
         raise invalid_conf(msg, f"the largest usable ID is {_MAX_ID}: the standard reserves 4095")

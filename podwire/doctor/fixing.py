@@ -96,6 +96,8 @@ class _Repair:
         self._out.stream.flush()
         with signals.unblocked():
             line = self._answers.readline()
+        if not line:
+            self._out.stream.write("\n")
         answer = line.strip().lower()[:1] if line else "q"
         if answer == "a":
             self._answers = None

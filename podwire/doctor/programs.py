@@ -168,13 +168,14 @@ def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
     """Runs STATUS of a plugin; returns whether it has one, raises CniError if it is not ready.
 
     podwire's plugins run in this process and in a version that has STATUS, whatever the network's: ADD needs the same.
-    host-local's STATUS is left out, because it writes; addresses.py checks its stores without writing. dhcp's
-    only reads its configuration; dhcp.py checks the daemon.
+    host-local's STATUS is left out, because it writes; addresses.py checks its stores without writing. With "pool" it
+    runs: nothing else checks the granted blocks. dhcp's only reads its configuration; dhcp.py checks the daemon.
     """
     kind = str(plugin["type"])
     is_known = network.version in versions.SUPPORTED  # else it may be any text, which other plugins refuse
     has_status = is_known and versions.at_least(network.version, versions.SINCE["STATUS"])
-    ipam = Fields(plugin).section("ipam").string("type")
+    ipam_fields = Fields(plugin).section("ipam")
+    ipam = ipam_fields.string("type")
     if kind not in node.plugins or (ipam and ipam not in node.plugins):
         if has_status:
             _execute_status(node, network, plugin)
@@ -184,7 +185,7 @@ def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> b
     )
     delegates = {
         **node.plugins,
-        HOST_LOCAL.name: replace(HOST_LOCAL, cmd_status=None),
+        HOST_LOCAL.name: HOST_LOCAL if ipam_fields.string("pool") else replace(HOST_LOCAL, cmd_status=None),
         DHCP.name: replace(DHCP, cmd_status=_parse_dhcp),
     }
     try:
