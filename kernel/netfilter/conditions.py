@@ -18,6 +18,7 @@ _PASSING = ("counter", "log", "last", "reject", "queue", "target", "objref", "no
 _TARGETS = {"DROP": "drop", "REJECT": "reject", "ACCEPT": "accept", "RETURN": "return"}
 _HARMLESS_TARGETS = ("LOG", "NFLOG", "ULOG", "CHECKSUM", "TCPMSS", "TRACE")
 _RANDOM = ("numgen", "hash", "statistic")
+_OTHER_EFFECTS = ("synproxy", "dynset", "dup", "fwd", "tproxy")
 _DEEPEST = 16  # NFT_JUMP_STACK_SIZE
 
 
@@ -76,7 +77,7 @@ def effect_of(rule: FilterRule) -> Effect:
             effect = _target(fields.get(1, b"").rstrip(b"\0").decode(errors="replace"))
         elif name == "lookup" and 3 in fields:
             effect = Effect("other")  # a map of verdicts
-        elif (name == "meta" and 3 in fields) or (name == "ct" and 4 in fields):
+        elif name in _OTHER_EFFECTS or (name == "meta" and 3 in fields) or (name == "ct" and 4 in fields):
             effect = Effect("other")  # a mark, by which another rule may decide
         elif name in ("reject", "queue"):
             effect = Effect(name)

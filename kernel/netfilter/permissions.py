@@ -129,7 +129,7 @@ def _kinds_of_expressions(rule: FilterRule) -> Iterator[str]:
         elif name == "match":
             yield from _kinds_of_match(fields)
             continue
-        elif name not in _NEUTRAL:
+        elif name not in _NEUTRAL or (name == "lookup" and loaded != "state"):
             loaded = _OTHER
         if name == "bitwise" and loaded == "state":
             mask = parse_content(fields.get(4, b"")).get(1, b"")

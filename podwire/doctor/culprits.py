@@ -95,7 +95,12 @@ class Culprit:
         between two interfaces, or behind rules that permit some of the pods' packets.
         """
         interfaces = self.conditions.interfaces
-        if is_decision(self.owner) or len(interfaces) > 1 or any(one.inverted for one in interfaces):
+        if (
+            is_decision(self.owner)
+            or self.owner == "firewalld"
+            or len(interfaces) > 1
+            or any(one.inverted for one in interfaces)
+        ):
             return ()
         gates = tuple({one.pod.gate.name for one in self.happenings if one.pod.gate})
         if is_preceded_by_permission(

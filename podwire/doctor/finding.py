@@ -47,9 +47,10 @@ class Finding:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """A key that stays equal when the text is reworded: name, subject, and the rule or route at its end."""
+        """A key that stays equal when the text is reworded: name, subject, objects, and the rule at its end."""
         _, _, cause = self.text.rpartition(": ")
-        return self.name, self.subject, _COUNTERS.sub("", cause if cause != self.text else str(self.fix))
+        end = cause if cause != self.text else str(self.fix)
+        return self.name, self.subject, _COUNTERS.sub("", ", ".join((*self.objects, end)))
 
     @property
     def commands(self) -> tuple[str, ...]:

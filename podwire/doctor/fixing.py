@@ -155,7 +155,10 @@ class _Repair:
 
     def _execute(self, command: str) -> Outcome:
         script = f'{_TOOL}() {{ "$PODWIRE_FILE" "$@"; }}\n{command}'
-        variables = {"PATH": _PATH, **self._env, "PODWIRE_FILE": _program_file()}
+        file = _program_file()
+        # The directory of the plugins may be on the PATH: one of them is called bridge, as iproute2's program.
+        path = [one for one in self._env.get("PATH", _PATH).split(":") if one.rstrip("/") != os.path.dirname(file)]
+        variables = {**self._env, "PATH": ":".join(path) or _PATH, "PODWIRE_FILE": file}
         try:
             (outcome,) = child.run(Command((_SHELL, "-ec", script), variables, capture_stderr=True), limit_s=_LIMIT_S)
         except TimeoutError as error:

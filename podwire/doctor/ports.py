@@ -12,7 +12,7 @@ from kernel.rtnl import Socket
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods
-from podwire.doctor.run import Run
+from podwire.doctor.run import Run, unless_intended
 
 _GROUP = "links"
 
@@ -33,7 +33,7 @@ _ISOLATED = Fault(
     "port-isolated",
     Severity.PROBLEM,
     "a pod's port is isolated, but its network does not say so: the pod does not reach other isolated pods",
-    "`bridge link set dev VETH isolated off`",
+    "if this restriction is not intended: `bridge link set dev VETH isolated off`",
 )
 _LOST_FLAG = Fault(
     "port-flag-lost",
@@ -94,7 +94,10 @@ def _bridge(node: Node, bridge: Link, pods: list[Pod]) -> Iterator[Finding]:
         veth = pod.host_veth
         port = node.link_settings.ports.get(veth.index) if veth else None
         if veth is not None and port is not None and veth.master == bridge.index:
-            yield from _port(pod, veth, port, bridge)
+            is_fixed = any(
+                (one.ifindex, one.mac, one.is_static) == (veth.index, pod.mac_bytes, True) for one in node.forwarding
+            )
+            yield from _port(pod, veth, port, bridge, is_fixed=is_fixed)
     if settings is not None and settings.vlan_filtering:
         yield from _vlans(bridge, pods)
 
@@ -104,7 +107,8 @@ def _state(node: Node, pod: Pod) -> int | None:
     return port.state if port and pod.host_veth and pod.host_veth.operstate == OPERSTATE_UP else None
 
 
-def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link) -> Iterator[Finding]:
+def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: bool) -> Iterator[Finding]:
+    """Yields the findings about a port; `is_fixed`: a static entry leads to the pod, so it need not be learned."""
     subject, name, flags = pod.item.network.name, quote(veth.name), pod.item.port_flags
     what = f'the port "{veth.name}" of {pod.name}'
     if port.state != FORWARDING and veth.is_up and veth.operstate == OPERSTATE_UP:
@@ -113,20 +117,27 @@ def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link) -> Iterator[Find
         command = f"bridge link set dev {name} state {FORWARDING}"
         yield _BLOCKED.finding(subject, f"{what} is {state}", Run(command), behind=behind, objects=(veth.name,))
     if port.isolated and "isolated" not in flags:
-        yield _ISOLATED.finding(subject, f"{what} is isolated", Run(f"bridge link set dev {name} isolated off"))
+        fix = unless_intended(f"bridge link set dev {name} isolated off")
+        yield _ISOLATED.finding(subject, f"{what} is isolated", fix, objects=(veth.name,))
     for flag, value in (("hairpin", port.hairpin), ("isolated", port.isolated)):
         if flag in flags and value is False:
             command = f"bridge link set dev {name} {flag} on"
             objects = (veth.name,)
             yield _LOST_FLAG.finding(subject, f"{what} is not set to {flag}", Run(command), objects=objects)
-    wrong = [(bad, word, effect) for attribute, bad, word, effect in _FLAGS if getattr(port, attribute) is bad]
+    flags_in_order = ("flood", "learning", "locked") if is_fixed else ()
+    wrong = [
+        (bad, word, effect)
+        for attribute, bad, word, effect in _FLAGS
+        if getattr(port, attribute) is bad and attribute not in flags_in_order
+    ]
     if wrong:
         words = ", ".join(f"{word} {'on' if bad else 'off'}" for bad, word, _ in wrong)
         settings = " ".join(f"{word} {'off' if bad else 'on'}" for bad, word, _ in reversed(wrong))
         is_slow = all(word in ("learning", "flood", "neigh_suppress") for _, word, _ in wrong)
         text = f"{what} has {words}: {'; '.join(effect for _, _, effect in wrong)}"
         severity = Severity.WARNING if is_slow else None
-        yield _SETTINGS.finding(subject, text, Run(f"bridge link set dev {name} {settings}"), severity=severity)
+        command = f"bridge link set dev {name} {settings}"
+        yield _SETTINGS.finding(subject, text, Run(command), severity=severity, objects=(veth.name,))
 
 
 def _vlans(bridge: Link, pods: list[Pod]) -> Iterator[Finding]:

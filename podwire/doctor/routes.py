@@ -229,7 +229,7 @@ def _refused(node: Node, pod: Pod, query: Query, choice: Choice, which: str) -> 
     is_to_pod = query.destination in pod.addresses
     find = route_fixes.toward_pod if is_to_pod else route_fixes.from_pod
     fix, advice = find(node, pod, query, choice)
-    if fix and choice.kind in REFUSALS:
+    if fix and choice.kind in (*REFUSALS, LOCAL):  # a blackhole, or a proxy on this host
         fix, advice = unless_intended(fix), ""
     behind = _addresses_of(pod) if is_to_pod and choice.route is None and choice.rule is None else ()
     objects = (pod.key,) if is_to_pod or choice.kind else ()
