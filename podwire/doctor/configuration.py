@@ -156,7 +156,7 @@ def _first(node: Node) -> Iterator[Finding]:
     The first file of a plugin that delegates to others (Multus) has no pods itself, so only podwire's are compared.
     """
     usable = [file for file in node.files if file.network]
-    used = {one.network_name for one in node.running if "K8S_POD_NAME=" in one.cni_args and not one.is_loopback}
+    used = {one.network_name for one in node.running if "K8S_POD_NAMESPACE=" in one.cni_args and not one.is_loopback}
     first = usable[0].network if usable else None
     others = [file.path for file in usable[1:] if file.network and file.network.name in used]
     if first and others and first.name not in used and str(first.plugins[0]["type"]) in node.plugins:

@@ -53,8 +53,8 @@ def machine(needs_programs, empty_machine):
 
 
 def findings(machine, tool):
-    """Returns doctor's warnings about containerd's directories."""
-    return re.findall(r"warning runtime: containerd: (.*)\n  \w+: (.*)", machine.done(tool, "doctor").stdout)
+    """Returns doctor's findings about containerd's directories; containerd does not run, so they are notes."""
+    return re.findall(r"note runtime: containerd: (.*)\n  \w+: (.*)", machine.done(tool, "doctor").stdout)
 
 
 def test_install_and_doctor_print_the_command_that_fixes(machine, bin_dir):
@@ -67,7 +67,7 @@ def test_install_and_doctor_print_the_command_that_fixes(machine, bin_dir):
         in text
     )
     tool = f"{PODWIRE_BIN}/podwire"
-    assert [fix for _, fix in findings(machine, tool)] == [command]
+    assert [fix.endswith(command) for _, fix in findings(machine, tool)] == [True]
     text = machine.run(PODWIRE_BIN + "/" + shlex.split(command)[0], *shlex.split(command)[1:])
     assert f"containerd runs the plugins in {DEBIAN_BIN} ({SETTINGS})\n" in text
     assert findings(machine, tool) == []

@@ -48,7 +48,8 @@ def assert_another_kind_is_refused(net: Network, sandbox: Namespace) -> None:
 
 def assert_reported(net: Network, sandbox: Namespace, change: Change) -> None:
     """Asserts that CHECK passes after ADD, and reports the change."""
-    net.host.ip("link", "add", "up9", "type", "veth", "peer", "name", "up8")
+    net.host.ip("link", "add", "up9", "up", "type", "veth", "peer", "name", "up8")
+    net.host.ip("link", "set", "up8", "up")
     result = net.add(sandbox)
     net.check(sandbox, result)
     if change.command:
