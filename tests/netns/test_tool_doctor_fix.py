@@ -104,9 +104,7 @@ def test_packets_are_sent_before_and_after(node: DoctorNode) -> None:
 
 def test_command_without_effect_is_undone_and_not_repeated(node: DoctorNode) -> None:
     """A command that does not help is undone, reported, and not run again; the others run."""
-    harm = (
-        'case "$*" in "route del"*) exec /sbin/ip route add throw 203.0.113.0/24 table 7;; esac; exec /sbin/ip "$@"'
-    )
+    harm = 'case "$*" in "route del"*) exec /sbin/ip route add throw 203.0.113.0/24 table 7;; esac; exec /sbin/ip "$@"'
     done = node.doctor("--fix", "--yes", env=replace_program(node, "ip", harm))
     assert done.stdout.count(f"  command: {DELETE}") == 1
     assert "undone: it did not help: the finding is still there" in done.stdout
