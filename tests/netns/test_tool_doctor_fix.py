@@ -113,6 +113,7 @@ def test_command_without_effect_is_undone_and_not_repeated(node: DoctorNode) -> 
     assert "throw" in node.host.ip("route")
 
 
+@pytest.mark.needs("iptables_nft_nat")
 def test_command_that_opens_the_isolation_is_undone(
     host: Namespace, new_sandbox: Callable[[], Namespace], tmp_path: Path
 ) -> None:
