@@ -29,7 +29,7 @@ _DEEPEST = 16  # NFT_JUMP_STACK_SIZE
 
 
 class Pods(NamedTuple):
-    """The interfaces of the host that lead to pods, and the pods' networks."""
+    """The pods of one network: the interfaces of the host through which it reaches them, and their subnets."""
 
     interfaces: tuple[str, ...]
     networks: tuple[Network, ...]

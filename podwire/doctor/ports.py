@@ -108,7 +108,7 @@ def _state(node: Node, pod: Pod) -> int | None:
 
 
 def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: bool) -> Iterator[Finding]:
-    """Yields the findings about a port; `is_fixed`: a static entry leads to the pod, so it need not be learned."""
+    """Yields the findings about a port; `is_fixed`: a static entry has the MAC address of the pod."""
     subject, name, flags = pod.item.network.name, quote(veth.name), pod.item.port_flags
     what = f'the port "{veth.name}" of {pod.name}'
     if port.state != FORWARDING and veth.is_up and veth.operstate == OPERSTATE_UP:
