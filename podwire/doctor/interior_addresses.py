@@ -13,6 +13,7 @@ from kernel.link import Link
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import Finding
 from podwire.doctor.interior_pod import InspectedPod
+from podwire.doctor.pods import host_addresses
 
 
 def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
@@ -46,8 +47,7 @@ def _owner(one: InspectedPod, address: Cidr) -> str:
     if address.ip in one.pod.addresses or address.ip.is_link_local:
         return ""
     owner = one.owners.get(address.ip)
-    hosts = (assigned.address.ip for each in one.node.addresses.values() for assigned in each)
-    return f"the pod {owner.name}" if owner else "the host" if address.ip in hosts else ""
+    return f"the pod {owner.name}" if owner else "the host" if address.ip in host_addresses(one.node) else ""
 
 
 def _first_of_subnet(one: InspectedPod, present: list[Cidr]) -> Cidr | None:

@@ -102,6 +102,11 @@ def node_address(node: Node, version: int) -> Address | None:
     return None
 
 
+def host_addresses(node: Node) -> frozenset[Address]:
+    """Returns the addresses of the host."""
+    return frozenset(one.address.ip for assigned in node.addresses.values() for one in assigned)
+
+
 def near_address(node: Node, version: int) -> Address | None:
     """Returns an address of another machine in the network of an uplink, None without one."""
     for link in list_uplinks(node):

@@ -9,7 +9,7 @@ from kernel.netfilter.conntrack import Flow
 from kernel.sockets_table import Listener, find_processes, list_listeners
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import HostPort, Pod, list_pods
+from podwire.doctor.pods import HostPort, Pod, host_addresses, list_pods
 from podwire.doctor.run import Run
 from podwire.node.programs import find_program
 
@@ -77,7 +77,7 @@ def _flows(node: Node) -> Iterator[Finding]:
             flows = [flow for version in sorted(versions) for flow in conntrack.list_udp_flows(socket, version, ports)]
     except nft.UnavailableError:
         return
-    hosts = {one.address.ip for assigned in node.addresses.values() for one in assigned}
+    hosts = host_addresses(node)
     for pod, port in published:
         stale = [
             flow for flow in flows if flow.port == port.port and flow.destination in hosts and _is_stale(flow, pod)

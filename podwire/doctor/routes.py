@@ -21,7 +21,7 @@ from podwire.doctor.attachments import ELSEWHERE
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import gateways_of, ipv6_of
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, node_address, remote_addresses
+from podwire.doctor.pods import Pod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
 from podwire.doctor.run import Run, unless_intended
 from process.values import replace
 
@@ -116,7 +116,7 @@ def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
     ]
     for which, query in queries:
         choice = node.fib.look_up(query)
-        if choice.kind == LOCAL and _has(node, address):
+        if choice.kind == LOCAL and address in host_addresses(node):
             return  # another check reports it
         if choice.kind not in (UNICAST, LOCAL):
             yield _refused(node, pod, query, choice, f"{which} to {pod.name} ({address})")
@@ -124,10 +124,6 @@ def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
         if choice.ifindex != (pod.gate.index if pod.gate else 0):
             yield _elsewhere(node, pod, query, choice)
             return
-
-
-def _has(node: Node, address: Address) -> bool:
-    return any(one.address.ip == address for assigned in node.addresses.values() for one in assigned)
 
 
 def _elsewhere(node: Node, pod: Pod, query: Query, choice: Choice) -> Finding:

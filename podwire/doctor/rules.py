@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property
 
 from cni.errors import CniError
 from kernel.netfilter.conditions import conditions_of
@@ -22,6 +22,7 @@ from podwire.doctor.attachments import rules_of
 from podwire.doctor.culprits import Culprit, is_iptables, look, owner_of_event
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node, read_text
+from podwire.doctor.pods import host_addresses
 from podwire.doctor.probes import Happening, Prediction
 from podwire.doctor.run import Run
 from podwire.node.programs import find_program, get_output_lines
@@ -129,11 +130,11 @@ _SEGMENTS = Fault(
 def _check(node: Node) -> Iterator[Finding]:
     if not any(node.has_pods(item.network.name) for item in node.interfaces):
         return
-    prediction = Prediction(node)
+    prediction, programs = Prediction(node), _Programs()
     culprits: dict[object, Culprit] = {}
     for one in prediction.run():
         event, network = one.event, one.pod.item.network.name
-        if not _is_relevant(node, one):
+        if not _is_relevant(node, programs, one):
             continue
         place = event.chain.place, event.rule.handle if event.rule else -1, event.fate, network
         if place not in culprits:
@@ -147,13 +148,13 @@ def _check(node: Node) -> Iterator[Finding]:
         yield ok_finding("rules", "", text)
 
 
-def _is_relevant(node: Node, one: Happening) -> bool:
+def _is_relevant(node: Node, programs: _Programs, one: Happening) -> bool:
     """Returns whether an event is another program's and not meant for the pods' packets."""
     event = one.event
     if owner_of_event(event) == PODWIRE:
         return False
     kind = event.action.kind
-    if kind == "queue" and event.action.port in _served_queues(node):
+    if kind == "queue" and event.action.port in programs.queues:
         return False
     if kind in _ENDS:
         return True
@@ -162,25 +163,24 @@ def _is_relevant(node: Node, one: Happening) -> bool:
     if kind in ("untrack", "zone", "mss"):
         return one.label in (probes.TO_OTHERS, probes.TO_LAN, probes.PUBLISHED)
     if kind in ("dnat", "redirect"):
-        return _takes_away(node, one)
+        return _takes_away(programs, one)
     if kind in ("snat", "masquerade"):
         return _takes_source(node, one)
     return _bypasses(one)
 
 
-def _takes_away(node: Node, one: Happening) -> bool:
+def _takes_away(programs: _Programs, one: Happening) -> bool:
     action = one.event.action
     if one.label in (probes.PUBLISHED, probes.LOCALLY):
         return action.address not in one.pod.addresses
-    is_proxied = action.kind == "redirect" and (one.event.packet.protocol, action.port) in _listening_ports(node)
+    is_proxied = action.kind == "redirect" and (one.event.packet.protocol, action.port) in programs.ports
     return one.label in (probes.TO_OTHERS, probes.TO_LAN, probes.TO_NODE) and not is_proxied
 
 
 def _takes_source(node: Node, one: Happening) -> bool:
     action = one.event.action
     if one.label in (probes.TO_OTHERS, probes.TO_LAN):
-        host_addresses = [each.address.ip for assigned in node.addresses.values() for each in assigned]
-        return action.kind == "snat" and action.address is not None and action.address not in host_addresses
+        return action.kind == "snat" and action.address is not None and action.address not in host_addresses(node)
     return one.label == probes.PUBLISHED and one.event.rule is not None
 
 
@@ -191,16 +191,18 @@ def _bypasses(one: Happening) -> bool:
     return one.label in (probes.PUBLISHED, probes.LOCALLY) and one.event.base.hook in (0, 3)
 
 
-@lru_cache(maxsize=1)
-def _served_queues(_node: Node) -> frozenset[int]:
-    """Returns the queues (NFQUEUE) that a program reads."""
-    return frozenset(int(line.split()[0]) for line in read_text(_QUEUES).splitlines() if line.strip())
+class _Programs:
+    """The programs of the host that receive packets; read when a rule passes packets to one."""
 
+    @cached_property
+    def queues(self) -> frozenset[int]:
+        """The queues (NFQUEUE) that a program reads."""
+        return frozenset(int(line.split()[0]) for line in read_text(_QUEUES).splitlines() if line.strip())
 
-@lru_cache(maxsize=1)
-def _listening_ports(_node: Node) -> frozenset[tuple[int, int]]:
-    """Returns protocol and port of the host's listening sockets."""
-    return frozenset((one.protocol, one.port) for one in list_listeners({6, 17}))
+    @cached_property
+    def ports(self) -> frozenset[tuple[int, int]]:
+        """Protocol and port of the listening sockets."""
+        return frozenset((one.protocol, one.port) for one in list_listeners({6, 17}))
 
 
 def _finding(node: Node, culprit: Culprit, uplinks: list[str]) -> Finding:
