@@ -137,6 +137,7 @@ def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
         if ending == "the plugin gets SIGTERM":
             process.terminate()
         elif ending == "the daemon ends":
+            proxy.close()
             node.daemon.stop()
         else:
             proxy.close_first()

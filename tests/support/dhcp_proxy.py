@@ -53,8 +53,6 @@ class Proxy:
                     self.has_answered.set()
                 else:
                     destination.sendall(data)
-            if is_withheld:  # the daemon has ended
-                self.close()
             destination.shutdown(socket.SHUT_WR)
 
 
