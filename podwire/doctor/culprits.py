@@ -92,7 +92,7 @@ class Culprit:
         """The packets of those kinds of which nothing passes it, to any machine and port, of any pod.
 
         None are, if the rule is a decision: of a policy engine, of a chain for the administrator's rules, about packets
-        between two interfaces, or behind rules that permit some of the pods' packets.
+        between two interfaces or of one pod's interface, or behind rules that permit some of the pods' packets.
         """
         interfaces = self.conditions.interfaces
         if (
@@ -100,6 +100,7 @@ class Culprit:
             or self.owner == "firewalld"
             or len(interfaces) > 1
             or any(one.inverted for one in interfaces)
+            or self._names_one_pod()
         ):
             return ()
         gates = tuple({one.pod.gate.name for one in self.happenings if one.pod.gate})
@@ -108,6 +109,11 @@ class Culprit:
         ):
             return ()
         return tuple(one for label in self.labels if self._takes_all(label) for one in self._of(label))
+
+    def _names_one_pod(self) -> bool:
+        """Returns whether it is about the host veth of a pod: that pod may be in quarantine."""
+        names = {one.name for one in self.conditions.interfaces} | set(self.event.base.devices)
+        return any(one.pod.host_veth and one.pod.host_veth.name in names for one in self.happenings)
 
     def _of(self, label: str) -> list[Happening]:
         return [one for one in self.happenings if one.label == label]

@@ -61,8 +61,8 @@ _RESTRICTS = Fault(
     "rule-restricts",
     Severity.NOTE,
     "a rule or a policy that is not podwire's drops some packets of the pods, and that may be intended: it names "
-    "addresses, ports, protocols, states, marks, sets or rates, or earlier rules accept others; or it is of a policy "
-    "engine, or in a chain for the administrator's rules",
+    "addresses, ports, protocols, states, marks, sets, rates or one pod's interface, or earlier rules accept others; "
+    "or it is of a policy engine, or in a chain for the administrator's rules",
     _ADVISED,
 )
 _SOME = Fault(
