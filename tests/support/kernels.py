@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -79,10 +79,14 @@ def lacking(needed: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Session:
-    """The outcomes of the tests on one kernel, by test ID: PASSED, FAILED or the reason why it was skipped."""
+    """The outcomes of the tests on one kernel, by test ID: PASSED, FAILED or the reason why it was skipped.
+
+    `seconds` has their times, with setup and teardown.
+    """
 
     release: str
     outcomes: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Session:
@@ -105,10 +109,12 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._outcomes: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Records the outcome of one phase (setup, call, teardown): failed overrides skipped, and skipped passed."""
         before = self._outcomes.get(report.nodeid, PASSED)
+        self._seconds[report.nodeid] = round(self._seconds.get(report.nodeid, 0) + report.duration, 3)
         if report.failed:
             self._outcomes[report.nodeid] = FAILED
         elif report.skipped and before != FAILED:
@@ -118,7 +124,7 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Writes the report."""
-        Session(os.uname().release, self._outcomes).save(self._path)
+        Session(os.uname().release, self._outcomes, self._seconds).save(self._path)
 
 
 def passed_elsewhere(directory: Path) -> frozenset[str]:

@@ -32,7 +32,12 @@ def phase(outcome, reason=""):
     """Returns pytest's report of one phase of a test."""
     longrepr = ("file.py", 1, f"Skipped: {reason}") if reason else None
     return SimpleNamespace(
-        nodeid="t", failed=outcome == "failed", skipped=outcome == "skipped", longrepr=longrepr, longreprtext=""
+        nodeid="t",
+        failed=outcome == "failed",
+        skipped=outcome == "skipped",
+        longrepr=longrepr,
+        longreprtext="",
+        duration=0.5,
     )
 
 
@@ -49,12 +54,14 @@ def phase(outcome, reason=""):
     ],
 )
 def test_the_worst_phase_of_a_test_is_its_outcome(tmp_path, phases, outcome):
-    """A failure in setup, call or teardown is the outcome, and so is the reason for skipping."""
+    """A failure in setup, call or teardown is the outcome, and so is the reason for skipping; their times are added."""
     recorder = Recorder(tmp_path / "new" / "report.json")
     for report in phases:
         recorder.pytest_runtest_logreport(report)
     recorder.pytest_sessionfinish()
-    assert Session.load(tmp_path / "new" / "report.json").outcomes == {"t": outcome}
+    session = Session.load(tmp_path / "new" / "report.json")
+    assert session.outcomes == {"t": outcome}
+    assert session.seconds == {"t": 0.5 * len(phases)}
 
 
 def test_tests_that_run_somewhere_are_no_problem():
