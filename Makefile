@@ -83,9 +83,9 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-portable test-second-kernel nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
+.PHONY: help venv binaries check test test-all test-portable test-second-kernel nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
-    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes cached-kubernetes \
+    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 # $(call say,TARGET): prints what a target does and how long it takes: its line of `make help`.
@@ -126,14 +126,20 @@ dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysro
 	@$(call say,arm64)
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
-check: venv ## run linters, type checks, import rules and unit tests; needs no root and no network (1 to 5 minutes)
+check: needs-build ## run linters, type checks, import rules and unit tests; needs no root (45 seconds)
 	@$(call say,check)
-	@$(PY) -m tests.runner check
+	@$(PYTHON) -m tests.runner check
 
-test: venv ## run every test (as root: on the real kernel, and on a second one; half an hour, the first time longer)
+test: ## run what finds most defects per second: real packets on two kernels, a runtime, kills and faults (root; 8 minutes)
 	@$(call say,test)
+	@$(MAKE) --no-print-directory needs-build
+	@$(PYTHON) -m tests.runner test
+
+test-all: ## run every test, also of releases, ARM, all runtimes and API servers (root; 50 minutes)
+	@$(call say,test-all)
+	@$(MAKE) --no-print-directory needs-build
 	@rm -rf build/promises
-	@$(PY) -m tests.runner
+	@$(PYTHON) -m tests.runner test-all
 
 test-root: $(FIREWALLD)/usr/sbin/firewalld ## create the root file system in which `make test` runs its parts (root; 3 minutes)
 	@[ -e $(TEST_ROOT_STAMP) ] || $(MAKE) --no-print-directory new-test-root
@@ -166,15 +172,8 @@ PODWIRE_CACHE ?= /var/cache/podwire
 KUBERNETES := build/kubernetes
 
 kubernetes: ## build the kube-apiserver of the tests from Debian's source, once for this machine (10 CPU minutes)
-	@tests/kubernetes/build.sh "$(PODWIRE_CACHE)" >/dev/null
-	@$(MAKE) --no-print-directory cached-kubernetes
-
-cached-kubernetes:
-	@if directory=$$(tests/kubernetes/build.sh --cached "$(PODWIRE_CACHE)"); then \
-	    rm -rf $(KUBERNETES) && mkdir -p $(KUBERNETES) && cp --reflink=auto $$directory/* $(KUBERNETES); \
-	else \
-	    echo "tests of the agent with a real API server will be SKIPPED"; \
-	fi
+	@built=$$(tests/kubernetes/build.sh "$(PODWIRE_CACHE)") && rm -rf $(KUBERNETES) && mkdir -p $(KUBERNETES) && \
+	    cp --reflink=auto $$built/* $(KUBERNETES)
 
 agent-base: ## create the Debian root file system of the node agent's image (root; a minute)
 	@[ -e $(AGENT_BASE_STAMP) ] && [ -e $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base
@@ -214,17 +213,17 @@ test-debian-kernels: venv
 	@rm -rf $(DEBIAN_KERNEL_REPORTS)
 	@status=0; for release in $(DEBIAN_KERNELS); do \
 	    $(MAKE) --no-print-directory test-debian-kernel DISTRIBUTION=$$release || status=1; \
-	done; $(PY) -m tests.support.kernels $(DEBIAN_KERNEL_REPORTS) && exit $$status
+	done; $(PY) -m tests.runner.reports $(DEBIAN_KERNEL_REPORTS) && exit $$status
 
-test-clients: venv ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root; 10 minutes)
-test-deploy: venv ## test deploy/ with the built files (root; 5 minutes)
-test-release: venv ## test the files of `make release` (root; 5 minutes)
-test-arm64: venv ## test the executables for 64-bit ARM, in emulation (root; 10 minutes)
-test-cluster: venv ## test the agent with API servers (root; 10 minutes)
+test-clients: needs-build ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root; 10 minutes)
+test-deploy: needs-build ## test deploy/ with the built files (root; 5 minutes)
+test-release: needs-build ## test the files of `make release` (root; 5 minutes)
+test-arm64: needs-build ## test the executables for 64-bit ARM, in emulation (root; 10 minutes)
+test-cluster: needs-build ## test the agent with API servers (root; 10 minutes)
 
 test-clients test-deploy test-release test-arm64 test-cluster: test-%:
 	@$(call say,$@)
-	@$(PY) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
+	@$(PYTHON) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
 
 newest-reference: ## unpack the newest reference plugins of all Debian suites, not installed: build/reference/VERSION (half a minute)
 	@$(call say,newest-reference)
@@ -233,16 +232,16 @@ newest-reference: ## unpack the newest reference plugins of all Debian suites, n
 	@cd $(REFERENCES)/apt && apt-get $(REFERENCE_APT) update && rm -f *.deb && \
 	    apt-get $(REFERENCE_APT) download containernetworking-plugins && $(call end_reference,newest)
 
-test-newest-reference: venv newest-reference ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
+test-newest-reference: newest-reference ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
 	@$(call say,test-newest-reference)
-	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PY) -m tests.runner newest-reference
+	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PYTHON) -m tests.runner newest-reference
 
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (4 hours)
 	@$(call say,nightly)
 	@rm -rf build/promises
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
-	@$(PY) -m tests.runner cluster clients newer-clients
+	@$(PYTHON) -m tests.runner cluster clients newer-clients
 	@$(PY) -m tests.clients.tested
 	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-debian-kernels test-portable
 

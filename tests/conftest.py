@@ -20,6 +20,7 @@ from tests.support import binaries, inherited, kernels, namespaces  # noqa: E402
 from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 from tests.support.processes import PATH  # noqa: E402 - as above
+from tests.support.sample import sample  # noqa: E402 - as above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,9 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="tests/hard: run everything, which takes hours")
     about = "run only the tests of the reference plugins; REFERENCE is the directory of the newest ones"
     parser.addoption("--newest-reference", action="store_true", help=about)
-    about = "of the tests that passed on another kernel, according to these reports, run a few only"
-    parser.addoption("--besides", metavar="DIRECTORY", type=Path, help=about)
+    parser.addoption("--sample", action="store_true", help="run the tests of `make test` (tests/support/sample.py)")
+    parser.addoption("--alone", action="store_true", help="run the tests marked `alone`, instead of the others")
+    about = "run the tests that need one of these features of the kernel, and a few of the others, none with --sample"
+    parser.addoption("--lacking", metavar="FEATURE,...", type=_split, help=about)
     parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
+
+
+def _split(names: str) -> frozenset[str]:
+    return frozenset(names.split(","))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,13 +48,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
     config.addinivalue_line("markers", "newest_reference: runs with --newest-reference only")
     config.addinivalue_line("markers", "old_reference: about the reference plugins 1.1.1; not with --newest-reference")
-    config.addinivalue_line("markers", "one_kernel: slow, or with time limits: `make test` runs it on one kernel only")
+    config.addinivalue_line("markers", "one_kernel: slow: `make test-all` runs it on one kernel only")
+    config.addinivalue_line("markers", "long: `make test-all` runs it, `make test` does not")
+    config.addinivalue_line("markers", "every_case: `make test` runs all cases of this function")
+    config.addinivalue_line("markers", "alone: runs when no other test does: it measures, or needs the whole machine")
     if path := config.getoption("--report"):
         config.pluginmanager.register(kernels.Recorder(path))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the tests that no other kernel has passed, a few of the others, and of these this run's share.
+    """Selects this run's tests by its options, and of these its share.
 
     With --newest-reference only those that run the reference plugins.
     """
@@ -55,14 +65,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _runs_reference(item)]
     else:
         items[:] = [item for item in items if not item.get_closest_marker("newest_reference")]
-    if directory := config.getoption("--besides"):
-        passed = kernels.passed_elsewhere(directory)
-        elsewhere = [item for item in items if item.nodeid in passed]
-        few = [item for item in elsewhere if not item.get_closest_marker("one_kernel")]
-        again = set(few[1 :: kernels.AGAIN])
-        items[:] = [item for item in items if item.nodeid not in passed or item in again]
+    is_alone = bool(config.getoption("--alone"))
+    items[:] = [item for item in items if bool(item.get_closest_marker("alone")) == is_alone]
+    if is_sample := config.getoption("--sample"):
+        items[:] = sample(items)
+    if lacking := config.getoption("--lacking"):
+        needing = {item for item in items if not lacking.isdisjoint(needed_by(item))}
+        others = [item for item in items if item not in needing and not item.get_closest_marker("one_kernel")]
+        again = set() if is_sample else set(others[1 :: kernels.AGAIN])
+        items[:] = [item for item in items if item in needing or item in again]
     first, step = map(int, config.getoption("--share").split("/"))
     items[:] = items[first::step]
+
+
+def needed_by(item: pytest.Item) -> list[str]:
+    """Returns the kernel's features without which a test is skipped; a plugin may need one for its verbs."""
+    needed = [feature for marker in item.iter_markers("needs") for feature in marker.args]
+    callspec = getattr(item, "callspec", None)
+    if callspec and "invoke" in getattr(item, "fixturenames", ()) and callspec.params.get("plugin") in configs.NEEDS:
+        needed.append(configs.NEEDS[callspec.params["plugin"]])
+    return needed
 
 
 def _runs_reference(item: pytest.Item) -> bool:
@@ -74,21 +96,14 @@ def _runs_reference(item: pytest.Item) -> bool:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips a test that needs a missing feature of the kernel, before its fixtures are created."""
-    needed = [feature for marker in item.iter_markers("needs") for feature in marker.args]
-    if problem := kernels.lacking(needed):
+    if problem := kernels.lacking(needed_by(item)):
         pytest.skip(problem)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test with the fixture `plugin` once for each built plugin; without any, once, to fail with the reason.
-
-    On the second kernel, only for plugins that the running kernel cannot run.
-    """
+    """Runs a test with the fixture `plugin` once for each built plugin; without any, once, to fail with the reason."""
     if "plugin" in metafunc.fixturenames:
-        names = binaries.names() or [""]
-        if kernels.has("private_kernel"):
-            names = [name for name in names if name in configs.NEEDS]
-        metafunc.parametrize("plugin", names, indirect=True)
+        metafunc.parametrize("plugin", binaries.names() or [""], indirect=True)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.runner import parts
+from tests.runner.reports import FAILED, PASSED, Session
 from tests.runner.schedule import Part
 from tests.support.binaries import ROOT
-from tests.support.kernels import FAILED, PASSED, Session
 from tests.support.markdown import DOCS, with_part
 
 PAGE = DOCS / "runtimes.md"

@@ -3,8 +3,7 @@
 #
 # One rule: a directory of the cache is complete or missing; an interrupted build leaves none.
 #
-#     build.sh CACHE            prints the directory with kube-apiserver and etcd: 10 CPU minutes, or nothing to do
-#     build.sh --cached CACHE   prints it if it is there; fails if not
+#     build.sh CACHE    prints the directory with kube-apiserver and etcd: 10 CPU minutes, or nothing to do
 #
 # Needs apt-get, dpkg-deb, a source of Debian's packages (pack/apt_sources.sh) and 4 GB of disk during the build; installs nothing. Debian
 # packages no API server, but the source of kubectl contains it with all its Go libraries.
@@ -14,11 +13,6 @@ NAME=kube-apiserver-1.20.2-etcd-3.4.23
 PACKAGES="golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev etcd-server"
 APT_SOURCES=$(cd "$(dirname "$0")" && pwd)/../../pack/apt_sources.sh
 
-if [ "$1" = --cached ]; then
-    if [ -d "$2/$NAME" ]; then echo "$2/$NAME"; exit; fi
-    echo "no $NAME in $2: make kubernetes builds it" >&2
-    exit 1
-fi
 cache=$1
 mkdir -p "$cache"
 exec 8<"$cache"

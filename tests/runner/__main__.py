@@ -1,6 +1,7 @@
-"""`python -m tests.runner [PART...]`: runs the parts of the test suite, prints each when it ends, then one total.
+"""`python3 -m tests.runner SUITE|PART...`: runs parts of the test suite, prints each when it ends, then one total.
 
-Without a name it runs every part, with `check` linters, types and unit tests, else those named and what they need.
+A suite is `check`, `test` or `test-all`, as the targets of make; of parts it runs those named and what they need. It
+uses the standard library only: the virtual environment is one of the parts.
 
 Exit status: 0 when every part succeeded, 1 when one did not, 2 for an unknown name, 130 after Ctrl-C.
 
@@ -19,12 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from process.signals import TERMINATION
-from tests.runner import parts, repeat, totals
+from tests.runner import parts, repeat, reports, totals
+from tests.runner.reports import Session
 from tests.runner.schedule import Part, Result, Schedule
-from tests.support import kernels
-from tests.support.binaries import ROOT
-from tests.support.kernels import Session
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 _ISOLATED = Path(__file__).with_name("isolated.sh")
 _SCRATCH = ROOT / "build" / "scratch"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -36,11 +36,11 @@ _QUIET_S = 30  # after so many seconds without output, a line names the running 
 def main(arguments: Sequence[str]) -> int:
     """Runs the named parts; returns the exit status."""
     os.chdir(ROOT)
-    is_check = list(arguments) == ["check"]
     try:
-        chosen = parts.check() if is_check else parts.named(arguments) if arguments else parts.all_parts()
+        chosen = parts.named(arguments)
     except KeyError as error:
-        print(f"no part is called {error}; {', '.join(part.name for part in parts.all_parts())}", file=sys.stderr)
+        names = [*parts.SUITES, *(part.name for part in parts.test_all())]
+        print(f"no part is called {error}; {', '.join(names)}", file=sys.stderr)
         return 2
     shutil.rmtree(parts.REPORTS, ignore_errors=True)
     shutil.rmtree(_SCRATCH, ignore_errors=True)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processors = os.cpu_count() or 1
     # Most tests that need root wait: for a lock, for the absence of a packet, for the kernel.
-    at_once = processors if is_check else processors * 5 // 2
+    at_once = processors if os.geteuid() else processors * 5 // 2
     print(f"{len(chosen)} parts, {at_once} in parallel; the output of each is in {parts.REPORTS}/", flush=True)
     try:
         return _run(chosen, at_once)
@@ -105,7 +105,7 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
     sessions = [session for _, session in ended.values() if session]
     failed = any(not result.succeeded for result in results)
     if any(part.name.startswith("second-kernel") for part in chosen):
-        failed |= bool(kernels.main(parts.KERNELS))
+        failed |= bool(reports.main(parts.KERNELS))
     lines = totals.summary(results, sessions, passed_alone, time.monotonic() - started)
     print("\n".join(lines), flush=True)
     return int(failed)

@@ -1,16 +1,14 @@
-"""The parts of `make test` and `make check`, in the order in which they start.
+"""The parts of `make check`, `make test` and `make test-all`, in the order in which they start.
 
 One rule: a part depends on the parts that it names, and on no other.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.runner.schedule import Part
-from tests.support.binaries import in_ci
 
 REPORTS = Path("build/reports")
 KERNELS = REPORTS / "kernels"  # reports of tests/netns and tests/spec, which run on two kernels
@@ -25,8 +23,11 @@ _HARD_ON_SECOND_KERNEL = (
     *("tests/hard/test_faults_netlink.py", "tests/hard/test_storm.py::test_storm_without_bridge[ipvlan]"),
     *("-k", "(vlan and not macvlan) or dummy or vrf"),
 )
+# The real runtime of `make test`, from installation to removal.
+_ONE_RUNTIME = ("tests/clients/test_cri.py",)
 # Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
+_PYTHON = ".venv/bin/python"
 _BUILT = ("test-root", "binaries")
 _LINT = ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports"
 _TYPES = ".venv/bin/mypy"
@@ -34,49 +35,63 @@ _TYPES = ".venv/bin/mypy"
 
 def check() -> list[Part]:
     """Returns linters, types and unit tests, which need neither root nor built files."""
-    return [*_linters(), *(_unit(share) for share in range(_UNIT))]
-
-
-def all_parts() -> list[Part]:
-    """Returns every part: the builds, then the parts that others wait for, then the longest first."""
-    first = [_first_kernel(share) for share in range(_FIRST_KERNEL)]
-    first.append(_pytest("spec", ["tests/spec"], reports=KERNELS))
-    first_names = tuple(part.name for part in first)
-    second = [
-        _second_kernel(directory, share, first_names)
-        for directory, shares in _SECOND_KERNEL.items()
-        for share in range(shares)
+    lint = Part("lint", ("sh", "-c", _LINT), ("venv",), isolated=False)
+    types = Part("types", ("sh", "-c", _TYPES), ("venv",), isolated=False)
+    unit = [
+        _pytest(f"unit-{share}", [f"--share={share}/{_UNIT}", "tests/unit"], needs=("venv",), isolated=False)
+        for share in range(_UNIT)
     ]
-    second.append(_in_second_kernel("second-kernel-hard", _HARD_ON_SECOND_KERNEL, REPORTS, first_names))
-    portable = ["--share", "0/32", "tests/spec"]
+    return [_make("venv"), *unit, types, lint]
+
+
+def test() -> list[Part]:
+    """Returns the parts of `make test`: of the tests in each directory, a sample that finds most defects per second."""
+    sample = "--sample"
     return [
-        Part("test-root", ("make", "test-root"), isolated=False),
-        Part("binaries", ("make", "binaries"), isolated=False),
-        _kubernetes(),
-        Part("agent-base", ("make", "agent-base"), isolated=False),
-        Part("build-arm64", ("make", "arm64", "arm64-machine"), isolated=False),
-        *_linters(),
-        *first,
+        *(_make("test-root"), _make("binaries", "venv"), *check()),
+        *(_second_kernel(directory, 0, 1, sample) for directory in _SECOND_KERNEL),
+        *(_first_kernel(share, 3, sample) for share in range(3)),
+        _pytest("hard", [sample, "tests/hard"]),
+        _pytest("spec", [sample, "tests/spec"], reports=KERNELS),
+        _pytest("cluster", [sample, "tests/cluster"]),
+        _pytest("built-files", [sample, "tests/pack"]),
+        _pytest("clients", [sample, *_ONE_RUNTIME]),
+    ]
+
+
+def test_all() -> list[Part]:
+    """Returns the parts of `make test-all`: every test, of tests/hard samples, which `make nightly` runs whole."""
+    return [
+        *(_make("test-root"), _make("binaries", "venv"), _kubernetes(), _make("agent-base")),
+        _make("build-arm64", "venv", targets=("arm64", "arm64-machine")),
+        *check(),
+        *(_first_kernel(share, _FIRST_KERNEL) for share in range(_FIRST_KERNEL)),
+        _pytest("spec", ["tests/spec"], reports=KERNELS),
         _pytest("cluster", ["tests/cluster"], needs=(*_BUILT, "kubernetes")),
         _pytest("built-files", ["tests/pack"]),
-        *second,
+        *(_second_kernel(directory, share, of) for directory, of in _SECOND_KERNEL.items() for share in range(of)),
+        _in_second_kernel("second-kernel-hard", _HARD_ON_SECOND_KERNEL, REPORTS),
         _pytest("clients", ["tests/clients"]),
-        Part("build-portable", ("make", "binaries", "PACKER=pyinstaller"), needs=("binaries",), isolated=False),
-        _pytest("portable", portable, needs=("test-root", "build-portable"), bin_dir="dist/pyinstaller/bin"),
+        _make("build-portable", "binaries", targets=("binaries", "PACKER=pyinstaller")),
+        _pytest(
+            "portable",
+            ["--share", "0/32", "tests/spec"],
+            needs=("test-root", "build-portable"),
+            bin_dir="dist/pyinstaller/bin",
+        ),
         *(_pytest(f"hard-sample-{share}", [f"--share={share}/{_HARD}", "tests/hard"]) for share in range(_HARD)),
-        *(_unit(share, isolated=True) for share in range(_UNIT)),
         _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64")),
         _pytest("deploy", ["tests/deploy"], needs=(*_BUILT, "agent-base")),
         _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
     ]
 
 
+SUITES = {"check": check, "test": test, "test-all": test_all}
+
+
 def newer_clients() -> list[Part]:
-    """Returns the tests of the clients with the runtimes of each newer Debian, which `make test` does not run."""
-    roots = [
-        Part(f"newer-root-{release}", ("make", "newer-root", f"DISTRIBUTION={release}"), isolated=False)
-        for release in NEWER
-    ]
+    """Returns the tests of the clients with the runtimes of each newer Debian, which no suite runs."""
+    roots = [_make(f"newer-root-{one}", targets=("newer-root", f"DISTRIBUTION={one}")) for one in NEWER]
     tests = [
         _pytest(f"newer-clients-{release}", ["tests/clients"], needs=("binaries", f"newer-root-{release}"), root=root)
         for release, root in NEWER.items()
@@ -85,11 +100,13 @@ def newer_clients() -> list[Part]:
 
 
 def named(names: Sequence[str]) -> list[Part]:
-    """Returns the parts of these names, and the parts that they need; "clients", or "first-kernel" for all its shares.
+    """Returns the parts of a suite, or the parts of `make test-all` with these names and those that they need.
 
-    Raises KeyError for a name of no part.
+    "first-kernel" names all its shares. Raises KeyError for a name of no part.
     """
-    every = [*all_parts(), *newer_clients(), _newest_reference()]
+    if len(names) == 1 and names[0] in SUITES:
+        return SUITES[names[0]]()
+    every = [*test_all(), *newer_clients(), _newest_reference()]
     chosen = set()
     for name in names:
         matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}
@@ -106,40 +123,33 @@ def _newest_reference() -> Part:
     return _pytest("newest-reference", ["--newest-reference", "tests/netns", "tests/hard", "tests/clients"])
 
 
-def _linters() -> list[Part]:
-    return [Part("lint", ("sh", "-c", _LINT), isolated=False), Part("types", ("sh", "-c", _TYPES), isolated=False)]
+def _make(name: str, *needs: str, targets: Sequence[str] = ()) -> Part:
+    return Part(name, ("make", *(targets or (name,))), needs, isolated=False)
 
 
 def _kubernetes() -> Part:
-    """Returns the build of kube-apiserver in CI; else the use of the machine's cache, which may be empty.
+    """Returns the build of kube-apiserver, once for this machine.
 
-    The build takes ten minutes of a processor, and only the part "cluster" waits for it: so it takes what the others
-    leave. Each part is a session, and the kernel shares the processors between sessions by the weight in `autogroup`.
+    It takes ten minutes of a processor, and only the part "cluster" waits for it: so it takes what the others leave.
+    Each part is a session, and the kernel shares the processors between sessions by the weight in `autogroup`.
     """
-    target = "kubernetes" if in_ci() else "cached-kubernetes"
-    command = f"[ ! -w /proc/self/autogroup ] || echo 10 >/proc/self/autogroup; exec nice -n 10 make {target}"
+    command = "[ ! -w /proc/self/autogroup ] || echo 10 >/proc/self/autogroup; exec nice -n 10 make kubernetes"
     return Part("kubernetes", ("sh", "-c", command), isolated=False)
 
 
-def _unit(share: int, *, isolated: bool = False) -> Part:
-    needs = ("test-root",) if isolated else ()
-    return _pytest(f"unit-{share}", [f"--share={share}/{_UNIT}", "tests/unit"], needs=needs, isolated=isolated)
+def _first_kernel(share: int, of: int, *options: str) -> Part:
+    return _pytest(f"first-kernel-{share}", [f"--share={share}/{of}", *options, "tests/netns"], reports=KERNELS)
 
 
-def _first_kernel(share: int) -> Part:
-    return _pytest(f"first-kernel-{share}", [f"--share={share}/{_FIRST_KERNEL}", "tests/netns"], reports=KERNELS)
-
-
-def _second_kernel(directory: str, share: int, first: tuple[str, ...]) -> Part:
-    """Returns a share of the tests that did not pass on the first kernel, and of a few of those that did."""
+def _second_kernel(directory: str, share: int, of: int, *options: str) -> Part:
+    """Returns a share of the tests that the first kernel cannot run, and of a few of the others."""
     name = f"second-kernel-{directory}-{share}"
-    options = (f"--share={share}/{_SECOND_KERNEL[directory]}", f"--besides={KERNELS}", f"tests/{directory}")
-    return _in_second_kernel(name, options, KERNELS, first)
+    return _in_second_kernel(name, (f"--share={share}/{of}", "--complement", *options, f"tests/{directory}"), KERNELS)
 
 
-def _in_second_kernel(name: str, options: Sequence[str], reports: Path, after: tuple[str, ...]) -> Part:
-    program = (sys.executable, "-m", "tests.support.second_kernel", f"--report={reports}/{name}.json")
-    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options), _BUILT, after)
+def _in_second_kernel(name: str, options: Sequence[str], reports: Path) -> Part:
+    program = (_PYTHON, "-m", "tests.support.second_kernel", f"--report={reports}/{name}.json")
+    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options), _BUILT)
 
 
 def _pytest(
@@ -152,5 +162,5 @@ def _pytest(
     bin_dir: str = "dist/bin",
     root: str = Part.root,
 ) -> Part:
-    program = ("env", f"PODWIRE_BIN_DIR={bin_dir}", sys.executable, "-m", "pytest", f"--report={reports}/{name}.json")
+    program = ("env", f"PODWIRE_BIN_DIR={bin_dir}", _PYTHON, "-m", "pytest", f"--report={reports}/{name}.json")
     return Part(name, (*program, *arguments), needs, isolated=isolated, root=root)

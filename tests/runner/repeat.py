@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tests.runner.reports import FAILED, PASSED, Session
 from tests.runner.schedule import Part, Result, Schedule
 from tests.runner.totals import report_of
-from tests.support.kernels import FAILED, PASSED, Session
 
 _TESTS_FAILED = 1  # the exit status of pytest
 MOST_TESTS = 5  # more failures have one cause, which is not the machine's load
-_KEPT_OPTIONS = ("--newest-reference",)  # without it, pytest does not select tests that need it
+_KEPT_OPTIONS = ("--newest-reference", "--alone")  # without it, pytest does not select tests that need it
 _REPORT, _SUFFIX = "--report=", "-repeated"
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.runner.reports import FAILED, PASSED, Session
 from tests.runner.schedule import Result
-from tests.support.kernels import FAILED, PASSED, Session
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.spec import configs
-from tests.support import dhcp_node, kernels, namespaces
+from tests.support import dhcp_node, namespaces
 from tests.support.invocation import Config, Outcome, run_plugin
 from tests.support.namespaces import Namespace
 
@@ -106,8 +106,6 @@ def refused(plugin: str, quiet_host: Namespace | None, store: Path) -> Invoker:
 @pytest.fixture
 def invoke(plugin: str, host: Namespace, sandbox: Namespace, store: Path) -> Iterator[Invoker]:
     """The plugin under test with a real host and sandbox; needs root, and a kernel with the plugin's feature."""
-    if plugin in configs.NEEDS and (problem := kernels.lacking([configs.NEEDS[plugin]])):
-        pytest.skip(problem)
     with ExitStack() as stack:
         if plugin == "dhcp":
             host.ip("link", "add", configs.WIRE, "type", "bridge")

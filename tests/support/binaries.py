@@ -14,6 +14,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.runner.reports import in_ci
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The Go plugins: those that `make needs-test` unpacks, or in the test root the installed ones.
 _UNPACKED = ROOT / "build" / "reference" / "debian"
@@ -39,11 +41,6 @@ def reference_is_new() -> bool:
     line, env = [str(REFERENCE / "dhcp")], {"CNI_COMMAND": "VERSION"}
     done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     return "1.1.0" in json.loads(done.stdout)["supportedVersions"]
-
-
-def in_ci() -> bool:
-    """Returns whether CI=true; then no test may be skipped."""
-    return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 def skip_or_fail(problem: str) -> NoReturn:

@@ -1,6 +1,4 @@
-"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering")`, and the tests that each kernel ran.
-
-As a program it reads the reports of all kernels, prints a summary, and fails if a test ran on no kernel.
+"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering")`, and the report of its tests.
 
 One rule: a feature is probed by using it in a temporary namespace; no code depends on kernel versions.
 """
@@ -8,18 +6,14 @@ One rule: a feature is probed by using it in a temporary namespace; no code depe
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.support import binaries, second_kernel
+from tests.runner.reports import FAILED, PASSED, Session
 
 _ADD_LINKS = "ip link add l0 type veth peer l1; ip link add"
 _NAT = "-t nat -A POSTROUTING -m comment --comment c -j MASQUERADE"
@@ -56,8 +50,7 @@ FEATURES = {
     "syscall_injection": "test $(strace -o /dev/null -e inject=geteuid:retval=77 id -u) = 77",
 }
 
-PASSED, FAILED = "passed", "failed"
-AGAIN = 32  # in `make test` the second kernel repeats each 32nd of the tests that passed on the first
+AGAIN = 32  # `make test-all` repeats on the second kernel each 32nd of the tests that the first kernel can run
 
 
 @functools.cache
@@ -75,32 +68,6 @@ def lacking(needed: Iterable[str]) -> str:
     if os.geteuid() != 0:
         return ""
     return next((f"this kernel ({os.uname().release}) has no {name}" for name in needed if not has(name)), "")
-
-
-@dataclass(frozen=True)
-class Session:
-    """The outcomes of the tests on one kernel, by test ID: PASSED, FAILED or the reason why it was skipped.
-
-    `seconds` has their times, with setup and teardown.
-    """
-
-    release: str
-    outcomes: Mapping[str, str]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, path: Path) -> Session:
-        """Reads a report that `save` wrote."""
-        return cls(**json.loads(path.read_text()))
-
-    def save(self, path: Path) -> None:
-        """Writes the report."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1))
-
-    def ran(self) -> set[str]:
-        """Returns the tests that were not skipped."""
-        return {test for test, outcome in self.outcomes.items() if outcome in (PASSED, FAILED)}
 
 
 class Recorder:
@@ -127,93 +94,7 @@ class Recorder:
         Session(os.uname().release, self._outcomes, self._seconds).save(self._path)
 
 
-def passed_elsewhere(directory: Path) -> frozenset[str]:
-    """Returns the tests that passed on other kernels, according to the reports in a directory.
-
-    Reports of the running kernel are other shares of this run; ignoring them makes the result independent of timing.
-    """
-    sessions = map(Session.load, directory.glob("*.json"))
-    others = [session for session in sessions if session.release != os.uname().release]
-    return frozenset(name for session in others for name, outcome in session.outcomes.items() if outcome == PASSED)
-
-
-def by_kernel(sessions: Iterable[Session]) -> list[Session]:
-    """Returns one session for each kernel, merged from its shares."""
-    outcomes: dict[str, dict[str, str]] = {}
-    for session in sessions:
-        outcomes.setdefault(session.release, {}).update(session.outcomes)
-    return [Session(release, whole) for release, whole in outcomes.items()]
-
-
-def summary(sessions: Sequence[Session]) -> str:
-    """Returns a table of the outcomes on each kernel, and the reasons for skipped tests."""
-    lines = [f"{'kernel':<24}{'passed':>8}{'failed':>8}{'skipped':>10}"]
-    for session in sessions:
-        counts = Counter(session.outcomes.values())
-        skipped = len(session.outcomes) - counts[PASSED] - counts[FAILED]
-        lines.append(f"{session.release:<24}{counts[PASSED]:>8}{counts[FAILED]:>8}{skipped:>10}")
-    everywhere = set.intersection(*(session.ran() for session in sessions))
-    lines.append(f"ran on every kernel: {len(everywhere)}")
-    for session in sessions:
-        only = session.ran().difference(*(other.ran() for other in sessions if other is not session))
-        lines += [f"ran on {session.release} only: {_by_file(only)}"] if only and len(sessions) > 1 else []
-    for session in sessions:
-        reasons = Counter(outcome for outcome in session.outcomes.values() if outcome not in (PASSED, FAILED))
-        lines += [f"skipped on {session.release}: {number}: {reason}" for reason, number in reasons.most_common()]
-    return "\n".join(lines)
-
-
-def failures(sessions: Sequence[Session]) -> list[str]:
-    """Returns a line for each test that failed, on each kernel."""
-    return [
-        f"failed on {session.release}: {test}"
-        for session in sessions
-        for test, outcome in session.outcomes.items()
-        if outcome == FAILED
-    ]
-
-
-def ran_nowhere(sessions: Sequence[Session]) -> list[str]:
-    """Returns a line for each test that was skipped on every kernel, with the reasons."""
-    reasons: dict[str, list[str]] = {}
-    for session in sessions:
-        for test, outcome in session.outcomes.items():
-            reasons.setdefault(test, []).append(outcome)
-    ran = set().union(*(session.ran() for session in sessions))
-    return [f"ran on no kernel: {test}: {'; '.join(why)}" for test, why in reasons.items() if test not in ran]
-
-
-def problems(sessions: Sequence[Session], *, in_ci: bool) -> list[str]:
-    """Returns the problems of a run; outside CI, a run on one kernel may skip tests that need another one."""
-    if len(sessions) > 1:
-        return failures(sessions) + ran_nowhere(sessions)
-    return failures(sessions) + (["only one kernel was tested: CI must test two"] if in_ci else [])
-
-
 def _reason(report: pytest.TestReport) -> str:
     """Returns why a test was skipped: the third item of file, line, reason."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     return text.removeprefix("Skipped: ")
-
-
-def _by_file(tests: Iterable[str]) -> str:
-    counts = Counter(test.partition("::")[0].rpartition("/")[2] for test in tests)
-    return ", ".join(f"{file} {number}" for file, number in sorted(counts.items()))
-
-
-def main(directory: Path) -> int:
-    """Prints the summary of all reports in `directory`; returns 1 if a test failed or ran on no kernel."""
-    sessions = by_kernel(Session.load(path) for path in sorted(directory.glob("*.json")))
-    if not sessions:
-        print(f"no reports of kernels in {directory}", file=sys.stderr)
-        return 1
-    print(summary(sessions))
-    if len(sessions) == 1:
-        print(second_kernel.missing() or "the second kernel made no report", file=sys.stderr)
-    for problem in (lines := problems(sessions, in_ci=binaries.in_ci())):
-        print(problem, file=sys.stderr)
-    return 1 if lines else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

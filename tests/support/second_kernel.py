@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from tests.support import kernel_boot
+from tests.support import kernel_boot, kernels
 from tests.support.kernel_boot import Program
 
 PROGRAM = "linux.uml"
@@ -78,6 +78,10 @@ def main(arguments: list[str]) -> int:
     """Runs pytest with `arguments` in the second kernel; returns its exit status."""
     parser = kernel_boot.parser(main.__doc__)
     parser.add_argument("--share", default="0/1", help="as in tests/conftest.py; shares have different processors")
+    about = (
+        "only the tests that the running kernel cannot run, and a few of the others (--lacking in tests/conftest.py)"
+    )
+    parser.add_argument("--complement", action="store_true", help=about)
     known, others = parser.parse_known_args(arguments)
     if problem := missing():
         print(problem, file=sys.stderr)
@@ -88,6 +92,8 @@ def main(arguments: list[str]) -> int:
     def boot_command(command: Sequence[str], shared: Path, env: Mapping[str, str]) -> int:
         return boot(command, shared, env=env, processor=processor)
 
+    if known.complement:
+        others.append(f"--lacking={','.join(name for name in kernels.FEATURES if not kernels.has(name))}")
     return kernel_boot.run_pytest(boot_command, known.report, [_TIMEOUT, f"--share={known.share}", *others])
 
 

@@ -1,6 +1,7 @@
 """The summary of tests that ran on several kernels, and the problems that fail such a run."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -8,8 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import pytest_collection_modifyitems
+from tests.runner import reports
+from tests.runner.reports import FAILED, PASSED, Session, by_kernel, failures, problems, ran_nowhere, summary
 from tests.support import kernels
-from tests.support.kernels import FAILED, PASSED, Recorder, Session, by_kernel, failures, problems, ran_nowhere, summary
+from tests.support.kernels import Recorder
 
 LACKS = "this kernel (1.0) has no vlan_filtering"
 FIRST = Session("1.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": LACKS, "t/test_b.py::three": PASSED})
@@ -23,9 +26,14 @@ class Item(NamedTuple):
     marker: str = ""
     fixturenames: tuple[str, ...] = ()
     path: Path = Path(os.devnull)
+    needs: tuple[str, ...] = ()
 
     def get_closest_marker(self, name):
         return name == self.marker
+
+    def iter_markers(self, name):
+        assert name == "needs"
+        return [SimpleNamespace(args=self.needs)]
 
 
 def phase(outcome, reason=""):
@@ -66,7 +74,7 @@ def test_the_worst_phase_of_a_test_is_its_outcome(tmp_path, phases, outcome):
 
 def test_tests_that_run_somewhere_are_no_problem():
     """A test that was skipped on one kernel and passed on another is not a problem."""
-    assert problems([FIRST, SECOND], in_ci=True) == []
+    assert problems([FIRST, SECOND], is_ci=True) == []
 
 
 def test_a_test_that_ran_on_no_kernel_is_a_problem():
@@ -106,13 +114,13 @@ def test_the_summary():
 )
 def test_one_kernel_is_not_enough_in_ci(outcomes, in_ci, expected):
     """Without a second kernel, skipped tests are a problem only in CI."""
-    assert problems([Session("1.0", outcomes)], in_ci=in_ci) == expected
+    assert problems([Session("1.0", outcomes)], is_ci=in_ci) == expected
 
 
 def test_both_kinds_of_problems_are_reported():
     """A run on two kernels reports the tests that failed and those that ran on no kernel."""
     problem_lines = problems(
-        [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"two": LACKS})], in_ci=False
+        [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"two": LACKS})], is_ci=False
     )
     assert [line.partition(":")[0] for line in problem_lines] == ["failed on 1.0", "ran on no kernel"]
 
@@ -121,6 +129,15 @@ def test_shares_of_one_kernel_are_merged():
     """Reports of the same kernel are merged, with the failures of all."""
     shares = [Session("2.0", {"one": PASSED}), FIRST, Session("2.0", {"two": FAILED})]
     assert by_kernel(shares) == [Session("2.0", {"one": PASSED, "two": FAILED}), FIRST]
+
+
+def test_tests_that_run_alone_run_separately():
+    """Tests marked `alone` run with --alone only, and no other test then."""
+    for is_alone, expected in ((True, ["measures"]), (False, ["other"])):
+        items: Any = [Item("measures", "alone"), Item("other")]
+        config: Any = SimpleNamespace(getoption={"--alone": is_alone, "--share": "0/1"}.get)
+        pytest_collection_modifyitems(config, items)
+        assert [item.nodeid for item in items] == expected
 
 
 @pytest.mark.parametrize("of", [1, 2, 3])
@@ -145,21 +162,30 @@ def test_comparisons_with_the_newest_reference_plugins_need_an_option():
         assert [item.nodeid for item in items] == expected
 
 
-def test_a_few_of_the_tests_that_passed_elsewhere_run(tmp_path):
-    """Each AGAIN-th test that passed on another kernel runs, but `one_kernel`; reports of this one have no effect."""
-    other = {f"o{number}": PASSED for number in range(2 * kernels.AGAIN)} | {"skipped": LACKS, "failed": FAILED}
-    Session("another", other).save(tmp_path / "first.json")
-    Session(os.uname().release, {"new": PASSED, "newer": PASSED, "o1": PASSED}).save(tmp_path / "second.json")
-    options = {"--besides": tmp_path, "--share": "0/1"}
-    items: Any = [Item("o1", "one_kernel"), *map(Item, (*other, "new", "newer"))]
-    config: Any = SimpleNamespace(getoption=options.get)
+def test_the_second_kernel_repeats_few_tests():
+    """With --lacking, tests that need one of the features run, and each AGAIN-th of the others, but `one_kernel`."""
+    others = [Item(f"o{number}") for number in range(2 * kernels.AGAIN)]
+    items: Any = [Item("slow", "one_kernel"), Item("vlan", needs=("vlan", "nft")), *others, Item("nft", needs=("nft",))]
+    config: Any = SimpleNamespace(getoption={"--lacking": frozenset({"vlan"}), "--share": "0/1"}.get)
     pytest_collection_modifyitems(config, items)
-    assert [item.nodeid for item in items] == ["o1", f"o{1 + kernels.AGAIN}", "skipped", "failed", "new", "newer"]
+    assert [item.nodeid for item in items] == ["vlan", "o1", f"o{1 + kernels.AGAIN}"]
+
+
+def test_a_sample_has_each_function():
+    """With --sample each function runs with some of its cases, or with all if it is marked so; none if it is `long`."""
+    many = [Item(f"t.py::many[{number}]") for number in range(20)]
+    all_of = [Item(f"t.py::all[{number}]", "every_case") for number in range(20)]
+    items: Any = [Item("t.py::one"), *many, *all_of, Item("t.py::slow", "long"), Item("t.py::other", needs=("vlan",))]
+    config: Any = SimpleNamespace(getoption={"--sample": True, "--share": "0/1"}.get)
+    pytest_collection_modifyitems(config, items)
+    functions = Counter(item.nodeid.partition("[")[0] for item in items)
+    assert functions.pop("t.py::many") in (2, 3)
+    assert functions == {"t.py::one": 1, "t.py::all": 20, "t.py::other": 1}
 
 
 def test_no_report_at_all_is_a_failure(tmp_path, capsys):
     """A directory without reports fails the run, with a message."""
-    assert kernels.main(Path(tmp_path)) == 1
+    assert reports.main(Path(tmp_path)) == 1
     assert "no reports" in capsys.readouterr().err
 
 
@@ -168,5 +194,5 @@ def test_the_reports_of_a_directory_decide_the_exit_status(tmp_path, capsys, out
     """A failure in any of the reports makes the exit status 1."""
     Session("1.0", {"one": PASSED}).save(tmp_path / "first.json")
     Session("2.0", {"one": outcome}).save(tmp_path / "second.json")
-    assert kernels.main(tmp_path) == status
+    assert reports.main(tmp_path) == status
     assert "ran on every kernel: 1" in capsys.readouterr().out

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.runner import parts, repeat, totals
+from tests.runner.reports import FAILED, PASSED, Session
 from tests.runner.schedule import Part, Result, Schedule
 from tests.runner.totals import Counts
 from tests.support.binaries import ROOT
-from tests.support.kernels import FAILED, PASSED, Session
 from tests.support.machine import eventually
 
 RUNNER = """
@@ -115,9 +115,10 @@ def test_killed_runner_leaves_no_part(stop_runner):
     assert has_ended(part)
 
 
-def test_dependencies_of_parts_exist():
-    """Every part of `make test` has a unique name, and the dependencies exist and have no cycle."""
-    chosen = parts.all_parts()
+@pytest.mark.parametrize("suite", parts.SUITES)
+def test_dependencies_of_parts_exist(suite):
+    """Every part of a suite has a unique name, and the dependencies exist and have no cycle."""
+    chosen = parts.named([suite])
     names = [part.name for part in chosen]
     assert len(set(names)) == len(names)
     assert {name for part in chosen for name in (*part.needs, *part.after)} <= set(names)
@@ -132,10 +133,10 @@ def test_dependencies_of_parts_exist():
 
 def test_named_part_is_run_with_its_dependencies():
     """A name selects a part or all of its shares, with the parts that they need."""
-    needed = ["test-root", "binaries", "agent-base", "build-arm64", "release"]
+    needed = ["test-root", "binaries", "agent-base", "build-arm64", "venv", "release"]
     assert [part.name for part in parts.named(["release"])] == needed
     shares = [part.name for part in parts.named(["hard-sample"])]
-    assert shares == ["test-root", "binaries", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
+    assert shares == ["test-root", "binaries", "venv", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
     roots = {part.name: part.root for part in parts.named(["newer-clients"]) if part.isolated}
     assert roots == {f"newer-clients-{release}": f"build/runtimes/{release}" for release in ("trixie", "sid")}
     with pytest.raises(KeyError, match="releases"):
@@ -143,9 +144,9 @@ def test_named_part_is_run_with_its_dependencies():
 
 
 def test_every_directory_of_tests_is_run():
-    """Each directory with tests is an argument of a part."""
+    """Each directory with tests is an argument of a part of `make test-all`."""
     directories = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
-    assert directories <= {word for part in parts.all_parts() for word in part.command}
+    assert directories <= {word for part in parts.test_all() for word in part.command}
 
 
 def test_total_of_all_parts(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from tests.clients import tested
 from tests.runner import parts
+from tests.runner.reports import FAILED, PASSED, Session
 from tests.support.binaries import ROOT
-from tests.support.kernels import FAILED, PASSED, Session
 from tests.support.markdown import Document
 
 STATUS = """Package: containerd
