@@ -2,7 +2,7 @@
 
 One rule: the tests of a promise record its figures; no figure is written by hand.
 
-    make nightly              # or `make test`, for the figures of the sample
+    make nightly              # or `make test-all`, for the figures of the sample
     python -m tests.promises  # prints the table; --write copies it to README
 """
 

@@ -1,1 +1,1 @@
-"""`make test` and `make check`: runs the parts of the test suite in parallel and prints one total."""
+"""`make check`, `make test` and `make test-all`: runs the parts of the test suite in parallel and prints one total."""
