@@ -1,4 +1,4 @@
-"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering")`, and the report of its tests.
+"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering", "no fq")`, and the report of its tests.
 
 One rule: a feature is probed by using it in a temporary namespace; no code depends on kernel versions.
 """
@@ -50,12 +50,15 @@ FEATURES = {
     "syscall_injection": "test $(strace -o /dev/null -e inject=geteuid:retval=77 id -u) = 77",
 }
 
+_NO = "no "  # before the name of a feature
 AGAIN = 32  # `make test-all` repeats on the second kernel each 32nd of the tests that the first kernel can run
 
 
 @functools.cache
 def has(feature: str) -> bool:
-    """Returns whether the running kernel has a feature of FEATURES; KeyError for an unknown feature."""
+    """Returns whether the running kernel has a feature of FEATURES, or "no FEATURE"; KeyError for an unknown one."""
+    if feature.startswith(_NO):
+        return not has(feature.removeprefix(_NO))
     probe = ["unshare", "--net", "sh", "-ec", FEATURES[feature]]
     return subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode == 0
 
@@ -67,7 +70,14 @@ def lacking(needed: Iterable[str]) -> str:
     """
     if os.geteuid() != 0:
         return ""
-    return next((f"this kernel ({os.uname().release}) has no {name}" for name in needed if not has(name)), "")
+    missing = next((name for name in needed if not has(name)), "")
+    what = missing.removeprefix(_NO) if missing.startswith(_NO) else f"no {missing}"
+    return f"this kernel ({os.uname().release}) has {what}" if missing else ""
+
+
+def list_lacking() -> list[str]:
+    """Returns everything that a test may need and the running kernel lacks."""
+    return [name if not has(name) else f"{_NO}{name}" for name in FEATURES]
 
 
 class Recorder:

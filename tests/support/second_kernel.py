@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         return boot(command, shared, env=env, processor=processor)
 
     if known.complement:
-        others.append(f"--lacking={','.join(name for name in kernels.FEATURES if not kernels.has(name))}")
+        others.append(f"--lacking={','.join(kernels.list_lacking())}")
     return kernel_boot.run_pytest(boot_command, known.report, [_TIMEOUT, f"--share={known.share}", *others])
 
 
