@@ -9,7 +9,7 @@ import pytest
 
 from agent.api_server import Server
 from agent.kubernetes import Client
-from tests.support.attaching import reaches
+from tests.support.cluster_world import assert_reach
 from tests.support.kubernetes_double import EVENTS
 from tests.support.kubernetes_store import SPACES
 from tests.support.machine import eventually
@@ -56,20 +56,19 @@ def world(tmp_path):
 
 
 def test_applied_pools_make_a_fresh_cluster_ready(world, tmp_path):
-    """Agents wait for pools; applied ones make all nodes ready in seconds; refused ones change nothing."""
+    """Agents wait for pools; applied ones make all nodes ready; refused ones change nothing."""
     kubectl, first = Kubectl(world, tmp_path), world.agents[0]
-    assert eventually(lambda: "apply an IPSpace object" in first.ready_text())
+    first.wait_for("apply an IPSpace object")
     kubectl.apply([{**POOLS[0], "exclude": ["10.22.0.0/28"]}])
     assert eventually(lambda: kubectl.condition()[0] == "False")
     assert "unknown key 'exclude'" in kubectl.condition()[1]
-    assert eventually(lambda: "unknown key 'exclude'" in first.ready_text())
+    first.wait_for("unknown key 'exclude'")
 
     kubectl.apply(POOLS)
-    assert eventually(lambda: kubectl.condition() == ("True", "the pools are in effect"), within_s=10)
+    assert eventually(lambda: kubectl.condition() == ("True", "the pools are in effect"))
     for agent in world.agents:
-        agent.wait_ready(within_s=15)
-    pods = [world.add_pod(node) for node in world.nodes[:2]]
-    assert reaches(pods[0].namespace, pods[1].addresses[4])
+        agent.wait_ready()
+    assert_reach(*(node.add() for node in world.nodes[:2]))
 
     kubectl.apply([{**POOLS[0], "blockPrefixLengths": {"ipv4": 28}}])
     assert eventually(lambda: kubectl.condition()[0] == "False")
@@ -86,9 +85,7 @@ def test_the_command_changes_applied_pools(world, tmp_path):
     for agent in world.agents:
         agent.wait_ready()
     more = [*POOLS, {"name": "more", "cidrs": ["10.23.0.0/20"]}]
-    document = json.dumps({"pools": more})
-    tool = str(node.disk / "podwire" / "podwire")
-    node.run(tool, "ipam", "pools", "--set", "/dev/stdin", "--yes", stdin=document)
+    node.run(node.tool, "ipam", "pools", "--set", "/dev/stdin", "--yes", stdin=json.dumps({"pools": more}))
     assert len(kubectl.client.list_objects(SPACES, dict).items) == 1
     space = kubectl.get()
     assert [pool["name"] for pool in space["spec"]["pools"]] == ["default", "more"]

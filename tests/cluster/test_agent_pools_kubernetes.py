@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 
 import pytest
@@ -11,6 +10,7 @@ from agent.api_server import Server
 from agent.kubernetes import Client
 from agent.pools.kubernetes_store import kubernetes_store
 from tests.support.attaching import reaches
+from tests.support.cluster_world import assert_reach
 from tests.support.kubernetes_double import NODES
 from tests.support.machine import eventually
 from tests.support.pool_world import kubernetes_pool_world, without_cidrs
@@ -39,64 +39,56 @@ def owned(store, name):
 
 def test_pods_of_all_nodes_reach_each_other(world):
     """Pods have addresses of their node's blocks and reach each other, IPv4 and IPv6."""
-    pods = [world.add_pod(node) for node in world.nodes]
-    for one, other in itertools.permutations(pods, 2):
-        for version in (4, 6):
-            assert reaches(one.namespace, other.addresses[version])
+    assert_reach(*(node.add() for node in world.nodes))
 
 
 def test_a_node_object_without_internal_ips_changes_no_route(world):
     """With pools, too, a Node object that loses its InternalIPs changes no route, and packets arrive."""
-    pods = [world.add_pod(node) for node in world.nodes[:2]]
+    pods = [node.add() for node in world.nodes[:2]]
     first = world.nodes[0]
-    before = [node.run("ip", "route") for node in world.nodes]
+    before = [node.routes() for node in world.nodes]
     document = without_cidrs(world, first)
     document["status"]["addresses"] = []
     world.server.store.put(f"{NODES}/{first.name}", document)
-    assert eventually(lambda: f"the agent keeps {first.addresses[0]}" in world.agents[0].ready_text())
-    assert [node.run("ip", "route") for node in world.nodes] == before
-    for one, other in itertools.permutations(pods):
-        assert reaches(one.namespace, other.addresses[4])
+    world.agents[0].wait_for(f"the agent keeps {first.addresses[0]}")
+    assert [node.routes() for node in world.nodes] == before
+    assert_reach(*pods)
 
 
-def test_the_blocks_of_a_deleted_node_become_free(world, store):
-    """A machine is off and its Node is deleted: the other agents free its blocks and delete the routes to them."""
-    dead, running = world.nodes[0], world.nodes[1]
-    blocks = owned(store, dead.name)
-    assert blocks
+def turn_off(world):
+    """Ends the first machine; returns its node."""
     world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
-    world.server.store.remove(f"{NODES}/{dead.name}")
-    assert eventually(lambda: not owned(store, dead.name), within_s=30)
-    assert eventually(lambda: str(blocks[0]) not in running.run("ip", "route"), within_s=10)
+    world.nodes[0].power_off()
+    return world.nodes[0]
+
+
+@pytest.mark.parametrize("statement", ["deleted", "out of service"])
+def test_the_blocks_of_a_node_that_is_declared_off_become_free(world, store, statement):
+    """The Node of a machine is deleted or tainted: the others free its blocks and delete the routes to them."""
+    blocks = owned(store, world.nodes[0].name)
+    dead = turn_off(world)
+    if statement == "deleted":
+        world.remove(dead)
+    else:
+        taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+        world.server.store.put(f"{NODES}/{dead.name}", {**without_cidrs(world, dead), "spec": {"taints": [taint]}})
+    assert eventually(lambda: not owned(store, dead.name), within_s=100)
+    assert eventually(lambda: str(blocks[0]) not in world.nodes[1].routes())
 
 
 def test_the_blocks_of_a_silent_node_stay(world, store):
     """A machine that does not answer keeps its blocks: time proves nothing."""
-    dead = world.nodes[0]
-    blocks = owned(store, dead.name)
-    world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
+    blocks = owned(store, world.nodes[0].name)
+    dead = turn_off(world)
     assert not eventually(lambda: owned(store, dead.name) != blocks, within_s=6)
 
 
 def test_a_node_that_registers_again_keeps_its_blocks(world, store):
     """A Node is deleted and registered again under a running machine: its agent takes over its record in time."""
     node = world.nodes[0]
-    pod = world.add_pod(node)
-    blocks = owned(store, node.name)
-    world.server.store.remove(f"{NODES}/{node.name}")
+    pod, blocks = node.add(), owned(store, node.name)
+    world.remove(node)
     world.server.store.put(f"{NODES}/{node.name}", without_cidrs(world, node))
     assert not eventually(lambda: owned(store, node.name) != blocks, within_s=6)
     world.agents[0].wait_ready()
-    assert reaches(pod.namespace, world.add_pod(world.nodes[1]).addresses[4])
-
-
-def test_the_taint_out_of_service_frees_the_blocks(world, store):
-    """The taint out-of-service is the administrator's statement, too."""
-    dead = world.nodes[0]
-    world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
-    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
-    world.server.store.put(f"{NODES}/{dead.name}", {**without_cidrs(world, dead), "spec": {"taints": [taint]}})
-    assert eventually(lambda: not owned(store, dead.name), within_s=30)
+    assert reaches(pod.namespace, world.nodes[1].add().addresses[4])

@@ -80,13 +80,13 @@ def test_host_port_of_another_node_is_reached(running):
     """A pod reaches a host port of another node, and of its own (hairpin), by the node's address."""
     mapping = '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
     target = running.nodes[1]
-    pod = running.add_pod(target, "web", "--capability-args", mapping)
+    pod = target.add("web", "--capability-args", mapping)
     try:
         with service(pod.namespace, "tcp", pod.addresses[4]) as server:
             for caller in (running.pods[0].namespace, running.pods[1].namespace, pod.namespace):
                 assert call([server], caller, "tcp", target.addresses[0], 8080) is not None
     finally:
-        running.delete_pod(target, "web")
+        target.delete("web")
 
 
 def test_100_megabytes_arrive_without_a_storm_of_retransmissions(running):

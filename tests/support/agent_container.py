@@ -99,13 +99,10 @@ class AgentNode:
 
     def apply(self, directory: Path) -> None:
         """Writes the network, and grants the rights, of a directory of deploy/."""
-        objects = manifests.render(directory)
-        (config_map,) = (one for one in objects if one["kind"] == "ConfigMap")
+        (config_map,) = (one for one in manifests.render(directory) if one["kind"] == "ConfigMap")
         for name, text in config_map["data"].items():
             (self.path / "network" / name).write_text(text)
-        rules = [rule for one in objects if one["kind"] == "ClusterRole" for rule in one["rules"]]
-        rights = (f"{verb} {name}" for rule in rules for name in rule["resources"] for verb in rule["verbs"])
-        self.server.tokens[TOKEN] = frozenset(rights)
+        self.server.tokens[TOKEN] = manifests.rights(directory)
 
     def execute(self, directory: Path, *words: str, stdin: str = "") -> str:
         """Runs a program in the container of a directory, as `kubectl exec` does; returns its output."""

@@ -89,7 +89,6 @@ class StoreDouble:
     requests: Counter[str] = field(default_factory=Counter)
     reads_space: bool = True
     watch_ends: bool = False
-    watch_is_held: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -119,12 +118,6 @@ class StoreDouble:
     def drop_late(self) -> None:
         """Forgets the late requests: they never arrive."""
         self._late.clear()
-
-    def hold_watch(self, *, held: bool) -> None:
-        """Delays the changes of all watches until they are no longer held."""
-        with self.changed:
-            self.watch_is_held = held
-            self.changed.notify_all()
 
     def snapshot(self) -> Snapshot:
         """Returns a backup."""
@@ -295,8 +288,8 @@ class StoreDouble:
         self.changed.notify_all()
 
     def changes_after(self, revision: int) -> list[tuple[int, str, bytes]]:
-        """Returns the history after a revision; nothing while the watches are held."""
-        return [] if self.watch_is_held else [one for one in self._history if one[0] > revision]
+        """Returns the history after a revision."""
+        return [one for one in self._history if one[0] > revision]
 
 
 class Watch:
