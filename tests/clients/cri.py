@@ -32,18 +32,18 @@ _IMAGE = "localhost/pod:1"
 _SOCKET = "/run/containerd/containerd.sock"
 _TIMEOUT_S = 60
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE runc cannot set a container's oom_score_adj below its own.
-_CONFIG = """version = 2
-root = "{scratch}/containerd"
+_CONFIG = f"""version = 2
+root = "{{scratch}}/containerd"
 state = "/run/containerd"
 [grpc]
-  address = "{socket}"
+  address = "{_SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{image}"
+  sandbox_image = "{_IMAGE}"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{bin_dir}"
-    conf_dir = "{conf_dir}"
-    conf_template = "{template}"
+    bin_dir = "{BIN_DIR}"
+    conf_dir = "{CONF_DIR}"
+    conf_template = "{CONF_TEMPLATE}"
 """
 
 Ports = Sequence[tuple[int, int, int, str]]  # host port, container port, protocol, address of the host
@@ -139,6 +139,12 @@ class Cri:
         self.stop(pod)
         self.call("RemovePodSandbox", pod_sandbox_id=pod.id)
 
+    def lose_namespace(self, pod: Pod) -> None:
+        """Removes the path of a pod's namespace."""
+        path = f"/run/netns/{pod.namespace.name.rpartition('/')[2]}"
+        self.machine.run("umount", path)
+        self.machine.run("rm", path)
+
     def remove_all(self) -> None:
         """Removes the remaining pods."""
         for name, sandbox_id in self.pods().items():
@@ -230,20 +236,12 @@ def ready(machine: Machine, bin_dir: Path) -> Iterator[Cri]:
 @contextlib.contextmanager
 def containerd(machine: Machine) -> Iterator[Cri]:
     """Runs containerd on a machine, and kills it at the end; running pods continue without it."""
-    text = _CONFIG.format(
-        scratch=machine.scratch,
-        socket=_SOCKET,
-        image=_IMAGE,
-        bin_dir=BIN_DIR,
-        conf_dir=CONF_DIR,
-        template=CONF_TEMPLATE,
-    )
     config = machine.scratch / "containerd.toml"
-    config.write_text(text)
+    config.write_text(_CONFIG.format(scratch=machine.scratch))
     path = Path(f"/proc/{machine.pid}/root{_SOCKET}")
     with machine.running("containerd", "-c", str(config)), grpc.insecure_channel(f"unix://{path}") as channel:
         cri = Cri(machine, _services.RuntimeServiceStub(channel))
-        assert eventually(lambda: _answers(cri), within_s=30), (machine.scratch / "containerd.log").read_text()[-2000:]
+        assert eventually(lambda: _answers(cri), within_s=100), (machine.scratch / "containerd.log").read_text()[-2000:]
         yield cri
 
 

@@ -27,14 +27,6 @@ NETWORKS = (
 )
 
 
-@pytest.fixture(scope="module")
-def cri(needs_programs, bin_dir, empty_machine):
-    """The CRI of a containerd that has only podwire's plugins."""
-    needs_programs(*client.PROGRAMS)
-    with client.ready(empty_machine, bin_dir) as cri:
-        yield cri
-
-
 @pytest.fixture(scope="module", params=NETWORKS, ids=lambda network: "-".join(network[:2]))
 def network(request, cri):
     """A network of each backend and CNI version."""

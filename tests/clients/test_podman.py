@@ -9,19 +9,12 @@ from tests.clients.images import PAGE, WEB_SERVER
 from tests.clients.podman import serving
 from tests.support import binaries, netstate, sockets
 from tests.support.attaching import reaches
-from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, eventually
+from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS
 from tests.support.sockets import Reached, call, is_unreachable
 
 pytestmark = pytest.mark.usefixtures("machine_unchanged")
 
 GATEWAY = "10.22.0.1"
-LIMITS = """
-{"cniVersion": "1.0.0", "name": "limited", "plugins": [
-  {"type": "bridge", "bridge": "cni1", "isGateway": true, "ipMasq": true,
-   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.23.0.0/24"}]]}},
-  {"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 16000000, "egressBurst": 1600000}
-]}
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,19 +77,6 @@ def test_programs_in_containers_use_the_network(podman):
         assert podman("exec", "two", "timeout", "5", "wget", "-q", "-O", "-", f"http://{address}/") == PAGE
     assert "1 packets received" in podman("exec", "two", "ping", "-c1", "-W5", web.address())
     assert "inet 127.0.0.1/8" in podman("exec", "web", "ip", "address", "show", "lo")
-
-
-def test_limits_exist_as_long_as_the_container(podman):
-    """The limits are qdiscs on the host veth and the ifb, and are removed with the container."""
-    machine = podman.machine
-    machine.write(CONF_DIR / "20-limited.conflist", LIMITS)
-    podman.start("slow", network="limited")
-    lines = machine.run("tc", "qdisc", "show").splitlines()
-    limits = [line.split(" root ")[1].split()[2:6] for line in lines if " tbf " in line]
-    assert sorted(limits) == [["rate", "16Mbit", "burst", "200000b"], ["rate", "8Mbit", "burst", "100000b"]], lines
-    podman.remove()
-    assert eventually(lambda: " tbf " not in machine.run("tc", "qdisc", "show"))
-    podman("network", "rm", "limited")
 
 
 def test_restart_and_reload_publish_the_port_again(podman):

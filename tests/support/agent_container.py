@@ -152,6 +152,11 @@ class AgentNode:
             process.kill()
             process.wait()
 
+    def run_once(self) -> None:
+        """Runs the agent until it is ready."""
+        with self.running() as agent:
+            agent.wait_ready()
+
     def network(self) -> NetworkList:
         """Returns the installed network, whose host-local has the node's /var/lib/cni."""
         network = NetworkList.load(self.net_d / FILE)
@@ -224,4 +229,4 @@ class AgentContainer:
     def stop(self) -> int:
         """Ends the container as kubelet does; returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(60)

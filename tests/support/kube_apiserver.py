@@ -24,7 +24,7 @@ _TOKENS = "admin,admin,1,system:masters\nagent,agent,2,agents\nstranger,stranger
 
 
 class KubeApiServer:
-    """The server and its etcd, which skip a test if they are not built; `certificates` has server.crt and server.key."""
+    """The server and its etcd; a test without them is skipped. `certificates` has server.crt and server.key."""
 
     def __init__(self, directory: Path, certificates: Path, address: str = "127.0.0.1") -> None:
         if not (BUILT / "kube-apiserver").is_file():
