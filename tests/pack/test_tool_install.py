@@ -286,16 +286,8 @@ def test_install_conf(podwire, tmp_path):
 
 def test_force_keeps_every_version_of_other_files(podwire, tmp_path):
     """--force keeps a backup of each file that an administrator wrote, and none of podwire's files."""
-    words = (
-        "install",
-        "--bin-dir",
-        tmp_path / "bin",
-        "--conf-dir",
-        tmp_path / "net.d",
-        "--conf",
-        "--force",
-        "--subnet",
-    )
+    directories = ("--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d")
+    words = ("install", *directories, "--conf", "--force", "--subnet")
     (tmp_path / "net.d").mkdir()
     path = tmp_path / "net.d" / "10-podwire.conflist"
     path.write_text("first")

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,16 @@ class Root:
             for name in names:
                 (self.path / name).unlink()
 
+    def add_apt_source(self, packages: Iterable[Path]) -> None:
+        """Makes a directory with packages and their index the only source of apt."""
+        for path in packages:
+            self.put(f"srv/packages/{path.name}", path.read_bytes())
+        self.put("etc/apt/sources.list", b"deb [trusted=yes] file:/srv/packages ./\n")
+        for directory in ("lib/apt/lists/partial", "cache/apt/archives/partial", "log/apt", "lib/systemd"):
+            (self.path / "var" / directory).mkdir(parents=True)
+        for directory in ("apt.conf.d", "preferences.d"):
+            (self.path / "etc/apt" / directory).mkdir()
+
     def state(self) -> dict[str, str]:
         """Returns mode and content of files and targets of links in the plugins' directories, and the diversions."""
         sums: dict[int, str] = {}
@@ -117,7 +127,7 @@ class Root:
 
 @contextlib.contextmanager
 def temporary(top: Path) -> Iterator[Root]:
-    """Creates a root in the empty directory `top`, and deletes it."""
+    """Creates a root in the new directory `top`, and deletes it."""
     if not (_TEST_ROOT / "usr").is_dir():
         binaries.skip_or_fail("no test root file system: make test-root")
     with _held(_MAKE, top, _TEST_ROOT) as root:
@@ -133,6 +143,7 @@ def unpacked(top: Path, archives: Sequence[Path]) -> Iterator[Root]:
 
 @contextlib.contextmanager
 def _held(script: str, top: Path, *arguments: Path) -> Iterator[Root]:
+    top.mkdir()
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(top)]
     command += map(str, arguments)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
@@ -141,14 +152,17 @@ def _held(script: str, top: Path, *arguments: Path) -> Iterator[Root]:
         yield Root(holder.pid, top)
 
 
-def build(directory: Path, name: str, version: str, files: dict[str, str]) -> Path:
-    """Builds a small package of programs; returns its file."""
+def build(directory: Path, name: str, version: str, files: dict[str, str], postinst: str = "") -> Path:
+    """Builds a small package of programs, with a script that its installation runs; returns its file."""
     tree = directory / f"{name}-{version}"
     for path, content in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(content)
         (tree / path).chmod(0o755)
     (tree / "DEBIAN").mkdir()
+    if postinst:
+        (tree / "DEBIAN/postinst").write_text(postinst)
+        (tree / "DEBIAN/postinst").chmod(0o755)
     control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: x <x@x.invalid>\nDescription: x\n"
     (tree / "DEBIAN/control").write_text(control)
     package = tree.with_suffix(".deb")

@@ -20,7 +20,6 @@ NO_SERVER = ("podwire-agent", "--node-name", "worker-1", "--run-dir", "/run/podw
 @pytest.fixture
 def debian(root, tmp_path):
     """A Debian with Python, the libraries that the package depends on, and nothing of podwire."""
-    (tmp_path / "debian").mkdir()
     with roots.unpacked(tmp_path / "debian", [BASE]) as system:
         for file in (system.path / "etc/dpkg/dpkg.cfg.d").iterdir():
             file.unlink()  # it omits documentation
@@ -34,7 +33,6 @@ def image(root, release, tmp_path):
     paths = [tmp_path / f"layer-{number}" for number in range(len(layers))]
     for path, layer in zip(paths, layers, strict=True):
         path.write_bytes(layer)
-    (tmp_path / "image").mkdir()
     with roots.unpacked(tmp_path / "image", paths) as system:
         yield config, system
 
