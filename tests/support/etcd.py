@@ -25,7 +25,7 @@ from tests.support.binaries import ROOT
 from tests.support.machine import eventually
 
 BUILT = ROOT / "build" / "kubernetes"  # kube-apiserver and its etcd, which `make kubernetes` builds
-_READY_S = 60
+_READY_S = 100
 
 
 def debian_etcd() -> Path | None:

@@ -18,7 +18,7 @@ from tests.support import binaries
 from tests.support.etcd import BUILT, Etcd, free_port, start_daemon
 from tests.support.machine import eventually
 
-_READY_S = 120
+_READY_S = 300
 # Users of the token file: the administrator, the agent with the rights that a test creates, a user without any.
 _TOKENS = "admin,admin,1,system:masters\nagent,agent,2,agents\nstranger,stranger,3\n"
 
