@@ -108,14 +108,6 @@ def test_container_that_ends_leaves_nothing(ctr):
     assert "eth0    inet 10.69.0." in output
 
 
-def test_five_containers_run_in_parallel(ctr):
-    """Five containers that run and end at the same time have different addresses."""
-    program = ("sh", "-c", "ip -4 -o address show eth0")
-    lines = [("ctr", *ctr.line(f"par{number}", "--rm", "--cni", command=program)) for number in range(5)]
-    outputs = ctr.machine.at_once(*lines)
-    assert len({one.split()[3] for one in outputs}) == 5, outputs
-
-
 def test_tool_lists_running_containers(ctr):
     """The tool lists ctr's containers, whose namespaces have no names, finds no problem, and repairs."""
     machine = ctr.machine

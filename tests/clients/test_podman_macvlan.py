@@ -14,7 +14,6 @@ from tests.support.machine import (
     ADDRESS,
     ADDRESS6,
     BIN_DIR,
-    CONF_DIR,
     PEER_ADDRESS,
     PEER_ADDRESS6,
     eventually,
@@ -85,37 +84,6 @@ def test_container_is_restarted_and_killed(podman):
         podman("kill", "one")
         assert eventually(lambda: "203.0.113.177" not in podman.machine.run("ls", f"/var/lib/cni/networks/{lan}"))
         assert podman.start("two", "--ip=203.0.113.177", network=lan).address(lan) == "203.0.113.177"
-
-
-def test_host_access_by_an_edited_file(podman):
-    """With "hostAccess" added to podman's file, machine and container reach each other; removal removes the link."""
-    machine = podman.machine
-    with podman.network("lan", *PARENT, *IPV4, *IPV6) as lan:
-        path = CONF_DIR / f"{lan}.conflist"
-        content = json.loads(machine.run("cat", str(path)))
-        content["plugins"][0]["hostAccess"] = True
-        machine.write(path, json.dumps(content))
-        before = machine.picture()
-        with machine.unchanged(before):
-            one = podman.start("one", network=lan)
-            for ip in (ADDRESS, ADDRESS6):
-                assert reaches(one.namespace, ip), ip
-            with serving(one) as services:
-                for ip, source in zip(one.both(lan), (ADDRESS, ADDRESS6), strict=True):
-                    assert call(services, machine.network, "tcp", ip, 80) == Reached("one", source)
-            podman.remove("one")
-
-
-def test_podman_shows_errors_of_the_plugin(podman):
-    """For a parent that has vanished and for an MTU above the parent's podman shows the plugin's message."""
-    machine = podman.machine
-    machine.network.ip("link", "add", "gone0", "type", "bridge")
-    with podman.network("lan", "--driver=macvlan", "--opt=parent=gone0", *IPV4) as lan:
-        machine.network.ip("link", "del", "gone0")
-        assert 'failed to lookup master "gone0": Link not found' in podman.fail(*podman.line("one", network=lan))
-    with podman.network("lan", *PARENT, *IPV4, "--opt=mtu=9000") as lan:
-        message = "invalid MTU 9000, must be [0, master MTU(1500)]"
-        assert message in podman.fail(*podman.line("one", network=lan))
 
 
 def test_tool_shows_and_repairs_the_container(podman, bin_dir):

@@ -3,8 +3,6 @@
 One rule: a test removes its networks, too, and compares the machine's whole state before and after.
 """
 
-import json
-
 import pytest
 
 from tests.clients.podman import serving
@@ -135,28 +133,3 @@ def test_podman_shows_address_errors_of_the_plugin(podman):
         assert "no IP addresses available in range set: 10.68.0.1-10.68.0.2: 1 of 1 in use" in full
         gateway = podman.fail(*podman.line("four", "--ip=10.68.0.1", network=auto))
         assert "requested ip 10.68.0.1 is subnet's gateway" in gateway
-
-
-def test_port_in_use_is_refused_by_podman(podman):
-    """Podman refuses a port of another container, which keeps it, and the refused container can be removed."""
-    with serving(podman.start("one", "--publish=8080:80")) as services:
-        assert "address already in use" in podman.fail(*podman.line("two", "--publish=8080:80"))
-        podman.remove("two")
-        assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("one", PEER_ADDRESS)
-
-
-def test_podman_shows_configuration_errors_of_the_plugin(podman):
-    """For a bridge name of another link, an invalid VLAN and host bits podman shows the plugin's message."""
-    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.0/24"}]]}
-    crooked = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.9/24"}]]}
-    for keys, message in (
-        ({"bridge": "up0"}, '"up0" already exists but is not a bridge: it is veth; set "bridge" to another name'),
-        ({"vlan": 5000}, 'invalid VLAN ID 5000 (must be between 0 and 4094): "vlan"'),
-        ({"ipam": crooked}, 'the network address is 10.69.0.0: in "ipam.ranges[0][0].subnet"'),
-    ):
-        plugin = {"type": "bridge", "bridge": "cni7", "ipam": ipam, **keys}
-        broken = {"cniVersion": "1.0.0", "name": "broken", "plugins": [plugin]}
-        podman.machine.write(CONF_DIR / "20-broken.conflist", json.dumps(broken))
-        assert message in podman.fail(*podman.line("one", network="broken"))
-        podman.remove()
-    podman.machine.run("rm", str(CONF_DIR / "20-broken.conflist"))

@@ -222,13 +222,6 @@ def test_changed_podcidr_waits_for_a_drained_node(running):
     assert first.add("new").addresses[4].startswith("10.244.9.")
 
 
-def test_second_agent_refuses(running):
-    """A second agent on a node ends with an error that names the first."""
-    done = run_once(running.nodes[0], *running.options)
-    assert done.returncode == 1
-    assert "another podwire-agent maintains this node: process" in done.stderr
-
-
 def test_dry_run_and_once(running):
     """--dry-run logs what it would change and changes nothing; --once changes it and ends."""
     first = running.nodes[0]

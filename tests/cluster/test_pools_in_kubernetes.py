@@ -36,7 +36,8 @@ def claim(store: KubernetesStore, block: Block = OWNED) -> Outcome:
 @pytest.fixture
 def admin(pools) -> Client:
     """A client with all rights."""
-    return pools.client("admin")
+    client: Client = pools.client("admin")
+    return client
 
 
 @pytest.fixture

@@ -72,16 +72,6 @@ def test_every_name_is_the_same_file(podwire, bin_dir):
     assert files[0].st_size <= 26_500_000
 
 
-def test_it_is_static(program):
-    """The executable needs no loader and no shared library."""
-    assert "INTERP" not in run("/usr/bin/readelf", "-lW", program).stdout.decode()
-
-
-def test_version_with_an_otherwise_empty_environment(program):
-    """VERSION succeeds with CNI_COMMAND as the only environment variable."""
-    assert_version(run(program, env=VERSION))
-
-
 def test_it_runs_in_an_empty_root_directory(program, root, tmp_path):
     """VERSION succeeds in a root directory without other files, with and without stdin."""
     shutil.copy(program, tmp_path)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.support import binaries
 from tests.support.binaries import ROOT
+from tests.support.machine import Host
 from tests.support.processes import PATH
 
 # /usr/lib/cni contains the reference plugins, which no package owns: the database is empty.
@@ -46,7 +47,7 @@ _TEST_ROOT = ROOT / "build" / "root"  # not this machine's /usr: dpkg removes em
 
 
 @dataclass(frozen=True)
-class Root:
+class Root(Host):
     """A root file system; `pid` is the process that holds its mount namespace."""
 
     pid: int
@@ -57,17 +58,9 @@ class Root:
         """The path of the root file system as seen from this process."""
         return Path(f"/proc/{self.pid}/root{self.top}/root")
 
-    def run(self, *words: object, env: dict[str, str] | None = None) -> str:
-        """Runs a program in the root and returns its stdout; AssertionError with its output if it fails."""
-        done = self.call(*words, env=env)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-    def call(self, *words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Runs a program in the root; returns its exit status and output."""
-        line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
-        variables = {"PATH": PATH, "LC_ALL": "C", **(env or {})}
-        return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    def nsenter(self, *argv: str) -> list[str]:
+        """Returns the command line that runs a program in the root."""
+        return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *argv]
 
     def make_read_only(self) -> None:
         """Makes the root file system read-only, for all programs that run in it."""

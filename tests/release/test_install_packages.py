@@ -74,7 +74,7 @@ def test_installed_services_are_neither_started_nor_enabled(debian: Root) -> Non
 def test_killed_installation_leaves_no_policy(debian: Root) -> None:
     """After a killed installation the machine's services can be started, and the next one restores the policy."""
     debian.put(POLICY, ALLOWED, mode=0o755)
-    debian.call("sh", "-c", f"echo $$ >/script; exec /{SCRIPT} killing")
+    debian.done("sh", "-c", f"echo $$ >/script; exec /{SCRIPT} killing")
     assert (debian.path / POLICY).read_bytes() != ALLOWED
     debian.run(f"/{POLICY}", "server", "start")
     debian.run(f"/{SCRIPT}", "server")

@@ -53,7 +53,7 @@ def test_package_is_installed_started_and_purged(debian, release):
     debian.install(release.one("podwire-agent_*_amd64.deb"))
     assert "usage: podwire-agent" in debian.run("podwire-agent", "--help")
     assert debian.run("dpkg", "--verify", "podwire-agent") == ""
-    assert_reports_missing_server(debian.call(*NO_SERVER))
+    assert_reports_missing_server(debian.done(*NO_SERVER))
     compiled = [path for path in debian.files() if path.startswith(DIRECTORY) and path.endswith(".pyc")]
     assert f"{DIRECTORY}/agent/__pycache__/main.cpython-311.pyc" in compiled
     shutil.rmtree(debian.path / "run/podwire")
@@ -107,14 +107,14 @@ def test_image_runs_with_a_read_only_root(image):
     assert "usage: podwire-agent" in system.run(program, "--help", env=path)
     assert "bridge" in system.run("podwire", "list", env=path).split()
     assert "nf_tables" in system.run("iptables", "--version", env=path)
-    assert "Read-only file system" in system.call("touch", "/x", env=path).stderr
+    assert "Read-only file system" in system.done("touch", "/x", env=path).stderr
 
 
 def test_image_has_compiled_modules(image):
     """Python uses the compiled modules in the image: agent.main and Debian's libraries are not compiled at a start."""
     _, system = image
     program = f"import sys; sys.path.insert(0, '/{DIRECTORY}'); import agent.main"
-    lines = system.call("/usr/bin/python3", "-I", "-v", "-c", program).stderr
+    lines = system.done("/usr/bin/python3", "-I", "-v", "-c", program).stderr
     assert f"matches /{DIRECTORY}/agent/main.py" in lines
     assert [line for line in lines.splitlines() if line.startswith("# wrote")] == []
     assert [line for line in lines.splitlines() if "code object from" in line and ".pyc'" not in line] == []

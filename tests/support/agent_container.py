@@ -204,12 +204,12 @@ class AgentContainer:
 
     def wait_ready(self) -> None:
         """Waits until /readyz is 200; fails the test with the reason and the log."""
-        if not eventually(lambda: self.get("/readyz")[0] == 200, within_s=60):
+        if not eventually(lambda: self.get("/readyz")[0] == 200, within_s=200):
             raise AssertionError(f"not ready:\n{self.get('/readyz')[1]}\n{self.log_path.read_text()[-3000:]}")
 
     def wait_for(self, text: str) -> None:
         """Waits until /readyz or the log contains a text."""
-        if not eventually(lambda: text in self.log_path.read_text() or text in self.get("/readyz")[1], within_s=60):
+        if not eventually(lambda: text in self.log_path.read_text() or text in self.get("/readyz")[1], within_s=200):
             raise AssertionError(f"{text!r} is in neither:\n{self.get('/readyz')[1]}\n{self.log_path.read_text()}")
 
     @property
@@ -223,7 +223,7 @@ class AgentContainer:
         def lines() -> list[Mapping[str, Any]]:
             return [line for line in self.log if "podwire gc: " in str(line)]
 
-        assert eventually(lambda: bool(lines()), within_s=60), self.log_path.read_text()
+        assert eventually(lambda: bool(lines()), within_s=200), self.log_path.read_text()
         return lines()[0]
 
     def stop(self) -> int:

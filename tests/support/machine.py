@@ -31,7 +31,7 @@ ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
 BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 200
 _CGROUPS = "pwt-"  # followed by the identity of the machine's first process
 _STALE_S = 3600  # longer than any test
 _UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
@@ -81,9 +81,9 @@ class Host:
         """Returns the command line that runs a program on the machine."""
         raise NotImplementedError
 
-    def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
+    def run(self, *argv: str, check: bool = True, **how: Any) -> str:
         """Runs a program on the machine and returns its stdout; a failure fails the test unless `check` is False."""
-        done = self.done(*argv, stdin=stdin, timeout_s=timeout_s)
+        done = self.done(*argv, **how)
         output = done.stderr.strip() or done.stdout.strip() or done.returncode
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {output}"
         return done.stdout
@@ -103,6 +103,15 @@ class Host:
             line = self.nsenter(*argv)
             return subprocess.Popen(line, env=_ENV, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
+    def problem(self, *argv: str) -> str:
+        """Runs a program on the machine and returns its error message, "" if it succeeded."""
+        done = self.done(*argv)
+        return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
+
+    def succeeds(self, *argv: str) -> bool:
+        """Runs a program on the machine and returns whether it exited with 0."""
+        return not self.problem(*argv)
+
 
 @dataclass(frozen=True)
 class Machine(Host):
@@ -118,19 +127,10 @@ class Machine(Host):
         """The control group for its containers, in every hierarchy; removed with the machine."""
         return f"{_CGROUPS}{identity(self.pid)}"
 
-    def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program on the machine and returns its error message, "" if it succeeded."""
-        done = self.done(*argv, timeout_s=timeout_s)
-        return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
-
-    def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
-        """Runs a program on the machine and returns whether it exited with 0."""
-        return not self.problem(*argv, timeout_s=timeout_s)
-
-    def at_once(self, *lines: Sequence[str], timeout_s: float = _TIMEOUT_S) -> list[str]:
+    def at_once(self, *lines: Sequence[str]) -> list[str]:
         """Runs programs in parallel on the machine and returns the stdout of each; all must succeed."""
         with ThreadPoolExecutor(len(lines)) as threads:
-            return list(threads.map(lambda line: self.run(*line, timeout_s=timeout_s), lines))
+            return list(threads.map(lambda line: self.run(*line), lines))
 
     @contextlib.contextmanager
     def running(self, *argv: str) -> Iterator[None]:

@@ -33,7 +33,7 @@ _CONF = json.dumps({"cniVersion": "1.0.0", "name": "podwire", "ipam": {"type": "
 _MOST_PODS = 60
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NODE_ID = "/var/lib/podwire/node-id"
-_HEAL_S = 90.0
+_HEAL_S = 400.0
 
 
 @dataclass
@@ -288,7 +288,7 @@ class Run:
                 wrong.append(f"{machine.node.name} is not ready: {agent.readiness()[1]}")
         for machine in self.machines:
             added = lambda machine=machine: "ips" in self._verb(machine, "ADD", f"last-{uuid.uuid4().hex}")  # noqa: E731
-            if not eventually(added, within_s=10):
+            if not eventually(added, within_s=100):
                 wrong.append(f"{machine.node.name} gets no address")
         return wrong
 

@@ -60,18 +60,7 @@ class _Planned:
     times: int
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A backup of a double."""
-
-    objects: Mapping[str, bytes]
-    revision: int
-
-
-@dataclass
-class _Late:
-    execute: Callable[[], Change]
-    request: str
+Snapshot = tuple[dict[str, bytes], int]  # objects and revision of a double
 
 
 @dataclass
@@ -93,7 +82,7 @@ class StoreDouble:
 
     def __post_init__(self) -> None:
         self._faults: list[_Planned] = []
-        self._late: list[_Late] = []
+        self._late: list[tuple[str, Callable[[], Change]]] = []
         self._history: list[tuple[int, str, bytes]] = []  # revision, key, value or b""
         self._compacted = 0
         self._incarnation = 0  # raised by restore(): watches end
@@ -108,12 +97,12 @@ class StoreDouble:
     def deliver_late(self, number: int = 0) -> Change:
         """Executes a late request, in any order."""
         with self.changed:
-            return self._late.pop(number).execute()
+            return self._late.pop(number)[1]()
 
     @property
     def late(self) -> list[str]:
         """The methods of the requests that are late."""
-        return [late.request for late in self._late]
+        return [request for request, _ in self._late]
 
     def drop_late(self) -> None:
         """Forgets the late requests: they never arrive."""
@@ -122,12 +111,12 @@ class StoreDouble:
     def snapshot(self) -> Snapshot:
         """Returns a backup."""
         with self.changed:
-            return Snapshot(dict(self.objects), self.revision)
+            return dict(self.objects), self.revision
 
     def restore(self, snapshot: Snapshot, cluster: str = "") -> None:
         """Goes back to a backup, with its revision; late requests stay late. A new member has another cluster ID."""
         with self.changed:
-            self.objects, self.revision = dict(snapshot.objects), snapshot.revision
+            self.objects, self.revision = dict(snapshot[0]), snapshot[1]
             self.cluster = cluster or self.cluster
             self._history.clear()
             self._compacted = 0
@@ -270,7 +259,7 @@ class StoreDouble:
             if fault is Fault.UNREACHABLE:
                 return _UNSENT
             if fault in (Fault.LATE, Fault.TWICE):
-                self._late.append(_Late(execute, request))
+                self._late.append((request, execute))
             if fault in (Fault.LATE, Fault.NOT_EXECUTED):
                 return _UNKNOWN
             change = execute()
