@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from tests.clients import images
+from tests.clients.attaching import bridge
 from tests.clients.containerd import version as containerd_version
 from tests.support.machine import BIN_DIR, CONF_DIR, Machine, eventually
 from tests.support.namespaces import Namespace
@@ -252,13 +253,10 @@ def load_image(machine: Machine) -> None:
     machine.run("ctr", "--namespace", "k8s.io", "images", "import", str(archive))
 
 
-def network(name: str, bridge: str, *subnets: str, backend: str = "iptables", **portmap_keys: Any) -> dict[str, Any]:
+def network(name: str, link: str, *subnets: str, backend: str = "iptables", **portmap_keys: Any) -> dict[str, Any]:
     """Returns a network of bridge, portmap and bandwidth with an address of each of `subnets`."""
-    routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in subnets]
-    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in subnets], "routes": routes}
-    masquerading = {"ipMasq": True, "ipMasqBackend": backend}
     plugins: list[dict[str, Any]] = [
-        {"type": "bridge", "bridge": bridge, "isGateway": True, "hairpinMode": True, **masquerading, "ipam": ipam},
+        bridge(*subnets, name=link, ipMasqBackend=backend),
         {"type": "portmap", "capabilities": {"portMappings": True}, "backend": backend, **portmap_keys},
         {"type": "bandwidth", "capabilities": {"bandwidth": True}},
     ]

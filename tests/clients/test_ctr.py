@@ -9,16 +9,16 @@ import json
 import pytest
 
 from tests.clients import containerd
+from tests.clients.attaching import bridge
 from tests.support import netstate, sockets
 from tests.support.machine import ADDRESS, BIN_DIR, CONF_DIR, PEER_ADDRESS, eventually
 from tests.support.sockets import Reached, call
 
 TOOL = str(BIN_DIR / "podwire")
 GATEWAY = "10.69.0.1"
-IPAM = {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.69.0.0/24"}]]}
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]  # ctr has no option for them
 LIST = [
-    {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": IPAM},
+    bridge("10.69.0.0/24"),
     {"type": "portmap", "runtimeConfig": {"portMappings": PORTS}},
     {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000},
 ]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.clients import podman as podman_client
+from tests.clients.attaching import bridge
 from tests.clients.podman import serving
 from tests.support import binaries, namespaces, netstate, sockets
 from tests.support.hostports import ports
@@ -36,18 +37,7 @@ BRIDGE = {
     "cniVersion": "0.4.0",
     "name": "net",
     "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "cni0",
-            "isGateway": True,
-            "ipMasq": True,
-            "hairpinMode": True,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.22.0.0/24"}]],
-                "routes": [{"dst": "0.0.0.0/0"}],
-            },
-        },
+        bridge("10.22.0.0/24"),
         {"type": "portmap", "capabilities": {"portMappings": True}},
         {"type": "bandwidth", "ingressRate": 80_000_000, "ingressBurst": 8_000_000}
         | {"egressRate": 160_000_000, "egressBurst": 16_000_000},
@@ -200,10 +190,9 @@ class Traffic:
 
     def __init__(self, host: Namespace, bin_dir: Path, store: Path, number: int) -> None:
         """Defines a network; its pods have a host port with this number."""
-        ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
-        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam}
-        portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-        network = NetworkList("net", "1.0.0", (bridge, portmap))
+        first, portmap = bridge("10.22.0.0/16"), {"type": "portmap", "capabilities": {"portMappings": True}}
+        first["ipam"]["dataDir"] = str(store)
+        network = NetworkList("net", "1.0.0", (first, portmap))
         self.network = network.with_capabilities(portMappings=ports(f"{8000 + number}:80"))
         self.host, self.bin_dir = host, bin_dir
         self.rounds, self.stopped = threading.Semaphore(0), False

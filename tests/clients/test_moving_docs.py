@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.clients import podman as podman_client
+from tests.clients.attaching import bridge, host_local
 from tests.clients.test_moving import BRIDGE, Node
 from tests.support import namespaces, netstate
 from tests.support.hostports import ports
@@ -68,9 +69,9 @@ def build_network(row: dict[str, str], store: Path) -> NetworkList:
     keys: dict[str, Any] = json.loads("{" + fragment.strip("`") + "}") if ":" in fragment else {}
     if "logFile" in keys:
         keys = {"logFile": str(store / "log")}
-    ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
+    ipam = {**host_local("10.22.0.0/24"), "dataDir": str(store)}
     plugins: list[dict[str, Any]] = [
-        {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam},
+        bridge(ipam=ipam),
         {"type": "portmap", "capabilities": {"portMappings": True}},
         {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000},
         {"type": "firewall"},

@@ -13,7 +13,7 @@ from tests.support.cluster_world import world
 from tests.support.kubernetes_double import NODES, Fault
 from tests.support.machine import eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.support.cluster_world import pod_cidrs, world
 from tests.support.kubernetes_double import EVENTS, NODES, Fault
 from tests.support.machine import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture

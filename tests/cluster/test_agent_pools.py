@@ -17,7 +17,7 @@ from tests.support.cluster_world import assert_reach
 from tests.support.machine import eventually
 from tests.support.pool_world import POOLS, pool_world
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 PODS = 70  # more than a block of 61 addresses has
 
 

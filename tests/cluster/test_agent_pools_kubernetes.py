@@ -1,21 +1,24 @@
-"""Agents that share pools in custom resources: what happens to a machine's blocks when its Node object is deleted."""
+"""Agents that share pools in custom resources: pools that are applied, and the blocks of a machine that is gone."""
 
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
 from agent.api_server import Server
 from agent.kubernetes import Client
 from agent.pools.kubernetes_store import kubernetes_store
+from tests.support import stores
 from tests.support.attaching import reaches
 from tests.support.cluster_world import assert_reach
-from tests.support.kubernetes_double import NODES
+from tests.support.kubernetes_double import EVENTS, NODES
+from tests.support.kubernetes_store import SPACES
 from tests.support.machine import eventually
-from tests.support.pool_world import kubernetes_pool_world, without_cidrs
+from tests.support.pool_world import POOLS, kubernetes_pool_world, without_cidrs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture
@@ -25,21 +28,21 @@ def world(tmp_path):
         yield created
 
 
+def admin_of(world, directory):
+    """Returns the administrator's client of the API server."""
+    return Client(Server(world.server.url, directory / "ca.crt"), directory / "token")
+
+
 @pytest.fixture
 def store(world, tmp_path):
     """The store, for the administrator."""
-    return kubernetes_store(Client(Server(world.server.url, tmp_path / "ca.crt"), tmp_path / "token"), "default")
+    return kubernetes_store(admin_of(world, tmp_path), "default")
 
 
 def owned(store, name):
     """Returns the blocks whose owner has a name."""
     nodes = {node for node, entry in store.list_entries().by_node.items() if entry.value.name == name}
     return [block for block, stored in store.list_blocks().items() if stored.value.owner in nodes]
-
-
-def test_pods_of_all_nodes_reach_each_other(world):
-    """Pods have addresses of their node's blocks and reach each other, IPv4 and IPv6."""
-    assert_reach(*(node.add() for node in world.nodes))
 
 
 def test_a_node_object_without_internal_ips_changes_no_route(world):
@@ -92,3 +95,38 @@ def test_a_node_that_registers_again_keeps_its_blocks(world, store):
     assert not eventually(lambda: owned(store, node.name) != blocks, within_s=6)
     world.agents[0].wait_ready()
     assert reaches(pod.namespace, world.nodes[1].add().addresses[4])
+
+
+def condition(admin):
+    """Returns status and message of the condition of the IPSpace object."""
+    conditions: Any = admin.get(f"{SPACES}/default")["status"].get("conditions", ())
+    return next(((one["status"], one["message"]) for one in conditions), ("", ""))
+
+
+def test_applied_pools_make_a_fresh_cluster_ready(tmp_path):
+    """Agents wait for pools; applied ones make all nodes ready; refused ones change nothing; Events say so."""
+    with kubernetes_pool_world(tmp_path, pools=()) as world:
+        admin, first = admin_of(world, tmp_path), world.agents[0]
+        first.wait_for("apply an IPSpace object")
+        stores.apply_pools(admin, {"pools": [{**POOLS[0], "exclude": ["10.22.0.0/28"]}]})
+        assert eventually(lambda: condition(admin)[0] == "False")
+        assert "unknown key 'exclude'" in condition(admin)[1]
+        first.wait_for("unknown key 'exclude'")
+
+        stores.apply_pools(admin, {"pools": POOLS})
+        assert eventually(lambda: condition(admin) == ("True", "the pools are in effect"))
+        for agent in world.agents:
+            agent.wait_ready()
+        assert_reach(*(node.add() for node in world.nodes[:2]))
+
+        stores.apply_pools(admin, {"pools": [{**POOLS[0], "blockPrefixLengths": {"ipv4": 28}}]})
+        assert eventually(lambda: condition(admin)[0] == "False")
+        assert all(agent.is_ready() for agent in world.agents)
+        expected = [("Normal", "PoolsAccepted"), ("Warning", "PoolsRefused"), ("Warning", "PoolsRefused")]
+        assert eventually(lambda: events(admin) == expected)
+
+
+def events(admin):
+    """Returns type and reason of the Events about the IPSpace object."""
+    items: list[Any] = [*admin.list_objects(EVENTS, dict).items]
+    return sorted((one["type"], one["reason"]) for one in items if one["involvedObject"]["kind"] == "IPSpace")

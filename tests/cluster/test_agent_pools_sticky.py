@@ -12,7 +12,7 @@ from tests.support.kubernetes_store import PODS
 from tests.support.machine import eventually
 from tests.support.pool_world import POOLS, kubernetes_pool_world
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1000)
 STICKY = {"name": "data", "cidrs": ["10.24.0.0/24", "fd00:24::/120"], "namespaces": ["team-a"], "sticky": True}
 
 

@@ -11,7 +11,7 @@ from tests.support.machine import eventually
 from tests.support.netstate import links
 from tests.support.sockets import call, service
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 PAIRS = list(itertools.permutations(range(3), 2))
 
 

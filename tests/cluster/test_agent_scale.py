@@ -16,7 +16,7 @@ from tests.support.cluster_world import options_of
 from tests.support.kubernetes_double import NODES, KubernetesDouble
 from tests.support.machine import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 COUNT = 5000
 HEARTBEAT_S = 300.0
 PEAK_MIB = 60

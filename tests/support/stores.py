@@ -135,3 +135,12 @@ def binding(role: str) -> dict[str, Any]:
         "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "Group", "name": "agents", "apiGroup": _RBAC}],
     }
+
+
+def apply_pools(admin: Client, spec: dict[str, Any]) -> None:
+    """Creates the space "default", or replaces its spec, as `kubectl apply` does."""
+    try:
+        metadata = {"name": "default"}
+        admin.create(SPACES, {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": metadata, "spec": spec})
+    except Conflict:
+        admin.patch(f"{SPACES}/default", [{"op": "replace", "path": "/spec", "value": spec}])
