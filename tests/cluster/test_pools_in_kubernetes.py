@@ -157,13 +157,6 @@ def test_missing_kinds(double, client):
         assert "kubectl apply" in change.problem
 
 
-def test_the_real_server_without_kinds(real_server):
-    """The real server names an object that it does not have, and none for a kind that it does not have."""
-    with pytest.raises(NotFound) as caught:
-        real_server.client("admin").get("/apis/podwire.io/v2/ipblocks/x")
-    assert caught.value.name == ""
-
-
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [

@@ -347,14 +347,6 @@ def test_a_lost_answer_is_unknown(server, mode, executed, first):
     assert executed or after == before
 
 
-def test_a_late_request_fails_after_a_new_claim(server, store):
-    """A request that arrives after the block has been claimed again is lost: it expects another value."""
-    before = claimed(store)
-    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is Outcome.SUCCEEDED
-    assert store.swap_block(BLOCK, before, owned(""), NOTE).outcome is Outcome.LOST
-    assert store.read_block(BLOCK).value == owned(A, 2)
-
-
 def test_a_stopped_server(server):
     """Without a connection a change is LOST, since it was not sent, and a read is an error with a fix."""
     if not server.url:
