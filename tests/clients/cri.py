@@ -31,7 +31,7 @@ CONF_TEMPLATE = CONF_DIR.parent / "template.conflist"  # containerd fills it in 
 _METHODS = pb.DESCRIPTOR.services_by_name["RuntimeService"].methods_by_name
 _IMAGE = "localhost/pod:1"
 _SOCKET = "/run/containerd/containerd.sock"
-_TIMEOUT_S = 60
+_TIMEOUT_S = 200
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE runc cannot set a container's oom_score_adj below its own.
 _CONFIG = f"""version = 2
 root = "{{scratch}}/containerd"
@@ -163,7 +163,7 @@ class Cri:
             "CreateContainer", pod_sandbox_id=pod.id, config=container, sandbox_config=self.config(pod.name)
         ).container_id
         self.call("StartContainer", container_id=container_id)
-        done = self.call("ExecSync", container_id=container_id, cmd=command, timeout=10)
+        done = self.call("ExecSync", container_id=container_id, cmd=command, timeout=_TIMEOUT_S)
         assert done.exit_code == 0, done.stderr
         return str(done.stdout.decode())
 

@@ -72,7 +72,7 @@ def remove(ctr, *names):
         deleted.update(one["containerID"] for one in json.loads(output)["deleted"])
         return len(deleted) >= len(names)
 
-    eventually(has_deleted_all, within_s=20)
+    eventually(has_deleted_all)
     assert deleted == {f"default-{name}" for name in names}
 
 

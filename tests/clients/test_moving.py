@@ -222,7 +222,7 @@ def test_upgrade_fails_no_verb_of_pods_that_start(host, bin_dir, store, tmp_path
                 if build == unpacked:
                     output("tar", "-C", str(unpacked.parent), "-xzf", str(archive))
                 output(str(build), "install", "--bin-dir", str(directory))
-                continues = continues and all(loop.rounds.acquire(timeout=30) for loop in loops)
+                continues = continues and all(loop.rounds.acquire(timeout=200) for loop in loops)
         finally:
             for loop in loops:
                 loop.stopped = True

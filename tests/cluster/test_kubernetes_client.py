@@ -52,26 +52,27 @@ def error_of(client: Client, path: str = NODES) -> ApiError:
 
 REFUSALS = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Expired, 422: Refused, 400: Refused, 418: Refused}
 REASON = json.dumps({"message": "no: why", "reason": "Why"}).encode()
-NO_OBJECTS = [HTML, b"", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a": ']
+NO_OBJECTS = [b"", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a": ']
 NO_PROXY = "fix: set the address of the server itself, not of a proxy or a web server"
 ELSEWHERE = "https://192.0.2.1/login"
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "kind", "texts"),
-    [
-        *[(status, REASON, kind, [f"no: why (HTTP {status} Why)"]) for status, kind in REFUSALS.items()],
-        *[(200, body, InvalidAnswer, []) for body in NO_OBJECTS],
-        (200, HTML, InvalidAnswer, ["<!DOCTYPE html>", NO_PROXY]),
-        (403, HTML, Forbidden, ["no message (HTTP 403)"]),
-        (307, b"", InvalidAnswer, [f"redirects to '{ELSEWHERE}' (HTTP 307)"]),
-    ],
-)
-def test_a_wrong_answer_is_a_class_with_a_text(double, client, status, body, kind, texts):
+ANSWERS: dict[str, tuple[int, bytes, type[ApiError], list[str]]] = {
+    **{f"{status}": (status, REASON, kind, [f"no: why (HTTP {status} Why)"]) for status, kind in REFUSALS.items()},
+    **{f"200 {body[:9]!r}": (200, body, InvalidAnswer, []) for body in NO_OBJECTS},
+    "200 HTML": (200, HTML, InvalidAnswer, ["<!DOCTYPE html>", NO_PROXY]),
+    "403 HTML": (403, HTML, Forbidden, ["no message (HTTP 403)"]),
+    "307": (307, b"", InvalidAnswer, [f"redirects to '{ELSEWHERE}' (HTTP 307)"]),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_wrong_answer_is_a_class_with_a_text(double, client, name):
     """A refusal has the class of its status and its message, another program's answer is shown in part, with a fix.
 
     No request is repeated, and the token goes nowhere else.
     """
+    status, body, kind, texts = ANSWERS[name]
     double.faults.append(Fault(status=status, body=body, headers={"Location": ELSEWHERE}))
     error = error_of(client)
     assert isinstance(error, kind)

@@ -205,7 +205,7 @@ def test_second_agent_refuses(node):
         agent.wait_ready()
         log = agent.log_path.rename(node.path / "first-log")
         with node.running() as second:
-            assert second.process.wait(60) == 1
+            assert second.process.wait(200) == 1
             assert "another podwire-agent maintains this node" in second.log[-1]["msg"]
         assert agent.get("/readyz")[0] == 200
     assert log.exists()
@@ -270,7 +270,7 @@ def test_a_machine_without_an_identity_is_reported(node):
     """Without a product UUID, and with a virtual link only, the agent ends, and names both options."""
     node.apply(manifests.POOLS_INSTALL)
     with node.running(manifests.POOLS_INSTALL) as agent:
-        assert agent.process.wait(60) == 1
+        assert agent.process.wait(200) == 1
     text = (node.path / "log").read_text()
     assert "nothing identifies this machine" in text
     assert "no link with a permanent MAC address has 192.0.2.10" in text

@@ -160,6 +160,7 @@ def test_digests_equal_those_of_openssl(probe):
 @pytest.mark.parametrize(
     ("argument", "first", "last"),
     [("fail", "Traceback", "ValueError: as requested\n"), ("exit", "stopped", "stopped\n")],
+    ids=["exception", "exit"],
 )
 def test_an_exception_is_status_1(probe, argument, first, last):
     """An exception that the application does not catch is a traceback, SystemExit with a text is that text."""

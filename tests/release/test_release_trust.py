@@ -125,6 +125,7 @@ OLD, NEW, LATER = "1:1.2.13.dfsg-1", "1:1.2.13.dfsg-1+deb12u9", "1:1.2.13.dfsg-1
         (OLD, NO_NETWORK, "zlib1g-dev", 3, "package lists cannot be fetched"),
         (OLD, FOUND, "other", 3, "have no zlib1g-dev for amd64"),
     ],
+    ids=["older", "equal", "newer", "no bill", "no lists", "not in the lists"],
 )
 def test_outdated_packages_are_printed(tmp_path, version, source, package, status, text):
     """`make outdated` compares each Debian package of the bills with the newest one, and never passes without lists."""

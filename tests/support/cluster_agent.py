@@ -37,7 +37,7 @@ class Agent:
 
     def get(self, page: str) -> tuple[int, str]:
         """Returns the status and the text of a page; raises OSError while nothing listens."""
-        connection = http.client.HTTPConnection("agent", timeout=10)
+        connection = http.client.HTTPConnection("agent", timeout=60)
         # A path relative to the node's root: a socket's path has at most 107 bytes.
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.connect(f"/proc/{self.node.pid}/root/{_SOCKET}")

@@ -162,7 +162,7 @@ class Etcd:
             context = ssl.create_default_context(cafile=str(self.tls / "ca.crt"))
             context.load_cert_chain(self.tls / "server.crt", self.tls / "server.key")
         request = urllib.request.Request(f"{self.urls[number]}/v3/{method}", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
             return json.load(answer)
 
     def put(self, key: str, value: bytes | None) -> None:

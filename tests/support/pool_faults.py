@@ -111,7 +111,7 @@ class Run:
         finally:
             self._stopped.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(200)
 
     # The faults.
 
