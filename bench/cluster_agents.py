@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import re
-import signal
 import statistics
 import time
 import urllib.request
@@ -124,11 +123,11 @@ def measure_waits(directory: Path, rounds: int, stopped_rounds: int) -> tuple[li
 
 def _wait_without_leader(etcd: EtcdMembers, pods: _Pods) -> float:
     leader = etcd.leader()
-    etcd.signal(leader, signal.SIGSTOP)
+    etcd.pause(leader)
     try:
         return pods.wait_for_block()
     finally:
-        etcd.signal(leader, signal.SIGCONT)
+        etcd.resume(leader)
         etcd.wait()
 
 
@@ -225,10 +224,10 @@ def _entry(number: int) -> NodeEntry:
 
 
 def _memory_mib(agent: Agent, field: str) -> float:
-    status = Path(f"/proc/{agent.pid}/status").read_text()
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
     return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
 
 def _cpu_s(agent: Agent) -> float:
-    fields = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -99,5 +99,5 @@ def join_at_once(directory: Path, nodes: int) -> dict[str, float]:
 
 
 def _cpu_s(agent: Agent) -> float:
-    fields = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,4 +1,4 @@
-"""Runs the plugins of a machine by hand, as libcni runs them.
+"""Networks of the tests, and the plugins of a machine, run by hand as libcni runs them.
 
 One rule: the plugins are those of /opt/cni/bin, and use every other file at the path that a runtime's plugins use.
 """
@@ -11,6 +11,18 @@ from typing import Any
 from tests.support.invocation import Outcome
 from tests.support.machine import BIN_DIR, Machine
 from tests.support.netlist import Run
+
+
+def host_local(*subnets: str) -> dict[str, Any]:
+    """Returns an IPAM configuration with an address of each subnet and default routes."""
+    routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in subnets]
+    return {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in subnets], "routes": routes}
+
+
+def bridge(*subnets: str, name: str = "cni0", **keys: Any) -> dict[str, Any]:
+    """Returns the configuration of bridge as the first plugin of a list."""
+    defaults = {"isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": host_local(*subnets)}
+    return {"type": "bridge", "bridge": name, **defaults, **keys}
 
 
 def run_on(machine: Machine, container_id: str, netns: str, ifname: str = "eth0") -> Run:

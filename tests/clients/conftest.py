@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import cri as cri_client
+from tests.clients.cri import Cri
 from tests.clients.podman import PROGRAMS, Podman, configure_with_image
 from tests.support.machine import Machine, eventually
 
@@ -30,6 +32,14 @@ def podman(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir:
     podman.start("first", "--publish=8080:80")
     podman.remove()
     return podman
+
+
+@pytest.fixture(scope="module")
+def cri(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir: Path) -> Iterator[Cri]:
+    """The CRI of a containerd that has only podwire's plugins."""
+    needs_programs(*cri_client.PROGRAMS)
+    with cri_client.ready(empty_machine, bin_dir) as cri:
+        yield cri
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from tests.clients import images
+from tests.clients.attaching import bridge
 from tests.clients.containerd import version as containerd_version
 from tests.support.machine import BIN_DIR, CONF_DIR, Machine, eventually
 from tests.support.namespaces import Namespace
@@ -30,20 +31,20 @@ CONF_TEMPLATE = CONF_DIR.parent / "template.conflist"  # containerd fills it in 
 _METHODS = pb.DESCRIPTOR.services_by_name["RuntimeService"].methods_by_name
 _IMAGE = "localhost/pod:1"
 _SOCKET = "/run/containerd/containerd.sock"
-_TIMEOUT_S = 60
+_TIMEOUT_S = 200
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE runc cannot set a container's oom_score_adj below its own.
-_CONFIG = """version = 2
-root = "{scratch}/containerd"
+_CONFIG = f"""version = 2
+root = "{{scratch}}/containerd"
 state = "/run/containerd"
 [grpc]
-  address = "{socket}"
+  address = "{_SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{image}"
+  sandbox_image = "{_IMAGE}"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{bin_dir}"
-    conf_dir = "{conf_dir}"
-    conf_template = "{template}"
+    bin_dir = "{BIN_DIR}"
+    conf_dir = "{CONF_DIR}"
+    conf_template = "{CONF_TEMPLATE}"
 """
 
 Ports = Sequence[tuple[int, int, int, str]]  # host port, container port, protocol, address of the host
@@ -139,6 +140,12 @@ class Cri:
         self.stop(pod)
         self.call("RemovePodSandbox", pod_sandbox_id=pod.id)
 
+    def lose_namespace(self, pod: Pod) -> None:
+        """Removes the path of a pod's namespace."""
+        path = f"/run/netns/{pod.namespace.name.rpartition('/')[2]}"
+        self.machine.run("umount", path)
+        self.machine.run("rm", path)
+
     def remove_all(self) -> None:
         """Removes the remaining pods."""
         for name, sandbox_id in self.pods().items():
@@ -156,7 +163,7 @@ class Cri:
             "CreateContainer", pod_sandbox_id=pod.id, config=container, sandbox_config=self.config(pod.name)
         ).container_id
         self.call("StartContainer", container_id=container_id)
-        done = self.call("ExecSync", container_id=container_id, cmd=command, timeout=10)
+        done = self.call("ExecSync", container_id=container_id, cmd=command, timeout=_TIMEOUT_S)
         assert done.exit_code == 0, done.stderr
         return str(done.stdout.decode())
 
@@ -230,20 +237,12 @@ def ready(machine: Machine, bin_dir: Path) -> Iterator[Cri]:
 @contextlib.contextmanager
 def containerd(machine: Machine) -> Iterator[Cri]:
     """Runs containerd on a machine, and kills it at the end; running pods continue without it."""
-    text = _CONFIG.format(
-        scratch=machine.scratch,
-        socket=_SOCKET,
-        image=_IMAGE,
-        bin_dir=BIN_DIR,
-        conf_dir=CONF_DIR,
-        template=CONF_TEMPLATE,
-    )
     config = machine.scratch / "containerd.toml"
-    config.write_text(text)
+    config.write_text(_CONFIG.format(scratch=machine.scratch))
     path = Path(f"/proc/{machine.pid}/root{_SOCKET}")
     with machine.running("containerd", "-c", str(config)), grpc.insecure_channel(f"unix://{path}") as channel:
         cri = Cri(machine, _services.RuntimeServiceStub(channel))
-        assert eventually(lambda: _answers(cri), within_s=30), (machine.scratch / "containerd.log").read_text()[-2000:]
+        assert eventually(lambda: _answers(cri), within_s=100), (machine.scratch / "containerd.log").read_text()[-2000:]
         yield cri
 
 
@@ -254,13 +253,10 @@ def load_image(machine: Machine) -> None:
     machine.run("ctr", "--namespace", "k8s.io", "images", "import", str(archive))
 
 
-def network(name: str, bridge: str, *subnets: str, backend: str = "iptables", **portmap_keys: Any) -> dict[str, Any]:
+def network(name: str, link: str, *subnets: str, backend: str = "iptables", **portmap_keys: Any) -> dict[str, Any]:
     """Returns a network of bridge, portmap and bandwidth with an address of each of `subnets`."""
-    routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in subnets]
-    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in subnets], "routes": routes}
-    masquerading = {"ipMasq": True, "ipMasqBackend": backend}
     plugins: list[dict[str, Any]] = [
-        {"type": "bridge", "bridge": bridge, "isGateway": True, "hairpinMode": True, **masquerading, "ipam": ipam},
+        bridge(*subnets, name=link, ipMasqBackend=backend),
         {"type": "portmap", "capabilities": {"portMappings": True}, "backend": backend, **portmap_keys},
         {"type": "bandwidth", "capabilities": {"bandwidth": True}},
     ]

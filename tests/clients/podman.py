@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.clients import images
-from tests.support import sockets
-from tests.support.machine import BIN_DIR, Machine
+from tests.support import netstate, sockets
+from tests.support.machine import BIN_DIR, CONF_DIR, Machine
 from tests.support.namespaces import Namespace
 from tests.support.sockets import PORT, Service
 
@@ -55,6 +55,16 @@ class Container:
     def address(self, network: str = "podwire") -> str:
         """Returns its IPv4 address in a network."""
         return str(self.networks[network]["IPAddress"])
+
+    def both(self, network: str) -> tuple[str, str]:
+        """Returns its addresses of both families in a network, as podman reports them."""
+        settings = self.networks[network]
+        return settings["IPAddress"], settings["GlobalIPv6Address"]
+
+    def addresses(self, ifname: str = "eth0") -> list[str]:
+        """Returns the addresses of an interface, with their prefixes."""
+        entries = netstate.links(self.namespace)[ifname]["addresses"]
+        return [f"{entry['local']}/{entry['prefixlen']}" for entry in entries]
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,13 @@ class Podman:
     def remove(self, *names: str) -> None:
         """Removes these containers, by default all, without waiting for their programs."""
         self("rm", "--force", "--time=0", *(names or ("--all",)))
+
+    def plugins(self, network: str) -> list[dict[str, Any]]:
+        """Returns the plugins in the file of a network that podman has created."""
+        plugins: list[dict[str, Any]] = json.loads(self.machine.run("cat", str(CONF_DIR / f"{network}.conflist")))[
+            "plugins"
+        ]
+        return plugins
 
     @contextmanager
     def network(self, name: str, *options: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.support.machine import ADDRESS, CONF_DIR
+from tests.support.machine import ADDRESS, CONF_DIR, machine
 
 BRIDGE = "cni-life"
 NETWORK = client.network("life", BRIDGE, "10.72.0.0/24", "fd72::/64", backend="nftables", onConflict="fail")
@@ -44,17 +44,14 @@ TEMPLATE = """{
 
 
 @pytest.fixture(scope="module")
-def cri(needs_programs, bin_dir, empty_machine):
-    """The CRI of a containerd that has only podwire's plugins, on a network that has had a pod."""
-    needs_programs(*client.PROGRAMS)
-    with client.ready(empty_machine, bin_dir) as cri:
-        cri.configure(NETWORK)
-        cri.remove(cri.run("first", [web_port(0)], ANNOTATIONS))
-        yield cri
+def used_network(cri):
+    """Makes the network one that has had a pod."""
+    cri.configure(NETWORK)
+    cri.remove(cri.run("first", [web_port(0)], ANNOTATIONS))
 
 
 @pytest.fixture
-def unchanged(cri):
+def unchanged(cri, used_network):
     """Asserts that the machine, without the test's pods, is in the same state as before the test."""
     cri.configure(NETWORK)
     with cri.unchanged():
@@ -96,9 +93,7 @@ def test_pod_is_stopped_and_removed_twice(cri, unchanged):
 def test_pod_with_unmounted_namespace_is_removed(cri, unchanged):
     """A pod whose namespace lost its path can be stopped and removed; its rules and addresses are removed, too."""
     pod = cri.run("lost", [web_port(0)], ANNOTATIONS)
-    path = f"/run/netns/{pod.namespace.name.rpartition('/')[2]}"
-    cri.machine.run("umount", path)
-    cri.machine.run("rm", path)
+    cri.lose_namespace(pod)
     cri.remove(pod)
 
 
@@ -174,3 +169,24 @@ def test_node_gets_its_network_from_podwire_install(cri, bin_dir):
     assert cri.machine.run("ls", str(CONF_DIR)).split() == ["10-podwire.conflist"]
     with cri.no_leftovers("cni0"):
         assert cri.run("one").ips == ("10.76.0.3",)
+
+
+def test_pods_outlive_containerd(needs_programs, bin_dir, tmp_path):
+    """Pods keep their network while containerd is dead; a new containerd knows them, and removes them completely."""
+    needs_programs(*client.PROGRAMS)
+    with machine(tmp_path) as node:
+        with client.ready(node, bin_dir) as first:
+            first.configure(NETWORK)
+            first.remove(first.run("trial", [web_port(0)], ANNOTATIONS))
+            before = node.picture()
+            web = first.run("web", [web_port(0)], ANNOTATIONS)
+            plain = first.run("plain")
+        assert page(node.peer, ADDRESS, FIRST_PORT) == PAGE
+        with client.containerd(node) as second, node.unchanged(before):
+            assert second.pods() == {"web": web.id, "plain": plain.id}
+            assert [second.pod(pod.id, pod.name) for pod in (web, plain)] == [web, plain]
+            assert page(node.peer, ADDRESS, FIRST_PORT) == PAGE
+            assert page(plain.namespace, ADDRESS, FIRST_PORT) == PAGE
+            assert second.run("late").ips not in (web.ips, plain.ips)
+            second.remove_all()
+            assert page(node.peer, ADDRESS, FIRST_PORT) == ""

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from tests.clients import cri as client
 from tests.clients.cri import page
 from tests.clients.images import PAGE
 from tests.support.attaching import reaches
@@ -25,14 +22,6 @@ def network(**keys: Any) -> dict[str, Any]:
     ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
     plugins = [{"type": "macvlan", "master": "up0", **keys, "ipam": ipam}, {"type": "tuning", "mtu": 1400}]
     return {"cniVersion": "1.0.0", "name": "-".join(["macvlan", *keys]).lower(), "plugins": plugins}
-
-
-@pytest.fixture(scope="module")
-def cri(needs_programs, bin_dir, empty_machine):
-    """The CRI of a containerd that has only podwire's plugins."""
-    needs_programs(*client.PROGRAMS)
-    with client.ready(empty_machine, bin_dir) as cri:
-        yield cri
 
 
 def test_pods_are_on_the_network_of_the_node(cri):
@@ -73,7 +62,5 @@ def test_pod_with_unmounted_namespace_is_removed(cri):
     with cri.unchanged():
         pod = cri.run("lost")
         assert page(cri.machine.network, pod.ips[0]) == PAGE
-        path = f"/run/netns/{pod.namespace.name.rpartition('/')[2]}"
-        cri.machine.run("umount", path)
-        cri.machine.run("rm", path)
+        cri.lose_namespace(pod)
         cri.remove(pod)

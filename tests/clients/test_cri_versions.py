@@ -24,14 +24,6 @@ NO_ADDRESS = "no IP addresses available in range set: 10.79.0.1-10.79.0.2: 1 of 
 NO_PLUGIN = 'failed to find plugin "host-local" in path [/opt/cni/bin]; install it there or correct the type'
 
 
-@pytest.fixture(scope="module")
-def cri(needs_programs, bin_dir, empty_machine):
-    """The CRI of a containerd that has only podwire's plugins."""
-    needs_programs(*client.PROGRAMS)
-    with client.ready(empty_machine, bin_dir) as cri:
-        yield cri
-
-
 def becomes_not_ready(cri, reason):
     """Returns whether containerd reports, in time, that the network is not ready for this reason; "" means ready."""
     return eventually(lambda: reason in cri.not_ready() if reason else cri.not_ready() == "")

@@ -9,7 +9,6 @@ import json
 
 import pytest
 
-from tests.clients import cri as client
 from tests.clients import podman as podman_client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE, WEB_SERVER
@@ -23,14 +22,11 @@ BY_CONTAINERD += ["nerdctl/nerdctl-bridge.conflist"]  # its name, "bridge", has 
 BY_PODMAN = ["podman/87-podman-bridge.conflist", "podman-network/web.conflist"]
 
 
-@pytest.fixture(scope="module")
-def cri(needs_programs, bin_dir, empty_machine):
-    """The CRI of a containerd that has only podwire's plugins, on a node with kube-proxy's chains."""
-    needs_programs(*client.PROGRAMS)
+@pytest.fixture(scope="module", autouse=True)
+def kube_proxy(empty_machine):
+    """Creates kube-proxy's chain."""
     for rule in ("-N KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000"):
         empty_machine.run("iptables", "-t", "nat", *rule.split())
-    with client.ready(empty_machine, bin_dir) as cri:
-        yield cri
 
 
 @pytest.fixture

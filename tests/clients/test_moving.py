@@ -9,17 +9,20 @@ import contextlib
 import functools
 import json
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.clients import podman as podman_client
-from tests.clients.podman import Podman, serving
+from tests.clients.attaching import bridge
+from tests.clients.podman import serving
 from tests.support import binaries, namespaces, netstate, sockets
 from tests.support.hostports import ports
 from tests.support.invocation import run_plugin
-from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, Machine
+from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6, Machine
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -30,22 +33,11 @@ from tests.support.sockets import PORT, Reached, Service, call
 (CLEANING,) = [text for text in Document(DOCS / "moving.md").blocks("sh") if "CNI-FORWARD-OWNERS" in text]
 
 # All plugins of the reference 1.1.1 that podwire has, too.
-NETWORK = {
+BRIDGE = {
     "cniVersion": "0.4.0",
     "name": "net",
     "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "cni0",
-            "isGateway": True,
-            "ipMasq": True,
-            "hairpinMode": True,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.22.0.0/24"}]],
-                "routes": [{"dst": "0.0.0.0/0"}],
-            },
-        },
+        bridge("10.22.0.0/24"),
         {"type": "portmap", "capabilities": {"portMappings": True}},
         {"type": "bandwidth", "ingressRate": 80_000_000, "ingressBurst": 8_000_000}
         | {"egressRate": 160_000_000, "egressBurst": 16_000_000},
@@ -53,14 +45,25 @@ NETWORK = {
         {"type": "tuning", "mtu": 1400, "sysctl": {"net.core.somaxconn": "77"}},
     ],
 }
+RANGES = [
+    [{"subnet": "203.0.113.0/24", "rangeStart": "203.0.113.128", "gateway": PEER_ADDRESS}],
+    [{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::1:0", "gateway": PEER_ADDRESS6}],
+]
+LAN = {"type": "host-local", "ranges": RANGES, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
+MACVLAN = BRIDGE | {
+    "plugins": [{"type": "macvlan", "master": "up0", "ipam": LAN}, {"type": "tuning", "mtu": 1400}],
+}
 
 
 class Node:
-    """A machine with podman, whose plugins are the reference's or podwire's."""
+    """A machine with podman and one network, whose plugins are the reference's or podwire's."""
 
-    def __init__(self, podman: Podman, bin_dir: Path) -> None:
-        """Uses a machine without plugins."""
-        self.podman, self.machine, self._tool = podman, podman.machine, str(bin_dir / "podwire")
+    def __init__(self, machine: Machine, bin_dir: Path, network: Mapping[str, Any]) -> None:
+        """Gives a machine the reference plugins and the network."""
+        machine.install(binaries.REFERENCE)
+        machine.write(CONF_DIR / "10-net.conflist", json.dumps(network))
+        self.podman, self.machine = podman_client.configure_with_image(machine), machine
+        self.is_bridge, self._tool = network == BRIDGE, str(bin_dir / "podwire")
 
     def move(self, to: str) -> str:
         """Changes the files to "podwire" or "reference", as an operator does, and returns the tool's output."""
@@ -75,8 +78,16 @@ class Node:
         return self.machine.run(self._tool, *words, check=check)
 
     def start(self, name: str, port: int) -> podman_client.Container:
-        """Starts a container with a published port."""
-        return self.podman.start(name, f"--publish={port}:{PORT}", f"--publish={port}:{PORT}/udp", network="net")
+        """Starts a container, on a bridge with a published port."""
+        ports = (f"--publish={port}:{PORT}", f"--publish={port}:{PORT}/udp") if self.is_bridge else ()
+        return self.podman.start(name, *ports, network="net")
+
+    def targets(self, container: podman_client.Container, port: int) -> list[tuple[str, str, int, str]]:
+        """Returns protocol, address and port by which the peer reaches a container, and the source that it sees."""
+        if self.is_bridge:
+            return [(protocol, ADDRESS, port, PEER_ADDRESS) for protocol in ("tcp", "udp")]
+        both = zip(container.both("net"), (PEER_ADDRESS, PEER_ADDRESS6), strict=True)
+        return [("tcp", ip, PORT, source) for ip, source in both]
 
     def states(self) -> dict[str, str]:
         """Returns the state of each container that `podwire show` prints."""
@@ -89,13 +100,11 @@ class Node:
         return [f"{one['severity']} {one['text']}" for one in checks if one["severity"] in ("problem", "warning")]
 
 
-@pytest.fixture(scope="module")
-def node(empty_machine: Machine, needs_programs, bin_dir, reference):
+@pytest.fixture(scope="module", params=[BRIDGE, MACVLAN], ids=["bridge", "macvlan"])
+def node(request, empty_machine, needs_programs, bin_dir, reference):
     """Podman with the reference plugins, on a network that both sets of plugins have used."""
     needs_programs(*podman_client.PROGRAMS)
-    empty_machine.install(binaries.REFERENCE)
-    empty_machine.write(CONF_DIR / "10-net.conflist", json.dumps(NETWORK))
-    node = Node(podman_client.configure_with_image(empty_machine), bin_dir)
+    node = Node(empty_machine, bin_dir, request.param)
     for plugins in ("podwire", "reference"):
         node.move(plugins)
         node.start("first", 8000)
@@ -105,12 +114,12 @@ def node(empty_machine: Machine, needs_programs, bin_dir, reference):
 
 
 class Call:
-    """A connection to a published port that stays open."""
+    """A connection to a container that stays open."""
 
-    def __init__(self, stack: contextlib.ExitStack, machine: Machine, services: list[Service], port: int) -> None:
+    def __init__(self, stack: contextlib.ExitStack, peer: Namespace, services: list[Service], target: Any) -> None:
         """Connects from the machine's peer."""
-        self.caller = stack.enter_context(sockets.open_socket(machine.peer, "tcp", "0.0.0.0"))
-        self.caller.connect((ADDRESS, port))
+        self.caller = stack.enter_context(sockets.open_socket(peer, "tcp", "0.0.0.0"))
+        self.caller.connect(target)
         listening = next(each for each in services if each.protocol == "tcp")
         self.server = stack.enter_context(listening.socket.accept()[0])
 
@@ -123,7 +132,7 @@ class Call:
 
 @pytest.mark.parametrize(("first", "second"), [("reference", "podwire"), ("podwire", "reference")])
 def test_node_is_moved_while_containers_are_running(node, first, second):
-    """Connections to published ports continue, old and new containers reach each other, each is removed completely.
+    """Connections to containers continue, old and new ones and the peer reach each other, each is removed completely.
 
     The reference plugins leave of podwire's containers what docs/moving.md lists; the page's commands remove it.
     """
@@ -134,7 +143,7 @@ def test_node_is_moved_while_containers_are_running(node, first, second):
     old, restarted = node.start("old", 8001), node.start("restarted", 8002)
     with contextlib.ExitStack() as stack:
         services = stack.enter_context(serving(old))
-        connection = Call(stack, machine, services, 8001)
+        connection = Call(stack, machine.peer, services, node.targets(old, 8001)[0][1:3])
         output = node.move(second)
         assert "restored" in output if second == "reference" else "kept the previous bridge" in output
         assert node.installed_plugins() == second
@@ -144,22 +153,23 @@ def test_node_is_moved_while_containers_are_running(node, first, second):
         restarted = node.podman.inspect("restarted")
         for each in (new, restarted):
             services += stack.enter_context(serving(each))
-        for each, port in ((old, 8001), (restarted, 8002), (new, 8003)):
-            for protocol in ("tcp", "udp"):
-                reached = call(services, machine.peer, protocol, ADDRESS, port)
-                assert reached == Reached(each.name, PEER_ADDRESS), (each.name, protocol)
-        assert call(services, new.namespace, "tcp", old.address("net"), PORT) == Reached("old", new.address("net"))
-        assert call(services, old.namespace, "tcp", new.address("net"), PORT) == Reached("new", old.address("net"))
+        for each, number in ((old, 8001), (restarted, 8002), (new, 8003)):
+            for protocol, ip, port, source in node.targets(each, number):
+                assert call(services, machine.peer, protocol, ip, port) == Reached(each.name, source), (protocol, ip)
+        for one, two in ((new, old), (old, new)):
+            reached = call(services, one.namespace, "tcp", two.address("net"), PORT)
+            assert reached == Reached(two.name, one.address("net"))
         assert node.states() == dict.fromkeys(("old", "restarted", "new"), "ok")
         assert node.problems() == []
         assert connection.works()
+        gone, (protocol, ip, port, source) = node.targets(old, 8001)[0], node.targets(new, 8003)[0]
         node.podman.remove("old", "restarted")
-        assert call(services, machine.peer, "tcp", ADDRESS, 8001) is None
-        assert call(services, machine.peer, "tcp", ADDRESS, 8003) == Reached("new", PEER_ADDRESS)
+        assert call(services, machine.peer, *gone[:3]) is None
+        assert call(services, machine.peer, protocol, ip, port) == Reached("new", source)
     node.podman.remove()
     left = machine.leftovers(links=["cni0"])
     if second == "reference":
-        assert len(left) == 2 * 2, left
+        assert len(left) == 2 * (2 if node.is_bridge else 1), left
         left = [line for line in left if not line.startswith(("/run/cni/tuning.podwire/", "-A CNI-FORWARD-OWNERS "))]
     assert left == []
     node.move("reference")
@@ -180,10 +190,9 @@ class Traffic:
 
     def __init__(self, host: Namespace, bin_dir: Path, store: Path, number: int) -> None:
         """Defines a network; its pods have a host port with this number."""
-        ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
-        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam}
-        portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-        network = NetworkList("net", "1.0.0", (bridge, portmap))
+        first, portmap = bridge("10.22.0.0/16"), {"type": "portmap", "capabilities": {"portMappings": True}}
+        first["ipam"]["dataDir"] = str(store)
+        network = NetworkList("net", "1.0.0", (first, portmap))
         self.network = network.with_capabilities(portMappings=ports(f"{8000 + number}:80"))
         self.host, self.bin_dir = host, bin_dir
         self.rounds, self.stopped = threading.Semaphore(0), False
@@ -213,7 +222,7 @@ def test_upgrade_fails_no_verb_of_pods_that_start(host, bin_dir, store, tmp_path
                 if build == unpacked:
                     output("tar", "-C", str(unpacked.parent), "-xzf", str(archive))
                 output(str(build), "install", "--bin-dir", str(directory))
-                continues = continues and all(loop.rounds.acquire(timeout=30) for loop in loops)
+                continues = continues and all(loop.rounds.acquire(timeout=200) for loop in loops)
         finally:
             for loop in loops:
                 loop.stopped = True

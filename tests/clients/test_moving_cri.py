@@ -10,8 +10,7 @@ import pytest
 from tests.clients import cri as client
 from tests.clients.cri import page, pb
 from tests.clients.images import PAGE
-from tests.support.machine import ADDRESS, eventually, machine
-from tests.support.namespaces import Namespace
+from tests.support.machine import ADDRESS, machine
 
 BRIDGE = "cni-moving"
 NETWORK = client.network("moving", BRIDGE, "10.78.0.0/24")
@@ -21,11 +20,6 @@ LIMITS = {"kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwid
 def ports(host_port: int) -> tuple[tuple[int, int, int, str], ...]:
     """Returns a host port in the form of a pod's request."""
     return ((host_port, 80, pb.TCP, ""),)
-
-
-def answers(caller: Namespace, ip: str, port: int = 80) -> bool:
-    """Returns whether a pod's web server, which starts a moment after the pod, answers at an address."""
-    return eventually(lambda: page(caller, ip, port) == PAGE)
 
 
 @pytest.mark.parametrize("command", ["install", "uninstall"])
@@ -38,10 +32,10 @@ def test_pods_survive_a_change_of_plugins(needs_programs, bin_dir, reference, em
             node.run(tool, "install")
         cri.configure(NETWORK)
         old = cri.run("old", ports(8001), LIMITS)
-        assert answers(node.peer, ADDRESS, 8001)
+        assert page(node.peer, ADDRESS, 8001) == PAGE
         node.run(tool, command)
         new = cri.run("new", ports(8002), LIMITS)
-        assert answers(node.peer, ADDRESS, 8002)
+        assert page(node.peer, ADDRESS, 8002) == PAGE
         assert page(node.peer, ADDRESS, 8001) == PAGE
         assert page(new.namespace, old.ips[0]) == page(old.namespace, new.ips[0]) == PAGE
         cri.remove(old)
@@ -69,6 +63,6 @@ def test_pods_from_before_a_reboot_are_removed(needs_programs, bin_dir, referenc
             cri.remove_all()
             assert node.leftovers() == []
             cri.run("one", ports(8001), LIMITS)
-            assert answers(node.peer, ADDRESS, 8001)
+            assert page(node.peer, ADDRESS, 8001) == PAGE
             cri.remove_all()
             assert node.leftovers(links=[BRIDGE]) == []

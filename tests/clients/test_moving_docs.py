@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.clients import podman as podman_client
-from tests.clients.test_moving import NETWORK, Node
-from tests.support import binaries, namespaces, netstate
+from tests.clients.attaching import bridge, host_local
+from tests.clients.test_moving import BRIDGE, Node
+from tests.support import namespaces, netstate
 from tests.support.hostports import ports
 from tests.support.invocation import run_plugin
-from tests.support.machine import CONF_DIR
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList, Run
@@ -35,9 +35,7 @@ KEYS = next(table for table in PAGE.tables() if "DEL of podwire's pods" in table
 def test_commands_of_the_page_work(empty_machine, needs_programs, bin_dir, reference):
     """From the archive to the installed plugins, and back to the reference, an older pod keeps running and can end."""
     needs_programs(*podman_client.PROGRAMS)
-    empty_machine.install(binaries.REFERENCE)
-    empty_machine.write(CONF_DIR / "10-net.conflist", json.dumps(NETWORK))
-    node = Node(podman_client.configure_with_image(empty_machine), bin_dir)
+    node = Node(empty_machine, bin_dir, BRIDGE)
     directory = empty_machine.scratch / "archive"
     directory.mkdir()
     output("tar", "-C", str(bin_dir), "-czf", str(directory / "podwire-0.1.0-linux-amd64.tgz"), ".")
@@ -71,9 +69,9 @@ def build_network(row: dict[str, str], store: Path) -> NetworkList:
     keys: dict[str, Any] = json.loads("{" + fragment.strip("`") + "}") if ":" in fragment else {}
     if "logFile" in keys:
         keys = {"logFile": str(store / "log")}
-    ipam = {"type": "host-local", "dataDir": str(store), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
+    ipam = {**host_local("10.22.0.0/24"), "dataDir": str(store)}
     plugins: list[dict[str, Any]] = [
-        {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam},
+        bridge(ipam=ipam),
         {"type": "portmap", "capabilities": {"portMappings": True}},
         {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000},
         {"type": "firewall"},

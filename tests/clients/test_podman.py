@@ -5,23 +5,15 @@ One rule: each test compares the machine's whole state before and after.
 
 import pytest
 
-from tests.clients.images import PAGE, WEB_SERVER
 from tests.clients.podman import serving
 from tests.support import binaries, netstate, sockets
 from tests.support.attaching import reaches
-from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, eventually
+from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS
 from tests.support.sockets import Reached, call, is_unreachable
 
 pytestmark = pytest.mark.usefixtures("machine_unchanged")
 
 GATEWAY = "10.22.0.1"
-LIMITS = """
-{"cniVersion": "1.0.0", "name": "limited", "plugins": [
-  {"type": "bridge", "bridge": "cni1", "isGateway": true, "ipMasq": true,
-   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.23.0.0/24"}]]}},
-  {"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 16000000, "egressBurst": 1600000}
-]}
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,29 +68,6 @@ def test_containers_reach_each_other_and_other_machines(podman):
     assert [one.networks["podwire"][key] for key in ("Gateway", "IPPrefixLen")] == [GATEWAY, 16]
 
 
-def test_programs_in_containers_use_the_network(podman):
-    """A web server in a container answers a browser in another one, and ping works."""
-    web = podman.start("web", "--publish=8080:80", command=WEB_SERVER)
-    podman.start("two", "--cap-add=net_raw")
-    for address in (web.address(), f"{ADDRESS}:8080"):
-        assert podman("exec", "two", "timeout", "5", "wget", "-q", "-O", "-", f"http://{address}/") == PAGE
-    assert "1 packets received" in podman("exec", "two", "ping", "-c1", "-W5", web.address())
-    assert "inet 127.0.0.1/8" in podman("exec", "web", "ip", "address", "show", "lo")
-
-
-def test_limits_exist_as_long_as_the_container(podman):
-    """The limits are qdiscs on the host veth and the ifb, and are removed with the container."""
-    machine = podman.machine
-    machine.write(CONF_DIR / "20-limited.conflist", LIMITS)
-    podman.start("slow", network="limited")
-    lines = machine.run("tc", "qdisc", "show").splitlines()
-    limits = [line.split(" root ")[1].split()[2:6] for line in lines if " tbf " in line]
-    assert sorted(limits) == [["rate", "16Mbit", "burst", "200000b"], ["rate", "8Mbit", "burst", "100000b"]], lines
-    podman.remove()
-    assert eventually(lambda: " tbf " not in machine.run("tc", "qdisc", "show"))
-    podman("network", "rm", "limited")
-
-
 def test_restart_and_reload_publish_the_port_again(podman):
     """`podman restart` and `podman network reload` publish the port again; `podman stop` removes everything."""
     machine = podman.machine
@@ -141,19 +110,6 @@ def test_killed_container_is_removed_and_its_name_reused(podman):
     with serving(podman.start("web", "--publish=8080:80")) as services:
         assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
         assert is_unreachable(services, machine.peer, "tcp", ADDRESS, 8081)
-
-
-@pytest.mark.parametrize("network", ["host", "none"])
-def test_host_and_none_networks_change_nothing(podman, network):
-    """Containers with the host's network, or none, change nothing and get no interface."""
-    machine = podman.machine
-    before = machine.picture()
-    podman(*podman.line("alone", network=network))
-    running = machine.picture()
-    for key in ("links", "routes", "nft", "iptables", "qdiscs"):
-        assert running[key] == before[key]
-    links = set(podman("exec", "alone", "ls", "/sys/class/net").split())
-    assert links == (set(before["links"]) if network == "host" else {"lo"})
 
 
 def test_containers_of_a_pod_share_its_network(podman):

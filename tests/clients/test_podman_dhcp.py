@@ -1,13 +1,12 @@
 """podman's macvlan networks with `--ipam-driver=dhcp`: podwire's plugins and daemon alone, and dnsmasq at the peer."""
 
-import json
 import subprocess
 
 import pytest
 
 from tests.support import netstate
 from tests.support.attaching import reaches
-from tests.support.machine import BIN_DIR, CONF_DIR, PEER_ADDRESS, eventually
+from tests.support.machine import BIN_DIR, PEER_ADDRESS, eventually
 
 pytestmark = pytest.mark.usefixtures("machine_unchanged")
 
@@ -51,7 +50,7 @@ def test_containers_lease_their_addresses(podman, leases):
         machine.running(*DAEMON),
         podman.network("lan", "--driver=macvlan", "--opt=parent=up0", "--ipam-driver=dhcp") as lan,
     ):
-        (plugin,) = json.loads(machine.run("cat", str(CONF_DIR / "lan.conflist")))["plugins"]
+        (plugin,) = podman.plugins(lan)
         assert (plugin["type"], plugin["ipam"]["type"]) == ("macvlan", "dhcp")
         assert eventually(lambda: machine.succeeds("test", "-S", "/run/cni/dhcp.sock"))
         one, two = podman.start("one", network=lan), podman.start("two", network=lan)

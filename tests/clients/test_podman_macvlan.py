@@ -14,7 +14,6 @@ from tests.support.machine import (
     ADDRESS,
     ADDRESS6,
     BIN_DIR,
-    CONF_DIR,
     PEER_ADDRESS,
     PEER_ADDRESS6,
     eventually,
@@ -35,27 +34,14 @@ def previous_containers(podman):
     podman.remove()
 
 
-def addresses(container, ifname="eth0"):
-    """Returns the addresses of an interface of a container, with their prefixes."""
-    entries = netstate.links(container.namespace)[ifname]["addresses"]
-    return [f"{entry['local']}/{entry['prefixlen']}" for entry in entries]
-
-
-def both(container, network):
-    """Returns the addresses of a container that podman reports for a network of both families."""
-    settings = container.networks[network]
-    return settings["IPAddress"], settings["GlobalIPv6Address"]
-
-
 def test_containers_are_on_the_network_of_the_parent(podman):
     """Containers, and the peer, reach each other by both families with their addresses; the machine does not."""
     machine = podman.machine
     with podman.network("lan", *PARENT, *IPV4, *IPV6) as lan:
-        plugins = json.loads(machine.run("cat", str(CONF_DIR / "lan.conflist")))["plugins"]
-        assert [plugin["type"] for plugin in plugins] == ["macvlan"]
+        assert [plugin["type"] for plugin in podman.plugins(lan)] == ["macvlan"]
         one, two = podman.start("one", network=lan), podman.start("two", network=lan)
-        (ipv4, ipv6), (other, other6) = both(one, lan), both(two, lan)
-        assert addresses(one) == [f"{ipv4}/24", f"{ipv6}/64"]
+        (ipv4, ipv6), (other, other6) = one.both(lan), two.both(lan)
+        assert one.addresses() == [f"{ipv4}/24", f"{ipv6}/64"]
         settings = one.networks[lan]
         assert (settings["Gateway"], settings["IPv6Gateway"]) == (PEER_ADDRESS, PEER_ADDRESS6)
         for ip in (PEER_ADDRESS, PEER_ADDRESS6, other, other6):
@@ -75,43 +61,16 @@ def test_requested_addresses(podman):
     mac = "02:00:00:00:00:77"
     with podman.network("lan", *PARENT, *IPV4, *IPV6, "--opt=mode=private", "--opt=mtu=1400") as lan:
         one = podman.start("one", "--ip=203.0.113.177", f"--mac-address={mac}", network=lan)
-        assert addresses(one) == ["203.0.113.177/24", f"{both(one, lan)[1]}/64"]
+        assert one.addresses() == ["203.0.113.177/24", f"{one.both(lan)[1]}/64"]
         link = netstate.shown(one.namespace, "eth0")
         assert (link["address"], link["mtu"], link["linkinfo"]["info_data"]["mode"]) == (mac, 1400, "private")
         assert one.networks[lan]["MacAddress"] == mac
         two = podman.start("two", "--ip=203.0.113.178", "--ip6=2001:db8::1:78", network=lan)
-        assert addresses(two) == ["203.0.113.178/24", "2001:db8::1:78/64"]
+        assert two.addresses() == ["203.0.113.178/24", "2001:db8::1:78/64"]
         assert reaches(two.namespace, PEER_ADDRESS)
         assert not reaches(two.namespace, "203.0.113.177", within_s=1)  # mode private
         in_use = podman.fail(*podman.line("three", "--ip=203.0.113.178", network=lan))
         assert "requested IP address 203.0.113.178 is not available" in in_use
-
-
-def test_internal_network_has_no_default_route(podman):
-    """Containers of an --internal network reach each other and the network of the parent, by no gateway."""
-    with podman.network("lan", *PARENT, "--internal", *IPV4[::2]) as lan:
-        one, two = podman.start("one", network=lan), podman.start("two", network=lan)
-        assert reaches(one.namespace, two.address(lan))
-        assert reaches(one.namespace, PEER_ADDRESS)
-        assert "default" not in one.namespace.ip("route")
-
-
-def test_second_network_of_a_running_container(podman):
-    """`podman network connect` adds the interface to a container with a published port, disconnect removes only it."""
-    machine = podman.machine
-    with podman.network("lan", *PARENT, *IPV4) as lan:
-        podman.start("web", "--publish=8080:80")
-        before = machine.picture()
-        podman("network", "connect", lan, "web")
-        web = podman.inspect("web")
-        assert addresses(web, "eth1") == [f"{web.address(lan)}/24"]
-        with serving(web) as services:
-            assert call(services, machine.peer, "tcp", web.address(lan), 80) == Reached("web", PEER_ADDRESS)
-        with machine.unchanged(before):
-            podman("network", "disconnect", lan, "web")
-        assert sorted(netstate.links(web.namespace)) == ["eth0", "lo"]
-        with serving(web) as services:
-            assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
 
 
 def test_container_is_restarted_and_killed(podman):
@@ -120,42 +79,11 @@ def test_container_is_restarted_and_killed(podman):
         podman.start("one", "--ip=203.0.113.177", network=lan)
         podman("restart", "--time=0", "one")
         one = podman.inspect("one")
-        assert addresses(one) == ["203.0.113.177/24"]
+        assert one.addresses() == ["203.0.113.177/24"]
         assert reaches(one.namespace, PEER_ADDRESS)
         podman("kill", "one")
         assert eventually(lambda: "203.0.113.177" not in podman.machine.run("ls", f"/var/lib/cni/networks/{lan}"))
         assert podman.start("two", "--ip=203.0.113.177", network=lan).address(lan) == "203.0.113.177"
-
-
-def test_host_access_by_an_edited_file(podman):
-    """With "hostAccess" added to podman's file, machine and container reach each other; removal removes the link."""
-    machine = podman.machine
-    with podman.network("lan", *PARENT, *IPV4, *IPV6) as lan:
-        path = CONF_DIR / f"{lan}.conflist"
-        content = json.loads(machine.run("cat", str(path)))
-        content["plugins"][0]["hostAccess"] = True
-        machine.write(path, json.dumps(content))
-        before = machine.picture()
-        with machine.unchanged(before):
-            one = podman.start("one", network=lan)
-            for ip in (ADDRESS, ADDRESS6):
-                assert reaches(one.namespace, ip), ip
-            with serving(one) as services:
-                for ip, source in zip(both(one, lan), (ADDRESS, ADDRESS6), strict=True):
-                    assert call(services, machine.network, "tcp", ip, 80) == Reached("one", source)
-            podman.remove("one")
-
-
-def test_podman_shows_errors_of_the_plugin(podman):
-    """For a parent that has vanished and for an MTU above the parent's podman shows the plugin's message."""
-    machine = podman.machine
-    machine.network.ip("link", "add", "gone0", "type", "bridge")
-    with podman.network("lan", "--driver=macvlan", "--opt=parent=gone0", *IPV4) as lan:
-        machine.network.ip("link", "del", "gone0")
-        assert 'failed to lookup master "gone0": Link not found' in podman.fail(*podman.line("one", network=lan))
-    with podman.network("lan", *PARENT, *IPV4, "--opt=mtu=9000") as lan:
-        message = "invalid MTU 9000, must be [0, master MTU(1500)]"
-        assert message in podman.fail(*podman.line("one", network=lan))
 
 
 def test_tool_shows_and_repairs_the_container(podman, bin_dir):

@@ -3,8 +3,6 @@
 One rule: a test removes its networks, too, and compares the machine's whole state before and after.
 """
 
-import json
-
 import pytest
 
 from tests.clients.podman import serving
@@ -16,6 +14,8 @@ from tests.support.sockets import Reached, call, is_unreachable
 pytestmark = pytest.mark.usefixtures("machine_unchanged")
 
 SUBNET = "--subnet=10.68.0.0/24"
+MACVLAN, LAN = ("--driver=macvlan", "--opt=parent=up0", "--ip-range=203.0.113.128/26"), "--subnet=203.0.113.0/24"
+GATEWAY = f"--gateway={PEER_ADDRESS}"
 DUAL = ("--ipv6", SUBNET, "--subnet=fd00:68::/64")
 
 
@@ -27,17 +27,11 @@ def previous_containers(podman):
         podman.start("second", "--publish=8081:80", network=dual)
 
 
-def addresses(container, ifname="eth0"):
-    """Returns the addresses of an interface of a container, with their prefixes."""
-    entries = netstate.links(container.namespace)[ifname]["addresses"]
-    return [f"{entry['local']}/{entry['prefixlen']}" for entry in entries]
-
-
 def test_default_network_works(podman):
     """Podman's default network, which no file describes, has bridge, portmap, firewall and tuning."""
     machine = podman.machine
     web = podman.start("web", "--publish=8080:80", "--mac-address=02:00:00:00:00:07", network="")
-    assert addresses(web) == [f"{web.address('podman')}/16"]
+    assert web.addresses() == [f"{web.address('podman')}/16"]
     assert netstate.links(web.namespace)["eth0"]["address"] == "02:00:00:00:00:07"
     with serving(web) as services:
         assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
@@ -50,11 +44,10 @@ def test_created_network_provides_fixed_addresses_and_ports(podman):
     """It provides the requested address and MAC address, and ports on all addresses or only on 127.0.0.1."""
     machine = podman.machine
     with podman.network("auto", SUBNET) as auto:
-        plugins = json.loads(machine.run("cat", str(CONF_DIR / "auto.conflist")))["plugins"]
-        assert [plugin["type"] for plugin in plugins] == ["bridge", "portmap", "firewall", "tuning"]
+        assert [plugin["type"] for plugin in podman.plugins(auto)] == ["bridge", "portmap", "firewall", "tuning"]
         fixed = ("--ip=10.68.0.77", "--mac-address=02:00:00:00:00:77")
         web = podman.start("web", *fixed, "--publish=8081:80", "--publish=127.0.0.1:8082:80", network=auto)
-        assert addresses(web) == ["10.68.0.77/24"]
+        assert web.addresses() == ["10.68.0.77/24"]
         assert netstate.links(web.namespace)["eth0"]["address"] == "02:00:00:00:00:77"
         settings = web.networks[auto]
         assert (settings["IPAddress"], settings["MacAddress"]) == ("10.68.0.77", "02:00:00:00:00:77")
@@ -72,7 +65,7 @@ def test_dual_stack_network_works(podman):
     with podman.network("dual", *DUAL) as dual:
         web = podman.start("web", "--publish=8080:80", network=dual)
         settings = web.networks[dual]
-        assert addresses(web) == [f"{settings['IPAddress']}/24", f"{settings['GlobalIPv6Address']}/64"]
+        assert web.addresses() == [f"{settings['IPAddress']}/24", f"{settings['GlobalIPv6Address']}/64"]
         assert (settings["Gateway"], settings["IPv6Gateway"]) == ("10.68.0.1", "fd00:68::1")
         assert reaches(web.namespace, PEER_ADDRESS6, options=("-6",))
         assert reaches(web.namespace, PEER_ADDRESS)
@@ -81,32 +74,37 @@ def test_dual_stack_network_works(podman):
             assert call(services, machine.peer, "tcp", ADDRESS6, 8080) == Reached("web", PEER_ADDRESS6)
 
 
-def test_internal_network_reaches_no_other_machine(podman):
-    """Containers of an --internal network reach each other, and no other machine."""
-    with podman.network("internal", "--internal", SUBNET) as name:
+@pytest.mark.parametrize("options", [(SUBNET,), (*MACVLAN, LAN)], ids=["bridge", "macvlan"])
+def test_internal_network_has_no_default_route(podman, options):
+    """Containers of an --internal network reach each other, by no gateway; on a bridge they reach no other machine."""
+    with podman.network("internal", "--internal", *options) as name:
         one, two = podman.start("one", network=name), podman.start("two", network=name)
         with serving(one) as services:
             assert call(services, two.namespace, "tcp", one.address(name), 80) == Reached("one", two.address(name))
         assert "default" not in one.namespace.ip("route")
-        assert not reaches(one.namespace, PEER_ADDRESS, within_s=1)
+        assert reaches(one.namespace, PEER_ADDRESS, within_s=5 if LAN in options else 1) == (LAN in options)
 
 
-def test_connect_and_disconnect_of_a_second_network(podman):
+@pytest.mark.parametrize(
+    "options", [(SUBNET,), (*MACVLAN, LAN, f"--gateway={PEER_ADDRESS}")], ids=["bridge", "macvlan"]
+)
+def test_connect_and_disconnect_of_a_second_network(podman, options):
     """`podman network connect` adds an interface to a running container, disconnect removes only that."""
     machine = podman.machine
-    with podman.network("auto", SUBNET) as auto:
-        podman.start("first", "--publish=8081:80", network=auto)  # leaves the guard of its bridge
+    with podman.network("more", *options) as more:
+        podman.start("first", "--publish=8081:80", network=more)  # leaves the guard of its bridge
         podman.remove()
         podman.start("web", "--publish=8080:80")
         before = machine.picture()
-        podman("network", "connect", auto, "web")
+        podman("network", "connect", more, "web")
         web = podman.inspect("web")
-        assert addresses(web, "eth1") == [f"{web.address(auto)}/24"]
+        assert web.addresses("eth1") == [f"{web.address(more)}/24"]
+        near = (machine.peer, PEER_ADDRESS) if LAN in options else (machine.network, "10.68.0.1")
         with serving(web) as services:
-            assert call(services, machine.network, "tcp", web.address(auto), 80) == Reached("web", "10.68.0.1")
+            assert call(services, near[0], "tcp", web.address(more), 80) == Reached("web", near[1])
             assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
         with machine.unchanged(before):
-            podman("network", "disconnect", auto, "web")
+            podman("network", "disconnect", more, "web")
         assert sorted(netstate.links(web.namespace)) == ["eth0", "lo"]
         with serving(web) as services:
             assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
@@ -116,7 +114,7 @@ def test_container_on_two_networks_is_reachable_by_both(podman):
     """A container on two networks has an interface in each, and its ports are forwarded to it."""
     with podman.network("auto", SUBNET) as auto:
         both = podman.start("both", f"--network={auto}", "--publish=8080:80")
-        assigned = {addresses(both, ifname)[0] for ifname in ("eth0", "eth1")}
+        assigned = {both.addresses(ifname)[0] for ifname in ("eth0", "eth1")}
         assert assigned == {f"{both.address()}/16", f"{both.address(auto)}/24"}
         with serving(both) as services:
             assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("both", PEER_ADDRESS)
@@ -135,28 +133,3 @@ def test_podman_shows_address_errors_of_the_plugin(podman):
         assert "no IP addresses available in range set: 10.68.0.1-10.68.0.2: 1 of 1 in use" in full
         gateway = podman.fail(*podman.line("four", "--ip=10.68.0.1", network=auto))
         assert "requested ip 10.68.0.1 is subnet's gateway" in gateway
-
-
-def test_port_in_use_is_refused_by_podman(podman):
-    """Podman refuses a port of another container, which keeps it, and the refused container can be removed."""
-    with serving(podman.start("one", "--publish=8080:80")) as services:
-        assert "address already in use" in podman.fail(*podman.line("two", "--publish=8080:80"))
-        podman.remove("two")
-        assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("one", PEER_ADDRESS)
-
-
-def test_podman_shows_configuration_errors_of_the_plugin(podman):
-    """For a bridge name of another link, an invalid VLAN and host bits podman shows the plugin's message."""
-    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.0/24"}]]}
-    crooked = {"type": "host-local", "ranges": [[{"subnet": "10.69.0.9/24"}]]}
-    for keys, message in (
-        ({"bridge": "up0"}, '"up0" already exists but is not a bridge: it is veth; set "bridge" to another name'),
-        ({"vlan": 5000}, 'invalid VLAN ID 5000 (must be between 0 and 4094): "vlan"'),
-        ({"ipam": crooked}, 'the network address is 10.69.0.0: in "ipam.ranges[0][0].subnet"'),
-    ):
-        plugin = {"type": "bridge", "bridge": "cni7", "ipam": ipam, **keys}
-        broken = {"cniVersion": "1.0.0", "name": "broken", "plugins": [plugin]}
-        podman.machine.write(CONF_DIR / "20-broken.conflist", json.dumps(broken))
-        assert message in podman.fail(*podman.line("one", network="broken"))
-        podman.remove()
-    podman.machine.run("rm", str(CONF_DIR / "20-broken.conflist"))

@@ -107,15 +107,15 @@ def states(machine):
     return [one["state"] for one in shown["attachments"]]
 
 
+@pytest.mark.usefixtures("machine_unchanged")
 def test_container_with_deleted_namespace_is_collected(podman, tool):
     """The tool reports a container with a deleted namespace, for which podman runs no DEL; gc removes the rest."""
     machine = podman.machine
-    with machine.unchanged():
-        podman.start("web", "--publish=8080:80")
-        process = podman("inspect", "--format={{.State.Pid}} {{.NetworkSettings.SandboxKey}}", "web")
-        machine.run("sh", "-ec", 'kill -9 "$1"; umount "$2"; rm "$2"', "sh", *process.split())
-        machine.run("podman", "rm", "--force", "--time=0", "web")  # may print an error
-        # The kernel deletes the namespace and its links in the background; until then they are a proof of life.
-        assert eventually(lambda: states(machine) == ["gone"]), states(machine)
-        assert "podwire gc podwire" in machine.run(TOOL, "doctor", check=False)
-        assert len(tool("gc", "podwire")["deleted"]) == 1
+    podman.start("web", "--publish=8080:80")
+    process = podman("inspect", "--format={{.State.Pid}} {{.NetworkSettings.SandboxKey}}", "web")
+    machine.run("sh", "-ec", 'umount "$2"; rm "$2"; kill -9 "$1"', "sh", *process.split())
+    machine.run("podman", "rm", "--force", "--time=0", "web", check=False)  # may print an error
+    # The kernel deletes the namespace and its links in the background; until then they are a proof of life.
+    assert eventually(lambda: states(machine) == ["gone"]), states(machine)
+    assert "podwire gc podwire" in machine.run(TOOL, "doctor", check=False)
+    assert len(tool("gc", "podwire")["deleted"]) == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import podman as podman_client
-from tests.clients.attaching import run_on
+from tests.clients.attaching import bridge, run_on
 from tests.clients.podman import Podman, serving
 from tests.support.bandwidth_network import BOTH
 from tests.support.hostports import ports
@@ -25,13 +25,7 @@ from tests.support.netlist import NetworkList
 from tests.support.sockets import PORT, Reached, call, service
 
 LIST = (
-    {
-        "type": "bridge",
-        "bridge": "cni0",
-        "isDefaultGateway": True,
-        "ipMasq": True,
-        "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]},
-    },
+    bridge("10.22.0.0/24"),
     {"type": "portmap", "capabilities": {"portMappings": True}},
     {"type": "bandwidth", "capabilities": {"bandwidth": True}},
     {"type": "firewall", "backend": "iptables"},

@@ -35,7 +35,7 @@ FEATURES = {
     "CRI: a network of a template, or of `podwire install`": r"test_cri_life\.py::test_node_gets_its_network",
     "CRI: macvlan": r"test_cri_macvlan\.py::",
     "CRI: a pod that lost its namespace can be removed": r"test_cri\w*\.py::test_pod_with_unmounted_namespace",
-    "CRI: pods outlive a killed containerd": r"test_cri_restart\.py::",
+    "CRI: pods outlive a killed containerd": r"test_cri_life\.py::test_pods_outlive",
     "CRI: from the reference plugins and back": r"test_moving_cri\.py::",
     "`ctr run --cni`": r"test_ctr\.py::",
     "`podwire install` finds containerd's directories": r"test_install\.py::",

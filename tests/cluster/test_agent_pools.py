@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-from functools import partial
 from ipaddress import ip_address, ip_network
 
 import pytest
 
 from agent.pools.block_protocol import Evidence
 from agent.pools.reclaim import read_suspect, reclaim
+from tests.support.agent_nodes import error_of, pod_args
 from tests.support.attaching import reaches
+from tests.support.cluster_world import assert_reach
 from tests.support.machine import eventually
 from tests.support.pool_world import POOLS, pool_world
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 PODS = 70  # more than a block of 61 addresses has
 
 
@@ -27,29 +28,18 @@ def world(request, tmp_path_factory):
         yield created
 
 
-def error_of(answer):
-    """Returns the error of ADD, None if it succeeded."""
-    return next((step["error"] for step in answer["steps"] if step.get("error")), None)
-
-
-def has_blocks(world, node, network):
-    return bool(world.blocks(node, network=network))
-
-
 def test_pods_reach_pods_of_all_blocks(world):
     """Pods of a node's first and second block reach pods of other nodes, with their addresses, IPv4 and IPv6."""
-    first, second, third = world.nodes
-    pods = [world.add(first, "one"), world.add(second, "two"), world.add(third, "three")]
+    first = world.nodes[0]
+    pods = [node.add() for node in world.nodes]
     crowd = [f"crowd{number}" for number in range(PODS)]
-    last = [world.add(first, name) for name in crowd][-1]
+    last = [first.add(name) for name in crowd][-1]
     assert ip_address(last.addresses[4]) not in ip_network(world.blocks(first)[0])
-    for one, other in itertools.permutations((*pods, last), 2):
-        for version in (4, 6):
-            assert reaches(one.namespace, other.addresses[version]), (one.addresses, other.addresses)
+    assert_reach(*pods, last)
     for name in crowd:
-        world.delete(first, name)
-    for node, name in zip(world.nodes, ("one", "two", "three"), strict=True):
-        world.delete(node, name)
+        first.delete(name)
+    for node in world.nodes:
+        node.delete()
 
 
 def test_no_two_nodes_have_a_block(world):
@@ -66,20 +56,18 @@ def test_pods_start_while_the_store_and_the_agent_are_down(world):
     node = world.nodes[1]
     world.etcd.kill(0)
     try:
-        pod = world.add(node, "alone")
-        assert reaches(pod.namespace, world.add(node, "beside").addresses[4])
+        assert reaches(node.add("alone").namespace, node.add("beside").addresses[4])
         world.agents[node.name].stop(signal.SIGKILL)
-        world.add(node, "orphan")
-        answers = (world.try_add(node, f"full{number}") for number in itertools.count())
+        node.add("orphan")
+        answers = (node.try_add(f"full{number}") for number in itertools.count())
         error = next(error for answer in answers if (error := error_of(answer)))
         assert error["code"] == 11
         assert "pool default has no free address on this node" in error["msg"]
     finally:
         world.etcd.start(0)
         world.etcd.wait()
-    agent = world.start(node)
-    agent.wait_ready()
-    assert eventually(lambda: "result" in world.try_add(node, "again"), within_s=20)
+    world.start(node).wait_ready()
+    assert eventually(lambda: "result" in node.try_add("again"))
 
 
 def test_a_block_moves_to_another_node(tmp_path):
@@ -88,19 +76,19 @@ def test_a_block_moves_to_another_node(tmp_path):
     pools = [{"name": "default", "cidrs": cidrs, "blockPrefixLengths": {"ipv4": 28}}]
     with pool_world(tmp_path, count=3, pools=pools) as world:
         first, second, third = world.nodes
-        world.add(first, "one")
-        pod = world.add(third, "three")
+        first.add()
+        pod = third.add()
         moved = world.blocks(first)[0]
         world.agents[first.name].stop(signal.SIGKILL)
         world.agents[third.name].stop()  # else it might claim the block, as its spare one
         node_id = json.loads(first.run("cat", "/var/lib/podwire/node-id"))["node"]
         done = reclaim(world.store, read_suspect(world.store, node_id), Evidence.POWERED_OFF)
         assert moved in map(str, done.blocks)
-        first.network.ip("link", "set", "eth0", "down")  # it is off
-        pods = [world.add(second, f"two{number}") for number in range(12)]
-        assert eventually(lambda: moved in world.blocks(second), within_s=20)
+        first.power_off()
+        pods = [second.add(f"two{number}") for number in range(12)]
+        assert eventually(lambda: moved in world.blocks(second))
         world.start(third)
-        pods += [world.add(second, f"more{number}") for number in range(12)]
+        pods += [second.add(f"more{number}") for number in range(12)]
         moved_pod = next(one for one in pods if ip_address(one.addresses[4]) in ip_network(moved))
         assert eventually(lambda: reaches(moved_pod.namespace, pod.addresses[4]))
         assert reaches(pod.namespace, moved_pod.addresses[4])
@@ -109,14 +97,11 @@ def test_a_block_moves_to_another_node(tmp_path):
 def test_a_pool_of_a_namespace_is_claimed_when_a_pod_needs_it(world):
     """The first ADD of a namespace with a pool of its own ends with code 11, and the next one succeeds."""
     world.set_pools([*POOLS, {"name": "batch", "cidrs": ["10.23.0.0/24"], "namespaces": ["jobs"]}])
-    node = world.nodes[0]
-    values = ("IgnoreUnknown=1", "K8S_POD_NAMESPACE=jobs", "K8S_POD_NAME=job")
-    arguments = tuple(option for value in values for option in ("--args", value))
+    node, arguments = world.nodes[0], pod_args("jobs", "job")
     path = "/var/lib/cni/networks.podwire/podwire.grants"
-    assert eventually(lambda: '"batch"' in node.run("cat", path), within_s=20)
-    error = error_of(world.try_add(node, "job", *arguments))
-    assert error["code"] == 11
-    assert eventually(lambda: error_of(world.try_add(node, "job", *arguments)) is None, within_s=20)
+    assert eventually(lambda: '"batch"' in node.run("cat", path))
+    assert error_of(node.try_add("job", *arguments))["code"] == 11
+    assert eventually(lambda: error_of(node.try_add("job", *arguments)) is None)
     assert eventually(lambda: world.blocks(node, state="granted")[-1].startswith("10.23.0."))
 
 
@@ -136,8 +121,8 @@ def test_pods_of_a_segment_are_on_one_link(tmp_path):
         pods = []
         for node in world.nodes:
             node.run("sh", "-c", "cat >/etc/cni/net.d/20-lan.conflist", stdin=json.dumps(conf))
-            assert eventually(partial(has_blocks, world, node, "lan"), within_s=20)
-            pods.append(world.add(node, "pod", network="lan"))
+            assert eventually(lambda: world.blocks(node, network="lan") != [])  # noqa: B023
+            pods.append(node.add(network="lan"))
         for one, other in itertools.permutations(pods, 2):
             assert reaches(one.namespace, other.addresses[4])
         assert all(reaches(one.namespace, "203.0.113.1") for one in pods)

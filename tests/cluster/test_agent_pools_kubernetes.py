@@ -1,21 +1,24 @@
-"""Agents that share pools in custom resources: what happens to a machine's blocks when its Node object is deleted."""
+"""Agents that share pools in custom resources: pools that are applied, and the blocks of a machine that is gone."""
 
 from __future__ import annotations
 
-import itertools
 import signal
+from typing import Any
 
 import pytest
 
 from agent.api_server import Server
 from agent.kubernetes import Client
 from agent.pools.kubernetes_store import kubernetes_store
+from tests.support import stores
 from tests.support.attaching import reaches
-from tests.support.kubernetes_double import NODES
+from tests.support.cluster_world import assert_reach
+from tests.support.kubernetes_double import EVENTS, NODES
+from tests.support.kubernetes_store import SPACES
 from tests.support.machine import eventually
-from tests.support.pool_world import kubernetes_pool_world, without_cidrs
+from tests.support.pool_world import POOLS, kubernetes_pool_world, without_cidrs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture
@@ -25,10 +28,15 @@ def world(tmp_path):
         yield created
 
 
+def admin_of(world, directory):
+    """Returns the administrator's client of the API server."""
+    return Client(Server(world.server.url, directory / "ca.crt"), directory / "token")
+
+
 @pytest.fixture
 def store(world, tmp_path):
     """The store, for the administrator."""
-    return kubernetes_store(Client(Server(world.server.url, tmp_path / "ca.crt"), tmp_path / "token"), "default")
+    return kubernetes_store(admin_of(world, tmp_path), "default")
 
 
 def owned(store, name):
@@ -37,66 +45,88 @@ def owned(store, name):
     return [block for block, stored in store.list_blocks().items() if stored.value.owner in nodes]
 
 
-def test_pods_of_all_nodes_reach_each_other(world):
-    """Pods have addresses of their node's blocks and reach each other, IPv4 and IPv6."""
-    pods = [world.add_pod(node) for node in world.nodes]
-    for one, other in itertools.permutations(pods, 2):
-        for version in (4, 6):
-            assert reaches(one.namespace, other.addresses[version])
-
-
 def test_a_node_object_without_internal_ips_changes_no_route(world):
     """With pools, too, a Node object that loses its InternalIPs changes no route, and packets arrive."""
-    pods = [world.add_pod(node) for node in world.nodes[:2]]
+    pods = [node.add() for node in world.nodes[:2]]
     first = world.nodes[0]
-    before = [node.run("ip", "route") for node in world.nodes]
+    before = [node.routes() for node in world.nodes]
     document = without_cidrs(world, first)
     document["status"]["addresses"] = []
     world.server.store.put(f"{NODES}/{first.name}", document)
-    assert eventually(lambda: f"the agent keeps {first.addresses[0]}" in world.agents[0].ready_text())
-    assert [node.run("ip", "route") for node in world.nodes] == before
-    for one, other in itertools.permutations(pods):
-        assert reaches(one.namespace, other.addresses[4])
+    world.agents[0].wait_for(f"the agent keeps {first.addresses[0]}")
+    assert [node.routes() for node in world.nodes] == before
+    assert_reach(*pods)
 
 
-def test_the_blocks_of_a_deleted_node_become_free(world, store):
-    """A machine is off and its Node is deleted: the other agents free its blocks and delete the routes to them."""
-    dead, running = world.nodes[0], world.nodes[1]
-    blocks = owned(store, dead.name)
-    assert blocks
+def turn_off(world):
+    """Ends the first machine; returns its node."""
     world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
-    world.server.store.remove(f"{NODES}/{dead.name}")
-    assert eventually(lambda: not owned(store, dead.name), within_s=30)
-    assert eventually(lambda: str(blocks[0]) not in running.run("ip", "route"), within_s=10)
+    world.nodes[0].power_off()
+    return world.nodes[0]
+
+
+@pytest.mark.parametrize("statement", ["deleted", "out of service"])
+def test_the_blocks_of_a_node_that_is_declared_off_become_free(world, store, statement):
+    """The Node of a machine is deleted or tainted: the others free its blocks and delete the routes to them."""
+    blocks = owned(store, world.nodes[0].name)
+    dead = turn_off(world)
+    if statement == "deleted":
+        world.remove(dead)
+    else:
+        taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+        world.server.store.put(f"{NODES}/{dead.name}", {**without_cidrs(world, dead), "spec": {"taints": [taint]}})
+    assert eventually(lambda: not owned(store, dead.name), within_s=100)
+    assert eventually(lambda: str(blocks[0]) not in world.nodes[1].routes())
 
 
 def test_the_blocks_of_a_silent_node_stay(world, store):
     """A machine that does not answer keeps its blocks: time proves nothing."""
-    dead = world.nodes[0]
-    blocks = owned(store, dead.name)
-    world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
+    blocks = owned(store, world.nodes[0].name)
+    dead = turn_off(world)
     assert not eventually(lambda: owned(store, dead.name) != blocks, within_s=6)
 
 
 def test_a_node_that_registers_again_keeps_its_blocks(world, store):
     """A Node is deleted and registered again under a running machine: its agent takes over its record in time."""
     node = world.nodes[0]
-    pod = world.add_pod(node)
-    blocks = owned(store, node.name)
-    world.server.store.remove(f"{NODES}/{node.name}")
+    pod, blocks = node.add(), owned(store, node.name)
+    world.remove(node)
     world.server.store.put(f"{NODES}/{node.name}", without_cidrs(world, node))
     assert not eventually(lambda: owned(store, node.name) != blocks, within_s=6)
     world.agents[0].wait_ready()
-    assert reaches(pod.namespace, world.add_pod(world.nodes[1]).addresses[4])
+    assert reaches(pod.namespace, world.nodes[1].add().addresses[4])
 
 
-def test_the_taint_out_of_service_frees_the_blocks(world, store):
-    """The taint out-of-service is the administrator's statement, too."""
-    dead = world.nodes[0]
-    world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
-    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
-    world.server.store.put(f"{NODES}/{dead.name}", {**without_cidrs(world, dead), "spec": {"taints": [taint]}})
-    assert eventually(lambda: not owned(store, dead.name), within_s=30)
+def condition(admin):
+    """Returns status and message of the condition of the IPSpace object."""
+    conditions: Any = admin.get(f"{SPACES}/default")["status"].get("conditions", ())
+    return next(((one["status"], one["message"]) for one in conditions), ("", ""))
+
+
+def test_applied_pools_make_a_fresh_cluster_ready(tmp_path):
+    """Agents wait for pools; applied ones make all nodes ready; refused ones change nothing; Events say so."""
+    with kubernetes_pool_world(tmp_path, pools=()) as world:
+        admin, first = admin_of(world, tmp_path), world.agents[0]
+        first.wait_for("apply an IPSpace object")
+        stores.apply_pools(admin, {"pools": [{**POOLS[0], "exclude": ["10.22.0.0/28"]}]})
+        assert eventually(lambda: condition(admin)[0] == "False")
+        assert "unknown key 'exclude'" in condition(admin)[1]
+        first.wait_for("unknown key 'exclude'")
+
+        stores.apply_pools(admin, {"pools": POOLS})
+        assert eventually(lambda: condition(admin) == ("True", "the pools are in effect"))
+        for agent in world.agents:
+            agent.wait_ready()
+        assert_reach(*(node.add() for node in world.nodes[:2]))
+
+        stores.apply_pools(admin, {"pools": [{**POOLS[0], "blockPrefixLengths": {"ipv4": 28}}]})
+        assert eventually(lambda: condition(admin)[0] == "False")
+        assert all(agent.is_ready() for agent in world.agents)
+        expected = [("Normal", "PoolsAccepted"), ("Warning", "PoolsRefused"), ("Warning", "PoolsRefused")]
+        assert eventually(lambda: events(admin) == expected)
+
+
+def events(admin):
+    """Returns type and reason of the Events about the IPSpace object."""
+    items: list[Any] = [*admin.list_objects(EVENTS, dict).items]
+    return sorted((one["type"], one["reason"]) for one in items if one["involvedObject"]["kind"] == "IPSpace")

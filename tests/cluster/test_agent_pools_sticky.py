@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import signal
 
 import pytest
 
-from tests.support.attaching import reaches
-from tests.support.cluster_world import Pod, pod_namespace
-from tests.support.kubernetes_double import NODES
+from tests.support.agent_nodes import Pod, error_of, pod_args
+from tests.support.cluster_world import assert_reach
 from tests.support.kubernetes_store import PODS
 from tests.support.machine import eventually
 from tests.support.pool_world import POOLS, kubernetes_pool_world
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1000)
 STICKY = {"name": "data", "cidrs": ["10.24.0.0/24", "fd00:24::/120"], "namespaces": ["team-a"], "sticky": True}
 
 
@@ -38,41 +35,21 @@ def schedule(world, name, node):
 
 def try_add(node, name):
     """Runs ADD for a pod of the namespace team-a; returns the pod, or the error."""
-    if name not in node.run("ip", "netns").split():
-        node.run("ip", "netns", "add", name)
-    values = ("IgnoreUnknown=1", "K8S_POD_NAMESPACE=team-a", f"K8S_POD_NAME={name}")
-    options = [option for value in values for option in ("--args", value)]
-    answer = json.loads(node.run("/opt/cni/bin/podwire", "add", "podwire", name, "--json", *options, check=False))
-    if "result" not in answer:
-        return next(step["error"] for step in answer["steps"] if step.get("error"))
-    ips = [ip["address"] for ip in answer["result"]["ips"]]
-    return Pod(pod_namespace(node, name), {6 if ":" in ip else 4: ip.partition("/")[0] for ip in ips})
+    answer = node.try_add(name, *pod_args("team-a", name))
+    return node.pod(name, answer) if "result" in answer else error_of(answer)
 
 
 def add(node, name):
     """Runs ADD again and again, as kubelet does, until it succeeds."""
-    pods = []
+    answers = []
 
     def is_added():
-        answer = try_add(node, name)
-        if isinstance(answer, Pod):
-            pods.append(answer)
-        else:
-            assert answer["code"] == 11, answer
-        return bool(pods)
+        answers.append(try_add(node, name))
+        assert isinstance(answers[-1], Pod) or answers[-1]["code"] == 11, answers[-1]
+        return isinstance(answers[-1], Pod)
 
-    assert eventually(is_added, within_s=30), try_add(node, name)
-    return pods[0]
-
-
-def assert_reach(*pods):
-    """Checks that pods reach each other, IPv4 and IPv6, with their addresses."""
-    for one, other in itertools.permutations(pods, 2):
-        for version in (4, 6):
-            assert eventually(lambda: reaches(one.namespace, other.addresses[version], within_s=1)), (  # noqa: B023
-                one.addresses,
-                other.addresses,
-            )
+    assert eventually(is_added), answers[-1]
+    return answers[-1]
 
 
 def test_a_pod_moves_with_its_address(world):
@@ -81,11 +58,11 @@ def test_a_pod_moves_with_its_address(world):
     schedule(world, "db-0", first)
     schedule(world, "db-1", first)
     pod, other = add(first, "db-0"), add(first, "db-1")
-    ordinary = [world.add_pod(node) for node in (first, second, third)]
+    ordinary = [node.add() for node in (first, second, third)]
     assert_reach(pod, other, *ordinary)
     schedule(world, "db-0", second)
-    assert eventually(lambda: "is still at node" in try_add(second, "db-0")["msg"], within_s=10)
-    world.delete_pod(first, "db-0")
+    assert eventually(lambda: "is still at node" in try_add(second, "db-0")["msg"])
+    first.delete("db-0")
     moved = add(second, "db-0")
     assert moved.addresses == pod.addresses
     assert_reach(moved, other, *ordinary)
@@ -96,14 +73,14 @@ def test_a_pod_of_a_machine_that_is_cut_off_waits_for_a_proof(world):
     """ADD on another node ends with code 11 and the reason until the machine is declared off, then it succeeds."""
     dead, running, third, _ = world.nodes
     schedule(world, "db-0", dead)
-    pod, ordinary = add(dead, "db-0"), world.add_pod(third)
+    pod, ordinary = add(dead, "db-0"), third.add()
     world.agents[0].stop(signal.SIGKILL)
-    dead.network.ip("link", "set", "eth0", "down")
+    dead.power_off()
     schedule(world, "db-0", running)
     text = f"its address {pod.addresses[4]} is still at node {dead.name}"
-    assert eventually(lambda: text in try_add(running, "db-0")["msg"], within_s=10)
+    assert eventually(lambda: text in try_add(running, "db-0")["msg"])
     assert not eventually(lambda: isinstance(try_add(running, "db-0"), Pod), within_s=5)
-    world.server.store.remove(f"{NODES}/{dead.name}")
+    world.remove(dead)
     moved = add(running, "db-0")
     assert moved.addresses == pod.addresses
     assert_reach(moved, ordinary)
@@ -114,7 +91,7 @@ def test_other_pods_never_get_the_address(world):
     node = world.nodes[0]
     schedule(world, "db-0", node)
     pod = add(node, "db-0")
-    world.delete_pod(node, "db-0")
+    node.delete("db-0")
     assert "not claimed it yet" in try_add(node, "db-1")["msg"]
     world.server.store.remove(f"{PODS}/team-a.db-0")
     schedule(world, "db-1", node)

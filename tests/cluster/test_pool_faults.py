@@ -27,7 +27,7 @@ def test_no_address_is_at_two_pods_whatever_fails(tmp_path, request, capsys):
         with run.working():
             run.cause(seconds)
             wrong = run.heal()
-        remaining = [] if eventually(lambda: not unowned(world.store, 5), within_s=30) else unowned(world.store, 5)
+        remaining = [] if eventually(lambda: not unowned(world.store, 5), within_s=200) else unowned(world.store, 5)
         history = run.history
         with capsys.disabled():
             print(

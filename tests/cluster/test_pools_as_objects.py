@@ -21,12 +21,12 @@ from agent.pools.reclaim import recover
 from agent.pools.reports import PoolsDecided
 from agent.pools.space import Space, parse_space
 from agent.pools.store import BlockNote, NodeEntry, Stored
-from tests.support import manifests
+from tests.support import manifests, stores
 from tests.support.admin_world import local_block
+from tests.support.kubernetes_store import SPACES
 from tests.support.manifests import DEPLOY
 from tests.support.processes import output
 
-SPACES = "/apis/podwire.io/v1/ipspaces"
 PATH = f"{SPACES}/default"
 DEFAULT: dict[str, Any] = {"name": "default", "cidrs": ["10.22.0.0/24"]}
 MORE = {"name": "more", "cidrs": ["10.23.0.0/24"]}
@@ -48,12 +48,7 @@ class Cluster:
 
     def apply(self, *pools: Any, **more: Any) -> None:
         """Writes the spec, as `kubectl apply` does."""
-        spec = {"pools": list(pools), **more}
-        if self.store.read_space().raw:
-            self.admin.patch(PATH, [{"op": "replace", "path": "/spec", "value": spec}])
-        else:
-            document = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": {"name": "default"}, "spec": spec}
-            self.admin.create(SPACES, document)
+        stores.apply_pools(self.admin, {"pools": list(pools), **more})
 
     def decide(self) -> tuple[str, str]:
         """Lets an agent decide; returns status and message of the condition."""
@@ -62,6 +57,11 @@ class Cluster:
         (condition,) = document["status"]["conditions"]
         assert condition["observedGeneration"] == document["metadata"]["generation"]
         return condition["status"], condition["message"]
+
+    def accept(self, *pools: Any) -> None:
+        """Applies pools that an agent accepts."""
+        self.apply(*pools)
+        assert self.decide()[0] == "True"
 
     def pools(self) -> list[str]:
         """Returns the names of the pools in effect."""
@@ -131,8 +131,7 @@ def test_the_sample_is_accepted(cluster):
 )
 def test_the_same_pools_are_refused_in_both_ways(cluster, refused, text):
     """What the command refuses is refused in an object, with the same reason in its status and in an Event."""
-    cluster.apply(DEFAULT)
-    cluster.decide()
+    cluster.accept(DEFAULT)
     before = cluster.store.read_space().value
     cluster.apply(*refused)
     value, message = cluster.decide()
@@ -179,8 +178,7 @@ def test_the_api_server_refuses_what_its_schema_can(cluster, request, pool):
 
 def test_a_cidr_that_a_node_uses_drains_first(cluster):
     """A pool of which a node has a block is kept until it has drained; then the waiting request comes into effect."""
-    cluster.apply(DEFAULT)
-    cluster.decide()
+    cluster.accept(DEFAULT)
     cluster.claim()
     cluster.apply(MORE)
     value, message = cluster.decide()
@@ -211,8 +209,7 @@ def test_the_command_writes_the_same_object(cluster):
 
 def test_a_new_epoch_leaves_the_request(cluster):
     """After a restore `podwire ipam recover` begins an epoch; a spec that is refused stays, and stays refused."""
-    cluster.apply(DEFAULT)
-    cluster.decide()
+    cluster.accept(DEFAULT)
     cluster.apply({**DEFAULT, "exclude": []})
     cluster.decide()
     epoch = recover(cluster.store, [])
@@ -266,14 +263,12 @@ def test_pools_are_not_applied_to_a_store_that_lost_its_content(cluster):
 
 def test_a_deleted_object_begins_a_new_epoch(cluster):
     """After `kubectl delete` and `kubectl apply` of the object the epoch is another one, as after a restore."""
-    cluster.apply(DEFAULT)
-    cluster.decide()
+    cluster.accept(DEFAULT)
     epoch = cluster.store.read_space().value.epoch
     cluster.admin.delete(PATH)
     assert cluster.store.read_space() == Stored(None)
     assert cluster.agent.decide(), "nothing is requested"
-    cluster.apply(DEFAULT)
-    cluster.decide()
+    cluster.accept(DEFAULT)
     assert cluster.store.read_space().value.epoch != epoch
 
 

@@ -29,13 +29,28 @@ ENTRY = NodeEntry(NodeRecord("machine", "instance", "epoch-1"), "worker-1")
 PATH = f"/apis/{GROUP}/v1/ipblocks/default-0a160040-26"
 
 
-def claim(store: KubernetesStore) -> Outcome:
-    return store.swap_block(BLOCK, store.read_block(BLOCK), OWNED, NOTE).outcome
+def claim(store: KubernetesStore, block: Block = OWNED) -> Outcome:
+    return store.swap_block(BLOCK, store.read_block(BLOCK), block, NOTE).outcome
 
 
-def test_rights_of_agents(pools):
+@pytest.fixture
+def admin(pools) -> Client:
+    """A client with all rights."""
+    client: Client = pools.client("admin")
+    return client
+
+
+@pytest.fixture
+def claimed(admin) -> KubernetesStore:
+    """The administrator's store, in which a node owns the block."""
+    store = kubernetes_store(admin)
+    assert claim(store) is Outcome.SUCCEEDED
+    return store
+
+
+def test_rights_of_agents(pools, admin):
     """An agent with the rights of deploy/pools/ claims blocks, watches, changes the space, deletes nothing."""
-    admin, agent = pools.client("admin"), pools.client("agent")
+    agent = pools.client("agent")
     store = kubernetes_store(agent)
     assert store.swap_space(Stored(None), Space("epoch-1", ())).outcome is Outcome.SUCCEEDED
     assert claim(store) is Outcome.SUCCEEDED
@@ -68,29 +83,22 @@ def test_without_rights(pools):
         kubernetes_store(pools.client("expired")).list_blocks()
 
 
-def test_an_object_has_what_people_select(pools):
+def test_an_object_has_what_people_select(admin, claimed):
     """A block has labels for its space and its owner, and its CIDR; the owner's label is empty for a free block."""
-    admin = pools.client("admin")
-    store = kubernetes_store(admin)
-    assert claim(store) is Outcome.SUCCEEDED
     block: dict[str, Any] = {**admin.get(PATH)}
     assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: NODE}
     assert block["spec"]["cidr"] == str(BLOCK)
-    assert store.swap_block(BLOCK, store.read_block(BLOCK), Block("", OWNED.token), NOTE).outcome is Outcome.SUCCEEDED
+    assert claim(claimed, Block("", OWNED.token)) is Outcome.SUCCEEDED
     block = {**admin.get(PATH)}
     assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: ""}
 
 
-def test_spaces_do_not_see_each_other(pools):
+def test_spaces_do_not_see_each_other(admin):
     """Spaces of which one's name begins with the other's have blocks and entries of their own."""
-    admin = pools.client("admin")
     names = ("default", "default-0a160040", "x")
     for number, name in enumerate(names):
         store = kubernetes_store(admin, name)
-        assert (
-            store.swap_block(BLOCK, Stored(FREE), Block(NODE, Token("e", number + 1)), NOTE).outcome
-            is Outcome.SUCCEEDED
-        )
+        assert claim(store, Block(NODE, Token("e", number + 1))) is Outcome.SUCCEEDED
         assert store.swap_entry(NODE, Stored(None), ENTRY._replace(name=name)).outcome is Outcome.SUCCEEDED
     for number, name in enumerate(names):
         store = kubernetes_store(admin, name)
@@ -100,40 +108,30 @@ def test_spaces_do_not_see_each_other(pools):
         assert store.list_problems() == []
 
 
-def test_another_object_of_the_same_name(pools):
+def test_another_object_of_the_same_name(admin, claimed):
     """A block that was deleted and created again with the same content is not the one that was read."""
-    admin = pools.client("admin")
-    store = kubernetes_store(admin)
-    assert claim(store) is Outcome.SUCCEEDED
-    before = store.read_block(BLOCK)
+    before = claimed.read_block(BLOCK)
     admin.delete(PATH)
-    assert claim(store) is Outcome.SUCCEEDED
-    assert store.read_block(BLOCK).value == before.value
-    assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
+    assert claim(claimed) is Outcome.SUCCEEDED
+    assert claimed.read_block(BLOCK).value == before.value
+    assert claimed.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
 
 
-def test_labels_that_a_person_removes(pools):
+def test_labels_that_a_person_removes(admin, claimed):
     """Without its labels an entry is in the list, and a block is changed, which restores them."""
-    admin = pools.client("admin")
-    store = kubernetes_store(admin)
-    assert claim(store) is Outcome.SUCCEEDED
-    assert store.swap_entry(NODE, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
+    assert claimed.swap_entry(NODE, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
     for path in (PATH, f"/apis/{GROUP}/v1/ipnodes/default-{NODE}"):
         document: dict[str, Any] = dict(admin.get(path))
         del document["metadata"]["labels"]
         admin.replace(path, document)
-    assert set(store.list_entries().by_node) == {NODE}
-    assert store.list_blocks(NODE) == {}
-    block = store.read_block(BLOCK)
-    assert store.swap_block(BLOCK, block, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.SUCCEEDED
-    assert set(store.list_blocks(NODE)) == {BLOCK}
+    assert set(claimed.list_entries().by_node) == {NODE}
+    assert claimed.list_blocks(NODE) == {}
+    assert claim(claimed, Block(NODE, Token("epoch-1", 2))) is Outcome.SUCCEEDED
+    assert set(claimed.list_blocks(NODE)) == {BLOCK}
 
 
-def test_a_json_patch_with_a_failed_test_changes_nothing(pools):
+def test_a_json_patch_with_a_failed_test_changes_nothing(admin, claimed):
     """A JSON Patch is executed as a whole: a test that fails is 422, also after other operations."""
-    admin = pools.client("admin")
-    store = kubernetes_store(admin)
-    assert claim(store) is Outcome.SUCCEEDED
     before = admin.get(PATH)
     replace = {"op": "replace", "path": "/spec/generation", "value": 7}
     for path, value in (("/spec/owner", "b" * 32), ("/spec/nothing", 1), ("/metadata/uid", "x"), ("/spec", {})):
@@ -157,13 +155,6 @@ def test_missing_kinds(double, client):
         change = store.swap_block(BLOCK, expected, OWNED, NOTE)
         assert change.outcome is Outcome.LOST
         assert "kubectl apply" in change.problem
-
-
-def test_the_real_server_without_kinds(real_server):
-    """The real server names an object that it does not have, and none for a kind that it does not have."""
-    with pytest.raises(NotFound) as caught:
-        real_server.client("admin").get("/apis/podwire.io/v2/ipblocks/x")
-    assert caught.value.name == ""
 
 
 @pytest.mark.parametrize(

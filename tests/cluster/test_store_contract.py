@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -118,35 +117,20 @@ def test_a_free_block_has_another_owner_in_the_lists(store):
     assert set(store.list_blocks(B)) == {BLOCK}
 
 
-def test_a_create_race_has_one_winner(server):
-    """Of ten clients that create the same block at the same time one succeeds, and its value is stored."""
+@pytest.mark.parametrize("exists", [False, True], ids=["create", "change"])
+def test_a_race_has_one_winner(server, store, exists):
+    """Of ten clients that create or change the same block at the same time one succeeds, and its value is stored."""
+    before = claimed(store) if exists else Stored(FREE)
     nodes = [f"{number:032x}" for number in range(10)]
     stores = [server.connect(server.url) for _ in nodes]
     start = threading.Barrier(len(nodes))
 
-    def create(node: str, store: Store) -> Outcome:
-        start.wait()
-        return store.swap_block(BLOCK, Stored(FREE), owned(node), NOTE).outcome
-
-    with ThreadPoolExecutor(len(nodes)) as threads:
-        outcomes = list(threads.map(create, nodes, stores))
-    assert sorted(outcome.name for outcome in outcomes) == ["LOST"] * 9 + ["SUCCEEDED"]
-    assert stores[0].read_block(BLOCK).value == owned(nodes[outcomes.index(Outcome.SUCCEEDED)])
-
-
-def test_a_change_race_has_one_winner(server, store):
-    """Of ten clients that change the same value at the same time one succeeds."""
-    before = claimed(store)
-    nodes = [f"{number:032x}" for number in range(10)]
-    stores = [server.connect(server.url) for _ in nodes]
-    start = threading.Barrier(len(nodes))
-
-    def change(node: str, store: Store) -> Outcome:
+    def swap(node: str, store: Store) -> Outcome:
         start.wait()
         return store.swap_block(BLOCK, before, owned(node, 2), NOTE).outcome
 
     with ThreadPoolExecutor(len(nodes)) as threads:
-        outcomes = list(threads.map(change, nodes, stores))
+        outcomes = list(threads.map(swap, nodes, stores))
     assert sorted(outcome.name for outcome in outcomes) == ["LOST"] * 9 + ["SUCCEEDED"]
     assert store.read_block(BLOCK).value == owned(nodes[outcomes.index(Outcome.SUCCEEDED)], 2)
 
@@ -251,7 +235,7 @@ def test_a_damaged_entry_is_foreign_to_all(server, store, raw):
     server.put(f"nodes/{A}", None)
     with changes_of(store, store.list_entries().revision) as changes:
         server.put(f"nodes/{A}", raw)
-        change = changes.get(timeout=10)
+        change = changes.get(timeout=60)
     entries = store.list_entries().by_node
     assert entries[A].value == DAMAGED_ENTRY
     assert change == EntryChanged(A, DAMAGED_ENTRY, change.revision, entries[A].problem)
@@ -282,7 +266,7 @@ def changes_of(store: Store, revision: str) -> Iterator[queue.Queue[EntryChanged
         yield changes
     finally:
         watch.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -302,9 +286,9 @@ def test_a_watch_has_each_change_once_and_in_order(server, store, other):
     other.swap_space(Stored(None), Space("epoch-1", POOLS))
     other.swap_entry(A, other.read_entry(A), ENTRY._replace(name="worker-2"))
     with changes_of(store, before) as changes:
-        reported = [changes.get(timeout=10) for _ in range(3 + server.space_changes - 1)]
+        reported = [changes.get(timeout=60) for _ in range(3 + server.space_changes - 1)]
         other.swap_entry(B, Stored(None), NodeEntry(MISSING))
-        reported.append(changes.get(timeout=10))
+        reported.append(changes.get(timeout=60))
     entries = [change for change in reported if isinstance(change, EntryChanged)]
     assert (len(entries), len(reported)) == (3, 3 + server.space_changes)
     assert [(change.node, change.entry) for change in entries] == [
@@ -313,9 +297,9 @@ def test_a_watch_has_each_change_once_and_in_order(server, store, other):
         (B, NodeEntry(MISSING)),
     ]
     with changes_of(store, entries[1].revision) as changes:
-        again = changes.get(timeout=10)
+        again = changes.get(timeout=60)
         while isinstance(again, SpaceChanged):  # Kubernetes has a watch for each kind: the space may have come after it
-            again = changes.get(timeout=10)
+            again = changes.get(timeout=60)
     assert again == EntryChanged(B, NodeEntry(MISSING), again.revision)
 
 
@@ -324,7 +308,7 @@ def test_a_deleted_entry_is_reported(server, store):
     store.swap_entry(A, Stored(None), ENTRY)
     with changes_of(store, store.list_entries().revision) as changes:
         server.put(f"nodes/{A}", None)
-        change = changes.get(timeout=10)
+        change = changes.get(timeout=60)
     assert change == EntryChanged(A, None, change.revision)
 
 
@@ -363,14 +347,6 @@ def test_a_lost_answer_is_unknown(server, mode, executed, first):
     assert executed or after == before
 
 
-def test_a_late_request_fails_after_a_new_claim(server, store):
-    """A request that arrives after the block has been claimed again is lost: it expects another value."""
-    before = claimed(store)
-    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is Outcome.SUCCEEDED
-    assert store.swap_block(BLOCK, before, owned(""), NOTE).outcome is Outcome.LOST
-    assert store.read_block(BLOCK).value == owned(A, 2)
-
-
 def test_a_stopped_server(server):
     """Without a connection a change is LOST, since it was not sent, and a read is an error with a fix."""
     if not server.url:
@@ -378,13 +354,11 @@ def test_a_stopped_server(server):
     proxy = CuttingProxy(server.url)
     with proxy.running():
         store = server.connect(proxy.url)
-    started = time.monotonic()
     change = store.swap_block(BLOCK, Stored(FREE), owned(A), NOTE)
     assert change.outcome is Outcome.LOST
     assert "no connection to" in change.problem
     with pytest.raises(ApiError, match=r"no connection to .*; fix: check that the server runs"):
         store.read_block(BLOCK)
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("name", ["blocks/0a160041-26", "blocks/0a160040-026", "blocks/x", "nodes/a.1"])
@@ -397,3 +371,15 @@ def test_an_odd_name_is_reported(server, store, name):
     (problem,) = store.list_problems()
     assert "is not valid" in problem
     assert "; fix: " in problem
+
+
+def test_a_change_of_a_block_may_have_the_space(server, store):
+    """A store whose transaction reads the space has the one of the change's time; the others leave it out."""
+    assert store.swap_block(BLOCK, Stored(FREE), owned(A, 1), NOTE).space is None
+    spaces = []
+    for generation, epoch in ((2, "epoch-1"), (3, "epoch-2")):
+        assert store.swap_space(store.read_space(), Space(epoch, POOLS)).outcome is Outcome.SUCCEEDED
+        spaces.append(store.swap_block(BLOCK, store.read_block(BLOCK), owned(A, generation), NOTE).space)
+    expected = [Space("epoch-1", POOLS), Space("epoch-2", POOLS)]
+    assert spaces == (expected if server.has_transactions else [None, None])
+    assert store.swap_block(BLOCK, Stored(FREE), owned(A, 4), NOTE).space is None

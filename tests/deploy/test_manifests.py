@@ -28,37 +28,23 @@ from tests.support.processes import output
 # The validator's oldest and newest versions, and two between them.
 VERSIONS = ("1.25", "1.29", "1.33", "1.37")
 BOTH = pytest.mark.parametrize("directory", [INSTALL, UNINSTALL], ids=lambda directory: directory.name)
+AGENT = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "ConfigMap"]
+KINDS = {
+    INSTALL: AGENT,
+    UNINSTALL: AGENT,
+    DHCP: ["Namespace", "DaemonSet"],
+    POOLS: ["CustomResourceDefinition"] * 3 + ["ClusterRole", "ClusterRoleBinding"],
+    POOLS_POLICY: ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"],  # since 1.30
+}
 
 
-@BOTH
+@pytest.mark.parametrize("directory", KINDS, ids=lambda directory: directory.name)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(directory, version):
     """Each object is valid in that version of Kubernetes, without unknown keys."""
     objects = manifests.render(directory)
-    assert [one["kind"] for one in objects] == [
-        "Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "ConfigMap",
-    ]  # fmt: skip
-    for one in objects:
-        kubernetes_validate.validate(one, version, strict=True)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_of_the_dhcp_daemon_is_valid(version):
-    """The daemon's namespace and DaemonSet are valid in that version of Kubernetes, without unknown keys."""
-    objects = manifests.render(DHCP)
-    assert [one["kind"] for one in objects] == ["Namespace", "DaemonSet"]
-    for one in objects:
-        kubernetes_validate.validate(one, version, strict=True)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_of_the_pools_is_valid(version):
-    """The kinds and rights of pools are valid in that version of Kubernetes, the policy since 1.30."""
-    kinds = [one["kind"] for one in manifests.render(POOLS)]
-    assert kinds == ["CustomResourceDefinition"] * 3 + ["ClusterRole", "ClusterRoleBinding"]
-    policies = manifests.render(POOLS_POLICY)
-    assert [one["kind"] for one in policies] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
-    for one in [*manifests.render(POOLS), *(policies if version >= "1.30" else [])]:
+    assert [one["kind"] for one in objects] == KINDS[directory]
+    for one in objects if directory != POOLS_POLICY or version >= "1.30" else ():
         kubernetes_validate.validate(one, version, strict=True)
 
 
@@ -105,21 +91,6 @@ def test_rights_to_pools():
     assert binding["subjects"] == [subject]
     (condition,) = manifests.render(POOLS_POLICY)[0]["spec"]["matchConditions"]
     assert f"'system:serviceaccount:{account['namespace']}:{account['name']}'" in condition["expression"]
-
-
-def test_dhcp_daemon_has_no_other_rights():
-    """The daemon's container is not privileged, has three capabilities and no token, and writes two directories."""
-    pod = manifests.pod(DHCP)
-    (daemon,) = pod["containers"]
-    rights = daemon["securityContext"]
-    assert not rights.get("privileged")
-    assert (rights["readOnlyRootFilesystem"], rights["allowPrivilegeEscalation"]) == (True, False)
-    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]}
-    assert pod["automountServiceAccountToken"] is False
-    assert not {"hostPID", "hostIPC"} & pod.keys()
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-    written = [paths[mount["name"]] for mount in daemon["volumeMounts"] if not mount.get("readOnly")]
-    assert written == ["/var/lib/cni/dhcp", "/run/cni"]
 
 
 def test_validator_refuses_misspelt_keys_and_wrong_types():
@@ -202,23 +173,35 @@ def test_referenced_objects_are_defined():
     }
 
 
-@BOTH
-def test_agent_has_no_other_rights(directory):
-    """The container is not privileged, has three capabilities, and mounts five directories of the host."""
+AGENTS_RIGHTS = (
+    ["NET_ADMIN", "SYS_ADMIN", "DAC_OVERRIDE"],
+    ["/etc/cni/net.d", "/opt/cni/bin", "/run/netns", "/run/podwire", "/var/lib/cni"],
+    {"credentials", "network"},
+)
+DHCP_RIGHTS = (["NET_ADMIN", "NET_RAW", "SYS_ADMIN"], ["/run/cni", "/var/lib/cni/dhcp"], {"namespaces", "machine-id"})
+
+
+@pytest.mark.parametrize(
+    ("directory", "rights"),
+    [(INSTALL, AGENTS_RIGHTS), (UNINSTALL, AGENTS_RIGHTS), (DHCP, DHCP_RIGHTS)],
+    ids=["install", "uninstall", "dhcp"],
+)
+def test_container_has_no_other_rights(directory, rights):
+    """The container is not privileged, has three capabilities and no token, and writes few directories of the host."""
     pod = manifests.pod(directory)
     assert "initContainers" not in pod
-    (agent,) = pod["containers"]
+    (container,) = pod["containers"]
     assert pod["automountServiceAccountToken"] is False
     assert not {"hostPID", "hostIPC"} & pod.keys()
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    rights = agent["securityContext"]
-    assert not rights.get("privileged")
-    assert (rights["readOnlyRootFilesystem"], rights["allowPrivilegeEscalation"]) == (True, False)
-    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN", "DAC_OVERRIDE"]}
+    context = container["securityContext"]
+    assert not context.get("privileged")
+    assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+    capabilities, written, read_only = rights
+    assert context["capabilities"] == {"drop": ["ALL"], "add": capabilities}
+    assert {one["name"] for one in container["volumeMounts"] if one.get("readOnly")} == read_only
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-    assert {*paths.values()} == {"/opt/cni/bin", "/etc/cni/net.d", "/var/lib/cni", "/run/netns", "/run/podwire"}
-    read_only = {mount["name"] for mount in agent["volumeMounts"] if mount.get("readOnly")}
-    assert read_only == {"credentials", "network"}
+    assert sorted(path for name, path in paths.items() if name not in read_only) == written
 
 
 def test_service_of_the_package_has_the_same_rights():

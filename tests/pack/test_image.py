@@ -157,18 +157,17 @@ def test_digests_equal_those_of_openssl(probe):
     assert answer(probe)["digests"] == here["digests"]()
 
 
-def test_an_exception_is_a_traceback_and_status_1(probe):
-    """An exception that the application does not catch is printed to stderr."""
-    done = subprocess.run([probe, "fail"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("argument", "first", "last"),
+    [("fail", "Traceback", "ValueError: as requested\n"), ("exit", "stopped", "stopped\n")],
+    ids=["exception", "exit"],
+)
+def test_an_exception_is_status_1(probe, argument, first, last):
+    """An exception that the application does not catch is a traceback, SystemExit with a text is that text."""
+    done = subprocess.run([probe, argument], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("ValueError: as requested\n")
-
-
-def test_sys_exit_is_a_status(probe):
-    """SystemExit with a text is that text on stderr and status 1."""
-    done = subprocess.run([probe, "exit"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "stopped\n")
+    assert done.stderr.startswith(first)
+    assert done.stderr.endswith(last)
 
 
 def readelf(*arguments: str | Path) -> str:

@@ -5,17 +5,13 @@ One rule: the measure is the number of pages that a process copies, not the posi
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from pack import layout
-from tests.support.binaries import ROOT
+from tests.pack.conftest import run_version
 
 # Measured 185, and 310 without a layout; the kernel's read-ahead of mapped pages makes the number vary by machine.
 FAULTS = 240
@@ -71,25 +67,11 @@ def test_uses_without_names_are_an_error():
             layout.groups(uses)
 
 
-def test_an_image_builder_records_32_steps(tmp_path: Path):
+def test_an_image_builder_records_32_steps(run_compiled):
     """Recording a 33rd step fails, since a block has 32 bits."""
-    if not shutil.which("gcc"):
-        pytest.skip("no compiler")
-    program = tmp_path / "steps"
-    sources = [Path(__file__).with_name("steps.c"), *(ROOT / "pack" / f"{name}.c" for name in ("layout", "pages"))]
-    subprocess.run(["gcc", "-O2", "-fno-common", f"-I{ROOT / 'pack'}", "-o", program, *sources], check=True)
-    ran = subprocess.run([program], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "0 1\n31 1\n32 0\n33 0\n")
+    assert run_compiled("steps.c", "layout.c", "pages.c") == (0, "0 1\n31 1\n32 0\n33 0\n")
 
 
-def test_a_start_copies_few_pages(bin_dir: Path):
+def test_a_start_copies_few_pages(program):
     """VERSION causes few page faults, since the blocks that it uses are on few pages."""
-    program = bin_dir / "loopback"
-    if b"pyi-" in program.read_bytes():
-        pytest.skip("the portable variant has no image")
-    with open(os.devnull, "r+b") as null:
-        actions = [(os.POSIX_SPAWN_DUP2, null.fileno(), number) for number in (0, 1)]
-        child = os.posix_spawn(program, [str(program)], {"CNI_COMMAND": "VERSION"}, file_actions=actions)
-    _, status, usage = os.wait4(child, 0)
-    assert status == 0
-    assert usage.ru_minflt <= FAULTS
+    assert run_version(program) <= FAULTS

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pack.conftest import run_version
 from tests.support.processes import output
 
 PAGE_BYTES = 4096
@@ -19,27 +20,17 @@ def cached_bytes(file: Path) -> int:
     return int(output("fincore", "--bytes", "--noheadings", "--output", "RES", str(file)))
 
 
-def call(program: Path) -> None:
-    """Answers VERSION as a plugin."""
-    with open(os.devnull, "r+b") as null:
-        actions = [(os.POSIX_SPAWN_DUP2, null.fileno(), number) for number in (0, 1)]
-        child = os.posix_spawn(program, [str(program)], {"CNI_COMMAND": "VERSION"}, file_actions=actions)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_first_call_reads_a_part_of_the_file(bin_dir: Path, tmp_path: Path):
+def test_first_call_reads_a_part_of_the_file(program: Path, tmp_path: Path):
     """A call without the file in the page cache reads what verbs use, and the last page: a mark that it has done so."""
-    program = tmp_path / "loopback"
-    shutil.copy(bin_dir / "loopback", program)
-    if b"pyi-" in program.read_bytes():
-        pytest.skip("the portable variant has no image")
-    with open(program, "rb") as file:
+    copy = tmp_path / "loopback"
+    shutil.copy(program, copy)
+    with open(copy, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if cached_bytes(program):
+        if cached_bytes(copy):
             pytest.skip("the file system of tmp_path keeps files in memory")
-        call(program)
+        run_version(copy)
         size = file.seek(0, os.SEEK_END)
-        assert 0 < cached_bytes(program) < SHARE * size
+        assert 0 < cached_bytes(copy) < SHARE * size
         os.posix_fadvise(file.fileno(), 0, size - PAGE_BYTES, os.POSIX_FADV_DONTNEED)
-        assert cached_bytes(program) > 0
+        assert cached_bytes(copy) > 0

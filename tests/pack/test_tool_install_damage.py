@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.pack.test_tool_install import names, others, run, works  # noqa: F401 # fixtures
+from tests.pack.test_tool_install import names, others, put, run, works  # noqa: F401 # fixtures
 
 DAMAGES = {
     "empty": lambda content: b"",
@@ -17,15 +17,12 @@ def test_a_damaged_podwire_is_replaced_and_not_kept(podwire, names, others, dama
     """A truncated or overwritten podwire is not treated as another plugin: `uninstall` does not restore it."""
     before = (others / "portmap").read_bytes()
     run(podwire, "install", "--bin-dir", others)
-    (others / "bandwidth").unlink()
-    (others / "bandwidth").write_bytes(DAMAGES[damage](podwire.read_bytes()))
-    (others / "bandwidth").chmod(0o755)
+    put(others / "bandwidth", DAMAGES[damage](podwire.read_bytes()))
     text = run(podwire, "install", "--bin-dir", others)
     assert f"replaced {others}/bandwidth: it was a damaged podwire" in text
     assert not (others / ".podwire-replaced" / "bandwidth").exists()
     assert works(others / "bandwidth")
-    (others / "bandwidth").unlink()
-    (others / "bandwidth").write_bytes(DAMAGES[damage](podwire.read_bytes()))
+    put(others / "bandwidth", DAMAGES[damage](podwire.read_bytes()))
     run(podwire, "uninstall", "--bin-dir", others)
     assert not (others / "bandwidth").exists()
     assert (others / "portmap").read_bytes() == before

@@ -2,14 +2,23 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
 from podwire import default_network
 from tests.pack.test_tool_install import run
-from tests.support.api_server import NODE
 from tests.support.binaries import ROOT
 
+# A dual-stack cluster's object, shortened; `managedFields` contains the name podCIDR, too.
+NODE: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "worker-1", "managedFields": [{"fieldsV1": {"f:spec": {"f:podCIDR": {}}}}]},
+    "spec": {"podCIDR": "10.244.3.0/24", "podCIDRs": ["10.244.3.0/24", "fd00:10:244:3::/64"]},
+    "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]},
+}
+SUBNETS = ["10.244.3.0/24", "fd00:10:244:3::/64"]
 PLUGINS: list[dict[str, object]] = [
     {"type": "ptp", "ipam": {"type": "host-local"}},
     {"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}},
@@ -54,7 +63,7 @@ def test_the_standard_network():
 @pytest.mark.parametrize(
     ("spec", "subnets"),
     [
-        (NODE["spec"], ["10.244.3.0/24", "fd00:10:244:3::/64"]),
+        (NODE["spec"], SUBNETS),
         ({"podCIDR": "10.244.3.0/24"}, ["10.244.3.0/24"]),
         ({"podCIDR": "fd00:1::/64", "podCIDRs": ["fd00:1::/64"], "providerID": "x://y"}, ["fd00:1::/64"]),
     ],
@@ -70,7 +79,7 @@ def test_subnets_are_written_to_a_configured_network(install, net_d, tmp_path):
     mine = tmp_path / "05-mine.conflist"
     mine.write_text(json.dumps(TEMPLATE))
     install("--conf", mine)
-    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in NODE["spec"]["podCIDRs"]]}
+    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in SUBNETS]}
     first, second = PLUGINS
     assert json.loads((net_d / mine.name).read_text()) == {**TEMPLATE, "plugins": [{**first, "ipam": ipam}, second]}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ import pytest
 
 from pack.release.agent_image import BASE
 from pack.release.product import BUILT
+from tests.release import roots
+from tests.release.roots import Root
 from tests.support import binaries
 from tests.support.binaries import ROOT
 
@@ -70,3 +72,10 @@ def program() -> Path:
 def plugins(program: Path) -> list[str]:
     """The names of the plugins in the executable, as it lists them."""
     return subprocess.run([program, "list"], env={}, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.fixture
+def node(root: None, tmp_path: Path) -> Iterator[Root]:
+    """A root file system for dpkg."""
+    with roots.temporary(tmp_path / "node") as root_system:
+        yield root_system

@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import binaries
 from tests.support.binaries import ROOT
+from tests.support.machine import Host
 from tests.support.processes import PATH
 
 # /usr/lib/cni contains the reference plugins, which no package owns: the database is empty.
@@ -46,7 +47,7 @@ _TEST_ROOT = ROOT / "build" / "root"  # not this machine's /usr: dpkg removes em
 
 
 @dataclass(frozen=True)
-class Root:
+class Root(Host):
     """A root file system; `pid` is the process that holds its mount namespace."""
 
     pid: int
@@ -57,17 +58,9 @@ class Root:
         """The path of the root file system as seen from this process."""
         return Path(f"/proc/{self.pid}/root{self.top}/root")
 
-    def run(self, *words: object, env: dict[str, str] | None = None) -> str:
-        """Runs a program in the root and returns its stdout; AssertionError with its output if it fails."""
-        done = self.call(*words, env=env)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-    def call(self, *words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Runs a program in the root; returns its exit status and output."""
-        line = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *map(str, words)]
-        variables = {"PATH": PATH, "LC_ALL": "C", **(env or {})}
-        return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    def nsenter(self, *argv: str) -> list[str]:
+        """Returns the command line that runs a program in the root."""
+        return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "chroot", str(self.top / "root"), *argv]
 
     def make_read_only(self) -> None:
         """Makes the root file system read-only, for all programs that run in it."""
@@ -91,6 +84,16 @@ class Root:
         finally:
             for name in names:
                 (self.path / name).unlink()
+
+    def add_apt_source(self, packages: Iterable[Path]) -> None:
+        """Makes a directory with packages and their index the only source of apt."""
+        for path in packages:
+            self.put(f"srv/packages/{path.name}", path.read_bytes())
+        self.put("etc/apt/sources.list", b"deb [trusted=yes] file:/srv/packages ./\n")
+        for directory in ("lib/apt/lists/partial", "cache/apt/archives/partial", "log/apt", "lib/systemd"):
+            (self.path / "var" / directory).mkdir(parents=True)
+        for directory in ("apt.conf.d", "preferences.d"):
+            (self.path / "etc/apt" / directory).mkdir()
 
     def state(self) -> dict[str, str]:
         """Returns mode and content of files and targets of links in the plugins' directories, and the diversions."""
@@ -117,7 +120,7 @@ class Root:
 
 @contextlib.contextmanager
 def temporary(top: Path) -> Iterator[Root]:
-    """Creates a root in the empty directory `top`, and deletes it."""
+    """Creates a root in the new directory `top`, and deletes it."""
     if not (_TEST_ROOT / "usr").is_dir():
         binaries.skip_or_fail("no test root file system: make test-root")
     with _held(_MAKE, top, _TEST_ROOT) as root:
@@ -133,6 +136,7 @@ def unpacked(top: Path, archives: Sequence[Path]) -> Iterator[Root]:
 
 @contextlib.contextmanager
 def _held(script: str, top: Path, *arguments: Path) -> Iterator[Root]:
+    top.mkdir()
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(top)]
     command += map(str, arguments)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": PATH}) as holder:
@@ -141,14 +145,17 @@ def _held(script: str, top: Path, *arguments: Path) -> Iterator[Root]:
         yield Root(holder.pid, top)
 
 
-def build(directory: Path, name: str, version: str, files: dict[str, str]) -> Path:
-    """Builds a small package of programs; returns its file."""
+def build(directory: Path, name: str, version: str, files: dict[str, str], postinst: str = "") -> Path:
+    """Builds a small package of programs, with a script that its installation runs; returns its file."""
     tree = directory / f"{name}-{version}"
     for path, content in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(content)
         (tree / path).chmod(0o755)
     (tree / "DEBIAN").mkdir()
+    if postinst:
+        (tree / "DEBIAN/postinst").write_text(postinst)
+        (tree / "DEBIAN/postinst").chmod(0o755)
     control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: x <x@x.invalid>\nDescription: x\n"
     (tree / "DEBIAN/control").write_text(control)
     package = tree.with_suffix(".deb")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,36 +35,19 @@ invoke-rc.d {name} start
 """
 
 
-def build(directory: Path, name: str, before_start: str = "") -> None:
+def build(directory: Path, name: str, before_start: str = "") -> Path:
     """Builds a package with a service that its installation enables and starts."""
     files = {f"lib/systemd/system/{name}.service": SERVICE, f"etc/init.d/{name}": INIT.format(name=name)}
-    tree = directory / f"{name}-1"
-    postinst = tree / "DEBIAN" / "postinst"
-    roots.build(directory, name, "1", files)
-    postinst.write_text(POSTINST.format(name=name, before_start=before_start))
-    postinst.chmod(0o755)
-    command: list[str | Path] = ["dpkg-deb", "--build", "-Znone", tree, tree.with_suffix(".deb")]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return roots.build(directory, name, "1", files, POSTINST.format(name=name, before_start=before_start))
 
 
 @pytest.fixture
-def debian(root: None, tmp_path: Path) -> Iterator[Root]:
+def debian(node: Root, tmp_path: Path) -> Root:
     """A Debian with an archive of two packages with services, `server` and `killing`, which kills its installation."""
-    (tmp_path / "node").mkdir()
-    (tmp_path / "packages").mkdir()
-    build(tmp_path / "packages", "server")
-    build(tmp_path / "packages", "killing", "kill -KILL $(cat /script)")
-    with roots.temporary(tmp_path / "node") as node:
-        archive = sorted((tmp_path / "packages").glob("*.deb"))
-        for path in (*archive, apt_index.write(archive, tmp_path)):
-            node.put(f"srv/packages/{path.name}", path.read_bytes())
-        node.put("etc/apt/sources.list", b"deb [trusted=yes] file:/srv/packages ./\n")
-        node.put(SCRIPT, (ROOT / SCRIPT).read_bytes(), mode=0o755)
-        for directory in ("lib/apt/lists/partial", "cache/apt/archives/partial", "log/apt", "lib/systemd"):
-            (node.path / "var" / directory).mkdir(parents=True)
-        for directory in ("apt.conf.d", "preferences.d"):
-            (node.path / "etc/apt" / directory).mkdir()
-        yield node
+    packages = [build(tmp_path, "killing", "kill -KILL $(cat /script)"), build(tmp_path, "server")]
+    node.add_apt_source([*packages, apt_index.write(packages, tmp_path)])
+    node.put(SCRIPT, (ROOT / SCRIPT).read_bytes(), mode=0o755)
+    return node
 
 
 def list_starts(node: Root) -> list[str]:
@@ -93,7 +74,7 @@ def test_installed_services_are_neither_started_nor_enabled(debian: Root) -> Non
 def test_killed_installation_leaves_no_policy(debian: Root) -> None:
     """After a killed installation the machine's services can be started, and the next one restores the policy."""
     debian.put(POLICY, ALLOWED, mode=0o755)
-    debian.call("sh", "-c", f"echo $$ >/script; exec /{SCRIPT} killing")
+    debian.done("sh", "-c", f"echo $$ >/script; exec /{SCRIPT} killing")
     assert (debian.path / POLICY).read_bytes() != ALLOWED
     debian.run(f"/{POLICY}", "server", "start")
     debian.run(f"/{SCRIPT}", "server")

@@ -20,7 +20,6 @@ NO_SERVER = ("podwire-agent", "--node-name", "worker-1", "--run-dir", "/run/podw
 @pytest.fixture
 def debian(root, tmp_path):
     """A Debian with Python, the libraries that the package depends on, and nothing of podwire."""
-    (tmp_path / "debian").mkdir()
     with roots.unpacked(tmp_path / "debian", [BASE]) as system:
         for file in (system.path / "etc/dpkg/dpkg.cfg.d").iterdir():
             file.unlink()  # it omits documentation
@@ -34,7 +33,6 @@ def image(root, release, tmp_path):
     paths = [tmp_path / f"layer-{number}" for number in range(len(layers))]
     for path, layer in zip(paths, layers, strict=True):
         path.write_bytes(layer)
-    (tmp_path / "image").mkdir()
     with roots.unpacked(tmp_path / "image", paths) as system:
         yield config, system
 
@@ -55,7 +53,7 @@ def test_package_is_installed_started_and_purged(debian, release):
     debian.install(release.one("podwire-agent_*_amd64.deb"))
     assert "usage: podwire-agent" in debian.run("podwire-agent", "--help")
     assert debian.run("dpkg", "--verify", "podwire-agent") == ""
-    assert_reports_missing_server(debian.call(*NO_SERVER))
+    assert_reports_missing_server(debian.done(*NO_SERVER))
     compiled = [path for path in debian.files() if path.startswith(DIRECTORY) and path.endswith(".pyc")]
     assert f"{DIRECTORY}/agent/__pycache__/main.cpython-311.pyc" in compiled
     shutil.rmtree(debian.path / "run/podwire")
@@ -109,14 +107,14 @@ def test_image_runs_with_a_read_only_root(image):
     assert "usage: podwire-agent" in system.run(program, "--help", env=path)
     assert "bridge" in system.run("podwire", "list", env=path).split()
     assert "nf_tables" in system.run("iptables", "--version", env=path)
-    assert "Read-only file system" in system.call("touch", "/x", env=path).stderr
+    assert "Read-only file system" in system.done("touch", "/x", env=path).stderr
 
 
 def test_image_has_compiled_modules(image):
     """Python uses the compiled modules in the image: agent.main and Debian's libraries are not compiled at a start."""
     _, system = image
     program = f"import sys; sys.path.insert(0, '/{DIRECTORY}'); import agent.main"
-    lines = system.call("/usr/bin/python3", "-I", "-v", "-c", program).stderr
+    lines = system.done("/usr/bin/python3", "-I", "-v", "-c", program).stderr
     assert f"matches /{DIRECTORY}/agent/main.py" in lines
     assert [line for line in lines.splitlines() if line.startswith("# wrote")] == []
     assert [line for line in lines.splitlines() if "code object from" in line and ".pyc'" not in line] == []

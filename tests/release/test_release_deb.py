@@ -27,14 +27,6 @@ kill -KILL $PPID
 
 
 @pytest.fixture
-def node(root, tmp_path):
-    """A root file system for dpkg."""
-    (tmp_path / "node").mkdir()
-    with roots.temporary(tmp_path / "node") as root_system:
-        yield root_system
-
-
-@pytest.fixture
 def package(release):
     """The package for this machine."""
     return release.one("podwire_*_amd64.deb")

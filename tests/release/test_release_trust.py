@@ -15,7 +15,6 @@ import pytest
 from cni import keys
 from pack.release import outdated
 from podwire.main import PLUGINS
-from tests.release import roots
 from tests.support.binaries import ROOT
 
 pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
@@ -112,54 +111,37 @@ def test_provenance_names_inputs_and_files(release):
     assert str(ROOT) not in text
 
 
-@pytest.fixture
-def bill(tmp_path):
-    """A function that writes a release with a bill of one package, in a version."""
-    (tmp_path / "release").mkdir()
-
-    def write(version):
-        purl = f"pkg:deb/debian/zlib1g-dev@{version.replace(':', '%3A').replace('+', '%2B')}?arch=amd64"
-        components = [{"purl": purl}, {"purl": "pkg:pypi/jeepney@0.9.0"}]
-        (tmp_path / "release" / "x.cdx.json").write_text(json.dumps({"components": components}))
-
-    return write
-
-
-def compare(tmp_path, sources):
-    (tmp_path / "sources").write_text(sources)
-    words = ("--release", tmp_path / "release", "--sources", tmp_path / "sources", "--state", tmp_path / "state")
-    return run(sys.executable, "-m", "pack.release.outdated", *words, cwd=ROOT)
+NO_NETWORK, FOUND = "http://127.0.0.1:9/debian", "file:{repository}"
+OLD, NEW, LATER = "1:1.2.13.dfsg-1", "1:1.2.13.dfsg-1+deb12u9", "1:1.2.13.dfsg-1+deb12u10"  # by Debian's order
 
 
 @pytest.mark.parametrize(
-    ("version", "status", "text"),
+    ("version", "source", "package", "status", "text"),
     [
-        ("1:1.2.13.dfsg-1", 1, "1:1.2.13.dfsg-1 is outdated: Debian has 1:1.2.13.dfsg-1+deb12u9"),
-        ("1:1.2.13.dfsg-1+deb12u9", 0, "1 package, none of them outdated"),
-        ("1:1.2.13.dfsg-1+deb12u10", 0, "1 package, none of them outdated"),  # by Debian's order, not by characters
+        (OLD, FOUND, "zlib1g-dev", 1, f"{OLD} is outdated: Debian has {NEW}"),
+        (NEW, FOUND, "zlib1g-dev", 0, "1 package, none of them outdated"),
+        (LATER, FOUND, "zlib1g-dev", 0, "1 package, none of them outdated"),
+        ("", NO_NETWORK, "zlib1g-dev", 3, "no bill of materials"),
+        (OLD, NO_NETWORK, "zlib1g-dev", 3, "package lists cannot be fetched"),
+        (OLD, FOUND, "other", 3, "have no zlib1g-dev for amd64"),
     ],
+    ids=["older", "equal", "newer", "no bill", "no lists", "not in the lists"],
 )
-def test_outdated_packages_are_printed(tmp_path, bill, version, status, text):
-    """`make outdated` compares each Debian package of the bills with the newest version in the lists."""
-    (tmp_path / "repository").mkdir()
-    (tmp_path / "repository" / "Packages").write_text(PACKAGES)
-    bill(version)
-    done = compare(tmp_path, f"deb [trusted=yes] file:{tmp_path}/repository ./\n")
-    assert (done.returncode, done.stderr) == (status, "")
-    assert text in done.stdout
-
-
-def test_outdated_never_passes_without_lists(tmp_path, bill):
-    """Without a network, without a bill, or with a package that the lists lack, the status is 3, with the reason."""
-    done = compare(tmp_path, "deb [trusted=yes] http://127.0.0.1:9/debian ./\n")
-    assert (done.returncode, "no bill of materials" in done.stderr) == (3, True)
-    bill("1:1.2.13.dfsg-1")
-    done = compare(tmp_path, "deb [trusted=yes] http://127.0.0.1:9/debian ./\n")
-    assert (done.returncode, "package lists cannot be fetched" in done.stderr) == (3, True)
-    (tmp_path / "repository").mkdir()
-    (tmp_path / "repository" / "Packages").write_text(PACKAGES.replace("zlib1g-dev", "other"))
-    done = compare(tmp_path, f"deb [trusted=yes] file:{tmp_path}/repository ./\n")
-    assert (done.returncode, "have no zlib1g-dev for amd64" in done.stderr) == (3, True)
+def test_outdated_packages_are_printed(tmp_path, version, source, package, status, text):
+    """`make outdated` compares each Debian package of the bills with the newest one, and never passes without lists."""
+    for name in ("release", "repository"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "repository" / "Packages").write_text(PACKAGES.replace("zlib1g-dev", package))
+    if version:
+        purl = f"pkg:deb/debian/zlib1g-dev@{version.replace(':', '%3A').replace('+', '%2B')}?arch=amd64"
+        components = [{"purl": purl}, {"purl": "pkg:pypi/jeepney@0.9.0"}]
+        (tmp_path / "release" / "x.cdx.json").write_text(json.dumps({"components": components}))
+    uri = source.format(repository=tmp_path / "repository")
+    (tmp_path / "sources").write_text(f"deb [trusted=yes] {uri} ./\n")
+    words = ("--release", tmp_path / "release", "--sources", tmp_path / "sources", "--state", tmp_path / "state")
+    done = run(sys.executable, "-m", "pack.release.outdated", *words, cwd=ROOT)
+    assert done.returncode == status
+    assert text in (done.stderr if status == 3 else done.stdout)
 
 
 def test_bills_of_a_release_can_be_compared(release):
@@ -169,29 +151,18 @@ def test_bills_of_a_release_can_be_compared(release):
         assert any(package.name.startswith("libc6") for package in packages), name
 
 
-def test_apt_installs_from_the_directory(release, root, tmp_path):
+def test_apt_installs_from_the_directory(release, node):
     """The package is installed by apt, by its name from the directory of a release, and checks its sum."""
-    (tmp_path / "node").mkdir()
-    with roots.temporary(tmp_path / "node") as node:
-        for name in ("Packages", *(path.name for path in release.directory.glob("podwire_*_amd64.deb"))):
-            node.put(f"srv/podwire/{name}", (release.directory / name).read_bytes())
-        node.put("etc/apt/sources.list", b"deb [trusted=yes] file:/srv/podwire ./\n")
-        for directory in (
-            "var/lib/apt/lists/partial",
-            "var/cache/apt/archives/partial",
-            "var/log/apt",
-            "etc/apt/apt.conf.d",
-        ):
-            (node.path / directory).mkdir(parents=True)
-        settings = ("-o", "APT::Sandbox::User=root", "-q", "-y")
-        node.run("apt-get", *settings, "update")
-        node.run("apt-get", *settings, "install", "podwire", env={"DEBIAN_FRONTEND": "noninteractive"})
-        assert node.run("podwire", "list").split() == sorted(PLUGINS)
-        assert "file:/srv/podwire" in node.run("apt-cache", "policy", "podwire")
-        node.run("apt-get", *settings, "remove", "podwire")
-        damaged = next(release.directory.glob("podwire_*_amd64.deb"))
-        node.put(f"srv/podwire/{damaged.name}", damaged.read_bytes()[:-1] + b"x")
-        assert node.call("apt-get", *settings, "install", "podwire").returncode != 0
+    package = release.one("podwire_*_amd64.deb")
+    node.add_apt_source([release.directory / "Packages", package])
+    settings = ("-o", "APT::Sandbox::User=root", "-q", "-y")
+    node.run("apt-get", *settings, "update")
+    node.run("apt-get", *settings, "install", "podwire", env={"DEBIAN_FRONTEND": "noninteractive"})
+    assert node.run("podwire", "list").split() == sorted(PLUGINS)
+    assert "file:/srv/packages" in node.run("apt-cache", "policy", "podwire")
+    node.run("apt-get", *settings, "remove", "podwire")
+    node.put(f"srv/packages/{package.name}", package.read_bytes()[:-1] + b"x")
+    assert node.done("apt-get", *settings, "install", "podwire").returncode != 0
 
 
 def test_manual_pages_are_readable(release, tmp_path):

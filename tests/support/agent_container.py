@@ -99,13 +99,10 @@ class AgentNode:
 
     def apply(self, directory: Path) -> None:
         """Writes the network, and grants the rights, of a directory of deploy/."""
-        objects = manifests.render(directory)
-        (config_map,) = (one for one in objects if one["kind"] == "ConfigMap")
+        (config_map,) = (one for one in manifests.render(directory) if one["kind"] == "ConfigMap")
         for name, text in config_map["data"].items():
             (self.path / "network" / name).write_text(text)
-        rules = [rule for one in objects if one["kind"] == "ClusterRole" for rule in one["rules"]]
-        rights = (f"{verb} {name}" for rule in rules for name in rule["resources"] for verb in rule["verbs"])
-        self.server.tokens[TOKEN] = frozenset(rights)
+        self.server.tokens[TOKEN] = manifests.rights(directory)
 
     def execute(self, directory: Path, *words: str, stdin: str = "") -> str:
         """Runs a program in the container of a directory, as `kubectl exec` does; returns its output."""
@@ -155,6 +152,11 @@ class AgentNode:
             process.kill()
             process.wait()
 
+    def run_once(self) -> None:
+        """Runs the agent until it is ready."""
+        with self.running() as agent:
+            agent.wait_ready()
+
     def network(self) -> NetworkList:
         """Returns the installed network, whose host-local has the node's /var/lib/cni."""
         network = NetworkList.load(self.net_d / FILE)
@@ -202,12 +204,12 @@ class AgentContainer:
 
     def wait_ready(self) -> None:
         """Waits until /readyz is 200; fails the test with the reason and the log."""
-        if not eventually(lambda: self.get("/readyz")[0] == 200, within_s=60):
+        if not eventually(lambda: self.get("/readyz")[0] == 200, within_s=200):
             raise AssertionError(f"not ready:\n{self.get('/readyz')[1]}\n{self.log_path.read_text()[-3000:]}")
 
     def wait_for(self, text: str) -> None:
         """Waits until /readyz or the log contains a text."""
-        if not eventually(lambda: text in self.log_path.read_text() or text in self.get("/readyz")[1], within_s=60):
+        if not eventually(lambda: text in self.log_path.read_text() or text in self.get("/readyz")[1], within_s=200):
             raise AssertionError(f"{text!r} is in neither:\n{self.get('/readyz')[1]}\n{self.log_path.read_text()}")
 
     @property
@@ -221,10 +223,10 @@ class AgentContainer:
         def lines() -> list[Mapping[str, Any]]:
             return [line for line in self.log if "podwire gc: " in str(line)]
 
-        assert eventually(lambda: bool(lines()), within_s=60), self.log_path.read_text()
+        assert eventually(lambda: bool(lines()), within_s=200), self.log_path.read_text()
         return lines()[0]
 
     def stop(self) -> int:
         """Ends the container as kubelet does; returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(60)

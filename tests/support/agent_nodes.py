@@ -9,33 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.support import binaries, namespaces
-from tests.support.machine import eventually
+from tests.support import binaries, machine, namespaces
+from tests.support.machine import Host
 from tests.support.namespaces import Namespace
-from tests.support.processes import PATH
 
 SERVER, SERVER6 = "192.0.2.1", "2001:db8::1"
-_ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
-_UNSHARED = ("--net", "--mount", "--propagation", "private", "--fork", "--kill-child")
-_TIMEOUT_S = 60
-_SETUP = """
+NETWORK, POD = "podwire", "pod"
+_TOOL = "/opt/cni/bin/podwire"
+_SETUP = f"""
 set -e
-for directory in etc opt var/lib; do
-    mkdir -p "$DISK/over/$directory/upper" "$DISK/over/$directory/work"
-    over="lowerdir=/$directory,upperdir=$DISK/over/$directory/upper,workdir=$DISK/over/$directory/work"
-    mount -t overlay -o "$over" podwire "/$directory"
-done
-mount -t tmpfs podwire /run
-mkdir -p /run/netns /run/lock /var/lib/cni "$DISK/cni"
-mount --bind "$DISK/cni" /var/lib/cni
+{machine.DISK}
 mount -t sysfs podwire /sys
 rm -rf /etc/cni /opt/cni
 mkdir -p /etc/cni/net.d /opt/cni/bin
@@ -43,8 +32,15 @@ ip link set lo up
 """
 
 
+class Pod(NamedTuple):
+    """A pod: its namespace and its addresses by IP version."""
+
+    namespace: Namespace
+    addresses: dict[int, str]
+
+
 @dataclass
-class ClusterNode:
+class ClusterNode(Host):
     """A node: its name and number, the process that keeps its namespaces, and the directory of its disk."""
 
     name: str
@@ -54,42 +50,65 @@ class ClusterNode:
     network: Namespace
     addresses: tuple[str, ...]
 
-    def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program on the node and returns its stdout; a failure fails the test unless `check` is False."""
-        done = self.done(*argv, stdin=stdin, timeout_s=timeout_s)
-        output = done.stderr.strip() or done.stdout.strip() or done.returncode
-        assert not check or done.returncode == 0, f"{self.name}: {' '.join(argv)}: {output}"
-        return done.stdout
-
-    def done(
-        self, *argv: str, stdin: str | None = None, timeout_s: float = _TIMEOUT_S, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs a program on the node and returns its outcome."""
-        line = self.nsenter(*argv)
-        return subprocess.run(
-            line,
-            env={**_ENV, **(env or {})},
-            timeout=timeout_s,
-            check=False,
-            input=stdin or "",
-            capture_output=True,
-            text=True,
-        )
-
-    def start(self, *argv: str, log: Path) -> subprocess.Popen[bytes]:
-        """Starts a program on the node; it ends with the node. Its output is appended to `log`."""
-        with log.open("ab") as file:
-            return subprocess.Popen(self.nsenter(*argv), env=_ENV, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-
     def nsenter(self, *argv: str) -> list[str]:
         """Returns the command line that runs a program on the node."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--", *argv]
 
-    def routes(self, *options: str) -> list[dict[str, Any]]:
-        """Returns `ip -json route show` with options."""
-        text = self.run("ip", "-json", *options[:1], "route", "show", *options[1:]) or "[]"
-        parsed: list[dict[str, Any]] = json.loads(text)
-        return parsed
+    @property
+    def tool(self) -> str:
+        """The executable from which the agent installs."""
+        return str(self.disk / "podwire" / "podwire")
+
+    def try_add(self, name: str = POD, *options: str, network: str = NETWORK) -> dict[str, Any]:
+        """Runs ADD of the installed plugins for a pod, which it creates; returns what `podwire add` prints."""
+        if name not in self.run("ip", "netns").split():
+            self.run("ip", "netns", "add", name)
+        text = self.run(_TOOL, "add", network, name, "--json", *options, check=False)
+        try:
+            answer: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise AssertionError(f"{self.name}: podwire add: {text}") from error
+        return answer
+
+    def add(self, name: str = POD, *options: str, network: str = NETWORK) -> Pod:
+        """Creates a pod; fails the test with the plugin's answer."""
+        answer = self.try_add(name, *options, network=network)
+        assert "result" in answer, f"{self.name}: {answer}"
+        return self.pod(name, answer)
+
+    def pod(self, name: str, answer: Mapping[str, Any]) -> Pod:
+        """Returns a pod with the addresses in an answer of try_add()."""
+        ips = [ip["address"] for ip in answer["result"]["ips"]]
+        addresses = {6 if ":" in ip else 4: ip.partition("/")[0] for ip in ips}
+        return Pod(Namespace(f"../../proc/{self.pid}/root/run/netns/{name}"), addresses)
+
+    def delete(self, name: str = POD) -> None:
+        """Deletes a pod."""
+        self.run(_TOOL, "del", NETWORK, name)
+        self.run("ip", "netns", "delete", name)
+
+    def routes(self, *options: str) -> str:
+        """Returns the routes of both IP versions, or those that the options of `ip route show` select."""
+        return "".join(self.run("ip", version, "route", "show", *options) for version in ("-4", "-6"))
+
+    def route(self, network: str) -> str:
+        """Returns the main table's route to a network, "" if there is none."""
+        return " ".join(self.run("ip", "-6" if ":" in network else "-4", "route", "show", network).split())
+
+    def power_off(self) -> None:
+        """Cuts the node off."""
+        self.network.ip("link", "set", "eth0", "down")
+
+
+def error_of(answer: Mapping[str, Any]) -> Any:
+    """Returns the error in an answer of ClusterNode.try_add(), None if it succeeded."""
+    return next((step["error"] for step in answer["steps"] if step.get("error")), None)
+
+
+def pod_args(namespace: str, name: str) -> tuple[str, ...]:
+    """Returns the options of `podwire add` with CNI_ARGS as kubelet's runtime sets them."""
+    values = ("IgnoreUnknown=1", f"K8S_POD_NAMESPACE={namespace}", f"K8S_POD_NAME={name}")
+    return tuple(option for value in values for option in ("--args", value))
 
 
 @contextlib.contextmanager
@@ -115,44 +134,32 @@ def cluster(directory: Path, count: int, *, routed: bool = False) -> Iterator[tu
 def _node(directory: Path, number: int, fabric: Namespace, routed: bool) -> Iterator[ClusterNode]:
     disk = directory / f"node-{number}"
     disk.mkdir()
-    line = ["setpriv", "--pdeathsig=KILL", "unshare", *_UNSHARED, "env", "--ignore-signal=CHLD", "sleep", "infinity"]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(line, stdin=quiet, stderr=quiet, start_new_session=True) as unshare:
-        children = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children")
-        try:
-            assert eventually(lambda: bool(children.read_text())), "no first process"
-            pid = int(children.read_text())
-            assert eventually(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n"), "no first process"
-            network = Namespace(os.path.relpath(f"/proc/{pid}/ns/net", "/run/netns"))
-            addresses = _wire(pid, network, fabric, number, routed)
-            node = ClusterNode(f"node-{number}", number, pid, disk, network, addresses)
-            setup = node.done("sh", "-c", _SETUP, env={"DISK": str(disk)})
-            assert setup.returncode == 0, setup.stderr
-            (disk / "podwire").mkdir()
-            shutil.copy2(binaries.directory() / "podwire", disk / "podwire" / "podwire")
-            yield node
-        finally:
-            unshare.kill()
+    with machine.first_process() as pid:
+        network = machine.unnamed_namespace(f"/proc/{pid}/ns/net")
+        addresses = _wire(pid, network, fabric, number, routed)
+        node = ClusterNode(f"node-{number}", number, pid, disk, network, addresses)
+        node.run("env", f"SCRATCH={disk}", "sh", "-c", _SETUP)
+        (disk / "podwire").mkdir()
+        shutil.copy2(binaries.directory() / "podwire", node.tool)
+        yield node
 
 
 def _wire(pid: int, network: Namespace, fabric: Namespace, number: int, routed: bool) -> tuple[str, ...]:
     """Connects a node's eth0; returns its addresses."""
     port = f"n{number}"
     fabric.ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
-    network.ip("link", "set", "lo", "up")
+    ends = ((SERVER, f"192.0.2.{10 + number}", 24), (SERVER6, f"2001:db8::{10 + number}", 64))
     if routed:
-        ends = ((fabric, port, 1), (network, "eth0", 10))
-        for namespace, link, host in ends:
-            namespace.ip("address", "add", f"198.51.100.{16 * number + host}/28", "dev", link)
-            namespace.ip("address", "add", f"2001:db8:{number}::{host}/64", "dev", link, "nodad")
-            namespace.ip("link", "set", link, "up")
-        network.ip("route", "add", "default", "via", f"198.51.100.{16 * number + 1}")
-        network.ip("route", "add", "default", "via", f"2001:db8:{number}::1")
-        return f"198.51.100.{16 * number + 10}", f"2001:db8:{number}::10"
-    fabric.ip("link", "set", port, "master", "lan", "up")
-    network.ip("address", "add", f"192.0.2.{10 + number}/24", "dev", "eth0")
-    network.ip("address", "add", f"2001:db8::{10 + number}/64", "dev", "eth0", "nodad")
-    network.ip("link", "set", "eth0", "up")
-    network.ip("route", "add", "default", "via", SERVER)
-    network.ip("route", "add", "default", "via", SERVER6)
-    return f"192.0.2.{10 + number}", f"2001:db8::{10 + number}"
+        segment, segment6 = f"198.51.100.{16 * number + 1}", f"2001:db8:{number}::1"
+        ends = ((segment, f"198.51.100.{16 * number + 10}", 28), (segment6, f"{segment6}0", 64))
+    else:
+        fabric.ip("link", "set", port, "master", "lan")
+    for link, namespace in ((port, fabric), ("lo", network), ("eth0", network)):
+        namespace.ip("link", "set", link, "up")
+    for gateway, address, length in ends:
+        options = ("nodad",) if ":" in address else ()
+        if routed:
+            fabric.ip("address", "add", f"{gateway}/{length}", "dev", port, *options)
+        network.ip("address", "add", f"{address}/{length}", "dev", "eth0", *options)
+        network.ip("route", "add", "default", "via", gateway)
+    return tuple(address for _, address, _ in ends)

@@ -214,7 +214,7 @@ def transfer(source: Namespace, target: Namespace, address: str, size: int) -> t
             client.sendall(bytes(size))
             client.shutdown(socket.SHUT_WR)
         finally:
-            thread.join(timeout=30)
+            thread.join(timeout=200)
         # struct tcp_info: tcpi_total_retrans
         resent = int.from_bytes(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)[100:104], "little")
     return received, resent

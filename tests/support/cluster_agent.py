@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,14 +28,7 @@ class Agent:
     def __init__(self, node: ClusterNode, *options: str) -> None:
         self.node = node
         self.log_path = node.disk / "agent.log"
-        executable = str(node.disk / "podwire" / "podwire")
-        line = [str(_PROGRAM), f"--node-name={node.name}", f"--podwire={executable}", f"--conf={CONF}"]
-        self.process = node.start(*line, "--gc-interval=0", *options, log=self.log_path)
-
-    @property
-    def pid(self) -> int:
-        """The process ID; nsenter replaces itself with the program."""
-        return self.process.pid
+        self.process = node.start(*_command(node), *options, log=self.log_path)  # nsenter executes the program
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -46,7 +37,7 @@ class Agent:
 
     def get(self, page: str) -> tuple[int, str]:
         """Returns the status and the text of a page; raises OSError while nothing listens."""
-        connection = http.client.HTTPConnection("agent", timeout=10)
+        connection = http.client.HTTPConnection("agent", timeout=60)
         # A path relative to the node's root: a socket's path has at most 107 bytes.
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.connect(f"/proc/{self.node.pid}/root/{_SOCKET}")
@@ -55,25 +46,27 @@ class Agent:
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
-    def ready_text(self) -> str:
-        """Returns the text of /readyz, "" while nothing listens."""
+    def readiness(self) -> tuple[int, str]:
+        """Returns the status and the text of /readyz, (0, "") while nothing listens."""
         try:
-            return self.get("/readyz")[1]
+            return self.get("/readyz")
         except OSError:
-            return ""
+            return 0, ""
 
     def is_ready(self) -> bool:
         """Returns whether /readyz is 200."""
-        try:
-            return self.get("/readyz")[0] == 200
-        except OSError:
-            return False
+        return self.readiness()[0] == 200
 
-    def wait_ready(self, within_s: float = 30) -> None:
+    def wait_for(self, *texts: str) -> None:
+        """Waits until /readyz has all texts."""
+        found = eventually(lambda: all(text in self.readiness()[1] for text in texts), within_s=60)
+        assert found, f"{texts}: {self.readiness()[1]}\n{self.log_path.read_text()[-2000:]}"
+
+    def wait_ready(self, within_s: float = 100) -> None:
         """Waits until the agent is ready; fails the test with the reason and the log."""
         if not eventually(self.is_ready, within_s=within_s):
             log = self.log_path.read_text()[-3000:]
-            raise AssertionError(f"{self.node.name} is not ready:\n{self.ready_text()}\n{log}")
+            raise AssertionError(f"{self.node.name} is not ready:\n{self.readiness()[1]}\n{log}")
 
     def metric(self, name: str) -> float:
         """Returns the value of a metric, named with its labels."""
@@ -83,10 +76,10 @@ class Agent:
                 return float(value)
         raise AssertionError(f"no metric {name}")
 
-    def stop(self, number: int = signal.SIGTERM, within_s: float = 10) -> int:
-        """Sends a signal and returns the exit status."""
-        os.kill(self.pid, number)
-        return self.process.wait(within_s)
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal, if the agent still runs, and returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -99,18 +92,14 @@ def agents(nodes: list[ClusterNode], *options: str) -> Iterator[list[Agent]]:
         yield started
     finally:
         for agent in started:
-            with contextlib.suppress(ProcessLookupError):
-                agent.process.kill()
-            agent.process.wait()
+            agent.stop(signal.SIGKILL)
 
 
 def run_once(node: ClusterNode, *options: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Runs the agent until it ends, for --once, --dry-run and --remove; returns its outcome."""
-    executable = str(node.disk / "podwire" / "podwire")
-    line = [str(_PROGRAM), f"--node-name={node.name}", f"--podwire={executable}", f"--conf={CONF}"]
-    return node.done(*line, "--gc-interval=0", *options, timeout_s=timeout_s)
+    return node.done(*_command(node), *options, timeout_s=timeout_s)
 
 
-def since(start_s: float) -> float:
-    """Returns the seconds since a time of time.monotonic()."""
-    return time.monotonic() - start_s
+def _command(node: ClusterNode) -> list[str]:
+    options = (f"--node-name={node.name}", f"--podwire={node.tool}", f"--conf={CONF}", "--gc-interval=0")
+    return [str(_PROGRAM), *options]

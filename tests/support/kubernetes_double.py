@@ -35,6 +35,9 @@ from tests.support.kubernetes_store import (
 __all__ = ["BLOCKS", "EVENTS", "NODES", "Fault", "KubernetesDouble"]
 
 
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}  # of rights, by the method
+
+
 @dataclass
 class Fault:
     """A wrong answer to the next `times` requests whose "METHOD path?query" contains `matching`.
@@ -198,14 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         if collection not in COLLECTIONS or collection in self.server.missing_kinds:
             raise Refusal(404, "the server could not find the requested resource")
         is_list = path in COLLECTIONS
-        verb = {
-            "GET": "list" if is_list else "get",
-            "POST": "create",
-            "PUT": "update",
-            "PATCH": "patch",
-            "DELETE": "delete",
-        }
-        self._authorize(verb[self.command], collection, part)
+        self._authorize(_VERBS.get(self.command) or ("list" if is_list else "get"), collection, part)
         store = self.server.store
         with store.changed:
             if self.command == "POST":

@@ -31,19 +31,18 @@ ADDRESS6, PEER_ADDRESS6 = "2001:db8::1", "2001:db8::2"
 BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 200
 _CGROUPS = "pwt-"  # followed by the identity of the machine's first process
 _STALE_S = 3600  # longer than any test
-_UNSHARED = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
+_UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
 _ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
 # The first process ignores SIGCHLD, so that orphans do not become zombies (dash's `trap` cannot do that).
 _INIT = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 # Files that belong to no pod: locks, and the last allocated address.
 _BOOKKEEPING = ("lock", "xtables.lock", "last_reserved_ip")
 _INDEXES = Path("/var/lib/cni/networks.podwire")
-_SETUP = f"""
-set -e
-hostname podwire-tests
+# Separate /etc, /opt, /var/lib and /run; /var/lib/cni is on the disk, the directory $SCRATCH.
+DISK = """
 for directory in etc opt var/lib; do
     mkdir -p "$SCRATCH/over/$directory/upper" "$SCRATCH/over/$directory/work"
     over="lowerdir=/$directory,upperdir=$SCRATCH/over/$directory/upper,workdir=$SCRATCH/over/$directory/work"
@@ -52,8 +51,14 @@ done
 mkdir -p /var/lib/cni "$SCRATCH/cni"
 mount --bind "$SCRATCH/cni" /var/lib/cni
 mount -t tmpfs podwire /run
+mkdir -p /run/netns /run/lock
+"""
+_SETUP = f"""
+set -e
+hostname podwire-tests
+{DISK}
 mount -t tmpfs podwire /dev/shm
-mkdir -p /run/netns /run/lock "$SCRATCH/cgroup"
+mkdir -p "$SCRATCH/cgroup"
 # a new /sys shows this network namespace; the control groups below it are the kernel's
 mount --rbind /sys/fs/cgroup "$SCRATCH/cgroup"
 mount -t sysfs podwire /sys
@@ -69,8 +74,47 @@ ip link set lo up
 """
 
 
+class Host:
+    """A machine that consists of namespaces, in which programs run."""
+
+    def nsenter(self, *argv: str) -> list[str]:
+        """Returns the command line that runs a program on the machine."""
+        raise NotImplementedError
+
+    def run(self, *argv: str, check: bool = True, **how: Any) -> str:
+        """Runs a program on the machine and returns its stdout; a failure fails the test unless `check` is False."""
+        done = self.done(*argv, **how)
+        output = done.stderr.strip() or done.stdout.strip() or done.returncode
+        assert not check or done.returncode == 0, f"{' '.join(argv)}: {output}"
+        return done.stdout
+
+    def done(
+        self, *argv: str, stdin: str | None = None, timeout_s: float = _TIMEOUT_S, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program on the machine and returns its outcome."""
+        line, variables = self.nsenter(*argv), {**_ENV, **(env or {})}
+        return subprocess.run(
+            line, env=variables, timeout=timeout_s, check=False, input=stdin or "", capture_output=True, text=True
+        )
+
+    def start(self, *argv: str, log: Path) -> subprocess.Popen[bytes]:
+        """Starts a program on the machine, with which it ends; its output is appended to a file."""
+        with log.open("ab") as file:
+            line = self.nsenter(*argv)
+            return subprocess.Popen(line, env=_ENV, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+    def problem(self, *argv: str) -> str:
+        """Runs a program on the machine and returns its error message, "" if it succeeded."""
+        done = self.done(*argv)
+        return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
+
+    def succeeds(self, *argv: str) -> bool:
+        """Runs a program on the machine and returns whether it exited with 0."""
+        return not self.problem(*argv)
+
+
 @dataclass(frozen=True)
-class Machine:
+class Machine(Host):
     """A running machine; `scratch` is a directory of this machine and of that one."""
 
     pid: int
@@ -83,42 +127,15 @@ class Machine:
         """The control group for its containers, in every hierarchy; removed with the machine."""
         return f"{_CGROUPS}{identity(self.pid)}"
 
-    def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program on the machine and returns its stdout; a failure fails the test unless `check` is False."""
-        done = self.done(*argv, stdin=stdin, timeout_s=timeout_s)
-        output = done.stderr.strip() or done.stdout.strip() or done.returncode
-        assert not check or done.returncode == 0, f"{' '.join(argv)}: {output}"
-        return done.stdout
-
-    def done(
-        self, *argv: str, stdin: str | None = None, timeout_s: float = _TIMEOUT_S
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs a program on the machine and returns its outcome."""
-        line = self._nsenter(argv)
-        return subprocess.run(
-            line, env=_ENV, timeout=timeout_s, check=False, input=stdin or "", capture_output=True, text=True
-        )
-
-    def problem(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs a program on the machine and returns its error message, "" if it succeeded."""
-        done = self.done(*argv, timeout_s=timeout_s)
-        return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
-
-    def succeeds(self, *argv: str, timeout_s: float = _TIMEOUT_S) -> bool:
-        """Runs a program on the machine and returns whether it exited with 0."""
-        return not self.problem(*argv, timeout_s=timeout_s)
-
-    def at_once(self, *lines: Sequence[str], timeout_s: float = _TIMEOUT_S) -> list[str]:
+    def at_once(self, *lines: Sequence[str]) -> list[str]:
         """Runs programs in parallel on the machine and returns the stdout of each; all must succeed."""
         with ThreadPoolExecutor(len(lines)) as threads:
-            return list(threads.map(lambda line: self.run(*line, timeout_s=timeout_s), lines))
+            return list(threads.map(lambda line: self.run(*line), lines))
 
     @contextlib.contextmanager
     def running(self, *argv: str) -> Iterator[None]:
         """Runs a daemon on the machine during the block, then kills only it; it writes to `scratch`/NAME.log."""
-        with (self.scratch / f"{Path(argv[0]).name}.log").open("ab") as log:
-            line = self._nsenter(argv)
-            nsenter = subprocess.Popen(line, env=_ENV, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        nsenter = self.start(*argv, log=self.scratch / f"{Path(argv[0]).name}.log")
         daemon = _child_of(nsenter.pid)
         try:
             yield
@@ -129,7 +146,7 @@ class Machine:
 
     def namespace(self, path: str) -> Namespace:
         """Returns the network namespace at a path of the machine ("/run/netns/x"), for use on this machine."""
-        return _unnamed_namespace(f"/proc/{self.pid}/root{path}")
+        return unnamed_namespace(f"/proc/{self.pid}/root{path}")
 
     def write(self, path: Path, text: str) -> None:
         """Writes a file on the machine, and creates its directories."""
@@ -159,7 +176,7 @@ class Machine:
 
         Waits for running plugins, such as a background process that closes a socket.
         """
-        eventually(lambda: not {*self._processes()} & {*binaries.names()})
+        eventually(lambda: not {*self._processes()} & {*binaries.names()}, within_s=10)
         mounts = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
         return {
             **netstate.state(self.network, netfilter=True),
@@ -182,7 +199,8 @@ class Machine:
     def _processes(self) -> list[str]:
         return sorted(self.run("ps", "-e", "-o", "comm=").splitlines())
 
-    def _nsenter(self, argv: Sequence[str]) -> list[str]:
+    def nsenter(self, *argv: str) -> list[str]:
+        """Returns the command line that runs a program on the machine."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
 
 
@@ -190,8 +208,8 @@ class Machine:
 def machine(scratch: Path) -> Iterator[Machine]:
     """Yields a machine with an uplink to its peer; the machine and its processes end with the block."""
     _sweep()
-    with namespaces.temporary("peer") as peer, _first_process() as pid:
-        network = _unnamed_namespace(f"/proc/{pid}/ns/net")
+    with namespaces.temporary("peer") as peer, first_process(*_UNSHARED) as pid:
+        network = unnamed_namespace(f"/proc/{pid}/ns/net")
         created = Machine(pid, scratch, network, peer)
         created.run("env", f"SCRATCH={scratch}", "sh", "-c", _SETUP)
         _wire(network, peer)
@@ -203,7 +221,7 @@ def machine(scratch: Path) -> Iterator[Machine]:
             assert eventually(lambda: pid not in _sweep()), f"control groups {created.cgroup} remain"
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], *, within_s: float = 30) -> bool:
     """Returns whether a condition becomes true in time."""
     end = time.monotonic() + within_s
     while not condition():
@@ -230,9 +248,13 @@ def files_of_pods(listing: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _first_process() -> Iterator[int]:
-    """Yields the process ID of the machine's first process, which the kernel kills when the tests end."""
-    line = ["setpriv", "--pdeathsig=KILL", "unshare", *_UNSHARED, "--propagation", "private", *_INIT]
+def first_process(*unshared: str) -> Iterator[int]:
+    """Yields the process ID of a machine's first process, which the kernel kills when the tests end.
+
+    `unshared` are the namespaces besides those of mounts and the network, as options of unshare.
+    """
+    namespaces = ("--net", "--mount", "--propagation", "private", *unshared, "--fork", "--kill-child")
+    line = ["setpriv", "--pdeathsig=KILL", "unshare", *namespaces, *_INIT]
     quiet = subprocess.DEVNULL  # it complains when the first process is killed
     with subprocess.Popen(line, stdin=quiet, stderr=quiet, start_new_session=True) as unshare:
         try:
@@ -250,7 +272,7 @@ def _child_of(pid: int) -> int:
     return int(children.read_text())
 
 
-def _unnamed_namespace(path: str) -> Namespace:
+def unnamed_namespace(path: str) -> Namespace:
     """Returns the network namespace at a path, without a name in /run/netns, which could leak."""
     return Namespace(os.path.relpath(path, "/run/netns"))
 

@@ -68,6 +68,18 @@ def pod(directory: Path) -> Object:
     return spec
 
 
+def role(directory: Path) -> Object:
+    """Returns a directory's only ClusterRole."""
+    (only,) = (one for one in render(directory) if one["kind"] == "ClusterRole")
+    return only
+
+
+def rights(directory: Path) -> frozenset[str]:
+    """Returns the rights of a directory's ClusterRoles: "list nodes", "patch ipspaces/status"."""
+    rules = [rule for one in render(directory) if one["kind"] == "ClusterRole" for rule in one["rules"]]
+    return frozenset(f"{verb} {name}" for rule in rules for name in rule["resources"] for verb in rule["verbs"])
+
+
 def _resource(path: Path) -> list[Object]:
     return render(path.resolve()) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
 

@@ -33,7 +33,7 @@ _CONF = json.dumps({"cniVersion": "1.0.0", "name": "podwire", "ipam": {"type": "
 _MOST_PODS = 60
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NODE_ID = "/var/lib/podwire/node-id"
-_HEAL_S = 90.0
+_HEAL_S = 400.0
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Run:
         finally:
             self._stopped.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(200)
 
     # The faults.
 
@@ -162,9 +162,9 @@ class Run:
 
     def _stop_member(self) -> None:
         number = self.random.randrange(len(self.etcd.urls))
-        self.etcd.signal(number, signal.SIGSTOP)
+        self.etcd.pause(number)
         self._pause(4)
-        self.etcd.signal(number, signal.SIGCONT)
+        self.etcd.resume(number)
 
     def _kill_member(self) -> None:
         number = self.random.randrange(len(self.etcd.urls))
@@ -251,12 +251,11 @@ class Run:
         """Restores a backup that is some seconds old; agents cannot reach the store until `recover` is done."""
         self._backups += 1
         name = f"backup{self._backups}"
-        self.etcd.back_up(name)
+        self.etcd.backup(name)
         self._pause(3)
         ids = [self.node_id(machine) for machine in self.machines]
         with self._down(*(f"n{machine.node.number}" for machine in self.machines if machine.is_on)):
-            self.etcd.roll_back(name)
-            self.etcd.wait()
+            self.etcd.restore(name)
             recover(self.world.store, ids)
 
     def _copy_disk(self) -> None:
@@ -266,7 +265,7 @@ class Run:
         for path in (copy.disk / "cni").iterdir():  # the directory itself is mounted
             shutil.rmtree(path)
         shutil.copytree(machine.node.disk / "cni", copy.disk / "cni", dirs_exist_ok=True)
-        copy.run(str(copy.disk / "podwire" / "podwire"), "install")
+        copy.run(copy.tool, "install")
         copy.run("mkdir", "-p", "/var/lib/podwire")
         copy.run("sh", "-c", f"cat >{_NODE_ID}", stdin=machine.node.run("cat", _NODE_ID))
         set_boot_id(copy)
@@ -286,10 +285,10 @@ class Run:
         for machine in self.machines:
             agent = self._agent(machine)
             if not eventually(agent.is_ready, within_s=max(1.0, end - time.monotonic())):
-                wrong.append(f"{machine.node.name} is not ready: {agent.ready_text()}")
+                wrong.append(f"{machine.node.name} is not ready: {agent.readiness()[1]}")
         for machine in self.machines:
             added = lambda machine=machine: "ips" in self._verb(machine, "ADD", f"last-{uuid.uuid4().hex}")  # noqa: E731
-            if not eventually(added, within_s=10):
+            if not eventually(added, within_s=100):
                 wrong.append(f"{machine.node.name} gets no address")
         return wrong
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +17,15 @@ from agent.pools.etcd import EtcdStore, etcd_store
 from agent.pools.kubernetes_store import kubernetes_store
 from agent.pools.space import parse_space
 from tests.support import certificates
-from tests.support.agent_nodes import SERVER, ClusterNode, cluster
+from tests.support.agent_nodes import NETWORK, SERVER, ClusterNode, cluster
 from tests.support.cluster_agent import CONF, Agent
-from tests.support.cluster_world import Pod, World, options_of, pod_namespace
+from tests.support.cluster_world import World, options_of
 from tests.support.etcd import Etcd, debian_etcd, pypi_etcd
 from tests.support.etcd_members import EtcdMembers
 from tests.support.kubernetes_double import NODES, KubernetesDouble
 from tests.support.namespaces import Namespace
 
 POOLS: Any = [{"name": "default", "cidrs": ["10.22.0.0/20", "fd00:22::/116"]}]
-NETWORK = "podwire"
 
 
 @dataclass
@@ -48,10 +48,6 @@ class PoolWorld:
         self.agents[node.name] = agent
         return agent
 
-    def tool(self, node: ClusterNode, *argv: str, check: bool = True, stdin: str | None = None) -> str:
-        """Runs the operator's tool on a node."""
-        return node.run(str(node.disk / "podwire" / "podwire"), *argv, check=check, stdin=stdin)
-
     @property
     def store(self) -> EtcdStore:
         """The store, for the administrator; the caller is in the fabric."""
@@ -63,27 +59,6 @@ class PoolWorld:
         change = store.swap_space(store.read_space(), parse_space({"epoch": epoch, "pools": pools}))
         assert change.outcome is Outcome.SUCCEEDED, change
 
-    def add(self, node: ClusterNode, name: str, *options: str, network: str = NETWORK) -> Pod:
-        """Creates a pod; fails the test with the plugin's answer."""
-        answer = self.try_add(node, name, *options, network=network)
-        assert "result" in answer, f"{node.name}: {answer}"
-        ips = answer["result"]["ips"]
-        addresses = {6 if ":" in ip["address"] else 4: ip["address"].partition("/")[0] for ip in ips}
-        return Pod(pod_namespace(node, name), addresses)
-
-    def try_add(self, node: ClusterNode, name: str, *options: str, network: str = NETWORK) -> dict[str, Any]:
-        """Runs ADD for a pod and returns what the tool prints."""
-        if name not in node.run("ip", "netns").split():
-            node.run("ip", "netns", "add", name)
-        text = node.run("/opt/cni/bin/podwire", "add", network, name, "--json", *options, check=False)
-        answer: dict[str, Any] = json.loads(text)
-        return answer
-
-    def delete(self, node: ClusterNode, name: str) -> None:
-        """Deletes a pod."""
-        node.run("/opt/cni/bin/podwire", "del", NETWORK, name)
-        node.run("ip", "netns", "delete", name)
-
     def blocks(self, node: ClusterNode, version: int = 4, state: str = "granted", network: str = NETWORK) -> list[str]:
         """Returns the blocks of a node's network in one state, as its grants file has them."""
         text = node.run("cat", f"/var/lib/cni/networks.podwire/{network}.grants", check=False) or '{"pools": []}'
@@ -92,10 +67,10 @@ class PoolWorld:
         return list(dict.fromkeys(one for one in matching if (":" in one) == (version == 6)))
 
 
-def pool_conf(directory: Path, **ipam: Any) -> Path:
+def _pool_conf(directory: Path) -> Path:
     """Writes the network of deploy/ with a pool in place of podCIDRs."""
     conf = json.loads(CONF.read_text())
-    conf["plugins"][0]["ipam"] = {"type": "host-local", "pool": "default", **ipam}
+    conf["plugins"][0]["ipam"] = {"type": "host-local", "pool": "default"}
     path = directory / CONF.name
     path.write_text(json.dumps(conf))
     return path
@@ -125,9 +100,9 @@ def pool_world(
         )
         stack.enter_context(etcd.running())
         endpoints = [f"--etcd={url}" for url in etcd.urls]
-        world = PoolWorld(fabric, nodes[:count], etcd, pool_conf(directory), ("--store=etcd", *endpoints, *options))
+        world = PoolWorld(fabric, nodes[:count], etcd, _pool_conf(directory), ("--store=etcd", *endpoints, *options))
         world.spare = nodes[count] if spare else None
-        stack.callback(_stop, world)
+        stack.callback(lambda: _kill(world.agents.values()))
         for node in world.nodes:
             world.start(node)
         world.set_pools(list(pools))
@@ -148,7 +123,7 @@ def kubernetes_pool_world(
         server = KubernetesDouble(directory, SERVER)
         stack.enter_context(server.running())
         store = kubernetes_store(Client(Server(server.url, directory / "ca.crt"), directory / "token"), "default")
-        with_pools = ("--store=kubernetes", f"--conf={pool_conf(directory)}")
+        with_pools = ("--store=kubernetes", f"--conf={_pool_conf(directory)}")
         created = World(fabric, nodes, server, (*options_of(directory, server), *with_pools, *options))
         if pools:
             change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
@@ -169,10 +144,4 @@ def without_cidrs(world: World, node: ClusterNode) -> dict[str, Any]:
 
 def _kill(agents: Iterable[Agent]) -> None:
     for agent in agents:
-        with contextlib.suppress(ProcessLookupError):
-            agent.process.kill()
-        agent.process.wait()
-
-
-def _stop(world: PoolWorld) -> None:
-    _kill(world.agents.values())
+        agent.stop(signal.SIGKILL)

@@ -60,18 +60,7 @@ class _Planned:
     times: int
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A backup of a double."""
-
-    objects: Mapping[str, bytes]
-    revision: int
-
-
-@dataclass
-class _Late:
-    execute: Callable[[], Change]
-    request: str
+Snapshot = tuple[dict[str, bytes], int]  # objects and revision of a double
 
 
 @dataclass
@@ -89,12 +78,11 @@ class StoreDouble:
     requests: Counter[str] = field(default_factory=Counter)
     reads_space: bool = True
     watch_ends: bool = False
-    watch_is_held: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
         self._faults: list[_Planned] = []
-        self._late: list[_Late] = []
+        self._late: list[tuple[str, Callable[[], Change]]] = []
         self._history: list[tuple[int, str, bytes]] = []  # revision, key, value or b""
         self._compacted = 0
         self._incarnation = 0  # raised by restore(): watches end
@@ -109,32 +97,26 @@ class StoreDouble:
     def deliver_late(self, number: int = 0) -> Change:
         """Executes a late request, in any order."""
         with self.changed:
-            return self._late.pop(number).execute()
+            return self._late.pop(number)[1]()
 
     @property
     def late(self) -> list[str]:
         """The methods of the requests that are late."""
-        return [late.request for late in self._late]
+        return [request for request, _ in self._late]
 
     def drop_late(self) -> None:
         """Forgets the late requests: they never arrive."""
         self._late.clear()
 
-    def hold_watch(self, *, held: bool) -> None:
-        """Delays the changes of all watches until they are no longer held."""
-        with self.changed:
-            self.watch_is_held = held
-            self.changed.notify_all()
-
     def snapshot(self) -> Snapshot:
         """Returns a backup."""
         with self.changed:
-            return Snapshot(dict(self.objects), self.revision)
+            return dict(self.objects), self.revision
 
     def restore(self, snapshot: Snapshot, cluster: str = "") -> None:
         """Goes back to a backup, with its revision; late requests stay late. A new member has another cluster ID."""
         with self.changed:
-            self.objects, self.revision = dict(snapshot.objects), snapshot.revision
+            self.objects, self.revision = dict(snapshot[0]), snapshot[1]
             self.cluster = cluster or self.cluster
             self._history.clear()
             self._compacted = 0
@@ -277,7 +259,7 @@ class StoreDouble:
             if fault is Fault.UNREACHABLE:
                 return _UNSENT
             if fault in (Fault.LATE, Fault.TWICE):
-                self._late.append(_Late(execute, request))
+                self._late.append((request, execute))
             if fault in (Fault.LATE, Fault.NOT_EXECUTED):
                 return _UNKNOWN
             change = execute()
@@ -295,8 +277,8 @@ class StoreDouble:
         self.changed.notify_all()
 
     def changes_after(self, revision: int) -> list[tuple[int, str, bytes]]:
-        """Returns the history after a revision; nothing while the watches are held."""
-        return [] if self.watch_is_held else [one for one in self._history if one[0] > revision]
+        """Returns the history after a revision."""
+        return [one for one in self._history if one[0] > revision]
 
 
 class Watch:

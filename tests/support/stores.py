@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from agent.api_errors import Conflict, NotFound
@@ -19,7 +18,16 @@ from agent.pools.kubernetes_store import SPACE_LABEL, kubernetes_store
 from agent.pools.store import Store
 from tests.support import manifests
 from tests.support.etcd import Etcd
+from tests.support.kubernetes_store import POOLS, SPACES
+from tests.support.machine import eventually
 from tests.support.store_double import StoreDouble
+
+_RBAC = "rbac.authorization.k8s.io"
+_COLLECTIONS = {
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "ClusterRole": f"/apis/{_RBAC}/v1/clusterroles",
+    "ClusterRoleBinding": f"/apis/{_RBAC}/v1/clusterrolebindings",
+}
 
 
 class StoreServer(NamedTuple):
@@ -69,73 +77,70 @@ def kubernetes_server(
         return kubernetes_store(client_of(url), space)
 
     def put(key: str, raw: bytes | None) -> None:
-        put_object(admin, space, key, raw)
+        _put_object(admin, space, key, raw)
 
     return StoreServer(url, connect, put, compact, has_schema, space_changes=2)
 
 
-def put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
-    """Writes the spec of a custom resource as a person would; None deletes the object."""
+def _put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
+    """Writes the spec of a custom resource as a person would, the status of a space; None deletes the object."""
     kind, _, rest = key.partition("/")
+    document: dict[str, Any] = {"apiVersion": "podwire.io/v1", "metadata": {"name": space}}
     if raw and not rest:
-        put_space(admin, space, json.loads(raw))
+        with contextlib.suppress(Conflict):
+            admin.create(SPACES, {**document, "kind": "IPSpace", "spec": {"pools": []}})
+        path = f"{object_path(SPACES, space)}/status"
+        admin.patch(path, [{"op": "add", "path": "/status", "value": json.loads(raw)}])
         return
     collection = f"/apis/podwire.io/v1/ip{kind if rest else 'spaces'}"
     name = f"{space}-{rest}" if rest else space
     path = object_path(collection, name)
-    old: dict[str, Any] = {}
-    with contextlib.suppress(NotFound):
-        old = dict(admin.get(path))
     if raw is None:
         admin.delete(path)
-    elif old:
-        admin.replace(path, {**old, "spec": json.loads(raw)})
-    else:
-        kind_name = {"blocks": "IPBlock", "nodes": "IPNode", "space": "IPSpace"}[kind]
+        return
+    try:
+        admin.replace(path, {**admin.get(path), "spec": json.loads(raw)})
+    except NotFound:
         metadata = {"name": name, "labels": {SPACE_LABEL: space}}
-        document = {"apiVersion": "podwire.io/v1", "kind": kind_name, "metadata": metadata, "spec": json.loads(raw)}
-        admin.create(collection, document)
+        admin.create(
+            collection, {**document, "kind": POOLS[collection][1], "metadata": metadata, "spec": json.loads(raw)}
+        )
 
 
-def put_space(admin: Client, space: str, effect: dict[str, Any]) -> None:
-    """Writes a space in effect into the status of an IPSpace, without the checks of the agents."""
-    collection = "/apis/podwire.io/v1/ipspaces"
-    document = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": {"name": space}, "spec": {"pools": []}}
-    with contextlib.suppress(Conflict):
-        admin.create(collection, document)
-    path = f"{object_path(collection, space)}/status"
-    admin.patch(path, [{"op": "add", "path": "/status", "value": effect}])
+def apply(admin: Client, documents: Iterable[dict[str, Any]], *usable: str) -> None:
+    """Creates cluster-wide objects that do not exist yet, and waits until `usable` collections can be read."""
+
+    def is_usable(collection: str) -> bool:
+        with contextlib.suppress(NotFound):
+            admin.get(collection)
+            return True
+        return False
+
+    for document in documents:
+        with contextlib.suppress(Conflict):
+            admin.create(_COLLECTIONS[document["kind"]], document)
+    assert all(eventually(lambda: is_usable(one), within_s=30) for one in usable)  # noqa: B023
 
 
 def create_kinds(admin: Client) -> None:
     """Creates the objects of deploy/pools/, once, and waits until the custom resources can be used."""
-    for document in manifests.render(manifests.POOLS):
-        collection = {
-            "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-            "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-            "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        }[document["kind"]]
-        with contextlib.suppress(Conflict):
-            admin.create(collection, document)
-    end = time.monotonic() + 30
-    for kind in ("spaces", "blocks", "nodes"):
-        while True:
-            with contextlib.suppress(NotFound):
-                admin.get(f"/apis/podwire.io/v1/ip{kind}")
-                break
-            assert time.monotonic() < end
-            time.sleep(0.1)
+    apply(admin, manifests.render(manifests.POOLS), *POOLS)
 
 
-def bind_group(admin: Client, group: str) -> None:
-    """Gives the agents' rights of deploy/pools/ to a group."""
-    api_group = "rbac.authorization.k8s.io"
-    with contextlib.suppress(Conflict):
-        admin.create(
-            f"/apis/{api_group}/v1/clusterrolebindings",
-            {
-                "metadata": {"name": f"podwire-pools-{group}"},
-                "roleRef": {"apiGroup": api_group, "kind": "ClusterRole", "name": "podwire-pools"},
-                "subjects": [{"kind": "Group", "name": group, "apiGroup": api_group}],
-            },
-        )
+def binding(role: str) -> dict[str, Any]:
+    """Returns the object that gives the rights of a role to the group "agents"."""
+    return {
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"{role}-agents"},
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "Group", "name": "agents", "apiGroup": _RBAC}],
+    }
+
+
+def apply_pools(admin: Client, spec: dict[str, Any]) -> None:
+    """Creates the space "default", or replaces its spec, as `kubectl apply` does."""
+    try:
+        metadata = {"name": "default"}
+        admin.create(SPACES, {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": metadata, "spec": spec})
+    except Conflict:
+        admin.patch(f"{SPACES}/default", [{"op": "replace", "path": "/spec", "value": spec}])
