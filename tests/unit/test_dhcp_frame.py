@@ -106,14 +106,11 @@ def test_router_solicitation():
 
 def test_checksum_of_zero_is_sent_as_ones():
     """A UDP checksum that is 0 is sent as 0xffff, since 0 means that there is none, and is accepted."""
-    zero = next(
-        data for data in map(udp4, (n.to_bytes(2, "big") for n in range(1 << 16))) if data[40:42] == b"\xff\xff"
-    )
-    assert frame.parse_udp4(zero).payload == zero[42:]
-    zero6 = next(
-        data for data in map(udp6, (n.to_bytes(2, "big") for n in range(1 << 16))) if data[60:62] == b"\xff\xff"
-    )
-    assert frame.parse_udp6(zero6).payload == zero6[62:]
+    for build, parse, at in ((udp4, frame.parse_udp4, UDP4 + 6), (udp6, frame.parse_udp6, UDP6 + 6)):
+        checksum = int.from_bytes(build(bytes(2))[at : at + 2], "big")
+        data = build(checksum.to_bytes(2, "big"))  # it adds the checksum's complement, so that the sum is 0
+        assert data[at : at + 2] == b"\xff\xff"
+        assert parse(data).payload == checksum.to_bytes(2, "big")
 
 
 ACCEPTED = {
@@ -247,14 +244,3 @@ def test_changed_bits_are_noticed(data, parse):
             continue
         assert parsed == expected  # the traffic class, flow label and hop limit of IPv6
         assert bit // 8 in (14, 15, 16, 17, 21)
-
-
-@given(st.binary(max_size=200), st.booleans())
-def test_any_bytes(data, checksum_is_ready):
-    """Any bytes are a datagram or Malformed."""
-    for parse in (frame.parse_udp4, frame.parse_udp6, frame.parse_icmp6):
-        for header in (b"", bytes(12) + b"\x08\0\x45", bytes(12) + b"\x86\xdd\x60"):
-            try:
-                parse(header + data, checksum_is_ready=checksum_is_ready)
-            except Malformed:
-                continue

@@ -252,22 +252,20 @@ def long_message(body: bytes) -> bytes:
     return b"\xfd" + len(body).to_bytes(3) + body
 
 
-@pytest.mark.parametrize(
-    ("definition", "count", "fits"),
-    [(NUMBERS, 60_000, True), (NUMBERS, 70_000, False), (RECURSIVE, 60_000, True), (RECURSIVE, 70_000, False)],
-)
-def test_number_of_values_is_limited(definition, count, fits):
+@pytest.mark.parametrize("definition", [NUMBERS, RECURSIVE], ids=["numbers", "lists"])
+def test_number_of_values_is_limited(definition):
     """A message has at most 65,536 values, so that a small message does not need much memory."""
-    body = b"\xff\x82\1\xfd" + count.to_bytes(3) + bytes(count) + b"\0"
+    large, small = (
+        LIST + definition + long_message(b"\xff\x82\1\xfd" + count.to_bytes(3) + bytes(count) + b"\0")
+        for count in (70_000, 60_000)
+    )
+    with pytest.raises(Malformed):
+        decode(large)
     tracemalloc.start()
     try:
-        if fits:
-            (value,) = decode(LIST, definition, long_message(body))
-            assert isinstance(value.fields["L"], list)
-            assert len(value.fields["L"]) == count
-        else:
-            with pytest.raises(Malformed):
-                decode(LIST, definition, long_message(body))
+        (value,) = decode(small)
+        assert isinstance(value.fields["L"], list)
+        assert len(value.fields["L"]) == 60_000
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
@@ -290,29 +288,3 @@ def test_large_messages_are_not_sent():
     with pytest.raises(Malformed, match="exceeds 1048576"):
         encoder.encode(CMD_ARGS, Struct({"StdinData": bytes(1 << 20)}))
     assert decode(encoder.encode(*ADD[1])) == [ADD[1][1]]
-
-
-@given(st.sampled_from([recorded.ALLOCATE, recorded.REPLIES, recorded.ERROR, STRANGE + MAP + ARRAY]), st.data())
-def test_changed_streams_give_values_or_malformed(stream, data):
-    """Recorded streams with some changed, removed and added bytes give values or Malformed, and nothing else."""
-    changed = bytearray(stream)
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(changed)))
-        end = min(len(changed), start + data.draw(st.integers(0, 3)))
-        changed[start:end] = data.draw(st.binary(max_size=4))
-    decode_or_refuse(bytes(changed))
-
-
-@given(st.binary())
-def test_any_bytes_give_values_or_malformed(data):
-    """Any bytes give values or Malformed, also after the definition of a recursive type."""
-    decode_or_refuse(data)
-    decode_or_refuse(LIST + RECURSIVE + message("ff82") + data)
-
-
-def decode_or_refuse(data: bytes) -> None:
-    try:
-        values = decode(data)
-    except Malformed:
-        return
-    assert all(isinstance(value, Struct) for value in values)
