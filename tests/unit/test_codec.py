@@ -67,6 +67,7 @@ REQUESTS = {
     "veth on the host": link.create_veth_request(
         VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400
     ),
+    "ifb": link.create_ifb_request(1_000_000_007, "bwp0123456789ab", MAC, 1500),
     "rename": link.set_request(ETH0, up=True, name="cni0.100"),
     "add VLANs": vlan.add_request(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
     "remove a VLAN": vlan.remove_request(ETH0, [1]),
@@ -131,13 +132,7 @@ def test_requests_are_encoded_as_by_the_full_classes(name):
     full["attrs"] = [(key, textual(key, value)) for key, value in request.attributes]
     full.encode()
     assert request.encode(3).hex() == bytes(full.data).hex()
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_can_be_sent_twice(name):
-    """Encoding a request twice gives the same bytes."""
-    request = REQUESTS[name]
-    assert request.encode(3) == request.encode(3)
+    assert request.encode(3) == request.encode(3)  # it can be sent twice
 
 
 def test_per_interface_ipv4_settings():

@@ -12,18 +12,20 @@ from cni.errors import CniError
 from kernel.netfilter import iptables as netfilter_iptables
 from kernel.netfilter import iptables_chains
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change
 from tests.support.errors import error_of
+from tests.support.iptables_table import Table
 
 CHAIN = "CNI-f42161b9e0c33131294cdfd7"
 COMMENT = r'-m comment --comment "name: \"goldnet\" id: \"0123abcdef\""'
 
 
 class Tables:
-    """The table nat of both families: chains with their rules as text."""
+    """The table nat of both families."""
 
     def __init__(self):
-        self.chains: dict[int, dict[str, list[str]]] = {family: {"POSTROUTING": []} for family in (4, 6)}
+        self.nat = {family: Table("POSTROUTING") for family in (4, 6)}
+        self.chains = {family: table.chains for family, table in self.nat.items()}
         self.applied: list[Change] = []
         # Actions of other programs, each run once before lines are applied.
         self.interruptions: list[Callable[[], None]] = []
@@ -36,52 +38,19 @@ class Tables:
         return [4, 6]
 
     def read(self, families, table, chains=(), *, legacy=False):
-        return {family: self._listing(family, chains or self.chains[family]) for family in families}
+        return {family: self.nat[family].listing(*chains) for family in families}
 
     def apply(self, changes, table, description, *, legacy=False):
         if self.interruptions:
             self.interruptions.pop()()
         for family, items in changes.items():
             self.applied += items
-            for change in items:
-                self._apply_change(self.chains[family], change)
+            self.nat[family].apply(items)
 
     def rules(self, chain=CHAIN, family=4):
         """Returns the rules of a chain without their common comment, None for a missing chain."""
         chain_rules = self.chains[family].get(chain)
         return chain_rules and [rule.replace(f"{COMMENT} ", "") for rule in chain_rules]
-
-    def _listing(self, family, chains):
-        existing = []
-        for chain in chains:
-            if chain not in self.chains[family]:
-                break
-            existing.append(chain)
-        return Listing.of(existing, [Rule(chain, rule) for chain in existing for rule in self.chains[family][chain]])
-
-    def _apply_change(self, chains, change):
-        chain, spec = change.chain, change.spec
-        self._require(change.verb == "-N" or chain in chains)
-        if change.verb == "-N":
-            self._require(chain not in chains)
-            chains[chain] = []
-        elif change.verb == "-A":
-            chains[chain].append(spec)
-        elif change.verb == "-I":
-            chains[chain].insert(0, spec)
-        elif change.verb == "-D":
-            self._require(spec in chains[chain])
-            chains[chain].remove(spec)
-        elif change.verb == "-F":
-            chains[chain].clear()
-        else:
-            assert change.verb == "-X"
-            self._require(not chains[chain] and not any(chain in rule for rules in chains.values() for rule in rules))
-            del chains[chain]
-
-    def _require(self, condition):
-        if not condition:
-            raise RefusedError(999, "refused")
 
 
 @pytest.fixture
@@ -303,7 +272,12 @@ def test_a_refused_change_is_retried(tables):
     """A change that is refused after a parallel DEL is computed again; a permanent refusal is an error."""
     spec = pod("10.22.0.2/16")
     iptables.add(spec)
-    tables.interruptions.append(lambda: tables.chains.update({4: {"POSTROUTING": []}}))
+
+    def delete_everything():
+        tables.chains[4].clear()
+        tables.chains[4]["POSTROUTING"] = []
+
+    tables.interruptions.append(delete_everything)
     tables.applied.clear()
     iptables.delete_legacy(spec)
     assert tables.chains[4] == {"POSTROUTING": []}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.errors import CniError
-from kernel.netfilter.iptables_rule import Listing, Rule, quoted
+from kernel.netfilter.iptables_rule import Listing, quoted
 from plugins.portmap import iptables_check, iptables_state, iptables_update
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -22,6 +22,7 @@ from plugins.portmap.iptables_rules import (
     shared_rules,
 )
 from tests.support.errors import failure_of
+from tests.support.iptables_table import Table
 
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 HOST_PORTS = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
@@ -30,24 +31,11 @@ NOTHING = Listing()
 
 
 def listing_after_add(host_ports, listing=NOTHING, other_addresses=(), version=4):
-    """Returns the listing after an ADD: applies its changes as iptables-restore does."""
-    chains = {chain: listing.rules(chain) for chain in listing.chains}
-    for change in iptables_update.changes_for_add(host_ports, other_addresses, version, listing):
-        rules = chains.setdefault(change.chain, [])
-        rule = Rule(change.chain, change.spec)
-        if change.verb == "-A":
-            rules.append(rule)
-        elif change.verb == "-I":
-            assert change.position <= len(rules) + 1
-            rules.insert(change.position - 1, rule)
-        elif change.verb == "-D":
-            rules.remove(rule)
-        elif change.verb == "-F":
-            rules.clear()
-        else:
-            assert change.verb == "-N"
-            assert not rules
-    return Listing.of(chains, [rule for rules in chains.values() for rule in rules])
+    """Returns the listing after an ADD."""
+    table = Table("PREROUTING", "OUTPUT", "POSTROUTING")
+    table.chains |= {chain: [rule.spec for rule in listing.rules(chain)] for chain in listing.chains}
+    table.apply(iptables_update.changes_for_add(host_ports, other_addresses, version, listing))
+    return table.listing()
 
 
 def without(listing, removed):
