@@ -14,36 +14,6 @@ def failure(env):
     return error
 
 
-def without(command, *names):
-    return {name: value for name, value in (ENV | {"CNI_COMMAND": command}).items() if name not in names}
-
-
-@pytest.mark.parametrize(
-    ("command", "needed"),
-    [
-        ("ADD", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
-        ("CHECK", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
-        ("DEL", ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]),
-        ("GC", ["CNI_PATH"]),
-        ("STATUS", ["CNI_PATH"]),
-        ("VERSION", []),
-        ("NOPE", []),
-    ],
-)
-def test_each_command_needs_its_variables(command, needed):
-    """A missing or empty variable is named, several together in the documented order; others are optional."""
-    for name in ENV.keys() - {"CNI_COMMAND"}:
-        for env in (without(command, name), ENV | {"CNI_COMMAND": command, name: ""}):
-            if name in needed:
-                assert failure(env).msg == f"required env variables [{name}] missing"
-            else:
-                assert cni_args.from_env(env).command == command
-    if needed:
-        assert failure({"CNI_COMMAND": command}).msg == f"required env variables [{','.join(needed)}] missing"
-    else:
-        assert cni_args.from_env({"CNI_COMMAND": command})
-
-
 def test_values_are_passed_to_the_plugin():
     """The plugin gets the runtime's values; CNI_PATH is split, without empty parts."""
     args = cni_args.from_env(ENV | {"CNI_PATH": "/a::/b:", "CNI_ARGS": "IP=10.1.2.3"})

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import delegate
 from cni.args import CmdArgs
@@ -22,7 +21,8 @@ from cni.skel import Plugin
 from process import child
 from process.signals import Terminated
 from process.undo import Undo
-from tests.support.errors import failure_of
+from tests.support.errors import error_of, failure_of
+from tests.support.netconf import arguments
 
 ANSWER = '{"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]}'
 RESULT = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),))
@@ -55,24 +55,15 @@ def request_for(tmp_path):
 
     def make(command="ADD", version="1.0.0", stdin=None, delegates=None, **env):
         stdin = stdin or json.dumps({"cniVersion": version, "name": "net", "ipam": {"type": "ipam"}}).encode()
-        variables = {
-            "PATH": os.environ["PATH"],
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": "cid",
-            "CNI_NETNS": "/run/netns/x",
-            "CNI_IFNAME": "eth0",
-            "CNI_PATH": f"{tmp_path}/absent:{tmp_path}/bin",
-        }
-        args = cni_args.from_env(variables | env)
-        return replace(args, stdin=stdin, delegates=delegates or {}), cni_conf.parse(stdin)
+        path = f"{tmp_path}/absent:{tmp_path}/bin"
+        variables = {"PATH": os.environ["PATH"], "CNI_COMMAND": command, "CNI_PATH": path, **env}
+        return replace(arguments(stdin, **variables), delegates=delegates or {}), cni_conf.parse(stdin)
 
     return make
 
 
 def failure(run):
-    with pytest.raises(CniError) as caught:
-        run()
-    return caught.value
+    return error_of(run, CniError)
 
 
 def add(request):
@@ -125,13 +116,13 @@ def test_empty_path_is_reported():
 
 
 @pytest.mark.parametrize("size", [0, 2_000_000])
-def test_delegate_gets_the_same_environment_and_input(script, request_for, tmp_path, size):
-    """Stdin is passed on unchanged, whatever its size is; in the environment only CNI_COMMAND differs."""
-    script(f"cat > {tmp_path}/stdin; env > {tmp_path}/env; echo '{ANSWER}'")
+def test_delegate_gets_the_same_environment_and_input(script, request_for, tmp_path, size, capfd):
+    """Stdin is passed on unchanged, whatever its size is; only CNI_COMMAND differs, and stderr is the plugin's."""
+    script(f"cat > {tmp_path}/stdin; env > {tmp_path}/env; echo '{ANSWER}'; echo careful >&2")
     stdin = b'{ "name": "net","cniVersion":"1.0.0",\n"pad":"' + b"\xff" * size + b'"}  \n'
     args, conf = request_for("ADD", stdin=stdin, OWN="ümlaut\udcff", CNI_ARGS="A=b")
     assert add((args, conf)) == RESULT
-    assert (tmp_path / "stdin").read_bytes() == stdin
+    assert ((tmp_path / "stdin").read_bytes(), capfd.readouterr().err) == (stdin, "careful\n")
     actual = dict(line.split(b"=", 1) for line in (tmp_path / "env").read_bytes().splitlines())
     expected = {os.fsencode(name): os.fsencode(value) for name, value in args.env.items()}
     assert {name: actual.get(name) for name in expected} == expected
@@ -216,13 +207,6 @@ def test_results_of_any_version_are_converted(script, request_for, output, resul
     assert add(request_for(version="1.0.0")) == result
 
 
-def test_stderr_is_inherited(script, request_for, capfd):
-    """The delegate's stderr is the plugin's."""
-    script(f"echo careful >&2; echo '{ANSWER}'")
-    add(request_for())
-    assert capfd.readouterr().err == "careful\n"
-
-
 @pytest.mark.parametrize(
     ("output", "expected"),
     [('{"code": 11, "msg": "full"}', ["ADD", "DEL"]), (DUPLICATE, ["ADD"])],
@@ -292,31 +276,6 @@ def test_signal_ends_the_delegate_first(script, request_for, calls, tmp_path):
 
     assert in_a_child(plugin)
     assert calls() == ["ADD", "cleaned", "DEL"]
-
-
-def test_delegate_starts_with_default_signals(script, request_for, tmp_path):
-    """SIGPIPE, which Python ignores, and blocked signals have their defaults in the delegate."""
-    program = script("")  # awk replaces the shell, which would clear the mask
-    read = f'while ((getline line < "/proc/self/status") > 0) print line > "{tmp_path}/signals"'
-    program.write_text(f'#!/usr/bin/awk -f\nBEGIN {{ {read}; print "{{}}" }}\n')
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-    try:
-        add(request_for())
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    masks = dict(line.split(":", 1) for line in (tmp_path / "signals").read_text().splitlines())
-    assert not int(masks["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1
-    assert not int(masks["SigIgn"], 16) >> (signal.SIGPIPE - 1) & 1
-
-
-def test_descriptors_do_not_leak(script, request_for):
-    """Neither success nor failure leaves a file descriptor open."""
-    program = script(f"echo '{ANSWER}'")
-    before = os.listdir("/proc/self/fd")
-    add(request_for())
-    program.chmod(0)
-    failure(lambda: add(request_for()))
-    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.fixture
