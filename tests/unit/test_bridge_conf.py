@@ -109,15 +109,6 @@ def test_invalid_nested_types_are_reported_with_their_path(keys, path):
     assert f'"{path}"' in error(keys).msg
 
 
-def test_exclusions_have_the_references_texts():
-    """Keys that exclude each other are refused with code 7 and the reference's texts."""
-    failure = error({"hairpinMode": True, "promiscMode": True})
-    assert (failure.code, failure.msg) == (7, "cannot set hairpin mode and promiscuous mode at the same time")
-    failure = error({"disableContainerInterface": True, "ipam": {"type": "static"}})
-    assert (failure.code, failure.msg) == (7, "cannot use IPAM when DisableContainerInterface flag is set")
-    assert parse_keys({"disableContainerInterface": True, "ipam": {"type": ""}}).container_interface_down
-
-
 ONE, TWO, THREE = ("02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03")
 
 
@@ -147,13 +138,6 @@ def test_unusable_macs_are_refused(mac):
     """Text that is no MAC, a multicast MAC, zero, and other lengths than Ethernet's are refused with Go's text."""
     failure = error({"runtimeConfig": {"mac": mac}})
     assert (failure.code, failure.msg) == (7, f"address {mac}: invalid MAC address")
-
-
-def test_cni_args_are_checked():
-    """Unknown keys and malformed pairs of CNI_ARGS have code 4; IgnoreUnknown accepts unknown keys."""
-    assert error({}, CNI_ARGS="IP=10.0.0.1").code == 4
-    assert error({}, CNI_ARGS="MAC").code == 4
-    assert parse_keys({}, CNI_ARGS="IgnoreUnknown=true;IP=10.0.0.1") == DEFAULTS
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from ipaddress import ip_address
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,34 +54,6 @@ def test_add_corrects_any_order_of_the_jumps(order, spec):
     assert (rules.FORWARD_JUMP in forward) == (spec.accepts or rules.FORWARD_JUMP in order)
     assert (rules.ISOLATION_JUMP in forward) == (spec.policy != "open" or rules.ISOLATION_JUMP in order)
     assert iptables_update.changes_for_add(spec, 4, table.listing(), never_stale) == []
-
-
-@pytest.mark.parametrize("spec", [OPEN, SAME, ISOLATED])
-def test_del_keeps_the_shared_rules(spec):
-    """After ADD and DEL the shared rules remain, and no record."""
-    table = Filter().add(spec).delete(spec)
-    assert not any("10.22.0.2" in rule.spec for rule in table.rules)
-    assert "CNI-FORWARD-OWNERS" not in table.chains
-    assert rules.FORWARD_JUMP in table.rules
-
-
-def test_only_policies_of_stale_interfaces_are_deleted():
-    """DEL deletes the policy rules of a stale interface, and no others."""
-    table = Filter().add(SAME).add(replace(ISOLATED, bridge="cni1", container_id="other"))
-    table.delete(replace(OPEN, container_id="third"), stale_interfaces={"cni1"})
-    assert not any("cni1" in rule.spec for rule in table.rules)
-    assert sum("cni0" in rule.spec for rule in table.rules) == 2
-
-
-@pytest.mark.parametrize("is_stale", [True, False])
-def test_record_of_another_network(is_stale):
-    """A record of another network keeps the rules of its address, unless its attachment is no longer running."""
-    other = replace(OPEN, network="other")
-    table = Filter().add(other)
-    table.add(OPEN, lambda record: is_stale)
-    assert len(rules.parse_records(table.listing())) == (1 if is_stale else 2)
-    table.delete(OPEN)
-    assert len(table.chains) + len(table.rules) == (5 if is_stale else 9)
 
 
 def test_foreign_rule_keeps_the_chain_of_records():

@@ -67,26 +67,6 @@ def pod(*addresses, exempt=(), container_id="0123abcdef", ifname="eth0", network
     return Masquerade(network, container_id, ifname, tuple(map(ip_interface, addresses)), networks, cluster)
 
 
-def test_chain_names_equal_the_references():
-    """The chain's name equals that in the reference plugins' tests."""
-    assert chain_name("test", "1234") == "CNI-2bbe0c48b91a7d1b8a6753a8"
-
-
-def test_a_pod_gets_a_chain_and_a_jump_in_each_family(tables):
-    """Traffic to the pod's subnet and multicast is accepted, all other traffic is masqueraded."""
-    iptables.add(pod("10.22.0.2/16", "fd00:22::2/64"))
-    assert tables.rules() == ["-d 10.22.0.0/16 -j ACCEPT", "! -d 224.0.0.0/4 -j MASQUERADE"]
-    assert tables.rules("POSTROUTING") == [f"-s 10.22.0.2/32 -j {CHAIN}"]
-    assert tables.rules(family=6) == ["-d fd00:22::/64 -j ACCEPT", "! -d ff00::/8 -j MASQUERADE"]
-    assert tables.rules("POSTROUTING", 6) == [f"-s fd00:22::2/128 -j {CHAIN}"]
-
-
-def test_every_rule_has_the_comment(tables):
-    """Each rule's comment names network and container, quoted as in iptables' listing."""
-    iptables.add(pod("10.22.0.2/16"))
-    assert all(COMMENT in rule for rules in tables.chains[4].values() for rule in rules)
-
-
 def test_exempt_networks_precede_the_masquerading(tables):
     """Each exempt network of the pod's families has one rule; all traffic can be exempt."""
     iptables.add(pod("10.22.0.2/16", "10.22.0.3/16", exempt=("10.0.0.0/8", "fd00::/8", "10.22.0.0/16", "0.0.0.0/0")))
@@ -179,16 +159,6 @@ def test_an_exception_after_the_masquerading_has_no_effect(tables):
     iptables.check(spec)
 
 
-def test_check_names_a_missing_jump_and_a_missing_chain(tables):
-    """CHECK fails with code 999; the message names the missing object and the family's tool."""
-    spec = pod("fd00:22::2/64")
-    error = error_of(lambda: iptables.check(spec), CniError)
-    assert (error.code, error.msg) == (999, f"masquerade: chain {CHAIN} is missing in table nat (ip6tables)")
-    iptables.add(spec)
-    tables.chains[6]["POSTROUTING"].clear()
-    assert "rule -A POSTROUTING -s fd00:22::2/128 " in error_of(lambda: iptables.check(spec), CniError).msg
-
-
 def test_deletion_keeps_rules_of_other_programs(tables):
     """DEL deletes chain and jumps in both families and keeps other rules; a second DEL changes nothing."""
     foreign = ["-j KUBE-POSTROUTING", f"-s 10.22.0.2/32 {COMMENT} -j CNI-{'0' * 24}", '-m comment --comment "-j " -j X']
@@ -232,16 +202,6 @@ def test_the_chain_is_deleted_with_its_last_jump(tables, others, remaining):
     assert tables.rules() == (before if remaining else None)
 
 
-def test_gc_deletes_rules_of_missing_attachments(tables):
-    """GC deletes chains and jumps of containers without a valid attachment in both families of its network."""
-    for number, network in enumerate(("goldnet", "goldnet", "other")):
-        iptables.add(pod(f"10.22.0.{number}/16", f"fd00:22::{number}/64", container_id=f"pod{number}", network=network))
-    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "pod1")})
-    for family in (4, 6):
-        names = {chain_name("goldnet", "pod1"), chain_name("other", "pod2")}
-        assert tables.chains[family].keys() == {"POSTROUTING", *names}
-
-
 def test_gc_keeps_unproven_rules(tables, capfd):
     """A jump whose comment does not match its chain, or is truncated, stays, and stderr reports the number."""
     long = pod("10.22.0.2/16", container_id="x" * 300)
@@ -254,18 +214,6 @@ def test_gc_keeps_unproven_rules(tables, capfd):
     assert capfd.readouterr().err.count("2 masquerade rule(s) seem to be of network goldnet") == 1
     iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "x" * 300)})
     assert "1 masquerade rule(s)" in capfd.readouterr().err
-
-
-def test_a_long_comment_is_truncated(tables):
-    """Comments are truncated to the kernel's 255 bytes, and CHECK and DEL still recognise the rules."""
-    spec = pod("10.22.0.2/16", container_id="x" * 300)
-    iptables.add(spec)
-    (jump,) = tables.rules("POSTROUTING")
-    comment = jump.partition('--comment "')[2].partition('" -j')[0].replace("\\", "")
-    assert comment == ('name: "goldnet" id: "' + "x" * 300)[:255]
-    iptables.check(spec)
-    iptables.delete_legacy(spec)
-    assert tables.chains[4] == {"POSTROUTING": []}
 
 
 def test_a_refused_change_is_retried(tables):

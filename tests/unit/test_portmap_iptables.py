@@ -13,8 +13,6 @@ from kernel.netfilter.iptables_rule import Listing, quoted
 from plugins.portmap import iptables_check, iptables_state, iptables_update
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
-    DNAT_CHAINS,
-    OLD_CHAINS,
     desired_chain_rules,
     desired_jump_rules,
     parse_jump_rule,
@@ -51,17 +49,6 @@ def targets(listing):
 
 def check(host_ports, listing, version=4):
     iptables_check.check_rules(host_ports, version, listing)
-
-
-def test_chain_names_equal_those_of_the_reference_plugin():
-    """The names of chains equal those in the reference plugin's tests and golden states."""
-    container_id = (
-        "icee6giejonei6sohng6ahngee7laquohquee9shiGo7fohferakah3Feiyoolu2pei7ciPhoh7shaoX6vai3vuf0ahfaeng8yohb9ceu0daez5"
-        "hashee8ooYai5wa3y"
-    )
-    assert DNAT_CHAINS.name("test", container_id) == "CNI-DN-67e92b96e692a494b6b85"
-    assert OLD_CHAINS.name("testNetName", container_id) == "CNI-SN-bfd599665540dd91d5d28"
-    assert DNAT_CHAINS.name("goldnet", "0123abcdef") == CHAIN
 
 
 @pytest.mark.parametrize("version", [4, 6])

@@ -67,18 +67,6 @@ def test_replaceable_addresses_may_be_absent():
     assert refusal(check, [{"address": "10.1.2.9/24"}], capabilities={"ips": False}).msg == TEXT
 
 
-def test_check_without_prev_result_is_refused():
-    """CHECK without prevResult fails with the reference's text, after errors of the configuration."""
-    assert (refusal(check, None).code, refusal(check, None).msg) == (7, "Required prevResult missing")
-    assert refusal(check, None, env="FOO=1").code == 4
-
-
-def test_del_reads_nothing():
-    """DEL succeeds whatever the configuration is."""
-    for ipam in (None, "x", {"addresses": "x"}):
-        PLUGIN.cmd_del(arguments(CNI_COMMAND="DEL", CNI_ARGS="FOO", CNI_NETNS=""), netconf("static", {"ipam": ipam}))
-
-
 @pytest.mark.parametrize("ipam", [None, "x", {"addresses": [{"address": "10.1.2.5"}]}, {"routes": [{}]}])
 def test_status_of_an_invalid_configuration(ipam):
     """STATUS of a configuration that ADD refuses has code 50, with the message and details of ADD."""

@@ -49,19 +49,6 @@ def test_args_take_precedence():
     assert parse_keys({**strong, "args": {"cni": plain}}).attributes == Attributes(None, True, 1400, True, 5)
 
 
-@pytest.mark.parametrize("strongest", [1, 2, 3, 4])
-def test_precedence_of_macs(strongest):
-    """MACs take precedence in the order args.cni, runtimeConfig, CNI_ARGS, plain key, and keep their spelling."""
-    keys = {
-        "mac": MACS[4],
-        "runtimeConfig": {"mac": MACS[2] if strongest <= 2 else ""},
-        "args": {"cni": {"mac": MACS[1] if strongest == 1 else ""}},
-    }
-    conf = parse_keys(keys, CNI_ARGS=f"MAC={MACS[3]}" if strongest <= 3 else "")
-    assert (conf.mac, conf.attributes.mac) == (MACS[strongest], bytes([2, 0, 0, 0, 0, strongest]))
-    assert parse_keys({"mac": "02-00-00-00-00-AA"}).mac == "02-00-00-00-00-AA"
-
-
 def test_invalid_data_dir():
     """A NUL in `dataDir` is refused, and DEL uses the default directory."""
     text = encode("tuning", {"dataDir": "/x\0y"})
