@@ -9,12 +9,11 @@ from kernel.link import Link
 from plugins.bandwidth.ifb_owner import Owner, select_ifbs, stale_ifbs
 
 OWNER = Owner("net", "cid", "eth0")
-FIRST, SECOND = OWNER.names
-IFB = Link(46, FIRST, "02:00:00:00:00:01", 1500, 1, "ifb", 0, 0, None, 0, OWNER.alias)
+IFB = Link(46, OWNER.names[0], "02:00:00:00:00:01", 1500, 1, "ifb", 0, 0, None, 0, OWNER.alias)
 NAMELESS = IFB._replace(alias="")  # the reference plugin sets no alias
 OTHER = IFB._replace(alias=Owner("net", "cid", "net1").alias)
 LONG = "c" * 101
-words = st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]{0,150}", fullmatch=True)
+words = st.text("aZ0_.-", min_size=1, max_size=151)
 
 
 def test_first_name_is_the_references():

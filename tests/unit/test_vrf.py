@@ -6,7 +6,6 @@ from ipaddress import ip_address, ip_interface, ip_network
 import pytest
 
 from cni.errors import CniError
-from kernel import next_hops, route_copy
 from kernel.address_copy import AddressCopy
 from kernel.link import IFF_UP, Link
 from kernel.route_copy import build_route
@@ -179,25 +178,6 @@ def test_shared_multipath_route():
     ]
     assert sent(saved, MAIN) == [("default via fd00:1::1 via fd00:2::1 via fd00:1::9 to table 254", True)]
     assert sent(membership.save(ETH0, [], [shared._replace(table=300)]), INTO) == []
-
-
-def test_next_hops_are_divided():
-    """One remaining next hop is a route without multipath; several stay a multipath route."""
-    shared = multipath("::/0", (ETH0, "fd00:1::1"), (NET1, "fd00:2::1"), (ETH0, "fd00:1::9"))
-    single = next_hops.not_through(shared, ETH0.index)
-    assert single is not None
-    assert single == route("::/0", "fd00:2::1", link=NET1)._replace(
-        values={**shared.values, "flags": 0}, attributes=single.attributes
-    )
-    assert dict(single.attributes)["RTA_GATEWAY"] == ip_address("fd00:2::1").packed
-    assert "RTA_MULTIPATH" not in dict(single.attributes)
-    double = next_hops.through(shared, ETH0.index)
-    assert double is not None
-    assert dict(double.attributes)["RTA_MULTIPATH"] == hop(ETH0, "fd00:1::1") + hop(ETH0, "fd00:1::9")
-    assert route_copy.add_request(single, 7).encode(1)
-    plain = route("::/0", "fd00:1::1")
-    assert next_hops.not_through(plain, ETH0.index) is None
-    assert next_hops.through(plain, ETH0.index) == plain
 
 
 def test_connected_route_that_is_missing_stays_missing():
