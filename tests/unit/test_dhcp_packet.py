@@ -14,7 +14,7 @@ from ipam.dhcp.packet import BOOTREPLY, BOOTREQUEST, Malformed, Message, decode,
 
 MAC = b"\2\0\0\0\0\1"
 COOKIE = b"\x63\x82\x53\x63"
-SNAME, FILE, COOKIE_AT, OPTIONS = 44, 108, 236, 240
+SNAME, COOKIE_AT, OPTIONS = 44, 236, 240
 ADDRESSES = st.integers(0, 2**32 - 1).map(IPv4Address)
 OPTION_NUMBERS = st.integers(1, 254).filter(lambda number: number != 52)
 MESSAGES = st.builds(
