@@ -129,14 +129,6 @@ def test_delegate_gets_the_same_environment_and_input(script, request_for, tmp_p
     assert actual.keys() - expected.keys() <= {b"PWD", b"SHLVL", b"_", b"OLDPWD"}
 
 
-@pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS"])
-def test_other_verbs_are_passed_on(script, request_for, calls, command):
-    """The delegate runs the same verb; its output on success is ignored."""
-    script("echo anything")
-    delegate.run("ipam", *request_for(command, "1.1.0"))
-    assert calls() == [command]
-
-
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
 def test_errors_of_the_delegate_are_returned_unchanged(script, request_for, command):
     """Code, msg and details of the delegate's error object are kept."""
@@ -330,21 +322,6 @@ def test_version_is_checked_for_a_delegate_in_this_process(request_for):
     """A delegate that does not support the configuration's version refuses it, in this process, too."""
     error = failure(lambda: add(request_for(delegates=make_delegate([], versions=("0.1.0",)))))
     assert (error.code, error.msg) == (1, "incompatible CNI versions")
-
-
-@pytest.mark.usefixtures("same_file")
-def test_result_of_a_delegate_in_this_process_is_converted(request_for):
-    """In 0.2.0 the calling plugin gets the same as from another process: one address per family."""
-    two = Result(ips=tuple(IPConfig(ip_interface(f"10.1.2.{n}/24")) for n in (5, 6)))
-    assert add(request_for(version="0.2.0", delegates=make_delegate([], two))) == RESULT
-
-
-def test_other_file_of_the_same_name_runs_as_a_process(script, request_for, calls):
-    """The first file on CNI_PATH is used: another "ipam" precedes the delegate in this process."""
-    script(f"echo '{ANSWER}'")
-    seen: list[tuple[str, bytes]] = []
-    assert add(request_for(delegates=make_delegate(seen, Result()))) == RESULT
-    assert (seen, calls()) == ([], ["ADD"])
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])

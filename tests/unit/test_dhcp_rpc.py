@@ -15,7 +15,7 @@ import pytest
 from cni.result import IPConfig, Result, Route
 from ipam.dhcp import gob, rpc, rpc_result
 from ipam.dhcp.gob import Malformed, Struct
-from ipam.dhcp.rpc import CallArgs, Connection, RpcError
+from ipam.dhcp.rpc import CallArgs, Connection
 from tests.support import dhcp_recordings as recorded
 from tests.support.binaries import ROOT
 
@@ -33,9 +33,6 @@ LEASE = Result(
         Route(ip_interface("10.9.0.0/16"), ip_address("10.25.0.7")),
         Route(ip_interface("0.0.0.0/0"), ip_address("10.25.0.1")),
     ),
-)
-FOO = (
-    'Can not parse option "foo": Can not parse option: strconv.ParseUint: parsing "foo": invalid syntax'  # Go's message
 )
 
 
@@ -101,15 +98,6 @@ def path(tmp_path):
     return str(tmp_path / "dhcp.sock")
 
 
-def test_client_gets_the_recorded_result(path):
-    """A call of Allocate that the reference's daemon answers returns the lease; the client waits for the greeting."""
-    with peer(path, CONNECTED, recorded.REPLIES) as received:
-        assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=LIMIT_S) == LEASE
-    assert received[0] == CONNECT
-    (call,) = Connection().receive(b"".join(received))
-    assert call == rpc.Call(0, rpc.ALLOCATE, ARGS)
-
-
 def test_client_gets_an_answer_in_single_bytes(path):
     """The answer may arrive byte by byte, the first of them together with the greeting."""
 
@@ -119,18 +107,6 @@ def test_client_gets_an_answer_in_single_bytes(path):
 
     with serving(path, trickle):
         assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=LIMIT_S) == LEASE
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [(recorded.ERROR, FOO), (recorded.NO_METHOD, "rpc: can't find method DHCP.Check")],
-    ids=["option", "method"],
-)
-def test_client_raises_the_recorded_error(path, answer, text):
-    """An error of the reference's daemon is raised with its text."""
-    with peer(path, CONNECTED, answer), pytest.raises(RpcError) as error:
-        rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=LIMIT_S)
-    assert str(error.value) == text
 
 
 def test_methods_of_a_connection_are_answered_in_turn():
