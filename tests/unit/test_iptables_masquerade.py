@@ -113,15 +113,6 @@ def test_the_clusters_chain_is_created_once(tables, monkeypatch, first, certain)
     assert tables.chains[4]["PODWIRE-CLUSTER"] == ["-d 10.44.0.0/16 -j ACCEPT"]
 
 
-def test_check_requires_the_jump_to_the_clusters_chain(tables):
-    """CHECK fails for a pod with the key that has no jump to the cluster's chain; without the key a jump is ignored."""
-    iptables.add(pod("10.22.0.2/16"))
-    error = error_of(lambda: iptables.check(pod("10.22.0.2/16", cluster=True)), CniError)
-    assert error.msg.endswith("-j PODWIRE-CLUSTER is missing in table nat (iptables)")
-    iptables.add(pod("10.22.0.2/16", cluster=True))
-    iptables.check(pod("10.22.0.2/16"))
-
-
 def test_a_second_interface_shares_the_chain(tables):
     """A second interface's subnet precedes the masquerading, and its jump follows the first interface's."""
     iptables.add(pod("10.22.0.2/16"))

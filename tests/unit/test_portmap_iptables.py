@@ -2,7 +2,7 @@
 
 import struct
 from dataclasses import replace
-from ipaddress import ip_address, ip_interface
+from ipaddress import ip_interface
 
 import pytest
 from hypothesis import given
@@ -40,11 +40,6 @@ def without(listing, removed):
     return Listing.of(
         listing.chains, [rule for chain in listing.chains for rule in listing.rules(chain) if rule != removed]
     )
-
-
-def targets(listing):
-    """Returns the destinations to which the container's chain forwards."""
-    return [rule.spec.rpartition(" ")[2] for rule in listing.rules(CHAIN) if "--to-destination" in rule.spec]
 
 
 def check(host_ports, listing, version=4):
@@ -96,16 +91,6 @@ def test_prefix_length_zero_marks_every_source():
         str(desired_chain_rules(host_ports, 4)[0][1][0])
         == f"-A {CHAIN} -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK"
     )
-
-
-def test_rules_of_another_interface_stay_first():
-    """ADD keeps rules that forward to the container's other interface first, and deletes the chain's other rules."""
-    second = replace(HOST_PORTS, ifname="eth1", addresses={4: ip_interface("10.22.0.9/16")})
-    listing = listing_after_add(second, listing_after_add(HOST_PORTS), other_addresses=[ip_address("10.22.0.2")])
-    assert targets(listing) == ["10.22.0.2:80", "10.22.0.9:80"]
-    assert len(parse_jump_rules(listing)) == 1
-    assert listing_after_add(second, listing, other_addresses=[ip_address("10.22.0.2")]) == listing
-    assert targets(listing_after_add(second, listing)) == ["10.22.0.9:80"]
 
 
 JUMP_RULES = [

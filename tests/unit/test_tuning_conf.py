@@ -9,7 +9,7 @@ from cni.errors import CniError
 from kernel.link import Link
 from plugins.tuning import attributes
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.conf import DATA_DIR, Sysctl, TuningConf, lenient_data_dir
+from plugins.tuning.conf import DATA_DIR, TuningConf, lenient_data_dir
 from tests.support.errors import failure_of
 from tests.support.netconf import encode, parse, refusal
 
@@ -54,19 +54,6 @@ def test_invalid_data_dir():
     text = encode("tuning", {"dataDir": "/x\0y"})
     assert parse_error(text).code == 7
     assert lenient_data_dir(cni_conf.parse(text)) == DATA_DIR
-
-
-def test_sysctl_keys():
-    """Dots become slashes, the first IFNAME becomes the interface's name with its dots, and the order is kept."""
-    keys = {"net.b": "1", "net/a": "2", "net.ipv4.conf.IFNAME.IFNAME": "3", "/net//./c/": "4"}
-    conf = parse_keys({"sysctl": keys, "args": {"cni": {"sysctl": {"net/a": "5", "net.z": "6"}}}}, CNI_IFNAME="eth0.5")
-    assert conf.sysctls == (
-        Sysctl("net.b", "b", "1"),
-        Sysctl("net/a", "a", "5"),
-        Sysctl("net.ipv4.conf.IFNAME.IFNAME", "ipv4/conf/eth0.5/IFNAME", "3"),
-        Sysctl("/net//./c/", "c", "4"),
-        Sysctl("net.z", "z", "6"),
-    )
 
 
 @pytest.mark.parametrize("key", ["kernel.hostname", "net", "net/", "", "netx.core", "net.a\0b", "/proc/sys/net/a"])
