@@ -2,9 +2,9 @@
 
 import json
 import os
+import select
 import signal
 import sys
-import threading
 from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
@@ -236,17 +236,22 @@ def test_file_that_cannot_be_run_is_named(script, request_for):
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_file_that_is_being_written_is_tried_again(script, request_for, monkeypatch, is_closed):
-    """A plugin that is open for writing is tried six times."""
+    """A plugin that is open for writing is tried six times, also for the DEL that follows a failed ADD."""
     program = script(f"echo '{ANSWER}'")
-    monkeypatch.setattr(delegate, "_BUSY_WAIT_S", 0.02)
+    waits: list[object] = []
+
+    def wait(*times):
+        waits.append(times)
+        if is_closed and len(waits) == 2:
+            writer.close()
+
+    monkeypatch.setattr(select, "select", wait)
     with program.open("a") as writer:
         if is_closed:
-            timer = threading.Timer(0.03, writer.close)
-            timer.start()
             assert add(request_for()) == RESULT
-            timer.join()
         else:
             assert failure(lambda: add(request_for())).msg == f"cannot run {program}: Text file busy"
+    assert len(waits) == (2 if is_closed else 5 + 5)
 
 
 def test_signal_ends_the_delegate_first(script, request_for, calls, tmp_path):
@@ -259,7 +264,7 @@ def test_signal_ends_the_delegate_first(script, request_for, calls, tmp_path):
         f"""[ $CNI_COMMAND = DEL ] && exit 0
         trap 'echo cleaned >> {tmp_path}/calls; exit 1' TERM
         kill -TERM $PPID
-        for i in $(seq 250); do sleep 0.02; done"""
+        while :; do sleep 0.02; done"""
     )
 
     def plugin():
@@ -324,13 +329,13 @@ def test_version_is_checked_for_a_delegate_in_this_process(request_for):
     assert (error.code, error.msg) == (1, "incompatible CNI versions")
 
 
-@pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
+@pytest.mark.parametrize("command", ["ADD", "CHECK"])
 def test_delegate_that_hangs_is_killed(script, request_for, calls, monkeypatch, command):
     """After the time limit the delegate is killed, and the error is "try again later"; DEL follows a failed ADD."""
-    monkeypatch.setattr(child, "LIMIT_S", 0.3)
+    monkeypatch.setattr(child, "LIMIT_S", 2.0)
     file = script('[ "$CNI_COMMAND" = DEL ] && [ -e "$0.added" ] && exit 0; : > "$0.added"; exec sleep 60')
     request = request_for(command)
     error = failure(lambda: add(request) if command == "ADD" else delegate.run("ipam", *request))
     assert error.code == 11
-    assert error.msg == f"{file} did not end {command} within 0 s and was killed, try again later"
+    assert error.msg == f"{file} did not end {command} within 2 s and was killed, try again later"
     assert calls() == (["ADD", "DEL"] if command == "ADD" else [command])

@@ -21,7 +21,7 @@ OWNER = owner_of("cid", "eth0")
 
 @pytest.fixture
 def net(tmp_path):
-    return Store(str(tmp_path / "a" / "leases"), "net")
+    return Store(str(tmp_path / "a" / "leases"), "net", lock_wait_s=60)
 
 
 @pytest.fixture
