@@ -25,25 +25,6 @@ def runtime(keys):
     return {"runtimeConfig": {"bandwidth": keys}}
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        dict.fromkeys((*IN, *OUT, "maxBurst", "runtimeConfig")),
-        dict.fromkeys((*IN, *OUT, "maxBurst"), 0),
-        {"runtimeConfig": {}, "capabilities": {"bandwidth": True}, "x": [1]},
-        {"runtimeConfig": {"bandwidth": None, "portMappings": []}},
-        runtime({}),
-        runtime(dict.fromkeys((*IN, *OUT))),
-        runtime(dict.fromkeys((*IN, *OUT), 0)),
-    ],
-)
-def test_nothing_is_limited_without_limits(keys):
-    """Keys that are absent, null or 0 limit nothing, in the configuration and in runtimeConfig."""
-    assert parsed(keys) == NOTHING
-    assert not parsed(keys).has_limits
-
-
 @pytest.mark.parametrize("place", [lambda keys: keys, runtime])
 @pytest.mark.parametrize(
     ("keys", "ingress", "egress"),
@@ -106,12 +87,3 @@ def test_invalid_limits_are_refused(place, direction, rate, burst, msg, details)
     at = f"runtimeConfig.bandwidth.{direction}" if place is runtime else direction
     assert (failure.code, failure.msg) == (7, msg.format(at=at))
     assert failure.details == details.format(at=at, key=direction)
-
-
-@pytest.mark.parametrize("value", [-1, 1 << 64])
-@pytest.mark.parametrize("key", [*IN, *OUT, "maxBurst"])
-def test_numbers_have_64_bits(key, value):
-    """A number below 0 or above 64 bits is refused, and the message names the key."""
-    failure = refusal("bandwidth", {key: value})
-    assert failure.code == 7
-    assert failure.msg.startswith(f'{PARSING}"{key}" must be ')

@@ -1,5 +1,6 @@
 """Delegation to other executables and to this executable (cni.delegate)."""
 
+import errno
 import json
 import os
 import select
@@ -104,13 +105,9 @@ def test_first_file_on_the_path_is_run(script, request_for, tmp_path):
     ],
 )
 def test_missing_delegate_is_reported(kind, code, msg):
-    """The message names the plugin and the searched directories."""
+    """The message names the plugin and the searched directories; an empty CNI_PATH has its own."""
     error = failure(lambda: delegate.find(kind, ("/a", "/b")))
     assert (error.code, error.msg) == (code, msg)
-
-
-def test_empty_path_is_reported():
-    """An empty CNI_PATH has its own message."""
     error = failure(lambda: delegate.find("ipam", ()))
     assert (error.code, error.msg) == (4, "no paths provided")
 
@@ -225,6 +222,18 @@ def test_later_failure_runs_del(script, request_for, calls, capfd):
     assert str(failure_of(attach, ValueError)) == "later"
     assert calls() == ["ADD", "DEL"]
     assert capfd.readouterr().err == "podwire: could not run DEL of ipam: gone\n"
+
+
+def test_file_without_permission_has_a_fix(tmp_path):
+    """For a plugin of mode 0644 the details are a chmod command; for a damaged one they say so."""
+    program = tmp_path / "bridge"
+    program.touch(0o644)
+    error = delegate.not_runnable(str(program), PermissionError(errno.EACCES, "Permission denied"))
+    assert (error.msg, error.details) == (f"cannot run {program}: Permission denied", f"run: chmod 0755 {program}")
+    program.chmod(0o755)
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert "chmod" not in delegate.not_runnable(str(program), denied).details
+    assert "damaged" in delegate.not_runnable(str(program), OSError(errno.ENOEXEC, "Exec format error")).details
 
 
 def test_file_that_cannot_be_run_is_named(script, request_for):
