@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import mmap
-import resource
 import struct
 import sys
 import time
@@ -38,9 +37,7 @@ class Report:
     seconds: float = 0.0
     verdicts: Counter[str] = field(default_factory=Counter)
     faults: dict[str, tuple[int, str, str]] = field(default_factory=dict)
-    slowest: tuple[float, int] = (0.0, 0)
     grown_kib: int = 0
-    peak_kib: int = 0
 
 
 def main(target: str, seed: int, first: int, step: int, count: int, seconds: float, progress: str) -> None:
@@ -61,17 +58,14 @@ def main(target: str, seed: int, first: int, step: int, count: int, seconds: flo
             initial_kib = _resident_kib()
     report.seconds = time.monotonic() - start
     report.grown_kib = _resident_kib() - initial_kib if initial_kib else 0
-    report.peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps(vars(report)), flush=True)
 
 
 def _run_case(judge: Callable[[Case], str], case: Case, number: int, report: Report) -> None:
-    start = time.monotonic()
     try:
         report.verdicts[judge(case)] += 1
     except FaultError as fault:
         report.faults.setdefault(_kind(fault), (number, str(fault)[:500], json.dumps(case.__dict__)))
-    report.slowest = max(report.slowest, (time.monotonic() - start, number))
     report.inputs += 1
 
 

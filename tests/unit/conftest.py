@@ -10,8 +10,14 @@ from hypothesis import HealthCheck, settings
 
 from attachment import presence
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# Tests with a function of the standard library, scapy or Python beside it fail with the first examples, or never.
+settings.register_profile("untimed", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("nightly", settings.get_profile("untimed"), max_examples=1000)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the number of examples."""
+    settings.load_profile("nightly" if config.getoption("--nightly") else "untimed")
 
 
 @pytest.fixture(autouse=True)

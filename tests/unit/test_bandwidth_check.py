@@ -81,54 +81,6 @@ def test_changed_numbers_are_reported(changes, msg, details):
     assert egress(limits(), bucket) == expected
 
 
-@pytest.mark.parametrize(
-    ("root", "what"),
-    [(None, "none"), (Qdisc("noqueue", 0), "noqueue"), (Qdisc("fq", 0x10000), "fq"), (Qdisc("tbf", 0x10000), "tbf")],
-)
-def test_missing_bucket_is_reported(root, what):
-    """Another root qdisc, or a token bucket filter without numbers, is reported as missing."""
-    details = f'packets that the pod receives are not limited on "veth0": its root qdisc is {what}; {AGAIN}'
-    assert ingress(root) == ("Failed to find qdisc", details)
-
-
-def test_missing_bucket_of_the_ifb_is_reported():
-    """Packets that the pod sends are not limited if the ifb has no token bucket."""
-    details = f'packets that the pod sends are not limited on "bwp012345678901": its root qdisc is none; {AGAIN}'
-    assert egress(limits(), None) == ("Failed to find qdisc", details)
-
-
-def test_ifb_that_is_missing_or_down_is_reported():
-    """Without an ifb the text is the reference's; an ifb that is down passes no packets."""
-    missing = "get ifb device: Link not found", f"packets that the pod sends are not limited; {AGAIN}"
-    assert egress(limits(ifbs=())) == missing
-    down = "Interface bwp012345678901 is down", 'bring it up: ip link set "bwp012345678901" up'
-    assert egress(limits(ifbs=(IFB._replace(flags=0),))) == down
-
-
-SOME = replace(REDIRECT, target=8, matches_all=False)  # redirects some packets elsewhere
-
-
-@pytest.mark.parametrize(
-    ("filters", "hint"),
-    [
-        ((REDIRECT,), None),
-        ((SOME, REDIRECT), None),
-        ((REDIRECT, replace(REDIRECT, target=8)), None),
-        ((), "no ingress filter redirects them"),
-        ((SOME,), "no ingress filter redirects them"),
-        ((replace(REDIRECT, matches_all=False),), "no ingress filter redirects them"),
-        ((replace(REDIRECT, target=0),), "no ingress filter redirects them"),
-        ((replace(REDIRECT, target=8), REDIRECT), "an earlier ingress filter matches every packet"),
-        ((Filter(1, 0x10800, matches_all=True), REDIRECT), "an earlier ingress filter matches every packet"),
-    ],
-)
-def test_missing_redirect_is_reported(filters, hint):
-    """The first filter that matches every packet must redirect to the ifb."""
-    failure = egress(limits(filters=filters))
-    msg = 'packets that "veth0" receives are not redirected to "bwp012345678901"'
-    assert failure == (hint and (msg, f"{hint}; {AGAIN}"))
-
-
 def test_numbers_of_another_limit_are_refused():
     """Another limit's numbers are refused, even if each of them is one of an accepted bucket."""
     other = compute_shape(Limit(20_000_000, 2_000_000), 1500, 0).bucket

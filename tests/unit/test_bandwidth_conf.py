@@ -1,17 +1,10 @@
 """The configuration of bandwidth as a value (plugins.bandwidth.conf)."""
 
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cni import conf as cni_conf
-from cni.errors import CniError
-from plugins.bandwidth.conf import BandwidthConf, parse
+from plugins.bandwidth.conf import BandwidthConf
 from plugins.bandwidth.limit import Limit
-from tests.support.errors import failure_of
-from tests.unit.test_bridge_conf import JSON
+from tests.support.netconf import parse, refusal
 
 NOTHING = BandwidthConf(None, None, 0)
 IN = {"ingressRate": 8_000_000, "ingressBurst": 800_000}
@@ -24,43 +17,12 @@ LARGEST = 8 * ((1 << 32) - 1)
 PARSING = "failed to parse network configuration: "
 
 
-def netconf(keys):
-    return cni_conf.parse(json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", **keys}).encode())
-
-
 def parsed(keys):
-    return parse(netconf(keys))
-
-
-def error(keys):
-    with pytest.raises(CniError) as caught:
-        parsed(keys)
-    assert caught.value.code == 7
-    assert caught.value.details
-    return caught.value
+    return parse("bandwidth", keys)
 
 
 def runtime(keys):
     return {"runtimeConfig": {"bandwidth": keys}}
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        dict.fromkeys((*IN, *OUT, "maxBurst", "runtimeConfig")),
-        dict.fromkeys((*IN, *OUT, "maxBurst"), 0),
-        {"runtimeConfig": {}, "capabilities": {"bandwidth": True}, "x": [1]},
-        {"runtimeConfig": {"bandwidth": None, "portMappings": []}},
-        runtime({}),
-        runtime(dict.fromkeys((*IN, *OUT))),
-        runtime(dict.fromkeys((*IN, *OUT), 0)),
-    ],
-)
-def test_nothing_is_limited_without_limits(keys):
-    """Keys that are absent, null or 0 limit nothing, in the configuration and in runtimeConfig."""
-    assert parsed(keys) == NOTHING
-    assert not parsed(keys).has_limits
 
 
 @pytest.mark.parametrize("place", [lambda keys: keys, runtime])
@@ -121,30 +83,7 @@ def test_max_burst_of_the_runtime_is_ignored():
 def test_invalid_limits_are_refused(place, direction, rate, burst, msg, details):
     """A rate without burst, a burst without rate or beyond 4 GB, and less than a byte per second are refused."""
     keys = {f"{direction}Rate": rate, f"{direction}Burst": burst}
-    failure = error(place({key: value for key, value in keys.items() if value is not None}))
+    failure = refusal("bandwidth", place({key: value for key, value in keys.items() if value is not None}))
     at = f"runtimeConfig.bandwidth.{direction}" if place is runtime else direction
-    assert failure.msg == msg.format(at=at)
+    assert (failure.code, failure.msg) == (7, msg.format(at=at))
     assert failure.details == details.format(at=at, key=direction)
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, "8", True, [], {}, 1 << 64])
-@pytest.mark.parametrize("key", [*IN, *OUT, "maxBurst"])
-def test_numbers_must_be_integers_of_64_bits(key, value):
-    """Anything but an integer of 64 bits is refused, and the message names the key."""
-    failure = failure_of(lambda: parsed({key: value}), CniError)
-    assert failure
-    assert failure.code == 7
-    assert failure.msg.startswith(f'{PARSING}"{key}" must be ')
-
-
-@given(
-    st.dictionaries(st.sampled_from([*IN, *OUT, "maxBurst", "unshapedSubnets", "runtimeConfig"]), st.integers(0) | JSON)
-)
-def test_any_configuration_is_a_value_or_an_error(keys):
-    """Any configuration is parsed into valid limits or refused with CniError."""
-    net_conf = netconf(keys)
-    if failure_of(lambda: parse(net_conf), CniError) is None:
-        conf = parse(net_conf)
-        for limit in filter(None, (conf.ingress, conf.egress)):
-            assert limit.rate >= 8
-            assert 0 < limit.burst < LARGEST

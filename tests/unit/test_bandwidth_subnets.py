@@ -1,6 +1,5 @@
 """Subnets of bandwidth: their configuration (plugins.bandwidth.conf) and their filters (kernel.htb)."""
 
-import json
 import struct
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
@@ -8,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni import conf as cni_conf
-from cni.errors import CniError
 from kernel.htb import selector
 from kernel.traffic import RULES_MAX
-from plugins.bandwidth.conf import parse
 from plugins.bandwidth.subnets import Subnets
+from tests.support.netconf import parse, refusal
 
 RATE = {"ingressRate": 8000, "ingressBurst": 8000}
 TEN, FD = ip_network("10.0.0.0/8"), ip_network("fd00:1::/32")
@@ -29,18 +26,12 @@ NETWORKS = st.sampled_from([4, 6]).flatmap(
 )
 
 
+def with_runtime(keys, runtime):
+    return keys if runtime is None else {**keys, "runtimeConfig": {"bandwidth": runtime}}
+
+
 def parsed(keys, runtime=None):
-    runtime_config = {} if runtime is None else {"runtimeConfig": {"bandwidth": runtime}}
-    config = {"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", **keys, **runtime_config}
-    return parse(cni_conf.parse(json.dumps(config).encode()))
-
-
-def error(keys, runtime=None):
-    with pytest.raises(CniError) as caught:
-        parsed(keys, runtime)
-    assert caught.value.code == 7
-    assert caught.value.details
-    return caught.value
+    return parse("bandwidth", with_runtime(keys, runtime))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +81,9 @@ def test_subnets_do_not_disable_the_runtimes_rates():
 )
 def test_invalid_subnets_are_refused(keys, runtime, msg):
     """The message has the path of the invalid key."""
-    assert error(keys, runtime).msg.removeprefix("failed to parse network configuration: ") == msg
+    failure = refusal("bandwidth", with_runtime(keys, runtime))
+    assert (failure.code, bool(failure.details)) == (7, True)
+    assert failure.msg.removeprefix("failed to parse network configuration: ") == msg
 
 
 def matches(rule, packet):

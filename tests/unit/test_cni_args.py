@@ -1,63 +1,23 @@
 """The environment variables of a call (cni.args)."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cni import args as cni_args
 from cni.errors import CniError
-from tests.support.errors import failure_of
-
-WHOLE = {
-    "CNI_COMMAND": "ADD",
-    "CNI_CONTAINERID": "cid",
-    "CNI_NETNS": "/run/netns/x",
-    "CNI_IFNAME": "eth0",
-    "CNI_PATH": "/opt/cni/bin",
-}
+from tests.support.errors import error_of
+from tests.support.netconf import ENV
 
 
 def failure(env):
-    with pytest.raises(CniError) as caught:
-        cni_args.from_env(env)
-    assert caught.value.code == 4
-    return caught.value
-
-
-def without(command, *names):
-    return {name: value for name, value in (WHOLE | {"CNI_COMMAND": command}).items() if name not in names}
-
-
-@pytest.mark.parametrize(
-    ("command", "needed"),
-    [
-        ("ADD", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
-        ("CHECK", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
-        ("DEL", ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]),
-        ("GC", ["CNI_PATH"]),
-        ("STATUS", ["CNI_PATH"]),
-        ("VERSION", []),
-        ("NOPE", []),
-    ],
-)
-def test_each_command_needs_its_variables(command, needed):
-    """A missing or empty variable is named, several together in the documented order; others are optional."""
-    for name in WHOLE.keys() - {"CNI_COMMAND"}:
-        for env in (without(command, name), WHOLE | {"CNI_COMMAND": command, name: ""}):
-            if name in needed:
-                assert failure(env).msg == f"required env variables [{name}] missing"
-            else:
-                assert cni_args.from_env(env).command == command
-    if needed:
-        assert failure({"CNI_COMMAND": command}).msg == f"required env variables [{','.join(needed)}] missing"
-    else:
-        assert cni_args.from_env({"CNI_COMMAND": command})
+    error = error_of(lambda: cni_args.from_env(env), CniError)
+    assert error.code == 4
+    return error
 
 
 def test_values_are_passed_to_the_plugin():
     """The plugin gets the runtime's values; CNI_PATH is split, without empty parts."""
-    args = cni_args.from_env(WHOLE | {"CNI_PATH": "/a::/b:", "CNI_ARGS": "IP=10.1.2.3"})
-    assert (args.command, args.container_id, args.netns, args.ifname) == ("ADD", "cid", "/run/netns/x", "eth0")
+    args = cni_args.from_env(ENV | {"CNI_PATH": "/a::/b:", "CNI_ARGS": "IP=10.1.2.3"})
+    assert (args.command, args.container_id, args.netns, args.ifname) == ("ADD", "cid", "/run/netns/pod", "eth0")
     assert (args.path, args.args, args.stdin) == (("/a", "/b"), "IP=10.1.2.3", b"")
 
 
@@ -71,7 +31,7 @@ def test_container_ids_with_invalid_characters_are_refused(value):
 @pytest.mark.parametrize("value", ["a", "0", "A-_.z", "a" * 256, "a" * 5000])
 def test_container_ids_of_any_length_are_accepted(value):
     """Letters, digits and -_. may follow the first character, in any number."""
-    assert cni_args.from_env(WHOLE | {"CNI_CONTAINERID": value}).container_id == value
+    assert cni_args.from_env(ENV | {"CNI_CONTAINERID": value}).container_id == value
 
 
 LONG = ("interface name is too long", "interface name should be less than 16 characters")
@@ -92,16 +52,16 @@ CHARS = "interface name contains / or : or whitespace characters"
 def test_invalid_interface_names_are_refused(value, msg, details):
     """A name that no interface can have is refused before the verb runs."""
     for command in ("ADD", "DEL", "CHECK"):
-        error = failure(WHOLE | {"CNI_COMMAND": command, "CNI_IFNAME": value})
+        error = failure(ENV | {"CNI_COMMAND": command, "CNI_IFNAME": value})
         assert (error.msg, error.details) == (msg, details)
     for command in ("GC", "STATUS", "VERSION"):
-        assert cni_args.from_env(WHOLE | {"CNI_COMMAND": command, "CNI_IFNAME": value})
+        assert cni_args.from_env(ENV | {"CNI_COMMAND": command, "CNI_IFNAME": value})
 
 
 @pytest.mark.parametrize("value", ["e" * 15, "ä" * 7 + "e", "...", "a.b-c_d"])
 def test_valid_interface_names_are_accepted(value):
     """Names of up to fifteen bytes, not characters, are accepted."""
-    assert cni_args.from_env(WHOLE | {"CNI_IFNAME": value}).ifname == value
+    assert cni_args.from_env(ENV | {"CNI_IFNAME": value}).ifname == value
 
 
 @pytest.mark.parametrize(
@@ -119,19 +79,14 @@ def test_valid_interface_names_are_accepted(value):
 )
 def test_known_cni_args_are_returned(text, pairs):
     """CNI_ARGS returns the known keys; IgnoreUnknown, in any place, permits others."""
-    assert cni_args.from_env(WHOLE | {"CNI_ARGS": text}).cni_args("IP") == pairs
+    assert cni_args.from_env(ENV | {"CNI_ARGS": text}).cni_args("IP") == pairs
 
 
 @pytest.mark.parametrize(
     ("text", "msg"),
     [
-        ("A", 'ARGS: invalid pair "A"'),
-        ("A=b=c", 'ARGS: invalid pair "A=b=c"'),
-        ("IP=a;", 'ARGS: invalid pair ""'),
         ("FOO=1;IP=a;BAR=2", 'ARGS: unknown args ["FOO=1" "BAR=2"]'),
-        ("ip=a", 'ARGS: unknown args ["ip=a"]'),
         ("ignoreunknown=1", 'ARGS: unknown args ["ignoreunknown=1"]'),
-        ("IgnoreUnknown=0;FOO=1", 'ARGS: unknown args ["FOO=1"]'),
         (
             "IgnoreUnknown=maybe",
             'ARGS: error parsing value of pair ["IgnoreUnknown" "maybe"]: boolean unmarshal error: invalid input maybe',
@@ -140,30 +95,6 @@ def test_known_cni_args_are_returned(text, pairs):
 )
 def test_invalid_cni_args_are_refused(text, msg):
     """Malformed pairs and unknown keys have the reference's texts and code 4."""
-    with pytest.raises(CniError) as caught:
-        cni_args.from_env(WHOLE | {"CNI_ARGS": text}).cni_args("IP")
-    assert (caught.value.code, caught.value.msg) == (4, msg)
-
-
-VALUES = st.text(max_size=20) | st.sampled_from(["", "eth0", "cid", *cni_args.COMMANDS])
-
-
-@given(st.dictionaries(st.sampled_from([*WHOLE, "CNI_ARGS"]), VALUES))
-def test_any_environment_is_parsed_or_refused(env):
-    """Any values of the variables are parsed or refused with code 4."""
-
-    def read():
-        args = cni_args.from_env(env)
-        assert args.command == env["CNI_COMMAND"]
-        assert args.cni_args("IP", "MAC").keys() <= {"IP", "MAC"}
-
-    error = failure_of(read, CniError)
-    assert error is None or error.code == 4
-
-
-@given(st.text(alphabet="aI=;1 "))
-def test_any_cni_args_are_parsed_or_refused(text):
-    """Any CNI_ARGS are parsed or refused with code 4."""
-    args = cni_args.from_env(WHOLE | {"CNI_ARGS": text})
-    error = failure_of(lambda: args.cni_args("a", "I"), CniError)
-    assert error is None or error.code == 4
+    args = cni_args.from_env(ENV | {"CNI_ARGS": text})
+    error = error_of(lambda: args.cni_args("IP"), CniError)
+    assert (error.code, error.msg) == (4, msg)

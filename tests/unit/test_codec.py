@@ -67,6 +67,7 @@ REQUESTS = {
     "veth on the host": link.create_veth_request(
         VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400
     ),
+    "ifb": link.create_ifb_request(1_000_000_007, "bwp0123456789ab", MAC, 1500),
     "rename": link.set_request(ETH0, up=True, name="cni0.100"),
     "add VLANs": vlan.add_request(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
     "remove a VLAN": vlan.remove_request(ETH0, [1]),
@@ -122,8 +123,8 @@ def textual(name: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_requests_are_encoded_as_by_the_full_classes(name):
-    """Each request has the same bytes as when pyroute2's full class encodes it."""
+def test_requests_are_encoded_and_decoded_as_by_the_full_classes(name):
+    """Each request has the bytes and values of pyroute2's full class."""
     request = REQUESTS[name]
     full = FULL_CLASSES[request.kind]()
     full["header"].update({"type": request.type, "flags": request.flags | 1, "sequence_number": 3})
@@ -131,13 +132,8 @@ def test_requests_are_encoded_as_by_the_full_classes(name):
     full["attrs"] = [(key, textual(key, value)) for key, value in request.attributes]
     full.encode()
     assert request.encode(3).hex() == bytes(full.data).hex()
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_can_be_sent_twice(name):
-    """Encoding a request twice gives the same bytes."""
-    request = REQUESTS[name]
-    assert request.encode(3) == request.encode(3)
+    assert request.encode(3) == request.encode(3)  # it can be sent twice
+    assert compare_attributes(request.kind, request.encode(3)) > 0 or not request.attributes
 
 
 def test_per_interface_ipv4_settings():
@@ -182,13 +178,6 @@ def is_same(name: str, decoded: Any, full: Any) -> bool:
             decoded.get_attr(inner) == full.get_attr(inner) for inner in ("IFLA_BRPORT_MODE", "IFLA_BRPORT_ISOLATED")
         )
     return bool(textual(name, bytes(decoded) if isinstance(decoded, (bytes, bytearray)) else decoded) == full)
-
-
-@pytest.mark.parametrize("name", [name for name, request in REQUESTS.items() if request.attributes])
-def test_messages_are_decoded_as_by_the_full_classes(name):
-    """Each message is decoded to the same values as by the full class."""
-    request = REQUESTS[name]
-    assert compare_attributes(request.kind, request.encode(3)) > 0
 
 
 @pytest.mark.parametrize(

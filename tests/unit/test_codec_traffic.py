@@ -135,30 +135,6 @@ def test_rates_beyond_32_bits():
     assert len(data) == len(largest) + 12
 
 
-def test_ingress_has_no_options():
-    """An ingress qdisc is requested with empty options, which the full class cannot encode."""
-    data = traffic.create_ingress_request(7).encode(3)
-    assert data[16:36] == struct.pack("=BBHiIII", 0, 0, 0, 7, 0xFFFF0000, INGRESS, 0)
-    assert data[36:] == bytes.fromhex("0c00 0100") + b"ingress\0" + bytes.fromhex("0400 0200")
-
-
-def test_the_filters_of_an_interface_are_requested_by_their_parent():
-    """The request for a listing names the interface and the parent of its filters."""
-    sent = []
-
-    class Listener(Socket):
-        def __init__(self):
-            pass
-
-        def dump(self, request, **_how):
-            sent.append(request)
-            return []
-
-    assert traffic.list_filters(Listener(), 7) == []
-    (request,) = sent
-    assert request.encode(3) == full({"parent": 0xFFFFFFF2}, [], kind=46, flags=0x301)
-
-
 PRIO = {"bands": 3, "priomap": list(range(16))}
 QDISCS = {
     "tbf": (full({"handle": 0x10000}, named("tbf", options=parms(BUCKET))), Qdisc("tbf", 0x10000, BUCKET)),
@@ -186,11 +162,6 @@ def test_qdiscs_are_read(name):
     root = traffic.qdisc_from_answer(decode(QdiscMessage, data))
     assert root == expected
     assert root.is_shaper == (name.startswith("tbf"))
-
-
-def test_no_qdisc():
-    """Without an answer there is no qdisc."""
-    assert traffic.qdisc_from_answer(None) is None
 
 
 def filters(*messages):
@@ -243,15 +214,6 @@ def test_tables_and_heads_are_not_filters():
     table = full({"handle": 0x80000000, "info": 0x00010300}, named("u32", options=TABLE))
     first, second = (full({"handle": number, "info": 1}, named("u32", options=u32(action()))) for number in (5, 4))
     assert filters(head, table, first, second) == [Filter(5, 1, 9, True), Filter(4, 1, 9, True)]
-
-
-def test_filters_of_other_kinds_match_everything():
-    """A filter of another kind counts as matching everything; without options it is the head of a list."""
-    matchall = named("matchall", options={"attrs": [("TCA_MATCHALL_CLASSID", 1)]})
-    other = [("TCA_KIND", "other"), ("TCA_OPTIONS", "0200ffff")]
-    messages = [full({"handle": 1, "info": 0x10300}, attributes) for attributes in (matchall, other)]
-    assert filters(*messages) == [Filter(1, 0x10300, matches_all=True)] * 2
-    assert filters(full({"handle": 0, "info": 0x10300}, named("matchall"))) == []
 
 
 def with_structs(data, action_kind="mirred"):

@@ -217,15 +217,6 @@ def test_lease_of_another_boot():
     assert exchange.answer(server_id=OTHER) is Event.GRANTED
 
 
-def test_unconfirmed_lease():
-    """A lease of another boot is lost after ten seconds without an answer."""
-    exchange = Exchange()
-    exchange.resume(same_boot=False)
-    exchange.wait_for(Event.LOST)
-    assert exchange.now == 10
-    assert exchange.kinds[-1] == packet6.SOLICIT
-
-
 def test_unconfirmed_lease_without_binding():
     """A server that does not know the lease of another boot is asked for its address."""
     exchange = Exchange()

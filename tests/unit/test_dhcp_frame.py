@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import IP, UDP
-from scapy.layers.inet6 import ICMPv6ND_RS, ICMPv6Unknown, IPv6
+from scapy.layers.inet6 import ICMPv6Unknown, IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
@@ -98,22 +98,13 @@ def test_icmpv6(source, destination, message_type, code, body):
     assert frame.parse_icmp6(data) == Icmp6(SERVER_MAC, source, destination, message_type, code, body)
 
 
-def test_router_solicitation():
-    """A router solicitation is scapy's."""
-    built = bytes(ETHERNET6 / IPv6(src=str(SERVER6), dst=str(CLIENT6), hlim=255) / ICMPv6ND_RS())
-    assert icmp6()[IP_AT:] == built[IP_AT:]
-
-
 def test_checksum_of_zero_is_sent_as_ones():
     """A UDP checksum that is 0 is sent as 0xffff, since 0 means that there is none, and is accepted."""
-    zero = next(
-        data for data in map(udp4, (n.to_bytes(2, "big") for n in range(1 << 16))) if data[40:42] == b"\xff\xff"
-    )
-    assert frame.parse_udp4(zero).payload == zero[42:]
-    zero6 = next(
-        data for data in map(udp6, (n.to_bytes(2, "big") for n in range(1 << 16))) if data[60:62] == b"\xff\xff"
-    )
-    assert frame.parse_udp6(zero6).payload == zero6[62:]
+    for build, parse, at in ((udp4, frame.parse_udp4, UDP4 + 6), (udp6, frame.parse_udp6, UDP6 + 6)):
+        checksum = int.from_bytes(build(bytes(2))[at : at + 2], "big")
+        data = build(checksum.to_bytes(2, "big"))  # it adds the checksum's complement, so that the sum is 0
+        assert data[at : at + 2] == b"\xff\xff"
+        assert parse(data).payload == checksum.to_bytes(2, "big")
 
 
 ACCEPTED = {
@@ -222,9 +213,10 @@ def test_incomplete_checksums_are_not_verified():
         frame.parse_udp4(changed(udp4(), 24, b"\0\0"), checksum_is_ready=False)
 
 
-@pytest.mark.parametrize(
-    ("data", "parse"), [(udp4(), frame.parse_udp4), (udp6(), frame.parse_udp6), (icmp6(), frame.parse_icmp6)]
-)
+FRAMES = [(udp4(), frame.parse_udp4), (udp6(), frame.parse_udp6), (icmp6(), frame.parse_icmp6)]
+
+
+@pytest.mark.parametrize(("data", "parse"), FRAMES, ids=["UDP over IPv4", "UDP over IPv6", "ICMPv6"])
 def test_every_truncated_frame_is_malformed(data, parse):
     """A frame cut anywhere is Malformed, with a complete checksum and without."""
     for size in range(len(data)):
@@ -233,9 +225,7 @@ def test_every_truncated_frame_is_malformed(data, parse):
                 parse(data[:size], checksum_is_ready=checksum_is_ready)
 
 
-@pytest.mark.parametrize(
-    ("data", "parse"), [(udp4(), frame.parse_udp4), (udp6(), frame.parse_udp6), (icmp6(), frame.parse_icmp6)]
-)
+@pytest.mark.parametrize(("data", "parse"), FRAMES, ids=["UDP over IPv4", "UDP over IPv6", "ICMPv6"])
 def test_changed_bits_are_noticed(data, parse):
     """A changed bit after the Ethernet header gives Malformed, except in fields that no checksum contains."""
     expected = parse(data)
@@ -247,14 +237,3 @@ def test_changed_bits_are_noticed(data, parse):
             continue
         assert parsed == expected  # the traffic class, flow label and hop limit of IPv6
         assert bit // 8 in (14, 15, 16, 17, 21)
-
-
-@given(st.binary(max_size=200), st.booleans())
-def test_any_bytes(data, checksum_is_ready):
-    """Any bytes are a datagram or Malformed."""
-    for parse in (frame.parse_udp4, frame.parse_udp6, frame.parse_icmp6):
-        for header in (b"", bytes(12) + b"\x08\0\x45", bytes(12) + b"\x86\xdd\x60"):
-            try:
-                parse(header + data, checksum_is_ready=checksum_is_ready)
-            except Malformed:
-                continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from ipaddress import IPv4Address
 
 import pytest
@@ -15,7 +14,7 @@ from ipam.dhcp.packet import BOOTREPLY, BOOTREQUEST, Malformed, Message, decode,
 
 MAC = b"\2\0\0\0\0\1"
 COOKIE = b"\x63\x82\x53\x63"
-SNAME, FILE, COOKIE_AT, OPTIONS = 44, 108, 236, 240
+SNAME, COOKIE_AT, OPTIONS = 44, 236, 240
 ADDRESSES = st.integers(0, 2**32 - 1).map(IPv4Address)
 OPTION_NUMBERS = st.integers(1, 254).filter(lambda number: number != 52)
 MESSAGES = st.builds(
@@ -49,24 +48,15 @@ def options_of(**fields):
 
 @given(MESSAGES)
 def test_round_trip(original):
-    """A message that is encoded and decoded is the same, its options in the order of the encoder."""
+    """An encoded message is decoded to the same, its options in the encoder's order, and scapy reads the same."""
     decoded = decode(encode(original))
     assert decoded == original
     assert list(decoded.options) == sorted(original.options, key=lambda number: number != 53)
-
-
-@given(MESSAGES)
-def test_scapy_reads_the_same(original):
-    """Scapy reads the same fields."""
     read = BOOTP(encode(original))
     assert (read.op, read.htype, read.hlen, read.hops, read.xid) == (original.op, 1, 6, 0, original.xid)
     assert (read.secs, int(read.flags)) == (original.secs, 0x8000 * original.broadcast)
-    assert [IPv4Address(getattr(read, name)) for name in ("ciaddr", "yiaddr", "siaddr", "giaddr")] == [
-        original.ciaddr,
-        original.yiaddr,
-        original.siaddr,
-        original.giaddr,
-    ]
+    for name in ("ciaddr", "yiaddr", "siaddr", "giaddr"):
+        assert IPv4Address(getattr(read, name)) == getattr(original, name)
     assert read.chaddr == original.chaddr.ljust(16, b"\0")
     assert (read.sname, read.file) == (bytes(64), bytes(128))
 
@@ -166,45 +156,6 @@ def test_malformed_message_is_refused(name):
     with pytest.raises(Malformed):
         decode(MALFORMED[name])
     assert issubclass(Malformed, ValueError)
-
-
-def test_every_truncated_message_is_a_message_or_malformed():
-    """A message cut anywhere is decoded or Malformed."""
-    whole = encode(message(options={53: b"\5", 12: b"x" * 300}))
-    for size in range(len(whole)):
-        try:
-            decoded = decode(whole[:size])
-        except Malformed:
-            continue
-        assert decoded.options.get(53, b"\5") == b"\5"
-
-
-@given(st.binary(max_size=600))
-def test_any_bytes_after_the_cookie(tail):
-    """Any bytes in the options field are options or Malformed."""
-    try:
-        decoded = decode(data(tail))
-    except Malformed:
-        return
-    assert decode(encode(decoded)) == decoded
-
-
-@pytest.mark.parametrize(
-    "part", [b"\0", b"\1\0", b"\1\1x", b"\1\xff" + b"x" * 255, b"".join(option(n, b"") for n in range(1, 52))]
-)
-def test_time_is_linear(part):
-    """Sixteen times as many options take about sixteen times as long, not 256 times."""
-
-    def seconds(size):
-        raw = data((part * (size // len(part) + 1))[: size - size % len(part)])
-        times = []
-        for _ in range(5):
-            begin = time.process_time_ns()
-            decode(raw)
-            times.append(time.process_time_ns() - begin)
-        return min(times)
-
-    assert seconds(1 << 20) < 64 * max(seconds(1 << 16), 100_000)
 
 
 def test_constants():

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from ipaddress import IPv6Address, IPv6Network
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scapy.layers import inet6
 from scapy.layers.l2 import Ether
 
@@ -141,24 +137,3 @@ def test_ignored_options(ignored):
     plain = parse(message(HEADER), 0.0)
     assert parse(message(HEADER + ignored), 0.0) == plain
     assert (plain.mtu, plain.dns_servers, plain.search) == (0, (), ())
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes(data):
-    """Any bytes become an advertisement or raise Malformed."""
-    options = (option(number, data[: len(data) // 8 * 8 + 6].ljust(6, b"\0")[:-2]) for number in (3, 5, 25, 31))
-    for body in (data, HEADER + data, *(HEADER + each for each in options)):
-        with suppress(Malformed):
-            parse(message(body), 0.0)
-
-
-@pytest.mark.parametrize(
-    "part", [prefix_option(), option(31, bytes(2) + b"\0\0\2\x58" + b"\1a\0" * 2 + bytes(2)), b"\1\1" * 4]
-)
-def test_linear_time(part):
-    """An advertisement of the maximum size is read in milliseconds, and its lists are limited."""
-    started = time.process_time()
-    parsed = parse(message(HEADER + part * (65000 // len(part))), 0.0)
-    assert time.process_time() - started < 2
-    assert len(parsed.prefixes) <= 16
-    assert len(parsed.search) <= 16

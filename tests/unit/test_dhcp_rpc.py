@@ -11,16 +11,15 @@ from contextlib import contextmanager, suppress
 from ipaddress import ip_address, ip_interface
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cni.result import IPConfig, Result, Route
 from ipam.dhcp import gob, rpc, rpc_result
 from ipam.dhcp.gob import Malformed, Struct
-from ipam.dhcp.rpc import CallArgs, Connection, RpcError
+from ipam.dhcp.rpc import CallArgs, Connection
 from tests.support import dhcp_recordings as recorded
 from tests.support.binaries import ROOT
 
+LIMIT_S = 60  # of calls that are answered
 CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
 CONNECTED = b"HTTP/1.0 200 Connected to Go RPC\n\n"
 STDIN = (
@@ -34,9 +33,6 @@ LEASE = Result(
         Route(ip_interface("10.9.0.0/16"), ip_address("10.25.0.7")),
         Route(ip_interface("0.0.0.0/0"), ip_address("10.25.0.1")),
     ),
-)
-FOO = (
-    'Can not parse option "foo": Can not parse option: strconv.ParseUint: parsing "foo": invalid syntax'  # Go's message
 )
 
 
@@ -57,30 +53,43 @@ def test_connection_receives_recorded_calls(data, method, size):
 
 
 @contextmanager
+def serving(path, serve):
+    """Runs a peer that accepts a connection and calls `serve` with it."""
+
+    def run():
+        connection, _ = listening.accept()
+        with connection, suppress(BrokenPipeError):
+            serve(connection)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join(30)
+
+
+@contextmanager
 def peer(path, *chunks, hangs=False):
     """Runs a peer that sends these chunks, one after each receipt, and closes the connection or keeps it open."""
     received: list[bytes] = []
     end = threading.Event()
 
-    def serve():
-        connection, _ = listening.accept()
-        with connection:
-            for chunk in chunks:
-                received.append(connection.recv(1 << 20))
-                connection.sendall(chunk)
-            if hangs:
-                end.wait(30)
+    def serve(connection):
+        for chunk in chunks:
+            received.append(connection.recv(1 << 20))
+            connection.sendall(chunk)
+        if hangs:
+            end.wait(30)
 
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with serving(path, serve):
         try:
             yield received
         finally:
             end.set()
-            thread.join(30)
 
 
 @pytest.fixture
@@ -89,44 +98,15 @@ def path(tmp_path):
     return str(tmp_path / "dhcp.sock")
 
 
-def test_client_gets_the_recorded_result(path):
-    """A call of Allocate that the reference's daemon answers returns the lease; the client waits for the greeting."""
-    with peer(path, CONNECTED, recorded.REPLIES) as received:
-        assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10) == LEASE
-    assert received[0] == CONNECT
-    (call,) = Connection().receive(b"".join(received))
-    assert call == rpc.Call(0, rpc.ALLOCATE, ARGS)
-
-
 def test_client_gets_an_answer_in_single_bytes(path):
     """The answer may arrive byte by byte, the first of them together with the greeting."""
-    answer = CONNECTED + recorded.REPLIES
 
-    def trickle():
-        connection, _ = listening.accept()
-        with connection, suppress(BrokenPipeError):  # the second answer in the recording is not awaited
-            for byte in answer:
-                connection.sendall(bytes([byte]))
+    def trickle(connection):
+        for byte in CONNECTED + recorded.REPLIES:  # the second answer in the recording is not awaited
+            connection.sendall(bytes([byte]))
 
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen()
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10) == LEASE
-        thread.join(10)
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [(recorded.ERROR, FOO), (recorded.NO_METHOD, "rpc: can't find method DHCP.Check")],
-    ids=["option", "method"],
-)
-def test_client_raises_the_recorded_error(path, answer, text):
-    """An error of the reference's daemon is raised with its text."""
-    with peer(path, CONNECTED, answer), pytest.raises(RpcError) as error:
-        rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10)
-    assert str(error.value) == text
+    with serving(path, trickle):
+        assert rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=LIMIT_S) == LEASE
 
 
 def test_methods_of_a_connection_are_answered_in_turn():
@@ -199,30 +179,14 @@ def test_connection_refuses_other_protocols(data):
         Connection().receive(data)
 
 
-@given(st.sampled_from([CONNECT + recorded.ALLOCATE, CONNECT + recorded.RELEASE, CONNECT]), st.data())
-def test_changed_calls_give_calls_or_malformed(stream, data):
-    """Recorded calls with changed bytes give calls or Malformed, and nothing else."""
-    changed = bytearray(stream)
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(changed)))
-        changed[start : start + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-    connection = Connection()
-    try:
-        calls = connection.receive(bytes(changed))
-    except Malformed:
-        return
-    for call in calls:
-        assert connection.reply(call, LEASE)
-
-
 def test_no_daemon_is_an_error_of_the_system(path):
     """A missing socket and one on which no process listens raise the system's error."""
     with pytest.raises(FileNotFoundError):
-        rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=LIMIT_S)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(path)
     with pytest.raises(ConnectionRefusedError):
-        rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("chunks", [(), (CONNECTED[:9],), (CONNECTED, b""), (CONNECTED, recorded.REPLIES[:99])])
@@ -248,7 +212,7 @@ def test_full_queue_of_the_daemon_is_left_in_time(path):
         thread = threading.Timer(0.3, accept)
         thread.start()
         with pytest.raises(ConnectionAbortedError):
-            rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+            rpc.call(path, rpc.RELEASE, ARGS, limit_s=LIMIT_S)
         thread.join(10)
 
 
@@ -256,7 +220,7 @@ def test_full_queue_of_the_daemon_is_left_in_time(path):
 def test_daemon_that_closes_the_connection_is_an_error(path, chunks):
     """A daemon that ends before its answer is complete raises ConnectionAbortedError."""
     with peer(path, *chunks), pytest.raises(ConnectionAbortedError):
-        rpc.call(path, rpc.RELEASE, ARGS, limit_s=10)
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +236,7 @@ def test_daemon_that_closes_the_connection_is_an_error(path, chunks):
 def test_other_programs_on_the_socket_are_refused(path, chunks):
     """An answer of another protocol, or to another call, is Malformed."""
     with peer(path, *chunks), pytest.raises(Malformed):
-        rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=10)
+        rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=LIMIT_S)
 
 
 def test_large_stdin_is_sent_whole(path):
@@ -280,22 +244,15 @@ def test_large_stdin_is_sent_whole(path):
     args = CallArgs("c1", stdin=os.urandom(1_000_000))
     calls: list[rpc.Call] = []
 
-    def serve():
-        connection, _ = listening.accept()
-        with connection:
-            server = Connection()
-            while not calls:
-                calls.extend(server.receive(connection.recv(4096)))
-                connection.sendall(server.data_to_send())
-            connection.sendall(server.reply(calls[0], None))
+    def serve(connection):
+        server = Connection()
+        while not calls:
+            calls.extend(server.receive(connection.recv(4096)))
+            connection.sendall(server.data_to_send())
+        connection.sendall(server.reply(calls[0], None))
 
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        assert rpc.call(path, rpc.CHECK, args, limit_s=10) == Result()
-        thread.join(10)
+    with serving(path, serve):
+        assert rpc.call(path, rpc.CHECK, args, limit_s=LIMIT_S) == Result()
     assert calls == [rpc.Call(0, rpc.CHECK, args)]
 
 

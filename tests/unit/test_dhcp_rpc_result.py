@@ -4,44 +4,19 @@ from ipaddress import ip_interface
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from cni.result import DNS, Interface, IPConfig, Result, Route
+from cni.result import IPConfig, Result
 from ipam.dhcp import gob, rpc, rpc_result
 from ipam.dhcp.gob import Malformed, Struct
-from tests.support import dhcp_recordings as recorded
+from process.values import replace
+from tests.unit.test_cni_result import RESULTS
 
-ADDRESSES = st.ip_addresses()
-CIDRS = ADDRESSES.flatmap(
-    lambda address: (
-        st.integers(0, address.max_prefixlen).map(lambda bits: ip_interface((int(address), bits)))
-        if address.version == 4 or int(address) > 0xFFFFFFFF
-        else st.just(ip_interface((address, 128)))
-    )
-).filter(lambda cidr: not getattr(cidr.ip, "ipv4_mapped", None))
-GATEWAYS = st.none() | ADDRESSES.filter(lambda address: not getattr(address, "ipv4_mapped", None))
-TEXTS = st.text()
-NAMES = st.lists(TEXTS, max_size=3).map(tuple)
-UINT32 = st.integers(0, (1 << 32) - 1)
-RESULTS = st.builds(
-    Result,
-    interfaces=st.lists(st.builds(Interface, TEXTS, TEXTS, UINT32, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple),
-    ips=st.lists(st.builds(IPConfig, CIDRS, GATEWAYS, st.none() | st.integers(1, 9)), max_size=3).map(tuple),
-    routes=st.lists(
-        st.builds(
-            Route,
-            CIDRS,
-            GATEWAYS,
-            UINT32,
-            UINT32,
-            UINT32,
-            st.none() | st.integers(1, (1 << 32) - 1),
-            st.none() | st.integers(1, 255),
-        ),
-        max_size=3,
-    ).map(tuple),
-    dns=st.builds(DNS, NAMES, TEXTS, NAMES, NAMES),
-)
+
+def without_zeros(result: Result) -> Result:
+    """Returns a result without the zeros of Go's pointers, which gob does not send."""
+    ips = tuple(replace(ip, interface=ip.interface or None) for ip in result.ips)
+    routes = tuple(replace(route, table=route.table or None, scope=route.scope or None) for route in result.routes)
+    return replace(result, ips=ips, routes=routes)
 
 
 @given(RESULTS)
@@ -52,7 +27,7 @@ def test_any_result_survives_a_reply(result):
     assert decoder.decode() == Struct({"ServiceMethod": rpc.ALLOCATE})
     value = decoder.decode()
     assert value
-    assert rpc_result.from_struct(value) == result
+    assert rpc_result.from_struct(value) == without_zeros(result)
 
 
 def net(address: bytes, mask: bytes) -> Struct:
@@ -91,18 +66,3 @@ def test_malformed_results_are_refused(value):
     """A result with an address, mask or number that is none is Malformed."""
     with pytest.raises(Malformed):
         rpc_result.from_struct(value)
-
-
-@given(st.data())
-def test_changed_answers_give_a_result_or_malformed(data):
-    """A recorded result with changed bytes gives a result or Malformed."""
-    changed = bytearray(recorded.REPLIES)
-    for _ in range(data.draw(st.integers(1, 4))):
-        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    decoder = gob.Decoder()
-    decoder.feed(bytes(changed))
-    try:
-        while (value := decoder.decode()) is not None:
-            rpc_result.from_struct(value)
-    except Malformed:
-        return

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from ipaddress import ip_address
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from kernel.netfilter.iptables_rule import Listing, Rule
 from plugins.firewall import iptables_rules as rules
 from plugins.firewall import iptables_update
 from plugins.firewall.spec import FirewallSpec
+from tests.support.iptables_table import Table
 
 OPEN = FirewallSpec("net", "cid", "eth0", (ip_address("10.22.0.2"),))
 SAME = replace(OPEN, policy="same-bridge", bridge="cni0")
@@ -23,44 +23,20 @@ def never_stale(record):
     return False
 
 
-class Table:
-    """A fake table that applies changes like iptables-restore."""
+class Filter(Table):
+    """The table filter, to which the firewall's changes are applied."""
 
     def __init__(self):
-        self.rules = []
-        self.chains = []
-
-    @property
-    def listing(self):
-        return Listing.of(self.chains, self.rules)
-
-    def apply(self, changes):
-        for change in changes:
-            rule = Rule(change.chain, change.spec)
-            if change.verb == "-N":
-                assert change.chain not in self.chains
-                self.chains.append(change.chain)
-            elif change.verb == "-A":
-                self.rules.append(rule)
-            elif change.verb == "-I":
-                self.rules.insert(0, rule)
-            elif change.verb == "-D":
-                self.rules.remove(rule)
-            else:
-                assert change.verb == "-X"
-                assert not self.listing.rules(change.chain)
-                self.chains.remove(change.chain)
-        return self
+        super().__init__("FORWARD")
 
     def add(self, spec, is_stale=never_stale):
-        return self.apply(iptables_update.changes_for_add(spec, 4, self.listing, is_stale))
+        self.apply(iptables_update.changes_for_add(spec, 4, self.listing(), is_stale))
+        return self
 
     def delete(self, spec, stale_interfaces=(), is_stale=never_stale):
-        rules = iptables_update.del_rules(spec, 4, self.listing, stale_interfaces, is_stale)
-        return self.apply(iptables_update.changes_to_delete_rules(rules, self.listing))
-
-    def forward_rules(self):
-        return self.listing.rules("FORWARD")
+        rules = iptables_update.del_rules(spec, 4, self.listing(), stale_interfaces, is_stale)
+        self.apply(iptables_update.changes_to_delete_rules(rules, self.listing()))
+        return self
 
 
 ORDERS = st.lists(st.sampled_from([rules.FORWARD_JUMP, rules.ISOLATION_JUMP]), max_size=6)
@@ -69,48 +45,21 @@ ORDERS = st.lists(st.sampled_from([rules.FORWARD_JUMP, rules.ISOLATION_JUMP]), m
 @given(ORDERS, st.sampled_from([OPEN, SAME, ISOLATED, replace(SAME, accepts=False)]))
 def test_add_corrects_any_order_of_the_jumps(order, spec):
     """ADD leaves each jump once and in order, whatever their order was, and a second ADD changes nothing."""
-    table = Table().add(replace(ISOLATED, container_id="first"))
-    table.rules = [rule for rule in table.rules if rule not in table.forward_rules()] + order
+    table = Filter().add(replace(ISOLATED, container_id="first"))
+    table.chains["FORWARD"] = [rule.spec for rule in order]
     table.add(spec)
-    forward = table.forward_rules() if spec.accepts else [*dict.fromkeys(table.forward_rules())]
+    forward = table.listing().rules("FORWARD")
+    forward = forward if spec.accepts else [*dict.fromkeys(forward)]
     assert forward in ([rules.ISOLATION_JUMP, rules.FORWARD_JUMP], [rules.FORWARD_JUMP], [rules.ISOLATION_JUMP])
     assert (rules.FORWARD_JUMP in forward) == (spec.accepts or rules.FORWARD_JUMP in order)
     assert (rules.ISOLATION_JUMP in forward) == (spec.policy != "open" or rules.ISOLATION_JUMP in order)
-    assert iptables_update.changes_for_add(spec, 4, table.listing, never_stale) == []
-
-
-@pytest.mark.parametrize("spec", [OPEN, SAME, ISOLATED])
-def test_del_keeps_the_shared_rules(spec):
-    """After ADD and DEL the shared rules remain, and no record."""
-    table = Table().add(spec).delete(spec)
-    assert not any("10.22.0.2" in rule.spec for rule in table.rules)
-    assert "CNI-FORWARD-OWNERS" not in table.chains
-    assert rules.FORWARD_JUMP in table.rules
-
-
-def test_only_policies_of_stale_interfaces_are_deleted():
-    """DEL deletes the policy rules of a stale interface, and no others."""
-    table = Table().add(SAME).add(replace(ISOLATED, bridge="cni1", container_id="other"))
-    table.delete(replace(OPEN, container_id="third"), stale_interfaces={"cni1"})
-    assert not any("cni1" in rule.spec for rule in table.rules)
-    assert sum("cni0" in rule.spec for rule in table.rules) == 2
-
-
-@pytest.mark.parametrize("is_stale", [True, False])
-def test_record_of_another_network(is_stale):
-    """A record of another network keeps the rules of its address, unless its attachment is no longer running."""
-    other = replace(OPEN, network="other")
-    table = Table().add(other)
-    table.add(OPEN, lambda record: is_stale)
-    assert len(rules.parse_records(table.listing)) == (1 if is_stale else 2)
-    table.delete(OPEN)
-    assert len(table.chains + table.rules) == (4 if is_stale else 8)
+    assert iptables_update.changes_for_add(spec, 4, table.listing(), never_stale) == []
 
 
 def test_foreign_rule_keeps_the_chain_of_records():
     """DEL keeps the chain of the records if it has another program's rule."""
-    table = Table().add(OPEN)
-    table.rules.append(Rule("CNI-FORWARD-OWNERS", "-s 192.0.2.1/32 -j LOG"))
+    table = Filter().add(OPEN)
+    table.chains["CNI-FORWARD-OWNERS"].append("-s 192.0.2.1/32 -j LOG")
     assert "CNI-FORWARD-OWNERS" in table.delete(OPEN).chains
 
 

@@ -21,7 +21,7 @@ OWNER = owner_of("cid", "eth0")
 
 @pytest.fixture
 def net(tmp_path):
-    return Store(str(tmp_path / "a" / "leases"), "net")
+    return Store(str(tmp_path / "a" / "leases"), "net", lock_wait_s=60)
 
 
 @pytest.fixture
@@ -189,29 +189,33 @@ def test_wait_for_the_lock_has_a_limit(tmp_path, net, holder):
     """After the time limit the error is "try again later" and names the process that holds the lock."""
     net = Store(os.path.dirname(net.directory), "net", lock_wait_s=0.1)
     before = signal.getsignal(signal.SIGALRM)
-    began = time.monotonic()
     with pytest.raises(CniError, match=r"could not lock .*/net/lock within 0.1 s") as caught:
         add(net, "10.1.2.3")
-    assert time.monotonic() - began < 5
     assert caught.value.code == 11
     assert f"/net/lock is held by process {holder} (" in caught.value.details
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+def soon(action):
+    """Runs an action in another process a little later, when this one waits."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.2)
+        action()
+        os._exit(0)
+    return pid
+
+
 def test_waiting_verb_continues_when_the_lock_is_released(net):
     """A waiting verb continues as soon as the lock is free."""
     add(net, "10.1.2.2")
-    pid = os.fork()
-    if pid == 0:
-        fd = os.open(f"{net.directory}/lock", os.O_RDONLY)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        time.sleep(0.3)
-        os._exit(0)
-    time.sleep(0.1)
+    holder = lock_in_child(net)
+    killer = soon(lambda: os.kill(holder, signal.SIGKILL))
     assert add(net, "10.1.2.3")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    os.waitpid(pid, 0)
+    for pid in (holder, killer):
+        os.waitpid(pid, 0)
 
 
 @pytest.fixture
@@ -244,11 +248,7 @@ def test_signal_is_delivered_after_the_block(net, termination):
 
 def test_signal_ends_the_wait_for_the_lock(net, holder, termination):
     """SIGTERM is delivered while a verb waits for a lock that another process holds."""
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(0.2)
-        os.kill(os.getppid(), signal.SIGTERM)
-        os._exit(0)
+    pid = soon(lambda: os.kill(os.getppid(), signal.SIGTERM))
     with pytest.raises(Terminated):
         add(net, "10.1.2.3")
     os.waitpid(pid, 0)

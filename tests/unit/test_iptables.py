@@ -195,7 +195,7 @@ def test_notice_of_a_long_run(monkeypatch, capfd, tmp_path, is_nft, holder):
             stack.callback(program.wait)
             stack.callback(program.kill)
             stack.callback(os.killpg, program.pid, signal.SIGKILL)
-            assert eventually(lambda: lock.exists() and bool(locks.get_holders(os.stat(lock))))
+            assert eventually(lambda: lock.exists() and bool(locks.get_holders(os.stat(lock))), within_s=60)
         iptables_program._report_long_run(["/sbin/iptables-restore"])
     printed = capfd.readouterr().err
     assert printed.startswith("podwire: ")

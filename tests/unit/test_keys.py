@@ -1,53 +1,29 @@
 """The keys in the tables are those that the code reads: the tests derive both independently."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cni import gojson
-from cni.args import CmdArgs
-from cni.conf import parse
 from cni.errors import CniError
 from cni.fields import Fields
 from cni.keys import BOOLEAN, CIDR, COMMON, INTEGER, IP, LIST, OBJECT, REQUEST, STRING, Key, merged
 from cni.skel import Plugin
 from podwire.main import PLUGINS
+from tests.fuzz.cases import corpus
 from tests.support.binaries import ROOT
+from tests.support.errors import failure_of
+from tests.support.netconf import parse
 
-# Configurations for which each parser reads all of its keys; several if one key excludes another.
 RANGE = {"subnet": "10.1.0.0/16", "rangeStart": "10.1.0.5", "rangeEnd": "10.1.0.9", "gateway": "10.1.0.1"}
-OTHER = {"subnet": "10.2.0.0/16"}
-ROUTES = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1300, "priority": 1, "table": 100, "scope": 0}]
-DNS = {"nameservers": ["10.1.0.1"], "domain": "a", "search": ["b"], "options": ["c"]}
-RATES = {"ingressRate": 8, "ingressBurst": 8, "egressRate": 8, "egressBurst": 8}
-MASQUERADE = {
-    "ipMasq": True,
-    "ipMasqBackend": "nftables",
-    "nonMasqueradeCIDRs": ["10.0.0.0/8"],
-    "nonMasqueradeCluster": True,
-}
-SETTINGS = {"sysctl": {}, "mac": "02:00:00:00:00:01", "mtu": 1, "promisc": True, "allmulti": True, "txQLen": 1}
-FULL: dict[str, tuple[dict[str, Any], ...]] = {
-    "bandwidth": (
-        {**RATES, "maxBurst": 8, "unshapedSubnets": ["10.0.0.0/8"]},
-        {"shapedSubnets": ["10.0.0.0/8"]},
-        {"runtimeConfig": {"bandwidth": {**RATES, "shapedSubnets": ["10.0.0.0/8"]}}},
-    ),
-    "bridge": (
-        {
-            "ipam": {"type": "static"},
-            "vlanTrunk": [{"id": 1, "minID": 2, "maxID": 3}],
-            "dns": DNS,
-            "runtimeConfig": {},
-            **MASQUERADE,
-        },
-        {"bridgeNetfilter": True, "args": {"cni": {"mac": "02:00:00:00:00:01"}}},
-    ),
-    "dhcp": (
+# Configurations for which each parser reads all of its keys: those of the fuzzers' corpus, and further ones.
+FULL: dict[str, list[dict[str, Any]]] = {
+    "dhcp": [
         {
             "ipam": {
                 "provide": [{"option": "host-name", "value": "a", "fromArg": "K8S_POD_NAME"}],
@@ -56,71 +32,20 @@ FULL: dict[str, tuple[dict[str, Any], ...]] = {
                 "ipv6": "auto",
             }
         },
-    ),
-    "dummy": ({"ipam": {"type": "static"}},),
-    "firewall": ({"ingressPolicy": "open"},),
-    "host-device": (
-        {
-            "device": "eth1",
-            "hwaddr": "02:00:00:00:00:01",
-            "kernelpath": "/sys/devices/pci0000:00/0000:00:03.0",
-            "pciBusID": "0000:00:03.0",
-            "dataDir": "/run/devices",
-            "runtimeConfig": {"deviceID": "0000:00:03.0"},
-            "ipam": {"type": "static"},
-            "dns": DNS,
-        },
-        {"capabilities": {"deviceID": True}, "dns": {}},
-    ),
-    "host-local": (
-        {"ipam": {**RANGE, "ranges": [[OTHER]], "routes": ROUTES}, "args": {"cni": {"ips": ["10.1.0.6"]}}},
-        {"ipam": {"routes": []}, "runtimeConfig": {"ipRanges": [[RANGE]], "ips": ["10.1.0.6"]}},
-    ),
-    "ipvlan": ({"mode": "l3", "dns": DNS},),
-    "loopback": ({},),
-    "macvlan": (
-        {"mac": "02:00:00:00:00:01", "ipam": {"type": "static"}, "dns": DNS, "runtimeConfig": {}},
-        {"dns": {"options": ["c"]}},
-    ),
-    "portmap": (
-        {
-            "conditionsV4": ["ip", "saddr", "10.0.0.0/8"],
-            "runtimeConfig": {
-                "portMappings": [{"hostPort": 1, "containerPort": 1, "protocol": "tcp", "hostIP": "10.0.0.1"}]
-            },
-        },
-    ),
-    "ptp": ({"ipam": {"type": "static"}, "dns": DNS, **MASQUERADE}, {"dns": {}}, {"dns": {"options": ["c"]}}),
-    "sbr": ({"table": 5000, "gateways": ["10.1.0.1", "fd00::1"], "addSourceHints": True},),
-    "static": (
-        {"ipam": {"addresses": [{"address": "10.1.0.2/16", "gateway": "10.1.0.1"}], "routes": ROUTES, "dns": DNS}},
-        {"ipam": {}, "args": {"cni": {"ips": ["10.1.0.6/16"]}}},
-    ),
-    "tap": (
-        {"mac": "02:00:00:00:00:01", "ipam": {"type": "static"}, "dns": DNS, "runtimeConfig": {}},
-        {"dns": {"options": ["c"]}},
-    ),
-    "tuning": (SETTINGS, {"args": {"cni": SETTINGS}}),
-    "vlan": ({"master": "up0", "ingressQosMap": ["1:5"], "egressQosMap": ["5:1"], "dns": DNS},),
-    "vrf": ({"vrfname": "blue", "table": 1001},),
+    ],
+    "host-local": [{"ipam": RANGE}],
 }
+for _, case in corpus("stdin"):
+    if case.env["CNI_COMMAND"] == "ADD":
+        keys = json.loads(case.stdin)
+        FULL.setdefault(case.plugin, []).append({name: keys[name] for name in keys.keys() - {"prevResult"}})
 # Keys that cni.conf reads for every plugin, or libcni or the delegating plugin.
-READ_BY_ALL = {
-    "name",
-    "cniVersion",
-    "type",
-    "plugins",
-    "capabilities",
-    "capabilities.deviceID",
-    "capabilities.ips",
-    "ipam",
-    "ipam.type",
-    "args",
-} | {"prevResult"}
+READ_BY_ALL = {"name", "cniVersion", "type", "plugins", "capabilities", "ipam", "ipam.type", "args", "prevResult"}
+READ_BY_ALL |= {"capabilities.deviceID", "capabilities.ips"}
 # Modules whose readers do not read a configuration: files that the plugin has written, dhcp's calls.
 OTHER_READERS = ("backup.py", "gob.py", "grants.py", "lease.py", "lease6.py", "record.py", "rpc.py", "rpc_result.py")
 # Keys without which a parser does not read the others.
-REQUIRED: dict[str, dict[str, Any]] = {"host-local": OTHER, "static": {}}
+REQUIRED: dict[str, dict[str, Any]] = {"host-local": {"subnet": "10.2.0.0/16"}, "static": {}}
 WRONG_TYPE = re.compile(r"must be (a |an |true or false)")
 VALUES: dict[str, Any] = {
     STRING: "text",
@@ -133,28 +58,8 @@ VALUES: dict[str, Any] = {
     "fraction": 1.5,
 }
 TEXTS = {STRING, IP, CIDR}
-READERS: tuple[str, ...] = (
-    "string",
-    "boolean",
-    "integer",
-    "ip",
-    "cidr",
-    "raw",
-    "has",
-    "nested",
-    "section",
-    "string_map",
-    "strings",
-)
-READERS += ("objects", "object_lists")
-
-
-def parse_config(plugin: Plugin, config: dict[str, Any]) -> None:
-    request = {"name": "net", "cniVersion": "1.0.0", "type": plugin.name, **config}
-    text = gojson.dumps(request).encode()
-    args = CmdArgs("ADD", "id", "", "eth0", "", (), {}, text)
-    if plugin.parse:
-        plugin.parse(args, parse(text))
+READERS: tuple[str, ...] = ("string", "boolean", "integer", "ip", "cidr", "raw", "has", "nested", "section")
+READERS += ("string_map", "strings", "objects", "object_lists")
 
 
 def paths(keys: tuple[Key, ...], prefix: str = "") -> set[str]:
@@ -178,7 +83,7 @@ def list_read_keys(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     for name in READERS:
         monkeypatch.setattr(Fields, name, recording(getattr(Fields, name)))
     for config in FULL[plugin.name]:
-        parse_config(plugin, config)
+        parse(plugin.name, config, CNI_ARGS="IgnoreUnknown=1;IP=10.1.2.7/24")
     monkeypatch.undo()
     return read_keys
 
@@ -220,49 +125,42 @@ def leaves(keys: tuple[Key, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from leaves(key.keys, (*path, key.name))
 
 
-def typed() -> list[Any]:
-    return [
-        pytest.param(plugin, path, key, kind, id=f"{plugin.name}-{'.'.join(path)}-{kind}")
-        for plugin in PLUGINS.values()
-        for path, key in leaves(plugin.keys)
-        for kind in VALUES
-        if kind not in TEXTS or not TEXTS & set(key.kinds)  # the parser checks the content of strings
-    ]
+LEAVES = [
+    pytest.param(plugin.name, path, key, id=f"{plugin.name}-{'.'.join(path)}")
+    for plugin in PLUGINS.values()
+    for path, key in leaves(plugin.keys)
+]
 
 
-@pytest.mark.parametrize(("owner", "path", "key", "kind"), typed())
-def test_value_is_refused_only_for_a_wrong_type(owner, path, key, kind):
-    """A parser refuses a value because of its type exactly if the table does not have that type."""
-    value = VALUES[kind]
-    request: dict[str, Any] = {"ipam": {"type": "static", **REQUIRED[owner.name]}} if owner.name in REQUIRED else {}
-    inner = request
-    for name in path[:-1]:
-        inner = inner.setdefault(name, {})
-    inner[path[-1]] = value
-    problem = ""
-    try:
-        parse_config(owner, request)
-    except CniError as error:
-        problem = error.msg
-    refused = f'"{".".join(path)}"' in problem and bool(WRONG_TYPE.search(problem))
-    assert refused is (kind not in key.kinds), problem
+@pytest.mark.parametrize(("name", "path", "key"), LEAVES)
+def test_value_is_refused_only_for_a_wrong_type(name, path, key):
+    """A parser refuses a value because of its type, with code 7, exactly if the table does not have that type."""
+    refused = set()
+    for kind, value in VALUES.items():
+        keys: dict[str, Any] = {"ipam": {"type": "static", **REQUIRED[name]}} if name in REQUIRED else {}
+        inner = keys
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+        error = failure_of(partial(parse, name, keys), CniError)
+        if error and f'"{".".join(path)}"' in error.msg and WRONG_TYPE.search(error.msg):
+            refused.add(kind)
+            assert error.code == 7
+    contents = TEXTS if TEXTS & set(key.kinds) else set()  # the parser checks the content of strings
+    assert refused - contents == VALUES.keys() - contents - set(key.kinds)
 
 
 @pytest.mark.parametrize("name", sorted(PLUGINS))
 def test_choices_are_those_that_the_parser_accepts(name, capsys):
     """A parser accepts each choice of its table, and refuses or replaces another word with a message."""
-    plugin = PLUGINS[name]
-    for path, key in leaves(plugin.keys):
+    for path, key in leaves(PLUGINS[name].keys):
         for word in (*key.choices, "another") if key.choices else ():
             config: Any = word
             for part in reversed(path):
                 config = {part: config}
-            problem = ""
-            try:
-                parse_config(plugin, {"ipMasq": True, "master": "up0", "ipam": {"type": "host-local"}, **config})
-            except CniError as error:
-                problem = error.msg
-            assert bool(problem or capsys.readouterr().err) is (word not in key.choices), (path, word, problem)
+            keys = {"ipMasq": True, "master": "up0", "ipam": {"type": "host-local"}, **config}
+            error = failure_of(partial(parse, name, keys), CniError)
+            assert bool(error or capsys.readouterr().err) is (word not in key.choices), (path, word, error)
 
 
 def test_capabilities_of_the_plugins():
@@ -283,11 +181,5 @@ def test_capabilities_of_the_plugins():
 def test_merged_tables_have_the_keys_of_both():
     """The merged tables of an interface plugin and its IPAM plugin have the keys of both."""
     key_paths = paths(merged(PLUGINS["bridge"].keys, PLUGINS["host-local"].keys))
-    assert {
-        "ipam.type",
-        "ipam.ranges.subnet",
-        "bridge",
-        "runtimeConfig.mac",
-        "runtimeConfig.ips",
-        "args.cni.ips",
-    } <= key_paths
+    assert {"ipam.type", "ipam.ranges.subnet", "bridge", "runtimeConfig.mac", "runtimeConfig.ips"} <= key_paths
+    assert "args.cni.ips" in key_paths

@@ -7,12 +7,10 @@ import pytest
 from ipam.host_local.store import Store
 from kernel import link, sysctl
 from kernel.dbus import Bus, Call, Reply
-from kernel.netfilter import conntrack, iptables, iptables_program, nft, nft_rule, nft_set
+from kernel.netfilter import conntrack, nft, nft_rule, nft_set
 from kernel.netfilter.conntrack import Flow
-from kernel.netfilter.iptables_rule import Change
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
 from kernel.rtnl import Socket
-from plugins.tuning.backup import Backup
 from process import directories, record
 
 OWNER = b"cid\r\neth0"
@@ -91,15 +89,6 @@ def test_dry_run_of_calls_on_the_bus():
     assert recorded.changes == [change.description]
 
 
-def test_dry_run_of_iptables(monkeypatch):
-    """A dry run starts no program of iptables, and records the lines as commands."""
-    monkeypatch.setattr(iptables_program, "run", None)
-    with record.recording(dry_run=True) as recorded:
-        changes = [Change.flush_chain("CNI-X"), Change.delete_chain("CNI-X")]
-        iptables.apply({4: changes, 6: changes[:1]}, "nat", "delete it")
-    assert recorded.changes == ["iptables -t nat -F CNI-X", "iptables -t nat -X CNI-X", "ip6tables -t nat -F CNI-X"]
-
-
 def test_dry_run_of_sysctls():
     """A dry run writes no sysctl, and does not record the value of a secret one."""
     with record.recording(dry_run=True) as recorded:
@@ -130,15 +119,6 @@ def test_dry_run_of_reservations(tmp_path):
         "release 10.1.2.3 of cid eth0",
         f"make the directory {tmp_path}/other/net",
     ]
-
-
-def test_dry_run_of_backups(tmp_path):
-    """A dry run of removing a backup keeps its files, and records the existing ones."""
-    path = tmp_path / "cid_eth0.json"
-    path.write_text("{}")
-    with record.recording(dry_run=True) as recorded:
-        Backup(str(tmp_path), "net", "cid", "eth0").remove()
-    assert (path.exists(), recorded.changes) == (True, [f"remove {path}"])
 
 
 def test_created_directories_are_recorded(tmp_path):

@@ -1,14 +1,14 @@
 """static's verbs without a process: the comparisons of CHECK, DEL with any configuration, and STATUS."""
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from cni.args import CmdArgs
 from cni.errors import CniError
 from ipam.static.main import PLUGIN
-from tests.unit.test_host_local_conf import args, netconf
+from tests.support.errors import error_of
+from tests.support.netconf import arguments, netconf
 
 ADDRESS = {"address": "10.1.2.5/24", "gateway": "10.1.2.1"}
 V6 = {"address": "fd00::5/64"}
@@ -18,13 +18,12 @@ TEXT = "static: Failed to match addr 10.1.2.5 on interface eth0"
 def check(existing, addresses=(ADDRESS, V6), env="", **keys):
     """Runs CHECK with a prevResult that has the `existing` addresses."""
     previous = {} if existing is None else {"prevResult": {"cniVersion": "1.1.0", "ips": list(existing)}}
-    PLUGIN.cmd_check(args(env), netconf({"addresses": list(addresses)}, **previous, **keys))
+    conf = netconf("static", {"ipam": {"addresses": list(addresses)}, **previous, **keys})
+    PLUGIN.cmd_check(arguments(CNI_ARGS=env), conf)
 
 
 def refusal(call, *args, **options) -> CniError:
-    with pytest.raises(CniError) as caught:
-        call(*args, **options)
-    return caught.value
+    return error_of(partial(call, *args, **options), CniError)
 
 
 def test_check_accepts_the_addresses_of_add():
@@ -68,31 +67,19 @@ def test_replaceable_addresses_may_be_absent():
     assert refusal(check, [{"address": "10.1.2.9/24"}], capabilities={"ips": False}).msg == TEXT
 
 
-def test_check_without_prev_result_is_refused():
-    """CHECK without prevResult fails with the reference's text, after errors of the configuration."""
-    assert (refusal(check, None).code, refusal(check, None).msg) == (7, "Required prevResult missing")
-    assert refusal(check, None, env="FOO=1").code == 4
-
-
-def test_del_reads_nothing():
-    """DEL succeeds whatever the configuration is."""
-    for ipam in (None, "x", {"addresses": "x"}):
-        PLUGIN.cmd_del(replace(args("FOO"), netns=""), netconf(ipam))
-
-
 @pytest.mark.parametrize("ipam", [None, "x", {"addresses": [{"address": "10.1.2.5"}]}, {"routes": [{}]}])
 def test_status_of_an_invalid_configuration(ipam):
     """STATUS of a configuration that ADD refuses has code 50, with the message and details of ADD."""
     status = PLUGIN.cmd_status
     assert status
-    add_error, status_error = (refusal(verb, args(), netconf(ipam)) for verb in (PLUGIN.cmd_add, status))
+    conf = netconf("static", {"ipam": ipam})
+    add_error, status_error = (refusal(verb, arguments(), conf) for verb in (PLUGIN.cmd_add, status))
     assert (status_error.code, status_error.msg, status_error.details) == (50, add_error.msg, add_error.details)
 
 
 def test_status_accepts_a_configuration_for_the_runtime():
     """STATUS succeeds if only the runtime has addresses, and does not read CNI_ARGS."""
-    cmd_args: CmdArgs = args("FOO")
     assert PLUGIN.cmd_status
     sections: list[dict[str, Any]] = [{}, {"addresses": []}, {"addresses": [ADDRESS, V6]}]
     for ipam in sections:
-        PLUGIN.cmd_status(cmd_args, netconf(ipam))
+        PLUGIN.cmd_status(arguments(CNI_ARGS="FOO"), netconf("static", {"ipam": ipam}))

@@ -215,29 +215,6 @@ def test_backup_of_an_earlier_release_with_a_shared_name(tmp_path, monkeypatch):
         assert os.listdir(data_dir) == os.listdir(f"{data_dir}.podwire") == []
 
 
-def test_gc_removes_stale_backups(tmp_path):
-    """GC removes the backups of the network's unlisted attachments, and counts backups that name no network."""
-    data_dir = str(tmp_path / "tuning")
-    for network, container_id in (("net", "keep"), ("net", "stale"), ("net2", "stale2")):
-        save(Backup(data_dir, network, container_id, "eth0"), WHOLE)
-    for name in ("theirs_eth0.json", "live_eth0.json", "README", "~draft_eth0.json"):
-        (tmp_path / "tuning" / name).write_text("{}")
-    valid = [Attachment("keep", "eth0"), Attachment("live", "eth0")]
-    for _ in range(2):
-        assert collect(data_dir, "net", valid) == 1
-    remaining = {
-        "keep_eth0.json",
-        "stale2_eth0.json",
-        "theirs_eth0.json",
-        "live_eth0.json",
-        "README",
-        "~draft_eth0.json",
-    }
-    assert set(os.listdir(data_dir)) == remaining
-    assert set(os.listdir(f"{data_dir}.podwire")) == {"keep_eth0.json", "stale2_eth0.json"}
-    assert collect(str(tmp_path / "none"), "net", []) == 0
-
-
 def test_note_with_another_file_name(tmp_path):
     """A note whose file name does not match its attachment is ignored."""
     data_dir = str(tmp_path / "tuning")

@@ -1,38 +1,28 @@
 """Parsing of tuning's configuration (plugins.tuning.conf), and the attributes of an interface."""
 
-import json
 from functools import partial
 
 import pytest
-from hypothesis import given
 
 from cni import conf as cni_conf
-from cni.args import from_env
 from cni.errors import CniError
 from kernel.link import Link
 from plugins.tuning import attributes
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.conf import DATA_DIR, Sysctl, TuningConf, lenient_data_dir, parse
+from plugins.tuning.conf import DATA_DIR, TuningConf, lenient_data_dir
 from tests.support.errors import failure_of
-from tests.unit.test_bridge_conf import JSON
+from tests.support.netconf import encode, parse, refusal
 
 NOTHING = TuningConf((), Attributes(), "", mtu_both_ends=False, data_dir=DATA_DIR)
 MACS = {number: f"02:00:00:00:00:0{number}" for number in range(5)}
 
 
-def parse_keys(keys, *, args="", ifname="eth0", text=None):
-    stdin = text or json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "tuning", **keys}).encode()
-    env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c", "CNI_NETNS": "/n", "CNI_PATH": "/p"}
-    invocation = from_env({**env, "CNI_IFNAME": ifname, "CNI_ARGS": args})
-    object.__setattr__(invocation, "stdin", stdin)
-    return parse(invocation, cni_conf.parse(stdin))
+def parse_keys(keys, **env):
+    return parse("tuning", keys, **env)
 
 
-def parse_error(keys, **options):
-    """Returns the error of an invalid configuration."""
-    error = failure_of(partial(parse_keys, keys, **options), CniError)
-    assert error
-    return error
+def parse_error(keys):
+    return refusal("tuning", keys)
 
 
 def test_empty_configuration():
@@ -59,37 +49,11 @@ def test_args_take_precedence():
     assert parse_keys({**strong, "args": {"cni": plain}}).attributes == Attributes(None, True, 1400, True, 5)
 
 
-@pytest.mark.parametrize("strongest", [1, 2, 3, 4])
-def test_precedence_of_macs(strongest):
-    """MACs take precedence in the order args.cni, runtimeConfig, CNI_ARGS, plain key, and keep their spelling."""
-    keys = {
-        "mac": MACS[4],
-        "runtimeConfig": {"mac": MACS[2] if strongest <= 2 else ""},
-        "args": {"cni": {"mac": MACS[1] if strongest == 1 else ""}},
-    }
-    conf = parse_keys(keys, args=f"MAC={MACS[3]}" if strongest <= 3 else "")
-    assert (conf.mac, conf.attributes.mac) == (MACS[strongest], bytes([2, 0, 0, 0, 0, strongest]))
-    assert parse_keys({"mac": "02-00-00-00-00-AA"}).mac == "02-00-00-00-00-AA"
-
-
 def test_invalid_data_dir():
     """A NUL in `dataDir` is refused, and DEL uses the default directory."""
-    text = json.dumps({"name": "net", "type": "tuning", "dataDir": "/x\0y"}).encode()
-    assert parse_error({}, text=text).code == 7
+    text = encode("tuning", {"dataDir": "/x\0y"})
+    assert parse_error(text).code == 7
     assert lenient_data_dir(cni_conf.parse(text)) == DATA_DIR
-
-
-def test_sysctl_keys():
-    """Dots become slashes, the first IFNAME becomes the interface's name with its dots, and the order is kept."""
-    keys = {"net.b": "1", "net/a": "2", "net.ipv4.conf.IFNAME.IFNAME": "3", "/net//./c/": "4"}
-    conf = parse_keys({"sysctl": keys, "args": {"cni": {"sysctl": {"net/a": "5", "net.z": "6"}}}}, ifname="eth0.5")
-    assert conf.sysctls == (
-        Sysctl("net.b", "b", "1"),
-        Sysctl("net/a", "a", "5"),
-        Sysctl("net.ipv4.conf.IFNAME.IFNAME", "ipv4/conf/eth0.5/IFNAME", "3"),
-        Sysctl("/net//./c/", "c", "4"),
-        Sysctl("net.z", "z", "6"),
-    )
 
 
 @pytest.mark.parametrize("key", ["kernel.hostname", "net", "net/", "", "netx.core", "net.a\0b", "/proc/sys/net/a"])
@@ -104,21 +68,11 @@ def test_repeated_sysctl_key():
     head = '{"cniVersion": "1.1.0", "name": "net", "type": "tuning", '
     twice = '{"net.a": "1", "net.b": "2", "net.a": "1"}'
     for text in (f'"sysctl": {twice}', f'"SysCtl": {twice}'):
-        error = parse_error({}, text=f"{head}{text}}}".encode())
+        error = parse_error(f"{head}{text}}}".encode())
         assert (error.code, error.msg) == (7, "duplicated sysctl keys are not allowed")
         assert "net.a" in error.details
-    assert len(parse_keys({}, text=f'{head}"args": {{"cni": {{"sysctl": {twice}}}}}}}'.encode()).sysctls) == 2
-    assert len(parse_keys({}, text=f'{head}"sysctl": {{"net.a": "1", "net/a": "2"}}}}'.encode()).sysctls) == 2
-
-
-@given(JSON)
-def test_any_value_is_parsed(value):
-    """Any value of a key is parse_keys to a configuration or to an error with code 7, and DEL always gets a dataDir."""
-    for key in ("sysctl", "mac", "mtu", "promisc", "allmulti", "txQLen", "dataDir", "mtuBothEnds", "args"):
-        failure = failure_of(partial(parse_keys, {key: value}), CniError)
-        assert failure is None or failure.code == 7
-        text = json.dumps({"name": "net", "type": "tuning", key: value}).encode()
-        assert lenient_data_dir(cni_conf.parse(text))
+    assert len(parse_keys(f'{head}"args": {{"cni": {{"sysctl": {twice}}}}}}}'.encode()).sysctls) == 2
+    assert len(parse_keys(f'{head}"sysctl": {{"net.a": "1", "net/a": "2"}}}}'.encode()).sysctls) == 2
 
 
 def make_link(**values):

@@ -5,10 +5,7 @@ from ipaddress import ip_address, ip_interface, ip_network
 
 import pytest
 
-from cni.args import CmdArgs
-from cni.conf import parse
 from cni.errors import CniError
-from kernel import next_hops, route_copy
 from kernel.address_copy import AddressCopy
 from kernel.link import IFF_UP, Link
 from kernel.route_copy import build_route
@@ -19,6 +16,7 @@ from plugins.vrf import membership, tables
 from plugins.vrf.conf import VrfConf
 from plugins.vrf.main import cmd_add, cmd_check, cmd_del
 from plugins.vrf.membership import MAIN, Destination
+from tests.support.netconf import arguments, netconf, parse, refusal
 
 BLUE = Vrf(9, "blue", "vrf", 7, "podwire", True)
 ETH0 = Link(3, "eth0", "02:00:00:00:00:01", 1500, IFF_UP, "veth", 0, 4, 0, 6)
@@ -26,58 +24,53 @@ NET1 = ETH0._replace(index=5, name="net1")
 INTO = Destination(9, "blue", 7)
 
 
-def net_conf(text):
-    return parse(('{"cniVersion": "1.0.0", "name": "net", "type": "vrf", ' + text + "}").encode())
+ARGS = arguments(CNI_NETNS="/no/such/netns")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("keys", "expected"),
     [
-        ('"vrfname": "blue"', VrfConf("blue", 0)),
-        ('"vrfName": "blue", "table": 4294967295', VrfConf("blue", 4294967295)),
-        ('"vrfname": "blue", "table": 0', VrfConf("blue", 0)),
+        ({"vrfname": "blue"}, VrfConf("blue", 0)),
+        ({"vrfName": "blue", "table": 4294967295}, VrfConf("blue", 4294967295)),
+        ({"vrfname": "blue", "table": 0}, VrfConf("blue", 0)),
     ],
 )
-def test_configuration(text, expected):
+def test_configuration(keys, expected):
     """A configuration has a name, and a table or none."""
-    assert vrf_conf.parse(net_conf(text)) == expected
-    assert vrf_conf.lenient_name(net_conf(text)) == "blue"
+    assert parse("vrf", keys) == expected
+    assert vrf_conf.lenient_name(netconf("vrf", keys)) == "blue"
 
 
 @pytest.mark.parametrize(
-    ("text", "msg"),
+    ("keys", "msg"),
     [
-        ('"table": 1', "configuration is expected to have a valid vrf name"),
-        ('"vrfname": ""', "configuration is expected to have a valid vrf name"),
-        ('"vrfname": "a/b"', '"vrfname" is not a valid interface name: a/b'),
-        ('"vrfname": "sixteen-letters!"', '"vrfname" is not a valid interface name: sixteen-letters!'),
-        ('"vrfname": 7', '"vrfname" must be a string, not a number'),
+        ({"table": 1}, "configuration is expected to have a valid vrf name"),
+        ({"vrfname": ""}, "configuration is expected to have a valid vrf name"),
+        ({"vrfname": "a/b"}, '"vrfname" is not a valid interface name: a/b'),
+        ({"vrfname": "sixteen-letters!"}, '"vrfname" is not a valid interface name: sixteen-letters!'),
+        ({"vrfname": 7}, '"vrfname" must be a string, not a number'),
     ],
 )
-def test_invalid_name(text, msg):
+def test_invalid_name(keys, msg):
     """An invalid name is code 7 for ADD, and nothing to delete for DEL."""
-    with pytest.raises(CniError) as caught:
-        vrf_conf.parse(net_conf(text))
-    assert caught.value.code == 7
-    assert msg in caught.value.msg
-    assert vrf_conf.lenient_name(net_conf(text)) == ""
-    cmd_del(CmdArgs("DEL", "cid", "/no/such/netns", "eth0", "", (), {}, b""), net_conf(text))
+    failure = refusal("vrf", keys)
+    assert (failure.code, msg in failure.msg) == (7, True)
+    assert vrf_conf.lenient_name(netconf("vrf", keys)) == ""
+    cmd_del(ARGS, netconf("vrf", keys))
 
 
-@pytest.mark.parametrize("table", ["-1", "4294967296", "1.5", '"1"'])
+@pytest.mark.parametrize("table", [-1, 1 << 32])
 def test_invalid_table(table):
     """A table is an integer of 32 bits."""
-    with pytest.raises(CniError, match='"table" must be') as caught:
-        vrf_conf.parse(net_conf(f'"vrfname": "blue", "table": {table}'))
-    assert caught.value.code == 7
+    failure = refusal("vrf", {"vrfname": "blue", "table": table})
+    assert (failure.code, '"table" must be' in failure.msg) == (7, True)
 
 
 @pytest.mark.parametrize("verb", [cmd_add, cmd_check])
 def test_missing_prev_result(verb):
     """ADD and CHECK need prevResult, and say so with the reference plugin's text before they open the namespace."""
-    args = CmdArgs("ADD", "cid", "/no/such/netns", "eth0", "", (), {}, b"")
     with pytest.raises(CniError, match="missing prevResult from earlier plugin"):
-        verb(args, net_conf('"vrfname": "blue"'))
+        verb(ARGS, netconf("vrf", {"vrfname": "blue"}))
 
 
 def with_tables(*numbers):
@@ -185,25 +178,6 @@ def test_shared_multipath_route():
     ]
     assert sent(saved, MAIN) == [("default via fd00:1::1 via fd00:2::1 via fd00:1::9 to table 254", True)]
     assert sent(membership.save(ETH0, [], [shared._replace(table=300)]), INTO) == []
-
-
-def test_next_hops_are_divided():
-    """One remaining next hop is a route without multipath; several stay a multipath route."""
-    shared = multipath("::/0", (ETH0, "fd00:1::1"), (NET1, "fd00:2::1"), (ETH0, "fd00:1::9"))
-    single = next_hops.not_through(shared, ETH0.index)
-    assert single is not None
-    assert single == route("::/0", "fd00:2::1", link=NET1)._replace(
-        values={**shared.values, "flags": 0}, attributes=single.attributes
-    )
-    assert dict(single.attributes)["RTA_GATEWAY"] == ip_address("fd00:2::1").packed
-    assert "RTA_MULTIPATH" not in dict(single.attributes)
-    double = next_hops.through(shared, ETH0.index)
-    assert double is not None
-    assert dict(double.attributes)["RTA_MULTIPATH"] == hop(ETH0, "fd00:1::1") + hop(ETH0, "fd00:1::9")
-    assert route_copy.add_request(single, 7).encode(1)
-    plain = route("::/0", "fd00:1::1")
-    assert next_hops.not_through(plain, ETH0.index) is None
-    assert next_hops.through(plain, ETH0.index) == plain
 
 
 def test_connected_route_that_is_missing_stays_missing():

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from ipaddress import ip_address, ip_interface
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.result import Route
-from kernel import address, link, route, traffic, vlan
+from kernel import traffic
 from kernel.codec import LinkMessage, VlanMessage
 from kernel.codec_netfilter import ConntrackMessage, RuleMessage
 from kernel.codec_traffic import FilterMessage, QdiscMessage
-from kernel.link import Link, VethEnd
-from kernel.netfilter import nft
 from kernel.wire import AnswerError, decode, encode
 
 KINDS = (LinkMessage, VlanMessage, QdiscMessage, FilterMessage, RuleMessage, ConntrackMessage)
 HEADER = 16
-MAC = b"\2\0\0\0\0\1"
-PORT = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
 
 
 def attribute(number: int, content: bytes) -> bytes:
@@ -31,30 +25,6 @@ def attribute(number: int, content: bytes) -> bytes:
 
 def link_message(*attributes: bytes) -> bytes:
     return bytes(HEADER) + bytes(16) + b"".join(attributes)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        link.by_name_request("eth0"),
-        link.create_bridge_request("cni0", MAC, 1400, vlan_filtering=True),
-        link.create_veth_request(VethEnd("veth01234567", MAC), VethEnd("veth1", MAC), None, master=3, mtu=1400),
-        vlan.add_request(PORT, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0}),
-        address.add_request(PORT, ip_interface("10.22.0.9/16")),
-        route.add_request(PORT, Route(ip_interface("192.0.2.0/24"), mtu=1300, table=1000), ip_address("10.22.0.1")),
-        traffic.create_tbf_request(7, traffic.Bucket(5_000_000_000, 15_625, 126_000_000)),
-        traffic.add_redirect_request(7, 9),
-        nft.rule_request(nft.Chain(nft.Table(2, "nat"), "c"), b"\x04\0\1\0"),
-    ],
-)
-def test_requests_are_encoded_as_by_pyroute2(request_):
-    """A request has the same bytes as when pyroute2 encodes a message of its class."""
-    message = request_.kind()
-    message["header"] = {"type": request_.type, "flags": request_.flags | 1, "sequence_number": 3}
-    message.update(request_.values)
-    message["attrs"] = list(request_.attributes)
-    message.encode()
-    assert request_.encode(3) == bytes(message.data)
 
 
 def test_an_unknown_attribute_cannot_be_encoded():
@@ -123,13 +93,3 @@ def test_any_bytes_are_decoded_or_refused(kind, data):
 
     with contextlib.suppress(AnswerError):
         walk(decode(kind, data))
-
-
-def test_a_link_request_is_decoded():
-    """A decoded request has the fields and attributes that were encoded."""
-    request = link.create_ifb_request(1_000_000_007, "bwp0123456789ab", b"\2\0\0\0\0\1", 1500)
-    message = decode(LinkMessage, request.encode(1))
-    assert message["index"] == 1_000_000_007
-    for name, value in request.attributes[:4]:
-        assert message.get_attr(name) == value
-    assert message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_KIND") == "ifb"

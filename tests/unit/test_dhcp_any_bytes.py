@@ -1,0 +1,161 @@
+"""Bytes that dhcp's clients and daemon receive: changed at random as by the fuzzers, and as long as a datagram can be.
+
+One rule: a parser returns a value or raises Malformed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+from random import Random
+
+import pytest
+
+from ipam.dhcp import frame, gob, options, packet, packet6, router_advertisement, rpc_result
+from ipam.dhcp.client4 import Timing
+from ipam.dhcp.client6 import Identity
+from ipam.dhcp.frame import Icmp6
+from ipam.dhcp.ipv6_client import Ipv6Client
+from ipam.dhcp.packet import BOOTREPLY, Message
+from ipam.dhcp.packet6 import Association, LeasedAddress
+from ipam.dhcp.rpc import Connection
+from tests.fuzz import mutation
+from tests.support import dhcp_recordings as recorded
+
+CASES = 300
+MALFORMED = (packet.Malformed, gob.Malformed)
+OPTION_BYTES = 1 << 14
+LIMIT_S = 2.0  # it takes milliseconds; with the square of the size minutes
+MAC = b"\2\0\0\0\0\1"
+V4, V6, ALL_NODES = IPv4Address("192.0.2.1"), IPv6Address("fe80::1"), IPv6Address("ff02::1")
+CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
+OPTIONS = {1: b"\xff\xff\xff\0", 3: V4.packed, 15: b"a.b", 33: b"\x0a\0\0\0" + V4.packed, 51: b"\0\0\1\0", 53: b"\5"}
+OPTIONS |= {6: V4.packed, 26: b"\5\xdc", 56: b"no", 119: b"\1a\0\1b\xc0\0", 121: b"\x18\x0a\1\2" + V4.packed}
+# A router's advertisement with a prefix, an MTU, name servers and search domains.
+BODY = b"\x40\x80\7\x08" + bytes(8) + b"\3\4\x40\xc0" + b"\0\0\x1c\x20\0\0\x0e\x10\0\0\0\0" + bytes.fromhex("20010db8")
+BODY += bytes(12) + b"\5\1\0\0\0\0\5\xdc" + b"\x19\3\0\0\0\0\2\x58" + V6.packed + b"\x1f\2\0\0\0\0\2\x58\1a\0\1b\0\0\0"
+LEASED = Association(b"\1\2\3\4", (LeasedAddress(V6, 100.0, 200.0),), 50.0, 80.0)
+MESSAGE6 = packet6.encode(packet6.Message(packet6.REPLY, 1, b"\0\4x", b"\0\3y", (LEASED,), search=("a.b",)))
+MESSAGE4 = packet.encode(Message(BOOTREPLY, 7, MAC, OPTIONS, yiaddr=V4))
+UDP4 = frame.build_udp4(MAC, MAC, V4, V4, 67, 68, MESSAGE4)
+UDP6 = frame.build_udp6(MAC, MAC, V6, V6, 547, 546, MESSAGE6)
+ICMP6 = frame.build_icmp6(MAC, MAC, V6, V6, 134, 0, BODY)
+OPTION_READERS = (
+    *(options.message_type, options.server_identifier, options.message_text, options.routers, options.dns),
+    *(options.interface_mtu, options.routes),
+)
+
+
+def read_options(sent: dict[int, bytes]) -> None:
+    """Reads all options; only the mask and the lease time may be Malformed."""
+    for read in OPTION_READERS:
+        read(sent)
+    for read_or_fail in (options.subnet_prefix, options.lease_times):
+        with suppress(*MALFORMED):
+            read_or_fail(sent)
+
+
+def read_message4(data: bytes) -> None:
+    decoded = packet.decode(data)
+    assert packet.decode(packet.encode(decoded)) == decoded
+    read_options(dict(decoded.options))
+
+
+def read_frame(data: bytes) -> None:
+    for parse in (frame.parse_udp4, frame.parse_udp6, frame.parse_icmp6):
+        for is_ready in (True, False):
+            with suppress(*MALFORMED):
+                parse(data, checksum_is_ready=is_ready)
+
+
+def read_client_frame(data: bytes) -> None:
+    client = Ipv6Client(Identity(b"\0\4x", b"\1\2\3\4"), "auto", Timing())
+    client.use(MAC, V6)
+    client.start(0.0)
+    client.receive(data, 1.0, checksum_is_ready=False)
+
+
+def read_advertisement(data: bytes) -> None:
+    parsed = router_advertisement.parse(Icmp6(MAC, V6, ALL_NODES, 134, 0, data), 0.0)
+    assert max(len(parsed.prefixes), len(parsed.search)) <= 16
+
+
+def read_gob(data: bytes) -> None:
+    decoder = gob.Decoder()
+    decoder.feed(data)
+    while (value := decoder.decode()) is not None:
+        with suppress(*MALFORMED):
+            rpc_result.from_struct(value)
+
+
+def answer_calls(data: bytes) -> None:
+    connection = Connection()
+    for call in connection.receive(CONNECT + data):
+        assert connection.reply(call, None)
+
+
+PARSERS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
+    "frame": (read_frame, [UDP4, UDP6, ICMP6]),
+    "frame of the IPv6 client": (read_client_frame, [UDP6, ICMP6]),
+    "DHCPv4 message": (read_message4, [MESSAGE4]),
+    "DHCPv6 message": (packet6.decode, [MESSAGE6]),
+    "router advertisement": (read_advertisement, [BODY]),
+    "gob": (read_gob, [recorded.ALLOCATE, recorded.REPLIES, recorded.ERROR]),
+    "calls of the daemon": (answer_calls, [recorded.ALLOCATE, recorded.RELEASE]),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_changed_and_truncated_bytes_are_a_value_or_malformed(name):
+    """Valid bytes that were changed at random, or cut anywhere, give a value or Malformed, and nothing else."""
+    parse, samples = PARSERS[name]
+    for sample in samples:
+        parse(sample)
+        for number in range(CASES):
+            with suppress(*MALFORMED):
+                parse(mutation.mutate_bytes(Random(number), sample))
+        for size in range(len(sample)):
+            with suppress(*MALFORMED):
+                parse(sample[:size])
+
+
+def option6(number: int, content: bytes) -> bytes:
+    return number.to_bytes(2, "big") + len(content).to_bytes(2, "big") + content
+
+
+DNSSL = b"\x1f\2\0\0\0\0\2\x58\1a\0\1a\0\0\0"
+EMPTY_OPTIONS = b"".join(bytes((number, 0)) for number in range(1, 52))
+OPTIONS4 = (b"\0", b"\1\0", b"\1\1x", b"\1\xff" + b"x" * 255, EMPTY_OPTIONS)
+OPTIONS6 = (option6(3, bytes(12)), option6(24, b"\1a\0" * 2), option6(65000, b""), option6(13, b"\0\0"))
+OPTION_PARTS = [b"\0", b"\x0a\0\0\1", b"\xc0\0", b"\1a\0", b"\1a", b"\x20\1\2\3\4\1\2\3\4", b"a."]
+HEADS = {"DHCPv4 message": MESSAGE4[:240], "DHCPv6 message": b"\7\1\2\3", "router advertisement": BODY[:12]}
+LONG = [
+    *(("DHCPv4 message", part) for part in OPTIONS4),
+    *(("DHCPv6 message", part) for part in OPTIONS6),
+    *(("router advertisement", part) for part in (BODY[12:44], DNSSL, b"\1\1" * 4)),
+]
+
+
+@pytest.mark.parametrize(("name", "part"), LONG, ids=[f"{name}-{part[:8].hex()}" for name, part in LONG])
+def test_longest_datagram_is_read_in_milliseconds(name, part):
+    """A datagram of the maximum size that repeats a part is read in time that does not grow with its square."""
+    head = HEADS[name]
+    data = head + part * ((65535 - len(head)) // len(part))
+    assert processor_time_s(lambda: PARSERS[name][0](data)) < LIMIT_S
+
+
+@pytest.mark.parametrize("number", [3, 6, 15, 33, 56, 119, 121])
+@pytest.mark.parametrize("part", OPTION_PARTS, ids=bytes.hex)
+def test_longest_option_is_read_in_milliseconds(number, part):
+    """A long option, which only a split one can be, is read in time that does not grow with the square of its size."""
+    assert processor_time_s(lambda: read_options({number: part * (OPTION_BYTES // len(part) // 4 * 4)})) < LIMIT_S
+
+
+def processor_time_s(read: Callable[[], object]) -> float:
+    """Returns how long this process computes until the bytes are read, or Malformed."""
+    began = time.process_time()
+    with suppress(*MALFORMED):
+        read()
+    return time.process_time() - began
