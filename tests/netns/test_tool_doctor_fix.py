@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support import programs as stand_ins
 from tests.support.doctor_node import DoctorNode
+from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 
@@ -83,11 +84,7 @@ def test_podwire_commands_are_run(node: DoctorNode) -> None:
 
 def replace_program(node: DoctorNode, name: str, script: str) -> dict[str, str]:
     """Returns the environment in which a script stands for a program."""
-    directory = node.directory / "programs"
-    directory.mkdir()
-    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
-    (directory / name).chmod(0o755)
-    return {"PATH": f"{directory}:{PATH}"}
+    return {"PATH": f"{stand_ins.install(node.directory / 'programs', **{name: script})}:{PATH}"}
 
 
 def test_packets_are_sent_before_and_after(node: DoctorNode) -> None:
@@ -146,11 +143,9 @@ def test_signal_during_the_verification(node: DoctorNode) -> None:
     line.insert(line.index("--fix"), "doctor")
     with node.host.entered():
         process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert eventually(mark.exists, within_s=50)
     process.terminate()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=50)
     assert "  interrupted: undone" in output
     assert process.returncode == 3
     assert "throw 10.26.0.2" in node.host.ip("route")
