@@ -8,13 +8,6 @@ from tests.support.bandwidth_network import connect_veth
 from tests.support.invocation import run_plugin
 from tests.support.tuning_network import install_with_allow_list
 
-
-@pytest.fixture
-def prev_result(host, sandbox):
-    """The result of the interface plugin; veth0 is the host veth."""
-    return connect_veth(host, sandbox)
-
-
 ARP_FILTER = "net/ipv4/conf/eth0/arp_filter"
 SOMAXCONN = "net.core.somaxconn"
 
@@ -115,7 +108,7 @@ def test_values_of_several_words(tuning, sandbox, prev_result, key, value, shown
     net.check(sandbox, net.add(sandbox, prev_result))
     assert sandbox.sysctl(key.replace(".", "/")) == (shown or value)
     sandbox.set_sysctl(key.replace(".", "/"), "2048 65000" if "range" in key else "7")
-    assert "current value is " in net.run("CHECK", sandbox, prev_result).error()["msg"]
+    assert "current value is " in net.check_error(sandbox, prev_result)
 
 
 def test_empty_value_and_write_only_sysctl(tuning, sandbox, prev_result):

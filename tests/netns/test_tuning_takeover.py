@@ -13,12 +13,6 @@ SYSCTL = {"net.core.somaxconn": "77", "net.ipv4.conf.eth0.arp_filter": "1"}
 
 
 @pytest.fixture
-def prev_result(host, sandbox):
-    """The result of the interface plugin; veth0 is the host veth."""
-    return connect_veth(host, sandbox)
-
-
-@pytest.fixture
 def both(tuning, reference):
     """Podwire's tuning and the reference plugin's."""
     return tuning, tuning.with_plugin(reference)

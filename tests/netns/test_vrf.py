@@ -44,24 +44,6 @@ def test_add(blue, sandbox, prev_result):
     blue.check(sandbox, prev_result)
 
 
-@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.1.0"])
-def test_all_verbs_in_each_version(blue, sandbox, prev_result, version):
-    """ADD, CHECK, DEL, GC and STATUS work in the versions in which they exist, and DEL removes the VRF."""
-    network = blue.having(cniVersion=version)
-    result = prev_result | {"cniVersion": version}
-    if version < "1.0.0":
-        ips = [{"version": "6" if "fd00" in ip["address"] else "4", **ip} for ip in result["ips"]]
-        result |= {"ips": ips, "dns": {}}
-    assert network.add(sandbox, result) == result
-    if version >= "0.4.0":
-        network.check(sandbox, result)
-    if version >= "1.1.0":
-        network.run("STATUS").assert_silent()
-        network.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
-    network.delete(sandbox, result)
-    assert (vrfs(sandbox), master(sandbox)) == ({}, "")
-
-
 def test_configured_table(blue, sandbox, prev_result):
     """`table` is the routing table of the VRF; a number above 255 works, and CHECK compares it."""
     net = blue.having(table=1001)
