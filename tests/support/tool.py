@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, namespaces, netstate
+from tests.support import binaries, namespaces, netstate, programs
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
+PORTS = ("--capability-args", '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}')
 _TIMEOUT_S = 60.0
 _SEARCH_START = "last_reserved_ip"  # the start of host-local's next search
 
@@ -54,6 +55,11 @@ class Tool:
         """Returns bridge's configuration in a list, with addresses of 10.22.0.0/24."""
         ipam = {"type": "host-local", "dataDir": str(self.leases.parent), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
         return {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam, **keys}
+
+    def with_scripts(self, **scripts: str) -> Tool:
+        """Returns the tool with plugins that are shell scripts, besides podwire's."""
+        directory = programs.install(self.directory / "bin", **scripts)
+        return replace(self, bin_dir=Path(f"{directory}:{binaries.directory()}"))
 
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Starts a command with the options for the directories; `options` are those of subprocess.Popen."""
