@@ -189,7 +189,7 @@ def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(path))
-        journal.settimeout(10)
+        journal.settimeout(20)
         outcome = with_journald(network, tmp_path, f"touch journal/socket; mount --bind {path} journal/socket").run(
             "ADD", sandbox
         )

@@ -92,11 +92,14 @@ def test_text_output(nft_node, sandbox):
 
 
 def test_host_port_without_rules_is_not_confirmed(node, sandbox):
-    """A host port whose rules were flushed is not confirmed."""
+    """A host port whose rules were flushed is not confirmed; the table marks it, and the fix is below."""
     node.attach(sandbox, "8080:80")
+    assert "podwire repair" not in node.tool("show").stdout
     node.host.run("sh", "-c", "nft flush ruleset; iptables -t nat -F; iptables -t nat -X")
     (port,) = only(node.show(), "attachments")["hostPorts"]
     assert port["confirmed"] is False
+    done = node.tool("show")
+    assert (done.status, "8080->80/tcp!" in done.stdout, "podwire repair" in done.stdout) == (1, True, True), done
 
 
 def test_deleted_interface(nft_node, sandbox):
