@@ -12,7 +12,6 @@ import pytest
 
 from tests.support import dhcp_node, kernels, netstate
 from tests.support.doctor_node import list_problems
-from tests.support.netlist import NetworkList
 from tests.support.samples import FILES, list_features
 
 SINGLE = ("80-static.conflist", "92-vlan.conflist", "93-host-device.conflist")  # one address, VLAN or device
@@ -56,11 +55,9 @@ def test_all_samples_together_have_no_problem(node, prepare):
 @pytest.mark.needs("vlan_filtering")
 def test_gateway_in_a_vlan_has_no_problem(node, new_sandbox):
     """Pods in a VLAN, whose gateway address is on a separate interface, are healthy."""
-    ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(node.directory / "leases")}
-    body = {"type": "bridge", "bridge": "br0", "vlan": 5, "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
-    path = node.configure("10-vlan.conflist", {"cniVersion": "1.0.0", "name": "vlan", "plugins": [body]})
+    network = node.add_bridge(vlan=5, isDefaultGateway=True, ipMasq=True)
     for _ in range(2):
-        node.attach(NetworkList.load(path), new_sandbox())
+        node.attach(network, new_sandbox())
     findings = node.list_checks()
     assert list_problems(findings) == [], findings
 

@@ -15,7 +15,6 @@ import pytest
 from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.namespaces import delete_and_wait
 from tests.support.netlist import NetworkList
-from tests.support.processes import PATH
 
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 OUT = "ip link add out0 mtu {mtu} type veth peer out1; ip link set out0 up; ip link set out1 up;"
@@ -223,8 +222,7 @@ def test_stale_rules_in_nftables(node, new_sandbox):
 def test_interfaces_that_the_configuration_leaves_down(node, sandbox):
     """Pods whose interface the configuration leaves down are healthy."""
     body = {"type": "bridge", "bridge": "br0", "disableContainerInterface": True}
-    path = node.configure("10-l2.conflist", {"cniVersion": "1.0.0", "name": "l2", "plugins": [body]})
-    node.attach(NetworkList.load(path), sandbox)
+    node.attach(node.add_network({"cniVersion": "1.0.0", "name": "l2", "plugins": [body]}), sandbox)
     assert list_problems(node.list_findings()) == []
 
 
@@ -266,35 +264,9 @@ def test_file_in_place_of_a_store(node, network, sandbox):
     assert [one["severity"] for one in findings if one["name"] == "cache"] == ["ok"]
 
 
-def test_runtime_with_another_plugin_directory(node):
-    """A containerd that runs plugins from another directory is reported, with the command that installs there.
-
-    After that command, and for a containerd that is not installed, nothing is reported.
-    """
-    node.add_sample("60-podman.conflist")
-    elsewhere, program = node.directory / "elsewhere", node.directory / "containerd"
-    config = f'version = 2\\n[plugins."io.containerd.grpc.v1.cri".cni]\\n  bin_dir = "{elsewhere}"\\n'
-    copy = node.directory / "etc"
-    write = (
-        f"rm -rf {copy}; cp -a /etc {copy}; mkdir -p {copy}/containerd; "
-        f"printf '{config}' > {copy}/containerd/config.toml; "
-        f"mount --rbind /etc/cni {copy}/cni; mount --rbind {copy} /etc"
-    )
-    how = {"before": write, "env": {"PATH": f"{node.directory}:{PATH}"}}
-    assert "runtime-looks-elsewhere" not in [one["name"] for one in node.list_findings(**how)]
-    program.touch(0o755)
-    finding = node.find("runtime-looks-elsewhere", **how)
-    assert (finding["subject"], finding["cure"]) == ("containerd", f"podwire install --bin-dir {elsewhere}")
-    node.run_fix(finding)
-    assert "runtime-looks-elsewhere" not in [one["name"] for one in node.list_findings(**how)]
-
-
 def test_attachments_without_check_are_counted(node, sandbox):
     """Attachments of a version without CHECK are counted, without a problem or a warning; show says so."""
-    body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
-    body["ipam"] = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(node.directory / "leases")}
-    path = node.configure("10-old.conflist", {"cniVersion": "0.3.1", "name": "old", "plugins": [body]})
-    node.attach(NetworkList.load(path), sandbox)
+    node.attach(node.add_bridge(version="0.3.1"), sandbox)
     finding = node.find("not-all-checked")
     assert finding["text"] == "0 of 1 attachments were checked; not 1: cniVersion 0.3.1 has no CHECK"
     assert list_problems(node.list_findings()) == []
@@ -313,10 +285,7 @@ def test_running_pods_of_a_network_without_a_file(node, network, sandbox):
 
 def test_full_ranges(node, new_sandbox):
     """A range without a free address is a problem, and one that is nearly full a warning."""
-    body = {"type": "bridge", "bridge": "cni0", "isGateway": True}
-    body["ipam"] = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(node.directory / "leases")}
-    path = node.configure("10-small.conflist", {"cniVersion": "1.0.0", "name": "small", "plugins": [body]})
-    network = NetworkList.load(path)
+    network = node.add_bridge("small", "10.9.0.0/28")
     for number in range(13):
         node.attach(network, new_sandbox())
         if number == 11:

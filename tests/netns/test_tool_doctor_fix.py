@@ -117,11 +117,12 @@ def test_command_that_opens_the_isolation_is_undone(
     """A command that lets pods reach those of an isolated network is undone, and the rules are as before."""
     node = DoctorNode(host, tmp_path)
     for number in (1, 2):
-        ipam = {"type": "host-local", "ranges": [[{"subnet": f"10.{number}.0.0/24"}]], "dataDir": f"{tmp_path}/leases"}
-        bridge = {"type": "bridge", "bridge": f"br{number}", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
         firewall = {"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"}
-        plugins = [bridge, firewall] if number == 1 else [bridge]
-        network = node.add_network({"cniVersion": "1.0.0", "name": f"net{number}", "plugins": plugins})
+        chained = [firewall] if number == 1 else []
+        name = f"br{number}"
+        network = node.add_bridge(
+            name, f"10.{number}.0.0/24", *chained, bridge=name, isDefaultGateway=True, ipMasq=True
+        )
         pod = new_sandbox()
         pod.ip("link", "set", "lo", "up")
         node.attach(network, pod)

@@ -67,12 +67,8 @@ def test_route_to_the_network_that_contains_the_pods_subnet(
 
     The route of the pod's subnet is narrower and comes first; `--fix` changes no route of the pod.
     """
-    ipam = {
-        "type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]], "dataDir": str(node.directory / "leases"),
-        "routes": [{"dst": "10.42.0.0/16"}, {"dst": "0.0.0.0/0"}],
-    }  # fmt: skip
-    bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
-    network = node.add_network({"cniVersion": "1.0.0", "name": "cbr0", "plugins": [bridge]})
+    dsts = ["10.42.0.0/16", "0.0.0.0/0"]
+    network = node.add_bridge("cbr0", "10.42.0.0/24", routes=dsts, isDefaultGateway=True, ipMasq=True)
     pod = new_sandbox()
     pod.ip("link", "set", "lo", "up")
     node.attach(network, pod)

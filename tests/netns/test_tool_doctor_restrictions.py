@@ -14,6 +14,7 @@ from tests.support.fault_node import FaultNode, Shared, describe, fault_node
 from tests.support.fault_table import FAULTS, Fault
 from tests.support.namespaces import Namespace
 from tests.support.restrictions import Restrictions, restrictions
+from tests.support.tool import PORTMAP
 
 pytestmark = pytest.mark.one_kernel
 
@@ -73,7 +74,10 @@ def test_policy_does_not_open_the_isolation_of_networks(
     pods = [new_sandbox(), new_sandbox()]
     addresses = []
     for number, pod in enumerate(pods):
-        network = node.add_network(isolated_network(tmp_path, number))
+        network = node.add_bridge(
+            f"net{number}", f"10.4{number}.0.0/24", PORTMAP, {"type": "firewall", "ingressPolicy": "same-bridge"},
+            routes=["0.0.0.0/0"], bridge=f"cni{number}", ipMasq=True,
+        )  # fmt: skip
         mappings = [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]
         result = node.attach(network.with_capabilities(portMappings=mappings), pod)
         addresses.append(result["ips"][0]["address"].partition("/")[0])
@@ -91,17 +95,6 @@ def test_policy_does_not_open_the_isolation_of_networks(
         assert connects(far, "192.0.2.1", 8081)
         assert not connects(pods[0], addresses[1], 80, within_s=0.5)
         assert not connects(pods[1], addresses[0], 80, within_s=0.5)
-
-
-def isolated_network(directory: Path, number: int) -> dict[str, object]:
-    """Returns a network with a bridge of its own, isolated from others."""
-    subnet = f"10.4{number}.0.0/24"
-    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
-    bridge = {"type": "bridge", "bridge": f"cni{number}", "isGateway": True, "ipMasq": True}
-    bridge["ipam"] = {**ipam, "dataDir": str(directory / "leases")}
-    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-    firewall = {"type": "firewall", "ingressPolicy": "same-bridge"}
-    return {"cniVersion": "1.0.0", "name": f"net{number}", "plugins": [bridge, portmap, firewall]}
 
 
 def connects(client: Namespace, address: str, port: int, within_s: float = 20.0) -> bool:

@@ -126,14 +126,6 @@ def test_failed_add_leaves_nothing(tool: Tool, sandbox: Namespace):
     assert differences(before, tool.everything(sandbox)) == []
 
 
-def test_invalid_answers_of_plugins(tool: Tool, sandbox: Namespace):
-    """A plugin that succeeds without a result, or fails without an error object, is reported as such."""
-    tool.configure({"type": "silent"})
-    assert "silent printed no result" in tool.with_scripts(silent="exit 0").fail(1, "add", "net", sandbox.name)
-    printed = tool.with_scripts(silent="echo oops; exit 3").fail(1, "add", "net", sandbox.name)
-    assert "silent failed without an error object: exit status 3\n  it printed: oops" in printed
-
-
 def test_interrupted_add_leaves_nothing(tool: Tool, sandbox: Namespace):
     """SIGTERM during ADD ends the plugin, and DEL of all plugins restores the previous state."""
     before = state_after_use(tool, sandbox, *PORTS)

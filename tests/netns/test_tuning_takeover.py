@@ -94,20 +94,6 @@ def same_name_pods(host, new_sandbox):
     ]
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_backups_of_attachments_with_the_same_name(tuning, same_name_pods, order):
-    """Each DEL restores its pod's interface, in any order, and no backup remains."""
-    mtus = [1800, 2000]
-    for (pod, result, arguments), mtu in zip(same_name_pods, mtus, strict=True):
-        pod.ip("link", "set", arguments["ifname"], "mtu", str(mtu))
-        tuning.having(mtu=1400).add(pod, result, **arguments)
-    for pod, _, arguments in same_name_pods[::order]:
-        for _ in range(2):
-            tuning.delete(pod, **arguments)
-    assert [get_attributes(pod, arguments["ifname"])["mtu"] for pod, _, arguments in same_name_pods] == mtus
-    assert (tuning.backups(), tuning.notes()) == ({}, {})
-
-
 def test_reference_backup_of_a_shared_name(both, same_name_pods):
     """DEL of a stale attachment keeps the reference plugin's backup, and DEL of the other one restores from it."""
     podwire, reference = (net.having(mtu=1400) for net in both)

@@ -9,7 +9,7 @@ import base64
 import json
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,21 @@ class DoctorNode:
     def add_network(self, body: dict[str, Any]) -> NetworkList:
         """Writes a network into net.d and returns it."""
         return NetworkList.load(self.configure(f"10-{body['name']}.conflist", body))
+
+    def add_bridge(
+        self,
+        name: str = "pods",
+        subnet: str = "10.9.0.0/24",
+        *chained: Mapping[str, Any],
+        version: str = "1.0.0",
+        routes: Sequence[str] = (),
+        **keys: Any,
+    ) -> NetworkList:
+        """Writes a network of bridge, with further keys, host-local and chained plugins into net.d, and returns it."""
+        ipam: dict[str, Any] = {"type": "host-local", "subnet": subnet, "dataDir": str(self.directory / "leases")}
+        ipam["routes"] = [{"dst": text} for text in routes]
+        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam, **keys}
+        return self.add_network({"cniVersion": version, "name": name, "plugins": [bridge, *chained]})
 
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does; returns the result."""
