@@ -304,30 +304,6 @@ def index_of(host: Namespace, name: str) -> int:
     return int(json.loads(host.ip("-j", "link", "show", name))[0]["ifindex"])
 
 
-def test_overlapping_pod_networks_are_problems_and_not_routed(distant):
-    """A pod network that overlaps with this node's LAN or pod network gets no route, and the LAN keeps its own."""
-    with started(distant) as routes:
-        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
-        for text in ("192.0.1.128/25", "192.0.0.0/16", "10.244.0.0/16"):
-            routes.update_peer(Node("bad", "u", (ip_network(text),), (ip_address("198.51.100.9"),)))
-            assert state(host) == before
-            assert f"bad: its podCIDR {text} overlaps with" in texts(routes)
-        routes.remove_peer("bad")
-        assert routes.problems == []
-        routes.set_node(distant.nodes[0].node(pod_cidrs=(ip_network("192.0.1.0/25"),)))
-        assert "node-1: its podCIDR 192.0.1.0/25 overlaps with 192.0.1.0/24" in texts(routes)
-        assert "unreachable" not in host.ip("route")
-
-
-def test_an_address_of_two_nodes_is_a_problem(joined):
-    """A node with this node's InternalIP is a problem, and its routes stay as they are."""
-    with started(joined) as routes:
-        before = state(joined.nodes[0].host)
-        routes.update_peer(joined.nodes[1].node(addresses=joined.nodes[0].node().addresses))
-        assert "node-2: its InternalIP 192.0.0.11 is also this node's" in texts(routes)
-        assert state(joined.nodes[0].host) == before
-
-
 def test_the_last_address_of_the_uplink_leaves_and_returns(joined):
     """With the uplink's last IPv4 address the kernel deletes the routes without notifying; they return with it."""
     with started(joined) as routes:
@@ -342,22 +318,6 @@ def test_the_last_address_of_the_uplink_leaves_and_returns(joined):
         wait_and_handle(routes)
         assert strip_indexes(state(host)) == strip_indexes(before)
         assert routes.problems == []
-
-
-def test_unreachable_nodes_are_problems(distant):
-    """A node without an address that this node can use is a problem, with the reason."""
-    with started(distant) as routes:
-        network = (ip_network("10.244.9.0/24"),)
-        routes.update_peer(Node("six", "u", network, (ip_address("2001:db8:77::9"),)))
-        assert "six: its Node object has no IPv4 InternalIP, which VXLAN uses on this node" in texts(routes)
-        host, before = distant.nodes[0].host, state(distant.nodes[0].host)
-    with distant.nodes[0].routes(RouteOptions()) as routes:
-        routes.set_node(distant.nodes[0].node())
-        routes.replace_peers({**distant.peers(), "node-2": distant.nodes[1].node(addresses=())})
-        assert "node-2: its Node object has no InternalIP" in texts(routes)
-        assert state(host) == before
-    with started(distant, RouteOptions(mode="direct")) as routes:
-        assert "192.0.2.12 is in no network connected to this node, and routes are direct" in texts(routes)
 
 
 def test_a_refused_request_is_a_problem_of_one_node(joined: Cluster):

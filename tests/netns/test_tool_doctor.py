@@ -155,20 +155,6 @@ def test_without_root_missing_checks_are_notes(node, sandbox):
     assert any(one["name"] == "forwarding" and one["severity"] == "ok" for one in findings), findings
 
 
-@pytest.mark.one_kernel
-def test_hundred_attachments_are_checked_in_time(node, new_sandbox):
-    """A hundred attachments with host ports are checked within five seconds, or doctor reports how many were not."""
-    network = node.add_sample("60-podman.conflist")
-    for number in range(100):
-        node.attach(network.with_capabilities(portMappings=[{**MAPPING, "hostPort": 8000 + number}]), new_sandbox())
-    findings = node.list_checks()
-    assert list_problems(findings) == [], findings
-    texts = " ".join(one["text"] for one in findings)
-    assert "all 100 were checked" in texts or re.search(
-        r"\d+ of 100 attachments were checked; not \d+: time was up", texts
-    )
-
-
 def test_control_characters_are_escaped(node):
     """Control characters in file names are escaped in the output."""
     node.configure("10-\x1b[31m.conflist", "{")

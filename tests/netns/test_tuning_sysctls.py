@@ -1,11 +1,8 @@
 """Sysctls of tuning: keys, order, values that are refused, and the administrator's allow list."""
 
-import json
-
 import pytest
 
 from tests.support.bandwidth_network import connect_veth
-from tests.support.invocation import run_plugin
 from tests.support.tuning_network import install_with_allow_list
 
 ARP_FILTER = "net/ipv4/conf/eth0/arp_filter"
@@ -142,19 +139,6 @@ def test_invalid_sysctls_are_refused(tuning, sandbox, prev_result, sysctl, code,
     assert error["code"] == code
     assert msg in error["msg"]
     assert 0 < len(error["details"]) < 200
-
-
-def test_repeated_sysctl_key(tuning, sandbox, prev_result):
-    """ADD and CHECK refuse a literally repeated key and change nothing, and DEL succeeds."""
-    config = json.dumps({**tuning.config, "prevResult": prev_result, "mtu": 1400})
-    text = config[:-1] + ', "sysctl": {"net.core.somaxconn": "1", "net.core.somaxconn": "2"}}'
-    state = tuning.everything(sandbox)
-    arguments = {"netns": sandbox, "host": tuning.host, "container_id": sandbox.name}
-    for command in ("ADD", "CHECK"):
-        error = run_plugin("tuning", command, text.encode(), **arguments).error()
-        assert error["msg"] == "duplicated sysctl keys are not allowed"
-    run_plugin("tuning", "DEL", text.encode(), **arguments).assert_silent()
-    assert tuning.everything(sandbox) == state
 
 
 REFUSED = "Sysctl {} is not allowed. Only the following sysctls are allowed: [{}]"

@@ -241,14 +241,6 @@ def test_interface_with_a_master(blue, sandbox, prev_result):
     assert msg == "cmdAdd failed: interface eth0 has already a master set: blue"
 
 
-def test_different_table(blue, sandbox, two):
-    """A second interface with another `table` for the VRF is refused, with the table and what to do."""
-    blue.having(table=1001).add(sandbox, two[0])
-    error = blue.having(table=5).add_error(sandbox, two[1], ifname="net1")
-    assert error["msg"] == "cmdAdd failed: VRF blue already exist with different routing table 1001"
-    assert error["details"].startswith('"table" is 5: set it to 1001, ')
-
-
 def test_check(blue, sandbox, prev_result):
     """CHECK fails without the VRF, without the interface in it, with the VRF down, and without the l3mdev rule."""
     blue.add(sandbox, prev_result)
