@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.bandwidth_network import connect_veth
-from tests.support.tuning_network import ALL, TUNED, get_attributes
+from tests.support.tuning_network import ALL, get_attributes
 
 # The keys of the installed reference plugin (1.1.1): txQLen came with 1.4.0, and its CHECK does not replace IFNAME.
 REFERENCE_KEYS = {key: value for key, value in ALL.items() if key != "txQLen"}
@@ -51,7 +51,7 @@ def test_add_after_the_reference_plugins(both, sandbox, prev_result):
         reference.having(mtu=1400, promisc=True).add(sandbox, prev_result)
         podwire.having(**REFERENCE_KEYS).add(sandbox, prev_result)
         assert podwire.backup(sandbox) | {"txQLen": 1000} == first
-        assert get_attributes(sandbox) == TUNED | {"txQLen": 1000}
+        assert get_attributes(sandbox) == ALL | {"txQLen": 1000}
         last.delete(sandbox)
         assert (get_attributes(sandbox), podwire.backups()) == (first, {})
 

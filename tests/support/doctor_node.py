@@ -5,7 +5,6 @@ One rule: the tool runs with its default directories, in a mount namespace where
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 import subprocess
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, dhcp
+from tests.support import binaries, dhcp, libcni
 from tests.support.invocation import environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -110,18 +109,9 @@ class DoctorNode:
 
         result = network.add(run)
         config = {"name": network.name, "cniVersion": network.cni_version, "plugins": network.plugins}
-        entry = {
-            "kind": "cniCacheV1",
-            "containerId": pod.name,
-            "config": base64.b64encode(json.dumps(config).encode()).decode(),
-            "ifName": ifname,
-            "networkName": network.name,
-            "netns": pod.path,
-            "capabilityArgs": network.capability_args,
-            "result": result,
-        }
         self.cache_file(network, pod).parent.mkdir(parents=True, exist_ok=True)
-        self.cache_file(network, pod).write_text(json.dumps(entry))
+        how: dict[str, Any] = {"ifname": ifname, "capability_args": network.capability_args}
+        libcni.write_entry(self.cache, network.name, pod.name, netns=pod.path, result=result, config=config, **how)
         return result
 
     def cache_file(self, network: NetworkList, pod: Namespace) -> Path:

@@ -61,15 +61,18 @@ class Tool:
         directory = programs.install(self.directory / "bin", **scripts)
         return replace(self, bin_dir=Path(f"{directory}:{binaries.directory()}"))
 
+    def command_line(self, *words: str) -> list[str]:
+        """Returns the command line with the options for the directories."""
+        directories = [f"--conf-dir={self.directory}/net.d", f"--cache-dir={self.directory}/cache"]
+        directories += [f"--bin-dir={self.bin_dir}"] if words[0] not in ("top", "ipam") else []  # they run no plugin
+        return [str(binaries.directory() / "podwire"), *words, *directories]
+
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Starts a command with the options for the directories; `options` are those of subprocess.Popen."""
-        directories = [f"--conf-dir={self.directory}/net.d", f"--cache-dir={self.directory}/cache"]
-        directories += [f"--bin-dir={self.bin_dir}"] if words[0] != "top" else []  # it runs no plugin
-        line = [str(binaries.directory() / "podwire"), *words, *directories]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.host.entered():
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                line, env={"PATH": PATH, **(env or {})}, **{**pipes, **options}
+                self.command_line(*words), env={"PATH": PATH, **(env or {})}, **{**pipes, **options}
             )
             return process
 

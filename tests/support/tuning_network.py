@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,14 @@ from tests.support import binaries, netstate
 from tests.support.chained_plugin import ChainedPlugin
 from tests.support.namespaces import Namespace
 
-ALL: Mapping[str, Any] = {
+# As get_attributes() returns them, too.
+ALL: dict[str, Any] = {
     "mac": "02:00:00:00:00:42",
     "promisc": True,
     "mtu": 1300,
     "allmulti": True,
     "txQLen": 500,
 }
-# The same in the format of get_attributes().
-TUNED = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
-
 _ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
 # A program that runs the plugin in a mount namespace in which the test's allow list replaces the machine's.
 _WRAPPER = """#!/bin/sh
