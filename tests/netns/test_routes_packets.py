@@ -71,7 +71,7 @@ def test_without_routes_no_packet_arrives(root):
     """With mode none the nodes have no routes, and pods of different nodes do not reach each other."""
     with cluster(2, is_joined=True) as nodes, nodes.routed(RouteOptions(mode="none")):
         first, second = nodes.nodes
-        assert ask(first.pod, second.pod, second.pod_address(4)) == ""
+        assert ask(first.pod, second.pod, second.pod_address(4), within_s=1) == ""
 
 
 def test_without_checksum_offload_packets_arrive(root):

@@ -25,6 +25,13 @@ def prepare(*nodes):
             namespace.set_sysctl(key, "1")
 
 
+def add_client(router, client):
+    """Connects a client to a router; it sends everything through it."""
+    publishing.connect(router, client)
+    client.ip("route", "add", "default", "via", publishing.NODE)
+    client.ip("-6", "route", "add", "default", "via", publishing.NODE6)
+
+
 @pytest.fixture
 def client(host, new_sandbox):
     """A host behind the router of the second network, unknown to the first network."""
@@ -36,9 +43,7 @@ def router(new_sandbox, client):
     """The router of the second network, with the client behind it."""
     namespace = new_sandbox()
     prepare(namespace, client)
-    publishing.connect(namespace, client)
-    client.ip("route", "add", "default", "via", publishing.NODE)
-    client.ip("-6", "route", "add", "default", "via", publishing.NODE6)
+    add_client(namespace, client)
     return namespace
 
 
