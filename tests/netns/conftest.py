@@ -14,8 +14,9 @@ from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
 from tests.support import binaries, scripted_ipam, uplink, xtables
 from tests.support.attaching import Network
-from tests.support.bandwidth_network import BOTH, BandwidthNetwork
+from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
 from tests.support.cluster import Cluster, cluster
+from tests.support.doctor_node import DoctorNode
 from tests.support.firewall_tables import Firewall
 from tests.support.host_device_network import create_device, dual_stack
 from tests.support.hostports import DUAL, PortmapNetwork
@@ -123,6 +124,12 @@ def tuning(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tuning:
 
 
 @pytest.fixture
+def prev_result(host: Namespace, sandbox: Namespace) -> dict[str, Any]:
+    """The result of an interface plugin; veth0 is the host veth. Modules may have their own."""
+    return connect_veth(host, sandbox)
+
+
+@pytest.fixture
 def moved(bin_dir: Path, host: Namespace, tmp_path: Path, store: Path) -> Network:
     """A dual-stack network of host-device, and its device on the host."""
     create_device(host)
@@ -223,6 +230,12 @@ def tool(bin_dir: Path, host: Namespace, tmp_path: Path) -> Tool:
     operator_tool = Tool(host, tmp_path)
     operator_tool.configure(operator_tool.bridge(ipMasq=True), PORTMAP)
     return operator_tool
+
+
+@pytest.fixture
+def node(bin_dir: Path, host: Namespace, tmp_path: Path) -> DoctorNode:
+    """A node without networks, for `podwire doctor`; modules with other nodes have this fixture themselves."""
+    return DoctorNode(host, tmp_path)
 
 
 @pytest.fixture

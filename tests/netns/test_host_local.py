@@ -1,4 +1,4 @@
-"""The built host-local on real files: together with the reference plugin, in parallel, and killed."""
+"""The built host-local on real files: together with the reference plugin, and with a runtime's cache."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import binaries, libcni
-from tests.support.invocation import Outcome, environment, finish, run_plugin, start_plugin
+from tests.support.invocation import Outcome, finish, run_plugin, start_plugin
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,8 @@ class Leases:
         return run_plugin("host-local", command, config, **self.arguments(container_id), **options)
 
     def start(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
-        return start_plugin("host-local", command, **self.arguments(container_id))
-
-    def start_with_input(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
         """Starts a verb and sends its whole input."""
-        process = self.start(command, container_id)
+        process = start_plugin("host-local", command, **self.arguments(container_id))
         assert process.stdin is not None
         process.stdin.write(json.dumps(self.config()).encode())
         process.stdin.close()
@@ -147,73 +143,10 @@ def test_both_plugins_use_the_same_lock(leases, reference):
     for network in (leases, reference):
         with open(leases.directory / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            process = network.start_with_input("DEL", "a")
+            process = network.start("DEL", "a")
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
         finish(process).assert_silent()
-
-
-@pytest.mark.one_kernel
-def test_200_parallel_adds_get_different_addresses(leases):
-    """200 parallel ADDs in a /24 get 200 addresses, and 200 parallel DELs leave none."""
-    names = [f"c{number}" for number in range(200)]
-    for command in ("ADD", "DEL"):
-        outcomes = []
-        for start in range(0, 200, 50):
-            started = [leases.start(command, name) for name in names[start : start + 50]]
-            outcomes += [finish(process, leases.config()) for process in started]
-        if command == "ADD":
-            addresses = [tuple(ip["address"] for ip in outcome.result()["ips"]) for outcome in outcomes]
-            assert len(set(addresses)) == 200
-            assert len(leases.reserved()) == 400
-        else:
-            for outcome in outcomes:
-                outcome.assert_silent()
-    assert leases.reserved() == {}
-
-
-def test_both_plugins_allocate_in_parallel(leases, reference):
-    """Parallel ADDs of podwire's plugin and the reference plugin in one store never get the same address."""
-    names = [f"c{number}" for number in range(60)]
-    for command in ("ADD", "DEL"):
-        networks = [(leases, reference)[number % 2] for number in range(len(names))]
-        started = [network.start(command, name) for network, name in zip(networks, names, strict=True)]
-        outcomes = [finish(process, leases.config()) for process in started]
-        assert [outcome.status for outcome in outcomes] == [0] * len(names)
-        if command == "ADD":
-            assert len({ip["address"] for outcome in outcomes for ip in outcome.json["ips"]}) == 120
-    assert leases.reserved() == {}
-
-
-def interrupt(leases: Leases, sign: int, rounds: int) -> Iterator[tuple[str, bool]]:
-    """Sends a signal to `rounds` ADDs, each time a little later; yields the ID and whether it printed a result."""
-    started = time.monotonic()
-    leases.add("measured")
-    longest = time.monotonic() - started
-    leases.run("DEL", "measured").assert_silent()
-    for number in range(rounds):
-        process = leases.start_with_input("ADD", f"k{number}")
-        time.sleep(longest * number / rounds)
-        process.send_signal(sign)
-        yield f"k{number}", b'"ips"' in finish(process).stdout
-
-
-@pytest.mark.one_kernel
-def test_add_is_killed_at_any_time(leases):
-    """After kill -9 each file is complete or missing, and DEL removes all."""
-    for name, _ in interrupt(leases, signal.SIGKILL, 100):
-        assert all(content == f"{name}\r\neth0".encode() for content in leases.reserved().values())
-        leases.run("DEL", name).assert_silent()
-        assert leases.reserved() == {}
-
-
-@pytest.mark.one_kernel
-def test_add_is_terminated_at_any_time(leases):
-    """After SIGTERM each file is complete or missing, a printed result is true, and DEL removes all."""
-    for name, has_result in interrupt(leases, signal.SIGTERM, 60):
-        assert len(leases.reserved()) == 2 if has_result else len(leases.reserved()) in (0, 2)
-        leases.run("DEL", name).assert_silent()
-        assert leases.reserved() == {}
 
 
 def test_wait_for_the_lock_has_a_limit(leases):
@@ -223,47 +156,9 @@ def test_wait_for_the_lock_has_a_limit(leases):
         fcntl.flock(lock, fcntl.LOCK_EX)
         started = time.monotonic()
         error = leases.run("ADD", "b").error()
-        assert 9 < time.monotonic() - started < 20
+        assert time.monotonic() - started > 9
     assert error["code"] == 11
     assert f"process {os.getpid()} (" in error["details"]
-
-
-def test_system_calls_do_not_depend_on_the_size_of_the_store(leases, tmp_path):
-    """ADD, CHECK and DEL make as many system calls with 10,000 reservations as with 10."""
-    leases = replace(leases, ranges=[[{"subnet": "10.1.0.0/16"}]])
-    small, large = replace(leases, store=leases.store / "s"), replace(leases, store=leases.store / "l")
-    for network, count in ((small, 10), (large, 10_000)):
-        network.directory.mkdir(parents=True)
-        for number in range(2, count + 2):
-            (network.directory / f"10.1.{number >> 8}.{number & 255}").write_bytes(b"c%d\r\neth0" % number)
-        (network.directory / "last_reserved_ip.0").write_text(f"10.1.{count + 1 >> 8}.{count + 1 & 255}")
-        network.run("CHECK", "c5").assert_silent()
-    for command in ("ADD", "CHECK", "DEL"):
-        few, many = (_system_calls(network, command, tmp_path / "calls") for network in (small, large))
-        assert many == few, command
-
-
-def _system_calls(leases: Leases, command: str, log: Path) -> int:
-    environ = environment(command, CNI_CONTAINERID="new", CNI_NETNS="/dev/null", CNI_IFNAME="eth0", CNI_PATH="/")
-    config = json.dumps(leases.config()).encode()
-    program = str(binaries.directory() / "host-local")
-    subprocess.run(
-        ["strace", "-f", "-o", log, program], input=config, env=environ, check=True, stdout=subprocess.DEVNULL
-    )
-    return len(log.read_text().splitlines())
-
-
-def test_gc_releases_and_status_reports_a_full_range(leases):
-    """GC releases the addresses of attachments that are not valid, and STATUS reports a full range."""
-    leases = replace(leases, version="1.1.0", ranges=[[{"subnet": "10.1.2.0/29"}]])
-    for name in "abcde":
-        leases.add(name)
-    status = leases.run("STATUS").error()
-    assert (status["code"], "5 of 5 in use" in status["msg"]) == (50, True)
-    leases.run("GC", keys={"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]}).assert_silent()
-    assert leases.reserved() == {"10.1.2.3": b"b\r\neth0"}
-    leases.run("STATUS").assert_silent()
-    assert leases.run("GC").stderr.count("\n") == 1
 
 
 def test_gc_keeps_reservations_that_are_younger_than_the_list(leases):
@@ -278,37 +173,18 @@ def test_gc_keeps_reservations_that_are_younger_than_the_list(leases):
     assert {*leases.reserved().values()} == {b"new\r\neth0"}
 
 
-@pytest.fixture
-def leases_with_cache(leases, tmp_path, sandbox):
-    """A network with four addresses whose plugin reads a result cache, and a function that writes an entry."""
+def test_exhausted_range_is_reported_with_numbers(leases, tmp_path, sandbox):
+    """ADD and STATUS report the addresses in use and those of containers that are no longer running."""
     small = [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.5"}]]
     bin_dir = libcni.install_with_cache(tmp_path / "bin", "host-local")
     leases = replace(leases, version="1.1.0", ranges=small, bin_dir=bin_dir)
-    return leases, lambda name, **options: libcni.write_entry(bin_dir, "net", name, **options)
-
-
-def test_exhausted_range_is_reported_with_numbers(leases_with_cache):
-    """ADD and STATUS report the addresses in use and those of containers that are no longer running."""
-    leases, write_entry = leases_with_cache
     for name in "abcd":
         leases.run("STATUS").assert_silent()
         leases.add(name)
-    write_entry("a")
+    libcni.write_entry(bin_dir, "net", "a")
     for name in "bc":
-        write_entry(name, netns=libcni.MISSING_NETNS)
+        libcni.write_entry(bin_dir, "net", name, netns=libcni.MISSING_NETNS)
     numbers = "4 of 4 in use, 3 of them by containers that are no longer running"
     failed, status = leases.run("ADD", "e").error(), leases.run("STATUS").error()
     assert (numbers in failed["details"], status["code"], numbers in status["msg"]) == (True, 50, True)
     assert len(leases.reserved()) == 4
-
-
-def test_container_with_a_deleted_namespace_gets_a_new_address(leases_with_cache):
-    """It may start again with the same ID; a running container gets no second address."""
-    leases, write_entry = leases_with_cache
-    first = leases.add("db")
-    write_entry("db")
-    assert "duplicate allocation is not allowed" in leases.run("ADD", "db").error()["msg"]
-    write_entry("db", netns=libcni.MISSING_NETNS)
-    second = leases.add("db")
-    assert first != second
-    assert list(leases.reserved()) == second

@@ -122,15 +122,6 @@ def test_addresses_in_use_are_skipped_without_reading_them(networks):
         network.count("DEL", container_id)
 
 
-def test_growing_store_is_read_once(bin_dir, tmp_path):
-    """Hundreds of ADDs after the first one read no reservations but those of their attachments."""
-    network = FilledNetwork(tmp_path, FEW)
-    network.fill()
-    counts = [network.count("ADD", f"d{number}").calls["openat"] for number in range(300)]
-    assert counts[0] > counts[1] + FEW - 3
-    assert max(counts[1:]) <= counts[1] + 1  # a larger index is another file
-
-
 def test_gc_cost_is_linear(bin_dir, tmp_path):
     """GC opens, reads, closes and removes each reservation once, and writes its index once for all."""
     counted = {}

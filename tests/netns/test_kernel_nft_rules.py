@@ -1,91 +1,126 @@
-"""NAT rules in tables of one IP version (netfilter.nft_rule): equal to the `nft` tool's, and their positions."""
+"""Rules over netlink (netfilter.nft_rule, nft_set): equal to the `nft` tool's, their parts, and their positions."""
 
 from ipaddress import ip_address, ip_network
 
 import pytest
 
 from kernel.errors import KernelError
-from kernel.netfilter import nft, nft_rule
+from kernel.netfilter import nft, nft_rule, nft_set
 from kernel.netfilter.nft import Chain, Hook, Table
+from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN, destination, destination_port, dnat, masquerade, source
+from kernel.netfilter.nft_set import INTERFACE_NAME, IPV4_ADDRESS, IPV6_ADDRESS, Set
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
 
-PREROUTING, POSTROUTING = Hook("nat", 0, -100), Hook("nat", 4, 100)
-CHAINS = {
-    version: {
-        hook: Chain(Table(family, "t"), name, hook)
-        for name, hook in (("prerouting", PREROUTING), ("postrouting", POSTROUTING))
+FAMILIES = {nft.INET: "inet", nft.IPV4: "ip", nft.IPV6: "ip6", nft.BRIDGE: "bridge"}
+INET = Chain(Table(nft.INET, "t"), "c")
+OTHER = Chain(INET.table, "other")
+BRIDGE = Chain(Table(nft.BRIDGE, "t"), "c")
+PREROUTING, POSTROUTING = (
+    {
+        version: Chain(Table(family, "t"), name, hook)
+        for version, family in ((0, nft.INET), (4, nft.IPV4), (6, nft.IPV6))
     }
-    for version, family in ((4, nft.IPV4), (6, nft.IPV6))
-}
-POD, POD6 = ip_address("10.22.0.2"), ip_address("fd00:22::2")
-SUBNET = nft_rule.source(ip_network("10.0.0.0/8"))
+    for name, hook in (("prerouting", Hook("nat", 0, -100)), ("postrouting", Hook("nat", 4, 100)))
+)
+SETS = (
+    Set(INET.table, "pods4", (IPV4_ADDRESS,)),
+    Set(INET.table, "pods6", (IPV6_ADDRESS,)),
+    Set(INET.table, "names", (INTERFACE_NAME,)),
+    Set(INET.table, "pairs", (INTERFACE_NAME, INTERFACE_NAME)),
+)
+IPV4, IPV6 = nft_rule.of_version(4), nft_rule.of_version(6)
 TCP, UDP, SCTP = (nft_rule.transport(name) for name in ("tcp", "udp", "sctp"))
+POD, POD6 = ip_address("10.22.0.2"), ip_address("fd00:22::2")
+NODE = ip_address("192.0.2.1")
 
-RULES = {
-    (4, PREROUTING): {
-        "tcp dport 8080 dnat to 10.22.0.2:80": TCP + nft_rule.destination_port(8080) + nft_rule.dnat(POD, 80),
-        "ip daddr 192.0.2.1 udp dport 53 dnat to 10.22.0.2:5353": nft_rule.destination(ip_address("192.0.2.1"))
-        + UDP
-        + nft_rule.destination_port(53)
-        + nft_rule.dnat(POD, 5353),
-        "ip saddr 10.0.0.0/8 sctp dport 1 meta mark set meta mark | 0x00002000 dnat to 10.22.0.2:9": SUBNET
-        + SCTP
-        + nft_rule.destination_port(1)
-        + nft_rule.mark_statement(13)
-        + nft_rule.dnat(POD, 9),
-        "meta mark set meta mark | 0x80000000": nft_rule.mark_statement(31),
-        "fib daddr type local accept": nft_rule.to_this_host() + nft_rule.ACCEPT,
-    },
-    (6, PREROUTING): {
-        "tcp dport 8080 dnat to [fd00:22::2]:80": TCP + nft_rule.destination_port(8080) + nft_rule.dnat(POD6, 80),
-    },
-    (4, POSTROUTING): {
-        "ip saddr 10.22.0.0/17 ip daddr 10.22.0.2 meta mark & 0x00002000 == 0x00002000 masquerade": nft_rule.source(
-            ip_network("10.22.0.0/17")
-        )
-        + nft_rule.destination(POD)
-        + nft_rule.mark_match(13)
-        + nft_rule.masquerade(),
-        "ip saddr 0.0.0.0/0 ip daddr 10.22.0.2 masquerade": nft_rule.source(ip_network("0.0.0.0/0"))
-        + nft_rule.destination(POD)
-        + nft_rule.masquerade(),
-    },
-    (6, POSTROUTING): {
-        "ip6 saddr fd00:22::/64 ip6 daddr fd00:22::2 masquerade": nft_rule.source(ip_network("fd00:22::/64"))
-        + nft_rule.destination(POD6)
-        + nft_rule.masquerade(),
-    },
-}
-CASES = [(version, hook, text) for (version, hook), texts in RULES.items() for text in texts]
+RULES = [  # a chain, the tool's text, and the expressions of this module
+    (INET, "ip saddr 10.22.0.2 return", (IPV4, source(POD), RETURN)),
+    (INET, "ip6 saddr fd00:22::2 accept", (IPV6, source(POD6), ACCEPT)),
+    (INET, 'iifname "eth0" drop', (nft_rule.from_interface("eth0"), DROP)),
+    (INET, 'iifname "fifteen-letters" drop', (nft_rule.from_interface("fifteen-letters"), DROP)),
+    (INET, "jump other", (nft_rule.jump("other"),)),
+    (INET, "goto other", (nft_rule.goto("other"),)),
+    (INET, "ip saddr @pods4 accept", (nft_rule.source_in(4, "pods4"), ACCEPT)),
+    (INET, "ip daddr @pods4 accept", (nft_rule.destination_in(4, "pods4"), ACCEPT)),
+    (INET, "ip6 saddr @pods6 accept", (nft_rule.source_in(6, "pods6"), ACCEPT)),
+    (INET, "ip6 daddr @pods6 accept", (nft_rule.destination_in(6, "pods6"), ACCEPT)),
+    (
+        INET,
+        "iifname @names oifname @names drop",
+        (nft_rule.input_interface_in("names"), nft_rule.output_interface_in("names"), DROP),
+    ),
+    (INET, "iifname . oifname @pairs return", (nft_rule.interface_pair_in("pairs"), RETURN)),
+    (INET, "ct state established,related accept", (nft_rule.established_or_related(), ACCEPT)),
+    (BRIDGE, "ether saddr 02:00:00:00:00:01 accept", (nft_rule.ether_source(bytes.fromhex("020000000001")), ACCEPT)),
+    (POSTROUTING[0], "masquerade", (masquerade(),)),
+    (PREROUTING[4], "tcp dport 8080 dnat to 10.22.0.2:80", (TCP, destination_port(8080), dnat(POD, 80))),
+    (
+        PREROUTING[4],
+        "ip daddr 192.0.2.1 udp dport 53 dnat to 10.22.0.2:5353",
+        (destination(NODE), UDP, destination_port(53), dnat(POD, 5353)),
+    ),
+    (
+        PREROUTING[4],
+        "ip saddr 10.0.0.0/8 sctp dport 1 meta mark set meta mark | 0x00002000 dnat to 10.22.0.2:9",
+        (source(ip_network("10.0.0.0/8")), SCTP, destination_port(1), nft_rule.mark_statement(13), dnat(POD, 9)),
+    ),
+    (PREROUTING[4], "meta mark set meta mark | 0x80000000", (nft_rule.mark_statement(31),)),
+    (PREROUTING[4], "fib daddr type local accept", (nft_rule.to_this_host(), ACCEPT)),
+    (PREROUTING[6], "tcp dport 8080 dnat to [fd00:22::2]:80", (TCP, destination_port(8080), dnat(POD6, 80))),
+    (
+        POSTROUTING[4],
+        "ip saddr 10.22.0.0/17 ip daddr 10.22.0.2 meta mark & 0x00002000 == 0x00002000 masquerade",
+        (source(ip_network("10.22.0.0/17")), destination(POD), nft_rule.mark_match(13), masquerade()),
+    ),
+    (
+        POSTROUTING[4],
+        "ip saddr 0.0.0.0/0 ip daddr 10.22.0.2 masquerade",
+        (source(ip_network("0.0.0.0/0")), destination(POD), masquerade()),
+    ),
+    (
+        POSTROUTING[6],
+        "ip6 saddr fd00:22::/64 ip6 daddr fd00:22::2 masquerade",
+        (source(ip_network("fd00:22::/64")), destination(POD6), masquerade()),
+    ),
+] + [
+    (INET, f"{ip} daddr {sign}{text} return", (version, destination(ip_network(text), positive=not sign), RETURN))
+    for ip, version, texts in (
+        ("ip", IPV4, ("10.0.0.0/8", "10.22.0.0/16", "10.22.0.0/17", "10.22.3.4", "0.0.0.0/0", "224.0.0.0/4")),
+        ("ip6", IPV6, ("ff00::/8", "fd00::/62", "fd00::/64", "fd00::1", "::/0", "fe80::/10")),
+    )
+    for text in texts
+    for sign in ("", "!= ")
+]
 
 
-@pytest.fixture
-def prepared(netfilter):
-    """A netfilter socket on a host with a table of each IP version."""
-    for chains in CHAINS.values():
-        nft.change(netfilter, nft.table_request(chains[PREROUTING].table), *map(nft.chain_request, chains.values()))
-    return netfilter
-
-
-@pytest.mark.parametrize(("version", "hook", "text"), CASES)
-def test_rules_are_those_of_the_tool(prepared, host, version, hook, text):
+@pytest.mark.parametrize(("chain", "text", "parts"), [pytest.param(*rule, id=rule[1]) for rule in RULES])
+def test_rules_are_those_of_the_tool(netfilter, host, chain, text, parts):
     """A rule of this module and the one that `nft` creates from its text have the same bytes in kernel and listing."""
-    chain, expressions = CHAINS[version][hook], RULES[version, hook][text]
-    host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", chain.name, text)
-    nft.change(prepared, nft.rule_request(chain, expressions))
-    rule_of_tool, created = nft.list_rules(prepared, chain)
+    requests = [nft.chain_request(OTHER), *map(nft_set.set_request, SETS)] if chain == INET else []
+    nft.change(netfilter, nft.table_request(chain.table), nft.chain_request(chain), *requests)
+    host.run("nft", "add", "rule", FAMILIES[chain.table.family], "t", chain.name, text)
+    nft.change(netfilter, nft.rule_request(chain, b"".join(parts)))
+    rule_of_tool, created = nft.list_rules(netfilter, chain)
     assert created.expressions == rule_of_tool.expressions
-    assert nft_rule.is_same_rule(expressions, rule_of_tool.expressions)
+    assert nft_rule.is_same_rule(b"".join(parts), rule_of_tool.expressions)
+    assert nft_rule.is_same_rule(created.expressions, rule_of_tool.expressions)
     assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
+@pytest.fixture
+def chain(netfilter):
+    """An existing chain of IPv4."""
+    nft.change(netfilter, nft.table_request(PREROUTING[4].table), nft.chain_request(PREROUTING[4]))
+    return PREROUTING[4]
+
+
 TARGETS = {
-    "ip daddr 192.0.2.1 tcp dport 8080 accept": ("tcp", 8080, ip_address("192.0.2.1")),
+    "ip daddr 192.0.2.1 tcp dport 8080 accept": ("tcp", 8080, NODE),
     "ip protocol udp udp dport 53 accept": ("udp", 53, None),
     "meta l4proto sctp sctp dport 7 accept": ("sctp", 7, None),
-    "ip saddr 10.0.0.0/8 tcp dport 80 ip daddr 192.0.2.1 accept": ("tcp", 80, ip_address("192.0.2.1")),
+    "ip saddr 10.0.0.0/8 tcp dport 80 ip daddr 192.0.2.1 accept": ("tcp", 80, NODE),
     "ip daddr != 192.0.2.1 tcp dport != 80 accept": ("tcp", 0, None),
     "ip daddr 192.0.2.0/24 tcp dport 80-90 accept": ("tcp", 0, None),
     "ip daddr & 255.255.254.0 == 192.0.2.0 th dport 80 accept": ("", 80, None),
@@ -96,17 +131,16 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("text", TARGETS)
-def test_the_destination_of_a_rule_is_parsed(prepared, host, text):
+def test_the_destination_of_a_rule_is_parsed(netfilter, host, chain, text):
     """Protocol, port and address that a rule compares for equality are parsed; other matches are not."""
-    chain = CHAINS[4][PREROUTING]
     host.run("nft", "add", "rule", "ip", "t", chain.name, text)
-    (rule,) = nft.list_rules(prepared, chain)
+    (rule,) = nft.list_rules(netfilter, chain)
     assert nft_rule.parse_destination(rule.expressions)[:3] == TARGETS[text]
     assert b"".join(nft_rule.split_expressions(rule.expressions)) == rule.expressions
     port = TARGETS[text][1]
     if port:
         assert nft.list_rules(
-            prepared, chain, lambda message: port.to_bytes(2, "big") in nft_rule.compared_byte_pairs(message)
+            netfilter, chain, lambda message: port.to_bytes(2, "big") in nft_rule.compared_byte_pairs(message)
         )
 
 
@@ -121,38 +155,26 @@ OTHER_MATCHES = {
 
 
 @pytest.mark.parametrize("text", OTHER_MATCHES)
-def test_other_matches_of_a_rule_are_parsed(prepared, host, text):
+def test_other_matches_of_a_rule_are_parsed(netfilter, host, chain, text):
     """The other matches of a rule are the expressions without those for protocol, port and address."""
-    chain = CHAINS[4][PREROUTING]
-    host.run("nft", "add", "rule", "ip", "t", chain.name, text)
-    host.run("nft", "add", "rule", "ip", "t", chain.name, f"{OTHER_MATCHES[text]} accept")
-    rule, other = nft.list_rules(prepared, chain)
-    assert (
-        nft_rule.parse_destination(rule.expressions).other_matches + nft_rule.split_expressions(other.expressions)[-1]
-        == other.expressions
-    )
+    for each in (text, f"{OTHER_MATCHES[text]} accept"):
+        host.run("nft", "add", "rule", "ip", "t", chain.name, each)
+    rule, other = nft.list_rules(netfilter, chain)
+    matches = nft_rule.parse_destination(rule.expressions).other_matches
+    assert matches + nft_rule.split_expressions(other.expressions)[-1] == other.expressions
 
 
-def test_rules_are_inserted_before_another(prepared):
+def test_rules_are_inserted_before_another(netfilter, chain):
     """Rules inserted before the same rule keep their order; inserting before a deleted rule is an error."""
-    chain = CHAINS[4][PREROUTING]
-    nft.change(
-        prepared, *(nft.rule_request(chain, nft_rule.ACCEPT, nft_rule.comment_userdata(name)) for name in ("a", "z"))
-    )
-    last = nft.list_rules(prepared, chain)[1].handle
-    nft.change(
-        prepared,
-        *(
-            nft.rule_request(chain, nft_rule.ACCEPT, nft_rule.comment_userdata(name), before=last)
-            for name in ("b", "c")
-        ),
-    )
-    assert [rule.comment for rule in nft.list_rules(prepared, chain)] == ["a", "b", "c", "z"]
-    nft.change(
-        prepared,
-        nft.rule_request(chain, nft_rule.ACCEPT, nft_rule.comment_userdata("y"), before=last),
-        nft.delete_rule_request(chain, last),
-    )
-    assert [rule.comment for rule in nft.list_rules(prepared, chain)] == ["a", "b", "c", "y"]
+
+    def requests(names, before=0):
+        return [nft.rule_request(chain, ACCEPT, nft_rule.comment_userdata(name), before=before) for name in names]
+
+    nft.change(netfilter, *requests("az"))
+    last = nft.list_rules(netfilter, chain)[1].handle
+    nft.change(netfilter, *requests("bc", last))
+    assert [rule.comment for rule in nft.list_rules(netfilter, chain)] == ["a", "b", "c", "z"]
+    nft.change(netfilter, *requests("y", last), nft.delete_rule_request(chain, last))
+    assert [rule.comment for rule in nft.list_rules(netfilter, chain)] == ["a", "b", "c", "y"]
     with pytest.raises(KernelError, match="add a rule to chain t prerouting: no such file or directory"):
-        nft.change(prepared, nft.rule_request(chain, nft_rule.ACCEPT, before=last))
+        nft.change(netfilter, *requests("x", last))

@@ -7,7 +7,7 @@ import pytest
 
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule, nft_set
-from kernel.netfilter.nft import Chain, Table
+from kernel.netfilter.nft import Table
 from kernel.netfilter.nft_set import INTERFACE_NAME, IPV4_ADDRESS, IPV6_ADDRESS, Element, Set, interface_key
 from kernel.netns import Netns, entered
 from tests.support.netstate import nft_rules
@@ -15,7 +15,6 @@ from tests.support.netstate import nft_rules
 pytestmark = pytest.mark.needs("nft_inet")
 
 TABLE = Table(nft.INET, "t")
-CHAIN = Chain(TABLE, "c")
 ONE = ip_address("10.22.0.1").packed
 SETS = {
     "ipv4_addr": (Set(TABLE, "s", (IPV4_ADDRESS,)), ONE, "10.22.0.1"),
@@ -38,17 +37,6 @@ SETS = {
     ),
 }
 ADDRESSES = SETS["ipv4_addr"][0]
-RULES = {
-    "ip saddr @pods4 accept": nft_rule.source_in(4, "pods4") + nft_rule.ACCEPT,
-    "ip daddr @pods4 accept": nft_rule.destination_in(4, "pods4") + nft_rule.ACCEPT,
-    "ip6 saddr @pods6 accept": nft_rule.source_in(6, "pods6") + nft_rule.ACCEPT,
-    "ip6 daddr @pods6 accept": nft_rule.destination_in(6, "pods6") + nft_rule.ACCEPT,
-    "iifname @names oifname @names drop": nft_rule.input_interface_in("names")
-    + nft_rule.output_interface_in("names")
-    + nft_rule.DROP,
-    "iifname . oifname @pairs return": nft_rule.interface_pair_in("pairs") + nft_rule.RETURN,
-    "ct state established,related accept": nft_rule.established_or_related() + nft_rule.ACCEPT,
-}
 
 
 @pytest.mark.parametrize("kind", SETS)
@@ -82,24 +70,6 @@ def test_elements_of_another_key_size_are_ignored(netfilter, host):
     host.run("nft", "add table inet t; add set inet t s { type inet_service; elements = { 80 }; }")
     assert nft_set.list_elements(netfilter, ADDRESSES) == []
     assert nft_set.get_key_matches(netfilter, ADDRESSES) == [False]
-
-
-@pytest.mark.parametrize("text", RULES)
-def test_rules_with_sets_are_those_of_the_tool(netfilter, host, text):
-    """A rule that refers to a set has the same bytes in kernel and listing as the tool's."""
-    sets = (
-        Set(TABLE, "pods4", (IPV4_ADDRESS,)),
-        Set(TABLE, "pods6", (IPV6_ADDRESS,)),
-        Set(TABLE, "names", (INTERFACE_NAME,)),
-        Set(TABLE, "pairs", (INTERFACE_NAME, INTERFACE_NAME)),
-    )
-    nft.change(netfilter, nft.table_request(TABLE), *map(nft_set.set_request, sets), nft.chain_request(CHAIN))
-    host.run("nft", "add", "rule", "inet", "t", "c", text)
-    nft.change(netfilter, nft.rule_request(CHAIN, RULES[text]))
-    listing_of_tool, ours = nft.list_rules(netfilter, CHAIN)
-    assert ours.expressions == listing_of_tool.expressions
-    assert nft_rule.is_same_rule(RULES[text], listing_of_tool.expressions)
-    assert [line.strip() for line in nft_rules(host)].count(text) == 2
 
 
 def test_many_elements(netfilter):

@@ -19,7 +19,7 @@ from kernel.packet_socket import (
 )
 from tests.support.netstate import shown
 
-WAIT_S = 5.0
+WAIT_S = 20.0
 LARGEST = 16384  # bytes
 MAC, OTHER_MAC, SERVER_MAC, BROADCAST = b"\2\0\0\0\0\1", b"\2\0\0\0\0\7", b"\2\0\0\0\0\2", b"\xff" * 6
 SERVER, CLIENT = IPv4Address("192.0.2.1"), IPv4Address("192.0.2.9")

@@ -162,17 +162,6 @@ def test_filters_of_other_kinds(veth):
     assert traffic.list_filters(veth.socket, veth.ifindex) == [Filter(1, 7 << 16 | ALL, matches_all=True)]
 
 
-@pytest.mark.needs("ifb")
-def test_a_redirect_is_read_as_requested(veth, host):
-    """The filter of add_redirect_request matches everything and redirects to its target."""
-    host.ip("link", "add", "ifb0", "index", "100", "type", "ifb")
-    veth.socket.change(traffic.create_ingress_request(veth.ifindex), traffic.add_redirect_request(veth.ifindex, 100))
-    assert traffic.list_filters(veth.socket, veth.ifindex) == [Filter(FIRST, 1 << 16 | ALL, 100, True)]
-    shown = host.run("tc", "filter", "show", "dev", "veth0", "ingress")
-    assert "match 00000000/00000000 at 0" in shown
-    assert shown.count("mirred (Egress Redirect to device ifb0) stolen") == 1
-
-
 @pytest.mark.needs("ifb", "tbf")
 def test_no_feature_is_missing_and_nothing_is_created(veth, host):
     """A kernel with all features lacks none, and probing it changes nothing."""

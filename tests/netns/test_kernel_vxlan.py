@@ -84,44 +84,6 @@ def test_strict_reverse_path_filters_are_recognized(host, socket, everywhere, he
     assert reverse_path.is_strict(socket, device) == expected
 
 
-def test_another_device_with_the_same_vni_is_reported(host, socket):
-    """A second device with the same VNI and port is refused with EEXIST, and find_conflict() returns the first."""
-    host.ip("link", "add", "other0", "type", "vxlan", "id", "112", "dstport", "4789", "local", "192.0.2.1")
-    host.ip("link", "add", "other1", "type", "vxlan", "id", "113", "dstport", "4789", "local", "192.0.2.1")
-    with pytest.raises(KernelError) as caught:
-        create(socket)
-    assert caught.value.errno == errno.EEXIST
-    conflict = vxlan.find_conflict(socket, "tunnel0", TUNNEL)
-    assert conflict is not None
-    assert conflict.name == "other0"
-    assert vxlan.find_conflict(socket, "tunnel0", TUNNEL._replace(vni=114)) is None
-
-
-def test_entries_are_set_replaced_listed_and_deleted(host, socket):
-    """Neighbours and forwarding entries are permanent, replaced in one request, and listed without those of others."""
-    device = create(socket)
-    host.ip("neigh", "add", "10.244.9.9", "lladdr", "0a:00:00:00:00:09", "nud", "reachable", "dev", "tunnel0")
-    host.ip("link", "add", "tunnel1", "type", "vxlan", "id", "9", "dstport", "4790", "local", "192.0.2.1")
-    host.run("bridge", "fdb", "add", "0a:00:00:00:00:09", "dev", "tunnel1", "dst", "192.0.2.9", "self", "permanent")
-    gateways = [ip_address("10.244.2.0").packed, ip_address("fe80::2").packed]
-    for node in (ip_address("192.0.2.3").packed, ip_address("192.0.2.2").packed):
-        socket.change(
-            tunnel_entries.set_forwarding_request(device, PEER, node),
-            *(tunnel_entries.set_neighbour_request(device, gateway, PEER) for gateway in gateways),
-        )
-        assert tunnel_entries.list_forwarding(socket, device) == {PEER: node}
-        assert tunnel_entries.list_neighbours(socket, device) == dict.fromkeys(gateways, PEER)
-    assert "10.244.2.0 lladdr 0a:00:00:00:00:02 PERMANENT" in host.ip("neigh", "show", "dev", "tunnel0")
-    assert "0a:00:00:00:00:02 dst 192.0.2.2 self permanent" in host.run("bridge", "fdb", "show", "dev", "tunnel0")
-    for _ in range(2):
-        socket.change(
-            tunnel_entries.delete_forwarding_request(device, PEER),
-            *(tunnel_entries.delete_neighbour_request(device, gateway) for gateway in gateways),
-        )
-    assert tunnel_entries.list_forwarding(socket, device) == tunnel_entries.list_neighbours(socket, device) == {}
-    assert "10.244.9.9" in host.ip("neigh", "show", "dev", "tunnel0")
-
-
 def test_checksum_offload_is_switched(host, socket):
     """Transmit checksum offload is on, is switched off and on again, and a missing interface is an error."""
     create(socket)

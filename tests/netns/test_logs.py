@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -112,36 +111,6 @@ def test_failed_add_logs_its_rollback(network: Network, new_sandbox: Callable[[]
     assert line["level"] == "error"
 
 
-def test_keys_and_environment(network: Network, sandbox: Namespace, file: Path, tmp_path: Path):
-    """A network's keys enable its log, and the file in the environment overrides the key."""
-    configured = network.having(logFile=str(file), logLevel="debug")
-    configured.add(sandbox)
-    assert "changes" in read_lines(file)[0]
-    other = tmp_path / "other"
-    replace(configured, env={"PODWIRE_LOG": str(other)}).delete(sandbox)
-    assert (len(read_lines(file)), [line["command"] for line in read_lines(other)]) == (1, ["DEL"])
-
-
-def test_log_on_stderr_leaves_stdout_unchanged(network: Network, sandbox: Namespace, file: Path):
-    """The result on stdout is the same with the log on stderr, which has one line."""
-    outcome = enable_log(network, "stderr").run("ADD", sandbox)
-    assert outcome.result()["ips"]
-    assert json.loads(outcome.stderr)["containerID"] == sandbox.name
-
-
-@pytest.mark.parametrize("kind", ["absent directory", "fifo", "device"])
-def test_unwritable_log_fails_no_verb(kind: str, network: Network, sandbox: Namespace, tmp_path: Path):
-    """A log that cannot be written is reported in one line on stderr, and ADD and DEL succeed."""
-    target = {"absent directory": tmp_path / "absent" / "log", "fifo": tmp_path / "fifo", "device": Path("/dev/full")}
-    if kind == "fifo":
-        os.mkfifo(target[kind])
-    broken = enable_log(network, target[kind])
-    for command in ("ADD", "DEL"):
-        outcome = broken.run(command, sandbox)
-        assert outcome.status == 0
-        assert re.fullmatch(r"podwire: log: cannot write to \S+: .+\n", outcome.stderr)
-
-
 def test_full_disk_fails_no_verb(network: Network, sandbox: Namespace, tmp_path: Path):
     """On a full disk ADD succeeds, and the log keeps only whole lines."""
     disk = tmp_path / "disk"
@@ -189,7 +158,7 @@ def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(path))
-        journal.settimeout(10)
+        journal.settimeout(20)
         outcome = with_journald(network, tmp_path, f"touch journal/socket; mount --bind {path} journal/socket").run(
             "ADD", sandbox
         )
@@ -199,13 +168,6 @@ def test_journald(network: Network, sandbox: Namespace, tmp_path: Path):
     for name, value in (("CNI_CONTAINERID", sandbox.name), ("PRIORITY", "6"), ("CNI_PLUGIN", "bridge")):
         assert name.encode() + b"\n" + len(value).to_bytes(8, "little") + value.encode() + b"\n" in datagram
     assert b"bridge ADD of eth0 (10.22.0.2/16) took " in datagram
-
-
-def test_missing_journald_fails_no_verb(network: Network, sandbox: Namespace, tmp_path: Path):
-    """Without journald's socket the verb prints a message on stderr and succeeds."""
-    outcome = with_journald(network, tmp_path, "true").run("ADD", sandbox)
-    assert outcome.result()["ips"]
-    assert outcome.stderr == "podwire: log: cannot write to journald: No such file or directory\n"
 
 
 def with_journald(network: Network, directory: Path, fill: str) -> Network:

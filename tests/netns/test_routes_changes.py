@@ -139,6 +139,8 @@ def test_foreign_objects_stay(distant):
     host.ip("route", "add", "10.97.0.0/16", "via", "192.0.1.1", "proto", "112", "table", "99")
     host.ip("-6", "route", "add", "fd99::/64", "via", "2001:db8:1::1", "metric", "1120")
     host.ip("neigh", "add", "192.0.1.77", "lladdr", "02:00:00:00:00:77", "nud", "permanent", "dev", "eth0")
+    host.ip("link", "add", "tunnel1", "type", "vxlan", "id", "9", "dstport", "4790", "local", "192.0.1.11")
+    host.run("bridge", "fdb", "add", "0a:00:00:00:00:09", "dev", "tunnel1", "dst", "192.0.2.9", "self", "permanent")
     before = state(host), host.ip("route", "show", "table", "99")
     with started(distant) as routes:
         assert state(host) != before[0]

@@ -71,18 +71,7 @@ def test_without_routes_no_packet_arrives(root):
     """With mode none the nodes have no routes, and pods of different nodes do not reach each other."""
     with cluster(2, is_joined=True) as nodes, nodes.routed(RouteOptions(mode="none")):
         first, second = nodes.nodes
-        assert ask(first.pod, second.pod, second.pod_address(4)) == ""
-
-
-def test_the_address_of_a_pod_that_does_not_exist_is_unreachable(root):
-    """Packets to this node's pod network do not leave the node when the bridge is missing."""
-    with cluster(2, is_joined=True) as nodes, nodes.routed(RouteOptions()):
-        first = nodes.nodes[0]
-        first.host.ip("link", "del", "cni0")
-        for version, command in ((4, "-4"), (6, "-6")):
-            assert "unreachable" in first.host.ip(command, "route", "show", first.network(version))
-            with pytest.raises(AssertionError, match=r"No route to host|unreachable"):
-                first.host.ip(command, "route", "get", first.pod_address(version))
+        assert ask(first.pod, second.pod, second.pod_address(4), within_s=1) == ""
 
 
 def test_without_checksum_offload_packets_arrive(root):

@@ -25,13 +25,6 @@ def test_one_address(sbr, host, sandbox, defaults, version):
     sbr.having(cniVersion=max(version, "0.4.0")).check(sandbox, {**prev_result, "cniVersion": max(version, "0.4.0")})
 
 
-def test_result_is_prev_result(sbr, host, sandbox):
-    """ADD prints prevResult unchanged, routes included."""
-    prev_result = connect(host, sandbox, IPV4, gateways=[GATEWAY], defaults=[GATEWAY])
-    prev_result["routes"] = [{"dst": "0.0.0.0/0", "gw": GATEWAY}]
-    assert sbr.add(sandbox, prev_result) == prev_result
-
-
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_results_of_the_first_versions(sbr, host, sandbox, version):
     """A result without interfaces has the addresses of this interface."""

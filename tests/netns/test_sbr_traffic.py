@@ -4,22 +4,22 @@ import json
 
 import pytest
 
+from tests.support import publishing
 from tests.support.attaching import reaches
 from tests.support.invocation import run_plugin
 from tests.support.markdown import DOCS, Document
 from tests.support.netlist import NetworkList
-from tests.support.publishing import disable_dad
 from tests.support.sbr_network import captured, connect, rules, state
 from tests.support.tcp import serving, source_address
 
-CLIENTS = {4: "192.0.2.9", 6: "2001:db8::9"}
+CLIENTS = {4: publishing.CLIENT, 6: publishing.CLIENT6}
 PODS = {4: "10.2.0.2", 6: "fd00:2::2"}
 
 
 def prepare(*nodes):
     """Disables duplicate address detection and enables forwarding."""
     for namespace in nodes:
-        disable_dad(namespace)
+        publishing.disable_dad(namespace)
         namespace.ip("link", "set", "lo", "up")
         for key in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
             namespace.set_sysctl(key, "1")
@@ -27,13 +27,9 @@ def prepare(*nodes):
 
 def add_client(router, client):
     """Connects a client to a router; it sends everything through it."""
-    router.ip("link", "add", "clients", "type", "veth", "peer", "name", "up0", "netns", client.name)
-    for namespace, name, number in ((router, "clients", 1), (client, "up0", 9)):
-        for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
-            namespace.ip("address", "add", address, "dev", name, "nodad")
-        namespace.ip("link", "set", name, "up")
-    client.ip("route", "add", "default", "via", "192.0.2.1")
-    client.ip("-6", "route", "add", "default", "via", "2001:db8::1")
+    publishing.connect(router, client)
+    client.ip("route", "add", "default", "via", publishing.NODE)
+    client.ip("-6", "route", "add", "default", "via", publishing.NODE6)
 
 
 @pytest.fixture

@@ -100,16 +100,8 @@ def test_archive_has_no_secret(node: Tool, archive: Path, new_sandbox: Callable[
     foreign |= {"policy": {"deep": [SECRETS["unknown"]]}, "ipam": {"type": "host-local", "dataDir": SECRETS["url"]}}
     args = {"cni": {"mac": "02:00:00:00:00:01"}, "labels": [SECRETS["args"]]}
     node.configure({**node.bridge(), "args": args}, {**PORTMAP, "policy": SECRETS["token"]}, name="other")
-    words = (
-        "--container-id",
-        "pod2",
-        "--args",
-        "IgnoreUnknown=1",
-        "--args",
-        f"TOKEN={SECRETS['cni-args']}",
-        "--args",
-        "K8S_POD_NAME=web",
-    )
+    pairs = ("IgnoreUnknown=1", f"TOKEN={SECRETS['cni-args']}", "K8S_POD_NAME=web")
+    words = ["--container-id", "pod2", *(word for pair in pairs for word in ("--args", pair))]
     node.succeed("add", "other", new_sandbox().name, *words)
     cached = node.cache / "other-pod2-eth0"
     assert SECRETS["cni-args"] in cached.read_text()

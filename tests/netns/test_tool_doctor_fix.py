@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support import programs as stand_ins
 from tests.support.doctor_node import DoctorNode
+from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 
@@ -83,11 +84,7 @@ def test_podwire_commands_are_run(node: DoctorNode) -> None:
 
 def replace_program(node: DoctorNode, name: str, script: str) -> dict[str, str]:
     """Returns the environment in which a script stands for a program."""
-    directory = node.directory / "programs"
-    directory.mkdir()
-    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
-    (directory / name).chmod(0o755)
-    return {"PATH": f"{directory}:{PATH}"}
+    return {"PATH": f"{stand_ins.install(node.directory / 'programs', **{name: script})}:{PATH}"}
 
 
 def test_packets_are_sent_before_and_after(node: DoctorNode) -> None:
@@ -120,11 +117,12 @@ def test_command_that_opens_the_isolation_is_undone(
     """A command that lets pods reach those of an isolated network is undone, and the rules are as before."""
     node = DoctorNode(host, tmp_path)
     for number in (1, 2):
-        ipam = {"type": "host-local", "ranges": [[{"subnet": f"10.{number}.0.0/24"}]], "dataDir": f"{tmp_path}/leases"}
-        bridge = {"type": "bridge", "bridge": f"br{number}", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam}
         firewall = {"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"}
-        plugins = [bridge, firewall] if number == 1 else [bridge]
-        network = node.add_network({"cniVersion": "1.0.0", "name": f"net{number}", "plugins": plugins})
+        chained = [firewall] if number == 1 else []
+        name = f"br{number}"
+        network = node.add_bridge(
+            name, f"10.{number}.0.0/24", *chained, bridge=name, isDefaultGateway=True, ipMasq=True
+        )
         pod = new_sandbox()
         pod.ip("link", "set", "lo", "up")
         node.attach(network, pod)
@@ -146,11 +144,9 @@ def test_signal_during_the_verification(node: DoctorNode) -> None:
     line.insert(line.index("--fix"), "doctor")
     with node.host.entered():
         process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert eventually(mark.exists, within_s=50)
     process.terminate()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=50)
     assert "  interrupted: undone" in output
     assert process.returncode == 3
     assert "throw 10.26.0.2" in node.host.ip("route")

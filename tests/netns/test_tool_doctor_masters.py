@@ -16,11 +16,6 @@ SAMPLE = "90-macvlan.conflist"
 
 
 @pytest.fixture
-def node(host, tmp_path) -> DoctorNode:
-    return DoctorNode(host, tmp_path)
-
-
-@pytest.fixture
 def network(node) -> NetworkList:
     """A macvlan network on `eth0`."""
     return add(node, SAMPLE)

@@ -7,8 +7,6 @@ import os
 import shlex
 import shutil
 from ipaddress import ip_network
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +14,8 @@ from attachment.masquerade.cluster import ClusterNetworks
 from kernel.netns import Netns, entered
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import binaries, firewalld, xtables
+from tests.support import programs as stand_ins
 from tests.support.doctor_node import DoctorNode, list_problems
-from tests.support.netlist import NetworkList
-
-BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 
 
 @pytest.fixture
@@ -30,14 +26,6 @@ def node(host, tmp_path) -> DoctorNode:
     for name in (*binaries.names(), "podwire"):
         (bin_dir / name).symlink_to(binaries.directory() / name)
     return DoctorNode(host, tmp_path, bin_dir)
-
-
-def configure(node: DoctorNode, name: str = "pods", subnet: str = "10.9.0.0/24", **keys: object) -> Path:
-    """Writes a network to net.d and returns its file."""
-    ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(node.directory / "leases")}
-    plugin = {**BRIDGE, "ipam": ipam, **keys}
-    version = plugin.pop("cniVersion", "1.0.0")
-    return node.configure(f"10-{name}.conflist", {"cniVersion": version, "name": name, "plugins": [plugin]})
 
 
 @pytest.mark.parametrize("absent", [True, False])
@@ -63,7 +51,7 @@ def test_net_d_of_a_node_of_kubernetes(node):
 
 def test_file_that_no_runtime_can_use(node):
     """A file that is not JSON is reported with a command that locates the error, and the next file is used."""
-    configure(node)
+    node.add_bridge()
     node.configure("05-broken.conflist", '{"name": "x", }')
     findings = node.list_checks()
     assert [(one["name"], one["cure"]) for one in list_problems(findings)] == [
@@ -74,7 +62,7 @@ def test_file_that_no_runtime_can_use(node):
 
 def test_two_files_with_the_same_network(node):
     """Two networks of one name are reported until one of the files is removed."""
-    configure(node)
+    node.add_bridge()
     twin = node.configure("20-twin.conflist", (node.conf / "10-pods.conflist").read_text())
     assert "/etc/cni/net.d/20-twin.conflist" in node.find("same-name")["cure"]
     twin.unlink()
@@ -83,18 +71,18 @@ def test_two_files_with_the_same_network(node):
 
 def test_two_networks_with_one_subnet(node):
     """Two networks that allocate addresses of one subnet are reported with both files."""
-    configure(node)
-    configure(node, "others", "10.9.0.128/25", bridge="cni1")
+    node.add_bridge()
+    node.add_bridge("others", "10.9.0.128/25", bridge="cni1")
     text = node.find("subnets-overlap")["text"]
     assert "10-others.conflist" in text
     assert "10-pods.conflist" in text
-    configure(node, "others", "10.9.1.0/24", bridge="cni1")
+    node.add_bridge("others", "10.9.1.0/24", bridge="cni1")
     assert list_problems(node.list_findings()) == []
 
 
 def test_missing_plugin(node):
     """A plugin of podwire that is in no plugin directory is reported with the command that installs it."""
-    configure(node)
+    node.add_bridge()
     (node.bin_dir / "host-local").unlink()
     finding = node.find("plugin-missing")
     assert (finding["subject"], finding["cure"]) == ("host-local", f"podwire install --bin-dir {node.bin_dir}")
@@ -104,7 +92,7 @@ def test_missing_plugin(node):
 
 def test_plugin_that_is_not_executable(node):
     """A plugin that is not executable is reported with the command that fixes it."""
-    configure(node)
+    node.add_bridge()
     (node.bin_dir / "bridge").unlink()
     shutil.copyfile(binaries.directory() / "bridge", node.bin_dir / "bridge")
     node.run_fix(node.find("plugin-not-executable"))
@@ -123,7 +111,7 @@ def test_plugin_that_is_not_executable(node):
 )
 def test_plugin_that_does_not_start(node, content, name):
     """A program for another processor, an empty one, and one with an invalid answer are reported."""
-    configure(node)
+    node.add_bridge()
     (node.bin_dir / "bridge").unlink()
     (node.bin_dir / "bridge").write_bytes(content)
     (node.bin_dir / "bridge").chmod(0o755)
@@ -135,16 +123,16 @@ def test_version_that_a_plugin_does_not_support(node, reference):
     """A cniVersion that a plugin of the list does not support is reported with the highest that all support."""
     (node.bin_dir / "bridge").unlink()
     shutil.copy(reference / "bridge", node.bin_dir / "bridge")
-    configure(node, cniVersion="1.1.0")
+    node.add_bridge(version="1.1.0")
     finding = node.find("version-unknown")
     assert 'set "cniVersion" to "1.0.0" in /etc/cni/net.d/10-pods.conflist' in finding["cure"]
-    configure(node, cniVersion="1.0.0")
+    node.add_bridge(version="1.0.0")
     assert list_problems(node.list_findings()) == []
 
 
 def test_error_of_a_plugins_status(node):
     """A configuration that ADD would refuse is reported by STATUS, even if the network's version has no STATUS."""
-    configure(node, hairpinMode=True, promiscMode=True)
+    node.add_bridge(hairpinMode=True, promiscMode=True)
     finding = node.find("not-ready")
     assert finding["subject"] == "pods: bridge"
     assert finding["cure"] == 'remove "hairpinMode" or "promiscMode"'
@@ -152,31 +140,29 @@ def test_error_of_a_plugins_status(node):
 
 def test_missing_iptables(node):
     """A network that needs iptables is not ready on a node without iptables."""
-    configure(node, ipMasq=True, ipMasqBackend="iptables")
+    node.add_bridge(ipMasq=True, ipMasqBackend="iptables")
     hidden = "mount -t tmpfs podwire /usr/sbin; mount -t tmpfs podwire /sbin"
     assert "iptables-restore is not installed" in node.find("not-ready", before=hidden)["text"]
 
 
 def test_status_of_a_foreign_plugin(node):
     """STATUS of another vendor's plugin is run if the network's version has it, and its error is reported."""
-    path = node.bin_dir / "other"
     answer = {"cniVersion": "1.1.0", "code": 50, "msg": "no uplink", "details": "plug it in"}
     versions = {"cniVersion": "1.1.0", "supportedVersions": ["1.0.0", "1.1.0"]}
-    path.write_text(
-        f"#!/bin/sh\ncase $CNI_COMMAND in VERSION) echo '{json.dumps(versions)}';; "
-        f"*) echo '{json.dumps(answer)}'; exit 1;; esac\n"
+    script = (
+        f"case $CNI_COMMAND in VERSION) echo '{json.dumps(versions)}';; *) echo '{json.dumps(answer)}'; exit 1;; esac"
     )
-    path.chmod(0o755)
-    node.configure("10-x.conflist", {"cniVersion": "1.1.0", "name": "x", "plugins": [{"type": "other"}]})
+    stand_ins.install(node.bin_dir, other=script)
+    node.add_network({"cniVersion": "1.1.0", "name": "x", "plugins": [{"type": "other"}]})
     finding = node.find("not-ready")
     assert (finding["text"], finding["cure"]) == ("no uplink", "plug it in")
-    node.configure("10-x.conflist", {"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]})
+    node.add_network({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]})
     assert list_problems(node.list_findings()) == []
 
 
 def test_remains_of_another_cni(node):
     """An interface of flannel that no network uses is a note."""
-    configure(node)
+    node.add_bridge()
     node.host.ip("link", "add", "flannel.1", "type", "bridge")
     finding = node.find("other-cni")
     assert (finding["subject"], finding["severity"]) == ("flannel", "note")
@@ -196,10 +182,7 @@ def test_networks_of_the_cluster_are_unknown(node, sandbox, tmp_path, monkeypatc
     if variant:
         monkeypatch.setenv("PATH", xtables.path(xtables.variant(tmp_path / variant, variant))["PATH"])
     env = {"PATH": os.environ["PATH"]}
-    masquerading: dict[str, Any] = {"ipMasq": True, "ipMasqBackend": backend, "nonMasqueradeCluster": True}
-    ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(node.directory / "leases")}
-    network = NetworkList("pods", "1.0.0", ({**BRIDGE, "ipam": ipam, **masquerading},))
-    configure(node, **masquerading)
+    network = node.add_bridge(ipMasq=True, ipMasqBackend=backend, nonMasqueradeCluster=True)
     assert list_problems(node.list_findings(env=env)) == []
     node.attach(network, sandbox, env=env)
     finding = node.find("cluster-networks-empty", env=env)
@@ -213,7 +196,7 @@ def test_networks_of_the_cluster_are_unknown(node, sandbox, tmp_path, monkeypatc
 @pytest.mark.needs("nft_inet")
 def test_firewalld_without_the_firewall_plugin(node):
     """If firewalld is running and no plugin of a network adds pods to a zone, a note names the plugin to add."""
-    configure(node)
+    node.add_bridge()
     with firewalld.bus() as bus, bus.firewalld(node.host):
         finding = node.find("firewalld-untold", env=bus.env)
         assert 'add {"type": "firewall"}' in finding["cure"]

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,10 +18,11 @@ import pytest
 
 from tests.support import binaries
 from tests.support.chained import differences
+from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
-from tests.support.tool import PORTMAP, Tool
+from tests.support.tool import PORTMAP, PORTS, Tool
 
-PORTS = ("--capability-args", '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}')
+RESULT = """echo '{"cniVersion": "1.1.0"}'"""  # the end of a plugin that is a script
 
 
 @pytest.fixture
@@ -121,18 +121,11 @@ def test_foreign_plugins_run_in_the_copy(node: Tool, reference: Path, sandbox: N
 
 def test_files_of_a_plugin_stay_in_the_copy(node: Tool, sandbox: Namespace):
     """Another vendor's plugin cannot write to the host's files in a dry run."""
-    directory = node.directory / "bin"
-    directory.mkdir()
-    (directory / "vandal").write_text(
-        f"#!/bin/sh\nrm -rf {node.directory}/net.d {node.directory}/leases; touch /run/vandal {node.directory}/mine\n"
-        'echo \'{"cniVersion": "1.1.0"}\'\n'
-    )
-    (directory / "vandal").chmod(0o755)
+    deletion = f"rm -rf {node.directory}/net.d {node.directory}/leases; touch /run/vandal {node.directory}/mine"
+    vandal = node.with_scripts(vandal=f"{deletion}; {RESULT}")
     node.configure({"type": "vandal"})
     before = read_state(node, sandbox)
-    Tool(node.host, node.directory, Path(f"{directory}:{binaries.directory()}")).run(
-        "add", "net", sandbox.name, "--dry-run"
-    )
+    vandal.run("add", "net", sandbox.name, "--dry-run")
     assert differences(before, read_state(node, sandbox)) == []
     assert not Path("/run/vandal").exists()
 
@@ -141,7 +134,8 @@ def test_settings_of_the_host_are_not_writable(node: Tool, sandbox: Namespace):
     """Another vendor's plugin can write network sysctls of the copy, but no setting of the whole machine."""
     settings = "/proc/sys/vm/swappiness /proc/sys/kernel/hostname /proc/sysrq-trigger /sys/class /dev/shm"
     body = f'for each in {settings} /proc/sys/net/ipv4/ip_forward; do [ ! -w "$each" ] || echo "can: $each" >&2; done'
-    foreign_tool = with_foreign_plugin(node, "meddler", body)
+    node.configure({"type": "meddler"})
+    foreign_tool = node.with_scripts(meddler=f"{body}; {RESULT}")
     (step,) = foreign_tool.json("add", "net", sandbox.name, "--dry-run")["steps"]
     assert step["stderr"] == "can: /proc/sys/net/ipv4/ip_forward\n"
 
@@ -153,7 +147,8 @@ def test_killed_dry_run_leaves_nothing(node: Tool, sandbox: Namespace, number: i
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared_directory:  # the copy has another /run
         fifo = f"{shared_directory}/up"
         os.mkfifo(fifo)
-        foreign_tool = with_foreign_plugin(node, "slow", f"echo $$ > {fifo}; exec sleep 60")
+        node.configure({"type": "slow"})
+        foreign_tool = node.with_scripts(slow=f"echo $$ > {fifo}; exec sleep 60")
         dry_run = foreign_tool.start("add", "net", sandbox.name, "--dry-run")
         with open(os.open(fifo, os.O_RDWR), "rb", buffering=0) as reader:  # O_RDWR: does not wait for a writer
             readable, _, _ = select.select([reader], [], [], 60)
@@ -162,10 +157,7 @@ def test_killed_dry_run_leaves_nothing(node: Tool, sandbox: Namespace, number: i
     namespace = os.readlink(f"/proc/{pid}/ns/net")
     dry_run.send_signal(number)
     dry_run.communicate(timeout=30)
-    deadline = time.monotonic() + 30
-    while namespace in namespaces() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert namespace not in namespaces()
+    assert eventually(lambda: namespace not in namespaces(), within_s=30)
     (node.directory / "bin" / "slow").unlink()
     (node.directory / "bin").rmdir()
     (node.directory / "net.d" / "net.conflist").write_bytes(before["files"][f"{node.directory}/net.d/net.conflist"])
@@ -185,16 +177,6 @@ def namespaces() -> set[str]:
         with suppress(OSError):
             links.add(os.readlink(process / "ns" / "net"))
     return links
-
-
-def with_foreign_plugin(node: Tool, name: str, body: str) -> Tool:
-    """Configures a network whose only plugin is a shell script; returns the tool with its directory."""
-    directory = node.directory / "bin"
-    directory.mkdir()
-    (directory / name).write_text(f'#!/bin/sh\n{body}\necho \'{{"cniVersion": "1.1.0"}}\'\n')
-    (directory / name).chmod(0o755)
-    node.configure({"type": name})
-    return Tool(node.host, node.directory, directory)
 
 
 def test_dry_run_of_del_changes_nothing(node: Tool, sandbox: Namespace):

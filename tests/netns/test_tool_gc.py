@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import binaries
 from tests.support.chained import differences
 from tests.support.namespaces import Namespace
-from tests.support.tool import PORTMAP, Tool
-
-PORTS = ("--capability-args", '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}')
+from tests.support.tool import PORTMAP, PORTS, Tool
 
 
 @pytest.fixture
@@ -45,18 +41,11 @@ def test_pod_that_starts_while_gc_runs_keeps_its_address(node: Tool, tmp_path: P
     known, young = new_sandbox(), new_sandbox()
     node.configure(node.bridge())
     node.succeed("add", "net", known.name)
-    binaries.copy_to(tmp_path / "bin")
     (tmp_path / "add.json").write_text(json.dumps({**node.bridge(), "name": "net", "cniVersion": "1.1.0"}))
     original = node.bin_dir / "bridge"
     variables = f"CNI_COMMAND=ADD CNI_CONTAINERID=young CNI_NETNS={young.path} CNI_IFNAME=eth0"
-    (tmp_path / "bin" / "bridge").unlink()
-    (tmp_path / "bin" / "bridge").write_text(
-        "#!/bin/sh\n"
-        f'[ "$CNI_COMMAND" != GC ] || {variables} {original} <{tmp_path}/add.json >/dev/null || exit\n'
-        f"exec {original}\n"
-    )
-    (tmp_path / "bin" / "bridge").chmod(0o755)
-    replace(node, bin_dir=tmp_path / "bin").succeed("gc", "net")
+    add = f'[ "$CNI_COMMAND" != GC ] || {variables} {original} <{tmp_path}/add.json >/dev/null || exit'
+    node.with_scripts(bridge=f"{add}; exec {original}").succeed("gc", "net")
     assert {path.read_text().split()[0] for path in node.leases.glob("10.*")} >= {"young"}
 
 
@@ -66,15 +55,12 @@ def test_addresses_of_a_plugin_without_gc(node: Tool, tmp_path: Path, new_sandbo
     The network's own configuration names no IPAM plugin, so that no GC of one is run.
     """
     running, stopped = new_sandbox(), new_sandbox()
-    binaries.copy_to(tmp_path / "bin")
     # Of an unknown plugin any namespace of the machine may be a pod: no other test has this subnet.
     ipam = {**node.bridge()["ipam"], "ranges": [[{"subnet": "10.122.77.0/24"}]]}
     bridge = {**node.bridge(ipam=ipam), "name": "net", "cniVersion": "1.0.0"}
     (tmp_path / "delegate.json").write_text(json.dumps(bridge))
-    script = f'#!/bin/sh\ntest "$CNI_COMMAND" && exec {tmp_path}/bin/bridge <{tmp_path}/delegate.json\n'
-    (tmp_path / "bin" / "flannel").write_text(script)
-    (tmp_path / "bin" / "flannel").chmod(0o755)
-    node = replace(node, bin_dir=tmp_path / "bin")
+    script = f'test "$CNI_COMMAND" && exec {node.bin_dir}/bridge <{tmp_path}/delegate.json'
+    node = node.with_scripts(flannel=script)
     node.configure({"type": "flannel"}, version="1.0.0")
     node.configure(node.bridge(), name="other")  # of the same directory
     for pod in (running, stopped):

@@ -16,11 +16,6 @@ COMMANDS = ["doctor", "show", "ipam verify"]
 
 
 @pytest.fixture
-def node(host: Namespace, tmp_path: Path) -> DoctorNode:
-    return DoctorNode(host, tmp_path)
-
-
-@pytest.fixture
 def pod(node: DoctorNode, sandbox: Namespace) -> Path:
     """Attaches a pod on a healthy node, and returns its cache file."""
     network = node.add_sample("60-podman.conflist")

@@ -197,18 +197,8 @@ def test_nothing_is_released_from_another_namespace(node, sandbox):
     os.utime(path, (time.time() - 120,) * 2)
     (node.entry(sandbox)).unlink()
     # As in a container that mounts the stores: the pods' namespaces and processes are not visible.
-    isolation = (
-        "unshare",
-        "-n",
-        "-m",
-        "-p",
-        "-f",
-        "--mount-proc",
-        "sh",
-        "-c",
-        'mount -t tmpfs none /run; exec "$@"',
-        "sh",
-    )
+    script = 'mount -t tmpfs none /run; exec "$@"'
+    isolation = (*["unshare", "-n", "-m", "-p", "-f", "--mount-proc", "sh", "-c"], script, "sh")
     assert node.tool("ipam", "free", "--gone", before=isolation).status == 0
     assert node.tool("ipam", "free", path.name, before=isolation).status == 1
     assert path.exists()
@@ -282,19 +272,25 @@ def test_addresses_of_parallel_adds_are_kept(node, new_sandbox, sandbox):
             (node.store / pod_address).unlink()
 
 
+def read_reservation(node, path):
+    """Returns a snapshot of the node, and the reservation of a file in it."""
+    where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
+    snapshot = read_snapshot(where, rules=False)
+    reservations = (item for pool in snapshot.records.pools for item in pool.reservations)
+    return snapshot, [item for item in reservations if item.file.name == path.name]
+
+
 def test_reservation_that_changed_meanwhile_is_kept(node, sandbox):
     """An address that was reserved anew since the snapshot is kept, even with --force."""
     node.attach(sandbox)
     path = reserve(node, f"{NET}.15", b"dead\r\neth0")
     with node.host.entered():
-        where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
-        snapshot = read_snapshot(where, rules=False)
-        chosen = [item for pool in snapshot.records.pools for item in pool.reservations if item.file.name == path.name]
+        snapshot, chosen = read_reservation(node, path)
         assert release.refusal_reason(snapshot, chosen[0]) == ""
         path.unlink()
         reserve(node, f"{NET}.15", b"dead\r\neth0", old=False)
         for force in (False, True):
-            (outcome,) = release.release(snapshot, chosen, where.cache_dir, force=force)
+            (outcome,) = release.release(snapshot, chosen, str(node.directory), force=force)
             assert "anew" in outcome.reason
     assert path.exists()
 
@@ -305,11 +301,9 @@ def test_container_that_appeared_in_the_cache_meanwhile_is_kept(node, sandbox, n
     other = new_sandbox()
     path = reserve(node, f"{NET}.15", f"{other.name}\r\neth0".encode())
     with node.host.entered():
-        where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
-        snapshot = read_snapshot(where, rules=False)
-        chosen = [item for pool in snapshot.records.pools for item in pool.reservations if item.file.name == path.name]
+        snapshot, chosen = read_reservation(node, path)
         node.write_entry(other, {}, {})
-        (outcome,) = release.release(snapshot, chosen, where.cache_dir, force=False)
+        (outcome,) = release.release(snapshot, chosen, str(node.directory), force=False)
     assert "cache meanwhile" in outcome.reason
     assert path.exists()
 

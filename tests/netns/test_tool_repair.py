@@ -66,7 +66,7 @@ def connect_to(stack, caller, server, ip, port):
     client = stack.enter_context(open_socket(caller, "tcp", "0.0.0.0"))
     client.connect((ip, port))
     accepted, source = server.socket.accept()
-    accepted.settimeout(2)
+    accepted.settimeout(20)
     stack.enter_context(accepted)
     return client, accepted, source[0]
 

@@ -99,16 +99,6 @@ def test_attachment_that_cannot_be_repaired_is_a_failure(node, sandbox):
     assert done.stdout.endswith("1 attachment: 1 unknown\n")
 
 
-def test_show_marks_a_host_port_without_rules(node, sandbox):
-    """After a flush show marks the host port, prints the fix, and exits with 1."""
-    node.attach(sandbox, "8080:80")
-    assert (node.tool("show").status, "podwire repair" in node.tool("show").stdout) == (0, False)
-    node.host.run("nft", "flush", "ruleset")
-    done = node.tool("show")
-    assert (done.status, "8080->80/tcp!" in done.stdout) == (1, True), done
-    assert "podwire repair" in done.stdout
-
-
 def test_names_are_complete_and_large_ranges_abbreviated(host, tmp_path, sandbox):
     """A container ID that is not a hash is not cut, and a range of 2^64 addresses is printed as 2^64."""
     assert short_id("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.doctor_node import DoctorNode
-from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList
 
 MAPPING = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
-
-
-@pytest.fixture
-def node(host: Namespace, tmp_path: Path) -> DoctorNode:
-    return DoctorNode(host, tmp_path)
 
 
 def run_show(node: DoctorNode) -> tuple[int, str]:
@@ -47,24 +38,3 @@ def test_host_port_without_ipv4_rules(node, sandbox):
     status, text = run_show(node)
     assert (status, "check failed" in text, "8080->80/tcp?" in text) == (1, True, True), text
     assert f"{network.name} {sandbox.name} eth0: portmap: " in text
-
-
-def test_shadowed_host_port(node, new_sandbox):
-    """A pod whose host port is shadowed by another pod's rule is not ok, and the other pod is."""
-    network = node.add_sample("60-podman.conflist").with_capabilities(portMappings=[MAPPING])
-    first, second = new_sandbox(), new_sandbox()
-    node.attach(network, first)
-    node.attach(network, second)
-    status, text = run_show(node)
-    assert (status, text.count(" ok\n"), text.count("check failed\n")) == (1, 1, 1), text
-    assert f"{second.name} eth0: portmap: host port 8080" in text
-
-
-def test_network_without_check(node, sandbox):
-    """A pod whose network's version has no CHECK has the state "not checked"."""
-    ipam = {"type": "host-local", "subnet": "10.9.0.0/28", "dataDir": str(node.directory / "leases")}
-    body = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam}
-    path = node.configure("10-old.conflist", {"cniVersion": "0.3.1", "name": "old", "plugins": [body]})
-    node.attach(NetworkList.load(path), sandbox)
-    status, text = run_show(node)
-    assert (status, "not checked" in text) == (0, True), text

@@ -101,6 +101,8 @@ def test_selection_of_faults(tool: Tool, pods: list[Namespace]):
     pods[1].ip("link", "delete", "eth0")
     tool.delete_netns(pods[2])
     printed = tool.fail(1, "show", "--wrong")
+    leaked = {one["pod"]: one["leaked"] for one in tool.json("show", status=1)["attachments"]}
+    assert leaked == {PODS[0]: False, PODS[1]: False, PODS[2]: True}
     assert "default/web-0" not in printed
     assert re.search(r"default/web-1 .* no interface\n", printed)
     assert re.search(r"coredns-5d78c9869d-x7k2p .* gone\n", printed)

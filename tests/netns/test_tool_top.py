@@ -61,7 +61,7 @@ def sending(pod: Namespace, per_second: int) -> Iterator[None]:
 
 def test_rates_and_drops_are_those_of_the_packets(tool: Tool, pods: list[Namespace]):
     """The document has the traffic that a pod sends, what its limit drops, and the connections of its address."""
-    with sending(pods[0], 500), sending(pods[1], 200):
+    with sending(pods[0], 2000), sending(pods[1], 200):
         time.sleep(0.5)
         document = tool.json("top", "--once", "--interval", "2")
     limited, free = (

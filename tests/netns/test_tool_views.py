@@ -7,7 +7,6 @@ empty.
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import binaries, namespaces
-from tests.support.invocation import Outcome
+from tests.support import namespaces
 from tests.support.namespaces import Namespace
-from tests.support.processes import PATH
 from tests.support.tool import PORTMAP, Tool
 
 # Stands for process 1, whose mounts have the runtime's /run/netns.
@@ -29,30 +26,15 @@ _CONTAINER = _OTHER_RUN + "; mount -t tmpfs podwire /etc; mkdir -p /etc/cni"
 
 
 @dataclass(frozen=True)
-class View:
+class View(Tool):
     """The tool in a separate mount namespace, after `script`."""
 
-    tool: Tool
-    script: str
+    script: str = ""
 
-    def run(self, *words: str) -> Outcome:
-        """Runs a command; a traceback fails the test."""
-        directory = self.tool.directory
-        options = [f"--conf-dir={directory}/net.d", f"--cache-dir={directory}/cache"]
-        if words[0] not in ("show", "ipam"):
-            options.append(f"--bin-dir={self.tool.bin_dir}")
-        program = binaries.directory() / "podwire"
-        line = ["unshare", "--mount", "sh", "-ec", f'{self.script}; exec "$@"', "sh", str(program), *words, *options]
-        with self.tool.host.entered():
-            done = subprocess.run(line, env={"PATH": PATH}, capture_output=True, timeout=60, check=False)
-        assert b"Traceback" not in done.stderr, done.stderr.decode()
-        return Outcome(done.returncode, done.stdout, done.stderr.decode())
-
-    def run_with_status(self, status: int, *words: str) -> str:
-        """Runs a command, which must end with `status`, and returns its output."""
-        done = self.run(*words)
-        assert done.status == status, f"{done.status}: {done.stdout.decode()}{done.stderr}"
-        return done.stdout.decode() + done.stderr
+    def command_line(self, *words: str) -> list[str]:
+        """Returns the command line; `show` runs no plugin."""
+        line = [word for word in super().command_line(*words) if words[0] != "show" or "--bin-dir" not in word]
+        return ["unshare", "--mount", "sh", "-ec", f'{self.script}; exec "$@"', "sh", *line]
 
 
 @pytest.fixture
@@ -72,7 +54,8 @@ def node(tool: Tool) -> Tool:
 def open_view(node: Tool, kind: str) -> View:
     """Returns the node in another view, with readable mounts of process 1 or without ("blind")."""
     other = _CONTAINER if "container" in kind else _OTHER_RUN
-    return View(node, f"{_HIDDEN if 'blind' in kind else _READABLE.format(pid=os.getpid())}; {other}")
+    script = f"{_HIDDEN if 'blind' in kind else _READABLE.format(pid=os.getpid())}; {other}"
+    return View(node.host, node.directory, script=script)
 
 
 @pytest.fixture(params=["unshare", "container"])
@@ -106,14 +89,14 @@ def test_objects_of_invisible_pods_are_kept(other_view: View, node: Tool, new_sa
     pods = new_sandbox(), new_sandbox()
     attach(node, *pods)
     before = node.everything(*pods)
-    assert "would be removed" not in view.run_with_status(0, "gc", "net", "--dry-run")
-    view.run_with_status(0, "gc", "net")
-    assert "kept" not in view.run_with_status(0, "ipam", "free", "--gone", "net")
-    assert "10.22.0.2" in view.run_with_status(1, "ipam", "free", "10.22.0.2", "net")
-    doctor = view.run_with_status(1, "doctor")
+    assert "would be removed" not in view.succeed("gc", "net", "--dry-run")
+    view.succeed("gc", "net")
+    assert "kept" not in view.succeed("ipam", "free", "--gone", "net")
+    assert "10.22.0.2" in view.fail(1, "ipam", "free", "10.22.0.2", "net")
+    doctor = view.fail(1, "doctor")
     assert "2 attachments may be running, but /run/netns/" in doctor
-    show_output = view.run_with_status(4, "show")
-    verify_output = view.run_with_status(4, "ipam", "verify")
+    show_output = view.fail(4, "show")
+    verify_output = view.fail(4, "ipam", "verify")
     repair_output = view.run("repair").stdout.decode()
     assert repair_output.count("NOT REPAIRED: its network namespace cannot be seen from here") == 2
     for text in (doctor, show_output, verify_output, repair_output):
@@ -126,8 +109,8 @@ def test_gc_uses_the_view_of_process_1(view: View, node: Tool, new_sandbox: Call
     running, stopped = new_sandbox(), new_sandbox()
     attach(node, running, stopped)
     node.delete_netns(stopped)
-    assert "dead-attachments" in view.run_with_status(1, "doctor", "--json")
-    assert f"container {stopped.name}" in view.run_with_status(0, "gc", "net")
+    assert "dead-attachments" in view.fail(1, "doctor", "--json")
+    assert f"container {stopped.name}" in view.succeed("gc", "net")
     assert [path.name for path in node.cache.iterdir()] == [f"net-{running.name}-eth0"]
     assert sorted(path.name for path in node.leases.glob("10.*")) == ["10.22.0.2"]
 
@@ -140,14 +123,14 @@ def test_gc_refuses_without_the_view_of_process_1(blind: View, node: Tool, new_s
     node.delete_netns(other)
     before = node.everything(running)
     for words in (("gc", "net"), ("gc", "net", "--dry-run")):
-        printed = blind.run_with_status(3, *words)
+        printed = blind.fail(3, *words)
         assert "may be running" in printed
         assert "/proc/1/root cannot be read" in printed
         assert "--force ID" in printed
-    assert "is running" in blind.run_with_status(3, "gc", "net", "--force", running.name)
-    assert "knows no container" in blind.run_with_status(3, "gc", "net", "--force", "absent")
+    assert "is running" in blind.fail(3, "gc", "net", "--force", running.name)
+    assert "knows no container" in blind.fail(3, "gc", "net", "--force", "absent")
     assert node.everything(running) == before
-    blind.run_with_status(0, "gc", "net", "--force", stopped.name)
+    blind.succeed("gc", "net", "--force", stopped.name)
     assert sorted(path.name for path in node.cache.iterdir()) == sorted(
         f"net-{pod.name}-eth0" for pod in (running, other)
     )
@@ -160,7 +143,7 @@ def test_address_of_a_possibly_running_owner(blind: View, node: Tool, new_sandbo
     attach(node, stopped)
     node.delete_netns(stopped)
     for words in (("ipam", "list"), ("ipam", "verify", "net")):
-        printed = blind.run_with_status(4, *words)
+        printed = blind.fail(4, *words)
         assert "not seen: network net: nothing proves here that the owner of 10.22.0.2 is gone" in printed
         assert "nothing wrong" not in printed
     document = blind.run("ipam", "verify", "--json")
@@ -176,8 +159,8 @@ def test_gc_refuses_with_an_unknown_veth_peer(view: View, node: Tool, new_sandbo
     for end in [line.split(":")[1].split("@")[0].strip() for line in node.host.ip("-o", "link").splitlines()]:
         if end.startswith("veth"):
             node.host.ip("link", "set", end, "address", f"02:00:00:00:00:{int(end[-2:], 16):02x}")
-    assert "is in a network namespace that cannot be seen" in view.run_with_status(3, "gc", "net")
-    doctor = view.run_with_status(1, "doctor")
+    assert "is in a network namespace that cannot be seen" in view.fail(3, "gc", "net")
+    doctor = view.fail(1, "doctor")
     assert "podwire gc" not in doctor, doctor
 
 

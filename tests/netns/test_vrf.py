@@ -44,24 +44,6 @@ def test_add(blue, sandbox, prev_result):
     blue.check(sandbox, prev_result)
 
 
-@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.1.0"])
-def test_all_verbs_in_each_version(blue, sandbox, prev_result, version):
-    """ADD, CHECK, DEL, GC and STATUS work in the versions in which they exist, and DEL removes the VRF."""
-    network = blue.having(cniVersion=version)
-    result = prev_result | {"cniVersion": version}
-    if version < "1.0.0":
-        ips = [{"version": "6" if "fd00" in ip["address"] else "4", **ip} for ip in result["ips"]]
-        result |= {"ips": ips, "dns": {}}
-    assert network.add(sandbox, result) == result
-    if version >= "0.4.0":
-        network.check(sandbox, result)
-    if version >= "1.1.0":
-        network.run("STATUS").assert_silent()
-        network.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
-    network.delete(sandbox, result)
-    assert (vrfs(sandbox), master(sandbox)) == ({}, "")
-
-
 def test_configured_table(blue, sandbox, prev_result):
     """`table` is the routing table of the VRF; a number above 255 works, and CHECK compares it."""
     net = blue.having(table=1001)
@@ -257,14 +239,6 @@ def test_interface_with_a_master(blue, sandbox, prev_result):
     blue.add(sandbox, prev_result)
     msg = blue.add_error(sandbox, prev_result)["msg"]
     assert msg == "cmdAdd failed: interface eth0 has already a master set: blue"
-
-
-def test_different_table(blue, sandbox, two):
-    """A second interface with another `table` for the VRF is refused, with the table and what to do."""
-    blue.having(table=1001).add(sandbox, two[0])
-    error = blue.having(table=5).add_error(sandbox, two[1], ifname="net1")
-    assert error["msg"] == "cmdAdd failed: VRF blue already exist with different routing table 1001"
-    assert error["details"].startswith('"table" is 5: set it to 1001, ')
 
 
 def test_check(blue, sandbox, prev_result):

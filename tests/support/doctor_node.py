@@ -5,16 +5,15 @@ One rule: the tool runs with its default directories, in a mount namespace where
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, dhcp
+from tests.support import binaries, dhcp, libcni
 from tests.support.invocation import environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -83,6 +82,21 @@ class DoctorNode:
         """Writes a network into net.d and returns it."""
         return NetworkList.load(self.configure(f"10-{body['name']}.conflist", body))
 
+    def add_bridge(
+        self,
+        name: str = "pods",
+        subnet: str = "10.9.0.0/24",
+        *chained: Mapping[str, Any],
+        version: str = "1.0.0",
+        routes: Sequence[str] = (),
+        **keys: Any,
+    ) -> NetworkList:
+        """Writes a network of bridge, with further keys, host-local and chained plugins into net.d, and returns it."""
+        ipam: dict[str, Any] = {"type": "host-local", "subnet": subnet, "dataDir": str(self.directory / "leases")}
+        ipam["routes"] = [{"dst": text} for text in routes]
+        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam, **keys}
+        return self.add_network({"cniVersion": version, "name": name, "plugins": [bridge, *chained]})
+
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
@@ -95,18 +109,9 @@ class DoctorNode:
 
         result = network.add(run)
         config = {"name": network.name, "cniVersion": network.cni_version, "plugins": network.plugins}
-        entry = {
-            "kind": "cniCacheV1",
-            "containerId": pod.name,
-            "config": base64.b64encode(json.dumps(config).encode()).decode(),
-            "ifName": ifname,
-            "networkName": network.name,
-            "netns": pod.path,
-            "capabilityArgs": network.capability_args,
-            "result": result,
-        }
         self.cache_file(network, pod).parent.mkdir(parents=True, exist_ok=True)
-        self.cache_file(network, pod).write_text(json.dumps(entry))
+        how: dict[str, Any] = {"ifname": ifname, "capability_args": network.capability_args}
+        libcni.write_entry(self.cache, network.name, pod.name, netns=pod.path, result=result, config=config, **how)
         return result
 
     def cache_file(self, network: NetworkList, pod: Namespace) -> Path:

@@ -6,12 +6,12 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tests.support import namespaces
 from tests.support.doctor_node import DoctorNode
@@ -26,6 +26,7 @@ ip -n {far} link set out1 up; ip -n {far} link set lo up; ip -n {far} address ad
 ip route add default via 192.0.2.2
 """
 _TIMEOUT_S = 30.0
+_Node = TypeVar("_Node")
 
 
 @dataclass
@@ -102,6 +103,31 @@ def fault_node(directory: Path, **options: Any) -> Iterator[FaultNode]:
             mappings += [] if number else [{"hostPort": 5353, "containerPort": 53, "protocol": "udp"}]
             results.append(node.attach(network.with_capabilities(portMappings=mappings), pod))
         yield FaultNode(node, _words(node, far, pods, results, network))
+
+
+class Shared(Generic[_Node]):
+    """A node that tests share: a new one is made after a fault that could not be undone."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[_Node]]) -> None:
+        self._make = make
+        self._stack = ExitStack()
+        self._node: _Node | None = None
+
+    @contextmanager
+    def used(self) -> Iterator[_Node]:
+        """Yields the node; deletes it if the block fails."""
+        try:
+            if self._node is None:
+                self._node = self._stack.enter_context(self._make())
+            yield self._node
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Deletes the node."""
+        self._node = None
+        self._stack.close()
 
 
 def _words(

@@ -25,6 +25,7 @@ class Fault:
     title: str
     shell: str
     finding: str
+    others: tuple[str, ...] = ()
     undo: str = ""
     repair: bool = True
     run: bool = True
@@ -43,7 +44,13 @@ def load() -> tuple[Fault, ...]:
     content = tomllib.loads((ROOT / "tests" / "data" / "faults.toml").read_text())
     undo: dict[str, str] = content["undo"]
     return tuple(
-        Fault(**{"undo": undo.get(one["group"], ""), **one, "needs": tuple(one.get("needs", ()))})
+        Fault(
+            **{
+                "undo": undo.get(one["group"], ""),
+                **one,
+                **{key: tuple(one.get(key, ())) for key in ("needs", "others")},
+            }
+        )
         for one in content["fault"]
     )
 

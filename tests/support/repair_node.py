@@ -5,8 +5,6 @@ One rule: the cache is a directory of the test, which the tool gets as an option
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import subprocess
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, xtables
+from tests.support import binaries, libcni, xtables
 from tests.support.invocation import Outcome, environment, run_plugin
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList
@@ -48,19 +46,10 @@ class Node:
         """Writes an attachment's cache file."""
         chain = self.chain
         config = {"cniVersion": chain.cni_version, "name": chain.name, "plugins": list(chain.plugins)}
-        entry = {
-            "kind": "cniCacheV1",
-            "containerId": container_id,
-            "config": base64.b64encode(json.dumps(config).encode()).decode(),
-            "ifName": "eth0",
-            "networkName": chain.name,
-            "netns": netns,
-            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "default"], ["K8S_POD_NAME", container_id]],
-            "capabilityArgs": dict(chain.capability_args),
-            "result": result,
-        }
-        self.file(container_id).parent.mkdir(parents=True, exist_ok=True)
-        self.file(container_id).write_text(json.dumps(entry))
+        pairs = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": container_id}
+        how: dict[str, Any] = {"config": config, "capability_args": chain.capability_args, "cni_args": pairs}
+        (self.cache / "results").mkdir(parents=True, exist_ok=True)
+        libcni.write_entry(self.cache, chain.name, container_id, netns=netns, result=result, **how)
 
     def delete(self, pod: Namespace, result: dict[str, Any] | None = None, container_id: str = "") -> None:
         """Detaches a pod and deletes its cache file, as libcni does after the last plugin."""

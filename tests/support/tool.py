@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, namespaces, netstate
+from tests.support import binaries, namespaces, netstate, programs
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
+PORTS = ("--capability-args", '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}')
 _TIMEOUT_S = 60.0
 _SEARCH_START = "last_reserved_ip"  # the start of host-local's next search
 
@@ -55,15 +56,23 @@ class Tool:
         ipam = {"type": "host-local", "dataDir": str(self.leases.parent), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
         return {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam, **keys}
 
+    def with_scripts(self, **scripts: str) -> Tool:
+        """Returns the tool with plugins that are shell scripts, besides podwire's."""
+        directory = programs.install(self.directory / "bin", **scripts)
+        return replace(self, bin_dir=Path(f"{directory}:{binaries.directory()}"))
+
+    def command_line(self, *words: str) -> list[str]:
+        """Returns the command line with the options for the directories."""
+        directories = [f"--conf-dir={self.directory}/net.d", f"--cache-dir={self.directory}/cache"]
+        directories += [f"--bin-dir={self.bin_dir}"] if words[0] not in ("top", "ipam") else []  # they run no plugin
+        return [str(binaries.directory() / "podwire"), *words, *directories]
+
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Starts a command with the options for the directories; `options` are those of subprocess.Popen."""
-        directories = [f"--conf-dir={self.directory}/net.d", f"--cache-dir={self.directory}/cache"]
-        directories += [f"--bin-dir={self.bin_dir}"] if words[0] != "top" else []  # it runs no plugin
-        line = [str(binaries.directory() / "podwire"), *words, *directories]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.host.entered():
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                line, env={"PATH": PATH, **(env or {})}, **{**pipes, **options}
+                self.command_line(*words), env={"PATH": PATH, **(env or {})}, **{**pipes, **options}
             )
             return process
 
