@@ -12,7 +12,7 @@ import pytest
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
-from tests.support import binaries, scripted_ipam, uplink, xtables
+from tests.support import binaries, scripted_ipam, single_link, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.cluster import Cluster, cluster
@@ -85,6 +85,14 @@ def macvlan(bin_dir: Path, host: Namespace, neighbour: Namespace, store: Path) -
 def ipvlan(macvlan: Network) -> Network:
     """A dual-stack network of ipvlan with host-local on the host's uplink."""
     return macvlan.having(type="ipvlan")
+
+
+@pytest.fixture
+def net(macvlan: Network, request: pytest.FixtureRequest) -> Iterator[Network]:
+    """A dual-stack network of the plugin that the test's parameter `net` names (tests.support.single_link)."""
+    yield single_link.network(macvlan, request.param)
+    # Debian's Linux 5.10 waits for ever if a VLAN interface and its master are in two namespaces that end together.
+    macvlan.host.run("ip", "link", "delete", uplink.UPLINK, check=False)
 
 
 @pytest.fixture

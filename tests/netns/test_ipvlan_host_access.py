@@ -107,21 +107,3 @@ def test_another_mode_on_the_master(accessible, sandbox, new_sandbox):
     for number in (0, 1):
         assert reaches(second, NODE[number])
         assert reaches(accessible.host, address(other_result, number))
-
-
-@pytest.mark.parametrize("mode", ["l3", "l3s"])
-def test_conflicts_cannot_be_detected_in_l3(ipvlan, sandbox, mode):
-    """`conflictDetection` is refused in modes without ARP."""
-    error = ipvlan.having(mode=mode, conflictDetection=True).run("ADD", sandbox).error()
-    assert (error["code"], error["msg"]) == (
-        7,
-        f'"conflictDetection" is not possible: in mode "{mode}" pods do not use ARP',
-    )
-
-
-def test_conflicts_on_a_master_that_is_down(ipvlan, sandbox):
-    """With `conflictDetection` a master that is down is refused with the command that brings it up."""
-    ipvlan.host.ip("link", "set", UPLINK, "down")
-    error = ipvlan.having(conflictDetection=True).run("ADD", sandbox).error()
-    assert (error["msg"], error["details"]) == (f'master "{UPLINK}" is down', f'ip link set "{UPLINK}" up')
-    assert (set(links(sandbox)), ipvlan.leases()) == ({"lo"}, {})

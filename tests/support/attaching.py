@@ -46,6 +46,25 @@ class Network:
         config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
         return run_plugin(str(config.get("type", "bridge")), command, config, **self._how(pod, how))
 
+    def run_after(
+        self, preparation: str, command: str, pod: Namespace, *, wrapper: str = "", prev_result: object = None
+    ) -> Outcome:
+        """Runs one verb after a shell command in a mount namespace of its own; `wrapper` is a command that runs it."""
+        directory = self.bin_dir or binaries.directory()
+        names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+        config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
+        script = f"{preparation}; exec {wrapper} {directory / self.config['type']}"
+        with self.host.entered():
+            done = subprocess.run(
+                ["unshare", "--mount", "sh", "-ec", script],
+                input=json.dumps(config).encode(),
+                env=environment(command, CNI_PATH=self.path or str(directory), **names),
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+        return Outcome(done.returncode, done.stdout, done.stderr.decode())
+
     def start(self, command: str, pod: Namespace, **how: Any) -> subprocess.Popen[bytes]:
         """Starts one verb with its whole input and returns its process; invocation.finish awaits its end."""
         with tempfile.TemporaryFile() as stdin:
