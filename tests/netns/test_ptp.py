@@ -71,15 +71,6 @@ def test_auto_costs_one_netlink_message(routed, new_sandbox, uplink):
     assert count_messages(network.having(mtu="auto"), new_sandbox()) == plain + 1
 
 
-def test_auto_too_small_for_ipv6_is_refused(routed, sandbox, uplink):
-    """A value that is too small for the pod's IPv6 addresses is refused, and the error names "auto"."""
-    uplink("up0", 1000)
-    before = state(routed.host), state(sandbox)
-    error = routed.having(mtu="auto").run("ADD", sandbox).error()
-    assert (error["code"], '"auto"' in error["details"]) == (7, True)
-    assert (state(routed.host), state(sandbox)) == before
-
-
 def test_result_lists_both_ends(routed, sandbox):
     """The result lists host veth and container veth, which has all addresses, with their MTUs since 1.1.0."""
     result = routed.having(cniVersion="1.1.0", mtu=1400).add(sandbox)

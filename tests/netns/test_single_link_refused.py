@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.netstate import state
 from tests.support.single_link import cases, each
+from tests.support.uplink import UPLINK
 
 # Changed keys of the configuration, the code and the beginning of the message.
 Case = tuple[dict[str, Any], int, str]
@@ -96,11 +97,16 @@ REFUSED: dict[str, dict[str, Case]] = {
         "NUL": ({"selinuxContext": "a\0b"}, 7, 'failed to load netconf: "selinuxContext" contains a NUL character'),
     },
     "ptp": {
+        "auto MTU without IPv6": ({"mtu": "auto"}, 7, '"mtu" 1000 is too small for the IPv6 addresses'),
         "small MTU": ({"mtu": 67}, 7, 'failed to load netconf: "mtu" must be 0 or between 68 and 65535, not 67'),
         "MTU of another type": ({"mtu": "large"}, 7, 'failed to load netconf: "mtu" must be an integer'),
         "MTU without IPv6": ({"mtu": 1279}, 7, '"mtu" 1279 is too small for the IPv6 addresses'),
         "backend": ({"ipMasq": True, "ipMasqBackend": "ebtables"}, 7, 'unknown ipmasq backend "ebtables"'),
         "DNS": ({"dns": {"search": "x"}}, 7, 'failed to load netconf: "dns.search" must be a list'),
+    },
+    "bridge": {
+        "auto MTU without IPv6": ({"mtu": "auto"}, 7, '"mtu" 1000 is too small for the IPv6 addresses'),
+        "MTU without IPv6": ({"mtu": 1279}, 7, '"mtu" 1279 is too small for the IPv6 addresses'),
     },
 }
 
@@ -109,9 +115,12 @@ REFUSED: dict[str, dict[str, Case]] = {
 def test_invalid_configuration_changes_nothing(net, sandbox, keys, code, text):
     """A wrong value is one error object with the cause, and nothing changes."""
     sandbox.ip("link", "add", "v0", "type", "veth", "peer", "name", "v1")
+    if keys.get("mtu") == "auto":
+        net.host.ip("link", "set", UPLINK, "mtu", "1000")
     before = state(net.host), state(sandbox)
     error = net.having(**keys).run("ADD", sandbox).error()
     assert (error["code"], error["msg"][: len(text)]) == (code, text)
+    assert keys.get("mtu") != "auto" or '"auto"' in error["details"]
     assert (state(net.host), state(sandbox), net.leases()) == (*before, {})
 
 

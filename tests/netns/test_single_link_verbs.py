@@ -142,7 +142,10 @@ def test_another_kind(net, sandbox, other):
     assert error["msg"] == ANOTHER_KIND.get(kind, f"Error: Container interface eth0 not of type {kind}")
     net.delete(sandbox, result)
     assert net.leases() == {}
-    assert state(sandbox) == before or kind in (*ANOTHER_KIND, "tap" if "tun" in other else "")
+    if kind in (*ANOTHER_KIND, "tap" if "tun" in other else ""):
+        assert "eth0" not in links(sandbox)
+    else:
+        assert state(sandbox) == before
 
 
 @each(*CREATED, "host-device", "ptp", "bridge")
@@ -164,25 +167,33 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-@each()
-@pytest.mark.parametrize("missing", ["nothing", "interface", "namespace", "path", "master", "attachment"])
-def test_del_succeeds_without(net, sandbox, missing):
-    """DEL releases the addresses when a part or all of the attachment is missing, twice, with a wrong configuration."""
-    result = None if missing == "attachment" else net.add(sandbox)
+@each(*CREATED, "ptp", "bridge")
+@pytest.mark.parametrize("missing", ["nothing", "interface", "namespace", "path", "file", "master", "attachment"])
+def test_del_succeeds_without(net, sandbox, tmp_path, missing):
+    """DEL releases the addresses when a part or all of the attachment is missing, twice, with a wrong configuration.
+
+    "file" is a plain file in place of the namespace, which an unmount leaves.
+    """
+    kind, result = net.config["type"], None if missing == "attachment" else net.add(sandbox)
+    paths = [sandbox.path] * 2
     if missing == "interface":
         sandbox.ip("link", "del", "eth0")
-    elif missing == "namespace":
+    elif missing == "path":
+        paths = ["", None]
+    elif missing in ("namespace", "file"):
         sandbox.delete()
+        (tmp_path / "file").touch()
+        paths = paths if missing == "namespace" else [str(tmp_path / "file")] * 2
     elif missing == "master":
-        net.host.ip("link", "del", UPLINK)
-        assert net.config["type"] not in ON_MASTER or set(links(sandbox)) == {"lo"}
-    wrong = net.having(**WRONG.get(net.config["type"], {}))
-    for _ in range(2):
-        wrong.delete(
-            "" if missing == "path" else sandbox, result, container_id=sandbox.name, args="X=1;IgnoreUnknown=1"
-        )
+        net.host.ip("link", "del", {"bridge": "cni0"}.get(kind, UPLINK))
+        assert kind not in ON_MASTER or set(links(sandbox)) == {"lo"}
+    wrong = net.having(**WRONG.get(kind, {}))
+    for path in paths:
+        wrong.delete(path, result, container_id=sandbox.name, args="X=1;IgnoreUnknown=1")
     assert net.leases() == {}
-    assert missing in ("namespace", "path") or set(links(sandbox)) == {"lo"}
+    if sandbox.exists():
+        assert not [name for name in links(net.host) if name.startswith("veth")]
+        assert set(links(sandbox)) == {"lo"} or (missing == "path" and kind not in ("ptp", "bridge"))
 
 
 BROKEN: dict[str, list[dict[str, Any]]] = {
@@ -191,7 +202,7 @@ BROKEN: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@each(*CREATED, "ptp")
+@each(*CREATED, "ptp", "bridge")
 def test_status(net, tmp_path):
     """STATUS checks configuration, master and IPAM, and prints nothing on success."""
     net.run("STATUS").assert_silent()
@@ -215,7 +226,7 @@ def test_gc_releases_unlisted_addresses(net, new_sandbox):
     assert net.leases() == dict.fromkeys(single_link.ADDRESSES, one.name)
     net.check(one, result)
     net.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
-    assert net.leases() == {}
+    assert (net.leases(), "eth0" in links(one)) == ({}, True)
 
 
 TAKEN_OVER: list[Any] = [param(plugin, {}) for plugin in (*ON_MASTER, "host-device")]
