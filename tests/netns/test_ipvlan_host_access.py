@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.netns.conftest import IPVLAN
 from tests.support import uplink
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
 from tests.support.uplink import UPLINK
 
-pytestmark = pytest.mark.needs("ipvlan")
+pytestmark = pytest.mark.parametrize("accessible", [IPVLAN], indirect=True)
 
 NODE = [item.partition("/")[0] for item in uplink.HOST]
 RP_FILTER = f"net/ipv4/conf/{UPLINK}/rp_filter"
-
-
-@pytest.fixture
-def accessible(ipvlan):
-    """The network with host access, on a node with an IPv4 and an IPv6 address on the master."""
-    uplink.give_addresses(ipvlan.host)
-    return ipvlan.having(hostAccess=True, cniVersion="1.1.0")
 
 
 def test_strict_reverse_path_filter(accessible, sandbox):

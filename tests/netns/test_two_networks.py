@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.support import bandwidth_network, netstate
 from tests.support.invocation import run_plugin
-from tests.support.namespaces import Namespace
+from tests.support.namespaces import Namespace, delete_and_wait
 from tests.support.netlist import NetworkList
 from tests.support.publishing import disable_dad
 
@@ -99,16 +98,6 @@ def read_state(nets: list[Net]) -> dict[str, Any]:
     }
 
 
-def delete_namespace(host: Namespace, pod: Namespace) -> None:
-    """Deletes a pod's namespace without DEL, and waits until the kernel has deleted the host veth."""
-    remaining = len(netstate.links(host)) - ("eth0" in netstate.links(pod))
-    pod.delete()
-    until = time.monotonic() + 10
-    while len(netstate.links(host)) > remaining:
-        assert time.monotonic() < until, "the host veth still exists"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def used_nets(nets, new_sandbox):
     """Both networks after ADD and DEL of a pod each, so that the shared objects exist."""
@@ -131,11 +120,11 @@ def test_del_and_gc_of_one_network_keep_the_other(used_nets, new_sandbox, way):
         first.list.check(first.run(deleted), result)
         first.gc((CONTAINER, "eth0"))
         first.list.check(first.run(deleted), result)
-        delete_namespace(first.host, deleted)
+        delete_and_wait(deleted, first.host)
         first.gc()
     else:
         first.list.delete(first.run(deleted if way == "DEL" else None), result)
-        delete_namespace(first.host, deleted)
+        delete_and_wait(deleted, first.host)
     assert read_state(used_nets) == before
     second.list.check(second.run(running), kept)
 
@@ -156,7 +145,7 @@ def test_gc_continues_after_an_error(used_nets, new_sandbox):
     net, _ = used_nets
     before = read_state(used_nets)
     net.add(pod := new_sandbox())
-    delete_namespace(net.host, pod)
+    delete_and_wait(pod, net.host)
     lock = net.store / net.name / "lock"
     lock.unlink()
     lock.mkdir()
@@ -180,7 +169,7 @@ def test_restarted_container(used_nets, new_sandbox):
     before = read_state(used_nets)
     net.add(first := new_sandbox())
     first_state = read_state(used_nets)
-    delete_namespace(net.host, first)
+    delete_and_wait(first, net.host)
     for name in net.leases():  # as host-local does if the runtime's cache lists a missing namespace
         (net.store / net.name / name).unlink()
     result = net.add(second := new_sandbox())
