@@ -10,14 +10,15 @@ from tests.support.netstate import links, shown
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 
-def test_two_pods_reach_each_other_and_the_gateway(network, new_sandbox):
-    """Pods of one network reach each other and the gateway, and the host reaches them."""
+def test_two_pods_reach_each_other_and_the_gateway(dual_network, new_sandbox):
+    """Pods of one network reach each other and the gateway, and the host reaches them, by IPv4 and IPv6."""
     one, two = new_sandbox(), new_sandbox()
-    first, second = network.add(one), network.add(two)
-    assert reaches(one, address(second))
-    assert reaches(two, address(first))
-    assert reaches(one, first["ips"][0]["gateway"])
-    assert reaches(network.host, address(second))
+    first, second = dual_network.add(one), dual_network.add(two)
+    for number in (0, 1):
+        assert reaches(one, address(second, number))
+        assert reaches(two, address(first, number))
+        assert reaches(one, first["ips"][number]["gateway"])
+        assert reaches(dual_network.host, address(second, number))
 
 
 def test_result_lists_bridge_host_veth_and_container_veth(network, sandbox):

@@ -64,32 +64,21 @@ def test_configured_iptables_that_is_missing_is_reported(masqueraded, sandbox):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("other", [*BACKENDS, None])
-def test_del_removes_rules_of_both_backends(masqueraded, sandbox, backend, other):
-    """DEL removes the rules of both backends, whichever one the configuration names by then."""
-    masqueraded.having(ipMasqBackend=backend).add(sandbox)
-    assert backends_with_rules(masqueraded) == {backend}
-    masqueraded.having(ipMasqBackend=other).delete(sandbox)
-    assert backends_with_rules(masqueraded) == set()
-
-
-@pytest.mark.parametrize("value", ["yes", 1])
-def test_del_removes_rules_with_an_invalid_ipmasq(masqueraded, sandbox, value):
-    """DEL removes the rules if the value of ipMasq has a wrong type by then."""
-    masqueraded.add(sandbox)
-    masqueraded.having(ipMasq=value).delete(sandbox)
-    assert backends_with_rules(masqueraded) == set()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("value", [False, None])
-def test_del_removes_rules_of_disabled_options(masqueraded, sandbox, backend, value):
-    """DEL removes masquerade rules and MAC spoof check even if the configuration no longer enables them."""
-    masqueraded.having(ipMasqBackend=backend, macspoofchk=True).add(sandbox)
-    assert backends_with_rules(masqueraded) == {backend}
-    masqueraded.having(ipMasq=value, macspoofchk=value).delete(sandbox)
-    assert backends_with_rules(masqueraded) == set()
-    assert sandbox.name not in "".join(nft_rules(masqueraded.host))
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"ipMasqBackend": other} for other in (*BACKENDS, None)),
+        *({"ipMasq": value, "macspoofchk": None} for value in (False, None, "yes", 1)),
+    ],
+)
+def test_del_removes_rules_of_both_backends(masqueraded, sandbox, backend, changed):
+    """DEL removes the rules of both backends, whichever one, or whatever `ipMasq`, the configuration has by then."""
+    net = masqueraded.having(ipMasqBackend=backend, macspoofchk=True)
+    net.add(sandbox)
+    assert backends_with_rules(net) == {backend}
+    net.having(**changed).delete(sandbox)
+    assert backends_with_rules(net) == set()
+    assert sandbox.name not in "".join(nft_rules(net.host))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

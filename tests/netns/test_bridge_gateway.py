@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links
+from tests.support.publishing import CLIENT, CLIENT6, NODE, NODE6
 
 
 def cidrs(namespace, name):
@@ -74,22 +75,14 @@ def test_default_route_of_ipam_is_kept(scripted_network, sandbox, ipam_routes, e
     assert all("gw" in route for route in result["routes"])
 
 
-def test_packets_are_forwarded_to_other_hosts(dual_network, sandbox, new_sandbox):
+def test_packets_are_forwarded_to_other_hosts(dual_network, sandbox, client):
     """A pod and a host behind another interface of the node reach each other by IPv4 and IPv6."""
-    host, other_host = dual_network.host, new_sandbox()
-    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", other_host.name)
-    for number, namespace, name, gateway in (("1", host, "uplink", None), ("2", other_host, "eth0", "1")):
-        namespace.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
-        namespace.ip("addr", "add", f"2001:db8::{number}/64", "dev", name, "nodad")
-        namespace.ip("link", "set", name, "up")
-        if gateway:
-            namespace.ip("route", "add", "default", "via", f"192.0.2.{gateway}")
-            namespace.ip("-6", "route", "add", "default", "via", f"2001:db8::{gateway}")
+    for option, node in (("-4", NODE), ("-6", NODE6)):
+        client.ip(option, "route", "add", "default", "via", node)
     result = dual_network.add(sandbox)
-    assert reaches(sandbox, "192.0.2.2")
-    assert reaches(sandbox, "2001:db8::2")
-    assert reaches(other_host, address(result))
-    assert reaches(other_host, address(result, 1))
+    for number, ip in enumerate((CLIENT, CLIENT6)):
+        assert reaches(sandbox, ip)
+        assert reaches(client, address(result, number))
 
 
 @pytest.mark.parametrize("is_gateway", [True, None])

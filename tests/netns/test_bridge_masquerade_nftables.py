@@ -51,16 +51,10 @@ def seen_sources(namespace, kind="v4"):
 
 
 @pytest.fixture
-def external(host, new_sandbox, tmp_path):
-    """A machine beside the host that has no route to the pods' networks."""
-    namespace = new_sandbox()
-    watch_sources(namespace, tmp_path)
-    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
-    for end, name, number in ((host, "uplink", 1), (namespace, "eth0", 2)):
-        end.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
-        end.ip("addr", "add", f"2001:db8::{number}/64", "dev", name, "nodad")
-        end.ip("link", "set", name, "up")
-    return namespace
+def external(client, tmp_path):
+    """A machine beside the host, without a route to the pods, that records where packets come from."""
+    watch_sources(client, tmp_path)
+    return client
 
 
 @pytest.fixture

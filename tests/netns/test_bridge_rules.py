@@ -72,16 +72,6 @@ def test_gc_removes_rules_of_one_network(ruled, new_sandbox):
     net.check(kept, result)
 
 
-def test_failed_add_removes_its_rules(ruled, host, sandbox):
-    """An ADD that fails after it added the rules removes them, but not the shared chain."""
-    host.ip("link", "add", "cni0", "type", "bridge")
-    host.ip("addr", "add", "10.99.0.1/16", "dev", "cni0")
-    assert "already has an IP address" in ruled.network.run("ADD", sandbox).error()["msg"]
-    assert sandbox.name not in rules(ruled.network)
-    host.run("nft", "list", "chain", *ruled.chain.split())
-    assert ruled.network.leases() == {}
-
-
 def test_check_reports_missing_rules(ruled, host, sandbox):
     """CHECK fails if the rules are missing."""
     result = ruled.network.add(sandbox)

@@ -93,8 +93,11 @@ def files(directory: Path):
     }
 
 
-def test_add_creates_the_golden_state(network, sandbox, expected, store):
-    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'."""
+def test_state_equals_the_reference_plugins(network, sandbox, expected, store):
+    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'.
+
+    After DEL host-local's directory does, and the sandbox has only lo.
+    """
     result = network.add(sandbox, container_id=golden.CONTAINER_ID)
     assert golden.result(result) == expected["result"]
     for namespace, golden_state in ((network.host, expected["host"]), (sandbox, expected["pod"])):
@@ -106,11 +109,6 @@ def test_add_creates_the_golden_state(network, sandbox, expected, store):
         assert actual["routes"] == golden_state["routes"]
     assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
     assert files(store / "goldnet") == expected["store"]
-
-
-def test_del_leaves_the_golden_state(network, sandbox, expected, store):
-    """After DEL host-local's directory equals that of the reference plugin, and the sandbox has only lo."""
-    network.add(sandbox, container_id=golden.CONTAINER_ID)
     network.delete(sandbox, container_id=golden.CONTAINER_ID)
     assert files(store / "goldnet") == expected["store after DEL"]
     assert golden.of(sandbox)["links"].keys() == {"lo"}

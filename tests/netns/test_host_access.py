@@ -193,23 +193,14 @@ def test_a_stale_route_to_an_address_is_replaced(accessible, new_sandbox):
     accessible.add(one)
     one.ip("link", "del", "eth0")  # the kernel would delete it after the namespace: until then it defends the address
     one.delete()
+    ipam = accessible.config["ipam"]
     for lease in accessible.leases():
-        (pathof(accessible) / lease).unlink()
-    accessible.having(ipam=fresh(accessible)).add(two)
+        Path(ipam["dataDir"], accessible.config["name"], lease).unlink()
+    accessible.having(ipam={**ipam, "dataDir": f"{ipam['dataDir']}-fresh"}).add(two)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
     accessible.delete("", container_id=one.name)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
     assert reaches(accessible.host, "10.25.0.2")
-
-
-def pathof(network):
-    """Returns the directory with the network's leases."""
-    return Path(network.config["ipam"]["dataDir"]) / network.config["name"]
-
-
-def fresh(network):
-    """Returns an `ipam` whose store is empty."""
-    return {**network.config["ipam"], "dataDir": network.config["ipam"]["dataDir"] + "-fresh"}
 
 
 BROKEN = {
