@@ -86,6 +86,7 @@ def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network,
         {"dst": "198.51.100.0/24", "gw": "10.22.0.7", "mtu": 1300, "advmss": 1200},
         {"dst": "203.0.113.0/24", "priority": 50, "table": 100},
         {"dst": "10.99.0.0/16", "table": 1000},
+        {"dst": "10.98.0.0/16", "scope": 253},
         {"dst": "2001:db8::/32", "priority": 7, "mtu": 1290},
         {"dst": "2001:db8:1::/48", "gw": "fd00:22::7", "table": 300},
     ]
@@ -95,9 +96,10 @@ def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network,
         line.split(" pref ")[0].strip()
         for family in ("-4", "-6")
         for line in sandbox.ip(family, "route", "show", "table", "all").splitlines()
-        if " via " in line
+        if "proto kernel" not in line and (" via " in line or "scope link" in line)
     ]
     assert sorted(installed) == [
+        "10.98.0.0/16 dev eth0 scope link",
         "10.99.0.0/16 via 10.22.0.1 dev eth0 table 1000",
         "192.0.2.0/24 via 10.22.0.1 dev eth0",
         "198.51.100.0/24 via 10.22.0.7 dev eth0 mtu 1300 advmss 1200",
@@ -105,13 +107,6 @@ def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network,
         "2001:db8::/32 via fd00:22::1 dev eth0 metric 7 mtu 1290",
         "203.0.113.0/24 via 10.22.0.1 dev eth0 table 100 metric 50",
     ]
-
-
-def test_a_route_may_have_link_scope(scripted_network, sandbox):
-    """A route has the scope that IPAM returns, here that of a route to the link itself."""
-    routes = [{"dst": "192.0.2.0/24", "scope": 253}]
-    scripted_network([{"address": "10.22.0.9/16"}], keys={"isDefaultGateway": False}, routes=routes).add(sandbox)
-    assert sandbox.ip("route", "show", "192.0.2.0/24").strip() == "192.0.2.0/24 dev eth0 scope link"
 
 
 @pytest.mark.parametrize("configured", [None, {}, {"nameservers": [], "domain": ""}, {"options": ["ndots:5"]}])

@@ -169,3 +169,28 @@ def test_del_ignores_invalid_names_in_prev_result(network):
     names = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
     interfaces = [{"name": name, "mac": "02:00:00:00:00:01"} for name in names]
     network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).assert_silent()
+
+
+def test_override_accepts_the_hosts_namespace(network):
+    """With CNI_NETNS_OVERRIDE both veth ends may be on the host; CHECK and DEL work."""
+    before = set(state(network.host)["links"])
+    override = {"CNI_NETNS_OVERRIDE": "1"}
+    result = network.add(network.host, env=override)
+    assert state(network.host)["links"]["eth0"]["addresses"]
+    network.check(network.host, result, env=override)
+    network.delete(network.host, env=override)
+    assert set(state(network.host)["links"]) == before | {"cni0"}
+
+
+def test_path_without_a_namespace_is_refused(network, tmp_path):
+    """A missing path and a plain file are refused with code 8 and the texts that runtimes recognize."""
+    file, before = tmp_path / "file", state(network.host)
+    file.touch()
+    for path, text in (
+        (str(file), f'unknown FS magic on "{file}": '),
+        ("/run/netns/absent", 'failed to Statfs "/run/netns/absent": no such file or directory'),
+    ):
+        error = network.run("ADD", path).error()
+        assert (error["code"], text in error["msg"]) == (8, True)
+        assert "is the container still there?" in error["details"] or path == str(file)
+    assert (state(network.host), network.leases()) == (before, {})

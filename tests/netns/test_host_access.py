@@ -176,11 +176,9 @@ def test_gc_removes_the_routes_of_unlisted_attachments(accessible, new_sandbox):
     accessible.add(two)
     other = accessible.having(name="other", ipam={**accessible.config["ipam"], "ranges": uplink.ranges("10.26.0.0/24")})
     kept = other.add(three)
-    listed = [{"containerID": one.name, "ifname": "eth0"}]
-    accessible.having(**{"cni.dev/valid-attachments": listed}).run("GC").assert_silent()
+    accessible.gc(one)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2", "10.26.0.2"}
-    empty: list[object] = []
-    accessible.having(**{"cni.dev/valid-attachments": empty}).run("GC").assert_silent()
+    accessible.gc()
     assert routes(accessible.host) == {"10.26.0.2"}
     other.check(three, kept)
     other.delete(three, kept)
@@ -264,6 +262,5 @@ def test_reference_plugin_deletes_the_pod(accessible, sandbox, reference):
     result = accessible.having(cniVersion="1.0.0").add(sandbox)
     replace(accessible, bin_dir=reference, path=str(reference)).having(cniVersion="1.0.0").delete(sandbox, result)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
-    empty: list[object] = []
-    accessible.having(**{"cni.dev/valid-attachments": empty}).run("GC").assert_silent()
+    accessible.gc()
     assert set(links(accessible.host)) == {"lo", UPLINK}

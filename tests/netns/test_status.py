@@ -16,31 +16,19 @@ from tests.support.namespaces import Namespace
 # Each node: shell commands before the verb, in a separate mount namespace, a command that runs the plugin, and a part
 # of both verbs' errors; {store} is host-local's dataDir.
 NODES = {
-    "ready": (
-        "true",
-        "",
-        "",
-    ),
+    "ready": ("true", "", ""),
     "store on a read-only file system": (
         "mkdir {store}; mount -t tmpfs -o ro podwire {store}",
         "",
         "cannot use the reservations in",
     ),
-    "a file in place of the store": (
-        "touch {store}",
-        "",
-        "cannot use the reservations in",
-    ),
+    "a file in place of the store": ("touch {store}", "", "cannot use the reservations in"),
     "a file in place of the network's store": (
         "mkdir {store}; touch {store}/net",
         "",
         "cannot use the reservations in",
     ),
-    "a directory in place of the lock": (
-        "mkdir -p {store}/net/lock",
-        "",
-        "cannot use the reservations in",
-    ),
+    "a directory in place of the lock": ("mkdir -p {store}/net/lock", "", "cannot use the reservations in"),
     "a disk without room for a file": (
         "mkdir {store}; mount -t tmpfs -o nr_inodes=1 podwire {store}",
         "",

@@ -84,6 +84,12 @@ class Network:
         """Detaches `pod`, a namespace or the text of CNI_NETNS; a failure fails the test."""
         self.run("DEL", pod, prev_result=result, **how).assert_silent()
 
+    def gc(self, *valid: Namespace) -> None:
+        """Runs GC, for which eth0 of the pods `valid` are the valid attachments; a failure fails the test."""
+        attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
+        network = self.having(**{"cni.dev/valid-attachments": attachments})
+        network.run("GC", container_id=None, ifname=None).assert_silent()
+
     def leases(self) -> dict[str, str]:
         """Returns the addresses that host-local holds for this network, with the container ID of each."""
         directory = Path(self.config["ipam"]["dataDir"]) / self.config["name"]
