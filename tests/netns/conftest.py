@@ -12,7 +12,7 @@ import pytest
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
-from tests.support import binaries, scripted_ipam, uplink, xtables
+from tests.support import binaries, scripted_ipam, single_link, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
 from tests.support.cluster import Cluster, cluster
@@ -33,6 +33,8 @@ IPV6 = [{"subnet": "fd00:22::/64"}]
 # Both variants of iptables, as parameters of `tools`.
 NFT = pytest.param("nft", marks=pytest.mark.needs("iptables_nft_nat"))
 LEGACY = pytest.param("legacy", marks=pytest.mark.needs("iptables_legacy_nat"))
+MACVLAN = pytest.param("macvlan", marks=pytest.mark.needs("macvlan"))
+IPVLAN, *IPVLAN_L3 = (pytest.param(f"ipvlan {mode}", marks=pytest.mark.needs("ipvlan")) for mode in ("l2", "l3", "l3s"))
 NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))  # as a backend of all plugins
 
 
@@ -86,6 +88,23 @@ def macvlan(bin_dir: Path, host: Namespace, neighbour: Namespace, store: Path) -
 def ipvlan(macvlan: Network) -> Network:
     """A dual-stack network of ipvlan with host-local on the host's uplink."""
     return macvlan.having(type="ipvlan")
+
+
+@pytest.fixture
+def net(macvlan: Network, request: pytest.FixtureRequest) -> Iterator[Network]:
+    """A dual-stack network of the plugin that the test's parameter `net` names (tests.support.single_link)."""
+    yield single_link.network(macvlan, request.param)
+    # Debian's Linux 5.10 waits for ever if a VLAN interface and its master are in two namespaces that end together.
+    macvlan.host.run("ip", "link", "delete", uplink.UPLINK, check=False)
+
+
+@pytest.fixture(params=[MACVLAN, IPVLAN])
+def accessible(macvlan: Network, neighbour: Namespace, request: pytest.FixtureRequest) -> Network:
+    """A network with `hostAccess`, on a node with an IPv4 and an IPv6 address on the master."""
+    uplink.give_addresses(macvlan.host)
+    uplink.route_pods(neighbour)
+    plugin = uplink.plugin(request.param, macvlan.config["ipam"])
+    return macvlan.having(**plugin, hostAccess=True, cniVersion="1.1.0")
 
 
 @pytest.fixture

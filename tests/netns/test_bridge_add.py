@@ -4,64 +4,42 @@ import re
 
 import pytest
 
-from tests.support.attaching import address, host_end, reaches
-from tests.support.netstate import links, shown, state
+from tests.support.attaching import address, reaches
+from tests.support.netstate import links, shown
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 
-def test_two_pods_reach_each_other_and_the_gateway(network, new_sandbox):
-    """Pods of one network reach each other and the gateway, and the host reaches them."""
+def test_two_pods_reach_each_other_and_the_gateway(dual_network, new_sandbox):
+    """Pods of one network reach each other and the gateway, and the host reaches them, by IPv4 and IPv6."""
     one, two = new_sandbox(), new_sandbox()
-    first, second = network.add(one), network.add(two)
-    assert reaches(one, address(second))
-    assert reaches(two, address(first))
-    assert reaches(one, first["ips"][0]["gateway"])
-    assert reaches(network.host, address(second))
-
-
-def test_veth_is_named_attached_and_up(network, sandbox):
-    """The container veth is named after CNI_IFNAME, the host veth is a port of the bridge, and all links are up."""
-    result = network.add(sandbox, ifname="net1")
-    port = host_end(result)
-    assert re.fullmatch("veth[0-9a-f]{8}", port)
-    host_links, container_links = links(network.host), links(sandbox)
-    assert set(host_links) == {"lo", "cni0", port}
-    assert set(container_links) == {"lo", "net1"}
-    assert host_links[port]["master"] == "cni0"
-    for link in (host_links["cni0"], host_links[port], container_links["net1"]):
-        assert "UP" in link["flags"]
-
-
-def test_the_port_forwards_when_add_returns(network, sandbox):
-    """When ADD returns, the host veth is operationally up, so the pod's first packet is not lost."""
-    port = shown(network.host, host_end(network.add(sandbox)))
-    assert port["operstate"] == "UP"
-    assert port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
+    first, second = dual_network.add(one), dual_network.add(two)
+    for number in (0, 1):
+        assert reaches(one, address(second, number))
+        assert reaches(two, address(first, number))
+        assert reaches(one, first["ips"][number]["gateway"])
+        assert reaches(dual_network.host, address(second, number))
 
 
 def test_result_lists_bridge_host_veth_and_container_veth(network, sandbox):
-    """The result lists bridge, host veth and container veth with their MACs; addresses refer to the third."""
-    result = network.add(sandbox)
+    """The result lists bridge, host veth and container veth with their MACs; all are up, the host veth is a port."""
+    result = network.add(sandbox, ifname="net1")
     bridge, port, container_veth = result["interfaces"]
-    host_links = links(network.host)
-    assert [bridge["name"], container_veth["name"]] == ["cni0", "eth0"]
+    host_links, container_links = links(network.host), links(sandbox)
+    assert [bridge["name"], container_veth["name"]] == ["cni0", "net1"]
+    assert re.fullmatch("veth[0-9a-f]{8}", port["name"])
     assert [ip["interface"] for ip in result["ips"]] == [2]
     assert "sandbox" not in bridge | port
     assert container_veth["sandbox"] == sandbox.path
-    assert bridge["mac"] == host_links["cni0"]["address"]
-    assert port["mac"] == host_links[port["name"]]["address"]
-    assert container_veth["mac"] == links(sandbox)["eth0"]["address"]
-
-
-def test_attaching_a_pod_changes_no_mac(network, new_sandbox):
-    """Attaching a pod changes neither the bridge's MAC address nor that of another pod."""
-    first = network.add(new_sandbox())
-    second = network.add(new_sandbox())
-    host_links = links(network.host)
-    assert first["interfaces"][0] == second["interfaces"][0]
-    for item in (*first["interfaces"][:2], second["interfaces"][1]):
-        assert item["mac"] == host_links[item["name"]]["address"]
+    assert set(host_links) == {"lo", "cni0", port["name"]}
+    assert set(container_links) == {"lo", "net1"}
+    assert host_links[port["name"]]["master"] == "cni0"
+    for listed, link in (
+        (bridge, host_links["cni0"]),
+        (port, host_links[port["name"]]),
+        (container_veth, container_links["net1"]),
+    ):
+        assert (listed["mac"], "UP" in link["flags"]) == (link["address"], True)
 
 
 def test_default_bridge_name_is_cni0(network, new_sandbox):
@@ -88,38 +66,6 @@ def test_existing_bridge_is_reused(network, sandbox):
     assert reaches(sandbox, result["ips"][0]["gateway"])
 
 
-def test_link_of_another_kind_with_the_bridges_name_is_refused(network, sandbox):
-    """ADD refuses a link that has the bridge's name but is no bridge, and does not change it."""
-    network.host.ip("link", "add", "cni0", "type", "veth", "peer", "name", "other")
-    before = state(network.host), state(sandbox)
-    error = network.run("ADD", sandbox).error()
-    assert error["code"] == 7
-    assert error["msg"] == 'failed to create bridge "cni0": "cni0" already exists but is not a bridge'
-    assert (state(network.host), state(sandbox)) == before
-
-
-def test_second_add_does_not_change_the_running_attachment(network, sandbox, new_sandbox):
-    """ADD fails if the attachment exists; its interface, address and lease stay, and it still works."""
-    other = new_sandbox()
-    network.add(other)
-    result = network.add(sandbox)
-    before = state(network.host), state(sandbox), network.leases()
-    for container_id in (sandbox.name, "another"):
-        error = network.run("ADD", sandbox, container_id=container_id).error()
-        assert 'container veth name ("eth0") peer provided ("veth' in error["msg"]
-        assert error["msg"].endswith("already exists")
-    assert (state(network.host), state(sandbox), network.leases()) == before
-    assert reaches(other, address(result))
-
-
-def test_existing_interface_of_the_container_is_not_changed(network, sandbox):
-    """ADD fails if the container already has an interface of that name, and does not change the interface."""
-    sandbox.ip("link", "add", "eth0", "type", "bridge")
-    before = state(network.host), state(sandbox)
-    assert "already exists" in network.run("ADD", sandbox).error()["msg"]
-    assert (state(network.host), state(sandbox)) == before
-
-
 @pytest.mark.parametrize(
     ("cidr", "broadcast"),
     [("10.22.0.9/16", "10.22.255.255"), ("10.22.0.8/30", "10.22.0.11"), ("10.22.0.8/31", None), ("10.22.0.8/32", None)],
@@ -140,6 +86,7 @@ def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network,
         {"dst": "198.51.100.0/24", "gw": "10.22.0.7", "mtu": 1300, "advmss": 1200},
         {"dst": "203.0.113.0/24", "priority": 50, "table": 100},
         {"dst": "10.99.0.0/16", "table": 1000},
+        {"dst": "10.98.0.0/16", "scope": 253},
         {"dst": "2001:db8::/32", "priority": 7, "mtu": 1290},
         {"dst": "2001:db8:1::/48", "gw": "fd00:22::7", "table": 300},
     ]
@@ -149,9 +96,10 @@ def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network,
         line.split(" pref ")[0].strip()
         for family in ("-4", "-6")
         for line in sandbox.ip(family, "route", "show", "table", "all").splitlines()
-        if " via " in line
+        if "proto kernel" not in line and (" via " in line or "scope link" in line)
     ]
     assert sorted(installed) == [
+        "10.98.0.0/16 dev eth0 scope link",
         "10.99.0.0/16 via 10.22.0.1 dev eth0 table 1000",
         "192.0.2.0/24 via 10.22.0.1 dev eth0",
         "198.51.100.0/24 via 10.22.0.7 dev eth0 mtu 1300 advmss 1200",
@@ -161,26 +109,12 @@ def test_routes_use_their_gateway_or_the_first_of_their_family(scripted_network,
     ]
 
 
-def test_a_route_may_have_link_scope(scripted_network, sandbox):
-    """A route has the scope that IPAM returns, here that of a route to the link itself."""
-    routes = [{"dst": "192.0.2.0/24", "scope": 253}]
-    scripted_network([{"address": "10.22.0.9/16"}], keys={"isDefaultGateway": False}, routes=routes).add(sandbox)
-    assert sandbox.ip("route", "show", "192.0.2.0/24").strip() == "192.0.2.0/24 dev eth0 scope link"
-
-
-@pytest.mark.parametrize("configured_dns", [None, {}, {"nameservers": [], "domain": ""}])
-def test_dns_of_ipam_is_kept(scripted_network, sandbox, configured_dns):
-    """If `dns` is missing or empty in the configuration, the result has the DNS settings of IPAM."""
+@pytest.mark.parametrize("configured", [None, {}, {"nameservers": [], "domain": ""}, {"options": ["ndots:5"]}])
+def test_one_member_of_dns_replaces_that_of_ipam(scripted_network, sandbox, configured):
+    """One member of `dns` replaces all DNS settings of IPAM, which otherwise remain."""
     dns = {"nameservers": ["10.0.0.53"], "search": ["example.org"]}
-    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"dns": configured_dns}, dns=dns)
-    assert net.add(sandbox)["dns"] == dns
-
-
-def test_configured_dns_replaces_that_of_ipam(scripted_network, sandbox):
-    """One member of `dns` in the configuration replaces all DNS settings of IPAM."""
-    dns = {"nameservers": ["10.0.0.53"], "search": ["example.org"]}
-    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"dns": {"options": ["ndots:5"]}}, dns=dns)
-    assert net.add(sandbox)["dns"] == {"options": ["ndots:5"]}
+    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"dns": configured}, dns=dns)
+    assert net.add(sandbox)["dns"] == (configured if configured and "options" in configured else dns)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -24,46 +24,6 @@ def test_del_deletes_veth_and_lease(network, new_sandbox):
     assert network.leases() == {}
 
 
-def test_repeated_add_and_del_leave_the_same_state(dual_network, sandbox):
-    """A second ADD and DEL leave the same state as the first."""
-    dual_network.delete(sandbox, dual_network.add(sandbox))
-    before = state(dual_network.host), state(sandbox)
-    dual_network.delete(sandbox, dual_network.add(sandbox))
-    assert (state(dual_network.host), state(sandbox)) == before
-
-
-def test_del_without_an_attachment(network, sandbox):
-    """DEL succeeds a second time, and without an earlier ADD."""
-    before = state(network.host), state(sandbox)
-    network.delete(sandbox)
-    assert (state(network.host), state(sandbox)) == before
-    result = network.add(sandbox)
-    for _ in range(2):
-        network.delete(sandbox, result)
-    assert network.leases() == {}
-    assert (set(links(network.host)), set(links(sandbox))) == ({"lo", "cni0"}, {"lo"})
-
-
-@pytest.mark.parametrize("netns", [None, "", "/run/netns/absent", "/dev/null/absent"])
-def test_del_without_a_namespace_releases_the_lease(network, sandbox, netns):
-    """DEL releases the address if CNI_NETNS is unset, empty or a missing path, and succeeds again."""
-    network.add(sandbox)
-    sandbox.delete()
-    for _ in range(2):
-        network.delete(netns, container_id=sandbox.name)
-    assert network.leases() == {}
-
-
-def test_del_with_a_plain_file_at_the_path(network, sandbox, tmp_path):
-    """DEL releases the address if an unmount left a plain file at the path of the namespace."""
-    network.add(sandbox)
-    sandbox.delete()
-    file = tmp_path / "netns"
-    file.touch()
-    network.delete(str(file), container_id=sandbox.name)
-    assert network.leases() == {}
-
-
 @pytest.mark.parametrize("unset", [True, False], ids=["CNI_NETNS unset", "CNI_NETNS names nothing"])
 def test_del_of_a_namespace_without_a_file(network, sandbox, unset):
     """DEL deletes the veth from the host, by prevResult, if a process keeps the namespace without its file."""
@@ -81,22 +41,6 @@ def test_del_of_a_namespace_without_a_file(network, sandbox, unset):
     finally:
         holder.kill()
         holder.wait()
-
-
-def test_del_after_the_bridge_was_deleted(network, sandbox):
-    """DEL succeeds if the bridge was deleted."""
-    network.add(sandbox)
-    network.host.ip("link", "del", "cni0")
-    network.delete(sandbox)
-    assert (set(links(network.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
-    assert network.leases() == {}
-
-
-def test_del_deletes_an_interface_of_any_kind(network, sandbox):
-    """DEL deletes the interface of that name, whatever its kind, as the reference does."""
-    sandbox.ip("link", "add", "eth0", "type", "bridge")
-    network.delete(sandbox)
-    assert set(links(sandbox)) == {"lo"}
 
 
 def test_del_keeps_other_interfaces(network, sandbox):
@@ -170,11 +114,3 @@ def test_del_with_an_invalid_configuration(network, sandbox, keys):
     network.add(sandbox)
     network.having(**keys).delete(sandbox)
     assert (set(links(sandbox)), network.leases()) == ({"lo"}, {})
-
-
-def test_del_ignores_cni_args(scripted_network, sandbox):
-    """DEL succeeds with invalid CNI_ARGS, which it does not read."""
-    net = scripted_network([{"address": "10.22.0.9/16"}])
-    net.add(sandbox)
-    net.delete(sandbox, args="MAC")
-    assert set(links(sandbox)) == {"lo"}

@@ -133,24 +133,34 @@ def test_delegates_do_not_inherit_blocked_signals(scripted_network, sandbox):
             assert not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1, line
 
 
-CONFIGURATION_ERRORS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
-    "a gateway of the other family": ([{"address": "10.22.0.9/16", "gateway": "fd00::1"}], {}, "other address family"),
-    "no address for a gateway": ([{"address": "255.255.255.255/32"}], {}, "its subnet is too small to derive one"),
-    "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge"),
-    "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is not a valid interface name"),
-    "a name that no interface can have": ([], {"bridge": "br\0"}, "is not a valid interface name"),
-    "a list instead of a plugin": ([], {"type": None, "plugins": []}, "this is a network list"),
+CONFIGURATION_ERRORS: dict[str, tuple[list[Any], dict[str, Any], str, str]] = {
+    "a gateway of the other family": (
+        [{"address": "10.22.0.9/16", "gateway": "fd00::1"}],
+        {},
+        "other address family",
+        "correct the gateway",
+    ),
+    "no address for a gateway": (
+        [{"address": "255.255.255.255/32"}],
+        {},
+        "its subnet is too small to derive one",
+        "larger subnet",
+    ),
+    "itself as IPAM": ([], {"ipam": {"type": "bridge"}}, "is the plugin's own: bridge", ""),
+    "a name that is a request to the kernel": ([], {"bridge": "br%d"}, "is not a valid interface name", ""),
+    "a name that no interface can have": ([], {"bridge": "br\0"}, "is not a valid interface name", ""),
+    "a list instead of a plugin": ([], {"type": None, "plugins": []}, "this is a network list", ""),
 }
 
 
 @pytest.mark.parametrize("case", CONFIGURATION_ERRORS)
 def test_configuration_errors_have_code_7(scripted_network, sandbox, case):
-    """An error that an operator can fix has code 7 and names its cause; nothing is changed."""
-    ips, keys, text = CONFIGURATION_ERRORS[case]
+    """An error that an operator can fix has code 7 and names its cause and the fix; nothing is changed."""
+    ips, keys, text, fix = CONFIGURATION_ERRORS[case]
     network = scripted_network(ips)
     before = state(network.host), state(sandbox)
     error = network.having(**keys).run("ADD", sandbox).error()
-    assert (error["code"], text in error["msg"]) == (7, True), error
+    assert (error["code"], text in error["msg"], fix in error.get("details", "")) == (7, True, True), error
     assert (state(network.host), state(sandbox)) == before
 
 
@@ -159,3 +169,28 @@ def test_del_ignores_invalid_names_in_prev_result(network):
     names = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
     interfaces = [{"name": name, "mac": "02:00:00:00:00:01"} for name in names]
     network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).assert_silent()
+
+
+def test_override_accepts_the_hosts_namespace(network):
+    """With CNI_NETNS_OVERRIDE both veth ends may be on the host; CHECK and DEL work."""
+    before = set(state(network.host)["links"])
+    override = {"CNI_NETNS_OVERRIDE": "1"}
+    result = network.add(network.host, env=override)
+    assert state(network.host)["links"]["eth0"]["addresses"]
+    network.check(network.host, result, env=override)
+    network.delete(network.host, env=override)
+    assert set(state(network.host)["links"]) == before | {"cni0"}
+
+
+def test_path_without_a_namespace_is_refused(network, tmp_path):
+    """A missing path and a plain file are refused with code 8 and the texts that runtimes recognize."""
+    file, before = tmp_path / "file", state(network.host)
+    file.touch()
+    for path, text in (
+        (str(file), f'unknown FS magic on "{file}": '),
+        ("/run/netns/absent", 'failed to Statfs "/run/netns/absent": no such file or directory'),
+    ):
+        error = network.run("ADD", path).error()
+        assert (error["code"], text in error["msg"]) == (8, True)
+        assert "is the container still there?" in error["details"] or path == str(file)
+    assert (state(network.host), network.leases()) == (before, {})

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support.attaching import address, reaches
-from tests.support.netstate import links, state
+from tests.support.netstate import links
+from tests.support.publishing import CLIENT, CLIENT6, NODE, NODE6
 
 
 def cidrs(namespace, name):
@@ -17,36 +18,36 @@ def default_routes(namespace):
     return [line.split(" metric ")[0].strip() for line in text.splitlines()]
 
 
-def test_the_gateway_is_on_the_bridge(network, sandbox):
-    """With isGateway the bridge has the gateway address and IPv4 forwarding is on; no route is added."""
-    net = network.having(isDefaultGateway=None, isGateway=True)
-    assert network.host.sysctl("net/ipv4/ip_forward") == "0"
+GATEWAYS = ["10.22.0.1/16", "fd00:22::1/64"]
+DEFAULT_ROUTES = ["default via 10.22.0.1 dev eth0", "default via fd00:22::1 dev eth0"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "families", "gateways", "routes"),
+    [
+        pytest.param({"isGateway": True}, 1, GATEWAYS[:1], [], id="gateway"),
+        pytest.param({"isGateway": True}, 2, GATEWAYS, [], id="dual-stack gateway"),
+        pytest.param({"isDefaultGateway": True}, 2, GATEWAYS, DEFAULT_ROUTES, id="dual-stack default gateway"),
+        pytest.param({}, 2, [], [], id="no gateway"),
+    ],
+)
+def test_gateway_of_each_family(dual_network, sandbox, keys, families, gateways, routes):
+    """With a gateway the bridge has its addresses and forwards their families; a default gateway adds routes.
+
+    IPAM's gateway stays in the result in any case.
+    """
+    ipam = dual_network.config["ipam"]
+    net = dual_network.having(**{"isDefaultGateway": None, **keys}, ipam={**ipam, "ranges": ipam["ranges"][:families]})
+    assert net.host.sysctl("net/ipv4/ip_forward") == "0"
     result = net.add(sandbox)
-    assert cidrs(network.host, "cni0") == ["10.22.0.1/16"]
-    assert links(network.host)["cni0"]["addresses"][0]["broadcast"] == "10.22.255.255"
-    assert network.host.sysctl("net/ipv4/ip_forward") == "1"
-    assert network.host.sysctl("net/ipv6/conf/all/forwarding") == "0"
-    assert default_routes(sandbox) == []
-    assert "routes" not in result
-
-
-def test_without_is_gateway_the_host_is_not_configured(network, sandbox):
-    """Without isGateway the bridge gets no address, and forwarding is not enabled."""
-    result = network.having(isDefaultGateway=None).add(sandbox)
-    assert cidrs(network.host, "cni0") == []
-    assert network.host.sysctl("net/ipv4/ip_forward") == "0"
-    assert network.host.sysctl("net/ipv6/conf/all/forwarding") == "0"
-    assert default_routes(sandbox) == []
-    assert result["ips"][0]["gateway"] == "10.22.0.1"  # IPAM's gateway stays in the result
-
-
-def test_each_family_has_its_gateway(dual_network, sandbox):
-    """In a dual-stack network the bridge is gateway, forwarder and default route for both families."""
-    result = dual_network.add(sandbox)
-    assert sorted(cidrs(dual_network.host, "cni0")) == ["10.22.0.1/16", "fd00:22::1/64"]
-    assert dual_network.host.sysctl("net/ipv6/conf/all/forwarding") == "1"
-    assert default_routes(sandbox) == ["default via 10.22.0.1 dev eth0", "default via fd00:22::1 dev eth0"]
-    assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
+    assert sorted(cidrs(net.host, "cni0")) == gateways
+    assert not gateways or links(net.host)["cni0"]["addresses"][0]["broadcast"] == "10.22.255.255"
+    forwarding = [net.host.sysctl(key) for key in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding")]
+    assert forwarding == [str(int(len(gateways) > number)) for number in (0, 1)]
+    assert default_routes(sandbox) == routes
+    default = [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
+    assert result.get("routes", []) == (default if routes else [])
+    assert result["ips"][0]["gateway"] == "10.22.0.1"
 
 
 def test_default_gateway_is_the_first_address(scripted_network, sandbox):
@@ -74,30 +75,26 @@ def test_default_route_of_ipam_is_kept(scripted_network, sandbox, ipam_routes, e
     assert all("gw" in route for route in result["routes"])
 
 
-def test_packets_are_forwarded_to_other_hosts(dual_network, sandbox, new_sandbox):
+def test_packets_are_forwarded_to_other_hosts(dual_network, sandbox, client):
     """A pod and a host behind another interface of the node reach each other by IPv4 and IPv6."""
-    host, other_host = dual_network.host, new_sandbox()
-    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", other_host.name)
-    for number, namespace, name, gateway in (("1", host, "uplink", None), ("2", other_host, "eth0", "1")):
-        namespace.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
-        namespace.ip("addr", "add", f"2001:db8::{number}/64", "dev", name, "nodad")
-        namespace.ip("link", "set", name, "up")
-        if gateway:
-            namespace.ip("route", "add", "default", "via", f"192.0.2.{gateway}")
-            namespace.ip("-6", "route", "add", "default", "via", f"2001:db8::{gateway}")
+    for option, node in (("-4", NODE), ("-6", NODE6)):
+        client.ip(option, "route", "add", "default", "via", node)
     result = dual_network.add(sandbox)
-    assert reaches(sandbox, "192.0.2.2")
-    assert reaches(sandbox, "2001:db8::2")
-    assert reaches(other_host, address(result))
-    assert reaches(other_host, address(result, 1))
+    for number, ip in enumerate((CLIENT, CLIENT6)):
+        assert reaches(sandbox, ip)
+        assert reaches(client, address(result, number))
 
 
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("is_gateway", [True, None])
-def test_the_bridges_mac_never_changes(network, new_sandbox, is_gateway):
-    """The bridge keeps its MAC address while pods come and go, with and without a gateway."""
+def test_the_bridges_mac_never_changes(network, new_sandbox, is_gateway, exists):
+    """The bridge keeps its MAC address, also one that was not set, while pods come and go, with and without gateway."""
+    macs = set()
+    if exists:
+        network.host.ip("link", "add", "cni0", "type", "bridge")
+        macs.add(links(network.host)["cni0"]["address"])
     net = network.having(isDefaultGateway=is_gateway)
     pods = [new_sandbox() for _ in range(4)]
-    macs = set()
     for _ in range(2):
         for pod in pods:
             macs.add(net.add(pod)["interfaces"][0]["mac"])
@@ -108,58 +105,26 @@ def test_the_bridges_mac_never_changes(network, new_sandbox, is_gateway):
     assert len(macs) == 1
 
 
-def test_existing_bridge_keeps_its_mac(network, new_sandbox):
-    """A bridge that was created without an explicit MAC keeps the MAC that it has when the first pod joins."""
-    network.host.ip("link", "add", "cni0", "type", "bridge")
-    before = links(network.host)["cni0"]["address"]
-    net = network.having(isDefaultGateway=None)
-    macs = {net.add(new_sandbox())["interfaces"][0]["mac"] for _ in range(4)}
-    assert macs == {before, links(network.host)["cni0"]["address"]}
-
-
-def test_conflicting_address_is_refused(scripted_network, new_sandbox):
-    """A second IPv4 subnet on the bridge is refused with the reference's text, and the first stays in use."""
-    one, two = new_sandbox(), new_sandbox()
-    result = scripted_network([{"address": "10.1.0.9/16"}]).add(one)
-    net = scripted_network([{"address": "10.2.0.9/24"}])
-    before = state(net.host), state(two)
-    error = net.run("ADD", two).error()
-    assert error["code"] == 7
-    text = 'failed to set bridge addr: "cni0" already has an IP address different from 10.2.0.1/24'
-    assert error["msg"] == text
-    assert (state(net.host), state(two)) == before
-    assert reaches(one, result["ips"][0]["gateway"])
-
-
-def test_force_address_replaces_a_conflicting_address(scripted_network, new_sandbox):
-    """With forceAddress the gateway address replaces a conflicting one."""
-    scripted_network([{"address": "10.1.0.9/16"}]).add(new_sandbox())
-    pod = new_sandbox()
-    net = scripted_network([{"address": "10.2.0.9/24"}], keys={"forceAddress": True})
-    result = net.add(pod)
-    assert cidrs(net.host, "cni0") == ["10.2.0.1/24"]
-    assert reaches(pod, result["ips"][0]["gateway"])
-
-
 @pytest.mark.parametrize(
-    ("second", "force", "expected"),
+    ("first", "second", "force", "expected"),
     [
-        ("fd00:33::9/64", False, ["fd00:22::1/64", "fd00:33::1/64"]),
-        ("fd00:22::9/64", False, ["fd00:22::1/64"]),
-        ("fd00:22::9/48", False, None),
-        ("fd00:22::9/48", True, ["fd00:22::1/48"]),
+        ("10.1.0.9/16", "10.2.0.9/24", True, ["10.2.0.1/24"]),
+        ("fd00:22::8/64", "fd00:33::9/64", False, ["fd00:22::1/64", "fd00:33::1/64"]),
+        ("fd00:22::8/64", "fd00:22::9/64", False, ["fd00:22::1/64"]),
+        ("fd00:22::8/64", "fd00:22::9/48", False, None),
+        ("fd00:22::8/64", "fd00:22::9/48", True, ["fd00:22::1/48"]),
     ],
 )
-def test_ipv6_subnets_on_one_bridge(scripted_network, new_sandbox, second, force, expected):
-    """Disjoint IPv6 subnets share a bridge; an overlapping one conflicts, and forceAddress replaces it."""
-    scripted_network([{"address": "fd00:22::8/64"}]).add(new_sandbox())
-    net = scripted_network([{"address": second}], keys={"forceAddress": force})
-    outcome = net.run("ADD", new_sandbox())
+def test_two_subnets_on_one_bridge(scripted_network, new_sandbox, first, second, force, expected):
+    """Disjoint IPv6 subnets share a bridge; an overlapping or IPv4 one conflicts, and forceAddress replaces it."""
+    scripted_network([{"address": first}]).add(new_sandbox())
+    net, pod = scripted_network([{"address": second}], keys={"forceAddress": force}), new_sandbox()
+    outcome = net.run("ADD", pod)
     if expected is None:
         assert outcome.error()["msg"].endswith('"cni0" already has an IP address different from fd00:22::1/48')
         expected = ["fd00:22::1/64"]
     else:
-        outcome.result()
+        assert reaches(pod, outcome.result()["ips"][0]["gateway"])
     assert sorted(cidrs(net.host, "cni0")) == expected
 
 

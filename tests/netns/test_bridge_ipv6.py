@@ -18,16 +18,6 @@ def address_flags(namespace, name="eth0"):
     return {item["local"]: {"tentative", "dadfailed"} & set(item) for item in link["addr_info"]}
 
 
-def test_pods_reach_each_other_and_the_gateway_by_ipv6(dual_network, new_sandbox):
-    """Pods of a dual-stack network reach each other, the gateway and the host by IPv6."""
-    one, two = new_sandbox(), new_sandbox()
-    first, second = dual_network.add(one), dual_network.add(two)
-    assert reaches(one, address(second, 1))
-    assert reaches(two, address(first, 1))
-    assert reaches(one, first["ips"][1]["gateway"])
-    assert reaches(dual_network.host, address(second, 1))
-
-
 @pytest.mark.parametrize("dad", [None, True])
 def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
     """The IPv6 gateway is not tentative when the first ADD returns, unless enabledad is set."""

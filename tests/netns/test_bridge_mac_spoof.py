@@ -14,8 +14,7 @@ from kernel.netfilter import nft
 from kernel.netns import Netns, entered
 from plugins.bridge import mac_spoof
 from tests.support import golden
-from tests.support.attaching import host_end, reaches
-from tests.support.invocation import finish
+from tests.support.attaching import reaches
 from tests.support.netstate import nft_rules
 
 MAC, OTHER_MAC = bytes.fromhex("020000000001"), bytes.fromhex("020000000099")
@@ -327,61 +326,6 @@ def test_spoofed_frames_are_dropped(protected, new_sandbox, wire):
     protected.check(pod, result)
     protected.delete(pod)
     assert "macspoofchk" not in "".join(nft_rules(protected.host))
-
-
-def test_parallel_first_pods(protected, host, new_sandbox):
-    """Eight parallel first pods all have their rules, and parallel DELs leave nothing."""
-    pods = [new_sandbox() for _ in range(8)]
-    for outcome in [finish(process) for process in [protected.start("ADD", pod) for pod in pods]]:
-        outcome.result()
-    text = "".join(nft_rules(host))
-    assert (text.count("iifname"), text.count("drop comment")) == (8, 8)
-    for outcome in [finish(process) for process in [protected.start("DEL", pod) for pod in pods]]:
-        outcome.assert_silent()
-    assert "macspoofchk" not in "".join(nft_rules(host))
-
-
-def test_del_without_a_namespace_removes_the_rules(protected, host, new_sandbox):
-    """DEL removes the rules if the namespace is missing, and if CNI_NETNS is empty."""
-    deleted, unnamed = new_sandbox(), new_sandbox()
-    protected.add(deleted)
-    protected.add(unnamed)
-    deleted.delete()
-    protected.delete(deleted)
-    assert "".join(nft_rules(host)).count("iifname") == 1
-    protected.run("DEL", unnamed, netns="").assert_silent()
-    assert "macspoofchk" not in "".join(nft_rules(host))
-
-
-def test_gc_removes_rules_of_one_network(protected, host, new_sandbox):
-    """GC removes the rules of pods that are not in its list, only of this network."""
-    kept, stale, elsewhere = new_sandbox(), new_sandbox(), new_sandbox()
-    net = protected.having(cniVersion="1.1.0")
-    net.add(kept)
-    net.add(stale)
-    net.having(name="elsewhere").add(elsewhere)
-    valid = [{"containerID": kept.name, "ifname": "eth0"}]
-    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).assert_silent()
-    text = "".join(nft_rules(host))
-    assert [f"macspoofchk-{pod.name}-eth0" in text for pod in (kept, stale, elsewhere)] == [True, False, True]
-
-
-def test_failed_add_removes_its_rules(protected, host, sandbox):
-    """An ADD that fails after it added the rules removes them."""
-    host.ip("link", "add", "cni0", "type", "bridge")
-    host.ip("addr", "add", "10.99.0.1/16", "dev", "cni0")
-    assert "already has an IP address" in protected.run("ADD", sandbox).error()["msg"]
-    assert "chain PREROUTING" in "".join(nft_rules(host))
-    assert "macspoofchk" not in "".join(nft_rules(host))
-
-
-def test_check_reports_missing_rules(protected, host, sandbox):
-    """CHECK fails if the rules are missing."""
-    result = protected.add(sandbox)
-    host.run("nft", "flush", "chain", "bridge", "nat", "PREROUTING")
-    body = protected.run("CHECK", sandbox, prev_result=result).error()
-    assert "is missing" in body["msg"]
-    assert host_end(result) in body["details"]
 
 
 @pytest.mark.parametrize(("created_by", "deleted_by"), [("podwire", "reference"), ("reference", "podwire")])

@@ -1,16 +1,12 @@
 """Many attachments: in parallel, and sequentially."""
 
-import json
 import os
 
 import pytest
 
-from cni.args import from_env
-from cni.conf import parse
 from cni.errors import CniError
-from kernel.netns import Netns, entered
 from plugins.bridge import bridge_device
-from plugins.bridge.main import cmd_add
+from tests.netns.test_bridge_vlan_gateway import add_in_process
 from tests.support.attaching import address, host_end, reaches
 from tests.support.errors import failure_of
 from tests.support.invocation import finish
@@ -56,30 +52,32 @@ def test_failing_adds_beside_successful_ones(scripted_network, network, new_sand
 
 
 @pytest.mark.parametrize("deletions", [1, 4, 5])
-def test_bridge_deleted_during_add_is_created_again(network, sandbox, monkeypatch, deletions):
-    """ADD creates a bridge again that another, failing ADD deletes meanwhile, up to four times."""
-    ensure = bridge_device.ensure
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("cni0", {}), pytest.param("cni0.100", {"vlan": 100}, marks=pytest.mark.needs("vlan_filtering"))],
+)
+def test_link_deleted_during_add_is_created_again(scripted_network, sandbox, monkeypatch, name, keys, deletions):
+    """ADD creates bridge or gateway interface again that another, failing ADD deletes meanwhile, up to four times."""
+    net = scripted_network([{"address": "10.22.0.9/16"}], keys=keys)
+    function = "ensure" if name == "cni0" else "add_gateways"  # the last one before and the first one after
+    call = getattr(bridge_device, function)
     remaining = iter(range(deletions))
 
-    def ensure_and_delete(socket, conf, undo):
-        bridge = ensure(socket, conf, undo)
+    def delete_meanwhile(*arguments):
+        bridge = call(*arguments) if name == "cni0" else None
         if next(remaining, None) is not None:
-            network.host.ip("link", "del", "cni0")
-        return bridge
+            net.host.ip("link", "del", name)
+        return bridge or call(*arguments)
 
-    monkeypatch.setattr(bridge_device, "ensure", ensure_and_delete)
-    keys = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "cid", "CNI_NETNS": sandbox.path, "CNI_IFNAME": "eth0"}
-    args = from_env({**keys, "CNI_PATH": "/nowhere"})
-    conf = parse(json.dumps({"cniVersion": "1.0.0", "name": "net", "isGateway": True}).encode())
-    with Netns(network.host.path) as namespace, entered(namespace):
-        failure = failure_of(lambda: cmd_add(args, conf), CniError)
+    monkeypatch.setattr(bridge_device, function, delete_meanwhile)
+    failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
     if deletions < 5:
         assert failure is None
-        assert len(links(network.host)) == 3
+        assert reaches(sandbox, "10.22.0.1")
     else:
         assert failure is not None
-        assert (failure.code, failure.msg) == (11, 'bridge "cni0" was deleted during this ADD')
-        assert (set(links(network.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
+        assert keys or (failure.code, failure.msg) == (11, 'bridge "cni0" was deleted during this ADD')
+        assert (set(links(net.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
 
 
 @pytest.mark.one_kernel

@@ -10,7 +10,6 @@ from attachment.masquerade import nftables
 from attachment.masquerade.spec import Masquerade
 from kernel.netns import Netns, entered
 from tests.support.attaching import reaches
-from tests.support.invocation import finish
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
@@ -52,16 +51,10 @@ def seen_sources(namespace, kind="v4"):
 
 
 @pytest.fixture
-def external(host, new_sandbox, tmp_path):
-    """A machine beside the host that has no route to the pods' networks."""
-    namespace = new_sandbox()
-    watch_sources(namespace, tmp_path)
-    host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
-    for end, name, number in ((host, "uplink", 1), (namespace, "eth0", 2)):
-        end.ip("addr", "add", f"192.0.2.{number}/24", "dev", name)
-        end.ip("addr", "add", f"2001:db8::{number}/64", "dev", name, "nodad")
-        end.ip("link", "set", name, "up")
-    return namespace
+def external(client, tmp_path):
+    """A machine beside the host, without a route to the pods, that records where packets come from."""
+    watch_sources(client, tmp_path)
+    return client
 
 
 @pytest.fixture
@@ -140,62 +133,6 @@ def test_multicast_is_not_masqueraded(host, external):
             assert seen_sources(external, kind) == {source}
             sender.sendto(b"one", (unicast, 4242))
             assert seen_sources(external, kind) == {node}
-
-
-def test_parallel_first_pods(masquerading, host, new_sandbox):
-    """Eight parallel first pods get their rules once, and one rule that jumps to them."""
-    pods = [new_sandbox() for _ in range(8)]
-    for outcome in [finish(process) for process in [masquerading.start("ADD", pod) for pod in pods]]:
-        outcome.result()
-    assert len(podwire_rules(host)) == 16
-    assert len([line for line in nft_rules(host) if "goto masq_checks" in line]) == 1
-    for outcome in [finish(process) for process in [masquerading.start("DEL", pod) for pod in pods]]:
-        outcome.assert_silent()
-    assert podwire_rules(host) == []
-
-
-def test_del_without_a_namespace_removes_the_rules(masquerading, host, new_sandbox):
-    """DEL removes the rules if the namespace is missing, and if CNI_NETNS is empty."""
-    deleted, unnamed = new_sandbox(), new_sandbox()
-    masquerading.add(deleted)
-    masquerading.add(unnamed)
-    deleted.delete()
-    masquerading.delete(deleted)
-    assert len(podwire_rules(host)) == 2
-    masquerading.run("DEL", unnamed, netns="").assert_silent()
-    assert podwire_rules(host) == []
-
-
-def test_gc_removes_rules_of_one_network(masquerading, host, new_sandbox):
-    """GC removes the rules of pods that are not in its list, only of this network."""
-    kept, stale = new_sandbox(), new_sandbox()
-    elsewhere = masquerading.having(name="elsewhere", bridge="cni1", cniVersion="1.1.0")
-    net = masquerading.having(cniVersion="1.1.0")
-    for network, pod in ((net, kept), (net, stale), (elsewhere, stale)):
-        network.add(pod, ifname="eth1" if network is elsewhere else "eth0")
-    valid = [{"containerID": kept.name, "ifname": "eth0"}]
-    net.having(**{"cni.dev/valid-attachments": valid}).run("GC", container_id=None, ifname=None).assert_silent()
-    listing = "\n".join(nft_rules(host))
-    assert listing.count(f"net: net, if: eth0, id: {kept.name}") == 2
-    assert listing.count(f"net: elsewhere, if: eth1, id: {stale.name}") == 2
-    assert f"net: net, if: eth0, id: {stale.name}" not in listing
-
-
-def test_failed_add_removes_its_rules(masquerading, host, sandbox):
-    """An ADD that fails after it added the rules removes them."""
-    host.ip("link", "add", "cni0", "type", "bridge")
-    host.ip("addr", "add", "10.99.0.1/16", "dev", "cni0")
-    assert "already has an IP address" in masquerading.run("ADD", sandbox).error()["msg"]
-    assert podwire_rules(host) == []
-    assert podwire_rules(host, "postrouting") != []
-
-
-def test_check_reports_missing_rules(masquerading, host, sandbox):
-    """CHECK fails if the rules are missing."""
-    result = masquerading.add(sandbox)
-    masquerading.check(sandbox, result)
-    host.run("nft", "flush", "chain", "inet", "cni_plugins_masquerade", "masq_checks")
-    assert "is missing in chain" in masquerading.run("CHECK", sandbox, prev_result=result).error()["msg"]
 
 
 def test_status_leaves_nothing(masquerading):

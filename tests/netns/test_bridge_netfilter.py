@@ -1,13 +1,8 @@
 """bridge's "bridgeNetfilter": frames between pods of one bridge pass through iptables, as kube-proxy needs."""
 
-import json
-import subprocess
-
 import pytest
 
-from tests.support import binaries
 from tests.support.attaching import address, reaches
-from tests.support.invocation import Outcome, environment
 from tests.support.netstate import state
 from tests.support.tcp import PORT, serving, source_address
 
@@ -37,13 +32,15 @@ def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_san
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_add_sets_the_configured_value(network, sandbox, enabled):
-    """ADD sets the value for both families, and CHECK passes."""
+    """ADD sets the value for both families, CHECK passes, and DEL leaves the setting, which belongs to the host."""
     for key, value in ((IPV4, "1"), (IPV6, "0")):
         network.host.set_sysctl(key, value)
     network = network.having(bridgeNetfilter=enabled)
     result = network.add(sandbox)
     assert settings(network) == [str(int(enabled))] * 2
     network.check(sandbox, result)
+    network.delete(sandbox, result)
+    assert settings(network) == [str(int(enabled))] * 2
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
@@ -71,13 +68,6 @@ def test_check_reports_a_changed_setting(network, sandbox, key):
     network.check(sandbox, result)
 
 
-def test_del_does_not_change_the_setting(network, sandbox):
-    """The last DEL does not reset the setting, which belongs to the host."""
-    network = network.having(bridgeNetfilter=False)
-    network.delete(sandbox, network.add(sandbox))
-    assert settings(network) == ["0", "0"]
-
-
 def test_failing_add_does_not_change_the_setting(scripted_network, sandbox):
     """An ADD that fails does not change the setting."""
     network = scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1')
@@ -90,12 +80,12 @@ def test_missing_module_is_reported(network, sandbox):
     """Without br_netfilter ADD with true fails, has the command to load it and leaves nothing; STATUS fails, too."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     before = state(network.host), state(sandbox)
-    error = run_after(MISSING, network, "ADD", sandbox).error()
+    error = network.run_after(MISSING, "ADD", sandbox).error()
     assert error["code"] == 999
     assert "/bridge-nf-call-iptables is missing" in error["msg"]
     assert "modprobe br_netfilter" in error["details"]
     assert (state(network.host), state(sandbox), network.leases()) == (*before, {})
-    error = run_after(MISSING, network, "STATUS", sandbox).error()
+    error = network.run_after(MISSING, "STATUS", sandbox).error()
     assert error["code"] == 50
     assert "modprobe br_netfilter" in error["details"]
 
@@ -104,22 +94,22 @@ def test_missing_module_is_reported(network, sandbox):
 def test_false_needs_no_module(network, sandbox, value):
     """Without br_netfilter frames bypass iptables, so false and no key succeed."""
     network = network.having(bridgeNetfilter=value, cniVersion="1.1.0")
-    run_after(MISSING, network, "STATUS", sandbox).assert_silent()
-    assert run_after(MISSING, network, "ADD", sandbox).result()["ips"]
+    network.run_after(MISSING, "STATUS", sandbox).assert_silent()
+    assert network.run_after(MISSING, "ADD", sandbox).result()["ips"]
 
 
 def test_read_only_sys_with_the_configured_value(network, sandbox, new_sandbox):
     """On a read-only /proc/sys ADD and STATUS succeed if the value is set, else name the command."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     network.add(new_sandbox())  # sets the other settings that ADD needs
-    run_after(READ_ONLY, network, "STATUS", sandbox).assert_silent()
-    run_after(READ_ONLY, network, "ADD", sandbox).result()
+    network.run_after(READ_ONLY, "STATUS", sandbox).assert_silent()
+    network.run_after(READ_ONLY, "ADD", sandbox).result()
     network.host.set_sysctl(IPV4, "0")
     other = new_sandbox()
-    error = run_after(READ_ONLY, network, "ADD", other).error()
+    error = network.run_after(READ_ONLY, "ADD", other).error()
     assert error["msg"].endswith(f"/proc/sys/{IPV4}: Read-only file system")
     assert f"sysctl -w {IPV4}=1" in error["details"]
-    error = run_after(READ_ONLY, network, "STATUS", other).error()
+    error = network.run_after(READ_ONLY, "STATUS", other).error()
     assert (error["code"], f"sysctl -w {IPV4}=1" in error["details"]) == (50, True)
 
 
@@ -160,7 +150,7 @@ def test_kube_proxy_without_the_setting_causes_a_warning(network, sandbox, case)
 def test_kube_proxy_without_the_module_causes_a_warning(network, sandbox):
     """With kube-proxy's chains and without br_netfilter, a masquerading network warns how to load it."""
     network.host.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
-    outcome = run_after(MISSING, network.having(ipMasq=True), "ADD", sandbox)
+    outcome = network.having(ipMasq=True).run_after(MISSING, "ADD", sandbox)
     outcome.result()
     assert f"bridge: kube-proxy needs {IPV4}=1: load the module on the node: modprobe br_netfilter" in outcome.stderr
 
@@ -168,18 +158,3 @@ def test_kube_proxy_without_the_module_causes_a_warning(network, sandbox):
 def settings(network):
     """Returns the two values on the network's host."""
     return [network.host.sysctl(key) for key in (IPV4, IPV6)]
-
-
-def run_after(command, network, verb, pod):
-    """Runs a verb in a new mount namespace, after a shell command there."""
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
-    program = f"{command} && exec {binaries.directory() / 'bridge'}"
-    done = subprocess.run(
-        ["nsenter", f"--net={network.host.path}", "--", "unshare", "--mount", "sh", "-c", program],
-        input=json.dumps(network.config).encode(),
-        env=environment(verb, CNI_PATH=str(binaries.directory()), **names),
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr.decode())

@@ -179,28 +179,6 @@ def test_failing_adds_beside_successful_ones(network, failing_network, new_sandb
     assert [set(links(pod)) for pod in bad] == [{"lo"}] * len(bad)
 
 
-@pytest.mark.parametrize("deletions", [1, 4, 5])
-def test_gateway_deleted_during_add_is_created_again(scripted_network, sandbox, monkeypatch, deletions):
-    """ADD creates a gateway interface again that another, failing ADD deletes meanwhile, up to four times."""
-    net = scripted_network([{"address": "10.22.0.9/16"}], keys={"vlan": 100})
-    add_gateways = bridge_device.add_gateways
-    remaining = iter(range(deletions))
-
-    def delete_and_add_gateways(*arguments):
-        if next(remaining, None) is not None:
-            net.host.ip("link", "del", "cni0.100")
-        add_gateways(*arguments)
-
-    monkeypatch.setattr(bridge_device, "add_gateways", delete_and_add_gateways)
-    failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
-    if deletions < 5:
-        assert failure is None
-        assert reaches(sandbox, "10.22.0.1")
-    else:
-        assert failure is not None
-        assert (set(links(net.host)), set(links(sandbox))) == ({"lo"}, {"lo"})
-
-
 def test_gateway_created_meanwhile_is_used(network, sandbox, new_sandbox, monkeypatch):
     """If another ADD creates the gateway interface meanwhile, ADD uses it and deletes its own veth."""
     net = network.having(vlan=100)

@@ -46,13 +46,18 @@ def expected(request):
     return golden.scenario(request.param)
 
 
-@pytest.fixture
-def network(bin_dir, host, store, expected):
-    """The scenario's network on a host, with podwire's plugins."""
+def scenarios_network(host, store, expected, **how):
+    """Returns a scenario's network on a host, by default with podwire's plugins."""
     config = dict(expected["config"])
     if "ipam" in config:
         config["ipam"] = {**config["ipam"], "dataDir": str(store)}
-    return Network(host, config)
+    return Network(host, config, **how)
+
+
+@pytest.fixture
+def network(bin_dir, host, store, expected):
+    """The scenario's network on a host, with podwire's plugins."""
+    return scenarios_network(host, store, expected)
 
 
 def assert_links_equal(actual, golden_state):
@@ -93,24 +98,27 @@ def files(directory: Path):
     }
 
 
-def test_add_creates_the_golden_state(network, sandbox, expected, store):
-    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'."""
+def assert_attached(network, sandbox, expected, store, host_addresses=lambda addresses: addresses):
+    """Attaches the sandbox, and compares all but rules with the golden state; the host's addresses may differ."""
     result = network.add(sandbox, container_id=golden.CONTAINER_ID)
     assert golden.result(result) == expected["result"]
-    for namespace, golden_state in ((network.host, expected["host"]), (sandbox, expected["pod"])):
-        await_states(namespace, golden_state["links"])
-        actual = golden.of(namespace)
-        assert_links_equal(actual["links"], golden_state["links"])
-        is_host = namespace is network.host
-        assert actual["addresses"] == (with_nodad(golden_state["addresses"]) if is_host else golden_state["addresses"])
-        assert actual["routes"] == golden_state["routes"]
-    assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
+    for namespace, side in ((network.host, "host"), (sandbox, "pod")):
+        await_states(namespace, expected[side]["links"])
+        actual, addresses = golden.of(namespace), expected[side]["addresses"]
+        assert_links_equal(actual["links"], expected[side]["links"])
+        assert actual["addresses"] == (host_addresses(addresses) if side == "host" else addresses)
+        assert actual["routes"] == expected[side]["routes"]
     assert files(store / "goldnet") == expected["store"]
+    return result
 
 
-def test_del_leaves_the_golden_state(network, sandbox, expected, store):
-    """After DEL host-local's directory equals that of the reference plugin, and the sandbox has only lo."""
-    network.add(sandbox, container_id=golden.CONTAINER_ID)
+def test_state_equals_the_reference_plugins(network, sandbox, expected, store):
+    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'.
+
+    After DEL host-local's directory does, and the sandbox has only lo.
+    """
+    assert_attached(network, sandbox, expected, store, with_nodad)
+    assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
     network.delete(sandbox, container_id=golden.CONTAINER_ID)
     assert files(store / "goldnet") == expected["store after DEL"]
     assert golden.of(sandbox)["links"].keys() == {"lo"}

@@ -5,9 +5,8 @@
 
 import pytest
 
-from tests.netns.test_golden import SCENARIOS, assert_links_equal, await_states, files
+from tests.netns.test_golden import SCENARIOS, assert_attached, files, scenarios_network
 from tests.support import golden, xtables
-from tests.support.attaching import Network
 from tests.support.firewall_tables import Firewall
 from tests.support.hostports import PortmapNetwork
 
@@ -30,19 +29,8 @@ def needing(*scenarios):
 def test_interface_and_leases(reference, host, sandbox, store, name):
     """Result, links, addresses, routes, rules and leases equal the golden state, after ADD and after DEL."""
     expected = golden.scenario(name)
-    config = dict(expected["config"])
-    if "ipam" in config:
-        config["ipam"] = {**config["ipam"], "dataDir": str(store)}
-    network = Network(host, config, path=str(reference), bin_dir=reference)
-    result = network.add(sandbox, container_id=golden.CONTAINER_ID)
-    assert golden.result(result) == expected["result"]
-    for namespace, state in ((host, expected["host"]), (sandbox, expected["pod"])):
-        await_states(namespace, state["links"])
-        actual = golden.of(namespace)
-        assert_links_equal(actual["links"], state["links"])
-        assert actual["addresses"] == state["addresses"]
-        assert actual["routes"] == state["routes"]
-    assert files(store / "goldnet") == expected["store"]
+    network = scenarios_network(host, store, expected, path=str(reference), bin_dir=reference)
+    result = assert_attached(network, sandbox, expected, store)
     if "nft" in expected:
         assert golden.ruleset(host) == expected["nft"]
     outcome = network.run("DEL", sandbox, prev_result=result, container_id=golden.CONTAINER_ID)

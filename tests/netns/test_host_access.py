@@ -11,26 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.netns.conftest import IPVLAN, IPVLAN_L3, MACVLAN
 from tests.support import uplink
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
 from tests.support.uplink import UPLINK, WIRE
 
-MACVLAN = pytest.param("macvlan", marks=pytest.mark.needs("macvlan"))
-IPVLAN, *ROUTED = (pytest.param(f"ipvlan {mode}", marks=pytest.mark.needs("ipvlan")) for mode in ("l2", "l3", "l3s"))
-
 ETH_P_ARP = 0x806  # linux/if_ether.h
 NODE = [item.partition("/")[0] for item in uplink.HOST]
 NEIGHBOUR = [item.partition("/")[0] for item in uplink.NEIGHBOUR]
-
-
-@pytest.fixture(params=[MACVLAN, IPVLAN])
-def accessible(macvlan, neighbour, request):
-    """The network with host access, on a node with an IPv4 and an IPv6 address on the master."""
-    uplink.give_addresses(macvlan.host)
-    uplink.route_pods(neighbour)
-    plugin = uplink.plugin(request.param, macvlan.config["ipam"])
-    return macvlan.having(**plugin, hostAccess=True, cniVersion="1.1.0")
 
 
 def routes(host) -> set[str]:
@@ -39,7 +28,7 @@ def routes(host) -> set[str]:
     return {item["dst"] for each in items for item in each}
 
 
-@pytest.mark.parametrize("accessible", [MACVLAN, IPVLAN, *ROUTED], indirect=True)
+@pytest.mark.parametrize("accessible", [MACVLAN, IPVLAN, *IPVLAN_L3], indirect=True)
 def test_node_and_pods_reach_each_other(accessible, new_sandbox, neighbour):
     """Two pods, the node and a machine on the wire reach each other, by IPv4 and IPv6 and in both directions."""
     one, two = new_sandbox(), new_sandbox()
@@ -55,7 +44,7 @@ def test_node_and_pods_reach_each_other(accessible, new_sandbox, neighbour):
         assert reaches(accessible.host, NEIGHBOUR[number])
 
 
-@pytest.mark.parametrize("accessible", [MACVLAN, IPVLAN, *ROUTED], indirect=True)
+@pytest.mark.parametrize("accessible", [MACVLAN, IPVLAN, *IPVLAN_L3], indirect=True)
 @pytest.mark.parametrize("first", ["pod", "node"])
 def test_either_side_may_send_first(accessible, new_sandbox, first):
     """The first packet after ADD arrives, whichever side sends it."""
@@ -96,7 +85,7 @@ def list_arp_senders(namespace, target) -> set[str]:
     return senders
 
 
-@pytest.mark.parametrize("accessible", [MACVLAN, *ROUTED], indirect=True)
+@pytest.mark.parametrize("accessible", [MACVLAN, *IPVLAN_L3], indirect=True)
 def test_strict_arp_settings_of_the_node_do_not_matter(accessible, sandbox):
     """Pod and node reach each other if the node answers ARP only on the interface that has the address."""
     for key, value in (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "1")):
@@ -187,11 +176,9 @@ def test_gc_removes_the_routes_of_unlisted_attachments(accessible, new_sandbox):
     accessible.add(two)
     other = accessible.having(name="other", ipam={**accessible.config["ipam"], "ranges": uplink.ranges("10.26.0.0/24")})
     kept = other.add(three)
-    listed = [{"containerID": one.name, "ifname": "eth0"}]
-    accessible.having(**{"cni.dev/valid-attachments": listed}).run("GC").assert_silent()
+    accessible.gc(one)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2", "10.26.0.2"}
-    empty: list[object] = []
-    accessible.having(**{"cni.dev/valid-attachments": empty}).run("GC").assert_silent()
+    accessible.gc()
     assert routes(accessible.host) == {"10.26.0.2"}
     other.check(three, kept)
     other.delete(three, kept)
@@ -204,23 +191,14 @@ def test_a_stale_route_to_an_address_is_replaced(accessible, new_sandbox):
     accessible.add(one)
     one.ip("link", "del", "eth0")  # the kernel would delete it after the namespace: until then it defends the address
     one.delete()
+    ipam = accessible.config["ipam"]
     for lease in accessible.leases():
-        (pathof(accessible) / lease).unlink()
-    accessible.having(ipam=fresh(accessible)).add(two)
+        Path(ipam["dataDir"], accessible.config["name"], lease).unlink()
+    accessible.having(ipam={**ipam, "dataDir": f"{ipam['dataDir']}-fresh"}).add(two)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
     accessible.delete("", container_id=one.name)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
     assert reaches(accessible.host, "10.25.0.2")
-
-
-def pathof(network):
-    """Returns the directory with the network's leases."""
-    return Path(network.config["ipam"]["dataDir"]) / network.config["name"]
-
-
-def fresh(network):
-    """Returns an `ipam` whose store is empty."""
-    return {**network.config["ipam"], "dataDir": network.config["ipam"]["dataDir"] + "-fresh"}
 
 
 BROKEN = {
@@ -284,6 +262,5 @@ def test_reference_plugin_deletes_the_pod(accessible, sandbox, reference):
     result = accessible.having(cniVersion="1.0.0").add(sandbox)
     replace(accessible, bin_dir=reference, path=str(reference)).having(cniVersion="1.0.0").delete(sandbox, result)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2"}
-    empty: list[object] = []
-    accessible.having(**{"cni.dev/valid-attachments": empty}).run("GC").assert_silent()
+    accessible.gc()
     assert set(links(accessible.host)) == {"lo", UPLINK}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.netns.conftest import IPVLAN, IPVLAN_L3, MACVLAN
 from tests.support import uplink
 from tests.support.attaching import address, reaches
 from tests.support.netlist import NetworkList
@@ -12,13 +13,7 @@ from tests.support.uplink import UPLINK, WIRE
 NODE = [item.partition("/")[0] for item in uplink.HOST]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("macvlan", marks=pytest.mark.needs("macvlan")),
-        pytest.param("ipvlan l2", marks=pytest.mark.needs("ipvlan")),
-        pytest.param("ipvlan l3", marks=pytest.mark.needs("ipvlan")),
-    ]
-)
+@pytest.fixture(params=[MACVLAN, IPVLAN, IPVLAN_L3[0]])
 def node(bin_dir, host, neighbour, store, tmp_path, request):
     """A node with addresses on the master, and a dual-stack network with host access."""
     uplink.give_addresses(host)
@@ -42,7 +37,7 @@ def test_host_access_is_restored(node, sandbox, commands):
     """Repair restores the host's access, and then finds nothing to repair."""
     result = node.add(sandbox)
     before = state(node.host), state(sandbox)
-    name = f"pwha{shown(node.host, UPLINK)['ifindex']}"
+    name = uplink.host_link(node.host)
     for command in commands:
         where, *words = command.format(link=name).split()
         (node.host if where == "host" else sandbox).ip(*words)

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.support import golden
 from tests.support.attaching import reaches
 from tests.support.host_device_network import MAC, files
 from tests.support.netstate import links, shown, state
@@ -43,21 +42,6 @@ def test_del_restores_the_device(moved, host, sandbox, version, up):
     assert (net.leases(), files(net)) == ({}, [])
     net.delete(sandbox, result)
     assert state(host) == before[0]
-
-
-def test_layer_2(moved, host, sandbox):
-    """Without IPAM the interface is up without addresses, and DEL restores the device."""
-    before = state(host)
-    net = moved.having(ipam=None, cniVersion="1.0.0")
-    result = net.add(sandbox)
-    assert result == {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": "eth0", "mac": MAC, "sandbox": sandbox.path}],
-    }
-    assert "UP" in links(sandbox)["eth0"]["flags"]
-    net.check(sandbox, result)
-    net.delete(sandbox, result)
-    assert state(host) == before
 
 
 def test_hwaddr_selects_the_device(moved, host, sandbox):
@@ -134,17 +118,6 @@ def test_port_of_a_bridge_is_refused(moved, host, sandbox):
     assert "hd0" in links(host)
 
 
-def test_used_name_in_the_container(moved, host, sandbox):
-    """If the container has the interface already, nothing changes, and the error has the reference's text."""
-    sandbox.ip("link", "add", "eth0", "type", "bridge")
-    before = state(host), state(sandbox)
-    error = moved.run("ADD", sandbox).error()
-    prefix = 'failed to move link failed to move "eth0" (host: "hd0") to container NS: '
-    assert error["msg"] == prefix + "file exists"
-    assert (state(host), state(sandbox)) == before
-    assert (moved.leases(), files(moved)) == ({}, [])
-
-
 def test_interface_with_the_devices_name_is_untouched(moved, host, sandbox):
     """A container's own interface with the device's name on the host stays as it is, during ADD and DEL."""
     sandbox.ip("link", "add", "hd0", "type", "bridge")
@@ -163,19 +136,3 @@ def test_second_add_names_the_container(moved, sandbox, new_sandbox):
     error = moved.run("ADD", new_sandbox()).error()
     assert error["msg"] == "failed to find host device: Link not found"
     assert f'"hd0" is in container {sandbox.name} as eth0' in error["details"]
-
-
-def test_golden_state(moved, host, sandbox, store):
-    """The container's addresses, link and routes equal those of the reference plugin."""
-    expected = golden.scenario("host-device")
-    host.ip("link", "set", "hp0", "down")
-    host.ip("link", "set", "hd0", "mtu", "1500")
-    ipam = {**expected["config"]["ipam"], "dataDir": str(store)}
-    net = moved.having(cniVersion="1.0.0", name="goldnet", ipam=ipam)
-    result = net.add(sandbox, container_id=golden.CONTAINER_ID)
-    assert golden.result(result) == expected["result"]
-    actual = golden.of(sandbox)
-    assert actual["addresses"] == expected["pod"]["addresses"]
-    assert actual["routes"] == expected["pod"]["routes"]
-    attributes = expected["pod"]["links"]["eth0@if"]
-    assert {key: actual["links"]["eth0@if"][key] for key in attributes} == attributes

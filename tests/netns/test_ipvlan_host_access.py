@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.netns.conftest import IPVLAN
 from tests.support import uplink
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
 from tests.support.uplink import UPLINK
 
-pytestmark = pytest.mark.needs("ipvlan")
+pytestmark = pytest.mark.parametrize("accessible", [IPVLAN], indirect=True)
 
 NODE = [item.partition("/")[0] for item in uplink.HOST]
 RP_FILTER = f"net/ipv4/conf/{UPLINK}/rp_filter"
-
-
-@pytest.fixture
-def accessible(ipvlan):
-    """The network with host access, on a node with an IPv4 and an IPv6 address on the master."""
-    uplink.give_addresses(ipvlan.host)
-    return ipvlan.having(hostAccess=True, cniVersion="1.1.0")
 
 
 def test_strict_reverse_path_filter(accessible, sandbox):
@@ -107,21 +101,3 @@ def test_another_mode_on_the_master(accessible, sandbox, new_sandbox):
     for number in (0, 1):
         assert reaches(second, NODE[number])
         assert reaches(accessible.host, address(other_result, number))
-
-
-@pytest.mark.parametrize("mode", ["l3", "l3s"])
-def test_conflicts_cannot_be_detected_in_l3(ipvlan, sandbox, mode):
-    """`conflictDetection` is refused in modes without ARP."""
-    error = ipvlan.having(mode=mode, conflictDetection=True).run("ADD", sandbox).error()
-    assert (error["code"], error["msg"]) == (
-        7,
-        f'"conflictDetection" is not possible: in mode "{mode}" pods do not use ARP',
-    )
-
-
-def test_conflicts_on_a_master_that_is_down(ipvlan, sandbox):
-    """With `conflictDetection` a master that is down is refused with the command that brings it up."""
-    ipvlan.host.ip("link", "set", UPLINK, "down")
-    error = ipvlan.having(conflictDetection=True).run("ADD", sandbox).error()
-    assert (error["msg"], error["details"]) == (f'master "{UPLINK}" is down', f'ip link set "{UPLINK}" up')
-    assert (set(links(sandbox)), ipvlan.leases()) == ({"lo"}, {})

@@ -65,50 +65,33 @@ def attach(node, pod):
     return address(node.network.add(pod))
 
 
-def test_the_bridge_is_cbr0_with_the_first_address_of_the_pod_cidr(node, sandbox):
-    """Pods are attached to the bridge cbr0, which has the first address of the node's pod CIDR."""
-    result = node.network.add(sandbox)
-    bridge = links(node.host)["cbr0"]
+def test_pods_and_node_are_configured_as_by_kubenet(node, new_sandbox):
+    """Bridge cbr0 has the first address of the pod CIDR, each pod the next one, a hairpin port and a default route.
+
+    All have the uplink's MTU. The node forwards, bridged frames pass iptables, and pods use their addresses at once.
+    """
+    for key in ("net/ipv4/ip_forward", BRIDGE_NF):
+        node.host.set_sysctl(key, "0")
+    for number in (2, 3, 4):
+        pod = new_sandbox()
+        result = node.network.add(pod)
+        assert address(result) == f"10.24.0.{number}"
+        port, container_veth = shown(node.host, host_end(result)), links(pod)["eth0"]
+        bridge = links(node.host)["cbr0"]
+        assert (port["master"], port["linkinfo"]["info_slave_data"]["hairpin"]) == ("cbr0", True)
+        assert [link["mtu"] for link in (bridge, port, container_veth)] == [1450] * 3
+        assert pod.ip("route", "show", "default").split() == ["default", "via", "10.24.0.1", "dev", "eth0"]
+        assert pod.sysctl("net/ipv6/conf/eth0/accept_dad") == "0"
     assert [(item["local"], item["prefixlen"]) for item in bridge["addresses"]] == [("10.24.0.1", 24)]
-    assert links(node.host)[host_end(result)]["master"] == "cbr0"
+    assert [node.host.sysctl(key) for key in ("net/ipv4/ip_forward", BRIDGE_NF)] == ["1", "1"]
 
 
-def test_pods_get_consecutive_addresses(node, new_sandbox):
-    """The first pod has the second address of the pod CIDR, the next pod the next one."""
-    assert [attach(node, new_sandbox()) for _ in range(3)] == ["10.24.0.2", "10.24.0.3", "10.24.0.4"]
-
-
-def test_every_host_end_is_in_hairpin_mode(node, new_sandbox):
-    """Each pod's port is in hairpin mode (kubelet's hairpin-veth)."""
-    for _ in range(2):
-        port = shown(node.host, host_end(node.network.add(new_sandbox())))
-        assert port["linkinfo"]["info_slave_data"]["hairpin"] is True
-
-
-def test_mtu_is_the_lowest_of_the_nodes_interfaces(node, sandbox):
-    """Bridge and both veth ends have the uplink's MTU."""
-    result = node.network.add(sandbox)
-    host_links = links(node.host)
-    assert [host_links["cbr0"]["mtu"], host_links[host_end(result)]["mtu"], links(sandbox)["eth0"]["mtu"]] == [1450] * 3
-
-
-def test_default_mtu_is_1460(node, sandbox):
-    """Without an uplink that is up the MTU is 1460."""
+@pytest.mark.parametrize(("configured", "expected"), [("auto", 1460), (1300, 1300)])
+def test_mtu_without_an_uplink(node, sandbox, configured, expected):
+    """Without an uplink that is up the MTU is 1460; a number instead is kubelet's --network-plugin-mtu."""
     node.host.ip("link", "set", "up0", "down")
-    node.network.add(sandbox)
-    assert links(sandbox)["eth0"]["mtu"] == 1460
-
-
-def test_mtu_can_be_configured(node, sandbox):
-    """A number instead of "auto" is kubelet's --network-plugin-mtu."""
-    node.having(mtu=1300).network.add(sandbox)
-    assert links(sandbox)["eth0"]["mtu"] == 1300
-
-
-def test_default_route_is_via_cbr0(node, sandbox):
-    """A pod has a default route via the bridge's address."""
-    node.network.add(sandbox)
-    assert sandbox.ip("route", "show", "default").split() == ["default", "via", "10.24.0.1", "dev", "eth0"]
+    node.having(mtu=configured).network.add(sandbox)
+    assert links(sandbox)["eth0"]["mtu"] == expected
 
 
 def test_a_pods_loopback_is_up(node, sandbox):
@@ -117,26 +100,6 @@ def test_a_pods_loopback_is_up(node, sandbox):
     sample.add(lambda *what: run_plugin(*what, host=node.host, netns=sandbox, ifname="lo"))
     node.network.add(sandbox)
     assert "UP" in links(sandbox)["lo"]["flags"]
-
-
-def test_forwarding_is_on(node, sandbox):
-    """The node forwards IPv4."""
-    node.host.set_sysctl("net/ipv4/ip_forward", "0")
-    node.network.add(sandbox)
-    assert node.host.sysctl("net/ipv4/ip_forward") == "1"
-
-
-def test_bridged_frames_pass_iptables(node, sandbox):
-    """The setting bridge-nf-call-iptables is on, as kube-proxy needs it."""
-    node.host.set_sysctl(BRIDGE_NF, "0")
-    node.network.add(sandbox)
-    assert node.host.sysctl(BRIDGE_NF) == "1"
-
-
-def test_a_pods_addresses_are_used_at_once(node, sandbox):
-    """Pods do not run duplicate address detection."""
-    node.network.add(sandbox)
-    assert sandbox.sysctl("net/ipv6/conf/eth0/accept_dad") == "0"
 
 
 def test_pods_and_node_reach_each_other(node, new_sandbox):
@@ -165,31 +128,22 @@ def test_pod_reaches_itself_through_a_service(node, sandbox, hairpin):
         assert source_address(sandbox, SERVICE, 80) == ("10.24.0.1" if hairpin else "")
 
 
-@pytest.mark.parametrize("backend", ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))])
-def test_packets_that_leave_the_cluster_are_masqueraded(node, sandbox, backend):
-    """Packets to addresses outside 10.0.0.0/8 have the node's address, others the pod's."""
-    node = node.having(ipMasqBackend=backend)
-    pod_ip = attach(node, sandbox)
+MASQUERADED = [
+    pytest.param({"ipMasqBackend": "iptables"}, {WORLD}, id="iptables"),
+    pytest.param({"ipMasqBackend": "nftables"}, {WORLD}, id="nftables", marks=pytest.mark.needs("nft_nat")),
+    pytest.param({"nonMasqueradeCIDRs": ["192.168.0.0/16", "203.0.113.0/24"]}, {OTHER_NODE}, id="configured"),
+    pytest.param({"nonMasqueradeCIDRs": ["0.0.0.0/0"]}, set(), id="disabled"),
+]
+
+
+@pytest.mark.parametrize(("keys", "masqueraded"), MASQUERADED)
+def test_packets_that_leave_the_cluster_are_masqueraded(node, sandbox, keys, masqueraded):
+    """Packets outside 10.0.0.0/8, or nonMasqueradeCIDRs (--non-masquerade-cidr), have the node's address."""
+    pod_ip = attach(node.having(**keys), sandbox)
     assert reaches(sandbox, OTHER_NODE)
-    for ip, source in ((WORLD, NODE), (OTHER_NODE, pod_ip)):
+    for ip in (WORLD, OTHER_NODE):
         with serving(node.router, ip):
-            assert source_address(sandbox, ip) == source
-
-
-def test_configured_networks_are_not_masqueraded(node, sandbox):
-    """Only the networks of nonMasqueradeCIDRs are exempt (kubelet's --non-masquerade-cidr)."""
-    pod_ip = attach(node.having(nonMasqueradeCIDRs=["192.168.0.0/16", "203.0.113.0/24"]), sandbox)
-    assert reaches(sandbox, OTHER_NODE)
-    for ip, source in ((WORLD, pod_ip), (OTHER_NODE, NODE)):
-        with serving(node.router, ip):
-            assert source_address(sandbox, ip) == source
-
-
-def test_masquerading_can_be_disabled_for_all_networks(node, sandbox):
-    """With 0.0.0.0/0 in nonMasqueradeCIDRs nothing is masqueraded."""
-    pod_ip = attach(node.having(nonMasqueradeCIDRs=["0.0.0.0/0"]), sandbox)
-    with serving(node.router, WORLD):
-        assert source_address(sandbox, WORLD) == pod_ip
+            assert source_address(sandbox, ip) == (NODE if ip in masqueraded else pod_ip)
 
 
 def attach_with_plugin(node, pod, name, capability, value):

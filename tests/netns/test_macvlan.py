@@ -1,19 +1,19 @@
-"""macvlan: links, results, modes, keys and traffic."""
+"""macvlan: modes, masters and traffic."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from tests.support import uplink
-from tests.support.attaching import Network, address, reaches
+from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
 from tests.support.uplink import UPLINK, WIRE
 
 pytestmark = pytest.mark.needs("macvlan")
 
-MAC, OTHER_MAC, THIRD_MAC = (f"02:00:00:00:00:0{digit}" for digit in (1, 2, 3))
+MAC = "02:00:00:00:00:01"
 
 
 def info(sandbox, name="eth0"):
@@ -23,31 +23,17 @@ def info(sandbox, name="eth0"):
     return item["linkinfo"]["info_data"]
 
 
-def test_pods_and_the_wire_reach_each_other(macvlan, new_sandbox, neighbour):
-    """Two pods on one master and a machine on the wire reach each other by both IP versions; the host does not."""
+@pytest.mark.parametrize("second_by", ["podwire", "reference"])
+def test_pods_reach_each_other(macvlan, new_sandbox, reference, second_by):
+    """Two pods on one master, also one of the reference plugin, reach each other; the host does not reach them."""
     one, two = new_sandbox(), new_sandbox()
-    first, second = macvlan.add(one), macvlan.add(two)
+    first = macvlan.add(one)
+    other = macvlan if second_by == "podwire" else replace(macvlan, bin_dir=reference, path=str(reference))
+    second = other.add(two)
     for number in (0, 1):
         assert reaches(one, address(second, number))
-        assert reaches(neighbour, address(first, number))
-        assert reaches(two, uplink.NEIGHBOUR[number].partition("/")[0])
     macvlan.host.ip("address", "add", uplink.HOST[0], "dev", UPLINK)
     assert not reaches(macvlan.host, address(first), within_s=1)
-
-
-def test_result_lists_the_interface(macvlan, sandbox):
-    """The result lists the interface with all addresses, with its MTU since 1.1.0, and no interface of the host."""
-    result = macvlan.having(cniVersion="1.1.0", mtu=1400).add(sandbox)
-    link = shown(sandbox, "eth0")
-    mac = link["address"]
-    assert result["interfaces"] == [{"name": "eth0", "mac": mac, "mtu": 1400, "sandbox": sandbox.path}]
-    assert [(ip["address"], ip["gateway"], ip["interface"]) for ip in result["ips"]] == [
-        ("10.25.0.2/24", "10.25.0.1", 0),
-        ("fd00:25::2/64", "fd00:25::1", 0),
-    ]
-    assert (link["mtu"], shown(macvlan.host, UPLINK)["ifindex"]) == (1400, link["link_index"])
-    for key in ("ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify"):
-        assert sandbox.sysctl(f"net/{key}") == "1"
 
 
 @pytest.mark.parametrize("mode", ["", "bridge", "private", "vepa", "passthru", None])
@@ -76,76 +62,6 @@ def test_private_pods_do_not_reach_each_other(macvlan, new_sandbox, neighbour):
     assert reaches(one, uplink.NEIGHBOUR[0].partition("/")[0])
 
 
-def test_without_master_the_default_routes_interface_is_used(macvlan, sandbox):
-    """Without `master` the interface of the default route with the lowest metric is the master."""
-    net = macvlan.having(master=None)
-    error = net.run("ADD", sandbox).error()
-    assert error["msg"] == "no default route interface found"
-    net.host.ip("link", "add", "up1", "type", "veth", "peer", "name", "up2")
-    for name, metric in (("up1", "20"), (UPLINK, "10")):
-        net.host.ip("link", "set", name, "up")
-        net.host.ip("route", "add", "default", "dev", name, "metric", metric)
-    result = net.add(sandbox)
-    assert shown(sandbox, "eth0")["link_index"] == shown(net.host, UPLINK)["ifindex"]
-    net.check(sandbox, result)
-
-
-def test_ipv6_default_route_names_the_master(macvlan, sandbox):
-    """On a host with an IPv6 default route only, its interface is the master."""
-    macvlan.host.ip("-6", "route", "add", "default", "dev", UPLINK)
-    macvlan.having(master=None).add(sandbox)
-    assert shown(sandbox, "eth0")["link_index"] == shown(macvlan.host, UPLINK)["ifindex"]
-
-
-REFUSED: dict[str, tuple[dict[str, object], int, str]] = {
-    "unknown master": ({"master": "zz"}, 999, 'failed to lookup master "zz": Link not found'),
-    "impossible master": ({"master": "a/b"}, 7, '"master" is not a valid interface name: "a/b"'),
-    "loopback": ({"master": "lo"}, 7, 'master "lo" is the loopback interface'),
-    "mode": ({"mode": "Bridge"}, 7, 'unknown macvlan mode: "Bridge"'),
-    "negative MTU": ({"mtu": -1}, 7, "invalid MTU -1, must be [0, master MTU(1500)]"),
-    "large MTU": ({"mtu": 9000}, 7, "invalid MTU 9000, must be [0, master MTU(1500)]"),
-    "MTU without IPv6": ({"mtu": 1279}, 7, '"mtu" 1279 is too small for the IPv6 addresses that IPAM allocates'),
-    "small MTU": ({"mtu": 50}, 999, "failed to create macvlan: invalid argument"),
-    "MTU of another type": ({"mtu": "1400"}, 7, '"mtu" must be an integer, not a string'),
-    "negative queue": ({"bcqueuelen": -1}, 7, '"bcqueuelen" must be between 0 and 4294967295, not -1'),
-    "MAC": ({"mac": "zz"}, 7, "invalid args zz for MAC addr: address zz: invalid MAC address"),
-    "multicast MAC": ({"mac": "01:00:5e:00:00:01"}, 7, "failed to create macvlan: cannot assign requested address"),
-    "zero MAC": ({"mac": "00:00:00:00:00:00"}, 7, "failed to create macvlan: cannot assign requested address"),
-    "long MAC": ({"mac": "02:00:00:00:00:00:00:01"}, 7, "failed to create macvlan: cannot assign requested address"),
-    "version": ({"cniVersion": "0.2.0", "ipam": None}, 7, "cannot convert: no valid IP addresses"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_invalid_keys_are_refused(macvlan, sandbox, case):
-    """A wrong value is reported before any change."""
-    keys, code, text = REFUSED[case]
-    before = state(macvlan.host), state(sandbox)
-    error = macvlan.having(**keys).run("ADD", sandbox).error()
-    assert error["code"] == code
-    assert error["msg"].endswith(text)
-    assert (state(macvlan.host), state(sandbox)) == before
-    assert macvlan.leases() == {}
-
-
-def test_mac_addresses_by_precedence(macvlan, new_sandbox):
-    """The runtime's MAC address wins over CNI_ARGS, which wins over the key `mac`."""
-    net = macvlan.having(mac=MAC)
-    from_args: dict[str, Any] = {"env": {"CNI_ARGS": f"IgnoreUnknown=1;MAC={OTHER_MAC}"}}
-    cases: tuple[tuple[Network, dict[str, Any], str], ...] = (
-        (net, {}, MAC),
-        (net, from_args, OTHER_MAC),
-        (net.having(runtimeConfig={"mac": THIRD_MAC}), from_args, THIRD_MAC),
-    )
-    for network, how, expected in cases:
-        pod = new_sandbox()
-        result = network.add(pod, **how)
-        assert (result["interfaces"][0]["mac"], shown(pod, "eth0")["address"]) == (expected, expected)
-        network.check(pod, result, **how)
-    error = net.run("ADD", new_sandbox(), env={"CNI_ARGS": "X=1"}).error()
-    assert error["code"] == 4
-
-
 def test_broadcast_queue(macvlan, new_sandbox):
     """`bcqueuelen` sets the length of the queue for broadcasts; 0 is the kernel's default."""
     for length, expected in ((500, 500), (0, 1000)):
@@ -154,56 +70,14 @@ def test_broadcast_queue(macvlan, new_sandbox):
         assert info(pod)["bcqueuelen"] == expected
 
 
-def test_layer_2(macvlan, sandbox):
-    """Without `ipam` the interface is up and has no address; CHECK and DEL succeed."""
-    no_type: dict[str, str] = {}
-    for ipam in (None, no_type):
-        net = macvlan.having(ipam=ipam)
-        result = net.add(sandbox)
-        assert set(result) == {"cniVersion", "interfaces"}
-        assert "UP" in shown(sandbox, "eth0")["flags"]
-        assert links(sandbox)["eth0"]["addresses"] == []
-        assert sandbox.sysctl("net/ipv4/conf/eth0/arp_notify") == "0"
-        net.check(sandbox, result)
-        net.delete(sandbox, result)
-        assert set(links(sandbox)) == {"lo"}
-
-
-@pytest.mark.parametrize("dns", [None, {"nameservers": ["10.25.0.53"]}])
-def test_configured_dns_replaces_that_of_ipam(macvlan, scripted_network, sandbox, dns):
-    """The result has the DNS settings of the IPAM plugin, or those of the configuration."""
-    net = scripted_network([{"address": "10.25.0.9/24"}], dns={"nameservers": ["10.0.0.53"]})
-    conf = {"type": "macvlan", "master": UPLINK, "bridge": None, "isDefaultGateway": None, "dns": dns}
-    assert net.having(**conf).add(sandbox)["dns"] == (dns or {"nameservers": ["10.0.0.53"]})
-
-
-def test_second_add_is_refused(macvlan, sandbox):
-    """ADD of an attached sandbox is refused with the reference's text, and the attachment still works."""
-    result = macvlan.add(sandbox)
-    before = state(macvlan.host), state(sandbox), macvlan.leases()
-    error = macvlan.run("ADD", sandbox).error()
-    assert error["msg"] == 'failed to rename macvlan to "eth0": file exists'
-    assert (state(macvlan.host), state(sandbox), macvlan.leases()) == before
-    macvlan.check(sandbox, result)
-
-
-def test_master_in_the_container(macvlan, sandbox):
-    """With `linkInContainer` the master is an interface of the pod, also one that is a macvlan interface itself."""
+def test_macvlan_interface_of_the_pod_as_master(macvlan, sandbox):
+    """With `linkInContainer` the master may be a macvlan interface itself."""
     macvlan.add(sandbox, ifname="net0")
-    sandbox.ip("link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
-    for name in ("veth0", "veth1"):
-        sandbox.ip("link", "set", name, "up")
-    for master, ifname in (("veth0", "net1"), ("net0", "net2")):
-        net = macvlan.having(master=master, linkInContainer=True, cniVersion="1.1.0")
-        result = net.add(sandbox, ifname=ifname)
-        if master == "veth0":
-            assert shown(sandbox, ifname)["link"] == "veth0"
-        net.run("STATUS").assert_silent()
-        net.check(sandbox, result, ifname=ifname)
-        error = net.having(linkInContainer=None).run("CHECK", sandbox, prev_result=result, ifname=ifname).error()
-        assert error["msg"] == f'failed to lookup master "{master}": Link not found'
-        net.delete(sandbox, result, ifname=ifname)
-    assert set(links(sandbox)) == {"lo", "net0", "veth0", "veth1"}
+    net = macvlan.having(master="net0", linkInContainer=True)
+    result = net.add(sandbox, ifname="net1")
+    net.check(sandbox, result, ifname="net1")
+    net.delete(sandbox, result, ifname="net1")
+    assert set(links(sandbox)) == {"lo", "net0"}
 
 
 def test_master_that_is_a_macvlan_interface(macvlan, sandbox):
@@ -224,15 +98,6 @@ def test_busy_masters_are_explained(macvlan, sandbox):
     assert error["details"].endswith('is a port of bridge "br0", which receives its packets; set "master" to "br0"')
     macvlan.host.ip("link", "set", "br0", "up")
     macvlan.having(master="br0").add(sandbox)
-
-
-@pytest.mark.needs("ipvlan")
-def test_master_with_ipvlan_interfaces_is_explained(macvlan, sandbox):
-    """The error says that macvlan and ipvlan cannot share a master."""
-    macvlan.host.ip("link", "add", "i0", "link", UPLINK, "type", "ipvlan")
-    error = macvlan.run("ADD", sandbox).error()
-    assert error["msg"] == "failed to create macvlan: device or resource busy"
-    assert "macvlan and ipvlan cannot share a master" in error["details"]
 
 
 @pytest.mark.parametrize(("first", "second"), [("passthru", "bridge"), ("bridge", "passthru")])

@@ -10,20 +10,8 @@ import pytest
 from tests.support.attaching import address, reaches
 from tests.support.machine import eventually
 from tests.support.netstate import state
+from tests.support.single_link import ON_MASTER, each
 from tests.support.uplink import NEIGHBOUR, SUBNETS, UPLINK, WIRE, ranges
-
-EXISTING = {
-    "macvlan": pytest.param("macvlan", marks=pytest.mark.needs("macvlan")),
-    "ipvlan": pytest.param("ipvlan", marks=pytest.mark.needs("ipvlan")),
-    "vlan": pytest.param("vlan", marks=pytest.mark.needs("vlan_device")),
-}
-
-
-@pytest.fixture(params=EXISTING.values())
-def net(request, macvlan):
-    """A dual-stack network of each plugin on the host's uplink, with STATUS."""
-    keys = {"vlanId": 100} if request.param == "vlan" else {}
-    return macvlan.having(type=request.param, cniVersion="1.1.0", **keys)
 
 
 @pytest.fixture
@@ -33,7 +21,7 @@ def net_on_dummy(ipvlan):
     return ipvlan.having(master="lab0", mode="l3", ipam={**ipvlan.config["ipam"], "ranges": ranges(SUBNETS[0])})
 
 
-@pytest.mark.parametrize("net", [EXISTING["macvlan"], EXISTING["ipvlan"]], indirect=True)
+@each("macvlan", "ipvlan")
 def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
     """ADD attaches without a wait, as the reference plugins do; stderr and STATUS report the master.
 
@@ -64,6 +52,7 @@ def test_pods_on_a_dummy_that_is_down(net_on_dummy, sandbox, new_sandbox):
     assert reaches(sandbox, address(net_on_dummy.add(new_sandbox())))
 
 
+@each(*ON_MASTER)
 @pytest.mark.parametrize("key", ["hostAccess", "conflictDetection"])
 def test_master_that_must_be_up(net, sandbox, key):
     """Each plugin with a key that needs a master that is up, and vlan without any, refuse another; nothing changes."""
@@ -78,10 +67,9 @@ def test_master_that_must_be_up(net, sandbox, key):
     net.add(sandbox)
 
 
-@pytest.mark.needs("vlan_device")
-def test_check_of_vlan_with_a_master_that_is_down(macvlan, sandbox):
+@each("vlan")
+def test_check_of_vlan_with_a_master_that_is_down(net, sandbox):
     """The kernel sets a VLAN interface down with its master: CHECK prints the command for the master, which helps."""
-    net = macvlan.having(type="vlan", vlanId=100)
     result = net.add(sandbox)
     net.host.ip("link", "set", UPLINK, "down")
     error = net.run("CHECK", sandbox, prev_result=result).error()
@@ -90,6 +78,7 @@ def test_check_of_vlan_with_a_master_that_is_down(macvlan, sandbox):
     net.check(sandbox, result)
 
 
+@each(*ON_MASTER)
 def test_master_without_carrier(net, sandbox, neighbour):
     """STATUS reports it; ADD accepts it with IPv4, since the carrier may come later, as do the reference plugins."""
     neighbour.ip("link", "set", WIRE, "down")
@@ -99,3 +88,15 @@ def test_master_without_carrier(net, sandbox, neighbour):
     net.having(ipam=ipam).add(sandbox)
     neighbour.ip("link", "set", WIRE, "up")
     net.run("STATUS").assert_silent()
+
+
+@pytest.mark.parametrize(("net", "other"), [("macvlan", "ipvlan"), ("ipvlan", "macvlan")], indirect=["net"])
+@pytest.mark.needs("macvlan", "ipvlan")
+def test_macvlan_and_ipvlan_on_one_master(net, sandbox, other):
+    """A master with an interface of the other kind is refused with the reason, and nothing changes."""
+    net.host.ip("link", "add", "i0", "link", UPLINK, "type", other)
+    before = state(net.host), state(sandbox)
+    error = net.run("ADD", sandbox).error()
+    assert error["msg"] == f"failed to create {net.config['type']}: device or resource busy"
+    assert f"{net.config['type']} and {other} cannot share a master" in error["details"]
+    assert (state(net.host), state(sandbox), net.leases()) == (*before, {})

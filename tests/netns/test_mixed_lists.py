@@ -67,11 +67,7 @@ class MixedList:
 def mixed(bin_dir, reference, host, neighbour, store, interface, chained):
     """The list of the test's parameters, on a host whose uplink is connected with the neighbour."""
     if interface["type"] == "vlan":
-        neighbour.ip("link", "add", "link", uplink.WIRE, "name", "tagged", "type", "vlan", "id", str(VLAN))
-        neighbour.ip("link", "set", "tagged", "up")
-        for ip in uplink.NEIGHBOUR:
-            neighbour.ip("address", "del", ip, "dev", uplink.WIRE)
-            neighbour.ip("address", "add", ip, "dev", "tagged", "nodad")
+        uplink.tag(neighbour, VLAN)
     return MixedList(host, interface, chained, store, {PODWIRE: bin_dir, REFERENCE: reference})
 
 

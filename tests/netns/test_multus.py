@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tests.support import netstate
-from tests.support.invocation import run_plugin
 from tests.support.markdown import DOCS, Document
 from tests.support.multus import Multus
 from tests.support.namespaces import Namespace
@@ -57,11 +56,3 @@ def test_the_tool_reads_multus_cache(
     (pod,) = json.loads(host.run(str(bin_dir / "podwire"), "show", "--json", *options))["attachments"]
     assert (pod["network"], pod["ifname"], pod["addresses"]) == ("storage", "net1", ["10.56.0.20/24"])
     multus.delete(sandbox)
-
-
-def test_version_of_the_page_is_supported(bin_dir: Path):
-    """The plugins of the definition's list support its cniVersion."""
-    config = definition()
-    for plugin in config["plugins"]:
-        answer = run_plugin(plugin["type"], "VERSION", json.dumps({"cniVersion": config["cniVersion"]}).encode())
-        assert config["cniVersion"] in answer.result()["supportedVersions"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,42 +10,53 @@ import pytest
 
 from tests.support import binaries
 from tests.support.attaching import Network
-from tests.support.invocation import Outcome, environment
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 
-# Each node: shell commands before the verb, in a separate mount namespace, and a part of both verbs' errors; {store} is
-# host-local's dataDir.
+# Each node: shell commands before the verb, in a separate mount namespace, a command that runs the plugin, and a part
+# of both verbs' errors; {store} is host-local's dataDir.
 NODES = {
-    "ready": ("true", ""),
+    "ready": ("true", "", ""),
     "store on a read-only file system": (
         "mkdir {store}; mount -t tmpfs -o ro podwire {store}",
+        "",
         "cannot use the reservations in",
     ),
-    "a file in place of the store": ("touch {store}", "cannot use the reservations in"),
-    "a file in place of the network's store": ("mkdir {store}; touch {store}/net", "cannot use the reservations in"),
-    "a directory in place of the lock": ("mkdir -p {store}/net/lock", "cannot use the reservations in"),
+    "a file in place of the store": ("touch {store}", "", "cannot use the reservations in"),
+    "a file in place of the network's store": (
+        "mkdir {store}; touch {store}/net",
+        "",
+        "cannot use the reservations in",
+    ),
+    "a directory in place of the lock": ("mkdir -p {store}/net/lock", "", "cannot use the reservations in"),
     "a disk without room for a file": (
         "mkdir {store}; mount -t tmpfs -o nr_inodes=1 podwire {store}",
+        "",
         "No space left on device",
     ),
     "iptables not installed": (
         "mount -t tmpfs podwire /usr/sbin; mount -t tmpfs podwire /sbin",
+        "",
         "iptables-restore is not installed",
     ),
     "an iptables program that fails": (
         "mount --bind /bin/false $(readlink -f /usr/sbin/iptables-restore)",
+        "",
         "exit status 1",
     ),
     "no CAP_NET_ADMIN": (
-        "exec setpriv --bounding-set -net_admin --inh-caps -net_admin",
+        "true",
+        "setpriv --bounding-set -net_admin --inh-caps -net_admin",
         "ermi",  # Operation not permitted, Permission denied
     ),
     "no IPAM plugin": (
         "mount -t tmpfs podwire {bin}; cp /proc/self/fd/9 {bin}/{plugin}; chmod +x {bin}/{plugin}",
+        "",
         'failed to find plugin "host-local"',
     ),
     "read-only kernel settings": (
         "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys",
+        "",
         "forward",
     ),
 }
@@ -89,28 +99,11 @@ def network(host: Namespace, store: Path, tmp_path: Path) -> Network:
 
 
 def run_on_node(node: str, network: Network, command: str, pod: Namespace) -> Outcome:
-    """Runs a verb of the network's plugin on one of NODES."""
-    bin_dir, config = network.bin_dir, network.config
-    assert bin_dir
-    plugin = config["type"]
-    preparation = NODES[node][0].format(store=config["dataDir"], bin=bin_dir, plugin=plugin)
-    start = (
-        f"{preparation} {bin_dir}/{plugin}"
-        if preparation.startswith("exec")
-        else f"{preparation}; exec {bin_dir}/{plugin}"
-    )
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir)}
-    with network.host.entered(), (bin_dir / plugin).open("rb") as program:
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", f"exec 9<{bin_dir}/{plugin}; {start}"],
-            input=json.dumps(config).encode(),
-            env=environment(command, **(names if command == "ADD" else {"CNI_PATH": str(bin_dir)})),
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert program
-    return Outcome(done.returncode, done.stdout, done.stderr.decode())
+    """Runs a verb of the network's plugin on one of NODES; file descriptor 9 is the plugin's program."""
+    preparation, wrapper, _ = NODES[node]
+    directory, plugin = network.bin_dir, network.config["type"]
+    commands = preparation.format(store=network.config["dataDir"], bin=directory, plugin=plugin)
+    return network.run_after(f"exec 9<{directory}/{plugin}; {commands}", command, pod, wrapper=wrapper)
 
 
 @pytest.mark.needs("iptables_nft_nat")
@@ -130,7 +123,7 @@ def test_status_predicts_add(network: Network, sandbox: Namespace, store: Path, 
         added.result()
         return
     status_error, add_error = status.error(), added.error()
-    reason = MESSAGES.get((kind, node), NODES[node][1])
+    reason = MESSAGES.get((kind, node), NODES[node][2])
     assert (status_error["code"], reason in str(status_error), reason in str(add_error)) == (50, True, True), (
         status_error,
         add_error,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.support import bandwidth_network, netstate
 from tests.support.invocation import run_plugin
-from tests.support.namespaces import Namespace
+from tests.support.namespaces import Namespace, delete_and_wait
 from tests.support.netlist import NetworkList
 from tests.support.publishing import disable_dad
 
@@ -57,18 +56,9 @@ class Net:
         """Runs ADD of the network for the container."""
         return self.list.add(self.run(pod))
 
-    def gc(self, *valid: tuple[str, str], key: bool = True) -> str:
-        """Runs GC of every plugin and returns their stderr."""
-        messages = []
-        listed = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        for plugin in self.list.plugins:
-            config = {**plugin, "name": self.name, "cniVersion": "1.1.0"}
-            outcome = run_plugin(
-                plugin["type"], "GC", config | ({"cni.dev/valid-attachments": listed} if key else {}), host=self.host
-            )
-            outcome.assert_silent()
-            messages.append(outcome.stderr)
-        return "".join(messages)
+    def gc(self, *ifnames: str) -> None:
+        """Runs GC of every plugin; the container's interfaces `ifnames` are valid."""
+        self.list.collect(self.run(None), [{"containerID": CONTAINER, "ifname": ifname} for ifname in ifnames])
 
     def leases(self) -> list[str]:
         """Returns the reserved addresses."""
@@ -99,16 +89,6 @@ def read_state(nets: list[Net]) -> dict[str, Any]:
     }
 
 
-def delete_namespace(host: Namespace, pod: Namespace) -> None:
-    """Deletes a pod's namespace without DEL, and waits until the kernel has deleted the host veth."""
-    remaining = len(netstate.links(host)) - ("eth0" in netstate.links(pod))
-    pod.delete()
-    until = time.monotonic() + 10
-    while len(netstate.links(host)) > remaining:
-        assert time.monotonic() < until, "the host veth still exists"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def used_nets(nets, new_sandbox):
     """Both networks after ADD and DEL of a pod each, so that the shared objects exist."""
@@ -129,13 +109,13 @@ def test_del_and_gc_of_one_network_keep_the_other(used_nets, new_sandbox, way):
     assert read_state(used_nets) != before
     if way == "GC":
         first.list.check(first.run(deleted), result)
-        first.gc((CONTAINER, "eth0"))
+        first.gc("eth0")
         first.list.check(first.run(deleted), result)
-        delete_namespace(first.host, deleted)
+        delete_and_wait(deleted, first.host)
         first.gc()
     else:
         first.list.delete(first.run(deleted if way == "DEL" else None), result)
-        delete_namespace(first.host, deleted)
+        delete_and_wait(deleted, first.host)
     assert read_state(used_nets) == before
     second.list.check(second.run(running), kept)
 
@@ -145,9 +125,14 @@ def test_gc_without_valid_attachments_changes_nothing(used_nets, new_sandbox):
     net, _ = used_nets
     result = net.add(pod := new_sandbox())
     before = read_state(used_nets)
-    messages = net.gc(key=False)
+    for plugin in net.list.plugins:
+        config = net.list.collection(plugin, ())
+        config.pop("cni.dev/valid-attachments")
+        outcome = net.run(None)(plugin["type"], "GC", config)
+        outcome.assert_silent()
+        assert outcome.stderr.startswith(f"{plugin['type']}:")
+        assert outcome.stderr.count("\n") == 1
     assert read_state(used_nets) == before
-    assert [line.partition(":")[0] for line in messages.splitlines()] == [plugin["type"] for plugin in net.list.plugins]
     net.list.check(net.run(pod), result)
 
 
@@ -156,17 +141,15 @@ def test_gc_continues_after_an_error(used_nets, new_sandbox):
     net, _ = used_nets
     before = read_state(used_nets)
     net.add(pod := new_sandbox())
-    delete_namespace(net.host, pod)
+    delete_and_wait(pod, net.host)
     lock = net.store / net.name / "lock"
     lock.unlink()
     lock.mkdir()
     bridge, *chained = net.list.plugins
-    config = {**bridge, "name": net.name, "cniVersion": "1.1.0", "cni.dev/valid-attachments": None}
-    error = run_plugin("bridge", "GC", config, host=net.host).error()
+    error = net.run(None)("bridge", "GC", net.list.collection(bridge, ())).error()
     assert (error["code"], str(lock) in error["details"]) == (5, True)
     for plugin in chained:
-        config = {**plugin, "name": net.name, "cniVersion": "1.1.0", "cni.dev/valid-attachments": None}
-        run_plugin(plugin["type"], "GC", config, host=net.host).assert_silent()
+        net.run(None)(plugin["type"], "GC", net.list.collection(plugin, ())).assert_silent()
     after = read_state(used_nets)
     assert (after["net"], after["limits"]) == (before["net"], before["limits"])
     lock.rmdir()
@@ -180,7 +163,7 @@ def test_restarted_container(used_nets, new_sandbox):
     before = read_state(used_nets)
     net.add(first := new_sandbox())
     first_state = read_state(used_nets)
-    delete_namespace(net.host, first)
+    delete_and_wait(first, net.host)
     for name in net.leases():  # as host-local does if the runtime's cache lists a missing namespace
         (net.store / net.name / name).unlink()
     result = net.add(second := new_sandbox())

@@ -46,6 +46,25 @@ class Network:
         config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
         return run_plugin(str(config.get("type", "bridge")), command, config, **self._how(pod, how))
 
+    def run_after(
+        self, preparation: str, command: str, pod: Namespace, *, wrapper: str = "", prev_result: object = None
+    ) -> Outcome:
+        """Runs one verb after a shell command in a mount namespace of its own; `wrapper` is a command that runs it."""
+        directory = self.bin_dir or binaries.directory()
+        names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+        config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
+        script = f"{preparation}; exec {wrapper} {directory / self.config['type']}"
+        with self.host.entered():
+            done = subprocess.run(
+                ["unshare", "--mount", "sh", "-ec", script],
+                input=json.dumps(config).encode(),
+                env=environment(command, CNI_PATH=self.path or str(directory), **names),
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+        return Outcome(done.returncode, done.stdout, done.stderr.decode())
+
     def start(self, command: str, pod: Namespace, **how: Any) -> subprocess.Popen[bytes]:
         """Starts one verb with its whole input and returns its process; invocation.finish awaits its end."""
         with tempfile.TemporaryFile() as stdin:
@@ -64,6 +83,12 @@ class Network:
     def delete(self, pod: Namespace | str | None, result: object = None, **how: Any) -> None:
         """Detaches `pod`, a namespace or the text of CNI_NETNS; a failure fails the test."""
         self.run("DEL", pod, prev_result=result, **how).assert_silent()
+
+    def gc(self, *valid: Namespace) -> None:
+        """Runs GC, for which eth0 of the pods `valid` are the valid attachments; a failure fails the test."""
+        attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
+        network = self.having(**{"cni.dev/valid-attachments": attachments})
+        network.run("GC", container_id=None, ifname=None).assert_silent()
 
     def leases(self) -> dict[str, str]:
         """Returns the addresses that host-local holds for this network, with the container ID of each."""

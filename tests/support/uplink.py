@@ -30,6 +30,15 @@ def connect(host: Namespace, neighbour: Namespace, addresses: Sequence[str] = NE
         neighbour.ip("address", "add", address, "dev", WIRE)
 
 
+def tag(neighbour: Namespace, vlan_id: int) -> None:
+    """Moves the addresses of the machine on the wire to its interface in a VLAN."""
+    neighbour.ip("address", "flush", "dev", WIRE)
+    neighbour.ip("link", "add", "link", WIRE, "name", "tagged", "type", "vlan", "id", str(vlan_id))
+    neighbour.ip("link", "set", "tagged", "up")
+    for address in NEIGHBOUR:
+        neighbour.ip("address", "add", address, "dev", "tagged")
+
+
 def give_addresses(host: Namespace) -> None:
     """Gives the uplink the node's addresses."""
     for address in HOST:
