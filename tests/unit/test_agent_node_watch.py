@@ -154,10 +154,10 @@ def test_internal_error_does_not_end_the_thread():
     events: queue.Queue[NodeEvent] = queue.Queue()
     watch = NodeWatch(KubernetesNodes(script), events.put, randomness=lambda: -1.0)
     watch.start()
-    failed = events.get(timeout=5)
+    failed = events.get(timeout=30)
     assert isinstance(failed, Failed)
     assert "internal error" in str(failed.error)
-    assert isinstance(events.get(timeout=5), Synced)
+    assert isinstance(events.get(timeout=30), Synced)
     watch.stop()
 
 
