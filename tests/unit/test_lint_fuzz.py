@@ -66,7 +66,7 @@ def test_changed_samples_are_checked(sample, tmp_path):
     check_changed(sample, tmp_path, range(2))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_checked(tmp_path_factory, data):
     """Random bytes lead to at least one finding."""
@@ -89,7 +89,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(JSON, st.sampled_from(sorted(PLUGINS)))
 def test_random_values_are_checked(tmp_path_factory, value, kind):
     """Values of every type under the keys that the checks read are checked without an exception."""
