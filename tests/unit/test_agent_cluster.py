@@ -39,12 +39,6 @@ def usable(cluster, name):
     return [str(address) for address in cluster.usable(name).addresses]
 
 
-def test_disjoint_networks_have_no_conflict():
-    """Networks side by side, of both IP versions, are no conflict."""
-    one = node("a", "10.0.0.0/24", "fd00::/64")
-    assert texts(one, node("b", "10.0.1.0/24", "fd00:0:0:1::/64")) == []
-
-
 @pytest.mark.parametrize(
     ("first", "second"), [("10.0.0.0/24", "10.0.0.0/24"), ("10.0.0.0/16", "10.0.7.0/24"), ("fd00::/48", "fd00::/64")]
 )
@@ -63,11 +57,6 @@ def test_a_network_of_many_nodes_is_one_text():
     """The text about a network of many nodes names three of them."""
     nodes = [node(f"n{number}", "10.0.0.0/24") for number in range(9)]
     assert texts(*nodes) == ["nodes n0, n1, n2 and 6 more all have podCIDR 10.0.0.0/24"]
-
-
-def test_nested_networks_of_one_node_are_no_conflict():
-    """A node's networks may overlap each other."""
-    assert texts(node("a", "10.0.0.0/16", "10.0.7.0/24")) == []
 
 
 def test_the_same_value_in_both_ip_versions_is_no_conflict():

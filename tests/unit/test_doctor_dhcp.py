@@ -15,11 +15,10 @@ from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.record import Owner, Record, Target
 from ipam.dhcp.store import Store
 from kernel.boot import get_boot_id
-from podwire.doctor.checks import CHECKS
-from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.node import Node
 from podwire.main import PLUGINS
 from podwire.node import dhcp_leases
+from tests.support.unit_node import run_check
 
 BOOT = get_boot_id().decode().strip()
 
@@ -33,12 +32,6 @@ def node(tmp_path) -> Node:
     (tmp_path / "net.d" / "10.conflist").write_text(json.dumps(body))
     (tmp_path / "cni" / "results").mkdir(parents=True)
     return Node(PLUGINS, {}, str(tmp_path / "net.d"), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
-
-
-def run_check(node: Node, name: str) -> list[Finding]:
-    """Runs a check and returns its findings, without those of severity OK."""
-    check = next(check for check in CHECKS if check.name == name)
-    return [one for one in check.run(node) if one.severity is not Severity.OK]
 
 
 def write_lease(

@@ -15,6 +15,7 @@ from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.pods import parse_pod
 from agent.pools.space import parse_space
 from agent.pools.store import BlockNote, Stored
+from tests.pools_world.scenario import space_of
 from tests.pools_world.walk import READ_FAULTS, SWAP_FAULTS, SWAPS
 from tests.pools_world.world import World
 from tests.support.store_double import Fault
@@ -22,10 +23,6 @@ from tests.support.store_double import Fault
 ORDINARY: Any = {"name": "default", "cidrs": ["10.22.0.0/24"], "blockPrefixLengths": {"ipv4": 28}}
 STICKY: Any = {"name": "data", "cidrs": ["10.24.0.0/26"], "namespaces": ["team-a"], "sticky": True}
 POD, KEY = "team-a/db-0", "team-a/db-0@net"
-
-
-def space_of(*pools):
-    return {"epoch": "epoch-0", "pools": list(pools)}
 
 
 @pytest.fixture
