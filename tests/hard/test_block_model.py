@@ -1,4 +1,4 @@
-"""The larger models of the protocol of blocks, and the wrong policies that need a restore to fail.
+"""The larger models of the protocol of blocks, and the wrong policies that a search finds later.
 
 tests/unit/test_block_model.py has the small ones, and runs in a few seconds.
 """
@@ -14,6 +14,8 @@ from tests.unit.test_block_model import QUICK, run_policy
 # To the end, with a restore up to a distance of 4 generations; the results count the states beyond it.
 SMALLER = ONE._replace(generations=4, attachments=False)
 COMPLETE = {
+    "2 x 1 with two requests late": ONE._replace(late=2),
+    "2 x 1 with Node objects that get another UID": ONE._replace(renames=True),
     "3 x 1": ONE._replace(machines=3),
     "2 x 1 with a restore, no late requests": ONE._replace(restores=1, late=0, generations=4),
     "2 x 1 with a restore": SMALLER._replace(restores=1),
@@ -56,8 +58,8 @@ def test_largest_models_keep_the_invariants(nightly, capsys, name):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in QUICK])
-def test_wrong_policy_of_a_restore_breaks_an_invariant(nightly, capsys, monkeypatch, name):
-    """The search shows for each wrong policy of restores the steps that break the invariant."""
+def test_wrong_policy_breaks_an_invariant(nightly, capsys, monkeypatch, name):
+    """The search shows for each other wrong policy the steps that break the invariant."""
     if not nightly:
         pytest.skip("in `make nightly` only")
     result = run_policy(name, monkeypatch)

@@ -7,28 +7,36 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pools_world.machine import machine
 from tests.pools_world.mutations import MUTATIONS, broken_by
 from tests.pools_world.walk import walk
 from tests.pools_world.world import World
+from tests.unit import test_pools_sticky_world
 
 # A test of its own: tests/unit/test_pools_manager.py has the events that show it.
 DIRECTED = "reservations of a lost file are ignored"
 MOST_WALKS = 400
 EVENTS = 80
 
-TestWorld = machine(examples=60, events=80)
-
 
 @pytest.mark.timeout(7200)
 def test_thousands_of_walks_keep_the_invariants(nightly, tmp_path):
     """No random order of events breaks an invariant or loses a block."""
-    if not nightly:
-        pytest.skip("in `make nightly` only")
-    for seed in range(3000):
+    for seed in range(3000 if nightly else 60):
         directory = tmp_path / str(seed)
         directory.mkdir()
         walk(World(directory), seed, EVENTS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("has_restores", [False, True], ids=["no restore", "restores"])
+def test_walks_with_sticky_addresses_keep_the_invariants(nightly, tmp_path, has_restores):
+    """No random order of events gives a sticky address to two pods or loses its block."""
+    if not nightly:
+        pytest.skip("in `make nightly` only")
+    for seed in range(300):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        test_pools_sticky_world.walk(directory, seed, 250, has_restores=has_restores)
 
 
 @pytest.mark.timeout(3600)

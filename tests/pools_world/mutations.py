@@ -1,11 +1,11 @@
 """Managers that are wrong, each by one function that is replaced, and the invariants that this breaks.
 
-The first is the one that a search usually finds first; any of them shows that the world would notice.
+The first is the one that a search usually finds first; any of them shows that the world would notice. Each invariant is
+broken by one of them; tests/block_model/policies.py has further wrong functions of the protocol.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from agent.pools import block_protocol as protocol
-from agent.pools import identity
-from agent.pools.block_protocol import FREE, BlockSwap, Outcome
+from agent.pools.block_protocol import FREE, BlockSwap
 from agent.pools.grants_file import State
-from agent.pools.memory import Memory
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.ownership import Ownership
 from agent.pools.supply import FreeBlocks
@@ -36,21 +34,11 @@ class Mutation(NamedTuple):
     also: tuple[object, str, Callable[..., object]] | None = None
 
 
-_register, _outcome, _save = protocol.register, Memory.outcome, NetworkBlocks.save
-_claim, _give_back = Ownership.claim, protocol.give_back
-
-
-def _read_any_id(path, machine):
-    return json.loads(Path(path).read_bytes())["node"]
+_register, _claim, _give_back = protocol.register, Ownership.claim, protocol.give_back
 
 
 def _any_granted(self, entries, now_s, *, is_on_demand):
     return next((entry for entry in entries if entry.state is State.GRANTED), None)
-
-
-def _believe_unknown(self, key, expected, change):
-    is_unknown = change.outcome is Outcome.UNKNOWN
-    return Outcome.SUCCEEDED if is_unknown else _outcome(self, key, expected, change)
 
 
 def _give_back_granted(self):
@@ -64,15 +52,6 @@ def _give_back_granted(self):
                 network.save(network.grants.without(entry.block))
                 return True
     return False
-
-
-def _save_without_intents(self, grants):
-    """Keeps intents in memory only."""
-    known = {entry.block for entry in self.grants.entries}
-    if any(entry.state is State.CLAIMING and entry.block not in known for entry in grants.entries):
-        self.grants = grants
-    else:
-        _save(self, grants)
 
 
 def _verify_nothing(self):
@@ -107,17 +86,6 @@ def _forget_after_claim(self):
 
 
 MUTATIONS = {
-    "grants survive a boot": Mutation(
-        protocol, "grants_of", lambda instance, file_instance, grants: grants, ("I2", "I1", "I4", "I5")
-    ),
-    "a copied disk is accepted": Mutation(
-        protocol,
-        "is_foreign",
-        lambda agent, record: False,
-        ("I1", "I4", "I2", "I5", "I7"),
-        (identity, "_read_id", _read_any_id),
-    ),
-    "a copied disk is refused by the store only": Mutation(identity, "_read_id", _read_any_id, ("I2", "I1", "I5")),
     "blocks of nodes that are not fenced are reclaimed": Mutation(
         protocol,
         "reclaim",
@@ -127,7 +95,6 @@ MUTATIONS = {
     "a block with reservations is revoked": Mutation(
         NetworkBlocks, "count_reservations", lambda self, block: 0, ("I2",), (FreeBlocks, "surplus", _any_granted)
     ),
-    "an unknown answer is a success": Mutation(Memory, "outcome", _believe_unknown, ("I2", "I5", "I4", "I7")),
     "granted before it is claimed": Mutation(Ownership, "claim", _grant_before_claim, ("I2", "I5")),
     "a block that is given back forgets its generation": Mutation(
         protocol,
@@ -143,13 +110,6 @@ MUTATIONS = {
         ("I5", "I2", "I1"),
         (Ownership, "verify", _verify_nothing),
     ),
-    "claims before all nodes are of the epoch": Mutation(
-        protocol,
-        "look",
-        lambda agent, records: agent._replace(is_clear=records.get(agent.node) == agent.record),
-        ("I1", "I5", "I2"),
-    ),
-    "the intent is not in the file": Mutation(NetworkBlocks, "save", _save_without_intents, ("I7",)),
     "a claim without an answer is forgotten": Mutation(Ownership, "claim", _forget_after_claim, ("I7",)),
     "reservations of a lost file are ignored": Mutation(
         Ownership, "_explain_unaccounted", lambda self, network: False, ("I1",)

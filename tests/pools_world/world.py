@@ -59,7 +59,6 @@ class World:
         self._blocks: dict[Network, Block] = {}
         self._watch_writes()
         self.broken: BrokenInvariant | None = None
-        self.log: list[str] = []
 
     def _directory(self, name: str) -> Path:
         path = self._root / name

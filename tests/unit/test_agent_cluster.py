@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections import Counter
 from ipaddress import ip_address, ip_network
 from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster import Change, Cluster
@@ -39,12 +39,6 @@ def usable(cluster, name):
     return [str(address) for address in cluster.usable(name).addresses]
 
 
-def test_disjoint_networks_have_no_conflict():
-    """Networks side by side, of both IP versions, are no conflict."""
-    one = node("a", "10.0.0.0/24", "fd00::/64")
-    assert texts(one, node("b", "10.0.1.0/24", "fd00:0:0:1::/64")) == []
-
-
 @pytest.mark.parametrize(
     ("first", "second"), [("10.0.0.0/24", "10.0.0.0/24"), ("10.0.0.0/16", "10.0.7.0/24"), ("fd00::/48", "fd00::/64")]
 )
@@ -63,11 +57,6 @@ def test_a_network_of_many_nodes_is_one_text():
     """The text about a network of many nodes names three of them."""
     nodes = [node(f"n{number}", "10.0.0.0/24") for number in range(9)]
     assert texts(*nodes) == ["nodes n0, n1, n2 and 6 more all have podCIDR 10.0.0.0/24"]
-
-
-def test_nested_networks_of_one_node_are_no_conflict():
-    """A node's networks may overlap each other."""
-    assert texts(node("a", "10.0.0.0/16", "10.0.7.0/24")) == []
 
 
 def test_the_same_value_in_both_ip_versions_is_no_conflict():
@@ -264,7 +253,6 @@ def expected(nodes, api, *, fixed):
     return wrong | overlapping, ignored
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.one_of(NODES, st.sampled_from("abcde")), max_size=14),
     st.sampled_from([4, 6]),
@@ -301,19 +289,21 @@ def test_the_indexes_equal_a_full_computation(steps, version, fixed, api):
 
 @pytest.mark.parametrize("blocks", [1, 8])
 def test_a_change_costs_the_same_in_any_cluster(blocks):
-    """A node that joins, or gets another block, costs about the same in a cluster of 500 and of 5,000 nodes."""
+    """A node that joins, or gets another block, costs about as many calls in a cluster of 100 and of 1,000 nodes."""
 
     def nth(number, count=blocks):
         cidrs = [ip_network(((16 * number + block) << 8, 24)) for block in range(count)]
         return Node(f"n{number}", "", tuple(cidrs), (ip_address(0xFD << 120 | number),))
 
-    def seconds(count):
+    def count_calls(nodes):
         cluster = Cluster("n0", fixed=False)
-        cluster.replace({f"n{number}": nth(number) for number in range(count)})
-        start = time.process_time()
-        for number in range(count, count + 100):
-            cluster.set(nth(number))
-            cluster.set(nth(number - 50, blocks + 1))
-        return time.process_time() - start
+        cluster.replace({f"n{number}": nth(number) for number in range(nodes)})
+        changes = [nth(nodes), nth(nodes // 2, blocks + 1)]
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, argument: calls.append(event))
+        for change in changes:
+            cluster.set(change)
+        sys.setprofile(None)
+        return len(calls)
 
-    assert min(seconds(5000) for _ in range(3)) < 5 * max(seconds(500) for _ in range(3))
+    assert count_calls(1000) < 2 * count_calls(100)

@@ -147,5 +147,5 @@ def test_the_thread_creates_and_ends(cluster):
     """The thread creates what waits, then ends."""
     cluster.recorder.report("Drained", "a")
     cluster.recorder.start()
-    cluster.recorder.stop(10)
+    cluster.recorder.stop(60)
     assert [event["reason"] for event in cluster.events] == ["Drained"]

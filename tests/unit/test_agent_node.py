@@ -40,46 +40,44 @@ def test_an_old_node_has_only_podcidr():
     assert parse_node(document).pod_cidrs == (ip_network("10.244.1.0/24"),)
 
 
-@pytest.mark.parametrize("cidr", ["10.244.1.7/24", "10.244.1.0", "10.244.0.0/33", "::/129", "x/8", 7, None, ""])
-def test_a_wrong_pod_cidr_is_a_problem_of_its_node(cidr):
-    """A wrong podCIDR is a problem of its node; the valid ones remain."""
-    node = parse_node({**DOCUMENT, "spec": {"podCIDRs": [cidr, "fd00:1::/64"]}})
-    assert node.pod_cidrs == (ip_network("fd00:1::/64"),)
-    assert node.problems == (f"podCIDR {cidr!r} is not a network such as 10.244.1.0/24",)
-
-
-@pytest.mark.parametrize("address", ["192.0.2", "2001:db8::1%eth0", "", None, 4])
-def test_a_wrong_address_is_a_problem_of_its_node(address):
-    """A wrong InternalIP is a problem of its node."""
-    node = parse_node({**DOCUMENT, "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
-    assert (node.addresses, node.problems) == ((), (f"InternalIP {address!r} is not an address",))
-
-
+WRONG = ("10.244.1.7/24", "10.244.1.0", "10.244.0.0/33", "::/129", "x/8", 7, None, "")
 SPECIAL = (
     *("0.0.0.0/0", "0.0.0.0/32", "10.0.0.0/7", "127.0.0.0/8", "169.254.1.0/24", "224.0.0.0/4"),
     *("::/0", "::1/128", "fc00::/7", "fe80::/64", "ff00::/16"),
 )
 
 
-@pytest.mark.parametrize("cidr", SPECIAL)
-def test_a_pod_cidr_of_special_addresses_is_a_problem_of_its_node(cidr):
-    """A podCIDR that takes the node's packets or special addresses is a problem of its node."""
+@pytest.mark.parametrize(
+    ("cidr", "problem"),
+    [
+        *((cidr, "is not a network such as 10.244.1.0/24") for cidr in WRONG),
+        *((cidr, "is not a network of pods: it is too large or has special addresses") for cidr in SPECIAL),
+    ],
+)
+def test_a_wrong_pod_cidr_is_a_problem_of_its_node(cidr, problem):
+    """A podCIDR that is wrong, takes the node's packets or has special addresses is a problem; valid ones remain."""
     node = parse_node({**DOCUMENT, "spec": {"podCIDRs": [cidr, "fd00:1::/64"]}})
     assert node.pod_cidrs == (ip_network("fd00:1::/64"),)
-    assert node.problems == (f"podCIDR {cidr!r} is not a network of pods: it is too large or has special addresses",)
+    assert node.problems == (f"podCIDR {cidr!r} {problem}",)
+
+
+SPECIAL_ADDRESSES = (
+    *("0.0.0.0", "127.0.0.1", "255.255.255.255", "169.254.1.1", "224.0.0.1"),
+    *("::", "::1", "fe80::1", "ff02::1"),
+)
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["0.0.0.0", "127.0.0.1", "255.255.255.255", "169.254.1.1", "224.0.0.1", "::", "::1", "fe80::1", "ff02::1"],
+    ("address", "problem"),
+    [
+        *((address, "is not an address") for address in ("192.0.2", "2001:db8::1%eth0", "", None, 4)),
+        *((address, "is a special address, and not one of a node") for address in SPECIAL_ADDRESSES),
+    ],
 )
-def test_a_special_address_is_a_problem_of_its_node(address):
-    """A special InternalIP is a problem of its node."""
+def test_a_wrong_address_is_a_problem_of_its_node(address, problem):
+    """A wrong or special InternalIP is a problem of its node."""
     node = parse_node({**DOCUMENT, "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
-    assert (node.addresses, node.problems) == (
-        (),
-        (f"InternalIP {address!r} is a special address, and not one of a node",),
-    )
+    assert (node.addresses, node.problems) == ((), (f"InternalIP {address!r} {problem}",))
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"podCIDRs": {}}, {"podCIDRs": None}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,17 +30,17 @@ def parsed(name: str, cidr: str = "10.0.1.0/24") -> Node:
 class Script:
     """A server with prepared answers: lists, probes of the resourceVersion, watches. An exception is raised."""
 
-    def __init__(self, *lists: Any, watches: tuple[Any, ...] = (), probes: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, *lists: Any, watches: tuple[Any, ...] = (), probes: tuple[Any, ...] = (), lasts_s: float = 60.0
+    ) -> None:
         self.lists, self.watches, self.probes = list(lists), list(watches), list(probes)
         self.calls: list[str] = []
-        self.queries: list[Mapping[str, str] | None] = []
         self.now = 0.0
-        self.watch_lasts_s = 60.0
+        self.watch_lasts_s = lasts_s
         self.is_closed = False
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
         self.calls.append("probe")
-        self.queries.append(query)
         probe = self.probes.pop(0) if self.probes else 999
         if isinstance(probe, ApiError):
             raise probe
@@ -50,7 +50,6 @@ class Script:
         self, path: str, parse: Callable[[Document], Node], query: Mapping[str, str] | None = None
     ) -> Listing[Node]:
         self.calls.append("list")
-        self.queries.append(query)
         version, *nodes = self.lists.pop(0)
         if isinstance(version, ApiError):
             raise version
@@ -60,7 +59,6 @@ class Script:
         self, path: str, resource_version: str, query: Mapping[str, str] | None, *, timeout_s: int
     ) -> ScriptedWatch:
         self.calls.append(f"watch {resource_version}")
-        self.queries.append(query)
         events = self.watches.pop(0)
         if isinstance(events, ApiError):
             raise events
@@ -110,29 +108,6 @@ def test_a_list_and_a_watch():
     assert delays == [0.0, 0.5, 0.5]
 
 
-def test_heartbeats_are_dropped():
-    """A change that leaves the node's value as it is, a repeated event and an unknown deletion are not reported."""
-    heartbeat = ("MODIFIED", node("a", 11, conditions=[{"lastHeartbeatTime": "now"}]))
-    events, _ = follow(Script((10, node("a")), watches=([heartbeat, heartbeat, ("DELETED", node("x", 12))],)), 2)
-    assert events == [Synced({"a": parsed("a")})]
-
-
-def test_a_node_of_another_uid_is_a_change():
-    """A node that was deleted and created again while the connection was cut has another UID."""
-    again = {**node("a", 12), "metadata": {"name": "a", "uid": "new", "resourceVersion": "12"}}
-    events, _ = follow(Script((10, node("a")), watches=([("MODIFIED", again)],)), 2)
-    assert events[1:] == [Changed(parse_node(again))]
-
-
-def test_bookmarks_move_the_position():
-    """A bookmark is the position of the next watch, and no node."""
-    bookmark = ("BOOKMARK", {"kind": "Node", "metadata": {"resourceVersion": "55"}})
-    script = Script((10, node("a")), watches=([bookmark, CUT], []))
-    events, _ = follow(script, 3)
-    assert events == [Synced({"a": parsed("a")})]
-    assert script.calls[-1] == "watch 55"
-
-
 def test_each_answer_counts_as_contact():
     """Lists, watches and all their events, also bookmarks and heartbeats, are contact with the server."""
     heartbeat = WatchEvent("MODIFIED", node("a", 6, conditions=[1]))
@@ -154,122 +129,118 @@ def test_internal_error_does_not_end_the_thread():
     events: queue.Queue[NodeEvent] = queue.Queue()
     watch = NodeWatch(KubernetesNodes(script), events.put, randomness=lambda: -1.0)
     watch.start()
-    failed = events.get(timeout=5)
+    failed = events.get(timeout=30)
     assert isinstance(failed, Failed)
     assert "internal error" in str(failed.error)
-    assert isinstance(events.get(timeout=5), Synced)
+    assert isinstance(events.get(timeout=30), Synced)
     watch.stop()
 
 
-def test_an_expired_position_lists_again():
-    """410 lists again at once, in a small cluster; what changed meanwhile is in the new list."""
-    script = Script((10, node("a")), (90, node("b")), watches=([Expired("w", "old")], []))
-    events, delays = follow(script, 4)
-    assert events == [Synced({"a": parsed("a")}), Synced({"b": parsed("b")})]
-    assert script.calls == ["list", "watch 10", "list", "watch 90"]
-    assert delays[1] == 0.5 / 500
+class Case(NamedTuple):
+    """A script, and what it leads to after some steps; what is None is not compared."""
+
+    script: Script
+    steps: int
+    events: list[NodeEvent] | None = None
+    delays: list[float] | None = None
+    calls: list[str] | None = None
 
 
-def test_expired_positions_in_a_row_are_delayed():
-    """A server that answers each watch with 410 is asked less and less often."""
-    script = Script(*[(10, node("a"))] * 4, watches=(Expired("w", "old"),) * 4)
-    _, delays = follow(script, 8)
-    assert delays[1::2] == [0.5 / 500, 1.5, 3.0, 6.0]
+A = (10, node("a"))
+KNOWN = Synced({"a": parsed("a")})
+HEARTBEAT = ("MODIFIED", node("a", 11, conditions=[{"lastHeartbeatTime": "now"}]))
+BOOKMARK = ("BOOKMARK", {"kind": "Node", "metadata": {"resourceVersion": "55"}})
+AGAIN = {**node("a", 12), "metadata": {"name": "a", "uid": "new", "resourceVersion": "12"}}
+ADDED = ("ADDED", node("b", 11))
+EXPIRED = Expired("w", "old")
+FORBIDDEN = Forbidden("list", "no", status=403)
+RETRY = TooManyRequests("list", "wait", retry_after_s=33, status=429)
+LARGE = (10, *(node(f"n{number}") for number in range(5000)))
+CASES = {
+    "heartbeats, repeated events and unknown deletions are dropped": Case(
+        Script(A, watches=([HEARTBEAT, HEARTBEAT, ("DELETED", node("x", 12))],)), 2, [KNOWN]
+    ),
+    "a node that was deleted and created again has another UID": Case(
+        Script(A, watches=([("MODIFIED", AGAIN)],)), 2, [KNOWN, Changed(parse_node(AGAIN))]
+    ),
+    "a bookmark is the position of the next watch": Case(
+        Script(A, watches=([BOOKMARK, CUT], [])), 3, [KNOWN], calls=["list", "watch 10", "probe", "watch 55"]
+    ),
+    "an expired position lists again at once in a small cluster": Case(
+        Script(A, (90, node("b")), watches=([EXPIRED], [])),
+        4,
+        [KNOWN, Synced({"b": parsed("b")})],
+        [0.0, 0.5 / 500, 0.0, 0.5],
+        ["list", "watch 10", "list", "watch 90"],
+    ),
+    "expired positions in a row are delayed": Case(
+        Script(*[A] * 4, watches=(EXPIRED,) * 4), 8, delays=[0.0, 0.5 / 500, 0.0, 1.5, 0.0, 3.0, 0.0, 6.0]
+    ),
+    "5,000 agents spread their lists over ten seconds": Case(Script(LARGE, watches=([EXPIRED],)), 2, delays=[0.0, 5.0]),
+    "a server with a lower position was restored from a backup": Case(
+        Script((100, node("a")), (60, node("b")), watches=([CUT], []), probes=(60,)),
+        5,
+        [KNOWN, Synced({"b": parsed("b")}, is_older=True)],
+        calls=["list", "watch 100", "probe", "list", "watch 60"],
+    ),
+    "an older event changes no node, and lists again": Case(
+        Script(A, (11, node("a")), watches=([("MODIFIED", node("a", 9, "10.0.9.0/24"))], [])), 3, [KNOWN] * 2
+    ),
+    "delays of failed lists double up to a minute, half of them random": Case(
+        Script(*[(FORBIDDEN,)] * 9, A),
+        10,
+        [*[Failed(FORBIDDEN)] * 9, KNOWN],
+        [0.75, 1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0, 45.0, 0.0],
+    ),
+    "a watch that cannot be opened is a failure until it opens": Case(
+        Script(A, watches=(CUT, CUT, [ADDED]), probes=(10, CUT, 10)),
+        5,
+        [KNOWN, *[Failed(CUT)] * 3, Recovered(), Changed(parsed("b"))],
+        [0.0, 0.75, 1.5, 3.0, 0.5],
+    ),
+    "a cut of a lasting watch is no failure": Case(
+        Script(A, watches=([CUT], [CUT], [])), 4, [KNOWN], [0.0, 0.5, 0.5, 0.5]
+    ),
+    "a short watch with an event is no failure": Case(
+        Script(A, watches=([ADDED, CUT],), lasts_s=0.1), 2, [KNOWN, Changed(parsed("b"))], [0.0, 0.5]
+    ),
+    "the delay is at least the server's Retry-After": Case(Script((RETRY,)), 1, [Failed(RETRY)], [33]),
+}
 
 
-def test_agents_of_a_large_cluster_list_again_in_turn():
-    """410 at the same time in 5,000 agents spreads their lists over ten seconds."""
-    nodes = [node(f"n{number}") for number in range(5000)]
-    _, delays = follow(Script((10, *nodes), watches=([Expired("w", "old")],)), 2)
-    assert delays[1] == 5.0
-
-
-def test_a_restored_store_lists_again():
-    """A server whose resourceVersion is below the last one was restored from a backup: its watch would be silent."""
-    script = Script((100, node("a")), (60, node("b")), watches=([CUT], []), probes=(60,))
-    events, _ = follow(script, 5)
-    assert events == [Synced({"a": parsed("a")}), Synced({"b": parsed("b")}, is_older=True)]
-    assert script.calls == ["list", "watch 100", "probe", "list", "watch 60"]
-
-
-def test_an_older_event_is_never_applied():
-    """An event with a lower resourceVersion does not change a node: the nodes are listed again."""
-    old = ("MODIFIED", node("a", 9, "10.0.9.0/24"))
-    script = Script((10, node("a")), (11, node("a")), watches=([old], []))
-    events, _ = follow(script, 3)
-    assert events == [Synced({"a": parsed("a")})] * 2
-
-
-def test_a_failed_list_is_repeated_with_longer_delays():
-    """Each failure is reported; delays double up to a minute, half of them random."""
-    error = Forbidden("list", "no", status=403)
-    script = Script(*[(error,)] * 9, (10, node("a")))
-    events, delays = follow(script, 10)
-    assert events == [Failed(error)] * 9 + [Synced({"a": parsed("a")})]
-    assert delays == [0.75, 1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0, 45.0, 0.0]
-
-
-def test_a_failed_watch_is_reported_until_it_is_open():
-    """A watch that cannot be opened is a failure; when it opens, the nodes are up to date again."""
-    script = Script((10, node("a")), watches=(CUT, CUT, [("ADDED", node("b", 11))]), probes=(10, CUT, 10))
-    events, delays = follow(script, 5)
-    assert events[1:] == [*[Failed(CUT)] * 3, Recovered(), Changed(parsed("b"))]
-    assert delays == [0.0, 0.75, 1.5, 3.0, 0.5]
-
-
-def test_a_cut_of_a_lasting_watch_is_no_failure():
-    """A watch that was open for a while and is cut continues, without a report."""
-    script = Script((10, node("a")), watches=([CUT], [CUT], []))
-    events, delays = follow(script, 4)
-    assert events == [Synced({"a": parsed("a")})]
-    assert delays == [0.0, 0.5, 0.5, 0.5]
+@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+def test_events_and_delays(case):
+    """Each script of a server leads to its events, delays and requests."""
+    events, delays = follow(case.script, case.steps)
+    assert case.events in (None, events)
+    assert case.delays in (None, delays)
+    assert case.calls in (None, case.script.calls)
 
 
 def test_a_watch_that_ends_at_once_is_a_failure():
     """A server that ends each watch at once, with or without an error, is asked less and less often."""
-    script = Script((10, node("a")), watches=([CUT], [], [CUT]))
-    script.watch_lasts_s = 0.1
-    events, delays = follow(script, 4)
+    events, delays = follow(Script(A, watches=([CUT], [], [CUT]), lasts_s=0.1), 4)
     assert [type(event) for event in events] == [Synced, Failed, Recovered, Failed, Recovered, Failed]
     assert delays == [0.0, 0.75, 1.5, 3.0]
-
-
-def test_a_short_watch_with_an_event_is_no_failure():
-    """A watch that ends at once but after an event is no failure."""
-    script = Script((10, node("a")), watches=([("ADDED", node("b", 11)), CUT],))
-    script.watch_lasts_s = 0.1
-    events, delays = follow(script, 2)
-    assert events[1:] == [Changed(parsed("b"))]
-    assert delays == [0.0, 0.5]
-
-
-def test_the_server_says_when_to_come_back():
-    """The delay is at least the server's Retry-After."""
-    error = TooManyRequests("list", "wait", retry_after_s=33, status=429)
-    _, delays = follow(Script((error,)), 1)
-    assert delays == [33]
 
 
 @pytest.mark.parametrize("document", [{}, {"metadata": {"name": "a", "resourceVersion": "11"}}])
 def test_an_event_that_is_no_node_lists_again(document):
     """An object without name or UID is a failure, and the nodes are listed again."""
-    script = Script((10, node("a")), (12, node("a")), watches=([("ADDED", document)],))
-    events, _ = follow(script, 3)
+    events, _ = follow(Script(A, (12, node("a")), watches=([("ADDED", document)],)), 3)
     assert [type(event) for event in events] == [Synced, Failed, Synced]
     assert isinstance(events[1].error, InvalidAnswer)
 
 
-def test_a_list_without_a_position_is_a_failure():
-    """A list without a resourceVersion cannot be followed by a watch."""
-    script = Script(("", node("a")))
-    events, _ = follow(script, 1)
-    assert isinstance(events[0].error, InvalidAnswer)
-
-
-def test_a_list_with_expired_pages_is_a_failure():
-    """410 for the pages of a list is a failure with a delay, not a reason to list at once."""
-    events, delays = follow(Script((Expired("list", "old"),)), 1)
-    assert isinstance(events[0].error, OutcomeUnknown)
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(("", node("a")), InvalidAnswer), ((Expired("list", "old"),), OutcomeUnknown)],
+    ids=["no position", "expired pages"],
+)
+def test_a_list_that_cannot_be_used_is_a_failure(answer, error):
+    """A list without a position, or with expired pages, is a failure with a delay, no reason to list at once."""
+    events, delays = follow(Script(answer), 1)
+    assert isinstance(events[0].error, error)
     assert delays == [0.75]
 
 

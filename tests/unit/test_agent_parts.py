@@ -1,16 +1,11 @@
-"""The agent's small parts: settings, readiness, log, inbox, programs, lock and HTTP server."""
+"""The agent's small parts: settings, readiness, log, inbox, programs and lock."""
 
-import contextlib
-import http.client
 import json
 import os
-import socket
 import threading
 
 import pytest
 
-from agent import http_server
-from agent.http_server import Page
 from agent.inbox import Inbox
 from agent.instance_lock import InstanceLock
 from agent.log import Log
@@ -20,7 +15,6 @@ from agent.readiness import Readiness
 from agent.settings import parse
 from cni.errors import CniError
 from process.loop import Loop, now
-from tests.support.machine import eventually
 
 
 class End(BaseException):
@@ -192,84 +186,6 @@ def test_lock_that_cannot_be_created_is_an_error(tmp_path):
     with pytest.raises(CniError) as failed:
         InstanceLock(str(tmp_path / "file" / "agent.lock"))
     assert "--run-dir" in failed.value.details
-
-
-def get(connection, path):
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-PAGES = {"/ok": lambda: Page(True, b"fine\n"), "/bad": lambda: Page(False, b"broken\n")}
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_pages_over_tcp(host):
-    """Pages are served over TCP, 200 or 503; others are 404."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-        free.bind((host, 0))
-        port = free.getsockname()[1]
-    server = http_server.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", PAGES)
-    try:
-        answers = [get(http.client.HTTPConnection(host, port), path) for path in ("/ok?x=1", "/bad", "/none")]
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert answers[:2] == [(200, "fine\n"), (503, "broken\n")]
-    assert answers[2][0] == 404
-
-
-def test_pages_over_a_unix_socket(tmp_path):
-    """A Unix socket is only root's, and replaces that of an agent that was killed."""
-    path = str(tmp_path / "agent.sock")
-    for _ in range(2):
-        server = http_server.start(path, PAGES)
-        connection = http.client.HTTPConnection("agent")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(path)
-        assert get(connection, "/ok") == (200, "fine\n")
-        connection.close()
-        assert os.stat(path).st_mode & 0o777 == 0o600
-        server.shutdown()
-        server.socket.close()
-
-
-def test_more_clients_than_the_limit_are_refused(tmp_path):
-    """While 32 clients are connected others are closed at once; afterwards the pages are served again."""
-    path = str(tmp_path / "agent.sock")
-    server = http_server.start(path, PAGES)
-
-    def connect():
-        client = socket.socket(socket.AF_UNIX)
-        client.settimeout(5)
-        client.connect(path)
-        return client
-
-    def is_served():
-        connection = http.client.HTTPConnection("agent")
-        with contextlib.closing(connection), contextlib.suppress(OSError):  # refused, or the queue is full
-            connection.sock = connect()
-            return get(connection, "/ok") == (200, "fine\n")
-        return False
-
-    try:
-        clients = [connect() for _ in range(32)]
-        with connect() as refused:
-            assert refused.recv(1) == b""
-        for client in clients:
-            client.close()
-        assert eventually(is_served)
-    finally:  # its threads would take signals that later tests send
-        server.shutdown()
-        server.socket.close()
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "/nonexistent/agent.sock", "192.0.2.1:80"])
-def test_wrong_address_is_an_error(address):
-    """An address on which nothing can listen is an error with a fix."""
-    with pytest.raises(CniError) as failed:
-        http_server.start(address, PAGES)
-    assert "--listen" in failed.value.details
 
 
 def test_metrics_are_prometheus_text():

@@ -16,9 +16,9 @@ from tests.support.markdown import DOCS, Document
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def report(*cases: tuple[str, float, float], group: str = "ms") -> dict[str, Any]:
-    rows = [as_json(Row(name, figures([ours]), figures([reference]))) for name, ours, reference in cases]
-    return {"about": {"rounds": 3, "kernel": "6.1", "cpus": 2}, group: rows}
+def report(*cases: tuple[str, float, float] | Row, group: str = "ms") -> dict[str, Any]:
+    rows = [case if isinstance(case, Row) else Row(case[0], figures([case[1]]), figures([case[2]])) for case in cases]
+    return {"about": {"rounds": 3, "kernel": "6.1", "cpus": 2}, group: [as_json(row) for row in rows]}
 
 
 def dots(text: str, kind: str) -> list[float]:
@@ -50,8 +50,7 @@ def test_targets_are_in_a_separate_table():
         Row("bridge CHECK", figures([3]), figures([4]), 0.5),
         Row("loopback ADD", figures([1]), figures([2])),
     ]
-    about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
-    text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["targets"]
+    text = page.markdown(report(*rows))["targets"]
     assert "2 of 3 targets are met" in text
     assert "| VERSION | 0.30 | 0.60 |  |  |  |  |" in text
     assert "| bridge | 0.50 | 0.50 | **0.75** | 0.50 |  |  |" in text
@@ -66,8 +65,7 @@ def test_ratios_to_the_kernel_alone_are_in_a_separate_table():
         Row("bridge CHECK", figures([6]), figures([4]), floor=figures([2])),
         Row("bridge DEL", figures([1]), figures([2])),
     ]
-    about = {"rounds": 3, "kernel": "6.1", "cpus": 2}
-    text = page.markdown({"about": about, "ms": [as_json(row) for row in rows]})["floors"]
+    text = page.markdown(report(*rows))["floors"]
     assert "| VERSION | **1.90** |  |  |" in text
     assert "| bridge | 1.90 | **3.00** |  |" in text
 
@@ -101,17 +99,13 @@ def test_the_newest_reference_has_a_separate_table(tmp_path):
 
 def test_narrowly_missed_target_has_a_third_digit():
     """A ratio that rounds to its target but misses it has a third digit."""
-    row = as_json(Row("bridge ADD", figures([502]), figures([1000]), 0.5))
-    text = page.markdown({"about": {"rounds": 1, "kernel": "6.1", "cpus": 2}, "ms": [row]})["targets"]
+    text = page.markdown(report(Row("bridge ADD", figures([502]), figures([1000]), 0.5)))["targets"]
     assert "| bridge | **0.502** | 0.50 |" in text
 
 
 def test_case_of_podwire_alone_has_no_ratio():
     """A case that only podwire supports is a row without a ratio, and a single dot."""
-    podwire_only = {
-        "about": {"rounds": 1, "kernel": "6.1", "cpus": 1},
-        "ms": [as_json(Row("VERSION", figures([2]), None))],
-    }
+    podwire_only = report(Row("VERSION", figures([2]), None))
     assert "| VERSION | 2 | - |  |" in page.markdown(podwire_only)["bench"]
     assert dots(plot.svg(podwire_only), "reference") == []
     assert len(dots(plot.svg(podwire_only), "ours")) == 1

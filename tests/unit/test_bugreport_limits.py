@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,15 @@ import pytest
 from podwire.bugreport import limits
 from podwire.bugreport.limits import PartError
 from process import child
+from tests.support.machine import eventually
 
 
 def test_result_comes_back():
     """What the function returns comes back, of any size up to the limit."""
-    assert limits.run(lambda: b"", 5, 10) == b""
-    assert limits.run(lambda: b"x" * 300_000, 5, 1 << 20) == b"x" * 300_000
+    assert limits.run(lambda: b"", 60, 10) == b""
+    assert limits.run(lambda: b"x" * 300_000, 60, 1 << 20) == b"x" * 300_000
     with pytest.raises(PartError, match="more than 0 MiB"):
-        limits.run(lambda: b"x" * 300_000, 5, 1000)
+        limits.run(lambda: b"x" * 300_000, 60, 1000)
 
 
 def test_failure_is_the_reason():
@@ -28,24 +28,23 @@ def test_failure_is_the_reason():
         raise OSError(5, "Input/output error")
 
     with pytest.raises(PartError, match="Input/output error"):
-        limits.run(fail, 5, 1000)
+        limits.run(fail, 60, 1000)
 
 
 def test_slow_function_is_ended_with_its_programs(tmp_path: Path):
     """After the limit the child ends, and so does a program that it runs."""
     mark = tmp_path / "mark"
-    program = child.Command(("/bin/sh", "-c", f"sleep 4; touch {mark}"), {})
+    program = child.Command(("/bin/sh", "-c", f"echo $$ >{mark}; exec sleep 1000"), {})
 
     def run() -> bytes:
         child.run(program)
         return b""
 
-    start = time.monotonic()
     with pytest.raises(PartError, match="not done after 1 s"):
         limits.run(run, 1, 1000)
-    assert time.monotonic() - start < 3.5
-    time.sleep(4)
-    assert not mark.exists()
+    if pid := mark.exists() and mark.read_text().strip():  # else it had not begun, on a machine that is very busy
+        process = Path("/proc", pid, "cmdline")
+        assert eventually(lambda: not process.exists() or process.read_bytes() == b"", within_s=60)  # or a zombie
 
 
 def test_function_that_ignores_signals_is_killed():

@@ -25,8 +25,8 @@ from podwire.main import PLUGINS
 from tests.support.markdown import DOCS, Document, documents
 
 SECTIONS = ("Options", "Result", "What it leaves on the host", "Differences from the reference plugin", "Limits")
+PARSER = cli.build_parser()
 PAGES = [Document(path) for path in sorted(DOCS.glob("*.md"))]
-WITH_PAGE = [name for name in PLUGINS if (DOCS / f"{name}.md").is_file()]
 # Objects that only contain other keys; the tables list those.
 CONTAINERS = {"ipam", "args", "args.cni", "runtimeConfig"}
 PLURALS = {
@@ -77,7 +77,7 @@ def list_documented(document: Document) -> Iterator[tuple[str, str]]:
                     yield start + one, row["type"]
 
 
-@pytest.mark.parametrize("name", WITH_PAGE)
+@pytest.mark.parametrize("name", PLUGINS)
 def test_every_plugin_has_a_page(name):
     """A plugin has a page with options, result, what it leaves, its verbs, differences and limits."""
     headings = page_of(name).headings()
@@ -92,7 +92,7 @@ def test_index_has_every_page():
     assert {document.path.name for document in PAGES} - index == {"README.md"}
 
 
-@pytest.mark.parametrize("name", WITH_PAGE)
+@pytest.mark.parametrize("name", PLUGINS)
 def test_option_tables_have_the_keys_of_the_code(name):
     """A page's option tables name each key that the plugin reads, with its type, and no other."""
     expected = dict(paths(PLUGINS[name].keys))
@@ -174,10 +174,9 @@ def test_commands_of_the_tool_exist(document):
 
 
 def is_accepted(words: list[str]) -> bool:
-    parser = cli.build_parser()
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
-            parser.parse_args(words)
+            PARSER.parse_args(words)
         except SystemExit as end:
             return end.code == 0  # --help
     return True

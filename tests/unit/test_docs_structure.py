@@ -10,6 +10,7 @@ from tests.support.binaries import ROOT
 from tests.support.markdown import Document
 
 FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
+FOLDERS += [ROOT / "agent", ROOT / "agent" / "pools"]
 MAX_README_LINES = 147  # without the table of plugins, which has a row for each
 SVG = "{http://www.w3.org/2000/svg}"
 CHARACTER_PX = 7.0  # the average at 13 px
@@ -17,18 +18,10 @@ CHARACTER_PX = 7.0  # the average at 13 px
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_readme_of_a_folder_lists_its_files(folder):
-    """The table in a plugin's README has one row for each module of its folder, and no other row."""
+    """The table in a README names each module of its folder once, and no other file there."""
     (table,) = Document(folder / "README.md").tables()
-    listed = [row["file"].strip("`") for row in table]
-    assert sorted(listed) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
-
-
-@pytest.mark.parametrize("folder", ["agent", "agent/pools"])
-def test_readme_of_the_agent_lists_its_files(folder):
-    """The table in a README of the agent names each module of its folder once, and no other file there."""
-    (table,) = Document(ROOT / folder / "README.md").tables()
     named = [name for row in table for name in re.findall(r"`([^`/]*\.py)`", row["file"])]
-    assert sorted(named) == sorted(path.name for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py")
+    assert sorted(named) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
 
 
 def test_readme_is_short():

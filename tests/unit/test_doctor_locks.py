@@ -12,10 +12,9 @@ import pytest
 
 from kernel.netfilter import iptables_program
 from podwire.doctor import addresses
-from podwire.doctor.checks import CHECKS
-from podwire.doctor.finding import Finding
 from podwire.doctor.node import Node
 from podwire.main import PLUGINS
+from tests.support.unit_node import run_check
 
 LIST = '{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "ipam": {"type": "host-local", %s}}]}'
 
@@ -39,11 +38,6 @@ os._exit(0)
 """
 
 
-def check_locks(node: Node) -> list[Finding]:
-    """Returns the findings of the check of locks."""
-    return [one for check in CHECKS if check.name == "locks" for one in check.run(node)]
-
-
 def test_holder_of_a_lock_is_reported(node, monkeypatch, tmp_path):
     """A process that has been running for long and holds a store's lock is reported, and a new one is not."""
     store = tmp_path / "leases" / "net"
@@ -51,11 +45,11 @@ def test_holder_of_a_lock_is_reported(node, monkeypatch, tmp_path):
     with open(store / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         monkeypatch.setattr(addresses, "_LONG_S", 1e9)
-        assert check_locks(node) == []
+        assert run_check(node, "locks") == []
         monkeypatch.setattr(addresses, "_LONG_S", -1.0)
-        (finding,) = check_locks(node)
+        (finding,) = run_check(node, "locks")
     assert (finding.name, finding.fix) == ("lock-held", f"kill {os.getpid()}")
-    assert check_locks(node) == []
+    assert run_check(node, "locks") == []
 
 
 def test_holder_is_not_the_process_that_took_the_lock(node, monkeypatch, tmp_path):
@@ -67,7 +61,7 @@ def test_holder_is_not_the_process_that_took_the_lock(node, monkeypatch, tmp_pat
         holder = int(parent.stdout.readline())
         try:
             os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
-            (finding,) = check_locks(node)
+            (finding,) = run_check(node, "locks")
         finally:
             os.kill(holder, signal.SIGKILL)
     assert (finding.subject, finding.fix) == ("iptables", f"kill {holder}")

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from podwire.doctor.checks import CHECKS
 from podwire.doctor.node import Node
 from podwire.main import PLUGINS
 from podwire.runtimes import Runtime
 from process.values import replace
+from tests.support.unit_node import run_check
 
 LISTED = {"cniVersions": ["1.0.0", "1.1.0"]}
 NEW, BOTH, BOTH_AS_NEW = {"cniVersion": "1.1.0"}, {"cniVersion": "1.0.0", **LISTED}, {"cniVersion": "1.1.0", **LISTED}
@@ -29,8 +29,7 @@ def find(tmp_path):
         program.chmod(0o755)
         node = Node(PLUGINS, {"PATH": str(tmp_path)}, str(tmp_path), ("/opt/cni/bin",), str(tmp_path))
         node.runtimes = tuple(one if one is ELSEWHERE else replace(one, conf_dir=str(tmp_path)) for one in installed)
-        (check,) = (check for check in CHECKS if check.name == "versions")
-        return list(check.run(node))
+        return run_check(node, "versions")
 
     return run
 

@@ -1,11 +1,11 @@
-"""Any content of a file leads to findings, never to a traceback."""
+"""Any content of a file leads to findings, never to a traceback; tests/hard/test_fuzz_lint.py has more of it."""
 
 import io
 import json
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwire import cli, networks
@@ -17,7 +17,6 @@ from tests.support.binaries import ROOT
 SAMPLES = sorted(
     path for path in (*ROOT.glob("conf/*.conflist"), *ROOT.glob("tests/data/netd/*/*.conf*")) if path.is_file()
 )
-CASES = 30  # for each sample
 DEFECT = "defect of podwire"
 
 
@@ -48,21 +47,26 @@ def shared_directory(factory, name):
     return path
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_changed_samples_are_checked(sample, tmp_path):
-    """Samples with random changes, as bytes and as JSON, are checked without an exception."""
+def check_changed(sample, directory, numbers):
+    """Checks a sample with random changes, as bytes and as JSON."""
     text = sample.read_bytes()
-    value = mutation.parse(text.decode())
-    for number in range(CASES):
+    for number in numbers:
         random = Random(f"{sample.name} {number}")
+        value = mutation.parse(text.decode())  # again: a change may make it invalid
         if number % 2:
             data = mutation.mutate_bytes(random, text)
         else:
             data = mutation.serialize(mutation.mutate_json(random, value, [value])).encode("utf-8", "surrogatepass")
-        check(tmp_path / f"10-x{sample.suffix}", data)
-        value = mutation.parse(text.decode())  # a change may make it invalid
+        check(directory / f"10-x{sample.suffix}", data)
 
 
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_changed_samples_are_checked(sample, tmp_path):
+    """Samples with random changes, as bytes and as JSON, are checked without an exception."""
+    check_changed(sample, tmp_path, range(2))
+
+
+@settings(max_examples=10)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_checked(tmp_path_factory, data):
     """Random bytes lead to at least one finding."""
@@ -85,6 +89,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=20)
 @given(JSON, st.sampled_from(sorted(PLUGINS)))
 def test_random_values_are_checked(tmp_path_factory, value, kind):
     """Values of every type under the keys that the checks read are checked without an exception."""

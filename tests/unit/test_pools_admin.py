@@ -213,15 +213,29 @@ def test_reclaim_fences_and_frees(world):
     assert world.store.read_block(ip_network("10.22.0.64/26")).value.token.generation == 1
 
 
-def test_reclaim_of_a_node_that_has_booted_is_refused(world):
-    """A node whose record changed after the administrator read it is refused, and keeps its blocks."""
-    record = record_of(world, TWO)
+def boot(world, swap_entry):
+    """Lets node TWO register after a boot."""
     stored = world.store.read_entry(TWO)
-    booted = stored.value._replace(record=stored.value.record._replace(instance="boot-9/"))
-    world.store.swap_entry(TWO, stored, booted)
-    status, error = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    swap_entry(TWO, stored, stored.value._replace(record=stored.value.record._replace(instance="boot-9/")))
+
+
+@pytest.mark.parametrize(
+    ("node", "change", "text"),
+    [
+        (TWO, lambda world: boot(world, world.store.swap_entry), "no longer the one that you have seen"),
+        (TWO, lambda world: world.set_space(epoch="e2"), ""),
+        (TWO, lambda world: world.store.put_raw(f"nodes/{TWO}", b"{}"), "is not valid"),
+        (ONE, lambda world: None, "it is not off"),
+    ],
+    ids=["booted", "another epoch", "damaged", "this node"],
+)
+def test_reclaim_of_a_node_that_may_run_is_refused(world, node, change, text):
+    """A record that changed after it was read, of another epoch, damaged or of this node is refused."""
+    record = record_of(world, node)
+    change(world)
+    status, error = post(world, "reclaim", node=node, record=record, statement="powered-off")
     assert status == 409
-    assert "no longer the one that you have seen" in error["msg"]
+    assert text in error["msg"]
     assert world.owners()["10.22.0.64/26"] == TWO
 
 
@@ -231,10 +245,8 @@ def test_reclaim_loses_against_a_machine_that_boots_at_this_moment(world):
 
     def swap(node, expected, new):
         if node == TWO:
-            stored = world.store.read_entry(TWO)
-            booted = stored.value._replace(record=stored.value.record._replace(instance="boot-9/"))
             world.store.swap_entry = real
-            real(TWO, stored, booted)
+            boot(world, real)
         return real(node, expected, new)
 
     world.store.swap_entry = swap
@@ -242,22 +254,6 @@ def test_reclaim_loses_against_a_machine_that_boots_at_this_moment(world):
     assert status == 409
     assert "it has registered since" in error["msg"]
     assert world.owners()["10.22.0.64/26"] == TWO
-
-
-def test_reclaim_in_another_epoch_is_refused(world):
-    """A statement before a restore is refused after it."""
-    record = record_of(world, TWO)
-    world.set_space(epoch="e2")
-    status, _ = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
-    assert status == 409
-    assert world.owners()["10.22.0.64/26"] == TWO
-
-
-def test_reclaim_of_this_node_is_refused(world):
-    """The node on which the command runs is not off."""
-    status, error = post(world, "reclaim", node=ONE, record=record_of(world, ONE), statement="powered-off")
-    assert status == 409
-    assert "it is not off" in error["msg"]
 
 
 def test_reclaim_of_the_machine_that_this_one_replaces(world):
@@ -293,16 +289,12 @@ def test_reclaim_of_a_node_without_an_entry(world):
     assert world.store.read_entry(TWO).value.record == MISSING._replace(epoch=EPOCH, is_fenced=True)
 
 
-def test_reclaim_leaves_damaged_objects(world):
-    """A damaged block is not made free, and a node with a damaged entry is refused."""
+def test_reclaim_leaves_damaged_blocks(world):
+    """A damaged block is not made free."""
     world.store.put_raw("blocks/0a160080-26", b'{"owner": "%s", "epoch": 1}' % TWO.encode())
     status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
     assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
     assert world.owners()["10.22.0.128/26"] == DAMAGED_BLOCK.owner
-    world.store.put_raw(f"nodes/{TWO}", b"{}")
-    status, error = post(world, "reclaim", node=TWO, record="", statement="powered-off")
-    assert status == 409
-    assert "is not valid" in error["msg"]
 
 
 @pytest.mark.parametrize(

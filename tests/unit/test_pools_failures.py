@@ -380,17 +380,3 @@ def test_plugins_read_what_the_agent_writes(world, node):
     assert grants_file.parse(grants_file.format_grants(grants)) == grants
     (pool,) = plugin_format.parse(content).pools
     assert sum(len(one.ranges) for one in pool.range_sets) == len(grants.entries) == 3
-
-
-def test_two_nodes_never_share_a_block(world):
-    """All blocks of a pool are used by two nodes, each by one."""
-    change_space(world, {**POOL, "cidrs": ["10.22.0.0/26"]})
-    for _ in range(2):
-        for node in world.nodes:
-            for _ in range(28):
-                node.add()
-            run(node, steps=30)
-    one, other = (set(blocks_of(node)) for node in world.nodes)
-    assert not one & other
-    assert len(one | other) == 4
-    world.check()

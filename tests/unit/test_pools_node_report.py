@@ -14,6 +14,7 @@ from agent.pools.manager import Manager
 from agent.pools.memory import NodeFacts
 from agent.pools.network_blocks import NetworkOptions
 from agent.pools.node_report import LocalReport, ManagerStatus, read_report
+from tests.pools_world.node import Reports
 from tests.support.admin_world import ONE, World
 from tests.support.store_double import Fault
 
@@ -66,20 +67,13 @@ def test_report_after_a_boot_has_no_grants(directory):
     assert report_of(directory / "none").blocks == LocalReport(ONE, "worker-1").blocks
 
 
-class Ignored:
-    """Ignores what the manager reports."""
-
-    def __getattr__(self, name):
-        return lambda *values: None
-
-
 def test_status_of_the_manager(tmp_path):
     """The status says when the store answered, why it does not, and whether it was restored."""
     world = World()
     backup = world.store.snapshot()
     world.set_space()
     options = NetworkOptions("podnet", "default", str(tmp_path / "leases"), str(tmp_path / "results"))
-    manager = Manager(world.store, IDENTITY, (options,), Ignored(), NodeFacts(name="worker-1"))
+    manager = Manager(world.store, IDENTITY, (options,), Reports(), NodeFacts(name="worker-1"))
     assert manager.status() == ManagerStatus()
     for _ in range(30):
         manager.step()
@@ -90,7 +84,7 @@ def test_status_of_the_manager(tmp_path):
     assert read_report(IDENTITY, "worker-1", [options], status).has_grants
     world.store.restore(backup, cluster="another")
     world.set_space()
-    manager = Manager(world.store, IDENTITY, (options,), Ignored(), NodeFacts(name="worker-1"))
+    manager = Manager(world.store, IDENTITY, (options,), Reports(), NodeFacts(name="worker-1"))
     for _ in range(30):
         manager.step()
     status = manager.status()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support import exposing_commands
 from tests.support.binaries import ROOT
 from tests.support.markdown import documents
-from tests.unit.test_docs_messages import FILLED, text_of
+from tests.support.sources import FILLED, files, messages
 
 ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire")
 PODWIRE_BRIDGES = ("cni0", "BRIDGE")  # the bridge of the samples, and a placeholder for it
@@ -41,26 +40,14 @@ SETTINGS = {
 }
 
 
-def sources() -> list[Path]:
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-
-
 def list_settings() -> Iterator[tuple[str, str]]:
     """Yields module and argument of each call that builds, or may print, a command for a setting."""
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and called_name(node) in (
-                "sysctl.command",
-                "sysctl.ensure_or_fail",
-                "command",
-            ):
-                if called_name(node) == "command" and path.name != "sysctl.py":
-                    continue
+    for path in files(*ROOMS):
+        text = path.read_text()
+        names = ("sysctl.command", "sysctl.ensure_or_fail", *(["command"] if path.name == "sysctl.py" else []))
+        for node in ast.walk(ast.parse(text)) if "sysctl" in text else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
                 yield str(path.relative_to(ROOT)), ast.unparse(node.args[0])
-
-
-def called_name(node: ast.Call) -> str:
-    return ast.unparse(node.func)
 
 
 def test_every_command_for_a_setting_is_listed():
@@ -73,12 +60,7 @@ def test_commands_in_the_sources():
 
     tests/netns/test_printed_commands.py checks the texts with their values, as printed.
     """
-    texts = [
-        text_of(node)
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.expr)
-    ]
+    texts = messages(*ROOMS)
     exposing = (command for text in texts for command in exposing_commands.commands(text, PODWIRE_BRIDGES, SUBNETS))
     assert [command for command in exposing if FILLED not in command] == []
 

@@ -1,8 +1,8 @@
-"""The figures of a soak: growth of memory, and the table of samples."""
+"""The figures of a soak: growth of memory."""
 
 import pytest
 
-from tests.support.soak import Sample, growth_mib, table
+from tests.support.soak import Sample, growth_mib
 
 
 def samples(*mib):
@@ -26,11 +26,3 @@ def samples(*mib):
 def test_growth_of_memory(mib, growth):
     """Growth is the difference of the least values at both ends, which other programs disturb least."""
     assert growth_mib(samples(*mib), "SUnreclaim") == growth
-
-
-def test_table_of_samples():
-    """Each sample is a row of a Markdown table."""
-    head, rule, first, second = table(samples(100, 101))
-    assert head == "| minutes | verbs | links | netns | SUnreclaim, MiB |"
-    assert rule == "| --- | --- | --- | --- | --- |"
-    assert (first, second) == ("| 0.0 | 0 | 4 | 7 | 100 |", "| 1.0 | 1,000 | 4 | 7 | 101 |")

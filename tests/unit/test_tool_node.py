@@ -54,6 +54,14 @@ def create_snapshot(*, cached=None, reservations=(), kernel=None, rules=(), is_c
     return Snapshot(records, seen, Rules(tuple(rules)), "/nonexistent")
 
 
+def state_in(snapshot):
+    """Returns the state of the only reservation, which only a gone one allows to release."""
+    ((item,),) = (pool.reservations for pool in snapshot.records.pools)
+    state = state_of(snapshot, item)
+    assert bool(refusal_reason(snapshot, item)) is (state is not ReservationState.GONE)
+    return state
+
+
 def leak_kinds(snapshot):
     return {leak.kind for leak in find_leaks(snapshot)}
 
@@ -80,31 +88,37 @@ def test_interface_index_alone_proves_nothing():
     assert pod.host_interface == ""
 
 
+UNKNOWN = reserved("10.22.0.9", b"x\r\neth0")
+UNENTERED = Kernel(HOST, {}, {POD.path: NetworkNamespace(POD.path, 0)})
+
+
 @pytest.mark.parametrize(
-    ("keys", "expected"),
+    ("reservation", "keys", "expected"),
     [
-        ({}, ReservationState.GONE),
-        ({"reservations": [reserved("10.22.0.9", b"not a name")]}, ReservationState.REMARK),
-        ({"reservations": [reserved("10.22.0.9", b"")]}, ReservationState.FOREIGN),
-        ({"reservations": [reserved("10.22.0.9", b"a\r\neth0")]}, ReservationState.RUNNING),
-        ({"reservations": [reserved("10.22.0.9", b"a")]}, ReservationState.RUNNING),  # an old file, without interface
-        ({"reservations": [reserved("10.22.0.2", b"x\r\neth0")]}, ReservationState.RUNNING),  # on an interface
+        (UNKNOWN, {}, ReservationState.GONE),
+        (reserved("10.22.0.9", b"not a name"), {}, ReservationState.REMARK),
+        (reserved("10.22.0.9", b""), {}, ReservationState.FOREIGN),
+        (reserved("10.22.0.9", b"a\r\neth0"), {}, ReservationState.RUNNING),
+        (reserved("10.22.0.9", b"a"), {}, ReservationState.RUNNING),  # an old file, without interface
+        (reserved("10.22.0.2", b"x\r\neth0"), {}, ReservationState.RUNNING),  # on an interface
+        (UNKNOWN, {"kernel": UNENTERED}, ReservationState.UNKNOWN),
+        (reserved("10.22.0.9", b"x\r\neth0", before_boot=True), {"kernel": UNENTERED}, ReservationState.GONE),
+        (UNKNOWN, {"kernel": Kernel(HOST[:1]), "cached": ()}, ReservationState.UNKNOWN),  # no veth peers elsewhere
     ],
 )
-def test_state_of_a_reservation(keys, expected):
-    """A reservation is gone only if neither the cache nor an interface has its owner or address."""
-    snapshot = create_snapshot(**{"reservations": [reserved("10.22.0.9", b"x\r\neth0")], **keys})
-    ((item,),) = (pool.reservations for pool in snapshot.records.pools)
-    assert state_of(snapshot, item) is expected
-    assert bool(refusal_reason(snapshot, item)) is (expected is not ReservationState.GONE)
+def test_state_of_a_reservation(reservation, keys, expected):
+    """A reservation is gone only if neither the cache nor an interface has its owner or address.
+
+    In this boot, an unknown one is not gone if a namespace could not be entered, or none has a peer.
+    """
+    assert state_in(create_snapshot(reservations=[reservation], **keys)) is expected
 
 
 def test_recent_reservation_is_new():
     """A reservation from the last minute may belong to a running ADD."""
-    snapshot = create_snapshot(reservations=[reserved("10.22.0.9", b"x\r\neth0", old=False)])
-    ((item,),) = (pool.reservations for pool in snapshot.records.pools)
-    assert state_of(snapshot, item) is ReservationState.NEW
-    assert refusal_reason(snapshot, item)
+    assert (
+        state_in(create_snapshot(reservations=[reserved("10.22.0.9", b"x\r\neth0", old=False)])) is ReservationState.NEW
+    )
 
 
 def test_configured_address_is_not_leaked():
@@ -114,23 +128,9 @@ def test_configured_address_is_not_leaked():
     assert (str(pod.state), pod.leaked, pod.host_interface) == ("no cache", False, "veth1")
 
 
-def test_unentered_namespace_leaves_reservations_unknown():
-    """If a namespace could not be entered, an unknown reservation of this boot is not gone."""
-    unentered = Kernel(HOST, {}, {POD.path: NetworkNamespace(POD.path, 0)})
-    snapshot = create_snapshot(reservations=[reserved("10.22.0.9", b"x\r\neth0")], kernel=unentered)
-    ((item,),) = (pool.reservations for pool in snapshot.records.pools)
-    assert state_of(snapshot, item) is ReservationState.UNKNOWN
-    before = create_snapshot(reservations=[reserved("10.22.0.9", b"x\r\neth0", before_boot=True)], kernel=unentered)
-    ((item,),) = (pool.reservations for pool in before.records.pools)
-    assert state_of(before, item) is ReservationState.GONE
-
-
-def test_nothing_is_gone_from_another_namespace():
-    """In a namespace without veth peers elsewhere, and without a cache, an unknown reservation is not gone."""
-    snapshot = create_snapshot(reservations=[reserved("10.22.0.9", b"x\r\neth0")], kernel=Kernel(HOST[:1]), cached=())
-    ((item,),) = (pool.reservations for pool in snapshot.records.pools)
-    assert state_of(snapshot, item) is ReservationState.UNKNOWN
-    assert leak_kinds(snapshot) == set()
+def test_nothing_is_leaked_in_another_namespace():
+    """In a namespace without veth peers elsewhere, and without a cache, an unknown reservation is no leak."""
+    assert leak_kinds(create_snapshot(reservations=[UNKNOWN], kernel=Kernel(HOST[:1]), cached=())) == set()
 
 
 def test_rules_of_unknown_owners_are_leaks_with_a_readable_cache():

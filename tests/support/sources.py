@@ -1,0 +1,100 @@
+"""The Python sources of this project, each parsed once, and what the rules for code look at.
+
+One rule: no tree is kept, since the trees of all files slow down each collection of garbage.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.binaries import ROOT
+
+PRODUCT = ("agent", "attachment", "cni", "ipam", "kernel", "plugins", "podwire", "process")
+ROOMS = (*PRODUCT, "bench", "conf", "docs", "pack", "tests")
+
+FILLED = "\0"  # stands for a value in a message
+
+
+class Function(NamedTuple):
+    """A function: its lines are those from `def` to its end, without those of its docstring."""
+
+    name: str
+    lines: int
+    docstring: str | None
+
+
+class Source(NamedTuple):
+    """A module: the names that it defines, and its strings with a space."""
+
+    text: str
+    docstring: str | None
+    functions: tuple[Function, ...]
+    names: frozenset[str]
+    strings: frozenset[str]
+
+
+def files(*rooms: str, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
+    """Yields the files of directories of the project, except generated ones."""
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix in suffixes and "__pycache__" not in path.parts:
+                yield path
+
+
+@cache
+def sources() -> dict[str, Source]:
+    """Returns every module, by its path in the project."""
+    return {str(path.relative_to(ROOT)): parse(path.read_text()) for path in files(*ROOMS)}
+
+
+def parse(text: str) -> Source:
+    """Returns what the rules look at of a module with this text."""
+    tree = ast.parse(text)
+    functions, names, strings = [], set(), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                functions.append(Function(name, _count_lines(node), ast.get_docstring(node)))
+                names.add(name)
+            case ast.ClassDef(name=name) | ast.arg(arg=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Constant(value=str(string)) if " " in string.strip():
+                strings.add(string)
+    return Source(text, ast.get_docstring(tree), tuple(functions), frozenset(names), frozenset(strings))
+
+
+def _count_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    count = (node.end_lineno or 0) - node.lineno + 1
+    if ast.get_docstring(node, clean=False) is None:
+        return count
+    docstring = node.body[0]
+    return count - ((docstring.end_lineno or 0) - docstring.lineno + 1)
+
+
+def messages(*rooms: str) -> frozenset[str]:
+    """Returns every text in the sources; texts joined by juxtaposition or + are one, and FILLED stands for values."""
+    return frozenset().union(*map(_messages, rooms))
+
+
+@cache
+def _messages(room: str) -> frozenset[str]:
+    trees = (ast.parse(path.read_bytes()) for path in files(room))
+    return frozenset(text_of(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr)) - {""}
+
+
+def text_of(node: ast.expr) -> str:
+    """Returns the text of an expression, "" for an expression that is none."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) if isinstance(part, ast.Constant) else FILLED for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = text_of(node.left), text_of(node.right)
+        return (left or FILLED) + (right or FILLED) if left or right else ""
+    return ""
