@@ -210,6 +210,14 @@ def iptables_ports(host_ports: PortmapNetwork, tools: Path) -> PortmapNetwork:
     return replace(host_ports.having(backend="iptables"), tools=tools)
 
 
+@pytest.fixture(params=[NFT, LEGACY, NFTABLES])
+def any_ports(request: pytest.FixtureRequest, host_ports: PortmapNetwork, tmp_path: Path) -> PortmapNetwork:
+    """The same network with nftables, and with iptables of each variant."""
+    if request.param == "nftables":
+        return host_ports.having(backend="nftables")
+    return replace(host_ports.having(backend="iptables"), tools=xtables.variant(tmp_path / "tools", request.param))
+
+
 @pytest.fixture
 def firewall(bin_dir: Path, bridged: Namespace, tools: Path) -> Firewall:
     """A network with firewall and iptables, of each variant, for dual-stack pods on bridge `cni0`."""

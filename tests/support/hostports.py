@@ -6,6 +6,7 @@ send packets.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,9 +116,27 @@ class PortmapNetwork:
         """Returns table nat of each IP version, as iptables-save prints it."""
         return xtables.saved(self.host, self._get_tools())
 
+    def container_rules(self, *tools: str) -> list[str]:
+        """Returns the rules and chains of containers, in order, with any backend; of iptables optionally of `tools`."""
+        if self._uses_nftables():
+            chains = [(family, name) for family in ("ip", "ip6") for name in ("hostports", "masquerading")]
+            return [f"{family} {name} {rule}" for family, name in chains for rule in chain(self.host, name, family)]
+        return [line for tool in tools or xtables.TOOLS for line in self.rules()[tool] if "CNI-DN-" in line]
+
+    def owners(self, port: int = 8080) -> list[str]:
+        """Returns the containers to which IPv4 rules forward a port, in order, with any backend."""
+        if self._uses_nftables():
+            rules = [rule for rule in chain(self.host, "hostports") if f"dport {port} dnat" in rule]
+            return [rule.partition(' comment "')[2].rstrip('"') for rule in rules]
+        jumps = re.findall(r'id: \\"(\w+).* --dports (\S+) ', "\n".join(self.rules()["iptables"]))
+        return [container_id for container_id, numbers in jumps if str(port) in numbers.split(",")]
+
     def load(self, *lines: str, tool: str = "iptables") -> None:
         """Applies lines to table nat; a failure fails the test."""
         xtables.load(self.host, self._get_tools(), *lines, tool=tool)
+
+    def _uses_nftables(self) -> bool:
+        return bool(self.config["backend"] == "nftables")
 
     def _get_tools(self) -> Path:
         assert self.tools, "a test with iptables sets tools"
