@@ -1,6 +1,6 @@
 """Runs firewall's verbs on a temporary host, and reads the rules that they create in iptables.
 
-Pods have no interfaces: the plugin reads bridge and addresses from prevResult.
+Pods have no interfaces: the plugin reads bridge, port and addresses from prevResult.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import libcni, xtables
-from tests.support.invocation import Outcome, run_plugin
+from tests.support.invocation import Outcome, feed, finish, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
-from tests.support.results import prev_result
 
 IPV4, IPV6 = "10.22.0.2/16", "fd00:22::2/64"
 DUAL = (IPV4, IPV6)
@@ -37,14 +36,19 @@ class Firewall:
         config = {**self.config, **keys}
         return replace(self, config={key: value for key, value in config.items() if value is not None})
 
-    def pod(self, *addresses: str, bridge: str = "cni0", sandbox: str = "") -> Firewall:
-        """Returns a copy for a pod with these addresses; its first interface is `bridge`, of the host or `sandbox`."""
-        result = prev_result(self.config["cniVersion"], *addresses, host_interfaces=["veth0"])
-        first = {"name": bridge, "mac": "02:00:00:00:00:03", **({"sandbox": sandbox} if sandbox else {})}
-        result["interfaces"].insert(0, first)
-        for ip in result["ips"]:
-            ip["interface"] = 1
-        return self.having(prevResult=result)
+    def pod(self, *addresses: str, bridge: str = "cni0", port: str = "veth2", sandbox: str = "") -> Firewall:
+        """Returns a copy for a pod with these addresses; its first interface is `bridge`, of the host or `sandbox`.
+
+        The next one is the pod's port of the bridge, none if "".
+        """
+        ports = [{"name": port, "mac": "02:00:00:00:00:02"}] if port else []
+        interfaces = [
+            {"name": bridge, "mac": "02:00:00:00:00:01", **({"sandbox": sandbox} if sandbox else {})},
+            *ports,
+            {"name": "eth0", "mac": "02:00:00:00:00:03", "sandbox": "/run/netns/x"},
+        ]
+        ips = [{"interface": 1 + len(ports), "address": address} for address in addresses]
+        return self.having(prevResult={"cniVersion": self.config["cniVersion"], "interfaces": interfaces, "ips": ips})
 
     def without_prev_result(self) -> Firewall:
         """Returns a copy without prevResult."""
@@ -52,31 +56,35 @@ class Firewall:
 
     def run(self, command: str, container_id: str = "cid", **how: Any) -> Outcome:
         """Runs one verb; `how` are arguments of start_plugin()."""
-        env = xtables.path(self.tools) if self.tools else None
-        defaults: dict[str, Any] = {"host": self.host, "bin_dir": self.bin_dir, "env": env, "netns": "/run/netns/x"}
-        return run_plugin("firewall", command, self.config, **{**defaults, "container_id": container_id, **how})
+        return run_plugin("firewall", command, self.config, **{**self._arguments(container_id), **how})
 
     def add(self, container_id: str = "cid", **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must succeed; returns its result."""
-        return self.run("ADD", container_id, **how).result()
+        """Runs ADD, which must succeed and return prevResult; returns the result."""
+        result = self.run("ADD", container_id, **how).result()
+        assert {"dns": {}, "ips": [], **result} == {"dns": {}, **self.config["prevResult"]}
+        return result
 
     def check(self, container_id: str = "cid", **how: Any) -> None:
         """Runs CHECK, which must succeed."""
         self.run("CHECK", container_id, **how).assert_silent()
 
-    def delete(self, container_id: str = "cid", **how: Any) -> Outcome:
-        """Runs DEL, which must succeed."""
-        outcome = self.run("DEL", container_id, **how)
-        outcome.assert_silent()
-        return outcome
+    def check_error(self, container_id: str = "cid") -> str:
+        """Runs CHECK, which must fail; returns its message."""
+        error = self.run("CHECK", container_id).error()
+        assert error["code"] == 999
+        return str(error["msg"])
 
-    def collect(self, *valid: tuple[str, str]) -> Outcome:
-        """Runs GC with the valid container IDs and interfaces, which must succeed."""
-        attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
+    def delete(self, container_id: str = "cid", **how: Any) -> None:
+        """Runs DEL, which must succeed."""
+        self.run("DEL", container_id, **how).assert_silent()
+
+    def gc(self, *valid: str, ifname: str = "eth0") -> str:
+        """Runs GC with the valid containers, which must succeed; returns its stderr."""
+        attachments = [{"containerID": container_id, "ifname": ifname} for container_id in valid]
         keys: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
         outcome = self.without_prev_result().having(**keys).run("GC")
         outcome.assert_silent()
-        return outcome
+        return outcome.stderr
 
     def with_cache(self, directory: Path) -> Firewall:
         """Returns a copy whose plugin uses `<directory>/results`, now empty, as libcni's cache."""
@@ -105,9 +113,25 @@ class Firewall:
         rules = self.rules()[tool]
         return [line.removeprefix("-A CNI-FORWARD ") for line in rules if line.endswith(" ACCEPT")]
 
+    def _arguments(self, container_id: str) -> dict[str, Any]:
+        env = xtables.path(self.tools) if self.tools else None
+        where = {"host": self.host, "bin_dir": self.bin_dir, "env": env, "netns": "/run/netns/x"}
+        return {**where, "container_id": container_id}
+
     def _tools(self) -> Path:
         assert self.tools, "this method needs `tools`"
         return self.tools
+
+
+def run_in_parallel(*calls: tuple[str, str, Firewall]) -> list[Outcome]:
+    """Runs verbs (command, container ID, firewall) in parallel; returns the outcomes in that order."""
+    processes = [
+        start_plugin("firewall", command, **firewall._arguments(container_id))
+        for command, container_id, firewall in calls
+    ]
+    for process, (_, _, firewall) in zip(processes, calls, strict=True):
+        feed(process, firewall.config)
+    return [finish(process) for process in processes]
 
 
 def expected_accept_rules(*addresses: str) -> list[str]:
