@@ -14,7 +14,7 @@ from kernel.netfilter.nft import NftSocket
 from kernel.netns import Netns, entered
 from tests.support import binaries, scripted_ipam, uplink, xtables
 from tests.support.attaching import Network
-from tests.support.bandwidth_network import BOTH, BandwidthNetwork
+from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
 from tests.support.cluster import Cluster, cluster
 from tests.support.firewall_tables import Firewall
 from tests.support.host_device_network import create_device, dual_stack
@@ -98,6 +98,12 @@ def published(dual_network: Network) -> PublishingNetwork:
 def shaped(network: Network) -> BandwidthNetwork:
     """The IPv4 network with bandwidth after bridge, which limits both directions."""
     return BandwidthNetwork(network).with_runtime_limits(**BOTH)
+
+
+@pytest.fixture
+def veth_result(host: Namespace, sandbox: Namespace) -> dict[str, Any]:
+    """The result of an interface plugin; veth0 is the pod's host veth."""
+    return connect_veth(host, sandbox)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.spec.configs import VERSIONS
-from tests.support import binaries, netstate
+from tests.support import binaries, netstate, programs
 from tests.support.invocation import environment
 from tests.support.netstate import iptables_rules, nft_rules
 from tests.support.results import prev_result
@@ -192,10 +192,8 @@ def test_mappings_without_effect_are_reported(portmap, mappings, warning):
 @BACKENDS
 def test_without_privilege(portmap, backend, verb, tmp_path):
     """Without CAP_NET_ADMIN every verb fails with an error that says so."""
-    wrapper = tmp_path / "portmap"
     program = binaries.directory() / "portmap"
-    wrapper.write_text(f"#!/bin/sh\nexec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}\n")
-    wrapper.chmod(0o755)
+    programs.install(tmp_path, portmap=f"exec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}")
     net = replace(portmap.having(backend=backend, **{"cni.dev/valid-attachments": []}), bin_dir=tmp_path)
     error = net.run(verb).error()
     assert "not permitted" in error["msg"] or "iptables-restore" in error["msg"]  # iptables-legacy prints its own text

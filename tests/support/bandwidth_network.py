@@ -63,6 +63,11 @@ class BandwidthNetwork(ChainedNetwork):
         self.release(pod, result, **options)
         self.bridge.delete(pod, result, **options)
 
+    def tc(self, *lines: str) -> None:
+        """Runs lines of tc on the host; a failure fails the test."""
+        for line in lines:
+            self.host.run("tc", *line.split())
+
     def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
         """Runs GC with the `valid` attachments (container ID, interface name); returns its stderr."""
         attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
