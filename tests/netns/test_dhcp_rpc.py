@@ -16,8 +16,9 @@ from cni.result import DNS, Interface, IPConfig, Result, Route
 from ipam.dhcp import rpc
 from ipam.dhcp.rpc import Call, CallArgs, Connection, RpcError
 from process.values import replace
-from tests.support import binaries
-from tests.support.dhcp import SERVER, Dhcp, reference_daemon
+from tests.support import binaries, dhcp_node
+from tests.support.dhcp import SERVER
+from tests.support.dhcp_node import Node
 from tests.support.invocation import Outcome, run_plugin
 from tests.support.uplink import UPLINK
 
@@ -129,10 +130,13 @@ def test_reference_plugin_releases_the_lease(run, sandbox, tmp_path):
 
 
 @pytest.fixture
-def dhcp(host, new_sandbox, reference, tmp_path) -> Iterator[Dhcp]:
-    routes = f"--dhcp-option=121,10.9.0.0/16,10.25.0.7,0.0.0.0/0,{SERVER}"
-    with reference_daemon(host, new_sandbox(), reference, tmp_path, routes) as dhcp:
-        yield dhcp
+def node(host, new_sandbox, reference, bin_dir, tmp_path) -> Iterator[Node]:
+    """A node whose server and reference daemon run."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
+        node.start_server(f"--dhcp-option=121,10.9.0.0/16,10.25.0.7,0.0.0.0/0,{SERVER}")
+        node.use_reference_daemon(reference)
+        node.start_daemon()
+        yield node
 
 
 def call_args(netns: str, **ipam: object) -> CallArgs:
@@ -140,23 +144,23 @@ def call_args(netns: str, **ipam: object) -> CallArgs:
     return CallArgs("c1", netns, UPLINK, "", "/opt/cni/bin", stdin=json.dumps(conf).encode())
 
 
-def test_reference_daemon_allocates_and_releases(host, sandbox, dhcp):
+def test_reference_daemon_allocates_and_releases(host, sandbox, node):
     """The reference's daemon answers podwire's side with a lease of the server, and then releases it."""
     host.ip("link", "set", UPLINK, "netns", sandbox.name)
     args = call_args(sandbox.path, request=[{"option": "121"}])
-    result = rpc.call(str(dhcp.socket), rpc.ALLOCATE, args, limit_s=30)
-    (address,) = dhcp.list_leases()
+    result = rpc.call(str(node.socket), rpc.ALLOCATE, args, limit_s=30)
+    (address,) = node.list_leases()
     gateway = ip_address(SERVER)
     assert result == Result(
         ips=(IPConfig(ip_interface(f"{address}/24"), gateway),),
         routes=(Route(ip_interface("10.9.0.0/16"), ip_address("10.25.0.7")), Route(ip_interface("0.0.0.0/0"), gateway)),
     )
-    assert rpc.call(str(dhcp.socket), rpc.ALLOCATE, args, limit_s=30) == result
-    assert rpc.call(str(dhcp.socket), rpc.RELEASE, args, limit_s=30) == Result()
-    assert dhcp.releases_as_expected(), dhcp.list_leases()
+    assert rpc.call(str(node.socket), rpc.ALLOCATE, args, limit_s=30) == result
+    assert rpc.call(str(node.socket), rpc.RELEASE, args, limit_s=30) == Result()
+    assert node.has_released(), node.list_leases()
 
 
-def test_reference_daemon_refuses(sandbox, dhcp):
+def test_reference_daemon_refuses(sandbox, node):
     """The reference's daemon answers podwire's side with its errors, also for a method that it lacks."""
     for method, args, text in (
         (rpc.ALLOCATE, call_args(sandbox.path, request=[{"option": "foo"}]), 'Can not parse option "foo"'),
@@ -164,5 +168,5 @@ def test_reference_daemon_refuses(sandbox, dhcp):
         (rpc.CHECK, call_args(sandbox.path), "rpc: can't find method DHCP.Check"),
     ):
         with pytest.raises(RpcError, match=text):
-            rpc.call(str(dhcp.socket), method, args, limit_s=30)
-    assert dhcp.list_leases() == []
+            rpc.call(str(node.socket), method, args, limit_s=30)
+    assert node.list_leases() == []

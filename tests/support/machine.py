@@ -203,7 +203,7 @@ def machine(scratch: Path) -> Iterator[Machine]:
             assert eventually(lambda: pid not in _sweep()), f"control groups {created.cgroup} remain"
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], *, within_s: float = 30) -> bool:
     """Returns whether a condition becomes true in time."""
     end = time.monotonic() + within_s
     while not condition():
