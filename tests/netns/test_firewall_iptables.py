@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import golden, kernels, xtables
-from tests.support.firewall_tables import DUAL, IPV4, Firewall, expected_accept_rules
+from tests.support.bare_plugin import DUAL, IPV4
+from tests.support.firewall_tables import Firewall, expected_accept_rules
 from tests.support.golden import CONTAINER_ID
 from tests.support.xtables import TOOLS
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support import binaries, libcni, seccomp, xtables
-from tests.support.firewall_tables import DUAL, IPV4, expected_accept_rules
+from tests.support.bare_plugin import DUAL, IPV4
+from tests.support.firewall_tables import expected_accept_rules
 from tests.support.xtables import TOOLS
 
 FIRST, SECOND = expected_accept_rules("10.22.0.2"), expected_accept_rules("10.22.0.3")

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.support.attaching import reaches
+from tests.support.bare_plugin import IPV4, IPV6
 from tests.support.firewall_network import FirewallNetwork
-from tests.support.firewall_sets import IPV4, IPV6, Firewall, list_elements, list_rules
+from tests.support.firewall_sets import Firewall, list_elements, list_rules
 from tests.support.netstate import nft_rules
 from tests.support.publishing import CLIENT, NODE
 

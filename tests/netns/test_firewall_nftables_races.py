@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from tests.support.firewall_sets import Firewall, list_elements, run_in_parallel
+from tests.support.bare_plugin import run_in_parallel
+from tests.support.firewall_sets import Firewall, list_elements
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_bridge")
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.hostports import run_in_parallel
+from tests.support.bare_plugin import run_in_parallel
 from tests.support.xtables import TOOLS
 
 SHARED = {"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"}

@@ -13,7 +13,7 @@ from plugins.portmap import iptables_state
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import namespaces, xtables
-from tests.support.hostports import DUAL, run_in_parallel
+from tests.support.bare_plugin import DUAL, run_in_parallel
 from tests.support.xtables import TOOLS
 
 MAPPINGS = ("8080:80", "192.0.2.1|8081:81", "2001:db8::1|8082:82", "53:53/udp", *(f"{n}:70" for n in range(7000, 7020)))

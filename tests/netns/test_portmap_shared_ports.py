@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.hostports import IPV4, OTHER
+from tests.support.bare_plugin import IPV4
+from tests.support.hostports import OTHER
 
 BACKENDS = pytest.mark.parametrize(
     "words",

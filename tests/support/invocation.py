@@ -78,6 +78,12 @@ def environment(command: str | None, **variables: str | None) -> dict[str, str]:
     return {name: value for name, value in every.items() if value is not None}
 
 
+def gc_keys(*valid: tuple[str, str]) -> dict[str, Any]:
+    """Returns the keys of GC's configuration with the container IDs and interfaces of the valid attachments."""
+    attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
+    return {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
+
+
 def start_plugin(
     name: str,
     command: str | None,
