@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from tests.support import binaries, netstate
-from tests.support.invocation import Outcome, environment, gc_keys, run_plugin, start_plugin
+from tests.support import netstate
+from tests.support.invocation import Outcome, gc_keys, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 
 BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # files of host-local that are not leases
@@ -146,7 +146,7 @@ def host_end(result: Mapping[str, Any]) -> str:
     return str(result["interfaces"][1]["name"])
 
 
-def reaches(namespace: Namespace, destination: str, *, within_s: int = 5, options: tuple[str, ...] = ()) -> bool:
+def reaches(namespace: Namespace, destination: str, *, within_s: int = 20, options: tuple[str, ...] = ()) -> bool:
     """Returns whether `destination` answers a ping within the time; sends five a second."""
     line = ("ping", "-n", "-c1", "-i0.2", f"-w{within_s}", *options, destination)
     return "bytes from" in namespace.run(*line, check=False)
@@ -157,17 +157,7 @@ def count_messages(network: Network, pod: Namespace) -> int:
 
     Lists of addresses are not counted: the plugin repeats them until the kernel has tested the IPv6 addresses.
     """
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
-    done = subprocess.run(
-        [
-            *("nsenter", f"--net={network.host.path}", "--", "strace", "-e", "trace=sendto"),
-            str(binaries.directory() / str(network.config["type"])),
-        ],
-        input=json.dumps(network.config).encode(),
-        env=environment("ADD", CNI_PATH=str(binaries.directory()), **names),
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    lines = [line for line in done.stderr.decode().splitlines() if "sendto(" in line]
+    outcome = network.run("ADD", pod, before=("strace", "-e", "trace=sendto"))
+    outcome.result()
+    lines = [line for line in outcome.stderr.splitlines() if "sendto(" in line]
     return sum(not any(f"nlmsg_type={name}" in line for name in _LIST_ADDRESSES) for line in lines)

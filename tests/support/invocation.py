@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -97,10 +97,13 @@ def start_plugin(
     host: Namespace | None = None,
     bin_dir: Path | None = None,
     stdin: int | IO[bytes] = subprocess.PIPE,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    before: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts the plugin `name` of `bin_dir` in the namespace `host`, without waiting; the process is the plugin itself.
 
-    `path` is CNI_PATH, by default `bin_dir`. None omits a variable; `env` overrides all of them.
+    `path` is CNI_PATH, by default `bin_dir`. None omits a variable; `env` overrides all of them. `before` is the
+    command line of a program that starts the plugin, such as strace.
     """
     directory = bin_dir or binaries.directory()
     variables = {
@@ -113,10 +116,10 @@ def start_plugin(
     }
     with host.entered() if host else contextlib.nullcontext():
         return subprocess.Popen(
-            [str(directory / name)],
+            [*before, str(directory / name)],
             env=environment(command, **variables),
             stdin=stdin,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
         )
 
@@ -137,7 +140,7 @@ def finish(process: subprocess.Popen[bytes], config: Config | None = None) -> Ou
         process.kill()
         process.communicate()
         raise
-    return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
+    return Outcome(process.returncode, stdout or b"", stderr.decode(errors="replace"))
 
 
 def run_plugin(name: str, command: str | None, config: Config = b"", **options: Any) -> Outcome:
