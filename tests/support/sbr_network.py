@@ -19,7 +19,7 @@ from tests.support.namespaces import Namespace
 
 IPV4, GATEWAY = "10.1.0.2/24", "10.1.0.1"
 IPV6, GATEWAY6 = "fd00:1::2/64", "fd00:1::1"
-_CARRIER_S = 5.0
+_CARRIER_S = 20.0
 _LATER = ("local fe80:", "anycast ", "multicast ")  # the kernel adds these when the addresses are usable
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4  # linux/if_ether.h, linux/if_packet.h
 _SHOWN = ("gateway", "dev", "scope", "prefsrc", "metric")
