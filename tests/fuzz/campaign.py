@@ -21,7 +21,7 @@ from typing import IO, Any
 from tests.support.binaries import ROOT
 
 FAILED = ROOT / "build" / "fuzz"  # failed cases; add their lines to the corpus
-HANG_S = 20.0  # much longer than any case takes, even on a busy machine
+HANG_S = 120.0  # much longer than any case takes, and than a worker needs to start on a busy machine
 _PROCESSES = 2
 
 

@@ -15,10 +15,11 @@ from kernel.netns import Netns, entered
 from tests.support import binaries, scripted_ipam, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
+from tests.support.bare_plugin import DUAL
 from tests.support.cluster import Cluster, cluster
 from tests.support.firewall_tables import Firewall
 from tests.support.host_device_network import create_device, dual_stack
-from tests.support.hostports import DUAL, PortmapNetwork
+from tests.support.hostports import PortmapNetwork
 from tests.support.namespaces import Namespace
 from tests.support.publishing import PublishingNetwork, connect, disable_dad
 from tests.support.sbr_network import Sbr

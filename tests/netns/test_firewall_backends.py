@@ -4,8 +4,9 @@ import pytest
 
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import xtables
+from tests.support.bare_plugin import DUAL, IPV4, run_in_parallel
 from tests.support.firewall_sets import list_elements
-from tests.support.firewall_tables import DUAL, IPV4, Firewall, run_in_parallel
+from tests.support.firewall_tables import Firewall
 from tests.support.netstate import nft_rules
 
 NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_inet", "nft_bridge"))
@@ -39,7 +40,7 @@ def list_accepted(firewall):
 def test_missing_prev_result(firewall, command):
     """ADD and CHECK without prevResult fail with the reference plugin's text, and change nothing."""
     before = rules(firewall)
-    error = firewall.without_prev_result().run(command).error()
+    error = firewall.without_result().run(command).error()
     assert (error["code"], error["msg"]) == (7, "missing prevResult from earlier plugin")
     assert rules(firewall) == before
 
@@ -58,7 +59,7 @@ def test_pod_without_addresses(firewall, version, policy):
 
 def test_gc_and_status_without_rules(firewall):
     """STATUS and GC succeed, print nothing and create no rule."""
-    firewall.without_prev_result().run("STATUS").assert_silent()
+    firewall.without_result().run("STATUS").assert_silent()
     assert firewall.gc() == ""
     lines = [line for lines in rules(firewall).values() for line in lines] if firewall.tools else rules(firewall)
     assert not any(line.startswith("-A") or "accept" in line for line in lines)
@@ -68,7 +69,7 @@ def test_del_without_prev_result(firewall):
     """DEL without prevResult, also repeated, deletes what this interface of this container owns."""
     firewall.pod(OTHER).add("cid", ifname="eth1")
     firewall.add("cid")
-    lost = firewall.without_prev_result()
+    lost = firewall.without_result()
     lost.delete("other")
     lost.delete("cid", ifname="eth1")
     assert list_accepted(firewall) == ["10.22.0.2", "fd00:22::2"]
@@ -99,7 +100,7 @@ def test_late_del_keeps_the_new_owners_rules(firewall, policy):
         assert list_elements(firewall.host)["pods4"] == ["10.22.0.2"]
         assert list_elements(firewall.host).get("isolated", ["veth2"]) == ["veth2"]
     before = rules(firewall)
-    firewall.without_prev_result().delete("old")
+    firewall.without_result().delete("old")
     assert rules(firewall) == before
     firewall.delete("new")
     assert list_accepted(firewall) == []
@@ -111,7 +112,7 @@ def test_long_names(firewall, network, ids):
     net = firewall.pod(IPV4).having(name=network)
     net.add(ids[0])
     net.pod(OTHER).add(ids[1])
-    net.without_prev_result().delete(ids[0])
+    net.without_result().delete(ids[0])
     assert list_accepted(net) == ["10.22.0.3"]
     net.gc(ids[1])
     firewall.gc()
@@ -129,7 +130,7 @@ def test_special_characters_in_interface_names(firewall, ifname):
     firewall.check(ifname=ifname)
     firewall.gc("cid", ifname=ifname)
     assert rules(firewall) == before
-    firewall.without_prev_result().delete(ifname=ifname)
+    firewall.without_result().delete(ifname=ifname)
     assert list_accepted(firewall) == []
 
 
@@ -166,7 +167,7 @@ def test_parallel_verbs(firewall):
     pods = {n: pod.having(ingressPolicy="same-bridge" if n % 2 else "open") for n, pod in pods.items()}
     first = [("ADD", f"old{n}", pod) for n, pod in pods.items()]
     again = [("ADD", f"new{n}", pod) for n, pod in pods.items()]
-    late = [("DEL", name, pod.without_prev_result()) for _, name, pod in first]
+    late = [("DEL", name, pod.without_result()) for _, name, pod in first]
     for calls, expected in (
         (first, addresses),
         ([call for pair in zip(late, again, strict=True) for call in pair], addresses),

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import golden, kernels, xtables
-from tests.support.firewall_tables import DUAL, IPV4, Firewall, expected_accept_rules
+from tests.support.bare_plugin import DUAL, IPV4
+from tests.support.firewall_tables import Firewall, expected_accept_rules
 from tests.support.golden import CONTAINER_ID
 from tests.support.xtables import TOOLS
 
@@ -58,7 +59,7 @@ def test_number_of_programs(firewall, tmp_path):
             assert xtables.calls(tools) == (programs if legacy else [])
     net.pod(IPV4).having(ingressPolicy="isolated").add("third")
     assert xtables.calls(tools) == ["iptables-restore"] * (3 if legacy else 1)
-    net.without_prev_result().delete("first")
+    net.without_result().delete("first")
     net.gc("second")
     assert xtables.calls(tools) == (sorted(programs * 3) if legacy else [])
 

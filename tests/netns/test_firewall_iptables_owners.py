@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support import binaries, libcni, seccomp, xtables
-from tests.support.firewall_tables import DUAL, IPV4, expected_accept_rules
+from tests.support.bare_plugin import DUAL, IPV4
+from tests.support.firewall_tables import expected_accept_rules
 from tests.support.xtables import TOOLS
 
 FIRST, SECOND = expected_accept_rules("10.22.0.2"), expected_accept_rules("10.22.0.3")
@@ -55,9 +56,9 @@ def test_del_uses_addresses_of_the_cache(cached, reference_firewall):
     """DEL without prevResult removes the reference plugin's rules of addresses in libcni's cache."""
     reference_firewall.add("cid")
     write_cache_entry(cached, "cid")
-    cached.without_prev_result().delete("other")
+    cached.without_result().delete("other")
     assert cached.accept_rules() == FIRST
-    cached.without_prev_result().delete("cid")
+    cached.without_result().delete("cid")
     assert cached.accept_rules() == []
 
 
@@ -129,7 +130,7 @@ def test_policy_stays_if_ioctl_is_denied(firewall, tmp_path, verb):
     before = [line for line in net.rules()["iptables"] if "ISOLATION" in line]
     bin_dir = seccomp.install(tmp_path, binaries.directory() / "firewall", "ioctl")
     keys = {"name": "other", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
-    outcome = replace(firewall.without_prev_result().having(**keys), bin_dir=bin_dir).run(verb, "stale")
+    outcome = replace(firewall.without_result().having(**keys), bin_dir=bin_dir).run(verb, "stale")
     assert (outcome.status, outcome.stdout) == (0, b"") or outcome.error()["msg"].startswith("cannot run iptables")
     assert [line for line in net.rules()["iptables"] if "ISOLATION" in line] == before
 
@@ -237,7 +238,7 @@ def test_host_without_ip6tables(firewall, tmp_path):
     net = replace(firewall, bin_dir=plugin.parent, tools=tools)
     assert "ip6tables-restore is not installed" in net.run("ADD").error()["msg"]
     assert firewall.accept_rules() == []
-    net.having(cniVersion="1.1.0").without_prev_result().run("STATUS").assert_silent()
+    net.having(cniVersion="1.1.0").without_result().run("STATUS").assert_silent()
     pod = net.pod(IPV4)
     pod.add()
     pod.check()

@@ -3,9 +3,10 @@
 import pytest
 
 from tests.support.attaching import reaches
+from tests.support.bare_plugin import DUAL, IPV4
 from tests.support.firewall_network import FirewallNetwork
 from tests.support.firewall_sets import list_elements, list_rules
-from tests.support.firewall_tables import DUAL, IPV4, Firewall
+from tests.support.firewall_tables import Firewall
 from tests.support.netstate import nft_rules
 from tests.support.publishing import CLIENT, NODE
 

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from tests.support.bare_plugin import run_in_parallel
 from tests.support.firewall_sets import list_elements
-from tests.support.firewall_tables import Firewall, run_in_parallel
+from tests.support.firewall_tables import Firewall
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_bridge")
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.support.bare_plugin import DUAL, run_in_parallel
 from tests.support.golden import ruleset
-from tests.support.hostports import DUAL, OTHER, chain, run_in_parallel
+from tests.support.hostports import OTHER, chain
 
 NEW = "10.22.0.9/16"
 

@@ -6,7 +6,7 @@ import pytest
 
 from plugins.portmap.iptables_rules import DNAT_CHAINS
 from tests.netns.conftest import LEGACY, NFT
-from tests.support import hostports, xtables
+from tests.support import bare_plugin, xtables
 from tests.support.xtables import TOOLS
 
 OTHER = ["10.22.0.3/16", "fd00:22::3/64"]
@@ -212,7 +212,7 @@ def test_parallel_verbs_for_one_port(net):
             command = ("ADD", "DEL", "ADD", "GC")[(number + turn) % 4]
             keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []} if command == "GC" else {}
             calls.append((command, f"c{number % 5}", pod.having(**keys)))
-        for (command, name, _), outcome in zip(calls, hostports.run_in_parallel(*calls), strict=True):
+        for (command, name, _), outcome in zip(calls, bare_plugin.run_in_parallel(*calls), strict=True):
             assert outcome.status == 0, (command, name, outcome)
     for number in range(5):
         net.delete(f"c{number}", "8080:80")

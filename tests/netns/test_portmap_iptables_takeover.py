@@ -11,7 +11,7 @@ from plugins.portmap import iptables_state
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from tests.netns.conftest import NFT
 from tests.support import xtables
-from tests.support.hostports import DUAL
+from tests.support.bare_plugin import DUAL
 from tests.support.xtables import TOOLS
 
 MAPPINGS = ("8080:80", "192.0.2.1|8081:81", "2001:db8::1|8082:82", "53:53/udp", *(f"{n}:70" for n in range(7000, 7020)))

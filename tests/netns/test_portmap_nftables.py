@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.support.bare_plugin import DUAL, IPV4
 from tests.support.golden import ruleset
-from tests.support.hostports import DUAL, IPV4, OTHER, chain, dnat_targets
+from tests.support.hostports import OTHER, chain, dnat_targets
 
 pytestmark = pytest.mark.needs("nft_nat")
 

@@ -5,7 +5,6 @@ One rule: the tool runs with its default directories, in a mount namespace where
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 import subprocess
@@ -14,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, dhcp
-from tests.support.invocation import environment, run_plugin
+from tests.support import binaries, dhcp, libcni
+from tests.support.invocation import environment
 from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList
+from tests.support.netlist import NetworkList, runner
 
 # Replaces the machine's runtimes, networks and sysfs by those of the temporary host.
 _SCRIPT = """
@@ -86,27 +85,17 @@ class DoctorNode:
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
-
-        def run(plugin: str, command: str, config: dict[str, Any]) -> Any:
-            return run_plugin(
-                plugin, command, config, host=self.host, netns=pod, container_id=pod.name, ifname=ifname,
-                bin_dir=self.bin_dir, env=env,
-            )  # fmt: skip
-
-        result = network.add(run)
-        config = {"name": network.name, "cniVersion": network.cni_version, "plugins": network.plugins}
-        entry = {
-            "kind": "cniCacheV1",
-            "containerId": pod.name,
-            "config": base64.b64encode(json.dumps(config).encode()).decode(),
-            "ifName": ifname,
-            "networkName": network.name,
-            "netns": pod.path,
-            "capabilityArgs": network.capability_args,
-            "result": result,
-        }
-        self.cache_file(network, pod).parent.mkdir(parents=True, exist_ok=True)
-        self.cache_file(network, pod).write_text(json.dumps(entry))
+        result = network.add(runner(self.host, pod, ifname=ifname, bin_dir=self.bin_dir, env=env))
+        libcni.write_entry(
+            self.cache,
+            network.name,
+            pod.name,
+            netns=pod.path,
+            ifname=ifname,
+            result=result,
+            config=network.config,
+            capability_args=network.capability_args,
+        )
         return result
 
     def cache_file(self, network: NetworkList, pod: Namespace) -> Path:

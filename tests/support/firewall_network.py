@@ -28,7 +28,7 @@ class Pod:
         """The pod's first address."""
         return address(self.result)
 
-    def reaches(self, other: Pod | str, *, within_s: int = 5) -> bool:
+    def reaches(self, other: Pod | str, *, within_s: int = 20) -> bool:
         """Returns whether another pod, or an address, answers a ping."""
         return reaches(self.namespace, other if isinstance(other, str) else other.ip, within_s=within_s)
 

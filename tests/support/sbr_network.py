@@ -10,73 +10,34 @@ import ipaddress
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.support.invocation import Outcome, run_plugin
+from tests.support.attaching import Network
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 
 IPV4, GATEWAY = "10.1.0.2/24", "10.1.0.1"
 IPV6, GATEWAY6 = "fd00:1::2/64", "fd00:1::1"
-_CARRIER_S = 5.0
+_CARRIER_S = 20.0
 _LATER = ("local fe80:", "anycast ", "multicast ")  # the kernel adds these when the addresses are usable
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4  # linux/if_ether.h, linux/if_packet.h
 _SHOWN = ("gateway", "dev", "scope", "prefsrc", "metric")
 KERNELS_RULES = ["0: from all lookup local", "32766: from all lookup main", "32767: from all lookup default"]
 
 
-@dataclass(frozen=True)
-class Sbr:
-    """A network's sbr; `bin_dir` is the plugin's directory, by default podwire's."""
+class Sbr(Network):
+    """A network's sbr on one host; podwire's writes nothing to stderr."""
 
-    host: Namespace
-    config: Mapping[str, Any]
-    bin_dir: Path | None = None
+    def run(self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **how: Any) -> Outcome:
+        """Runs one verb; a line on stderr fails the test unless the verb fails."""
+        outcome = super().run(command, pod, prev_result, **how)
+        assert self.bin_dir or outcome.status or outcome.stderr == ""
+        return outcome
 
-    def having(self, **keys: Any) -> Sbr:
-        """Returns a copy with other top-level keys; None removes a key."""
-        config = {**self.config, **keys}
-        return replace(self, config={key: value for key, value in config.items() if value is not None})
-
-    def with_plugin(self, bin_dir: Path | None) -> Sbr:
-        """Returns a copy with the plugin of another directory, None for podwire's."""
-        return replace(self, bin_dir=bin_dir)
-
-    def request(self, prev_result: object = None) -> dict[str, Any]:
-        """Returns the configuration of one call."""
-        return {**self.config, **({} if prev_result is None else {"prevResult": prev_result})}
-
-    def run(self, command: str, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> Outcome:
-        """Runs one verb; `how` are arguments of start_plugin()."""
-        container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
-        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
-        return run_plugin("sbr", command, self.request(prev_result), **{**defaults, **how})
-
-    def add(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must succeed without a line on stderr; returns its result."""
-        outcome = self.run("ADD", pod, prev_result, **how)
-        result = outcome.result()
-        assert self.bin_dir or outcome.stderr == ""
-        return result
-
-    def add_error(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must fail without changing rules and routes; returns its error."""
-        before = state(pod)
-        error = self.run("ADD", pod, prev_result, **how).error()
-        assert state(pod) == before
-        return error
-
-    def check(self, pod: Namespace, prev_result: object, **how: Any) -> None:
-        """Runs CHECK, which must succeed."""
-        self.run("CHECK", pod, prev_result, **how).assert_silent()
-
-    def delete(self, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> None:
-        """Runs DEL, which must succeed, podwire's without a line on stderr."""
-        outcome = self.run("DEL", pod, prev_result, **how)
-        outcome.assert_silent()
-        assert self.bin_dir or outcome.stderr == ""
+    def everything(self, pod: Namespace) -> dict[str, list[str]]:
+        """Returns the rules and routes of a pod."""
+        return state(pod)
 
 
 def connect(

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, netstate
-from tests.support.invocation import Outcome, run_plugin
+from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
 ALL: Mapping[str, Any] = {
@@ -38,58 +37,8 @@ exec unshare --mount --propagation private sh -ec '
 """
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """A network's tuning on one host; `bin_dir` is the plugin's directory, by default podwire's."""
-
-    host: Namespace
-    config: Mapping[str, Any]
-    bin_dir: Path | None = None
-
-    def having(self, **keys: Any) -> Tuning:
-        """Returns a copy with other top-level keys; None removes a key."""
-        config = {**self.config, **keys}
-        return replace(self, config={key: value for key, value in config.items() if value is not None})
-
-    def with_plugin(self, bin_dir: Path | None) -> Tuning:
-        """Returns a copy with the plugin of another directory, None for podwire's."""
-        return replace(self, bin_dir=bin_dir)
-
-    def run(self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **how: Any) -> Outcome:
-        """Runs one verb; `how` are arguments of start_plugin()."""
-        config = self.config if prev_result is None else {**self.config, "prevResult": prev_result}
-        container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
-        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
-        return run_plugin("tuning", command, config, **{**defaults, **how})
-
-    def add(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must succeed; returns its result."""
-        return self.run("ADD", pod, prev_result, **how).result()
-
-    def add_error(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must fail without changing pod, host or backup; returns its error."""
-        before = self.everything(pod)
-        error = self.run("ADD", pod, prev_result, **how).error()
-        assert self.everything(pod) == before
-        return error
-
-    def check(self, pod: Namespace, prev_result: object, **how: Any) -> None:
-        """Runs CHECK, which must succeed."""
-        self.run("CHECK", pod, prev_result, **how).assert_silent()
-
-    def delete(self, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> str:
-        """Runs DEL, which must succeed; returns its stderr."""
-        outcome = self.run("DEL", pod, prev_result, **how)
-        outcome.assert_silent()
-        return outcome.stderr
-
-    def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
-        """Runs GC with the valid container IDs and interfaces, which must succeed; returns its stderr."""
-        attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
-        outcome = self.having(**keys).run("GC")
-        outcome.assert_silent()
-        return outcome.stderr
+class Tuning(Network):
+    """A network's tuning on one host."""
 
     @property
     def data_dir(self) -> Path:

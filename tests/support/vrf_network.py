@@ -6,64 +6,25 @@ A pod's container ID is the name of its namespace.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tests.support import netstate
-from tests.support.invocation import Outcome, run_plugin
+from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
 _L3MDEV = 1000  # the priority of the kernel's rules for VRF devices, which it never deletes
 
 
-@dataclass(frozen=True)
-class VrfNetwork:
-    """A network's vrf on one host; `bin_dir` is the plugin's directory, by default podwire's."""
+class VrfNetwork(Network):
+    """A network's vrf on one host."""
 
-    host: Namespace
-    config: Mapping[str, Any]
-    bin_dir: Path | None = None
-
-    def having(self, **keys: Any) -> VrfNetwork:
-        """Returns a copy with other top-level keys; None removes a key."""
-        config = {**self.config, **keys}
-        return replace(self, config={key: value for key, value in config.items() if value is not None})
-
-    def with_plugin(self, bin_dir: Path | None) -> VrfNetwork:
-        """Returns a copy with the plugin of another directory, None for podwire's."""
-        return replace(self, bin_dir=bin_dir)
-
-    def run(self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **how: Any) -> Outcome:
-        """Runs one verb; `how` are arguments of start_plugin()."""
-        config = self.config if prev_result is None else {**self.config, "prevResult": prev_result}
-        container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
-        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
-        return run_plugin("vrf", command, config, **{**defaults, **how})
-
-    def add(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must succeed; returns its result."""
-        return self.run("ADD", pod, prev_result, **how).result()
-
-    def add_error(self, pod: Namespace, prev_result: object, **how: Any) -> dict[str, Any]:
-        """Runs ADD, which must fail without changing the pod; returns its error."""
-        before = state(pod)
-        error = self.run("ADD", pod, prev_result, **how).error()
-        assert state(pod) == before
-        return error
-
-    def check(self, pod: Namespace, prev_result: object, **how: Any) -> None:
-        """Runs CHECK, which must succeed."""
-        self.run("CHECK", pod, prev_result, **how).assert_silent()
+    def everything(self, pod: Namespace) -> dict[str, Any]:
+        """Returns the state of a pod without the l3mdev rules."""
+        return state(pod)
 
     def check_error(self, pod: Namespace, prev_result: object, **how: Any) -> str:
         """Runs CHECK, which must fail; returns its message."""
         return str(self.run("CHECK", pod, prev_result, **how).error()["msg"])
-
-    def delete(self, pod: Namespace | str | None, prev_result: object = None, **how: Any) -> None:
-        """Runs DEL, which must succeed."""
-        self.run("DEL", pod, prev_result, **how).assert_silent()
 
 
 def state(pod: Namespace) -> dict[str, Any]:
