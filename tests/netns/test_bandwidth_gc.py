@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support import binaries, programs
 from tests.support.bandwidth_network import connect_veth, ifbs, state
 from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
@@ -91,20 +90,14 @@ def test_status_succeeds_with_any_qdisc_on_lo(shaped, root):
 
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "GC", "STATUS"])
-def test_missing_capability_is_reported(shaped, sandbox, tmp_path, verb):
+def test_missing_capability_is_reported(shaped, sandbox, veth_result, verb):
     """Without CAP_NET_ADMIN every verb that would change something fails with a message that says so."""
-    program = binaries.directory() / "bandwidth"
-    programs.install(tmp_path, bandwidth=f"exec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}")
-    before = connect_veth(shaped.host, sandbox)
     if verb != "ADD":
-        shaped.limit(sandbox, before)
+        shaped.limit(sandbox, veth_result)
     limited = state(shaped.host)
-    net = shaped.having(cniVersion="1.1.0").with_bin_dir(tmp_path)
-    config = {**net.config, "prevResult": before, "cni.dev/valid-attachments": []}
-    error = run_plugin(
-        "bandwidth", verb, config, host=net.host, bin_dir=tmp_path, netns=sandbox, container_id=sandbox.name
-    ).error()
-    assert "not permitted" in error["msg"]
+    net = shaped.having(**{"cniVersion": "1.1.0", "cni.dev/valid-attachments": []})
+    drop = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+    assert "not permitted" in net.bandwidth(verb, sandbox, veth_result, before=drop).error()["msg"]
     assert state(shaped.host) == limited
 
 

@@ -77,7 +77,7 @@ def count_arrived(sender, receiver):
 def count_received(receiver):
     """Returns how many datagrams arrive until none arrives for 0.1 s."""
     for number in range(COUNT):
-        receiver.settimeout(0.1 if number else 3)  # neighbour discovery takes time
+        receiver.settimeout(0.1 if number else 20)  # neighbour discovery takes time
         try:
             receiver.recv(2000)
         except TimeoutError:

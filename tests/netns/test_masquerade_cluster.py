@@ -227,18 +227,6 @@ def test_podwire_repair_restores_the_pods_rules(net, backend, agent, sandbox, tm
     assert places(net, backend) == filled
 
 
-def test_add_after_a_flush_creates_what_the_agent_fills(net, backend, agent, sandbox, new_sandbox):
-    """Objects that an ADD created after a flush are filled by the agent's next comparison."""
-    agent.set_networks(OTHER_NODE)
-    net.add(new_sandbox())
-    filled = places(net, backend)
-    flush(net, backend)
-    net.add(sandbox)
-    assert list(places(net, backend).values()) == [[], []]
-    assert agent.repair() == 2
-    assert places(net, backend) == filled
-
-
 def test_later_objects_are_noticed(net, backend, sandbox):
     """An agent that creates nothing fills the sets or chains of the first ADD at its next comparison."""
     with agent_of(net, ()) as agent:

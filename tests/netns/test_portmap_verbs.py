@@ -1,14 +1,12 @@
 """portmap as a chained plugin: prevResult, refused configurations, and DEL with incomplete input."""
 
 import json
-import subprocess
 from dataclasses import replace
 
 import pytest
 
 from tests.spec.configs import VERSIONS
-from tests.support import binaries, netstate, programs
-from tests.support.invocation import environment
+from tests.support import netstate
 from tests.support.netstate import iptables_rules, nft_rules
 from tests.support.results import prev_result
 
@@ -62,19 +60,10 @@ def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
     """Without mappings ADD returns prevResult, and ADD and CHECK start no process and open no netfilter socket."""
     without_ports = portmap.having(runtimeConfig=runtime_config)
     before, trace = host_state(portmap), tmp_path / "trace"
-    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": portmap.netns.path, "CNI_IFNAME": "eth0"}
+    strace = ("strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone,clone3,socket")
     for command in ("ADD", "CHECK"):
-        with portmap.host.entered():
-            line = ["strace", "-f", "-o", str(trace), "-e", "trace=execve,fork,vfork,clone,clone3,socket"]
-            done = subprocess.run(
-                [*line, str(binaries.directory() / "portmap")],
-                input=json.dumps(without_ports.config).encode(),
-                env=environment(command, CNI_PATH=str(binaries.directory()), **names),
-                capture_output=True,
-                timeout=60,
-                check=True,
-            )
-        assert done.stdout == b"" if command == "CHECK" else json.loads(done.stdout) == prev_result("1.1.0")
+        outcome = without_ports.run(command, before=strace)
+        assert outcome.stdout == b"" if command == "CHECK" else outcome.result() == prev_result("1.1.0")
         assert trace.read_text().count("execve(") == 1
         assert not any(call in trace.read_text() for call in ("fork(", "clone(", "clone3(", "NETLINK_NETFILTER"))
     assert host_state(portmap) == before
@@ -190,10 +179,8 @@ def test_mappings_without_effect_are_reported(portmap, mappings, warning):
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
 @BACKENDS
-def test_without_privilege(portmap, backend, verb, tmp_path):
+def test_without_privilege(portmap, backend, verb):
     """Without CAP_NET_ADMIN every verb fails with an error that says so."""
-    program = binaries.directory() / "portmap"
-    programs.install(tmp_path, portmap=f"exec setpriv --bounding-set=-net_admin --inh-caps=-net_admin {program}")
-    net = replace(portmap.having(backend=backend, **{"cni.dev/valid-attachments": []}), bin_dir=tmp_path)
-    error = net.run(verb).error()
+    net = portmap.having(backend=backend, **{"cni.dev/valid-attachments": []})
+    error = net.run(verb, before=("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")).error()
     assert "not permitted" in error["msg"] or "iptables-restore" in error["msg"]  # iptables-legacy prints its own text
