@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address, ip_interface
 from pathlib import Path
 
@@ -37,42 +37,31 @@ RESULT = Result(
 )
 
 
-class Daemon:
-    """A daemon that answers every call by a function of the test, and records the calls."""
-
-    def __init__(self, path: Path, answer: Answer) -> None:
-        self.path = path
-        self.calls: list[Call] = []
-        self._answer = answer
-
-    def serve(self, listening: socket.socket) -> None:
-        """Answers the calls of one connection after another until `listening` is shut down."""
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection:
-                server = Connection()
-                while data := connection.recv(100):
-                    calls = server.receive(data)
-                    connection.sendall(server.data_to_send())
-                    for call in calls:
-                        self.calls.append(call)
-                        connection.sendall(self._answer(server, call))
-
-
 @contextmanager
-def serving(path: Path, answer: Answer) -> Iterator[Daemon]:
-    """Runs such a daemon during the block."""
-    daemon = Daemon(path, answer)
+def serving(path: Path, answer: Answer) -> Iterator[list[Call]]:
+    """Runs a daemon that answers every call by a function of the test during the block; yields the calls."""
+    calls: list[Call] = []
+
+    def serve() -> None:
+        with suppress(OSError):  # until `listening` is shut down
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    server = Connection()
+                    while data := connection.recv(100):
+                        received = server.receive(data)
+                        connection.sendall(server.data_to_send())
+                        for call in received:
+                            calls.append(call)
+                            connection.sendall(answer(server, call))
+
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        thread = threading.Thread(target=daemon.serve, args=(listening,))
+        thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield daemon
+            yield calls
         finally:
             listening.shutdown(socket.SHUT_RDWR)
             thread.join(30)
@@ -92,7 +81,7 @@ def run(host, sandbox, reference, tmp_path) -> Callable[..., Outcome]:
 
 def test_reference_plugin_prints_the_result(run, sandbox, tmp_path):
     """ADD of the reference's plugin prints podwire's result; versions before 1.6.0 do not know all fields."""
-    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, RESULT)) as daemon:
+    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, RESULT)) as calls:
         printed = run("ADD").result()
     known = replace(
         RESULT,
@@ -100,7 +89,7 @@ def test_reference_plugin_prints_the_result(run, sandbox, tmp_path):
         routes=(Route(RESULT.routes[0].dst, RESULT.routes[0].gw), RESULT.routes[1]),
     )
     assert printed == (RESULT if binaries.reference_is_new() else known).to_json("1.0.0")
-    (call,) = daemon.calls
+    (call,) = calls
     assert (call.method, call.args.container_id, call.args.netns) == (rpc.ALLOCATE, "c1", sandbox.path)
     assert json.loads(call.args.stdin)["name"] == "net"
 
@@ -123,9 +112,9 @@ def test_reference_plugin_prints_the_error(run, tmp_path):
 
 def test_reference_plugin_releases_the_lease(run, sandbox, tmp_path):
     """DEL of the reference's plugin calls Release, and succeeds when the answer is empty."""
-    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, None)) as daemon:
+    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, None)) as calls:
         run("DEL").assert_silent()
-    (call,) = daemon.calls
+    (call,) = calls
     assert (call.method, call.args.netns, call.args.ifname) == (rpc.RELEASE, sandbox.path, "eth0")
 
 

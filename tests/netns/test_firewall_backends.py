@@ -106,7 +106,11 @@ def test_late_del_keeps_the_new_owners_rules(firewall, policy):
     assert list_accepted(firewall) == []
 
 
-@pytest.mark.parametrize(("network", "ids"), [("n" * 63, ("c" * 200, "c" * 201)), ("n" * 200, ("c" * 254, "c" * 255))])
+@pytest.mark.parametrize(
+    ("network", "ids"),
+    [("n" * 63, ("c" * 200, "c" * 201)), ("n" * 200, ("c" * 254, "c" * 255))],
+    ids=["a network of 63", "a network of 200"],
+)
 def test_long_names(firewall, network, ids):
     """Owners whose names are too long for a comment are distinguished."""
     net = firewall.pod(IPV4).having(name=network)
