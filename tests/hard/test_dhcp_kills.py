@@ -46,7 +46,7 @@ def start_doomed_daemon(node: Node, call: str, number: int) -> tuple[str, ...]:
     argv = node.daemon.argv
     node.daemon.argv = ("strace", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={number}", *argv)
     node.daemon.start()
-    eventually(node.answers, within_s=5)
+    assert eventually(node.answers, within_s=30), node.daemon.log.read_text()
     return argv
 
 

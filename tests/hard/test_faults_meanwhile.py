@@ -90,12 +90,12 @@ def list_leaks(host: ScenarioHost) -> list[str]:
 
 
 def delete_all(host: ScenarioHost, names: Sequence[str], result: object) -> list[str]:
-    """Runs DEL of the plugins in reverse order; returns failures, and objects that exist after 5 s."""
+    """Runs DEL of the plugins in reverse order; returns failures, and objects that still exist after 30 s."""
     failures = []
     for name in reversed(names):
         outcome = host.chain.run(name, "DEL", host.pod, result)
         failures += [f"DEL of {name}: {outcome.stdout.decode()}"] if outcome.status else []
-    deadline = time.monotonic() + 5  # the kernel removes a namespace's interfaces in the background
+    deadline = time.monotonic() + 30  # the kernel removes a namespace's interfaces in the background
     while (leaks := list_leaks(host)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [*failures, *leaks]

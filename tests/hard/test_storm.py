@@ -71,13 +71,8 @@ def storm(plan, directory, *, nightly):
     """Runs a storm in new namespaces and asserts that it has no problems; `tools` is a variant of iptables."""
     tools = plan.get("tools", "")
     plan = {**plan, "store": str(directory), "tools": str(xtables.variant(directory / "tools", tools)) if tools else ""}
-    sample = {
-        "seconds": SAMPLE_S,
-        "at_once": 32,
-        "containers": 60,
-        "killed": 0.25,
-    }  # in a few seconds, 5 % might kill no verb
-    plan |= {"seconds": 60, "at_once": 64, "containers": 200} if nightly else sample
+    sample = {"seconds": SAMPLE_S, "verbs": 500, "at_once": 32, "containers": 60, "killed": 0.25}
+    plan |= {"seconds": 60, "verbs": 2000, "at_once": 64, "containers": 200} if nightly else sample
     line = [sys.executable, "-m", "tests.support.storm_check", json.dumps(plan)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support import netstate, xtables
-from tests.support.hostports import PortmapNetwork, run_in_parallel
+from tests.support.bare_plugin import run_in_parallel
+from tests.support.hostports import PortmapNetwork
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 LEGACY = pytest.param("iptables-legacy", marks=pytest.mark.needs("iptables_legacy_nat"))

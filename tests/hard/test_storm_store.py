@@ -77,7 +77,7 @@ class Storm:
 
     def next(self):
         """Returns the next job of a random runtime."""
-        if time.monotonic() > self.end:
+        if time.monotonic() > self.end and self.kills:
             return None
         if not self.collecting and self.chance.random() < 0.02:
             return self.collect()

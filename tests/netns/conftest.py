@@ -15,11 +15,12 @@ from kernel.netns import Netns, entered
 from tests.support import binaries, scripted_ipam, single_link, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
+from tests.support.bare_plugin import DUAL
 from tests.support.cluster import Cluster, cluster
 from tests.support.doctor_node import DoctorNode
 from tests.support.firewall_tables import Firewall
 from tests.support.host_device_network import create_device, dual_stack
-from tests.support.hostports import DUAL, PortmapNetwork
+from tests.support.hostports import PortmapNetwork
 from tests.support.namespaces import Namespace
 from tests.support.publishing import PublishingNetwork, connect, disable_dad
 from tests.support.sbr_network import Sbr
@@ -118,6 +119,12 @@ def published(dual_network: Network) -> PublishingNetwork:
 def shaped(network: Network) -> BandwidthNetwork:
     """The IPv4 network with bandwidth after bridge, which limits both directions."""
     return BandwidthNetwork(network).with_runtime_limits(**BOTH)
+
+
+@pytest.fixture
+def veth_result(host: Namespace, sandbox: Namespace) -> dict[str, Any]:
+    """The result of an interface plugin; veth0 is the pod's host veth."""
+    return connect_veth(host, sandbox)
 
 
 @pytest.fixture
@@ -234,6 +241,14 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def iptables_ports(host_ports: PortmapNetwork, tools: Path) -> PortmapNetwork:
     """The same network with iptables of each variant."""
     return replace(host_ports.having(backend="iptables"), tools=tools)
+
+
+@pytest.fixture(params=[NFT, LEGACY, NFTABLES])
+def any_ports(request: pytest.FixtureRequest, host_ports: PortmapNetwork, tmp_path: Path) -> PortmapNetwork:
+    """The same network with nftables, and with iptables of each variant."""
+    if request.param == "nftables":
+        return host_ports.having(backend="nftables")
+    return replace(host_ports.having(backend="iptables"), tools=xtables.variant(tmp_path / "tools", request.param))
 
 
 @pytest.fixture

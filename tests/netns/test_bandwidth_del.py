@@ -2,15 +2,9 @@
 
 import pytest
 
-from tests.support.bandwidth_network import connect_veth, ifb_name, ifbs, qdiscs, state
+from tests.support.bandwidth_network import ifb_name, ifbs, qdiscs, state
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
-
-
-@pytest.fixture
-def veth_result(host, sandbox):
-    """The result of the previous plugin; veth0 is the pod's host veth."""
-    return connect_veth(host, sandbox)
 
 
 @pytest.mark.parametrize(

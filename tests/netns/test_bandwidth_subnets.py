@@ -77,7 +77,7 @@ def count_arrived(sender, receiver):
 def count_received(receiver):
     """Returns how many datagrams arrive until none arrives for 0.1 s."""
     for number in range(COUNT):
-        receiver.settimeout(0.1 if number else 3)  # neighbour discovery takes time
+        receiver.settimeout(0.1 if number else 20)  # neighbour discovery takes time
         try:
             receiver.recv(2000)
         except TimeoutError:
@@ -148,21 +148,8 @@ def test_del_leaves_nothing(limits, keys):
 def test_del_keeps_filters_of_other_programs(limits, keys):
     """A filter of another program and its qdisc survive DEL."""
     limits.tc("qdisc", "add", "dev", limits.host_veth, "ingress")
-    other_filter = (
-        "dev",
-        limits.host_veth,
-        "ingress",
-        "prio",
-        "7",
-        "protocol",
-        "ip",
-        "u32",
-        "match",
-        "ip",
-        "dst",
-        "192.0.2.9",
-    )
-    limits.tc("filter", "add", *other_filter, "flowid", "1:7")
+    other_filter = f"filter add dev {limits.host_veth} ingress prio 7 protocol ip u32 match ip dst 192.0.2.9 flowid 1:7"
+    limits.tc(*other_filter.split())
     before = limits.state()
     limits.add(**keys)
     limits.check(**keys).assert_silent()
@@ -246,16 +233,12 @@ def test_runtime_rates_use_static_subnets(limits):
     assert limits.state() == expected
 
 
-def test_status_accepts_subnets(limits):
-    """STATUS succeeds if the kernel has all features for subnets."""
-    limits.run("STATUS", {**UNSHAPED, "cniVersion": "1.1.0"}).assert_silent()
-
-
 @pytest.mark.needs("private_kernel")
 def test_missing_htb_is_reported_only_with_subnets(limits):
     """Without HTB STATUS has code 50 and ADD fails and is rolled back, both only with subnets, and name the module."""
     before = limits.state()
     status = {"cniVersion": "1.1.0"}
+    limits.run("STATUS", {**status, **UNSHAPED}).assert_silent()
     with withheld(["sch_htb"]):
         limits.run("STATUS", status).assert_silent()
         unavailable = limits.run("STATUS", {**status, **UNSHAPED}).error()

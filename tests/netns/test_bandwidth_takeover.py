@@ -21,12 +21,6 @@ ORDINARY = [
 
 
 @pytest.fixture
-def veth_result(host, sandbox):
-    """The result of the previous plugin; veth0 is the pod's host veth."""
-    return connect_veth(host, sandbox)
-
-
-@pytest.fixture
 def both(shaped, reference):
     """The network with podwire's bandwidth, and with the reference plugin."""
     return shaped, shaped.with_bin_dir(reference)

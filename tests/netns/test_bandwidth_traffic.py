@@ -17,7 +17,7 @@ from tests.support.netlist import NetworkList
 from tests.support.publishing import NODE
 from tests.support.rates import Transfer
 
-pytestmark = pytest.mark.needs("ifb", "tbf")
+pytestmark = [pytest.mark.needs("ifb", "tbf"), pytest.mark.alone]
 
 GATEWAY, OTHER_GATEWAY = "10.22.0.1", "192.0.2.1"  # the host's
 DIRECTIONS = ("ingress", "egress")
@@ -29,6 +29,11 @@ RUNTIMES = ROOT / "tests" / "data" / "runtimes"
 def transfers(host, pod, result, gateway=GATEWAY):
     """Returns the transfers to a pod and from it, by direction."""
     return {"ingress": Transfer(host, pod, address(result)), "egress": Transfer(pod, host, gateway)}
+
+
+def assert_unlimited(transfer, limit, protocol):
+    """Asserts that one of several measurements is far above a limit; a busy machine slows some of them down."""
+    assert any(rates.measure(transfer, limit, protocol, seconds=0.2) > UNLIMITED[protocol] for _ in range(10))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -45,7 +50,7 @@ def test_limit_of_one_direction_leaves_the_other_unlimited(shaped, sandbox, limi
     flows = transfers(shaped.host, sandbox, shaped.with_runtime_limits(**limits).add(sandbox))
     (limit, _), unlimited = limits.values(), flows.pop(free)
     (limited,) = flows.values()
-    assert rates.measure(unlimited, limit, protocol, seconds=0.2) > UNLIMITED[protocol]
+    assert_unlimited(unlimited, limit, protocol)
     rates.assert_at_limit(limited, limit, protocol)
 
 
@@ -56,7 +61,7 @@ def test_neighbour_of_a_limited_pod_is_not_limited(shaped, new_sandbox):
     result = shaped.bridge.add(other)
     limit = BOTH["egressRate"]
     for transfer in transfers(shaped.host, other, result).values():
-        assert rates.measure(transfer, limit, seconds=0.2) > UNLIMITED["tcp"]
+        assert_unlimited(transfer, limit, "tcp")
     rates.assert_at_limit(Transfer(pod, other, address(result)), limit)
 
 

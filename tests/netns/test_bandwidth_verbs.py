@@ -1,8 +1,5 @@
 """bandwidth as a chained plugin: what it reads from prevResult, returns, refuses, and does not change."""
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import pytest
 
 from tests.spec.configs import VERSIONS
@@ -12,16 +9,9 @@ from tests.support.results import prev_result
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
-CONTEXT = "failed to parse network configuration: "
 INGRESS_QDISC = "qdisc tbf 1: dev veth0 root rate 8Mbit burst 100000b lat 25ms"
 REDIRECT_QDISC = "qdisc ingress ffff: dev veth0 parent ffff:fff1 ----------------"
 BURST_MAX = 8 * ((1 << 32) - 1)
-
-
-@pytest.fixture
-def veth_result(host, sandbox):
-    """The result of the previous plugin; veth0 is the pod's host veth."""
-    return connect_veth(host, sandbox)
 
 
 def egress_qdisc(name):
@@ -80,18 +70,9 @@ def test_limit_of_one_direction_leaves_the_other(shaped, sandbox, veth_result):
     net.having(**EGRESS).check(sandbox, veth_result)
 
 
-NO_LIMITS = [
-    {"runtimeConfig": None},
-    {"runtimeConfig": {}},
-    {"runtimeConfig": {"bandwidth": None}},
-    {"runtimeConfig": {"bandwidth": {}}},
-    {"runtimeConfig": {"bandwidth": dict.fromkeys(BOTH, 0)}},
-    dict.fromkeys(BOTH, 0),
-    {"ingressRate": 0},
-]
-
-
-@pytest.mark.parametrize("keys", NO_LIMITS)
+@pytest.mark.parametrize(
+    "keys", [{"runtimeConfig": None}, {"runtimeConfig": {"bandwidth": {}}}, dict.fromkeys(BOTH, 0)]
+)
 def test_add_without_limits_returns_prev_result(shaped, sandbox, veth_result, keys):
     """Without limits ADD returns prevResult and changes nothing; a configured 0 overrides the runtime's limits."""
     net, empty = shaped.having(**keys), state(shaped.host)
@@ -112,42 +93,19 @@ def test_missing_prev_result_is_refused(shaped, sandbox, keys):
     assert state(shaped.host) == empty
 
 
-def test_configured_limits_override_the_runtimes(shaped, sandbox, veth_result):
-    """One key in the configuration disables all four of the runtime's limits."""
-    net = shaped.having(**INGRESS).with_runtime_limits(**{**INGRESS, "ingressRate": 9_000_000}, **EGRESS)
-    assert net.limit(sandbox, veth_result) == veth_result
-    assert qdiscs(net.host) == [INGRESS_QDISC]
-
-
-def test_capitalised_keys_are_accepted(shaped, sandbox, veth_result):
-    """Capitalised keys have the same meaning, in runtimeConfig and in the configuration, which still overrides."""
-    capitals = {key[0].upper() + key[1:]: value for key, value in BOTH.items()}
-    shaped.with_runtime_limits(**capitals).limit(sandbox, veth_result)
-    shaped.check(sandbox, veth_result)
-    shaped.having(**capitals).with_runtime_limits(ingressRate=9, ingressBurst=9).limit(sandbox, veth_result)
-    shaped.check(sandbox, veth_result)
-
-
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a rate alone": ({"ingressRate": 8}, "if rate is set, burst must also be set"),
-    "a burst alone": ({"egressBurst": 8}, "if burst is set, rate must also be set"),
-    "a burst of 4 GB": ({"ingressRate": 8, "ingressBurst": BURST_MAX}, "burst cannot be more than 4GB"),
-    "less than a byte": (INGRESS | {"ingressRate": 7}, f'{CONTEXT}"ingressRate" must be 0 or at least 8, not 7'),
-    "a negative rate": (INGRESS | {"ingressRate": -1}, f'{CONTEXT}"ingressRate" must be between 0 and {2**64 - 1}'),
-    "more than 64 bits": (INGRESS | {"ingressRate": 2**64}, f'{CONTEXT}"ingressRate" must be between 0 and'),
-    "a fraction": (EGRESS | {"egressBurst": 8.5}, f'{CONTEXT}"egressBurst" must be an integer, not 8.5'),
-    "a text": ({"egressRate": "1M"}, f'{CONTEXT}"egressRate" must be an integer, not a string'),
-    "a runtime's fraction": ({"runtimeConfig": {"bandwidth": {"egressRate": 0.5}}}, f'{CONTEXT}"runtimeConfig.band'),
-    "a list": ({"runtimeConfig": {"bandwidth": [1]}}, f'{CONTEXT}"runtimeConfig.bandwidth" must be an object'),
-    "runtimeConfig as a string": ({"runtimeConfig": "x"}, f'{CONTEXT}"runtimeConfig" must be an object'),
-    "maxBurst as a string": ({"maxBurst": "1k"}, f'{CONTEXT}"maxBurst" must be an integer, not a string'),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_invalid_limits_are_refused(shaped, sandbox, veth_result, case):
+@pytest.mark.parametrize(
+    ("keys", "msg"),
+    [
+        ({"ingressRate": 8}, "if rate is set, burst must also be set"),
+        (
+            {"runtimeConfig": {"bandwidth": {"egressRate": 0.5}}},
+            'failed to parse network configuration: "runtimeConfig.band',
+        ),
+    ],
+    ids=["a rate alone", "a runtime's fraction"],
+)
+def test_invalid_limits_are_refused(shaped, sandbox, veth_result, keys, msg):
     """Invalid limits have code 7 and the reference's texts in ADD, CHECK and STATUS; DEL removes existing limits."""
-    keys, msg = WRONG[case]
     empty = state(shaped.host)
     result = shaped.limit(sandbox, veth_result)
     created, wrong = state(shaped.host), shaped.having(cniVersion="1.1.0", **keys)
@@ -157,14 +115,6 @@ def test_invalid_limits_are_refused(shaped, sandbox, veth_result, case):
         assert state(shaped.host) == created
     wrong.release(sandbox, result)
     assert state(shaped.host) == empty
-
-
-def test_largest_burst_is_accepted(shaped, sandbox, veth_result):
-    """A burst of one bit below 4 GB, which CRI-O sends, is accepted."""
-    assert (
-        shaped.with_runtime_limits(ingressRate=8_000_000, ingressBurst=BURST_MAX - 1).limit(sandbox, veth_result)
-        == veth_result
-    )
 
 
 def test_repeated_add_replaces_limits(shaped, sandbox, veth_result):
@@ -222,15 +172,11 @@ def test_host_veth_is_one_of_several_interfaces(shaped, sandbox, veth_result, ne
     assert sorted(qdiscs(shaped.host)) == sorted([INGRESS_QDISC, REDIRECT_QDISC, egress_qdisc(ifb_name(sandbox.name))])
 
 
-def connect_third_namespace(net, pod, other):
-    other.ip("link", "add", "far0", "type", "veth", "peer", "name", "eth1", "netns", pod.name)
-    return int(netstate.shown(pod, "eth1")["link_index"])
-
-
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])
 def test_pod_without_a_host_veth_is_refused(shaped, sandbox, veth_result, new_sandbox, command):
     """If the pod's interface has no peer on this host, ADD and CHECK fail with the reference's texts."""
-    index, empty = connect_third_namespace(shaped, sandbox, new_sandbox()), state(shaped.host)
+    new_sandbox().ip("link", "add", "far0", "type", "veth", "peer", "name", "eth1", "netns", sandbox.name)
+    index, empty = int(netstate.shown(sandbox, "eth1")["link_index"]), state(shaped.host)
     listed = veth_result["interfaces"]
 
     def error(interfaces, **options):
@@ -243,12 +189,13 @@ def test_pod_without_a_host_veth_is_refused(shaped, sandbox, veth_result, new_sa
     in_sandbox = [{**item, "sandbox": sandbox.path} for item in listed]
     assert error(in_sandbox) == (999, "no veth peer of container interface found in host ns")
     assert error(listed, ifname="eth1") == (999, f"veth peer with index {index} is not in host ns")
-    code, msg = error(listed, ifname="lo")
-    assert (code, msg.startswith("container interface lo has no veth peer: ")) == (999, True)
-    code, msg = error(listed, ifname="eth7")
-    assert (code, msg.startswith("container interface eth7 has no veth peer: ")) == (999, True)
-    code, msg = error(listed, netns="/no/such/netns")
-    assert (code, msg.startswith('failed to open netns "/no/such/netns": ')) == (8, True)
+    for options, expected, start in (
+        ({"ifname": "lo"}, 999, "container interface lo has no veth peer: "),
+        ({"ifname": "eth7"}, 999, "container interface eth7 has no veth peer: "),
+        ({"netns": "/no/such/netns"}, 8, 'failed to open netns "/no/such/netns": '),
+    ):
+        code, msg = error(listed, **options)
+        assert (code, msg.startswith(start)) == (expected, True)
     assert state(shaped.host) == empty
 
 
@@ -300,8 +247,8 @@ def test_long_names_are_distinguished(shaped, sandbox, veth_result, length):
 def test_limits_of_any_size_are_accepted(shaped, sandbox, veth_result):
     """From 8 bit/s to the largest number the kernel accepts the limits of ADD, and CHECK accepts them."""
     for rate in (8, 100, *(10**exponent + 1 for exponent in range(4, 20, 5)), 8 << 32, (8 << 32) - 8, 2**64 - 1):
-        for burst in (8, rate // 10 + 8, BURST_MAX - 2):
-            net = shaped.with_runtime_limits(ingressRate=rate, ingressBurst=min(burst, BURST_MAX - 2))
+        for burst in (8, rate // 10 + 8, BURST_MAX - 1):
+            net = shaped.with_runtime_limits(ingressRate=rate, ingressBurst=min(burst, BURST_MAX - 1))
             net.limit(sandbox, veth_result)
             net.check(sandbox, veth_result)
 
@@ -313,16 +260,3 @@ def test_bandwidth_after_bridge(shaped, sandbox):
     shaped.bridge.check(sandbox, result)
     shaped.delete(sandbox, result)
     assert set(netstate.links(shaped.host)) == {"lo", "cni0"}
-
-
-def test_pods_are_limited_in_parallel(shaped, new_sandbox):
-    """Pods that are limited and released in parallel do not affect each other."""
-    pods = [new_sandbox() for _ in range(8)]
-    veth_results = [connect_veth(shaped.host, pod, f"veth{number}") for number, pod in enumerate(pods)]
-    empty = state(shaped.host)
-    with ThreadPoolExecutor() as pool:
-        for _ in range(2):
-            list(pool.map(shaped.check, pods, pool.map(shaped.limit, pods, veth_results)))
-            assert set(ifbs(shaped.host)) == {ifb_name(pod.name) for pod in pods}
-            list(pool.map(shaped.release, pods))
-            assert state(shaped.host) == empty

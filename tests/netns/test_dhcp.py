@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from ipaddress import ip_interface, ip_network
 
 import pytest
 
 from tests.support import dhcp_node
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
-from tests.support.dhcp_node import Node
+from tests.support.dhcp_node import AUTONOMOUS, MANAGED, SERVER6, Node
 from tests.support.machine import eventually
 from tests.support.netstate import shown
+from tests.support.uplink import WIRE
 
 
 @pytest.fixture
@@ -24,13 +26,39 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
         yield node
 
 
-@pytest.mark.parametrize("kind", ["bridge", "host-device", "macvlan"])
-def test_lease_is_acquired_and_released(kind, node, sandbox):
-    """A pod gets an address, a route and a lease file; DEL releases the lease and leaves no file."""
-    net = node.network(kind)
+DUAL, ONLY = {"ipv6": "dhcp"}, {"ipv4": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ipam", "options", "lengths"),
+    [
+        *(pytest.param(kind, {}, (), [24], id=kind) for kind in ("bridge", "host-device", "macvlan")),
+        pytest.param("macvlan", DUAL, MANAGED, [24, 128], id="dual-stack"),
+        pytest.param("bridge", {"ipv6": "auto"}, MANAGED, [24, 128], id="dual-stack, auto"),
+        pytest.param("macvlan", {**ONLY, "ipv6": "slaac"}, AUTONOMOUS, [64], id="advertised prefix"),
+        pytest.param("macvlan", {**ONLY, "ipv6": "auto"}, AUTONOMOUS, [64], id="advertised prefix, auto"),
+    ],
+)
+def test_lease_is_acquired_and_released(node, sandbox, kind, ipam, options, lengths):
+    """A pod gets the addresses, routes and a file; DEL releases the leases and leaves no file.
+
+    From DHCPv6 it has the address, from the router the prefix and itself; without DHCPv6 it forms an address.
+    """
+    node.server.stop()
+    node.start_server(*options)
+    net = node.network(kind, ipam=ipam)
     result = net.add(sandbox)
-    assert node.list_leases() == [address(result)]
-    assert reaches(sandbox, SERVER)
+    interfaces = [ip_interface(item["address"]) for item in result["ips"]]
+    assert [interface.network.prefixlen for interface in interfaces] == lengths
+    for interface in interfaces:
+        assert dhcp_node.addresses(sandbox, interface.version) == [str(interface.ip)]
+        assert reaches(sandbox, SERVER if interface.version == 4 else SERVER6)
+        assert interface.ip in ip_network("10.25.0.0/24" if interface.version == 4 else "fd00:25::/64")
+        assert (str(interface.ip) in node.list_leases()) == (interface.network.prefixlen != 64)
+    if 128 in lengths:
+        line = node.machine.ip("-6", "-o", "addr", "show", WIRE, "scope", "link")
+        assert {"dst": "fd00:25::/64"} in result["routes"]
+        assert {"dst": "::/0", "gw": line.split()[3].partition("/")[0]} in result["routes"]
     net.check(sandbox, result)
     assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
     net.delete(sandbox, result)
@@ -121,6 +149,15 @@ def test_requested_mtu_is_set(node, sandbox):
     assert shown(sandbox, "eth0")["mtu"] == 1400
 
 
+def test_dns_and_mtu_of_ipv6(node, sandbox):
+    """DNS settings come from the DHCPv6 server, the MTU from the router."""
+    node.server.stop()
+    node.start_server(*MANAGED, f"--ra-param={WIRE},mtu:1400,0,0", "--dhcp-option=option6:dns-server,[fd00:25::53]")
+    ipam = {"ipv4": False, "ipv6": "dhcp", "request": [{"option": "domain-name-servers"}]}
+    assert node.network(ipam=ipam).add(sandbox)["dns"]["nameservers"] == ["fd00:25::53"]
+    assert shown(sandbox, "eth0")["mtu"] == 1400
+
+
 def test_client_identifier_by_duid_stays_with_the_pod(node, new_sandbox):
     """With "duid" a pod that Kubernetes creates again has the same identifier; another pod has another one."""
     net = node.network(ipam={"clientIdentifier": "duid"})
@@ -142,6 +179,17 @@ def test_add_fails_without_a_server(host, new_sandbox, sandbox, bin_dir, tmp_pat
         assert outcome.error()["msg"] == "error calling DHCP.Allocate: no more tries"
         assert node.list_files() == {}
         assert not [link for link in sandbox.ip("-o", "link").splitlines() if "eth0" in link]
+
+
+def test_add_fails_if_one_of_both_versions_has_no_server(node, sandbox):
+    """If one IP version gets no lease in time, ADD fails, and the lease of the other one is released."""
+    node.daemon.stop()
+    node.daemon.argv = (*node.daemon.argv, "-resendtimeout=3s")
+    node.start_daemon()
+    outcome = node.network(ipam={"ipv6": "dhcp"}).run("ADD", sandbox)
+    assert outcome.error()["msg"].startswith("error calling DHCP.Allocate: ")
+    assert eventually(lambda: node.list_leases() == [])
+    assert node.list_files() == {}
 
 
 def test_check_fails_without_a_lease_and_acquires_none(node, sandbox):

@@ -14,8 +14,8 @@ from ipam.dhcp import options
 from tests.support import dhcp_forger, dhcp_node, dhcp_proxy
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
-from tests.support.dhcp_forger import ADDRESS, granting, reply
-from tests.support.dhcp_node import Node
+from tests.support.dhcp_forger import ADDRESS, granting, reply, seconds
+from tests.support.dhcp_node import AUTONOMOUS, Node
 from tests.support.invocation import finish
 from tests.support.machine import eventually
 from tests.support.netstate import shown
@@ -53,16 +53,6 @@ def fill(directory: Path) -> Path:
     return file
 
 
-def addresses(pod) -> list[str]:
-    """Returns the IPv4 addresses of the pod's eth0."""
-    return [line.split()[3].partition("/")[0] for line in pod.ip("-4", "-o", "addr", "show", "eth0").splitlines()]
-
-
-def seconds(number: int) -> bytes:
-    """Returns a time as an option has it."""
-    return number.to_bytes(4, "big")
-
-
 def test_add_on_a_full_disk(node, small_disk, sandbox):
     """ADD fails with the reason if the lease cannot be stored, and releases it; with space it succeeds."""
     node.start_server()
@@ -82,17 +72,17 @@ def test_renewals_on_a_full_disk(node, small_disk, sandbox):
         result = node.network().add(sandbox)
         filler = fill(small_disk)
         (before,) = node.list_files_of_leases().values()
-        assert eventually(lambda: 'event="granted"} 4' in node.get_metrics(), within_s=20), node.daemon.log.read_text()
+        assert eventually(lambda: node.count_granted() >= 4), node.daemon.log.read_text()
         assert node.daemon.log.read_text().count("cannot store the lease") == 1
         assert list(node.list_files_of_leases().values()) == [before]
         node.daemon.stop()
         node.start_daemon()
-        assert eventually(lambda: 'event="granted"} 1' in node.get_metrics()), node.daemon.log.read_text()
+        assert eventually(lambda: node.count_granted() >= 1), node.daemon.log.read_text()
         filler.unlink()
         later = lambda: next(iter(node.list_files_of_leases().values()))["ipv4"]["grantedMs"]  # noqa: E731
         assert eventually(lambda: later() > before["ipv4"]["grantedMs"]), node.daemon.log.read_text()
         assert forger.kinds().count(options.DISCOVER) == 1
-        assert addresses(sandbox) == [address(result)]
+        assert dhcp_node.addresses(sandbox) == [address(result)]
         node.network().delete(sandbox, result)
         assert eventually(lambda: options.RELEASE in forger.kinds())
 
@@ -103,9 +93,7 @@ def test_pod_that_is_deleted_during_add(node, host, sandbox):
     process = node.network("dhcp").start("ADD", sandbox)
     assert eventually(lambda: node.daemon.logged("acquiring lease"))
     sandbox.delete()
-    begin = time.monotonic()
     assert 'interface "eth0" no longer exists' in finish(process).error()["msg"]
-    assert time.monotonic() - begin < 5
     assert eventually(lambda: "peer0" not in host.ip("-o", "link"))
 
 
@@ -176,11 +164,11 @@ def test_lost_lease_is_acquired_after_a_restart(node, sandbox):
     with dhcp_forger.running(node.machine, granting({options.LEASE_TIME: seconds(4)})) as forger:
         node.network().add(sandbox)
         forger.answer = lambda request: [reply(request, options.NAK)]
-        assert eventually(lambda: addresses(sandbox) == []), node.daemon.log.read_text()
+        assert eventually(lambda: dhcp_node.addresses(sandbox) == []), node.daemon.log.read_text()
         node.daemon.stop()
         forger.answer = granting()
         node.start_daemon()
-        assert eventually(lambda: addresses(sandbox) == [str(ADDRESS)]), node.daemon.log.read_text()
+        assert eventually(lambda: dhcp_node.addresses(sandbox) == [str(ADDRESS)]), node.daemon.log.read_text()
         assert "default via 10.25.0.1" in sandbox.ip("route")
 
 
@@ -199,18 +187,16 @@ def test_router_of_a_renewal_that_is_unreachable(node, sandbox):
 
 def test_mtu_of_server_and_router(node, sandbox):
     """The lesser MTU of DHCPv4 server and router stays, whichever answers last."""
-    node.machine.ip("address", "add", "fd00:25::1/64", "dev", "wire0")
-    node.start_server(
-        *(T1, T2, "--dhcp-option=26,1400", "--enable-ra", "--dhcp-range=fd00:25::,ra-only,64,1h"),
-        "--ra-param=wire0,mtu:1350,0,0",
-    )
+    node.start_server(T1, T2, "--dhcp-option=26,1400", *AUTONOMOUS, "--ra-param=wire0,mtu:1350,0,0")
     node.network(ipam={"ipv6": "slaac", "request": [{"option": "interface-mtu"}]}).add(sandbox)
     seen = set()
-    for _ in range(30):
+
+    def is_renewed() -> bool:
         seen.add(shown(sandbox, "eth0")["mtu"])
-        time.sleep(0.1)
+        return bool(node.server.log.read_text().count("DHCPACK") > 2)
+
+    assert eventually(is_renewed)
     assert seen == {1350}
-    assert node.server.log.read_text().count("DHCPREQUEST") > 1
 
 
 @pytest.mark.needs("time_namespace")
@@ -228,12 +214,12 @@ def test_lease_that_expired_while_the_machine_slept(is_confirmed, node, sandbox)
     node.daemon.argv = ("unshare", "--time", "--boottime=3600", "--fork", "--kill-child", *node.daemon.argv)
     node.start_daemon()
     if is_confirmed:
-        assert eventually(lambda: 'event="granted"} 1' in node.get_metrics()), node.daemon.log.read_text()
-        assert addresses(sandbox) == [address(result)]
+        assert eventually(lambda: node.count_granted() >= 1), node.daemon.log.read_text()
+        assert dhcp_node.addresses(sandbox) == [address(result)]
         assert node.server.log.read_text().count("DHCPDISCOVER") == 1
         assert reaches(sandbox, SERVER)
     else:
-        assert eventually(lambda: addresses(sandbox) == [], within_s=30), node.daemon.log.read_text()
+        assert eventually(lambda: dhcp_node.addresses(sandbox) == []), node.daemon.log.read_text()
     node.network().delete(sandbox, result)
 
 
@@ -249,7 +235,7 @@ def test_clock_is_set(epoch_s, node, sandbox):
         for _ in range(2):
             time.sleep(3)
             node.network().check(sandbox, result)
-            assert addresses(sandbox) == [address(result)]
+            assert dhcp_node.addresses(sandbox) == [address(result)]
             assert 'event="' not in node.get_metrics().replace('event="granted"} 1', "")
             node.daemon.stop()
             node.start_daemon()

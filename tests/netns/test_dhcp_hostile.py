@@ -7,11 +7,8 @@ import resource
 import signal
 import socket
 import struct
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from ipaddress import IPv6Address
 
 import pytest
@@ -21,7 +18,7 @@ from ipam.dhcp.rpc import CallArgs, RpcError
 from process.values import replace
 from tests.support import dhcp_forger, dhcp_node
 from tests.support.attaching import Network
-from tests.support.dhcp_forger import ADDRESS, granting, reply
+from tests.support.dhcp_forger import ADDRESS, granting, reply, seconds
 from tests.support.dhcp_node import Node
 from tests.support.invocation import finish
 from tests.support.machine import eventually
@@ -40,11 +37,6 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
         if node.daemon.process is not None:
             assert node.daemon.process.poll() is None, node.daemon.log.read_text()
         assert not node.daemon.logged("Traceback")
-
-
-def seconds(number: int) -> bytes:
-    """Returns a time as an option has it."""
-    return number.to_bytes(4, "big")
 
 
 def ipam_alone(net: Network) -> Network:
@@ -188,38 +180,16 @@ def cpu_ticks(pid: int) -> int:
 
 def test_mtu_of_a_router_is_no_larger_than_the_interfaces(node, sandbox):
     """A router cannot raise the MTU of a pod."""
+    network, router, all_hosts = (IPv6Address(text) for text in ("fd00:25::", "fe80::1", "ff02::1"))
+    prefix = struct.pack("!BBBBIII16s", 3, 4, 64, 0xC0, 3600, 1800, 0, network.packed)
+    body = struct.pack("!BBHII", 64, 0, 1800, 0, 0) + prefix + struct.pack("!BBHI", 5, 1, 0, 9000)
+    macs = bytes.fromhex("020000000001"), bytes.fromhex("333300000001")
+    advertisement = frame.build_icmp6(*macs, router, all_hosts, 134, 0, body)
     net = node.network("bridge", ipam={"ipv4": False, "ipv6": "slaac"})
-    with advertising(node, 9000):
+    with dhcp_forger.answering(node.machine, 0x86DD, lambda _: [advertisement]):
         net.add(sandbox)
         assert shown(sandbox, "eth0")["mtu"] == 1500
         net.delete(sandbox)
-
-
-@contextmanager
-def advertising(node: Node, mtu: int) -> Iterator[None]:
-    """Answers router solicitations on the wire with a prefix and an MTU during the block."""
-    network, router, all_hosts = (IPv6Address(text) for text in ("fd00:25::", "fe80::1", "ff02::1"))
-    prefix = struct.pack("!BBBBIII16s", 3, 4, 64, 0xC0, 3600, 1800, 0, network.packed)
-    body = struct.pack("!BBHII", 64, 0, 1800, 0, 0) + prefix + struct.pack("!BBHI", 5, 1, 0, mtu)
-    macs = bytes.fromhex("020000000001"), bytes.fromhex("333300000001")
-    advertisement = frame.build_icmp6(*macs, router, all_hosts, 134, 0, body)
-    ends = threading.Event()
-
-    def serve() -> None:
-        while not ends.wait(0.2):
-            wire.send(advertisement)
-
-    with node.machine.entered():
-        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    with wire:
-        wire.bind((WIRE, 0x86DD))
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            ends.set()
-            thread.join(30)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +208,3 @@ def test_other_files_are_not_deleted(flag, message, node):
     node.daemon.process = None
     assert node.daemon.logged(message)
     assert file.read_text() == "kept"
-
-
-def test_second_daemon_with_the_same_leases(node, tmp_path):
-    """Two daemons would renew and release each lease twice: the second one does not start."""
-    argv = [node.daemon.argv[0], "daemon", "-socketpath", str(tmp_path / "other.sock"), "-datadir", str(node.data)]
-    outcome = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
-    assert outcome.returncode == 1
-    assert "another daemon maintains the leases" in outcome.stderr
-    assert not (tmp_path / "other.sock").exists()
-    assert node.answers()

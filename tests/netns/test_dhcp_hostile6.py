@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv6Address
@@ -12,20 +10,17 @@ from typing import Any
 import pytest
 
 from ipam.dhcp import frame, packet6
-from ipam.dhcp.packet import Malformed
 from ipam.dhcp.packet6 import Association, LeasedAddress, Message
 from process.values import replace
-from tests.support import dhcp_node
+from tests.support import dhcp_forger, dhcp_node
 from tests.support.dhcp_node import Node
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
-from tests.support.uplink import WIRE
 
 ADDRESS, FORGED = IPv6Address("fd00:25::7"), IPv6Address("fd00:25::666")
 MAC, SOURCE = bytes.fromhex("020000000001"), IPv6Address("fe80::1")
 SERVER, OTHER = b"\0\3server", b"\0\3other"
 KINDS = {packet6.SOLICIT: packet6.ADVERTISE}  # the answer to any other message is REPLY
-ETH_P_IPV6 = 0x86DD
 
 # A request as a frame, and the message; returns the frames of the answer.
 Answer = Callable[[bytes, Message], Iterator[bytes]]
@@ -82,33 +77,15 @@ def forging(received: bytes, request: Message) -> Iterator[bytes]:
 def answering(machine: Namespace, answer: Answer) -> Iterator[list[Message]]:
     """Answers the clients' messages on the wire during the block; yields the messages."""
     requests: list[Message] = []
-    ends = threading.Event()
 
-    def serve() -> None:
-        while not ends.is_set():
-            try:
-                received, where = wire.recvfrom(65536)
-                datagram = frame.parse_udp6(received, checksum_is_ready=False)
-                if where[2] == socket.PACKET_OUTGOING or datagram.destination_port != 547:
-                    continue
-                requests.append(packet6.decode(datagram.payload))
-            except (TimeoutError, Malformed):
-                continue
-            for content in answer(received, requests[-1]):
-                wire.send(content)
+    def answers_to(received: bytes) -> Iterator[bytes]:
+        datagram = frame.parse_udp6(received, checksum_is_ready=False)
+        if datagram.destination_port == 547:
+            requests.append(packet6.decode(datagram.payload))
+            yield from answer(received, requests[-1])
 
-    with machine.entered():
-        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IPV6))
-    with wire:
-        wire.bind((WIRE, ETH_P_IPV6))
-        wire.settimeout(0.1)
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield requests
-        finally:
-            ends.set()
-            thread.join(30)
+    with dhcp_forger.answering(machine, 0x86DD, answers_to):
+        yield requests
 
 
 @pytest.fixture

@@ -45,16 +45,6 @@ def test_pid_file_is_written_and_removed(node):
     assert not file.exists()
 
 
-def test_relative_pid_file_is_refused(node):
-    """The path of the pid file must be absolute."""
-    outcome = run_daemon(node, "-pidfile", "dhcp.pid")
-    assert (outcome.returncode, outcome.stderr) == (
-        1,
-        'dhcp daemon: Error writing pidfile "dhcp.pid": path not absolute\n',
-    )
-    assert not node.socket.exists()
-
-
 @pytest.mark.parametrize("flags", [("-timeout", "10"), ("-timeout=1x",), ("-broadcast=perhaps",), ("-unknown",)])
 def test_wrong_flags_are_refused(node, flags):
     """A flag that is unknown or has a wrong value is an error with exit status 2, as in Go's programs."""
@@ -74,12 +64,15 @@ def test_socket_file_of_a_killed_daemon_is_replaced(node, sandbox):
     node.network().add(sandbox)
 
 
-def test_second_daemon_is_refused(node, sandbox):
-    """A second daemon on the same socket fails, and the first one continues."""
+def test_second_daemon_is_refused(node, sandbox, tmp_path):
+    """A second daemon on the same socket, or with the same leases, fails, and the first one continues."""
     node.start_daemon()
     outcome = run_daemon(node)
     text = f"dhcp daemon: Error getting listener: listen unix {node.socket}: bind: address already in use\n"
     assert (outcome.returncode, outcome.stderr) == (1, text)
+    outcome = run_daemon(node, "-socketpath", str(tmp_path / "other.sock"))
+    assert (outcome.returncode, "another daemon maintains the leases" in outcome.stderr) == (1, True)
+    assert not (tmp_path / "other.sock").exists()
     node.network().add(sandbox)
 
 

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address, ip_interface
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from cni.result import DNS, Interface, IPConfig, Result, Route
 from ipam.dhcp import rpc
 from ipam.dhcp.rpc import Call, CallArgs, Connection, RpcError
 from process.values import replace
-from tests.support import binaries
-from tests.support.dhcp import SERVER, Dhcp, reference_daemon
+from tests.support import binaries, dhcp_node
+from tests.support.dhcp import SERVER
+from tests.support.dhcp_node import Node
 from tests.support.invocation import Outcome, run_plugin
 from tests.support.uplink import UPLINK
 
@@ -36,42 +37,31 @@ RESULT = Result(
 )
 
 
-class Daemon:
-    """A daemon that answers every call by a function of the test, and records the calls."""
-
-    def __init__(self, path: Path, answer: Answer) -> None:
-        self.path = path
-        self.calls: list[Call] = []
-        self._answer = answer
-
-    def serve(self, listening: socket.socket) -> None:
-        """Answers the calls of one connection after another until `listening` is shut down."""
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection:
-                server = Connection()
-                while data := connection.recv(100):
-                    calls = server.receive(data)
-                    connection.sendall(server.data_to_send())
-                    for call in calls:
-                        self.calls.append(call)
-                        connection.sendall(self._answer(server, call))
-
-
 @contextmanager
-def serving(path: Path, answer: Answer) -> Iterator[Daemon]:
-    """Runs such a daemon during the block."""
-    daemon = Daemon(path, answer)
+def serving(path: Path, answer: Answer) -> Iterator[list[Call]]:
+    """Runs a daemon that answers every call by a function of the test during the block; yields the calls."""
+    calls: list[Call] = []
+
+    def serve() -> None:
+        with suppress(OSError):  # until `listening` is shut down
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    server = Connection()
+                    while data := connection.recv(100):
+                        received = server.receive(data)
+                        connection.sendall(server.data_to_send())
+                        for call in received:
+                            calls.append(call)
+                            connection.sendall(answer(server, call))
+
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        thread = threading.Thread(target=daemon.serve, args=(listening,))
+        thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield daemon
+            yield calls
         finally:
             listening.shutdown(socket.SHUT_RDWR)
             thread.join(30)
@@ -91,7 +81,7 @@ def run(host, sandbox, reference, tmp_path) -> Callable[..., Outcome]:
 
 def test_reference_plugin_prints_the_result(run, sandbox, tmp_path):
     """ADD of the reference's plugin prints podwire's result; versions before 1.6.0 do not know all fields."""
-    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, RESULT)) as daemon:
+    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, RESULT)) as calls:
         printed = run("ADD").result()
     known = replace(
         RESULT,
@@ -99,7 +89,7 @@ def test_reference_plugin_prints_the_result(run, sandbox, tmp_path):
         routes=(Route(RESULT.routes[0].dst, RESULT.routes[0].gw), RESULT.routes[1]),
     )
     assert printed == (RESULT if binaries.reference_is_new() else known).to_json("1.0.0")
-    (call,) = daemon.calls
+    (call,) = calls
     assert (call.method, call.args.container_id, call.args.netns) == (rpc.ALLOCATE, "c1", sandbox.path)
     assert json.loads(call.args.stdin)["name"] == "net"
 
@@ -122,17 +112,20 @@ def test_reference_plugin_prints_the_error(run, tmp_path):
 
 def test_reference_plugin_releases_the_lease(run, sandbox, tmp_path):
     """DEL of the reference's plugin calls Release, and succeeds when the answer is empty."""
-    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, None)) as daemon:
+    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, None)) as calls:
         run("DEL").assert_silent()
-    (call,) = daemon.calls
+    (call,) = calls
     assert (call.method, call.args.netns, call.args.ifname) == (rpc.RELEASE, sandbox.path, "eth0")
 
 
 @pytest.fixture
-def dhcp(host, new_sandbox, reference, tmp_path) -> Iterator[Dhcp]:
-    routes = f"--dhcp-option=121,10.9.0.0/16,10.25.0.7,0.0.0.0/0,{SERVER}"
-    with reference_daemon(host, new_sandbox(), reference, tmp_path, routes) as dhcp:
-        yield dhcp
+def node(host, new_sandbox, reference, bin_dir, tmp_path) -> Iterator[Node]:
+    """A node whose server and reference daemon run."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
+        node.start_server(f"--dhcp-option=121,10.9.0.0/16,10.25.0.7,0.0.0.0/0,{SERVER}")
+        node.use_reference_daemon(reference)
+        node.start_daemon()
+        yield node
 
 
 def call_args(netns: str, **ipam: object) -> CallArgs:
@@ -140,23 +133,23 @@ def call_args(netns: str, **ipam: object) -> CallArgs:
     return CallArgs("c1", netns, UPLINK, "", "/opt/cni/bin", stdin=json.dumps(conf).encode())
 
 
-def test_reference_daemon_allocates_and_releases(host, sandbox, dhcp):
+def test_reference_daemon_allocates_and_releases(host, sandbox, node):
     """The reference's daemon answers podwire's side with a lease of the server, and then releases it."""
     host.ip("link", "set", UPLINK, "netns", sandbox.name)
     args = call_args(sandbox.path, request=[{"option": "121"}])
-    result = rpc.call(str(dhcp.socket), rpc.ALLOCATE, args, limit_s=30)
-    (address,) = dhcp.list_leases()
+    result = rpc.call(str(node.socket), rpc.ALLOCATE, args, limit_s=30)
+    (address,) = node.list_leases()
     gateway = ip_address(SERVER)
     assert result == Result(
         ips=(IPConfig(ip_interface(f"{address}/24"), gateway),),
         routes=(Route(ip_interface("10.9.0.0/16"), ip_address("10.25.0.7")), Route(ip_interface("0.0.0.0/0"), gateway)),
     )
-    assert rpc.call(str(dhcp.socket), rpc.ALLOCATE, args, limit_s=30) == result
-    assert rpc.call(str(dhcp.socket), rpc.RELEASE, args, limit_s=30) == Result()
-    assert dhcp.releases_as_expected(), dhcp.list_leases()
+    assert rpc.call(str(node.socket), rpc.ALLOCATE, args, limit_s=30) == result
+    assert rpc.call(str(node.socket), rpc.RELEASE, args, limit_s=30) == Result()
+    assert node.has_released(), node.list_leases()
 
 
-def test_reference_daemon_refuses(sandbox, dhcp):
+def test_reference_daemon_refuses(sandbox, node):
     """The reference's daemon answers podwire's side with its errors, also for a method that it lacks."""
     for method, args, text in (
         (rpc.ALLOCATE, call_args(sandbox.path, request=[{"option": "foo"}]), 'Can not parse option "foo"'),
@@ -164,5 +157,5 @@ def test_reference_daemon_refuses(sandbox, dhcp):
         (rpc.CHECK, call_args(sandbox.path), "rpc: can't find method DHCP.Check"),
     ):
         with pytest.raises(RpcError, match=text):
-            rpc.call(str(dhcp.socket), method, args, limit_s=30)
-    assert dhcp.list_leases() == []
+            rpc.call(str(node.socket), method, args, limit_s=30)
+    assert node.list_leases() == []

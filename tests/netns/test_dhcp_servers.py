@@ -1,4 +1,4 @@
-"""dhcp with other servers than dnsmasq: kea with leases of ten seconds, and busybox's udhcpd."""
+"""dhcp with other servers than dnsmasq, with leases of ten seconds: kea for both IP versions, and busybox's udhcpd."""
 
 from __future__ import annotations
 
@@ -10,41 +10,48 @@ import pytest
 from tests.support import dhcp_node
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
-from tests.support.dhcp_node import Node
+from tests.support.dhcp_node import SERVER6, Node
 from tests.support.machine import eventually
 from tests.support.uplink import WIRE
 
 LIFETIME_S = 10
 
 
-def kea(directory) -> tuple[str, ...]:
-    """Returns the command line of kea's server with leases of ten seconds."""
+def kea(directory, version) -> tuple[str, ...]:
+    """Returns the command line of kea's server; the one for IPv6 is no router."""
+    subnet, first, last = (
+        ("10.25.0.0/24", "10.25.0.100", "10.25.0.149")
+        if version == 4
+        else ("fd00:25::/64", "fd00:25::100", "fd00:25::1ff")
+    )
+    subnets: dict[str, object] = {"subnet": subnet, "pools": [{"pool": f"{first} - {last}"}]}
+    name = f"kea-dhcp{version}"
+    further: dict[str, object] = {"authoritative": True}
+    if version == 4:
+        subnets |= {"option-data": [{"name": "routers", "data": SERVER}]}
+    else:
+        subnets |= {"interface": WIRE}
+        further = {"server-id": {"type": "LL", "persist": False}, "preferred-lifetime": LIFETIME_S - 2}
     conf = {
-        "Dhcp4": {
+        f"Dhcp{version}": {
             "interfaces-config": {"interfaces": [WIRE]},
             "lease-database": {"type": "memfile", "persist": True, "name": str(directory / "leases.csv")},
             "valid-lifetime": LIFETIME_S,
             "renew-timer": 3,
             "rebind-timer": 6,
-            "authoritative": True,
-            "subnet4": [
-                {
-                    "subnet": "10.25.0.0/24",
-                    "pools": [{"pool": "10.25.0.100 - 10.25.0.149"}],
-                    "option-data": [{"name": "routers", "data": SERVER}],
-                }
-            ],
-            "loggers": [{"name": "kea-dhcp4", "output_options": [{"output": "stdout"}], "severity": "INFO"}],
+            f"subnet{version}": [subnets],
+            "loggers": [{"name": name, "output_options": [{"output": "stdout"}], "severity": "INFO"}],
+            **further,
         }
     }
     file = directory / "kea.json"
     file.write_text(json.dumps(conf))
-    where = (f"KEA_PIDFILE_DIR={directory}", f"KEA_LOCKFILE_DIR={directory}")
-    return ("env", *where, "kea-dhcp4", "-c", str(file))
+    where = (f"{key}={directory}" for key in ("KEA_PIDFILE_DIR", "KEA_LOCKFILE_DIR", "KEA_DHCP_DATA_DIR"))
+    return ("env", *where, name, "-c", str(file))
 
 
 def udhcpd(directory) -> tuple[str, ...]:
-    """Returns the command line of busybox's server with leases of ten seconds."""
+    """Returns the command line of busybox's server."""
     lines = [
         "start 10.25.0.100",
         "end 10.25.0.149",
@@ -62,50 +69,57 @@ def udhcpd(directory) -> tuple[str, ...]:
     return ("udhcpd", "-f", str(file))
 
 
-@pytest.fixture(params=[kea, udhcpd], ids=lambda server: server.__name__)
-def node(request, host, new_sandbox, needs_programs, bin_dir, tmp_path) -> Iterator[Node]:
+@pytest.fixture(params=["kea-dhcp4", "udhcpd", "kea-dhcp6"])
+def server(request, needs_programs) -> str:
+    """The name of each server."""
+    needs_programs(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def node(host, new_sandbox, server, bin_dir, tmp_path) -> Iterator[Node]:
     """A node with each server."""
-    needs_programs("kea-dhcp4" if request.param is kea else "udhcpd")
     with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
-        node.server.argv = request.param(tmp_path)
+        node.server.argv = udhcpd(tmp_path) if server == "udhcpd" else kea(tmp_path, int(server[-1]))
         node.server.start()
         node.start_daemon()
         yield node
 
 
-def addresses(pod) -> list[str]:
-    """Returns the IPv4 addresses of the pod's eth0."""
-    return [line.split()[3].partition("/")[0] for line in pod.ip("-4", "-o", "addr", "show", "eth0").splitlines()]
-
-
-def test_lease_expires_without_a_server_and_is_leased_again(node, sandbox):
-    """Without a server the address is removed when the lease expires; the pod gets one when the server is back."""
-    net = node.network()
+def test_lease_expires_without_a_server_and_is_leased_again(node, server, sandbox):
+    """A lease is renewed; without a server its address is removed when it expires, and leased again with a server."""
+    version, ip = (6, SERVER6) if server == "kea-dhcp6" else (4, SERVER)
+    net = node.network(ipam={"ipv4": False, "ipv6": "dhcp"} if version == 6 else {})
     result = net.add(sandbox)
-    assert reaches(sandbox, SERVER)
-    assert eventually(lambda: 'event="granted"} 2' in node.get_metrics()), node.daemon.log.read_text()
-    assert addresses(sandbox) == [address(result)]
+    assert version == 6 or reaches(sandbox, ip)  # without a router there is no route to the IPv6 prefix
+    assert eventually(lambda: node.count_granted() >= 3), node.daemon.log.read_text()
+    assert dhcp_node.addresses(sandbox, version) == [address(result)]
     node.server.stop()
-    assert eventually(lambda: addresses(sandbox) == [], within_s=2 * LIFETIME_S), node.daemon.log.read_text()
+    assert eventually(lambda: dhcp_node.addresses(sandbox, version) == []), node.daemon.log.read_text()
     assert node.daemon.logged("lease lost, it expired: no server renewed it")
     assert "no lease" in net.run("CHECK", sandbox, prev_result=result).error()["msg"]
     node.server.start()
-    assert eventually(lambda: len(addresses(sandbox)) == 1, within_s=2 * LIFETIME_S), node.daemon.log.read_text()
-    assert reaches(sandbox, SERVER)
+    assert eventually(lambda: len(dhcp_node.addresses(sandbox, version)) == 1), node.daemon.log.read_text()
+    assert version == 6 or reaches(sandbox, ip)
     net.delete(sandbox, result)
     assert node.list_files() == {}
 
 
-def test_expired_lease_is_confirmed_at_the_next_start_of_the_daemon(node, sandbox):
-    """A lease that expired while no daemon ran stays if its server confirms it."""
+@pytest.mark.parametrize("server", ["kea-dhcp4", "udhcpd"], indirect=True)
+@pytest.mark.parametrize("is_expired", [True, False], ids=["expired", "of another boot"])
+def test_stored_lease_is_confirmed_at_the_next_start_of_the_daemon(node, sandbox, is_expired):
+    """A lease that expired while no daemon ran, or is of another boot, stays if its server confirms it."""
     result = node.network().add(sandbox)
     node.daemon.stop()
     (file,) = (node.data / "net").iterdir()
     content = json.loads(file.read_text())
-    content["ipv4"]["grantedMs"] -= 1000 * LIFETIME_S
+    if is_expired:
+        content["ipv4"]["grantedMs"] -= 1000 * LIFETIME_S
+    else:
+        content["bootID"] = "11111111-2222-3333-4444-555555555555"
     file.write_text(json.dumps(content))
     node.start_daemon()
-    assert eventually(lambda: 'event="granted"} 1' in node.get_metrics()), node.daemon.log.read_text()
+    assert eventually(lambda: node.count_granted() >= 1), node.daemon.log.read_text()
     assert 'event="lost"' not in node.get_metrics()
-    assert addresses(sandbox) == [address(result)]
+    assert dhcp_node.addresses(sandbox) == [address(result)]
     assert reaches(sandbox, SERVER)

@@ -1,54 +1,30 @@
 """The firewall with firewalld: a real one on a separate bus, on the temporary host."""
 
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import binaries, firewalld
 from tests.support.attaching import reaches
-from tests.support.invocation import feed, finish, run_plugin, start_plugin
-from tests.support.namespaces import Namespace
+from tests.support.bare_plugin import DUAL, run_in_parallel
+from tests.support.firewall_tables import Firewall
 from tests.support.publishing import CLIENT
-from tests.support.results import prev_result
 
 pytestmark = pytest.mark.needs("nft_inet", "nft_nat")  # required by firewalld's rules
 
-DUAL = ("10.22.0.2/16", "fd00:22::2/64")
 SOURCES = ["10.22.0.2/32", "fd00:22::2/128"]
-NO_BUS = "unix:path=/run/absent/bus"
+NO_BUS = firewalld.Bus("unix:path=/run/absent/bus")
 
 
 @dataclass(frozen=True)
-class Firewall:
-    """A network's firewall on a host, for one pod; `bin_dir` is the plugin's directory."""
+class BusFirewall(Firewall):
+    """A network's firewall whose plugin uses `bus`."""
 
-    host: Namespace
-    bus: firewalld.Bus
-    config: dict[str, Any]
-    bin_dir: Path | None = None
+    bus: firewalld.Bus = NO_BUS
 
-    def having(self, *addresses, **keys):
-        config = {**self.config, **keys}
-        if addresses:
-            config["prevResult"] = prev_result(config["cniVersion"], *addresses)
-        return replace(self, config={key: value for key, value in config.items() if value is not None})
-
-    def run(self, command, container_id="cid", **how):
-        arguments = {"host": self.host, "env": self.bus.env, "bin_dir": self.bin_dir, "netns": "/run/netns/x"}
-        return run_plugin("firewall", command, self.config, container_id=container_id, **arguments, **how)
-
-    def add(self, *container_id):
-        return self.run("ADD", *container_id).result()
-
-    def check(self, *container_id):
-        self.run("CHECK", *container_id).assert_silent()
-
-    def delete(self, *container_id):
-        self.run("DEL", *container_id).assert_silent()
+    def arguments(self, container_id, **how):
+        return {**super().arguments(container_id, **how), "env": self.bus.env}
 
 
 @pytest.fixture
@@ -71,7 +47,7 @@ def running(bus, host):
 def net(bus, host, bin_dir):
     """The firewall of a dual-stack pod, with firewalld."""
     config = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "firewalld"}
-    return Firewall(host, bus, config).having(*DUAL)
+    return BusFirewall(host, config, bus=bus).pod(*DUAL)
 
 
 def list_table(host):
@@ -103,7 +79,7 @@ def test_packets_pass_after_add(network, client, bus, new_sandbox):
     result = network.add(pod)
     client.ip("route", "add", "10.22.0.0/16", "via", "192.0.2.1")
     config = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "firewalld", "prevResult": result}
-    net = Firewall(network.host, bus, config)
+    net = BusFirewall(network.host, config, bus=bus)
     assert reaches(pod, CLIENT)
     with bus.firewalld(network.host, "drop") as running:
         assert not reaches(pod, CLIENT, within_s=1)
@@ -143,7 +119,7 @@ def test_existing_source(net, running):
 def test_address_in_another_zone(net, running, added_by):
     """ADD refuses an address that is in another zone and changes nothing, also not the sources of an earlier ADD."""
     if added_by == "podwire":
-        net.having(DUAL[0]).add()
+        net.pod(DUAL[0]).add()
     elif added_by:
         running.command("--zone=trusted", "--add-source=10.22.0.2/32")
     running.command("--zone=internal", "--add-source=fd00:22::2/128")
@@ -162,7 +138,7 @@ def test_address_in_another_zone(net, running, added_by):
 def test_missing_zone(net, running):
     """ADD, CHECK and STATUS refuse a zone that firewalld does not have, and DEL succeeds."""
     absent = net.having(firewalldZone="absent")
-    error = absent.having(DUAL[0]).run("ADD").error()
+    error = absent.pod(DUAL[0]).run("ADD").error()
     assert error["msg"] == "failed to add the address 10.22.0.2/32 to absent zone: INVALID_ZONE: absent"
     assert "firewall-cmd --get-zones" in error["details"]
     assert "INVALID_ZONE" in absent.run("CHECK").error()["msg"]
@@ -203,12 +179,10 @@ def test_late_delete(net, running):
 def test_gc_removes_stale_sources(net, running):
     """GC removes the sources of the network's unlisted attachments, and none of other networks."""
     net.add("one")
-    net.having("10.22.0.3/16").add("two")
-    net.having("10.22.0.4/16", name="other").add("one")
+    net.pod("10.22.0.3/16").add("two")
+    net.having(name="other").pod("10.22.0.4/16").add("one")
     running.command("--zone=trusted", "--add-source=10.22.0.5/32")
-    keys = {"cniVersion": "1.1.0", "prevResult": None}
-    valid = [{"containerID": "two", "ifname": "eth0"}]
-    net.having(**keys, **{"cni.dev/valid-attachments": valid}).run("GC").assert_silent()
+    net.gc("two")
     assert running.sources() == ["10.22.0.3/32", "10.22.0.4/32", "10.22.0.5/32"]
     assert len(list_records(net.host)) == 2
 
@@ -261,15 +235,15 @@ def test_firewalld_is_the_default_backend(net, running):
 @pytest.mark.parametrize("has_bus", [True, False])
 def test_other_default_backend_without_firewalld(net, has_bus):
     """Without firewalld, or without a bus, and without a configured backend ADD uses another one and prints nothing."""
-    bus = net.bus if has_bus else firewalld.Bus(NO_BUS)
+    bus = net.bus if has_bus else NO_BUS
     outcome = replace(net.having(backend=None), bus=bus).run("ADD")
     assert (outcome.result(), outcome.stderr) == (net.config["prevResult"], "")
 
 
 def test_no_bus(net):
     """Without a bus ADD, CHECK and STATUS fail with its address, and DEL succeeds."""
-    busless = replace(net, bus=firewalld.Bus(NO_BUS))
-    text = f"D-Bus: no system bus at {NO_BUS}: no such file or directory"
+    busless = replace(net, bus=NO_BUS)
+    text = f"D-Bus: no system bus at {NO_BUS.address}: no such file or directory"
     error = busless.run("ADD").error()
     assert (error["code"], error["msg"]) == (999, text)
     assert "start dbus and firewalld" in error["details"]
@@ -297,19 +271,13 @@ def test_firewalld_is_not_running(net):
 
 def test_firewalld_hangs(net, running):
     """Verbs wait 10 s for a hanging firewalld, then fail with code 11; nothing is added later, DEL can be repeated."""
-    fresh, other = net.having("10.22.0.9/16"), net.having("10.22.0.8/16")
+    fresh, other = net.pod("10.22.0.9/16"), net.pod("10.22.0.8/16")
     net.add("old")
     other.add("deleted")
-    arguments = {"host": net.host, "env": net.bus.env, "netns": "/run/netns/x"}
-    with running.stopped(), ExitStack() as stack:
-        runs = [(fresh, "ADD", "new"), (net, "ADD", "old"), (net, "CHECK", "old"), (other, "DEL", "deleted")]
-        processes = [
-            stack.enter_context(start_plugin("firewall", command, container_id=container_id, **arguments))
-            for _, command, container_id in runs
-        ]
-        for process, (firewall, *_) in zip(processes, runs, strict=True):
-            feed(process, firewall.config)
-        outcomes = [finish(process) for process in processes]
+    with running.stopped():
+        outcomes = run_in_parallel(
+            ("ADD", "new", fresh), ("ADD", "old", net), ("CHECK", "old", net), ("DEL", "deleted", other)
+        )
     assert [outcome.error()["code"] for outcome in outcomes] == [11, 11, 11, 11]
     assert set(running.sources()) - {"10.22.0.8/32"} == set(
         SOURCES

@@ -3,8 +3,10 @@
 import pytest
 
 from tests.support.attaching import reaches
+from tests.support.bare_plugin import DUAL, IPV4
 from tests.support.firewall_network import FirewallNetwork
-from tests.support.firewall_sets import IPV4, IPV6, Firewall, list_elements, list_rules
+from tests.support.firewall_sets import list_elements, list_rules
+from tests.support.firewall_tables import Firewall
 from tests.support.netstate import nft_rules
 from tests.support.publishing import CLIENT, NODE
 
@@ -17,7 +19,7 @@ OWNER = "net: net, if: eth0, id: cid"
 def firewall(host, bin_dir):
     """A network with bridge and firewall, and one dual-stack pod."""
     config = {"cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": "nftables"}
-    return Firewall(host, config).pod(IPV4, IPV6)
+    return Firewall(host, config).pod(*DUAL)
 
 
 BASE = """\
@@ -161,36 +163,6 @@ def test_repeated_add_with_other_addresses(firewall):
     assert list_elements(firewall.host) == {"pods4": ["10.22.0.3", "10.22.0.8", "10.22.0.9"]}
 
 
-def test_late_del_keeps_the_new_owners_elements(firewall):
-    """A late DEL keeps the elements of an address that another pod has by now."""
-    firewall.having(ingressPolicy="isolated").add("old")
-    new = firewall.having(ingressPolicy="isolated").pod(IPV4, port="veth9")
-    new.add("new")
-    assert "belongs to another attachment (net: net, if: eth0, id: new)" in firewall.check_error("old")
-    firewall.delete("old")
-    assert list_elements(firewall.host) == {
-        "pods4": ["10.22.0.2"],
-        "members4": ["cni0 . 10.22.0.2"],
-        "policed": ["cni0"],
-        "isolated": ["veth9"],
-    }
-    new.check("new")
-
-
-def test_container_with_two_interfaces(firewall):
-    """DEL and GC of one interface, or of one network, keep the elements of the container's other interfaces."""
-    firewall.pod(IPV4).add()
-    firewall.pod("10.22.0.3/16").add(ifname="eth1")
-    elsewhere = firewall.having(name="elsewhere").pod("10.33.0.2/16")
-    elsewhere.add()
-    firewall.delete()
-    assert list_elements(firewall.host) == {"pods4": ["10.22.0.3", "10.33.0.2"]}
-    firewall.gc("cid")
-    assert list_elements(firewall.host) == {"pods4": ["10.33.0.2"]}
-    elsewhere.gc()
-    assert list_elements(firewall.host) == {}
-
-
 def test_gc_deletes_stale_elements(firewall):
     """GC keeps the elements of valid attachments, of other networks, and those without an owner."""
     isolated = firewall.having(ingressPolicy="isolated")
@@ -302,31 +274,25 @@ def test_failed_add_keeps_the_elements_of_an_earlier_add(firewall):
     assert nft_rules(firewall.host) == before
 
 
-def test_status_creates_nothing(firewall):
-    """STATUS tries to create the tables without a commit."""
-    firewall.having(prevResult=None).run("STATUS").assert_silent()
-    assert nft_rules(firewall.host) == []
-
-
 def test_add_warns_of_a_drop_policy_of_iptables(firewall):
     """ADD prints a warning if chain FORWARD of iptables drops by default, for the pod's families only."""
-    assert firewall.pod(IPV4).add() == ""
+    assert firewall.pod(IPV4).run("ADD").stderr == ""
     chain = "add chain {} filter FORWARD {{ type filter hook forward priority 0; policy {}; }}"
     for family, policy, tool in (("ip", "accept", ""), ("ip6", "drop", ""), ("ip", "drop", "iptables")):
         firewall.host.run("nft", "add", "table", family, "filter")
         firewall.host.run("nft", chain.format(family, policy))
-        stderr = firewall.pod(IPV4).add()
+        stderr = firewall.pod(IPV4).run("ADD").stderr
         assert stderr.startswith(f"firewall: chain FORWARD of {tool} drops" if tool else "")
         assert bool(stderr) == bool(tool)
-    assert "iptables and ip6tables" in firewall.add()
+    assert "iptables and ip6tables" in firewall.run("ADD").stderr
 
 
 def test_isolated_pod_without_a_bridge_port(firewall):
     """If prevResult names no port of the bridge, ADD of an isolated pod prints a warning, but not without a bridge."""
     isolated = firewall.having(ingressPolicy="isolated").pod(IPV4, port="")
-    assert isolated.add() == ""
+    assert isolated.run("ADD").stderr == ""
     firewall.host.ip("link", "add", "cni0", "type", "bridge")
-    assert isolated.add().startswith("firewall: prevResult does not name the pod's port of cni0: ")
+    assert isolated.run("ADD").stderr.startswith("firewall: prevResult does not name the pod's port of cni0: ")
     assert list_elements(firewall.host) == {
         "pods4": ["10.22.0.2"],
         "members4": ["cni0 . 10.22.0.2"],
@@ -358,16 +324,6 @@ def test_chain_with_policy_drop(network, client, new_sandbox):
     assert not reaches(third, CLIENT, within_s=1)
     foo.firewall(bridge_result).add(third.name)
     assert reaches(third, CLIENT)
-
-
-@pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
-def test_pod_without_addresses(firewall, version):
-    """All verbs succeed for a pod without addresses, which gets no rules."""
-    pod = firewall.having(cniVersion=version, ingressPolicy="isolated").pod()
-    pod.add()
-    pod.check()
-    pod.delete()
-    assert nft_rules(firewall.host) == []
 
 
 def test_verbs_run_no_programs(firewall, tmp_path):

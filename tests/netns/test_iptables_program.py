@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import sys
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support import uninterruptible, xtables
 from tests.support.invocation import finish
+from tests.support.machine import eventually
 from tests.support.netstate import links
 
 NEEDS_LEGACY = pytest.mark.needs("iptables_legacy_nat")
@@ -73,13 +73,6 @@ def rules(net, tools):
     return [line for line in lines if line.startswith("-A") or " - [" in line]
 
 
-def wait_for(condition, within_s=10):
-    deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def has_ended(pid):
     """Returns whether a process has ended, even if its parent has not waited for it."""
     try:
@@ -102,25 +95,23 @@ def test_a_killed_add_commits_nothing_later(net, tools, legacy, sandbox, tmp_pat
         net.host.run(f"{tools}/legacy/iptables-save", "-t", "nat")
     with held(lock):
         process = net.start("ADD", sandbox, env=env)
-        assert wait_for(legacy.exists)
-        assert wait_for(lambda: legacy.read_text().endswith("\n"))
+        assert eventually(legacy.exists)
+        assert eventually(lambda: legacy.read_text().endswith("\n"))
         (pid,) = legacy.read_text().split()
-        assert wait_for(lambda: os.readlink(f"/proc/{pid}/exe").endswith("xtables-legacy-multi"))
+        assert eventually(lambda: os.readlink(f"/proc/{pid}/exe").endswith("xtables-legacy-multi"))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        ended = wait_for(lambda: has_ended(pid), within_s=3)
+        ended = eventually(lambda: has_ended(pid), within_s=3)
     net.delete(sandbox)
     assert ended
-    assert wait_for(lambda: has_ended(pid))
+    assert eventually(lambda: has_ended(pid))
     assert rules(net, tools) == []
 
 
 def test_a_hanging_program_gives_code_11(net, program, sandbox):
     """A program that does not end is killed, also during the rollback; ADD fails with code 11."""
     program('echo $$ >> "$PID_FILE"\nexec sleep 100')
-    start = time.monotonic()
     error = net.run("ADD", sandbox).error()
-    assert 19 < time.monotonic() - start < 50
     assert error["code"] == 11
     assert "iptables-restore did not end within 20 s" in error["msg"]
     assert nothing_is_left(net, sandbox)
@@ -137,7 +128,7 @@ def test_rules_of_a_hanging_program_are_removed_by_the_next_del(net, legacy, too
     assert rules(net, tools) != []
     started = (tools / "started").read_text().split()
     assert started
-    assert all(wait_for(lambda pid=pid: has_ended(pid), within_s=3) for pid in started)
+    assert eventually(lambda: all(map(has_ended, started)))
     restore.write_text(working)
     net.delete(sandbox)
     assert rules(net, tools) == []
@@ -148,33 +139,28 @@ def test_rules_of_a_hanging_program_are_removed_by_the_next_del(net, legacy, too
 def test_add_does_not_wait_for_a_program_that_cannot_be_killed(net, program, sandbox):
     """ADD fails in time even if its program waits for a file server and cannot be killed, as with a broken disk."""
     program(f'exec {sys.executable} {uninterruptible.__file__} "$PID_FILE"')
-    start = time.monotonic()
     error = net.run("ADD", sandbox).error()
-    assert time.monotonic() - start < 60
     assert (error["code"], "did not end within 20 s" in error["msg"]) == (11, True)
     assert nothing_is_left(net, sandbox)
 
 
 def test_a_signal_ends_a_program_that_ignores_it(net, program, tools, sandbox):
-    """SIGTERM ends an ADD within seconds even if its program ignores the signal."""
-    program("[ -e $0.again ] && exit 3\n: > $0.again\ntrap '' TERM INT\nwhile :; do sleep 0.2; done")
+    """SIGTERM ends an ADD before the program's 20 s have passed, even if the program ignores the signal."""
+    program("[ -e $0.again ] && exit 3\ntrap '' TERM INT\n: > $0.again\nwhile :; do sleep 0.2; done")
     process = net.start("ADD", sandbox)
-    assert wait_for((tools / "iptables-restore.again").exists)
-    time.sleep(0.2)  # until the signal is ignored
-    start = time.monotonic()
+    assert eventually((tools / "iptables-restore.again").exists)
     os.kill(process.pid, signal.SIGTERM)
-    assert finish(process).error()["code"] == 11
-    assert 0.9 < time.monotonic() - start < 5
+    error = finish(process).error()
+    assert (error["code"], "did not end within" in error["msg"]) == (11, False)
     assert nothing_is_left(net, sandbox)
 
 
 def test_add_does_not_wait_for_background_processes(net, program, sandbox):
     """A process that keeps the program's pipes open after its end delays neither ADD nor its error."""
-    program('sleep 60 &\necho $! >> "$PID_FILE"\necho no luck >&2\nexit 3')
-    start = time.monotonic()
+    program('sleep 1000 &\necho $! >> "$PID_FILE"\necho no luck >&2\nexit 3')
     error = net.run("ADD", sandbox).error()
-    assert time.monotonic() - start < 5
     assert "no luck" in error["details"]
+    assert "did not end" not in error["msg"]
     assert nothing_is_left(net, sandbox)
 
 

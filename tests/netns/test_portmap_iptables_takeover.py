@@ -1,8 +1,6 @@
 """Host ports of iptables: rules that the reference plugin or podwire has created; order of rules; processes."""
 
-import fcntl
 import re
-import time
 from dataclasses import replace
 from ipaddress import ip_interface
 
@@ -11,9 +9,9 @@ import pytest
 from kernel.netns import Netns, entered
 from plugins.portmap import iptables_state
 from plugins.portmap.host_ports import HostPorts, PortMapping
-from tests.netns.conftest import LEGACY, NFT
-from tests.support import namespaces, xtables
-from tests.support.hostports import DUAL, run_in_parallel
+from tests.netns.conftest import NFT
+from tests.support import xtables
+from tests.support.bare_plugin import DUAL
 from tests.support.xtables import TOOLS
 
 MAPPINGS = ("8080:80", "192.0.2.1|8081:81", "2001:db8::1|8082:82", "53:53/udp", *(f"{n}:70" for n in range(7000, 7020)))
@@ -33,10 +31,6 @@ def podwire(iptables_ports):
 @pytest.fixture
 def reference_net(iptables_ports, reference):
     return replace(iptables_ports, bin_dir=reference)
-
-
-def container_lines(net, tool="iptables"):
-    return [line for line in net.rules()[tool] if "CNI-DN-" in line]
 
 
 def owners(net):
@@ -72,7 +66,7 @@ def test_rules_of_the_reference_plugin(podwire, reference_net, keys, addresses):
     podwire.add("cid", *MAPPINGS, addresses=addresses)
     assert podwire.rules() == created
     podwire.delete("cid", *MAPPINGS)
-    assert not container_lines(podwire) + container_lines(podwire, "ip6tables")
+    assert not podwire.container_rules()
 
 
 @pytest.mark.parametrize("keys", VARIANTS)
@@ -84,7 +78,7 @@ def test_reference_plugin_handles_the_rules_of_podwire(podwire, reference_net, k
     reference_net.add("cid", *MAPPINGS, addresses=addresses)
     assert reference_net.rules() == created
     reference_net.delete("cid", *MAPPINGS)
-    assert not container_lines(podwire) + container_lines(podwire, "ip6tables")
+    assert not podwire.container_rules()
 
 
 @pytest.mark.parametrize("keys", VARIANTS)
@@ -97,7 +91,7 @@ def test_reference_plugin_checks_the_rules_of_podwire(podwire, reference_net, tm
     options = {"addresses": DUAL[:1], "env": {"PATH": str(path)}}
     podwire.having(**keys).add("cid", *MAPPINGS, addresses=DUAL[:1])
     reference_net.having(**keys).check("cid", *MAPPINGS, **options)
-    line = container_lines(podwire)[-1]
+    line = podwire.container_rules("iptables")[-1]
     podwire.load("-D" + line[2:])
     assert reference_net.having(**keys).run("CHECK", "cid", *MAPPINGS, **options).error()
 
@@ -118,47 +112,6 @@ def cached(podwire, tmp_path):
     return podwire.with_cache(tmp_path / "cache")
 
 
-def test_stopped_container_loses_its_port(cached):
-    """ADD inserts rules before those of a container without a namespace, and after those of running containers."""
-    net = cached
-    pods = {
-        "free": (True, "9999:99"),
-        "alive": (True, "192.0.2.1|8080:80"),
-        "gone": (False, "8080:80"),
-        "gone2": (False, "8080:80"),
-        "elsewhere": (True, "192.0.2.2|8080:80"),
-    }
-    for name, (_, mapping) in pods.items():
-        net.add(name, mapping)
-    net.write_cache(**{name: alive for name, (alive, _) in pods.items()})
-    net.add("new", "192.0.2.1|8080:80", "8081:81", addresses=["10.22.0.3/16"])
-    assert owners(net) == ["free", "alive", "new", "gone", "gone2", "elsewhere"]
-    net.write_cache(new=True)
-    net.add("first", "192.0.2.3|8080:80", "53:53/udp", addresses=["10.22.0.4/16"])
-    assert owners(net) == ["first", "first", "free", "alive", "new", "gone", "gone2", "elsewhere"]
-    net.check("first", "192.0.2.3|8080:80", "53:53/udp", addresses=["10.22.0.4/16"])
-    net.write_cache(first=True)
-    net.having(onConflict="fail").add("fail", "192.0.2.4|8080:80", addresses=["10.22.0.5/16"])
-    error = net.having(onConflict="fail").run("ADD", "late", "8080:80", addresses=["10.22.0.5/16"]).error()
-    assert error["code"] == 11
-    assert "late" not in owners(net)
-
-
-def test_repeated_add_moves_before_a_stopped_container(cached):
-    """A repeated ADD moves the rules before those of a container that is no longer running."""
-    net = cached
-    net.add("gone", "8080:80")
-    net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
-    assert (
-        "is forwarded to container gone"
-        in net.run("CHECK", "cid", "8080:80", addresses=["10.22.0.3/16"]).error()["msg"]
-    )
-    net.write_cache(gone=False)
-    net.add("cid", "8080:80", addresses=["10.22.0.3/16"])
-    assert owners(net) == ["cid", "gone"]
-    net.check("cid", "8080:80", addresses=["10.22.0.3/16"])
-
-
 def test_two_interfaces_of_one_container(cached):
     """ADD keeps rules that forward to the container's other interface, and removes them if it no longer exists."""
     net = cached
@@ -173,7 +126,7 @@ def test_two_interfaces_of_one_container(cached):
     net.write_cache(cid=False)
     net.add("cid", "8080:80", addresses=second, ifname="eth1")
     assert owners(net) == ["cid"]
-    assert not any("10.22.0.2:" in line for line in container_lines(net))
+    assert not any("10.22.0.2:" in line for line in net.container_rules())
 
 
 def test_number_of_processes(podwire, tmp_path):
@@ -244,39 +197,3 @@ def test_duplicate_shared_rules_are_deleted(podwire, host):
     after = podwire.rules()
     for tool in TOOLS:
         assert sorted([*before[tool], "-A PREROUTING -j RETURN"]) == sorted(after[tool])
-
-
-@pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_parallel_first_adds(podwire):
-    """Six parallel ADDs on a new host create all their rules, and no duplicates."""
-    for _ in range(15):
-        with namespaces.temporary_host() as host:
-            net = replace(podwire, host=host)
-            pods = [net.having(f"{8000 + last}:80", addresses=[f"10.22.1.{last}/16"]) for last in range(1, 7)]
-            for outcome in run_in_parallel(*(("ADD", f"a{number}", pod) for number, pod in enumerate(pods))):
-                outcome.result()
-            lines = [line for line in net.rules()["iptables"] if line.startswith("-A")]
-            assert len(lines) == len(set(lines)) == 5 + 4 * len(pods)
-
-
-@pytest.mark.parametrize("tools", [LEGACY], indirect=True)
-def test_wait_for_the_lock_is_limited(podwire, tmp_path):
-    """If another process holds the lock of iptables-legacy, ADD fails with code 11 in time, and changes nothing."""
-    with (tmp_path / "xtables.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        env = {**xtables.path(podwire.tools), "XTABLES_LOCKFILE": file.name}
-        start = time.monotonic()
-        error = podwire.run("ADD", "cid", "8080:80", env=env).error()
-        assert 9 < time.monotonic() - start < 35
-    assert error["code"] == 11
-    assert "try again later" in error["msg"]
-    assert podwire.rules() == {tool: [] for tool in TOOLS}
-
-
-def test_failure_with_one_ip_version_is_rolled_back(podwire, tmp_path):
-    """If the IPv6 rules cannot be created, ADD removes the IPv4 rules."""
-    tools = xtables.counted(podwire.tools, tmp_path / "counted")
-    (tools / "ip6tables-restore").write_text("#!/bin/sh\necho no such luck >&2\nexit 4\n")
-    error = replace(podwire, tools=tools).run("ADD", "cid", "8080:80").error()
-    assert "no such luck" in error["details"]
-    assert not container_lines(podwire) + container_lines(podwire, "ip6tables")

@@ -1,13 +1,12 @@
-"""Host ports of nftables: the rules after each verb."""
+"""Host ports of nftables: the rules after each verb, also beside other networks' and the reference plugin's."""
 
 import pytest
 
+from tests.support.bare_plugin import DUAL, IPV4
 from tests.support.golden import ruleset
-from tests.support.hostports import DUAL, IPV4, OTHER, chain, dnat_targets, run_in_parallel
+from tests.support.hostports import OTHER, chain, dnat_targets
 
 pytestmark = pytest.mark.needs("nft_nat")
-
-RULES_PER_PORT = 2  # in chain hostports: the mark rule for hairpin, and the DNAT rule
 
 
 @pytest.fixture
@@ -74,15 +73,9 @@ def test_verbs_without_nft_and_iptables(network):
     network.run("STATUS", **without_programs).assert_silent()
 
 
-def test_repeated_add(network):
-    """A repeated ADD changes nothing; with another address or other ports it replaces the rules."""
+def test_repeated_add_for_the_other_ip_version(network):
+    """A repeated ADD with an IPv6 address deletes the IPv4 rules; one without "snat" those that masquerade."""
     network.add()
-    before = network.host.run("nft", "-a", "list", "ruleset")
-    network.add()
-    assert network.host.run("nft", "-a", "list", "ruleset") == before
-    network.having("8080:80", "9090:80", addresses=(OTHER,)).add()
-    assert dnat_targets(network.host) == dnat_targets(network.host, 9090) == ["10.22.0.3:80"]
-    assert len(chain(network.host, "masquerading")) == 2
     network.having(addresses=("fd00:22::2/64",)).add()
     assert dnat_targets(network.host) == []
     assert dnat_targets(network.host, family="ip6") == ["[fd00:22::2]:80"]
@@ -90,73 +83,14 @@ def test_repeated_add(network):
     assert chain(network.host, "masquerading") == chain(network.host, "masquerading", "ip6") == []
 
 
-def test_del_without_mappings_and_prev_result(network):
-    """DEL without mappings and prevResult removes the attachment's rules and keeps others."""
-    elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
-    for net in (network, elsewhere):
-        net.add()
-    network.having(addresses=(OTHER,)).add("other")
-    network.without_result().delete()
-    assert dnat_targets(network.host) == ["10.33.0.2:80", "10.22.0.3:80"]
-    network.delete()
-    network.delete("never-seen")
-    elsewhere.check()
-
-
-def test_gc_keeps_what_is_valid(network):
-    """GC removes only rules of this network's other attachments, and reports rules of the reference plugin."""
-    elsewhere = network.having(addresses=("10.33.0.2/16",), name="elsewhere")
-    for container_id in ("listed", "unlisted"):
-        network.add(container_id)
-    elsewhere.add("unlisted")
+def test_gc_reports_rules_of_the_reference_plugin(network):
+    """GC keeps rules of containers that may be of another network, and reports those of unknown containers."""
+    network.add("listed")
     rule = "add rule ip cni_hostport hostports tcp dport 7000 dnat to 10.22.0.7:80 comment"
     for container_id in ("listed", "theirs"):
         network.host.run("nft", rule, f'"{container_id}"')
-    stderr = network.gc("listed")
-    assert dnat_targets(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
+    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in network.gc("listed")
     assert dnat_targets(network.host, 7000) == ["10.22.0.7:80"] * 2
-    assert "GC leaves 1 rule(s) in tables cni_hostport alone" in stderr
-    network.gc("listed", ifname="eth1")
-    assert dnat_targets(network.host) == ["10.33.0.2:80"]
-
-
-def test_names_of_any_length(network):
-    """Names that do not fit into a comment are cut; containers that differ only in the cut part are distinguished."""
-    network = network.having(name="n" * 200)
-    ids = ["c" * 255 + last for last in "ab"]
-    network.add(ids[0])
-    network.having(addresses=(OTHER,)).add(ids[1])
-    assert len({rule.partition(" comment ")[2] for rule in chain(network.host, "hostports")}) == 1
-    network.check(ids[0])
-    network.delete(ids[0])
-    assert dnat_targets(network.host) == ["10.22.0.3:80"]
-    network.gc(ids[1])
-    assert dnat_targets(network.host) == ["10.22.0.3:80"]
-    network.gc()
-    assert dnat_targets(network.host) == []
-
-
-def test_many_ports(network):
-    """ADD, CHECK and DEL handle a hundred ports."""
-    network = network.having(*(f"{port}:80" for port in range(8000, 8100)), addresses=DUAL)
-    network.add()
-    network.check()
-    assert len(chain(network.host, "hostports")) == len(chain(network.host, "hostports", "ip6")) == 100 * RULES_PER_PORT
-    network.delete()
-    assert chain(network.host, "hostports") == chain(network.host, "hostports", "ip6") == []
-
-
-def test_parallel_verbs(network):
-    """Sixteen parallel ADDs on a new host, and then sixteen parallel DELs, lose and duplicate no rule."""
-    pods = [network.having(f"{8000 + last}:80", addresses=(f"10.22.0.{last}/16",)) for last in range(2, 18)]
-    for verb in ("ADD", "DEL"):
-        outcomes = run_in_parallel(*((verb, f"c{number}", pod) for number, pod in enumerate(pods)))
-        assert [outcome.status for outcome in outcomes] == [0] * len(pods), outcomes
-        for number, pod in enumerate(pods if verb == "ADD" else ()):
-            pod.check(f"c{number}")
-        assert len(chain(network.host, "hostports")) == (len(pods) * RULES_PER_PORT if verb == "ADD" else 0)
-        assert len(chain(network.host, "hostports_all")) == 2
-        assert len(chain(network.host, "prerouting")) == len(chain(network.host, "output")) == 1
 
 
 DAMAGES = {
@@ -210,3 +144,139 @@ def test_unsupported_conditions_are_refused(network):
     assert '"conditionsV4" contains an unsupported match: "meta skuid"' in error["msg"]
     assert '"ip saddr"' in error["details"]
     assert ruleset(network.host) == []
+
+
+def test_del_of_rules_of_the_reference_plugin_on_two_networks(network):
+    """Of a container's rules of the reference plugin, DEL removes those with the attachment's address."""
+    network.add("other")
+    for address in ("10.22.0.2", "10.33.0.2"):
+        rule = f"tcp dport 8080 dnat to {address}:80 comment cid"
+        network.host.run("nft", f"add rule ip cni_hostport hostports {rule}")
+    network.delete()
+    assert dnat_targets(network.host) == ["10.22.0.2:80", "10.33.0.2:80"]
+    network.having(prevResult=None).delete()
+    assert dnat_targets(network.host) == ["10.22.0.2:80"]
+
+
+def test_conditions_belong_to_their_network(network):
+    """The rules of each network have its own conditions, and the base chains have none."""
+    one = network.having(conditionsV4=["ip", "daddr", "!=", "192.0.2.9"])
+    two = network.having("9090:80", addresses=("10.33.0.2/16",), name="two", conditionsV4=["iifname { a, b }"])
+    one.add("one")
+    two.add("two")
+    rules = [rule.partition(" dnat")[0] for rule in chain(network.host, "hostports") if "mark" not in rule]
+    assert rules == [
+        "ip daddr != 192.0.2.9 tcp dport 8080",
+        'iifname "a" tcp dport 9090',
+        'iifname "b" tcp dport 9090',
+    ]
+    assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
+    one.check("one")
+    two.check("two")
+    network.having("9090:80", addresses=("10.33.0.2/16",), name="two").run("CHECK", "two").error()
+
+
+def test_conditions_of_the_reference_plugin_are_kept(network):
+    """ADD moves conditions that the reference plugin wrote to the base chains into the rules of that plugin."""
+    network.add("ours")
+    rule = "add rule ip cni_hostport {}"
+    for text in (
+        "hostports tcp dport 9090 dnat to 10.22.0.7:80 comment theirs",
+        "hostports tcp dport 8080 dnat to 10.22.0.7:80 comment theirs",
+    ):
+        network.host.run("nft", rule.format(text))
+    for name in ("prerouting", "output"):
+        condition = "ip daddr != 192.0.2.9 fib daddr type local jump hostports_all"
+        network.host.run("nft", f"flush chain ip cni_hostport {name}; {rule.format(name)} {condition}")
+    network.run("CHECK", "ours").error()
+    network.having("9090:80", addresses=(OTHER,)).add("new")
+    assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
+    rules = [rule for rule in chain(network.host, "hostports") if "mark" not in rule]
+    assert rules == [
+        'tcp dport 8080 dnat to 10.22.0.2:80 comment "ours"',
+        'ip daddr != 192.0.2.9 tcp dport 9090 dnat to 10.22.0.7:80 comment "theirs"',
+        'ip daddr != 192.0.2.9 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"',
+        'tcp dport 9090 dnat to 10.22.0.3:80 comment "new"',
+    ]
+    network.check("ours")
+
+
+OLD_RULES = """
+table ip cni_hostport {
+    chain hostports { }
+    chain hostip_hostports { ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"; }
+    chain prerouting { type nat hook prerouting priority -100
+        ip daddr != 192.0.2.9 jump hostip_hostports
+        ip daddr != 192.0.2.9 jump hostports
+    }
+    chain output { type nat hook output priority -100
+        ip daddr != 192.0.2.9 jump hostip_hostports
+        ip daddr != 192.0.2.9 fib daddr type local jump hostports
+    }
+}
+"""
+
+
+def test_rules_of_old_reference_plugins_stay(network, tmp_path):
+    """Rules of the reference plugin 1.6 to 1.8 keep their conditions, and a stopped container's lose the port."""
+    network = network.with_cache(tmp_path / "cache")
+    (tmp_path / "rules").write_text(OLD_RULES)
+    network.host.run("nft", "-f", str(tmp_path / "rules"))
+    network.having("9090:80").add("ours")
+    network.having("9090:80").check("ours")
+    (rule,) = chain(network.host, "hostip_hostports")
+    assert rule == 'ip daddr != 192.0.2.9 ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.22.0.7:80 comment "theirs"'
+    assert chain(network.host, "prerouting") == ["fib daddr type local jump hostports_all"]
+    network.add("second")
+    assert len(chain(network.host, "hostip_hostports")) == 1
+    network.write_cache(theirs=False)
+    network.add("second")
+    assert '"second"' in chain(network.host, "hostip_hostports")[0]
+    network.check("second")
+    network.without_result().delete("theirs")
+    network.delete("second")
+    assert chain(network.host, "hostip_hostports") == []
+
+
+@pytest.mark.parametrize("keys", [{}, {"snat": False}, {"masqAll": True}, {"conditionsV4": ["iifname", "{ a, b }"]}])
+def test_rules_that_nft_has_listed_and_loaded(network, tmp_path, keys):
+    """CHECK accepts rules whose owner is lost since `nft` has listed and loaded them, and reports each missing one."""
+    network = network.having(**keys)
+    network.add()
+    file = tmp_path / "rules"
+    file.write_text("flush ruleset\n" + network.host.run("nft", "list", "ruleset"))
+    network.host.run("nft", "-f", str(file))
+    network.check()
+    for name in ("hostports", "masquerading"):
+        for rule in chain(network.host, name):
+            lines = [line for line in file.read_text().splitlines(keepends=True) if line.strip() != rule]
+            (tmp_path / "less").write_text("".join(lines))
+            network.host.run("nft", "-f", str(tmp_path / "less"))
+            assert "is missing" in network.run("CHECK").error()["details"]
+    network.host.run("nft", "-f", str(file))
+    network.add()
+    network.check()
+    network.delete()
+    assert chain(network.host, "hostports") == chain(network.host, "masquerading") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "other_words", "conflict"),
+    [
+        ("ip daddr 192.0.2.1", "ip daddr 192.0.2.9", False),
+        ("ip daddr 192.0.2.1", "ip daddr 192.0.2.1", True),
+        ("ip daddr 192.0.2.1", "ip daddr != 192.0.2.1", False),
+        ("tcp sport { 5, 6 }", "tcp sport 6", True),
+        ("tcp sport { 5, 6 }", "tcp sport 7", False),
+        ("iifname eth0 ip daddr 192.0.2.1", "iifname eth0", True),
+        ("iifname eth0", "iifname eth0 ct state new", False),
+    ],
+)
+def test_comparison_of_nftables_conditions(network, words, other_words, conflict):
+    """Rules of two networks conflict if their conditions are equal, or differ only in a host address that one omits."""
+    network.having(name="theirs", onConflict="fail", conditionsV4=[other_words]).add("theirs")
+    conditional = network.having(name="ours", onConflict="fail", conditionsV4=[words])
+    if conflict:
+        assert "is in use by container theirs" in conditional.run("ADD", "ours").error()["msg"]
+    else:
+        conditional.add("ours")

@@ -5,28 +5,23 @@ from dataclasses import replace
 import pytest
 
 from tests.netns.conftest import LEGACY, NFT
-from tests.support import netstate, xtables
-from tests.support.xtables import TOOLS
+from tests.support import xtables
 
 PODS = {
     "eth0": ("10.22.0.2/16", "fd00:22::2/64"),
     "eth1": ("10.22.0.9/16", "fd00:22::9/64"),
 }
 MAPPINGS = {"eth0": ("8080:80", "53:53/udp"), "eth1": ("8081:81", "192.0.2.1|8082:82")}
-BACKENDS = [NFT, LEGACY, pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
 
 
-@pytest.fixture(params=BACKENDS)
-def net(request, host_ports, sandbox, tmp_path):
+@pytest.fixture
+def net(any_ports, sandbox):
     """A network with a container whose namespace has both interfaces, with each backend."""
     for name, addresses in PODS.items():
         sandbox.ip("link", "add", name, "type", "bridge")
         for address in addresses:
             sandbox.ip("addr", "add", address, "dev", name, *(["nodad"] if ":" in address else []))
-    if request.param == "nftables":
-        return replace(host_ports.having(backend="nftables"), netns=sandbox)
-    tools = xtables.variant(tmp_path / "tools", request.param)
-    return replace(host_ports.having(backend="iptables"), netns=sandbox, tools=tools)
+    return replace(any_ports, netns=sandbox)
 
 
 def run(net, verb, ifname, *mappings):
@@ -35,20 +30,13 @@ def run(net, verb, ifname, *mappings):
     return outcome
 
 
-def rules(net):
-    """Returns the rules and chains of containers, in order."""
-    if not net.tools:
-        return [line for line in netstate.nft_rules(net.host) if "dport" in line]
-    return [line for tool in TOOLS for line in net.rules()[tool] if "CNI-DN-" in line]
-
-
 @pytest.mark.parametrize(("first", "last"), [("eth0", "eth1"), ("eth1", "eth0")])
 def test_del_of_one_interface_keeps_the_ports_of_the_other(net, first, last):
     """DEL of one interface, also repeated, leaves exactly the rules of the other, and DEL of both leaves none."""
     run(net, "ADD", last)
-    alone = rules(net)
+    alone = net.container_rules()
     run(net, "DEL", last)
-    assert rules(net) == []
+    assert net.container_rules() == []
     for ifname in ("eth0", "eth1"):
         run(net, "ADD", ifname)
     for ifname in ("eth0", "eth1", "eth0"):
@@ -56,9 +44,9 @@ def test_del_of_one_interface_keeps_the_ports_of_the_other(net, first, last):
     for _ in range(2):
         run(net, "DEL", first)
         run(net, "CHECK", last)
-    assert sorted(rules(net)) == sorted(alone)
+    assert sorted(net.container_rules()) == sorted(alone)
     run(net, "DEL", last)
-    assert rules(net) == []
+    assert net.container_rules() == []
 
 
 def test_del_without_prev_result_keeps_the_ports_of_the_other_interface(net, sandbox):
@@ -69,11 +57,11 @@ def test_del_without_prev_result_keeps_the_ports_of_the_other_interface(net, san
     assert outcome.status == 0
     run(net, "CHECK", "eth0")
     if net.tools:
-        assert not any("10.22.0.9" in line for line in rules(net))
+        assert not any("10.22.0.9" in line for line in net.container_rules())
         run(net, "ADD", "eth1")
         sandbox.delete()
         run(net, "DEL", "eth1")
-        assert rules(net) == []
+        assert net.container_rules() == []
 
 
 def test_gc_keeps_both_while_one_is_valid(net):
@@ -85,7 +73,7 @@ def test_gc_keeps_both_while_one_is_valid(net):
     run(net, "DEL", "eth1")
     run(net, "CHECK", "eth0")
     net.gc()
-    assert rules(net) == []
+    assert net.container_rules() == []
 
 
 def test_port_of_both_interfaces_moves_to_the_second(net):
@@ -94,14 +82,16 @@ def test_port_of_both_interfaces_moves_to_the_second(net):
         run(net, "ADD", ifname, "8080:80")
     run(net, "DEL", "eth0", "8080:80")
     run(net, "CHECK", "eth1", "8080:80")
-    assert not any("10.22.0.2:" in line for line in rules(net))
+    assert not any("10.22.0.2:" in line for line in net.container_rules())
 
 
-@pytest.mark.parametrize("net", [NFT, LEGACY], indirect=True)  # with nftables one transaction changes both IP versions
+@pytest.mark.parametrize(
+    "any_ports", [NFT, LEGACY], indirect=True
+)  # with nftables one transaction changes both IP versions
 def test_failed_add_keeps_the_ports_of_the_other_interface(net):
     """An ADD that fails with IPv6 after it has created IPv4 rules keeps the rules of the other interface."""
     run(net, "ADD", "eth0")
-    before = rules(net)
+    before = net.container_rules()
     broken = xtables.counted(net.tools, net.tools.parent / "broken")
     working = (broken / "ip6tables-restore").read_text()
     program = (
@@ -110,11 +100,11 @@ def test_failed_add_keeps_the_ports_of_the_other_interface(net):
     (broken / "ip6tables-restore").write_text(program)
     outcome = replace(net, tools=broken).run("ADD", "cid", *MAPPINGS["eth1"], addresses=PODS["eth1"], ifname="eth1")
     assert outcome.error()["code"] in (11, 999)
-    assert sorted(rules(net)) == sorted(before)
+    assert sorted(net.container_rules()) == sorted(before)
 
 
 # The reference plugin's nftables rules name no interface; with ip6tables-legacy it cannot create the rules of both.
-@pytest.mark.parametrize("net", [NFT], indirect=True)
+@pytest.mark.parametrize("any_ports", [NFT], indirect=True)
 @pytest.mark.parametrize("first", ["eth0", "eth1"])
 def test_rules_of_the_reference_plugin_for_both_interfaces(net, reference, first):
     """DEL of one interface keeps the reference plugin's rules of the other, which that plugin's DEL then removes."""
@@ -125,4 +115,4 @@ def test_rules_of_the_reference_plugin_for_both_interfaces(net, reference, first
     run(net, "DEL", first)
     run(net, "CHECK", last)
     run(reference_net, "DEL", last)
-    assert rules(net) == []
+    assert net.container_rules() == []

@@ -1,6 +1,5 @@
 """The executable: copies, links, replacement while it runs, signals."""
 
-import json
 import os
 import shutil
 import signal
@@ -114,22 +113,8 @@ def test_signal_while_reading_stdin_is_reported(refused):
 def test_seccomp_filter_that_denies_signal_calls_is_an_error_object(invoke, call):
     """A plugin that may not block signals prints an error object and changes nothing."""
     before = netstate.state(invoke.host), netstate.state(invoke.sandbox)
-    variables = {"CNI_CONTAINERID": "cid", "CNI_NETNS": invoke.sandbox.path, "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
     for command in ("VERSION", "ADD"):
-        done = subprocess.run(
-            [
-                "nsenter",
-                f"--net={invoke.host.path}",
-                *seccomp.command_prefix(call),
-                str(binaries.directory() / invoke.plugin),
-            ],
-            input=json.dumps(invoke.config()).encode(),
-            env=environment(command, **variables),
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        error = Outcome(done.returncode, done.stdout, done.stderr.decode()).error()
+        error = invoke(command, before=seccomp.command_prefix(call), path="/none").error()
         assert (error["code"], error["msg"]) == (5, "cannot hold back SIGTERM and SIGINT: Operation not permitted")
         assert call in error["details"]
     assert (netstate.state(invoke.host), netstate.state(invoke.sandbox)) == before
@@ -138,16 +123,7 @@ def test_seccomp_filter_that_denies_signal_calls_is_an_error_object(invoke, call
 def test_missing_proc_is_an_error_object(invoke):
     """An unexpected failure, here a missing /proc, is reported as an error object, too."""
     hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0"']
-    variables = {"CNI_CONTAINERID": "cid", "CNI_NETNS": invoke.sandbox.path, "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
-    done = subprocess.run(
-        ["nsenter", f"--net={invoke.host.path}", *hidden, str(binaries.directory() / invoke.plugin)],
-        input=json.dumps(invoke.config()).encode(),
-        env=environment("ADD", **variables),
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    error = Outcome(done.returncode, done.stdout, done.stderr.decode()).error()
+    error = invoke("ADD", before=hidden, path="/none").error()
     assert (error["code"], "get plugin's netns failed" in error["msg"]) == (8, True)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from tests.support import binaries
-from tests.support.invocation import Outcome, environment, run_plugin, start_plugin
+from tests.support import binaries, netstate
+from tests.support.invocation import Outcome, environment, gc_keys, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 
 BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # files of host-local that are not leases
@@ -34,17 +34,23 @@ class Network:
     bin_dir: Path | None = None
     env: Mapping[str, str] | None = None
 
-    def having(self, **keys: Any) -> Network:
+    def having(self, **keys: Any) -> Self:
         """Returns the same network with other top-level keys; None removes a key."""
         config = {**self.config, **keys}
         return replace(self, config={key: value for key, value in config.items() if value is not None})
 
-    def run(
-        self, command: str, pod: Namespace | str | None = None, *, prev_result: object = None, **how: Any
-    ) -> Outcome:
+    def with_plugin(self, bin_dir: Path | None) -> Self:
+        """Returns the same network with the plugin of another directory, None for podwire's."""
+        return replace(self, bin_dir=bin_dir)
+
+    def request(self, prev_result: object = None) -> dict[str, Any]:
+        """Returns the configuration of one call."""
+        return {**self.config, **({} if prev_result is None else {"prevResult": prev_result})}
+
+    def run(self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **how: Any) -> Outcome:
         """Runs one verb to its end; `how` as start_plugin takes it."""
-        config = dict(self.config) if prev_result is None else {**self.config, "prevResult": prev_result}
-        return run_plugin(str(config.get("type", "bridge")), command, config, **self._how(pod, how))
+        plugin = str(self.config.get("type", "bridge"))
+        return run_plugin(plugin, command, self.request(prev_result), **self._how(pod, how))
 
     def run_after(
         self, preparation: str, command: str, pod: Namespace, *, wrapper: str = "", prev_result: object = None
@@ -72,23 +78,44 @@ class Network:
             stdin.seek(0)
             return start_plugin(str(self.config["type"]), command, stdin=stdin, **self._how(pod, how))
 
-    def add(self, pod: Namespace, **how: Any) -> dict[str, Any]:
+    def add(self, pod: Namespace, prev_result: object = None, **how: Any) -> dict[str, Any]:
         """Attaches `pod` and returns the result; a failure fails the test."""
-        return self.run("ADD", pod, **how).result()
+        return self.run("ADD", pod, prev_result, **how).result()
 
     def check(self, pod: Namespace, result: object, **how: Any) -> None:
         """Checks the attachment of `pod`; a failure fails the test."""
-        self.run("CHECK", pod, prev_result=result, **how).assert_silent()
+        self.run("CHECK", pod, result, **how).assert_silent()
 
-    def delete(self, pod: Namespace | str | None, result: object = None, **how: Any) -> None:
-        """Detaches `pod`, a namespace or the text of CNI_NETNS; a failure fails the test."""
-        self.run("DEL", pod, prev_result=result, **how).assert_silent()
+    def delete(self, pod: Namespace | str | None, result: object = None, **how: Any) -> str:
+        """Detaches `pod`, a namespace or the text of CNI_NETNS; a failure fails the test. Returns stderr."""
+        outcome = self.run("DEL", pod, result, **how)
+        outcome.assert_silent()
+        return outcome.stderr
 
-    def gc(self, *valid: Namespace) -> None:
-        """Runs GC, for which eth0 of the pods `valid` are the valid attachments; a failure fails the test."""
-        attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
-        network = self.having(**{"cni.dev/valid-attachments": attachments})
-        network.run("GC", container_id=None, ifname=None).assert_silent()
+    def gc(self, *valid: Namespace | tuple[str, str], **keys: Any) -> str:
+        """Runs GC; a failure fails the test. Returns stderr.
+
+        `valid` are the valid attachments: container ID and interface, or a pod for its eth0.
+        """
+        pairs = [(one.name, "eth0") if isinstance(one, Namespace) else one for one in valid]
+        outcome = self.having(**{**gc_keys(*pairs), **keys}).run("GC", container_id=None, ifname=None)
+        outcome.assert_silent()
+        return outcome.stderr
+
+    def everything(self, pod: Namespace) -> Any:
+        """Returns all state that the plugin can change for a pod; a subclass knows more than the pod's."""
+        return netstate.state(pod)
+
+    def add_error(self, pod: Namespace, prev_result: object = None, **how: Any) -> dict[str, Any]:
+        """Runs ADD, which must fail without changing `everything`; returns its error."""
+        before = self.everything(pod)
+        error = self.run("ADD", pod, prev_result, **how).error()
+        assert self.everything(pod) == before
+        return error
+
+    def check_error(self, pod: Namespace, prev_result: object, **how: Any) -> str:
+        """Runs CHECK, which must fail; returns its message."""
+        return str(self.run("CHECK", pod, prev_result, **how).error()["msg"])
 
     def leases(self) -> dict[str, str]:
         """Returns the addresses that host-local holds for this network, with the container ID of each."""
@@ -126,6 +153,11 @@ class ChainedNetwork:
         config = {**network, "type": self.TYPE, **self.keys}
         return {key: value for key, value in config.items() if value is not None}
 
+    @property
+    def chained(self) -> Network:
+        """The chained plugin alone."""
+        return Network(self.host, self.config, bin_dir=self.bin_dir)
+
     def having(self, **keys: Any) -> Self:
         """Returns the same network with other options of the chained plugin; None omits a key."""
         return replace(self, keys={**self.keys, **keys})
@@ -152,17 +184,7 @@ def count_messages(network: Network, pod: Namespace) -> int:
 
     Lists of addresses are not counted: the plugin repeats them until the kernel has tested the IPv6 addresses.
     """
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
-    done = subprocess.run(
-        [
-            *("nsenter", f"--net={network.host.path}", "--", "strace", "-e", "trace=sendto"),
-            str(binaries.directory() / str(network.config["type"])),
-        ],
-        input=json.dumps(network.config).encode(),
-        env=environment("ADD", CNI_PATH=str(binaries.directory()), **names),
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    lines = [line for line in done.stderr.decode().splitlines() if "sendto(" in line]
+    outcome = network.run("ADD", pod, before=("strace", "-e", "trace=sendto"))
+    outcome.result()
+    lines = [line for line in outcome.stderr.splitlines() if "sendto(" in line]
     return sum(not any(f"nlmsg_type={name}" in line for name in _LIST_ADDRESSES) for line in lines)

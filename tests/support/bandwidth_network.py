@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import netstate
 from tests.support.attaching import ChainedNetwork
-from tests.support.invocation import Outcome, run_plugin
+from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
@@ -63,22 +63,20 @@ class BandwidthNetwork(ChainedNetwork):
         self.release(pod, result, **options)
         self.bridge.delete(pod, result, **options)
 
+    def tc(self, *lines: str) -> None:
+        """Runs lines of tc on the host; a failure fails the test."""
+        for line in lines:
+            self.host.run("tc", *line.split())
+
     def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
         """Runs GC with the `valid` attachments (container ID, interface name); returns its stderr."""
-        attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        gc_keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
-        outcome = self.having(**gc_keys).bandwidth("GC")
-        outcome.assert_silent()
-        return outcome.stderr
+        return self.chained.gc(*valid, **keys)
 
     def bandwidth(
         self, command: str, pod: Namespace | str | None = None, prev_result: object = None, **options: Any
     ) -> Outcome:
         """Runs one verb of bandwidth alone; `options` are those of start_plugin."""
-        config = self.config if prev_result is None else {**self.config, "prevResult": prev_result}
-        container_id = {"container_id": pod.name} if isinstance(pod, Namespace) else {}
-        defaults = {"host": self.host, "bin_dir": self.bin_dir, "netns": pod, **container_id}
-        return run_plugin("bandwidth", command, config, **{**defaults, **options})
+        return self.chained.run(command, pod, prev_result, **options)
 
 
 def connect_veth(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "eth0") -> dict[str, Any]:

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import bandwidth_network, binaries, netstate, pod_interfaces
+from tests.support import bandwidth_network, netstate, pod_interfaces
 from tests.support.hostports import ports
-from tests.support.invocation import Outcome, environment
+from tests.support.invocation import Outcome, finish, start_plugin
 from tests.support.namespaces import Namespace
 
 CHAIN = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of ADD
-_TIMEOUT_S = 60.0
 _L3MDEV = 1000  # the priority of the kernel's rules for VRF devices, which it never deletes
 _SETTING = Path("/proc/sys/net/ipv4/conf/eth0/arp_filter")
 _GUARD = re.compile(r"^table ip mangle \{$.*?^\}$\n?", re.MULTILINE | re.DOTALL)
@@ -49,31 +46,14 @@ class Chain:
         self, plugin: str, command: str, pod: Namespace, prev_result: object = None, *before: str, **keys: Any
     ) -> Outcome:
         """Runs one verb of one plugin for eth0 of `pod`; `before` begins the command, for example strace."""
-        return self.finish(self.start(plugin, command, pod, *before), self.config(plugin, prev_result, **keys))
+        return finish(self.start(plugin, command, pod, *before), self.config(plugin, prev_result, **keys))
 
     def start(self, plugin: str, command: str, pod: Namespace, *before: str) -> subprocess.Popen[bytes]:
-        """Starts a verb and returns at once; `finish` sends the configuration and waits for the end."""
+        """Starts a verb and returns at once; `invocation.finish` sends the configuration and waits for the end."""
         ifname = "lo" if plugin == "loopback" else "eth0"
-        names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": ifname}
-        with self.host.entered():
-            return subprocess.Popen(
-                [*before, str(binaries.directory() / plugin)],
-                env=environment(command, CNI_PATH=str(binaries.directory()), **names),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-
-    @staticmethod
-    def finish(process: subprocess.Popen[bytes], config: Mapping[str, Any]) -> Outcome:
-        """Sends the configuration to a started verb and waits for its end; kills it after a minute."""
-        try:
-            stdout, stderr = process.communicate(json.dumps(config).encode(), timeout=_TIMEOUT_S)
-        except BaseException:
-            process.kill()
-            process.communicate()
-            raise
-        return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
+        return start_plugin(
+            plugin, command, netns=pod, container_id=pod.name, ifname=ifname, host=self.host, before=before
+        )
 
     def add(self, pod: Namespace, *plugins: str, prev_result: Any = None) -> Any:
         """Runs ADD of `plugins`, each with the result of the previous one, and returns the last result."""

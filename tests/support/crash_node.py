@@ -17,11 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support import bandwidth_network, netstate, pod_interfaces, repair_node
+from tests.support import bandwidth_network, netlist, netstate, pod_interfaces, repair_node
 from tests.support.attaching import BOOKKEEPING
-from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace, create, temporary_host
-from tests.support.netlist import NetworkList
+from tests.support.netlist import NetworkList, Run
 from tests.support.processes import output
 from tests.support.publishing import disable_dad
 
@@ -37,7 +36,7 @@ INTERFACES = {
 
 SHARED_BRIDGE = "cni0"  # no verb deletes it or its address
 _DRAFT = "~"  # prefix of an unfinished index; the next index that is written replaces it
-_CLEANUP_TIMEOUT_S = 10.0  # the kernel removes a namespace in the background
+_CLEANUP_TIMEOUT_S = 60.0  # the kernel removes a namespace in the background
 _SETTINGS = (
     "ipv4/ip_forward",
     "ipv4/conf/*/route_localnet",
@@ -173,14 +172,9 @@ class Node:
             return {}
         return {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
 
-    def runner(self, pod: Namespace | None) -> Any:
+    def runner(self, pod: Namespace | None) -> Run:
         """Returns a function that runs a plugin's verb for a pod, for NetworkList."""
-
-        def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
-            pod_options = {"netns": pod, "container_id": pod.name} if pod else {"container_id": None, "ifname": None}
-            return run_plugin(plugin, command, config, host=self.host, **pod_options)
-
-        return run
+        return netlist.runner(self.host, pod)
 
     def valid_attachments(self) -> Sequence[Mapping[str, str]]:
         """Returns the attachments that a runtime lists with GC: the neighbour's."""

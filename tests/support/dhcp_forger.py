@@ -1,4 +1,4 @@
-"""A host on the wire that answers DHCP clients by a function of the test: a forged or a faulty server."""
+"""A host on the wire that answers by a function of the test: a forged or a faulty server or router."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ GRANT: Mapping[int, bytes] = {
 }
 
 Answer = Callable[[Message], Iterable[Message]]
+
+
+def seconds(number: int) -> bytes:
+    """Returns a time as an option has it."""
+    return number.to_bytes(4, "big")
 
 
 def reply(
@@ -61,39 +66,48 @@ class Forger:
         """Returns the types of the clients' messages."""
         return [options.message_type(request.options) for request in self.requests]
 
+    def answers_to(self, received: bytes) -> Iterator[bytes]:
+        """Records the message in a frame, and yields the frames of the answer; none for one that is no client's."""
+        datagram = frame.parse_udp4(received, checksum_is_ready=False)
+        if datagram.destination_port == _SERVER_PORT:
+            request = packet.decode(datagram.payload)
+            self.requests.append(replace(request, options=dict(request.options)))
+            yield from map(to_frame, self.answer(request))
+
 
 @contextlib.contextmanager
 def running(machine: Namespace, answer: Answer) -> Iterator[Forger]:
     """Runs the host on the wire during the block."""
-    forger, ends = Forger(answer), threading.Event()
+    forger = Forger(answer)
+    with answering(machine, _ETH_P_IP, forger.answers_to):
+        yield forger
+
+
+@contextlib.contextmanager
+def answering(machine: Namespace, protocol: int, answers_to: Callable[[bytes], Iterable[bytes]]) -> Iterator[None]:
+    """Answers each frame of a protocol on the wire with the frames of `answers_to` during the block."""
+    ends = threading.Event()
+
+    def serve() -> None:
+        while not ends.is_set():
+            with contextlib.suppress(TimeoutError, Malformed):
+                received, where = wire.recvfrom(65536)
+                for content in answers_to(received) if where[2] != socket.PACKET_OUTGOING else ():
+                    with contextlib.suppress(OSError):  # too long for the wire
+                        wire.send(content)
+
     with machine.entered():
-        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
     with wire:
-        wire.bind((WIRE, _ETH_P_IP))
+        wire.bind((WIRE, protocol))
         wire.settimeout(_POLL_S)
-        thread = threading.Thread(target=_serve, args=(wire, forger, ends))
+        thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield forger
+            yield
         finally:
             ends.set()
             thread.join(30)
-
-
-def _serve(wire: socket.socket, forger: Forger, ends: threading.Event) -> None:
-    while not ends.is_set():
-        try:
-            received, where = wire.recvfrom(65536)
-            datagram = frame.parse_udp4(received, checksum_is_ready=False)
-            if where[2] == socket.PACKET_OUTGOING or datagram.destination_port != _SERVER_PORT:
-                continue
-            request = packet.decode(datagram.payload)
-        except (TimeoutError, Malformed):
-            continue
-        forger.requests.append(replace(request, options=dict(request.options)))
-        for message in forger.answer(request):
-            with contextlib.suppress(OSError):  # too long for the wire
-                wire.send(to_frame(message))
 
 
 def to_frame(message: Message) -> bytes:

@@ -6,6 +6,7 @@ The server's log has the options of each message; both programs can be killed an
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -120,10 +121,29 @@ class Node:
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             return b"".join(iter(lambda: client.recv(65536), b"")).decode()
 
+    def count_granted(self) -> int:
+        """Returns how many leases servers have granted to the daemon."""
+        return sum(map(int, re.findall(r'event="granted"} (\d+)', self.get_metrics())))
+
+    def use_reference_daemon(self, reference: Path) -> None:
+        """Makes the reference's daemon the node's."""
+        argv = (str(reference / "dhcp"), "daemon", "-socketpath", str(self.socket))
+        self.daemon = Program(self.host, argv, self.directory / "reference.log")
+
+    def has_released(self) -> bool:
+        """Returns whether DEL has released the lease; that of newer reference daemons is lost, and one lease remains.
+
+        The releases of 1.9.1 have the source address 0.0.0.0: the kernel of the server drops them.
+        """
+        if self.daemon.argv[0] == str(binaries.REFERENCE / "dhcp") and binaries.reference_is_new():
+            return len(self.list_leases()) == 1
+        return eventually(lambda: self.list_leases() == [])
+
     def list_leases(self) -> list[str]:
-        """Returns the addresses that the server has leased."""
+        """Returns the addresses that the server has leased, of both IP versions."""
         leases = self.directory / "leases"
-        return [line.split()[2] for line in leases.read_text().splitlines() if line] if leases.exists() else []
+        words = [line.split() for line in leases.read_text().splitlines()] if leases.exists() else []
+        return [word[2] for word in words if len(word) > 2]  # the server's DUID has a line of two
 
     def read_server_lease(self, address: str) -> list[str]:
         """Returns the server's record of a lease: expiry, MAC address, address, host name, client identifier."""
@@ -158,10 +178,16 @@ class Node:
         return Network(self.host, conf)
 
 
+# Options of the server for IPv6: DHCPv6 and a router, or a router's advertisements only.
+MANAGED = ("--enable-ra", "--dhcp-range=fd00:25::100,fd00:25::1ff,64,1h")
+AUTONOMOUS = ("--enable-ra", "--dhcp-range=fd00:25::,ra-only,64,1h")
+SERVER6 = "fd00:25::1"
+
+
 @contextmanager
 def created(host: Namespace, machine: Namespace, directory: Path, **settings: Any) -> Iterator[Node]:
     """Yields a node whose server and daemon do not run yet; ends both."""
-    uplink.connect(host, machine, [f"{SERVER}/24"])
+    uplink.connect(host, machine, [f"{SERVER}/24", f"{SERVER6}/64"])
     node = Node(host, machine, directory, **settings)
     (directory / "run").mkdir()
     try:
@@ -203,6 +229,12 @@ def prepared(host: Namespace, networks: Iterable[NetworkList], directory: Path) 
             for master in masters:
                 stack.enter_context(serving(host, f"{master}-peer", directory))
         yield names
+
+
+def addresses(pod: Namespace, version: int = 4) -> list[str]:
+    """Returns the global addresses of the pod's eth0, without prefix lengths."""
+    lines = pod.ip(f"-{version}", "-o", "addr", "show", "eth0", "scope", "global").splitlines()
+    return [line.split()[3].partition("/")[0] for line in lines]
 
 
 def uses_dhcp(plugin: Mapping[str, Any]) -> bool:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, dhcp, libcni
-from tests.support.invocation import environment, run_plugin
+from tests.support.invocation import environment
 from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList
+from tests.support.netlist import NetworkList, runner
 
 # Replaces the machine's runtimes, networks and sysfs by those of the temporary host.
 _SCRIPT = """
@@ -100,18 +100,17 @@ class DoctorNode:
     def attach(self, network: NetworkList, pod: Namespace, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
-
-        def run(plugin: str, command: str, config: dict[str, Any]) -> Any:
-            return run_plugin(
-                plugin, command, config, host=self.host, netns=pod, container_id=pod.name, ifname=ifname,
-                bin_dir=self.bin_dir, env=env,
-            )  # fmt: skip
-
-        result = network.add(run)
-        config = {"name": network.name, "cniVersion": network.cni_version, "plugins": network.plugins}
-        self.cache_file(network, pod).parent.mkdir(parents=True, exist_ok=True)
-        how: dict[str, Any] = {"ifname": ifname, "capability_args": network.capability_args}
-        libcni.write_entry(self.cache, network.name, pod.name, netns=pod.path, result=result, config=config, **how)
+        result = network.add(runner(self.host, pod, ifname=ifname, bin_dir=self.bin_dir, env=env))
+        libcni.write_entry(
+            self.cache,
+            network.name,
+            pod.name,
+            netns=pod.path,
+            ifname=ifname,
+            result=result,
+            config=network.config,
+            capability_args=network.capability_args,
+        )
         return result
 
     def cache_file(self, network: NetworkList, pod: Namespace) -> Path:

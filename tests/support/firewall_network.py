@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tests.support.attaching import ChainedNetwork, address, reaches
-from tests.support.firewall_sets import Firewall
+from tests.support.firewall_tables import Firewall
 from tests.support.namespaces import Namespace
 
 
@@ -27,7 +28,7 @@ class Pod:
         """The pod's first address."""
         return address(self.result)
 
-    def reaches(self, other: Pod | str, *, within_s: int = 5) -> bool:
+    def reaches(self, other: Pod | str, *, within_s: int = 20) -> bool:
         """Returns whether another pod, or an address, answers a ping."""
         return reaches(self.namespace, other if isinstance(other, str) else other.ip, within_s=within_s)
 
@@ -38,13 +39,15 @@ class Pod:
 
 @dataclass(frozen=True)
 class FirewallNetwork(ChainedNetwork):
-    """A bridge network with the firewall plugin."""
+    """A bridge network with the firewall plugin; `tools` has the programs of iptables, by default the machine's."""
 
     TYPE = "firewall"
 
-    def sibling(self, name: str, bridge: str, subnet: str) -> FirewallNetwork:
-        """Returns another network with the same firewall, but with another bridge and subnet."""
-        ipam = {**self.bridge.config["ipam"], "ranges": [[{"subnet": subnet}]]}
+    tools: Path | None = None
+
+    def sibling(self, name: str, bridge: str, *subnets: str) -> FirewallNetwork:
+        """Returns another network with the same firewall, but with another bridge and other subnets."""
+        ipam = {**self.bridge.config["ipam"], "ranges": [[{"subnet": subnet}] for subnet in subnets]}
         return replace(self, bridge=self.bridge.having(name=name, bridge=bridge, ipam=ipam))
 
     def add(self, namespace: Namespace) -> Pod:
@@ -60,4 +63,4 @@ class FirewallNetwork(ChainedNetwork):
 
     def firewall(self, result: Mapping[str, Any]) -> Firewall:
         """Returns the firewall plugin with bridge's result as prevResult."""
-        return Firewall(self.host, self.config, self.bin_dir).having(prevResult=result)
+        return Firewall(self.host, self.config, self.bin_dir, self.tools).having(prevResult=result)

@@ -1,100 +1,13 @@
-"""Runs firewall's verbs on a temporary host, and reads the elements and rules that they create in nftables.
-
-Pods have no interfaces: the plugin reads bridge, port and addresses from prevResult.
-"""
+"""Reads the elements and rules that firewall's verbs create in nftables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from tests.support.invocation import Outcome, feed, finish, run_plugin, start_plugin
 from tests.support.namespaces import Namespace
 
-IPV4, IPV6 = "10.22.0.2/16", "fd00:22::2/64"
 _TABLES = ("inet podwire_firewall", "bridge podwire_firewall")
-
-
-def bridge_result(*addresses: str, bridge: str = "cni0", port: str = "veth2", ifname: str = "eth0") -> dict[str, Any]:
-    """Returns a result of `bridge` without its version: bridge, port (none if ""), the pod's interface, addresses."""
-    ports = [{"name": port, "mac": "02:00:00:00:00:02"}] if port else []
-    return {
-        "interfaces": [
-            {"name": bridge, "mac": "02:00:00:00:00:01"},
-            *ports,
-            {"name": ifname, "mac": "02:00:00:00:00:03", "sandbox": "/run/netns/x"},
-        ],
-        "ips": [{"interface": 1 + len(ports), "address": address} for address in addresses],
-    }
-
-
-@dataclass(frozen=True)
-class Firewall:
-    """A network's firewall on one host, for one pod; `bin_dir` has the plugin, podwire's by default."""
-
-    host: Namespace
-    config: Mapping[str, Any]
-    bin_dir: Path | None = None
-
-    def having(self, **keys: Any) -> Firewall:
-        """Returns a copy with other top-level keys; None removes a key."""
-        config = {**self.config, **keys}
-        return replace(self, config={key: value for key, value in config.items() if value is not None})
-
-    def pod(self, *addresses: str, **ends: str) -> Firewall:
-        """Returns a copy for a pod with these addresses; `ends` are arguments of bridge_result()."""
-        prev_result = {"cniVersion": self.config["cniVersion"], **bridge_result(*addresses, **ends)}
-        return self.having(prevResult=prev_result)
-
-    def run(self, command: str, container_id: str = "cid", *, ifname: str = "eth0", **how: Any) -> Outcome:
-        """Runs one verb; `how` are arguments of start_plugin()."""
-        return run_plugin("firewall", command, self.config, **self._arguments(container_id, ifname), **how)
-
-    def add(self, container_id: str = "cid", **how: Any) -> str:
-        """Runs ADD, which must succeed and return prevResult; returns its stderr."""
-        outcome = self.run("ADD", container_id, **how)
-        expected = {"dns": {}, **self.config["prevResult"]}
-        assert {"dns": {}, "ips": [], **outcome.result()} == expected
-        return outcome.stderr
-
-    def check(self, container_id: str = "cid", **how: Any) -> None:
-        """Runs CHECK, which must succeed."""
-        self.run("CHECK", container_id, **how).assert_silent()
-
-    def check_error(self, container_id: str = "cid") -> str:
-        """Runs CHECK, which must fail; returns its message."""
-        error = self.run("CHECK", container_id).error()
-        assert error["code"] == 999
-        return str(error["msg"])
-
-    def delete(self, container_id: str = "cid", **how: Any) -> None:
-        """Runs DEL without prevResult, which must succeed."""
-        self.having(prevResult=None).run("DEL", container_id, **how).assert_silent()
-
-    def gc(self, *valid: str, ifname: str = "eth0") -> None:
-        """Runs GC with the `valid` containers, which must succeed."""
-        attachments = [{"containerID": container_id, "ifname": ifname} for container_id in valid]
-        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
-        self.having(prevResult=None, **keys).run("GC").assert_silent()
-
-    def _arguments(self, container_id: str, ifname: str) -> dict[str, Any]:
-        return {"host": self.host, "bin_dir": self.bin_dir, "container_id": container_id, "ifname": ifname} | {
-            "netns": "/run/netns/x"
-        }
-
-
-def run_in_parallel(*calls: tuple[str, str, Firewall]) -> list[Outcome]:
-    """Runs verbs (command, container ID, firewall) in parallel; returns the outcomes in that order."""
-    processes = [
-        start_plugin("firewall", command, **firewall._arguments(container_id, "eth0"))
-        for command, container_id, firewall in calls
-    ]
-    for process, (_, _, firewall) in zip(processes, calls, strict=True):
-        feed(process, firewall.config)
-    return [finish(process) for process in processes]
 
 
 def list_elements(host: Namespace, *, comments: bool = False) -> dict[str, list[str]]:

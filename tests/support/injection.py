@@ -5,13 +5,11 @@ One rule: an injection is strace's text ("sendto:signal=SIGTERM:when=2"), docume
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tests.support import binaries
-from tests.support.invocation import Outcome, environment
+from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace
 
 
@@ -31,17 +29,8 @@ def run_injected(
 
     The result goes to `stdout`, or to the shell's `redirection` (">&-"); by default the outcome contains it.
     """
-    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
     strace = ["strace", *(["-f"] if follow else []), "-o", "/dev/null"]
     strace += ["-e", f"inject={injection}"] if injection else []
-    shell = ["sh", "-c", f'exec "$0" "$@" {redirection}']
-    done = subprocess.run(
-        ["nsenter", f"--net={host.path}", "--", *shell, *strace, str(binaries.directory() / plugin)],
-        input=json.dumps(config).encode(),
-        env=environment(command, CNI_PATH=str(binaries.directory()), **names),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout or b"", done.stderr.decode())
+    before = ["sh", "-c", f'exec "$0" "$@" {redirection}', *strace]
+    how = {"host": host, "netns": pod, "container_id": pod.name, "stdout": stdout, "before": before}
+    return run_plugin(plugin, command, config, **how)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -78,6 +78,12 @@ def environment(command: str | None, **variables: str | None) -> dict[str, str]:
     return {name: value for name, value in every.items() if value is not None}
 
 
+def gc_keys(*valid: tuple[str, str]) -> dict[str, Any]:
+    """Returns the keys of GC's configuration with the container IDs and interfaces of the valid attachments."""
+    attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
+    return {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments}
+
+
 def start_plugin(
     name: str,
     command: str | None,
@@ -91,10 +97,13 @@ def start_plugin(
     host: Namespace | None = None,
     bin_dir: Path | None = None,
     stdin: int | IO[bytes] = subprocess.PIPE,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    before: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts the plugin `name` of `bin_dir` in the namespace `host`, without waiting; the process is the plugin itself.
 
-    `path` is CNI_PATH, by default `bin_dir`. None omits a variable; `env` overrides all of them.
+    `path` is CNI_PATH, by default `bin_dir`. None omits a variable; `env` overrides all of them. `before` is the
+    command line of a program that starts the plugin, such as strace.
     """
     directory = bin_dir or binaries.directory()
     variables = {
@@ -107,10 +116,10 @@ def start_plugin(
     }
     with host.entered() if host else contextlib.nullcontext():
         return subprocess.Popen(
-            [str(directory / name)],
+            [*before, str(directory / name)],
             env=environment(command, **variables),
             stdin=stdin,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
         )
 
@@ -131,7 +140,7 @@ def finish(process: subprocess.Popen[bytes], config: Config | None = None) -> Ou
         process.kill()
         process.communicate()
         raise
-    return Outcome(process.returncode, stdout, stderr.decode(errors="replace"))
+    return Outcome(process.returncode, stdout or b"", stderr.decode(errors="replace"))
 
 
 def run_plugin(name: str, command: str | None, config: Config = b"", **options: Any) -> Outcome:

@@ -66,5 +66,6 @@ def write_entry(
     if netns == MISSING_NETNS and network != _OTHER_NETWORK:
         write_entry(directory, _OTHER_NETWORK, "other")
     path = directory / "results" / f"{network}-{container_id}-{ifname}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(entry))
     return path

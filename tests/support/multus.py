@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import libcni
-from tests.support.invocation import Config, Outcome, run_plugin
 from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList, Run
+from tests.support.netlist import NetworkList, Run, runner
 
 POD_ARGS = "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
 IFNAME = "net1"
@@ -58,9 +57,4 @@ class Multus:
 
 def run_as_multus(host: Namespace, pod: Namespace, netns: str, ifname: str = IFNAME) -> Run:
     """Returns a function that runs a plugin for an interface of a pod, with the variables that Multus passes."""
-
-    def run(plugin: str, command: str, config: Config) -> Outcome:
-        how = {"netns": netns, "ifname": ifname, "container_id": pod.name, "args": POD_ARGS}
-        return run_plugin(plugin, command, config, host=host, **how)
-
-    return run
+    return runner(host, pod, netns=netns, ifname=ifname, args=POD_ARGS)

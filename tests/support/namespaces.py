@@ -26,7 +26,7 @@ from tests.support.processes import identity, output, pid_of
 
 _PREFIX = "pwt-"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
-_CLEANUP_TIMEOUT_S = 20.0
+_CLEANUP_TIMEOUT_S = 60.0
 _numbers = itertools.count()
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.invocation import Outcome
+from tests.support.invocation import Outcome, run_plugin
+from tests.support.namespaces import Namespace
 
 Run = Callable[[str, str, dict[str, Any]], Outcome]  # plugin, CNI_COMMAND, configuration
 
@@ -32,6 +33,11 @@ class NetworkList:
         body = json.loads(path.read_text())
         assert body["plugins"], f"{path}: no plugins in list"
         return cls(body["name"], body["cniVersion"], tuple(body["plugins"]))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The list as libcni stores it in its cache."""
+        return {"cniVersion": self.cni_version, "name": self.name, "plugins": list(self.plugins)}
 
     def with_capabilities(self, **capability_args: Any) -> NetworkList:
         """Returns the same list with the runtime's values of capabilities: `with_capabilities(portMappings=[...])`."""
@@ -72,3 +78,10 @@ class NetworkList:
         if runtime := {name: value for name, value in self.capability_args.items() if declared.get(name)}:
             request["runtimeConfig"] = runtime
         return request if prev_result is None else {**request, "prevResult": prev_result}
+
+
+def runner(host: Namespace, pod: Namespace | None, **how: Any) -> Run:
+    """Returns a function that runs a plugin's verb for a pod, or for none; `how` are arguments of start_plugin()."""
+    container_id = pod.name if pod else None
+    arguments = {"host": host, "netns": pod, "container_id": container_id, "ifname": "eth0" if pod else None, **how}
+    return lambda plugin, command, config: run_plugin(plugin, command, config, **arguments)

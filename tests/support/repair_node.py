@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, libcni, xtables
-from tests.support.invocation import Outcome, environment, run_plugin
+from tests.support.hostports import ports
+from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList
+from tests.support.netlist import NetworkList, runner
 
 _COUNTERS = re.compile(r"counter packets \d+ bytes \d+|\[\d+:\d+\]")
 _IPTABLES = re.compile(r"table ip6? (nat|filter|mangle) ")
@@ -34,7 +35,7 @@ class Node:
 
     def with_ports(self, *mappings: str) -> Node:
         """Returns the same node for pods with these host ports ("8080:80", "5353:53/udp")."""
-        return replace(self, chain=self.chain.with_capabilities(portMappings=[_mapping(text) for text in mappings]))
+        return replace(self, chain=self.chain.with_capabilities(portMappings=ports(*mappings)))
 
     def add(self, pod: Namespace, container_id: str = "") -> dict[str, Any]:
         """Attaches a pod and writes its cache file, as libcni does after the last plugin."""
@@ -44,12 +45,16 @@ class Node:
 
     def write_entry(self, netns: str, container_id: str, result: object) -> None:
         """Writes an attachment's cache file."""
-        chain = self.chain
-        config = {"cniVersion": chain.cni_version, "name": chain.name, "plugins": list(chain.plugins)}
-        pairs = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": container_id}
-        how: dict[str, Any] = {"config": config, "capability_args": chain.capability_args, "cni_args": pairs}
-        (self.cache / "results").mkdir(parents=True, exist_ok=True)
-        libcni.write_entry(self.cache, chain.name, container_id, netns=netns, result=result, **how)
+        libcni.write_entry(
+            self.cache,
+            self.chain.name,
+            container_id,
+            netns=netns,
+            result=result,
+            config=self.chain.config,
+            capability_args=self.chain.capability_args,
+            cni_args={"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": container_id},
+        )
 
     def delete(self, pod: Namespace, result: dict[str, Any] | None = None, container_id: str = "") -> None:
         """Detaches a pod and deletes its cache file, as libcni does after the last plugin."""
@@ -120,16 +125,8 @@ class Node:
     def _runner(self, pod: Namespace, container_id: str) -> Any:
         def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
             directory = self.bin_dir if self.bin_dir and (self.bin_dir / plugin).exists() else None
-            return run_plugin(
-                plugin,
-                command,
-                config,
-                host=self.host,
-                netns=pod,
-                container_id=container_id,
-                bin_dir=directory,
-                env=self.env,
-            )
+            started = runner(self.host, pod, container_id=container_id, bin_dir=directory, env=self.env)
+            return started(plugin, command, config)
 
         return run
 
@@ -148,12 +145,6 @@ def network(store: Path, backend: str, *, name: str = "net", bridge: str = "cni0
         "hairpinMode": True,
         "ipam": {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": routes},
     }
-    ports = {"type": "portmap", "backend": first["ipMasqBackend"], "capabilities": {"portMappings": True}}
+    portmap = {"type": "portmap", "backend": first["ipMasqBackend"], "capabilities": {"portMappings": True}}
     firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
-    return NetworkList(name, "1.0.0", (first, ports, firewall))
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    ports, _, protocol = text.partition("/")
-    host_port, container_port = map(int, ports.split(":"))
-    return {"hostPort": host_port, "containerPort": container_port, "protocol": protocol or "tcp"}
+    return NetworkList(name, "1.0.0", (first, portmap, firewall))

@@ -29,7 +29,7 @@ from tests.support.storm_plan import RESULTS, Plan, containers
 
 _BACKENDS = ("nftables", "iptables")
 _AT_ONCE, _PODS = 16, 60
-_CLEANUP_S = 30.0  # the kernel deletes namespaces and their interfaces in the background
+_CLEANUP_S = 60.0  # the kernel deletes namespaces and their interfaces in the background
 _DIRECTORIES = (Path("/run"), Path("/var/lib/cni"))  # private ones, besides the store
 # By the first word of a line of the state.
 _KINDS = {"link": "links", "qdiscs": "qdiscs", **dict.fromkeys(("nft", *xtables.TOOLS), "lines of rules")}
@@ -114,7 +114,9 @@ class Soak:
         return len(_plugins() - self._others)
 
     def _create(self, backend: str, tools: str) -> Side:
-        plan = Plan(str(self._store), backend, 0, _AT_ONCE, _PODS, tools=tools if backend == "iptables" else "")
+        plan = Plan(
+            str(self._store), backend, 0, _AT_ONCE, containers=_PODS, tools=tools if backend == "iptables" else ""
+        )
         host = namespaces.create("host")
         host.ip("link", "set", "lo", "up")
         storm = Storm(plan, self._store / backend, containers(plan))

@@ -33,12 +33,14 @@ class Storm:
         self._used: dict[str, str] = {}  # address: the container that it is allocated to
         self._collecting = False
         self._end = 0.0
+        self._last_verb = 0
         self._hidden: Path | None = None
 
     def run(self) -> None:
         """Runs verbs for the time of the plan, then the DELs and the GC that must follow killed and failed verbs."""
         start = time.monotonic()
         self._end = start + self.plan.seconds
+        self._last_verb = self.report.verbs.total() + self.plan.verbs
         if self.plan.hidden:
             self._hidden = hidden_sysctls.install(self.store.with_name("hidden"), *self.plan.plugins)
         self._run_jobs(self.plan.at_once, self._next_job)
@@ -87,7 +89,7 @@ class Storm:
 
     def _next_job(self) -> Job | None:
         """Returns the next job of a random runtime."""
-        if time.monotonic() > self._end:
+        if time.monotonic() > self._end and self.report.kills and self.report.verbs.total() > self._last_verb:
             return None
         if not self._collecting and self._chance.random() < 0.02:
             return self._collect()

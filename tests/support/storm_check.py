@@ -35,7 +35,7 @@ from tests.support.publishing import CLIENT, NODE
 from tests.support.storm import Storm
 from tests.support.storm_plan import RESULTS, Container, Plan, containers
 
-_CLEANUP_TIMEOUT_S = 10.0  # the kernel deletes namespaces and their interfaces in the background
+_CLEANUP_TIMEOUT_S = 60.0  # the kernel deletes namespaces and their interfaces in the background
 _LINES_MAX = 30
 _PODS_TESTED = 5  # pods that exchange packets
 _HOST_LINK = re.compile(r"\bpwha[0-9]+\b")  # its name contains the ifindex of its master

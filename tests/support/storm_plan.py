@@ -38,6 +38,7 @@ _FIRST_PORT = 20_000
 class Plan:
     """The parameters of a storm. `reference` is the directory of the reference plugins, "" to run podwire's only.
 
+    A storm takes at least `seconds` and has at least `verbs` verbs, which a busy machine needs longer for, and a kill.
     `interface` is the interface plugin. With `hidden`, some verbs cannot see /proc/sys: then only
     ADD may fail.
     """
@@ -46,6 +47,7 @@ class Plan:
     backend: str
     seconds: float
     at_once: int
+    verbs: int = 0
     containers: int = 200
     seed: int = 0
     reference: str = ""

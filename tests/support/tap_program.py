@@ -20,7 +20,7 @@ MAC, IP = bytes.fromhex("020000000099"), "10.27.0.99"  # the program's addresses
 TAP, MULTI_QUEUE, NO_PI, VNET_HDR = 0x2, 0x100, 0x1000, 0x4000  # IFF_*, linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _BROADCAST, _ARP, _IPV4 = b"\xff" * 6, 0x0806, 0x0800
-_DEADLINE_S, _AGAIN_S = 5.0, 0.2
+_DEADLINE_S, _AGAIN_S = 30.0, 0.2
 
 
 def attach(pod: Namespace, name: str = "eth0", flags: int = TAP | NO_PI) -> int:

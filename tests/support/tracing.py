@@ -23,7 +23,7 @@ from tests.support import binaries, syscalls
 from tests.support.invocation import Outcome, environment
 from tests.support.namespaces import Namespace
 
-GRACE_S = 5.0  # for the children of a verb to end after it, and for a verb to end after SIGTERM
+GRACE_S = 20.0  # for the children of a verb to end after it, and for a verb to end after SIGTERM
 
 _CONT, _DETACH, _SYSCALL, _SEIZE, _INTERRUPT = 7, 17, 24, 0x4206, 0x4207  # linux/ptrace.h
 _EVENT_MESSAGE, _SYSCALL_INFO = 0x4201, 0x420E
@@ -218,14 +218,14 @@ class _Tracer:
         if self._number == signal.SIGKILL:  # the parent is notified only after the tracer has waited
             self._handle_end(*os.waitpid(pid, _ANY))
         self._detach_all()
-        deadline = start + 12 * GRACE_S
+        deadline = start + 3 * GRACE_S
         while self.status is None and time.monotonic() < deadline:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
                 self._handle_end(ended, status)
             else:
                 time.sleep(0.001)
-        assert self.status is not None, f"the plugin has not ended {12 * GRACE_S} s after {self._number.name}"
+        assert self.status is not None, f"the plugin has not ended {3 * GRACE_S} s after {self._number.name}"
         self.duration_s = time.monotonic() - start
         return True
 

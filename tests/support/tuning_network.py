@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import binaries, netstate
-from tests.support.chained_plugin import ChainedPlugin
+from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
-# As get_attributes() returns them, too.
 ALL: dict[str, Any] = {
     "mac": "02:00:00:00:00:42",
     "promisc": True,
@@ -23,6 +22,9 @@ ALL: dict[str, Any] = {
     "allmulti": True,
     "txQLen": 500,
 }
+# The same in the format of get_attributes().
+TUNED = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
+
 _ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
 # A program that runs the plugin in a mount namespace in which the test's allow list replaces the machine's.
 _WRAPPER = """#!/bin/sh
@@ -35,16 +37,8 @@ exec unshare --mount --propagation private sh -ec '
 """
 
 
-class Tuning(ChainedPlugin):
-    """A network's tuning."""
-
-    def gc(self, *valid: tuple[str, str], **keys: Any) -> str:
-        """Runs GC with the valid container IDs and interfaces, which must succeed; returns its stderr."""
-        attachments = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": attachments, **keys}
-        outcome = self.having(**keys).run("GC")
-        outcome.assert_silent()
-        return outcome.stderr
+class Tuning(Network):
+    """A network's tuning on one host."""
 
     @property
     def data_dir(self) -> Path:

@@ -9,17 +9,17 @@ import json
 from typing import Any
 
 from tests.support import netstate
-from tests.support.chained_plugin import ChainedPlugin
+from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
 _L3MDEV = 1000  # the priority of the kernel's rules for VRF devices, which it never deletes
 
 
-class VrfNetwork(ChainedPlugin):
-    """A network's vrf."""
+class VrfNetwork(Network):
+    """A network's vrf on one host."""
 
     def everything(self, pod: Namespace) -> dict[str, Any]:
-        """Returns the state of a pod."""
+        """Returns the state of a pod without the l3mdev rules."""
         return state(pod)
 
 
