@@ -9,7 +9,6 @@ Running a plugin
     scripted_ipam: an IPAM plugin that runs a test's script
     process_pool: many plugins in parallel from one process
     mount_wrapper: a plugin in a mount namespace that a test changes
-    hidden_sysctls: plugins that do not see /proc/sys
     fake_sysfs: host-device with a directory in place of /sys
     streams: standard streams in memory, for a plugin in the tests' process
     recorded_verb: a verb in a child process, and the changes that it records
