@@ -122,13 +122,9 @@ def _walk(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
             return
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
         return
-    yield function, node
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and _FOR_READERS.match(ast.unparse(node.value.func))
-    ):
+    if _is_for_readers(node):
         return
+    yield function, node
     for_readers = isinstance(node, ast.Call) and _FOR_READERS.match(ast.unparse(node.func))
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_comment") or (for_readers and name != "func"):
@@ -138,6 +134,12 @@ def _walk(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
                 continue
             if isinstance(child, ast.AST) and not _is_docstring(child):
                 yield from _walk(child, function)
+
+
+def _is_for_readers(node: ast.AST) -> bool:
+    """Returns whether a statement only prints or logs."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and bool(_FOR_READERS.match(ast.unparse(call.func)))
 
 
 def _is_docstring(node: ast.AST) -> bool:
@@ -215,7 +217,9 @@ def _early_end(node: ast.AST, text: _Text) -> Iterator[Edit]:
 def _error(node: ast.AST, text: _Text) -> Iterator[Edit]:
     if isinstance(node, ast.Raise):
         yield text.replace(node, b"pass")
-    if isinstance(node, ast.ExceptHandler) and not isinstance(node.body[0], ast.Pass):
+    if isinstance(node, ast.ExceptHandler) and not all(
+        isinstance(n, ast.Pass) or _is_for_readers(n) for n in node.body
+    ):
         yield text.start(node.body[0]), text.end(node.body[-1]), b"pass"
 
 

@@ -38,7 +38,6 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Names the test."""
         recording.CURRENT.write_text(item.nodeid)
         self._coverage.switch_context(item.nodeid)
         result = yield
@@ -46,13 +45,11 @@ class Recorder:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Adds the time of a test's phase."""
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0) + report.duration
         if report.outcome != "passed":
             self._bad.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Writes times and lines."""
         self._coverage.stop()
         recording.CURRENT.unlink(missing_ok=True)
         data = self._coverage.get_data()
@@ -77,7 +74,6 @@ class Chooser:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Selects and orders the tests."""
         places = {test: place for place, test in enumerate(self._seconds)}
         items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
         for item in items:
@@ -89,15 +85,12 @@ class Chooser:
         self._write()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported has failed."""
-        self._note(report)
+        self._note(report)  # a file that cannot be imported has failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase that fails is a failure of the test."""
         self._note(report)
 
     def pytest_sessionfinish(self) -> None:
-        """Says that the run is complete."""
         self._running = ""
         self._write()
 

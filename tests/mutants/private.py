@@ -51,6 +51,10 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
+    def tail(self) -> str:
+        """Returns the end of pytest's output."""
+        return (self.work / "output").read_text(errors="replace")[-3000:]
+
 
 @contextmanager
 def copy(root: Path) -> Iterator[Copy]:

@@ -13,14 +13,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
 from tests.mutants import launchers, plugin, recording
 from tests.mutants.private import copy
 from tests.mutants.recording import ROOT
 
-RECORD = launchers.BUILD / "record.jsonl"
+_RECORD = launchers.BUILD / "record"
 _FILES_OF_A_RUN = 4
 _LIMIT_S = 3 * 3600
 _HOOK = (
@@ -40,63 +38,51 @@ class Recorded:
 
 def record(files: Sequence[str], root: Path, jobs: int) -> None:
     """Records the tests of these files that are not recorded, and prints a line for each run of pytest."""
-    done = {file for file, _ in _read_raw()}
-    missing = [file for file in files if file not in done]
+    _RECORD.mkdir(parents=True, exist_ok=True)
+    missing = [file for file in files if not _place(file).exists()]
     runs = [missing[i : i + _FILES_OF_A_RUN] for i in range(0, len(missing), _FILES_OF_A_RUN)]
-    lock = Lock()
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(_record_files, run, root, lock) for run in runs]
+        futures = [pool.submit(_record_files, run, root) for run in runs]
         for number, future in enumerate(as_completed(futures), 1):
             print(f"record: {number} of {len(runs)} runs, {future.result()}", flush=True)
 
 
 def read() -> Iterator[Recorded]:
     """Yields the recorded tests."""
-    for _, entry in _read_raw():
-        if entry:
+    for file in sorted(_RECORD.iterdir()):
+        for entry in json.loads(file.read_text()):
             yield Recorded(**entry)
 
 
-def _read_raw() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the file and the fields of each recorded test; each file begins with an entry without a test."""
-    if RECORD.exists():
-        with RECORD.open() as lines:
-            for line in lines:
-                file, entry = json.loads(line)
-                yield file, entry
+def _place(file: str) -> Path:
+    return _RECORD / f"{file.replace('/', '-')}.json"
 
 
-def _record_files(files: list[str], root: Path, lock: Lock) -> str:
+def _record_files(files: list[str], root: Path) -> str:
     """Records one run of pytest; returns its description."""
     with copy(root) as private:
-        directory = private.create(recording.DIRECTORY / "times.json").parent
+        directory = private.create(plugin.TIMES).parent
         directory.chmod(0o777)  # for programs without root's rights
         hook = Path(sysconfig.get_path("purelib")) / "podwire_recording.pth"
         private.create(hook).write_text(_HOOK.format(file=recording.__file__))
         status = private.run_pytest(files, _LIMIT_S)
-        tests = _merge(directory)
         if status not in (0, 1):
-            tail = (private.work / "output").read_text(errors="replace")[-2000:]
-            return f"{' '.join(files)}: no result (status {status})\n{tail}"
-    with lock, RECORD.open("a") as file:
-        for path in files:
-            print(json.dumps([path, None]), file=file)
-        for test in tests:
-            print(json.dumps([test.test.partition("::")[0], asdict(test)]), file=file)
+            return f"{' '.join(files)}: no result (status {status})\n{private.tail()}"
+        tests = _merge(directory)
+    for file in files:
+        entries = [asdict(test) for test in tests if test.test.startswith(f"{file}::")]
+        _place(file).write_text(json.dumps(entries))
     return f"{len(tests)} tests of {' '.join(files)}, status {status}"
 
 
 def _merge(directory: Path) -> list[Recorded]:
     """Returns the tests that passed, with the lines of all their processes."""
-    try:
-        seconds: dict[str, float] = json.loads((directory / plugin.TIMES.name).read_text())
-    except OSError:
-        return []
+    seconds: dict[str, float] = json.loads((directory / plugin.TIMES.name).read_text())
     tests: dict[str, dict[str, set[int]]] = {test: {} for test in seconds}
     for file in directory.glob("*.lines"):
         for line in file.read_text().splitlines():
             test, path, *numbers = line.split("\t")
-            if test in tests and (reached := functions_lines(path) & set(map(int, numbers))):
+            if test in tests and (reached := lines_of_functions(path) & set(map(int, numbers))):
                 tests[test].setdefault(path, set()).update(reached)
     return [
         Recorded(test, seconds[test], {path: sorted(numbers) for path, numbers in lines.items()})
@@ -105,7 +91,7 @@ def _merge(directory: Path) -> list[Recorded]:
 
 
 @cache
-def functions_lines(path: str) -> frozenset[int]:
+def lines_of_functions(path: str) -> frozenset[int]:
     """Returns the lines of a file that an import does not execute."""
     tree = ast.parse((ROOT / path).read_bytes())
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -114,8 +100,8 @@ def functions_lines(path: str) -> frozenset[int]:
     )
 
 
-def list_files(directories: Sequence[str]) -> list[str]:
-    """Returns the test files of the directories, or the files that are named."""
-    paths = [ROOT / directory for directory in directories]
+def list_files(names: Sequence[str]) -> list[str]:
+    """Returns the test files of these directories, and these files."""
+    paths = [ROOT / name for name in names]
     found = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
     return [str(file.relative_to(ROOT)) for file in found]

@@ -7,8 +7,8 @@ the project that the recording uses.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,13 +56,9 @@ def start_interpreter() -> None:
 
 def write(test: str, lines: dict[str, list[int]], name: str) -> None:
     """Writes the lines of a test's process to a new file; a process that may not write loses them."""
-    try:
-        with open(DIRECTORY / f"{name}.lines", "a", encoding="utf-8") as file:
-            for path, numbers in lines.items():
-                print(test, os.path.relpath(path, ROOT), *numbers, sep="\t", file=file)
-    except OSError as failure:
-        if os.environ.get("PODWIRE_STORY"):
-            print(failure, file=sys.stderr)
+    with suppress(OSError), open(DIRECTORY / f"{name}.lines", "a", encoding="utf-8") as file:
+        for path, numbers in lines.items():
+            print(test, os.path.relpath(path, ROOT), *numbers, sep="\t", file=file)
 
 
 def _nothing() -> None:

@@ -54,12 +54,12 @@ def _limit(times: dict[str, float], seconds: float, tests: int) -> dict[str, flo
 
 def _targets(fault: Fault) -> dict[str, frozenset[int]]:
     """Returns the lines of files of which a test must have executed one."""
-    lines = frozenset(fault.lines) & record.functions_lines(fault.path)
+    lines = frozenset(fault.lines) & record.lines_of_functions(fault.path)
     if lines:
         return {fault.path: lines}
-    if record.functions_lines(fault.path):
-        return {fault.path: record.functions_lines(fault.path)}
-    return {path: record.functions_lines(path) for path in _importers(fault.path)}
+    if record.lines_of_functions(fault.path):
+        return {fault.path: record.lines_of_functions(fault.path)}
+    return {path: record.lines_of_functions(path) for path in _importers(fault.path)}
 
 
 @cache

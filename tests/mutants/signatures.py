@@ -5,45 +5,40 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+Parameter = tuple[str, ast.expr | None, ast.expr | None]  # name, type, default
+
 
 class Signatures:
-    """The parameters of the product's functions and values, by name."""
+    """The parameters of the product's functions and dataclasses, by name."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
-        self._optional: set[tuple[str, str]] = set()
+        self._optional: set[tuple[str, str | None]] = set()
         self._types: dict[str, list[list[str]]] = {}
-        for tree in trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef):
-                    self._add_function(node)
-                elif isinstance(node, ast.ClassDef):
-                    self._add_fields(node)
+        for node in (node for tree in trees for node in ast.walk(tree)):
+            if isinstance(node, ast.FunctionDef):
+                arguments, missing = node.args, len(node.args.args) - len(node.args.defaults)
+                names = [*arguments.args, *arguments.kwonlyargs]
+                defaults = [*[None] * missing, *arguments.defaults, *arguments.kw_defaults]
+                parameters = [(name.arg, name.annotation, value) for name, value in zip(names, defaults, strict=True)]
+                self._add(node.name, parameters, len(arguments.args))
+            elif isinstance(node, ast.ClassDef):
+                fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+                self._add(node.name, [(ast.unparse(field.target), field.annotation, field.value) for field in fields])
 
     def is_optional(self, function: ast.expr, name: str | None) -> bool:
         """Returns whether a call without this keyword argument is valid."""
         return (_last(function), name) in self._optional
 
     def equal_neighbours(self, function: ast.expr) -> list[int]:
-        """Returns the places of parameters whose right neighbour has the same type."""
+        """Returns the places of parameters whose right neighbour has the same type; none for an ambiguous name."""
         signatures = self._types.get(_last(function), [])
-        if len(signatures) != 1:
-            return []
-        types = signatures[0]
+        types = signatures[0] if len(signatures) == 1 else []
         return [place for place in range(len(types) - 1) if types[place] == types[place + 1]]
 
-    def _add_function(self, node: ast.FunctionDef) -> None:
-        arguments = node.args.args
-        defaults = node.args.defaults
-        optional = arguments[len(arguments) - len(defaults) :]
-        optional += [only for only, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]
-        self._optional |= {(node.name, argument.arg) for argument in optional}
-        types = [ast.unparse(argument.annotation) for argument in arguments if argument.annotation]
-        self._types.setdefault(node.name, []).append(types)
-
-    def _add_fields(self, node: ast.ClassDef) -> None:
-        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-        self._optional |= {(node.name, ast.unparse(field.target)) for field in fields if field.value}
-        self._types.setdefault(node.name, []).append([ast.unparse(field.annotation) for field in fields])
+    def _add(self, name: str, parameters: list[Parameter], positional: int | None = None) -> None:
+        self._optional |= {(name, parameter) for parameter, _, default in parameters if default}
+        types = [ast.unparse(annotation) for _, annotation, _ in parameters[:positional] if annotation]  # not of self
+        self._types.setdefault(name, []).append(types)
 
 
 def _last(function: ast.expr) -> str:

@@ -5,18 +5,13 @@ One rule: it imports as little as possible, because each program of a test pays 
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import importlib.util
-import marshal
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
-# The code that dataclasses compiles at each import, by its source: a third of the time to start; see launchers.py.
-CODES = Path(__file__).resolve().parents[2] / "build" / "mutants" / "codes"
 # Half of the modules, which no plugin uses: they are executed when the entry reads an attribute of one of these.
 _LATE = ("podwire.cli", "podwire.kubectl", "ipam.dhcp.daemon.program")
 
@@ -40,25 +35,10 @@ def start() -> int:
     gc.set_threshold(50_000)  # as in the built file
     sys.executable = ""
     sys.meta_path.insert(0, _LateFinder)
-    with open(CODES, "rb") as file:
-        compiled: dict[str, CodeType] = marshal.load(file)
-
-    def execute(source: str, scope: dict[str, object], names: dict[str, object]) -> None:
-        exec(compiled.get(source) or source, scope, names)
-
-    vars(dataclasses)["exec"] = execute
     from tests.mutants import recording  # noqa: PLC0415 - after the threshold
 
     stop = recording.start()
-    try:
-        from podwire import main  # noqa: PLC0415 - after the recording has started
-
-        status = main.entry()
-    except SystemExit as end:
-        status = _status_of(end)
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        status = 1
+    status = _run()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -68,8 +48,15 @@ def start() -> int:
     return status
 
 
-def _status_of(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    print(end.code, file=sys.stderr)
+def _run() -> int:
+    try:
+        from podwire import main  # noqa: PLC0415 - after the recording has started
+
+        return main.entry()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     return 1

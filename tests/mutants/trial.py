@@ -78,8 +78,7 @@ def _run(fault: Fault, tests: dict[str, float], root: Path) -> str:
             return ""
         if outcome.get("running"):
             return outcome["running"]  # the test that never ended, or ended pytest
-        tail = (private.work / "output").read_text(errors="replace")[-3000:]
-        msg = f"{fault.path}:{fault.line}: pytest ended with status {status}\n{tail}"
+        msg = f"{fault.path}:{fault.line}: pytest ended with status {status}\n{private.tail()}"
         raise RuntimeError(msg)
 
 
