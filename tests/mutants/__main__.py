@@ -36,7 +36,8 @@ def main() -> int:
     record.record(record.list_files(options.tests or _TESTS), options.root, options.jobs)
     faults = choice.choose(options.count, options.seed)
     results = _read_results()
-    missing = [fault for fault in faults if fault.key not in results][: options.only]
+    missing = sorted((fault for fault in faults if fault.key not in results), key=lambda fault: fault.key)
+    missing = missing[: options.only]  # a sample of all rooms: a key is a hash
     choices = selection.select(missing, _short_tests(), options.seconds, options.most)
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}

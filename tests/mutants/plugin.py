@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from coverage import Coverage
 
 from tests.mutants import recording
 
@@ -31,17 +30,15 @@ class Recorder:
     """Records the lines of each test in this process, and names the test to the processes that it starts."""
 
     def __init__(self) -> None:
-        self._coverage = Coverage(data_file=None, include=recording.PATTERNS, messages=False)
-        self._coverage.start()
         self._seconds: dict[str, float] = {}
         self._bad: set[str] = set()  # failed or skipped
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         recording.CURRENT.write_text(item.nodeid)
-        self._coverage.switch_context(item.nodeid)
+        stop = recording.start()
         result = yield
-        self._coverage.switch_context("")
+        stop()
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -50,16 +47,7 @@ class Recorder:
             self._bad.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        self._coverage.stop()
         recording.CURRENT.unlink(missing_ok=True)
-        data = self._coverage.get_data()
-        tests: dict[str, dict[str, list[int]]] = {}
-        for path in data.measured_files():
-            for line, contexts in data.contexts_by_lineno(path).items():
-                for test in contexts:
-                    tests.setdefault(test, {}).setdefault(path, []).append(line)
-        for test, lines in tests.items():
-            recording.write(test, lines, "pytest")
         good = {test: round(time, 2) for test, time in self._seconds.items() if test not in self._bad}
         TIMES.write_text(json.dumps(good))
 

@@ -16,11 +16,13 @@ class Signatures:
         self._types: dict[str, list[list[str]]] = {}
         for node in (node for tree in trees for node in ast.walk(tree)):
             if isinstance(node, ast.FunctionDef):
-                arguments, missing = node.args, len(node.args.args) - len(node.args.defaults)
-                names = [*arguments.args, *arguments.kwonlyargs]
-                defaults = [*[None] * missing, *arguments.defaults, *arguments.kw_defaults]
+                arguments = node.args
+                positional = [*arguments.posonlyargs, *arguments.args]
+                names = [*positional, *arguments.kwonlyargs]
+                defaults = [*arguments.defaults, *arguments.kw_defaults]
+                defaults = [*[None] * (len(names) - len(defaults)), *defaults]
                 parameters = [(name.arg, name.annotation, value) for name, value in zip(names, defaults, strict=True)]
-                self._add(node.name, parameters, len(arguments.args))
+                self._add(node.name, parameters, len(positional))
             elif isinstance(node, ast.ClassDef):
                 fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
                 self._add(node.name, [(ast.unparse(field.target), field.annotation, field.value) for field in fields])

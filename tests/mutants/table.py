@@ -33,7 +33,7 @@ def write(faults: Sequence[Fault], results: dict[str, Result]) -> None:
             "fault": fault.words,
             "killed_by": result.killed_by,
             "short": result.short,
-            "why": reasons.get(fault.key, ""),
+            "why": "" if result.killed_by else reasons.get(fault.key, ""),
         }
         text = ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
         lines.append(f"    {{ {text} }},\n")
