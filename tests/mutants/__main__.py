@@ -2,7 +2,7 @@
 
 One rule: it continues what an earlier run has begun; `rm -r build/mutants` begins again.
 
-    python -m tests.mutants [--count N] [--only N] [--seed N] [--jobs N] [--root DIRECTORY] [TESTS...]
+    python -m tests.mutants [--count N] [--only N] [--survivors] [--seed N] [--jobs N] [--root DIRECTORY] [TESTS...]
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def main() -> int:
     record.record(record.list_files(options.tests or _TESTS), options.root, options.jobs)
     faults = choice.choose(options.count, options.seed)
     results = _read_results()
-    missing = sorted((fault for fault in faults if fault.key not in results), key=lambda fault: fault.key)
-    missing = missing[: options.only]  # a sample of all rooms: a key is a hash
+    survivors = {key for key, result in results.items() if options.survivors and not result.killed_by}
+    missing = [fault for fault in faults if fault.key not in results or fault.key in survivors]
+    missing = sorted(missing, key=lambda fault: fault.key)[: options.only]  # a sample of all rooms: a key is a hash
     choices = selection.select(missing, _short_tests(), options.seconds, options.most)
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}
@@ -55,6 +56,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=200, help="the number of faults")
     parser.add_argument("--only", type=int, help="examine at most so many of them now")
+    parser.add_argument("--survivors", action="store_true", help="examine the survivors again")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many at a time")
     parser.add_argument("--most", type=int, default=300, help="tests of each suite that a fault meets at most")

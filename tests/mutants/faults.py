@@ -236,7 +236,8 @@ def _argument(node: ast.AST, text: _Text) -> Iterator[Edit]:
         before: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
         for keyword in node.keywords:
             place = before.index(keyword)
-            if place and text.signatures.is_optional(node.func, keyword.arg):
+            optional = keyword.arg not in _READERS_KEYWORDS and text.signatures.is_optional(node.func, keyword.arg)
+            if place and optional:
                 yield text.end(before[place - 1]), text.end(keyword), b""
 
 

@@ -1,6 +1,6 @@
 """The recording: the lines of the product that each test reaches, and the seconds that it takes.
 
-One rule: a file of tests that is recorded is not recorded again, so an interrupted recording continues.
+One rule: a file of tests is recorded once, and again after a change, so an interrupted recording continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Recorded:
 def record(files: Sequence[str], root: Path, jobs: int) -> None:
     """Records the tests of these files that are not recorded, and prints a line for each run of pytest."""
     _RECORD.mkdir(parents=True, exist_ok=True)
-    missing = [file for file in files if not _place(file).exists()]
+    missing = [file for file in files if not _is_recorded(file)]
     runs = [missing[i : i + _FILES_OF_A_RUN] for i in range(0, len(missing), _FILES_OF_A_RUN)]
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_record_files, run, root) for run in runs]
@@ -52,6 +52,10 @@ def read() -> Iterator[Recorded]:
     for file in sorted(_RECORD.iterdir()):
         for entry in json.loads(file.read_text()):
             yield Recorded(**entry)
+
+
+def _is_recorded(file: str) -> bool:
+    return _place(file).exists() and _place(file).stat().st_mtime > (ROOT / file).stat().st_mtime
 
 
 def _place(file: str) -> Path:

@@ -16,7 +16,7 @@ from tests.mutants.trial import Result
 TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
 # Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").
-# `short`: the test is one of `make test`; the others are those of `make test-all`.
+# `tests`: so many it met. `short`: the one that killed it is part of `make test`; the others are of `make test-all`.
 """
 
 
@@ -33,6 +33,7 @@ def write(faults: Sequence[Fault], results: dict[str, Result]) -> None:
             "fault": fault.words,
             "killed_by": result.killed_by,
             "short": result.short,
+            "tests": result.met,
             "why": "" if result.killed_by else reasons.get(fault.key, ""),
         }
         text = ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())

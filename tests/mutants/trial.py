@@ -24,12 +24,11 @@ _IN_PROCESS = ("tests/unit/",)
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a fault: the test that failed ("" if it survived), and the counts of tests that it met."""
+    """What became of a fault: the test that failed ("" if it survived), and the number of tests that it met."""
 
     key: str
     killed_by: str
     short: bool
-    reached: int
     met: int
     seconds: float
 
@@ -37,14 +36,13 @@ class Result:
 def examine(fault: Fault, choice: Choice, root: Path) -> Result:
     """Runs the tests of a fault, those of the short suite first."""
     begun, met = time.monotonic(), 0
-    reached = len(choice.short) + len(choice.others)
     for tests in (choice.short, choice.others):
         for batch in _batches(tests):
             met += len(batch)
             if killer := _first_failure(fault, batch, root):
                 seconds = round(time.monotonic() - begun, 1)
-                return Result(fault.key, killer, tests is choice.short, reached, met, seconds)
-    return Result(fault.key, "", False, reached, met, round(time.monotonic() - begun, 1))
+                return Result(fault.key, killer, tests is choice.short, met, seconds)
+    return Result(fault.key, "", False, met, round(time.monotonic() - begun, 1))
 
 
 def _first_failure(fault: Fault, batch: dict[str, float], root: Path) -> str:

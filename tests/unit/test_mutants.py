@@ -11,7 +11,7 @@ from tests.mutants.signatures import Signatures
 SIGNATURES = Signatures(
     [
         ast.parse(
-            "def send(first: int, second: int, *, ack=True) -> None: ...\n"
+            "def send(first: int, second: int, *, ack=True, details=None) -> None: ...\n"
             "class Route:\n    target: str\n    via: str\n    metric: int = 0\n"
         )
     ]
@@ -74,6 +74,7 @@ def test_a_fault_changes_one_place(kind, before, after):
         'x = f"{1} /a/path"',
         "x = a | O_CLOEXEC",
         "send(a, b=c)",
+        "send(a, details=c)",
     ],
 )
 def test_texts_for_readers_have_no_faults(source):
