@@ -83,7 +83,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-all test-portable test-second-kernel nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
+.PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
@@ -235,6 +235,10 @@ newest-reference: ## unpack the newest reference plugins of all Debian suites, n
 test-newest-reference: newest-reference ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
 	@$(call say,test-newest-reference)
 	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PYTHON) -m tests.runner newest-reference
+
+mutants: venv test-root | needs-build ## examine 200 single faults in the product, which tests must notice; continues an interrupted run (root; 4 hours)
+	@$(call say,mutants)
+	@$(PY) -m tests.mutants $(OPTIONS)
 
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (4 hours)
 	@$(call say,nightly)

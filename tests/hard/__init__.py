@@ -1,1 +1,1 @@
-"""Robustness of the plugins: kills, faults, storms, hostile input. Samples in `make test-all`, all in `make nightly`."""
+"""Robustness of the plugins: kills, faults, storms, hostile input: samples, and all of it in `make nightly`."""

@@ -1,0 +1,61 @@
+"""The lines that a process of a test executes, written to a file for each process.
+
+One rule: it records only where a recording runs: the file CURRENT, which names the test, exists in the private copy of
+the project that the recording uses.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire", "agent")
+DIRECTORY = ROOT / "build" / "mutants" / "recording"
+CURRENT = DIRECTORY / "current"
+_leave = os._exit
+PATTERNS = tuple(f"{ROOT}/{room}/*" for room in ROOMS)
+
+
+def start() -> Callable[[], None]:
+    """Starts to record for the current test, if a recording runs; returns the function that writes the lines.
+
+    The end of a child of os.fork, os._exit, writes them too.
+    """
+    try:
+        test = CURRENT.read_text()
+    except OSError:
+        return _nothing
+    from coverage import Coverage  # noqa: PLC0415 - expensive, and not needed without a recording
+
+    process = Coverage(data_file=None, config_file=False, include=PATTERNS, messages=False)
+    process.start()
+
+    def stop() -> None:
+        process.stop()
+        data = process.get_data()
+        with suppress(OSError), open(DIRECTORY / f"{os.getpid()}-{time.monotonic_ns()}.lines", "x") as file:
+            for path in data.measured_files():
+                print(test, os.path.relpath(path, ROOT), *(data.lines(path) or []), sep="\t", file=file)
+
+    def stop_and_leave(status: int) -> None:
+        stop()
+        _leave(status)
+
+    vars(os)["_exit"] = stop_and_leave
+    return stop
+
+
+def start_interpreter() -> None:
+    """Records an ordinary Python process from its start to its end; called by a .pth file."""
+    if (stop := start()) is not _nothing:
+        import atexit  # noqa: PLC0415 - only for a recording
+
+        atexit.register(stop)
+
+
+def _nothing() -> None:
+    pass

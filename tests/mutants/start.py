@@ -1,0 +1,62 @@
+"""The Python half of launcher.c: imports the program, runs it, and returns its exit status, as pack/boot.py does.
+
+One rule: it imports as little as possible, because each program of a test pays for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+# Half of the modules, which no plugin uses: they are executed when the entry reads an attribute of one of these.
+_LATE = ("podwire.cli", "podwire.kubectl", "ipam.dhcp.daemon.program")
+
+
+class _LateFinder(PathFinder):
+    """Finds the modules that are executed at their first use."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the spec of a late module, None for others."""
+        spec = super().find_spec(fullname, path, target) if fullname in _LATE else None
+        if spec and spec.loader:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def start() -> int:
+    """Runs the program that argv[0] names; returns the exit status."""
+    gc.set_threshold(50_000)  # as in the built file
+    sys.executable = ""
+    sys.meta_path.insert(0, _LateFinder)
+    from tests.mutants import recording  # noqa: PLC0415 - after the threshold
+
+    stop = recording.start()
+    status = _run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = status or 1
+    stop()
+    return status
+
+
+def _run() -> int:
+    try:
+        from podwire import main  # noqa: PLC0415 - after the recording has started
+
+        return main.entry()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
