@@ -35,6 +35,9 @@ def double(tls: Path) -> Iterator[KubernetesDouble]:
         yield server
 
 
+_BUILT = pytest.mark.long  # `make kubernetes` builds it
+
+
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     """A file with the administrator's token."""
@@ -87,7 +90,7 @@ def real_server(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-@pytest.fixture(params=["double", "real"])
+@pytest.fixture(params=["double", pytest.param("real", marks=_BUILT)])
 def api(request: pytest.FixtureRequest) -> Api:
     """The double, then the real server, with the agent's rights and the kind Block."""
     if request.param == "real":
@@ -143,7 +146,10 @@ def new_etcd(program: Path | None, tmp_path_factory: pytest.TempPathFactory, **o
     return Etcd(program, tmp_path_factory.mktemp("etcd"), **options)
 
 
-STORES = ["double", "etcd-3.4", "etcd-3.5", "kubernetes-double", "kube-apiserver"]
+STORES = [
+    *("double", "etcd-3.5", "kubernetes-double"),
+    *(pytest.param(name, marks=_BUILT) for name in ("etcd-3.4", "kube-apiserver")),
+]
 _spaces = itertools.count()
 
 

@@ -15,7 +15,7 @@ from tests.support.kube_apiserver import KubeApiServer
 from tests.support.kubernetes_double import EVENTS, NODES
 from tests.support.machine import eventually
 
-pytestmark = pytest.mark.timeout(1000)
+pytestmark = [pytest.mark.timeout(1000), pytest.mark.long]
 
 
 class RealWorld(World):

@@ -40,7 +40,7 @@ PASSWORD = "correct horse"
 PROGRAMS = {"etcd-3.4": etcd.debian_etcd, "etcd-3.5": etcd.pypi_etcd}
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=["etcd-3.5", pytest.param("etcd-3.4", marks=pytest.mark.long)])
 def new_members(request, tmp_path_factory) -> Callable[..., Etcd]:
     """A function that returns members of their own, of both versions, which do not run."""
     return lambda **options: new_etcd(PROGRAMS[request.param](), tmp_path_factory, **options)

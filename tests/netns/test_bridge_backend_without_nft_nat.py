@@ -2,15 +2,9 @@
 
 import pytest
 
-from tests.support import kernels
 from tests.support.netstate import state
 
-
-@pytest.fixture(autouse=True)
-def without_nft_nat():
-    """Skips the tests on a kernel that has NAT in nftables."""
-    if kernels.has("nft_nat"):
-        pytest.skip("this kernel has NAT in nftables")
+pytestmark = pytest.mark.needs("no nft_nat")
 
 
 def test_missing_nat_of_nftables_is_reported(network, sandbox):

@@ -25,6 +25,7 @@ _HARD_ON_SECOND_KERNEL = (
 )
 # The real runtime of `make test`, from installation to removal.
 _ONE_RUNTIME = ("tests/clients/test_cri.py",)
+_WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
 # Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _PYTHON = ".venv/bin/python"
@@ -47,7 +48,7 @@ def check() -> list[Part]:
 def test() -> list[Part]:
     """Returns the parts of `make test`: of the tests in each directory, a sample that finds most defects per second."""
     sample = "--sample"
-    return [
+    return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), *check()),
         *(_second_kernel(directory, 0, 1, sample) for directory in _SECOND_KERNEL),
         *(_first_kernel(share, 3, sample) for share in range(3)),
@@ -56,12 +57,13 @@ def test() -> list[Part]:
         _pytest("cluster", [sample, "tests/cluster"]),
         _pytest("built-files", [sample, "tests/pack"]),
         _pytest("clients", [sample, *_ONE_RUNTIME]),
-    ]
+        options=(sample,),
+    )
 
 
 def test_all() -> list[Part]:
     """Returns the parts of `make test-all`: every test, of tests/hard samples, which `make nightly` runs whole."""
-    return [
+    return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), _kubernetes(), _make("agent-base")),
         _make("build-arm64", "venv", targets=("arm64", "arm64-machine")),
         *check(),
@@ -83,7 +85,7 @@ def test_all() -> list[Part]:
         _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64")),
         _pytest("deploy", ["tests/deploy"], needs=(*_BUILT, "agent-base")),
         _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
-    ]
+    )
 
 
 SUITES = {"check": check, "test": test, "test-all": test_all}
@@ -121,6 +123,12 @@ def named(names: Sequence[str]) -> list[Part]:
 def _newest_reference() -> Part:
     """Returns the tests of the reference plugins that `make newest-reference` has unpacked: REFERENCE names them."""
     return _pytest("newest-reference", ["--newest-reference", "tests/netns", "tests/hard", "tests/clients"])
+
+
+def _then_alone(*parts: Part, options: Sequence[str] = ()) -> list[Part]:
+    """Returns the parts, and a last one with the tests that run when no other does."""
+    names = tuple(part.name for part in parts)
+    return [*parts, _pytest("alone", ["--alone", *options, *_WITH_ALONE], reports=KERNELS, after=names)]
 
 
 def _make(name: str, *needs: str, targets: Sequence[str] = ()) -> Part:
@@ -161,6 +169,7 @@ def _pytest(
     reports: Path = REPORTS,
     bin_dir: str = "dist/bin",
     root: str = Part.root,
+    after: tuple[str, ...] = (),
 ) -> Part:
     program = ("env", f"PODWIRE_BIN_DIR={bin_dir}", _PYTHON, "-m", "pytest", f"--report={reports}/{name}.json")
-    return Part(name, (*program, *arguments), needs, isolated=isolated, root=root)
+    return Part(name, (*program, *arguments), needs, after, isolated=isolated, root=root)
