@@ -21,10 +21,8 @@ TestWorld = machine(examples=60, events=80)
 
 
 @pytest.mark.timeout(7200)
-def test_thousands_of_walks_keep_the_invariants(nightly, tmp_path):
+def test_thousands_of_walks_keep_the_invariants(nightly_only, tmp_path):
     """No random order of events breaks an invariant or loses a block."""
-    if not nightly:
-        pytest.skip("in `make nightly` only")
     for seed in range(3000):
         directory = tmp_path / str(seed)
         directory.mkdir()
@@ -33,10 +31,8 @@ def test_thousands_of_walks_keep_the_invariants(nightly, tmp_path):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name != DIRECTED])
-def test_each_wrong_manager_breaks_an_invariant(nightly, name, tmp_path, monkeypatch):
+def test_each_wrong_manager_breaks_an_invariant(nightly_only, name, tmp_path, monkeypatch):
     """A search finds for each manager that is wrong by one function an order of events that breaks an invariant."""
-    if not nightly:
-        pytest.skip("in `make nightly` only")
     broken = broken_by(name, range(MOST_WALKS), tmp_path, monkeypatch)
     assert broken is not None
     print(f"{name}: {broken}")
