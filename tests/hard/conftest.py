@@ -21,6 +21,13 @@ def nightly(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
+def nightly_only(nightly: bool) -> None:
+    """Skips the test in `make test`."""
+    if not nightly:
+        pytest.skip("in `make nightly` only")
+
+
+@pytest.fixture
 def new_scenario_host(root: None, bin_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ScenarioHost]]:
     """A function that creates a host with another pod, for the backend "none" only its lease; anew for a dirty host."""
     with ExitStack() as stack:

@@ -29,10 +29,8 @@ def test_thousands_of_walks_keep_the_invariants(nightly, tmp_path):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("has_restores", [False, True], ids=["no restore", "restores"])
-def test_walks_with_sticky_addresses_keep_the_invariants(nightly, tmp_path, has_restores):
+def test_walks_with_sticky_addresses_keep_the_invariants(nightly_only, tmp_path, has_restores):
     """No random order of events gives a sticky address to two pods or loses its block."""
-    if not nightly:
-        pytest.skip("in `make nightly` only")
     for seed in range(300):
         directory = tmp_path / str(seed)
         directory.mkdir()
@@ -41,10 +39,8 @@ def test_walks_with_sticky_addresses_keep_the_invariants(nightly, tmp_path, has_
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name != DIRECTED])
-def test_each_wrong_manager_breaks_an_invariant(nightly, name, tmp_path, monkeypatch):
+def test_each_wrong_manager_breaks_an_invariant(nightly_only, name, tmp_path, monkeypatch):
     """A search finds for each manager that is wrong by one function an order of events that breaks an invariant."""
-    if not nightly:
-        pytest.skip("in `make nightly` only")
     broken = broken_by(name, range(MOST_WALKS), tmp_path, monkeypatch)
     assert broken is not None
     print(f"{name}: {broken}")
