@@ -6,30 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from tests import promises
 from tests.spec import configs
-from tests.support import pod_interfaces
-from tests.support.fault_scenarios import SCENARIOS, ScenarioHost, explain_bad_report
+from tests.support import fault_scenarios
+from tests.support.fault_scenarios import SCENARIOS, Case, Scenario, ScenarioHost, explain_bad_report
+from tests.support.invocation import Outcome
 from tests.support.syscall_faults import Fault, list_faults
 
 SAMPLE = 3  # faults of each case in `make test`
 
-Case = tuple[str, str, str]  # verb, plugin, backend
-CASES: list[Case] = [
-    *(
-        (verb, plugin, backend)
-        for verb in SCENARIOS
-        for plugin in ("bridge", "portmap", "firewall")
-        for backend in ("iptables", "nftables")
-    ),
-    *((verb, plugin, "nftables") for verb in SCENARIOS for plugin in ("bandwidth", "tuning", "ptp", "host-local")),
-    *((verb, plugin, "nftables") for verb in ("ADD", "DEL", "CHECK") for plugin in ("loopback", "static")),
-    *((verb, "sbr", "nftables") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
-    *((verb, plugin, "none") for plugin in pod_interfaces.KEYS for verb in SCENARIOS),
-    *((verb, "vrf", "none") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
+CASES = [
+    *fault_scenarios.CASES,
+    *((verb, "host-local", "nftables") for verb in SCENARIOS),
+    *((verb, "static", "nftables") for verb in ("ADD", "DEL", "CHECK")),
 ]
-
-
 FORKING = [case for case in CASES if case[0] == "DEL"]  # ADD runs a program only when it replaces a rule
 FORKING = [case for case in FORKING if case[1] in ("bridge", "bandwidth") or case[2] == "iptables"]
 
@@ -59,21 +48,20 @@ def assert_survives(
 ) -> None:
     """Lets the system calls of a verb fail, one in each attempt; AssertionError with the defects."""
     command, plugin, backend = case
-    scenario = SCENARIOS[command](new_scenario_host(backend), plugin)
+    follow = ("-f",) if children else ()
+
+    def create() -> Scenario:
+        return SCENARIOS[command](new_scenario_host(backend), plugin)
+
+    def attempt(scenario: Scenario, fault: Fault) -> Outcome:
+        return scenario.attempt("strace", *follow, "-o", "/dev/null", "-e", fault.injection)
+
+    def explain(fault: Fault, outcome: Outcome) -> list[str]:
+        interrupted = f"an interruption is reported: {outcome.stdout.decode()} {outcome.stderr}"
+        bad_report = explain_bad_report(outcome, stdout_closed=fault.call == "write")
+        return [bad_report, interrupted if fault.errno == "EINTR" else ""]
+
+    scenario = create()
     faults = sample(list_faults(scenario.run_without_fault, children=children), nightly, CASES.index(case))
     assert faults
-    problems = []
-    for fault in faults:
-        follow = ("-f",) if children else ()
-        outcome = scenario.attempt("strace", *follow, "-o", "/dev/null", "-e", fault.injection)
-        defects = scenario.find_defects(outcome)
-        if outcome.status:
-            defects += filter(None, [explain_bad_report(outcome, stdout_closed=fault.call == "write")])
-            if fault.errno == "EINTR":
-                defects.append(f"an interruption is reported: {outcome.stdout.decode()} {outcome.stderr}")
-        if defects:
-            problems.append("\n    ".join((f"{fault}: {outcome.status}", *defects)))
-        if scenario.dirty:
-            scenario = SCENARIOS[command](new_scenario_host(backend), plugin)
-    promises.record("faults", faults=len(faults))
-    assert not problems, f"{len(problems)} of {len(faults)}:\n" + "\n".join(problems)
+    fault_scenarios.assert_survives(create, scenario, faults, attempt, explain)

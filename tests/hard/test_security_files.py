@@ -1,5 +1,6 @@
 """Files and processes: file modes, links in the store, the environment of child processes, hostile variables."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,7 +8,6 @@ import signal
 import stat
 import subprocess
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,24 +72,38 @@ def modes(directory):
     return {str(path.relative_to(directory)): stat.S_IMODE(path.lstat().st_mode) for path in paths}
 
 
+@contextlib.contextmanager
+def masked(umask):
+    """Sets the umask inside the block."""
+    before = os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_modes_of_the_store(net, store, umask):
     """Reservations have mode 0600, the lock 0750, directories 0755, the index 0600 in 0700, minus the umask."""
-    before = os.umask(umask)
-    try:
+    with masked(umask):
         lease(net, "ADD").result()
-    finally:
-        os.umask(before)
     expected = {"net": 0o755, "net/lock": 0o750, "net/10.22.0.2": 0o600, "net/last_reserved_ip.0": 0o600, ".": 0o755}
     assert modes(store) == {name: mode & ~umask for name, mode in expected.items()}
     assert modes(Path(f"{store}.podwire")) == {".": 0o700, "net": 0o600}
     lease(net, "DEL").assert_silent()
 
 
+# What a link in a directory of podwire points to, created at a path with a text.
+TARGETS = {
+    "file": Path.write_text,
+    "directory": lambda path, _: path.mkdir(),
+    "absent": lambda path, _: None,
+    "fifo": lambda path, _: os.mkfifo(path),
+}
 LINKED = ["lock", "last_reserved_ip.0", "10.22.0.2"]
 
 
-@pytest.mark.parametrize("target", ["file", "directory", "absent", "fifo"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*LINKED, "net", "~net"])
 def test_links_in_the_store_are_not_followed(net, store, tmp_path, name, target):
     """Through a link in the store's directory nothing is read, written or created elsewhere."""
@@ -97,9 +111,7 @@ def test_links_in_the_store_are_not_followed(net, store, tmp_path, name, target)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     victim = elsewhere / "victim"
-    {"file": lambda: victim.write_text("cid\r\neth0"), "directory": victim.mkdir, "absent": lambda: None}.get(
-        target, lambda: os.mkfifo(victim)
-    )()
+    TARGETS[target](victim, "cid\r\neth0")
     place = store / "net" / name if name in LINKED else Path(f"{store}.podwire") / name  # the index, or a draft of it
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(victim)
@@ -278,18 +290,15 @@ BACKUP = "cid_eth0.json"
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_modes_of_a_backup(tune, store, umask):
     """A backup, its note and their directories are accessible to root only, and DEL deletes backup and note."""
-    before = os.umask(umask)
-    try:
+    with masked(umask):
         tune("ADD").result()
-    finally:
-        os.umask(before)
     for directory in (store, Path(f"{store}.podwire")):
         assert modes(directory) == {".": 0o700 & ~umask, BACKUP: 0o600 & ~umask}
     tune("DEL").assert_silent()
     assert [list(directory.iterdir()) for directory in (store, Path(f"{store}.podwire"))] == [[], []]
 
 
-@pytest.mark.parametrize("target", ["file", "directory", "absent", "fifo"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("side", ["", ".podwire"])
 @pytest.mark.parametrize("name", [BACKUP, f"~{BACKUP}"])
 def test_links_among_backups_are_not_followed(tune, sandbox, store, tmp_path, name, side, target):
@@ -297,10 +306,7 @@ def test_links_among_backups_are_not_followed(tune, sandbox, store, tmp_path, na
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     victim = elsewhere / "victim"
-    if target == "file":
-        victim.write_text('{"mtu": 1280}')
-    elif target != "absent":
-        {"directory": victim.mkdir, "fifo": partial(os.mkfifo, victim)}[target]()
+    TARGETS[target](victim, '{"mtu": 1280}')
     place = Path(f"{store}{side}") / name
     place.parent.mkdir()
     place.symlink_to(victim)

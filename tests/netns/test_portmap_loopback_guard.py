@@ -13,8 +13,9 @@ from kernel.netfilter import nft
 from plugins.portmap import localhost, loopback_guard
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from tests.netns.conftest import NFT
-from tests.support import hidden_sysctls, xtables
+from tests.support import mount_wrapper, xtables
 from tests.support.attaching import host_end
+from tests.support.mount_wrapper import HIDING_SYSCTLS
 from tests.support.netstate import iptables_rules
 from tests.support.publishing import PublishingNetwork
 
@@ -46,16 +47,19 @@ def run_gc(network, *running):
     later.having(**keys).portmap("GC", running[0], ()).assert_silent()
 
 
-@pytest.mark.parametrize("method", hidden_sysctls.METHODS)
+@pytest.mark.parametrize("method", HIDING_SYSCTLS)
 def test_gc_without_proc_sys(published, sandbox, tmp_path, method):
     """GC that cannot see /proc/sys keeps the guard of a running pod's bridge."""
     published.add(sandbox, "8080:80")
     assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
-    run_gc(replace(published, bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=method)), sandbox)
+    run_gc(
+        replace(published, bin_dir=mount_wrapper.install(tmp_path / "hidden", "portmap", HIDING_SYSCTLS[method])),
+        sandbox,
+    )
     assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
 
 
-@pytest.mark.parametrize("method", hidden_sysctls.METHODS)
+@pytest.mark.parametrize("method", HIDING_SYSCTLS)
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_verb_of_another_pod_without_proc_sys(published, routed, new_sandbox, tmp_path, method, verb):
     """ADD, which fails, and DEL that cannot see /proc/sys keep the guard of another pod's bridge."""
@@ -63,7 +67,8 @@ def test_verb_of_another_pod_without_proc_sys(published, routed, new_sandbox, tm
     pod = new_sandbox()
     result = routed.having(name="other").add(pod)
     other = PublishingNetwork(
-        routed.having(name="other"), bin_dir=hidden_sysctls.install(tmp_path / "hidden", "portmap", way=method)
+        routed.having(name="other"),
+        bin_dir=mount_wrapper.install(tmp_path / "hidden", "portmap", HIDING_SYSCTLS[method]),
     )
     outcome = other.portmap(verb, pod, ("8081:80",), result)
     if verb == "ADD":

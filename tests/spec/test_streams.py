@@ -4,24 +4,15 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import binaries
-from tests.support.invocation import environment, finish, strict_json
+from tests.support.invocation import finish, start_plugin, strict_json
 
 DEADLINE_S = 20.0
 ENDS = {"pipe": os.pipe, "socket": lambda: tuple(end.detach() for end in socket.socketpair())}
-
-
-def start(plugin, command, **streams):
-    """Starts a plugin with the test's streams; the others are pipes."""
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
-    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/no/such/netns", "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
-    return subprocess.Popen([str(binaries.directory() / plugin)], env=environment(command, **names), **streams)
 
 
 def wait_until_asleep(process):
@@ -37,7 +28,7 @@ def test_late_input_on_a_nonblocking_stream(refused, kind):
     """A plugin waits for all parts of its configuration when stdin is non-blocking, and leaves it non-blocking."""
     reader, writer = ENDS[kind]()
     os.set_blocking(reader, False)
-    process = start(refused.plugin, "NOPE", stdin=reader)
+    process = start_plugin(refused.plugin, "NOPE", netns=refused.sandbox, host=refused.host, stdin=reader)
     text = json.dumps(refused.config()).encode()
     for part in (text[:20], text[20:]):
         wait_until_asleep(process)
@@ -58,7 +49,7 @@ def test_late_reader_of_a_nonblocking_stream(refused, kind):
     with contextlib.suppress(BlockingIOError):
         while True:
             filled += os.write(writer, b" " * 4096)
-    process = start(refused.plugin, "VERSION", stdout=writer)
+    process = start_plugin(refused.plugin, "VERSION", host=refused.host, stdout=writer)
     os.close(writer)
     wait_until_asleep(process)
     with open(reader, "rb") as rest:
@@ -69,18 +60,13 @@ def test_late_reader_of_a_nonblocking_stream(refused, kind):
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
 def test_unreadable_stdout(refused, redirection):
     """When stdout is closed or full, exit status and stderr report that the result could not be written."""
-    program = str(binaries.directory() / refused.plugin)
-    shell = ["/bin/sh", "-c", f'exec "$0" {redirection}', program]
-    done = subprocess.run(shell, env=environment("VERSION"), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("podwire: error writing to stdout: ")
+    outcome = refused("VERSION", before=("sh", "-c", f'exec "$0" {redirection}'))
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert outcome.stderr.startswith("podwire: error writing to stdout: ")
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 def test_unreadable_stderr_fails_no_verb(refused, redirection):
     """When stderr is closed or full, a verb that cannot write a warning succeeds."""
-    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0", "CNI_PATH": "/none"}
-    shell = ["/bin/sh", "-c", f'exec "$0" {redirection}', str(binaries.directory() / refused.plugin)]
-    config = json.dumps(refused.config(**{"cni.dev/valid-attachments": None})).encode()  # GC then removes nothing
-    done = subprocess.run(shell, env=environment("GC", **names), input=config, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, b""), done
+    config = refused.config(**{"cni.dev/valid-attachments": None})  # GC then removes nothing
+    refused("GC", config, before=("sh", "-c", f'exec "$0" {redirection}'), path="/none").assert_silent()

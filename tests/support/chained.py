@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import bandwidth_network, netstate, pod_interfaces
+from tests.support import bandwidth_network, netstate, pod_interfaces, vrf_network
 from tests.support.hostports import ports
 from tests.support.invocation import Outcome, finish, start_plugin
 from tests.support.namespaces import Namespace
 
 CHAIN = ("bridge", "portmap", "bandwidth", "firewall", "tuning")  # in the order of ADD
-_L3MDEV = 1000  # the priority of the kernel's rules for VRF devices, which it never deletes
 _SETTING = Path("/proc/sys/net/ipv4/conf/eth0/arp_filter")
 _GUARD = re.compile(r"^table ip mangle \{$.*?^\}$\n?", re.MULTILINE | re.DOTALL)
 
@@ -103,8 +102,7 @@ class Chain:
         rules = "\n".join(netstate.nft_rules(self.host))
         lines = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
         host = bandwidth_network.state(self.host) | {"nft": lines}
-        pod_state = netstate.state(pod) | {"setting": _read_setting(pod)}
-        pod_state["rules"] = [rule for rule in pod_state["rules"] if rule["priority"] != _L3MDEV]
+        pod_state = vrf_network.state(pod) | {"setting": _read_setting(pod)}
         files = {"leases": self.leases(), "backups": self.saved(), "devices": pod_interfaces.device_files(self.store)}
         return {"host": host, "pod": pod_state, **files}
 
@@ -130,9 +128,7 @@ class Chain:
         if plugin == "vrf":
             return {"vrfname": "blue"}
         if plugin in pod_interfaces.KEYS:
-            keys = {**pod_interfaces.KEYS[plugin], **pod_interfaces.keys_of_pod(plugin, 0), "ipam": ipam}
-            directory = {"dataDir": str(pod_interfaces.devices_directory(self.store))}
-            return keys | (directory if plugin == "host-device" else {})
+            return {**pod_interfaces.options(plugin, 0, self.store), "ipam": ipam}
         if plugin == "static":
             return {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}]}}
         return {}

@@ -61,11 +61,8 @@ def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool
     ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
     if interface in INTERFACES:
         first, *chained = INTERFACES[interface]
-        keys = {**pod_interfaces.KEYS[first], **pod_interfaces.keys_of_pod(first, 1)}
-        if first == "host-device":
-            keys["dataDir"] = str(pod_interfaces.devices_directory(store))
-        others = ({"type": name} for name in chained)
-        return NetworkList("crash", "1.1.0", ({"type": first, **keys, "ipam": ipam}, *others))
+        keys = {**pod_interfaces.options(first, 1, store), "ipam": ipam}
+        return NetworkList("crash", "1.1.0", ({"type": first, **keys}, *({"type": name} for name in chained)))
     bridge = {
         "type": "bridge",
         "bridge": SHARED_BRIDGE,

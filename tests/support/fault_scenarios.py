@@ -6,13 +6,17 @@ One rule: each attempt starts from the same state; a scenario that cannot return
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from tests import promises
 from tests.support import pod_interfaces
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.invocation import Outcome
 from tests.support.namespaces import Namespace
+
+Fault = TypeVar("Fault")
 
 EARLIER = {"sbr": CHAIN[:1], "vrf": ("dummy",)}  # the plugins before one that is not in the chain
 # Texts that do not help an operator.
@@ -220,3 +224,43 @@ class Gc(Scenario):
 
 
 SCENARIOS: dict[str, type[Scenario]] = {"ADD": Add, "DEL": Del, "CHECK": Check, "GC": Gc, "STATUS": Status}
+
+Case = tuple[str, str, str]  # verb, plugin, backend
+CASES: list[Case] = [
+    *(
+        (verb, plugin, backend)
+        for verb in SCENARIOS
+        for plugin in ("bridge", "portmap", "firewall")
+        for backend in ("iptables", "nftables")
+    ),
+    *((verb, plugin, "nftables") for verb in SCENARIOS for plugin in ("bandwidth", "tuning", "ptp")),
+    *((verb, "loopback", "nftables") for verb in ("ADD", "DEL", "CHECK")),
+    *((verb, "sbr", "nftables") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
+    *((verb, plugin, "none") for plugin in pod_interfaces.KEYS for verb in SCENARIOS),
+    *((verb, "vrf", "none") for verb in ("ADD", "DEL", "CHECK", "STATUS")),
+]
+
+
+def assert_survives(
+    create: Callable[[], Scenario],
+    scenario: Scenario,
+    faults: Sequence[Fault],
+    attempt: Callable[[Scenario, Fault], Outcome],
+    explain: Callable[[Fault, Outcome], Sequence[str]],
+) -> None:
+    """Attempts the verb of `scenario` under each of `faults`; AssertionError with the defects.
+
+    `explain` returns what is wrong with the report of a failure; `create` creates the scenario again when it is dirty.
+    """
+    problems = []
+    for fault in faults:
+        outcome = attempt(scenario, fault)
+        defects = scenario.find_defects(outcome)
+        if outcome.status:
+            defects = [*defects, *filter(None, explain(fault, outcome))]
+        if defects:
+            problems.append("\n    ".join((f"{fault}: {outcome.status}", *defects)))
+        if scenario.dirty:
+            scenario = create()
+    promises.record("faults", faults=len(faults))
+    assert not problems, f"{len(problems)} of {len(faults)}:\n" + "\n".join(problems)

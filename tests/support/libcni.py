@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support import binaries
+from tests.support import mount_wrapper
 
 # A missing path beside the namespace of a running pod: that proves, in a container too, that the namespace is missing.
 MISSING_NETNS = f"/proc/{os.getpid()}/ns/absent"
@@ -23,13 +23,9 @@ _OTHER_NETWORK = "other-network"
 def install_with_cache(directory: Path, *plugins: str, bin_dir: Path | None = None) -> Path:
     """Creates `directory` with `plugins` whose cache is `<directory>/results`, still empty; returns it."""
     (directory / "results").mkdir(parents=True)
-    commands = "mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {0}/results /var/lib/cni; exec {1}"
+    cache = f"mount -t tmpfs podwire /var/lib; mkdir /var/lib/cni; ln -s {directory}/results /var/lib/cni"
     for name in plugins:
-        program = (bin_dir or binaries.directory()) / name
-        (directory / name).write_text(
-            f"#!/bin/sh\nexec unshare --mount sh -ec '{commands.format(directory, program)}'\n"
-        )
-        (directory / name).chmod(0o755)
+        mount_wrapper.install(directory, name, cache, bin_dir=bin_dir)
     return directory
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cni.conf import Attachment
-from podwire import networks
-from podwire.networks import Network
 from tests.support import binaries, libcni
 from tests.support.hostports import ports
-from tests.support.invocation import run_plugin
 from tests.support.namespaces import Namespace
+from tests.support.netlist import NetworkList, Run, runner
 
 _TIMEOUT_S = 60
 NET = f"10.213.{os.getpid() % 256}"  # unique: the tool inspects every namespace of the machine
@@ -76,11 +73,6 @@ class Node:
         return {"cniVersion": "1.0.0", "name": self.name, "plugins": plugins}
 
     @property
-    def network(self) -> Network:
-        """The parsed network."""
-        return networks.parse(json.dumps(self.config).encode(), "")
-
-    @property
     def store(self) -> Path:
         """The directory of the network's reservations."""
         return self.directory / "leases" / self.name
@@ -90,12 +82,9 @@ class Node:
         capabilities: dict[str, object] = {"portMappings": ports(*published)} if published else {}
         if limits:
             capabilities["bandwidth"] = BANDWIDTH
-        result: Any = None
-        for plugin in self.network.plugins:
-            config = self.network.build_config(plugin, capability_args=capabilities, prev_result=result)
-            result = run_plugin(str(plugin["type"]), "ADD", config, **self._options(pod)).result()
+        result = self._list(capabilities).add(self._runner(pod))
         self.write_entry(pod, result, capabilities, name)
-        return dict(result)
+        return result
 
     def write_entry(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
         """Writes the pod's entry into the cache."""
@@ -117,20 +106,20 @@ class Node:
 
     def check(self, pod: Namespace) -> None:
         """Runs CHECK of the chain with the cached result."""
-        self._run_cached("CHECK", pod, self.network.plugins, self._options(pod))
+        cached = json.loads(self.entry(pod).read_text())
+        self._list(cached.get("capabilityArgs", {})).check(self._runner(pod), cached["result"])
 
     def detach(self, pod: Namespace, *, netns: str | None = None) -> None:
         """Runs DEL of the chain and deletes the cache file."""
-        options = {**self._options(pod), **({} if netns is None else {"netns": netns})}
-        self._run_cached("DEL", pod, reversed(self.network.plugins), options)
+        cached = json.loads(self.entry(pod).read_text())
+        run = self._runner(pod, **({} if netns is None else {"netns": netns}))
+        self._list(cached.get("capabilityArgs", {})).delete(run, cached["result"])
         self.entry(pod).unlink()
 
     def gc(self, *valid: Namespace) -> None:
         """Runs GC of podwire's chain with `valid` as the running pods, and deletes the cache files of the others."""
-        for plugin in self.network.plugins:
-            config = self.network.build_config(plugin, valid=[Attachment(pod.name, "eth0") for pod in valid])
-            config = {**config, "cniVersion": "1.1.0"}
-            run_plugin(str(plugin["type"]), "GC", config, host=self.host).assert_silent()
+        attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
+        replace(self._list({}), cni_version="1.1.0").collect(runner(self.host, None), attachments)
         for path in (self.directory / "results").iterdir():
             if not any(self.entry(pod) == path for pod in valid):
                 path.unlink()
@@ -161,16 +150,9 @@ class Node:
         """Returns the kinds of leaked objects that `podwire show` reports."""
         return {leak["kind"] for leak in self.show()["leaks"]}
 
-    def _run_cached(
-        self, verb: str, pod: Namespace, plugins: Iterable[Mapping[str, Any]], options: dict[str, Any]
-    ) -> None:
-        """Runs a verb of `plugins` with the result and the capabilities of the cache file."""
-        cached = json.loads(self.entry(pod).read_text())
-        for plugin in plugins:
-            config = self.network.build_config(
-                plugin, capability_args=cached.get("capabilityArgs"), prev_result=cached["result"]
-            )
-            run_plugin(str(plugin["type"]), verb, config, **options).assert_silent()
+    def _list(self, capabilities: Mapping[str, object]) -> NetworkList:
+        config = self.config
+        return NetworkList(self.name, config["cniVersion"], tuple(config["plugins"]), capabilities)
 
-    def _options(self, pod: Namespace) -> dict[str, Any]:
-        return {"netns": pod, "container_id": pod.name, "host": self.host, "bin_dir": self.bin_dir}
+    def _runner(self, pod: Namespace, **how: Any) -> Run:
+        return runner(self.host, pod, bin_dir=self.bin_dir, **how)

@@ -61,6 +61,12 @@ def keys_of_pod(plugin: str, number: int) -> dict[str, Any]:
     return keys.get(plugin, {})
 
 
+def options(plugin: str, number: int, store: Path) -> dict[str, Any]:
+    """Returns all keys of a plugin for a pod; host-device's files are beside host-local's `store`."""
+    files = {"dataDir": str(devices_directory(store))} if plugin == "host-device" else {}
+    return {**KEYS[plugin], **keys_of_pod(plugin, number), **files}
+
+
 def devices_directory(store: Path) -> Path:
     """Returns the directory of host-device's files, beside host-local's `store`."""
     return store.with_name(f"{store.name}-devices")

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, hidden_sysctls, namespaces, pod_interfaces, xtables
+from tests.support import binaries, mount_wrapper, namespaces, pod_interfaces, xtables
 from tests.support.invocation import Outcome
 from tests.support.process_pool import Call, Job, ProcessPool, random_kill_delay_s
 from tests.support.storm_plan import IFNAME, NAME, Container, Plan, Report
@@ -42,7 +42,9 @@ class Storm:
         self._end = start + self.plan.seconds
         self._last_verb = self.report.verbs.total() + self.plan.verbs
         if self.plan.hidden:
-            self._hidden = hidden_sysctls.install(self.store.with_name("hidden"), *self.plan.plugins)
+            self._hidden = self.store.with_name("hidden")
+            for plugin in self.plan.plugins:
+                mount_wrapper.install(self._hidden, plugin, mount_wrapper.HIDING_SYSCTLS["subset=pid"])
         self._run_jobs(self.plan.at_once, self._next_job)
         self._hidden = None
         self.report.seconds = time.monotonic() - start
@@ -295,10 +297,7 @@ class Storm:
         ranges, routes = [[{"subnet": "10.22.0.0/24"}]], [{"dst": "0.0.0.0/0"}]
         ipam: dict[str, Any] = {"type": "host-local", "dataDir": str(self.store), "ranges": ranges}
         if plugin in pod_interfaces.KEYS:
-            config |= pod_interfaces.KEYS[plugin] | pod_interfaces.keys_of_pod(plugin, 0)
-            if plugin == "host-device":
-                config["dataDir"] = str(pod_interfaces.devices_directory(self.store))
-            return config | {"ipam": ipam | {"routes": routes}}
+            return config | pod_interfaces.options(plugin, 0, self.store) | {"ipam": ipam | {"routes": routes}}
         config |= {"ipMasq": True, "ipMasqBackend": self.plan.backend}
         if plugin == "ptp":
             return config | {"ipam": ipam | {"routes": routes}}

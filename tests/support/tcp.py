@@ -26,7 +26,7 @@ while True:
 """
 _CLIENT = """
 import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3) as connection:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as connection:
     print(connection.recv(64).decode(), end="")
 """
 
@@ -46,5 +46,5 @@ def serving(namespace: Namespace, ip: str) -> Iterator[None]:
 
 
 def source_address(namespace: Namespace, ip: str, port: int = PORT) -> str:
-    """Connects from `namespace`; returns the source address that the server sees, "" without a reply within 3 s."""
+    """Connects from `namespace`; returns the source address that the server sees, "" without a reply within 20 s."""
     return namespace.run(sys.executable, "-c", _CLIENT, ip, str(port), check=False)

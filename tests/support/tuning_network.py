@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, netstate
+from tests.support import mount_wrapper, netstate
 from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
@@ -26,15 +26,6 @@ ALL: Mapping[str, Any] = {
 TUNED = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
 
 _ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
-# A program that runs the plugin in a mount namespace in which the test's allow list replaces the machine's.
-_WRAPPER = """#!/bin/sh
-exec unshare --mount --propagation private sh -ec '
-    cp {source} {copy}
-    mount -t tmpfs podwire {hidden}
-    mkdir -p {directory}
-    {fill}
-    exec {plugin}'
-"""
 
 
 class Tuning(Network):
@@ -76,23 +67,13 @@ def install_with_allow_list(directory: Path, text: str | None) -> Path:
     It runs in a mount namespace that hides the machine's list.
     """
     directory.mkdir()
-    source, program = directory / "list", directory / "tuning"
+    source, copy = directory / "list", "/tmp/podwire-list.$$"
     source.write_text(text or "")
-    hidden = next(path for path in Path(_ALLOWLIST).parents if path.is_dir())
-    copy = "/tmp/podwire-list.$$"
-    fill = f"cp {copy} {_ALLOWLIST}; rm {copy}" if text is not None else f"rm {copy}"
-    program.write_text(
-        _WRAPPER.format(
-            source=source,
-            copy=copy,
-            hidden=hidden,
-            directory=Path(_ALLOWLIST).parent,
-            fill=fill,
-            plugin=binaries.directory() / "tuning",
-        )
-    )
-    program.chmod(0o755)
-    return directory
+    allow_list = Path(_ALLOWLIST)
+    hidden = next(path for path in allow_list.parents if path.is_dir())
+    fill = f"cp {copy} {allow_list}; rm {copy}" if text is not None else f"rm {copy}"
+    hide = f"cp {source} {copy}; mount -t tmpfs podwire {hidden}; mkdir -p {allow_list.parent}; {fill}"
+    return mount_wrapper.install(directory, "tuning", hide)
 
 
 def get_attributes(namespace: Namespace, name: str = "eth0") -> dict[str, Any]:

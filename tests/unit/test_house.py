@@ -59,6 +59,12 @@ def test_every_module_has_a_docstring():
     assert [name(path) for path in sources(*ROOMS) if not ast.get_docstring(ast.parse(path.read_bytes()))] == []
 
 
+def test_map_of_the_support_modules_is_complete():
+    """The docstring of tests/support has a line for each module there, and for no other."""
+    listed = re.findall(r"^    (\w+): \S", (ROOT / "tests/support/__init__.py").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted({path.stem for path in sources("tests/support")} - {"__init__"})
+
+
 def test_every_test_has_one_sentence():
     """The first paragraph of a test's docstring is one sentence; details may follow in another paragraph."""
     bad = [
