@@ -33,8 +33,8 @@ Networks of one plugin, or of bridge and one after it
     bare_plugin: BarePlugin: portmap or firewall for pods that have no interface
     bandwidth_network: bridge and bandwidth; traffic control
     firewall_network: bridge and firewall
-    firewall_sets: firewall with nftables
-    firewall_tables: firewall with iptables
+    firewall_sets: what firewall creates in nftables
+    firewall_tables: firewall and its rules in iptables
     host_device_network: host-device and its device
     host_local: host-local's allocator, called without the plugin
     hostports: portmap and its rules
@@ -50,6 +50,7 @@ Networks of one plugin, or of bridge and one after it
 
 Packets
     sockets: servers and connections over TCP, UDP and SCTP
+    outside: a machine at the node's uplink
     tcp: whole TCP connections between namespaces
     rates: the rate between namespaces
     frames: stations that send and receive Ethernet frames
@@ -57,9 +58,9 @@ Packets
     tap_program: a program at the other end of a tap device
 
 DHCP
-    dhcp: dnsmasq, and the reference's daemon
-    dhcp_node: podwire's daemon, and a server
-    dhcp_forger: a forged or faulty server
+    dhcp: a server's address, and the keys of a network
+    dhcp_node: podwire's or the reference's daemon, and dnsmasq
+    dhcp_forger: a forged or faulty server or router
     dhcp_proxy: withholds the daemon's answer
     dhcp_recordings: bytes of the reference's daemon
     dhcp6_exchange: a DHCPv6 client with hand-made answers
@@ -138,6 +139,7 @@ Agent, cluster and stores
 
 Documents and values
     markdown: parses the project's documents
+    sample: which tests and cases `make test` runs
     compatibility: what docs/compatibility.md promises
     errors: exceptions as values
 """
