@@ -23,11 +23,12 @@ from ipam.dhcp.packet6 import Association, LeasedAddress
 from ipam.dhcp.rpc import Connection
 from tests.fuzz import mutation
 from tests.support import dhcp_recordings as recorded
+from tests.unit.test_dhcp_gob import ARRAY, LIST, MAP, OPAQUE, RECURSIVE, STRANGE, STRANGE_VALUE, message
 
 CASES = 300
 MALFORMED = (packet.Malformed, gob.Malformed)
 OPTION_BYTES = 1 << 14
-LIMIT_S = 2.0  # it takes milliseconds; with the square of the size minutes
+LIMIT_S = 5.0  # it takes milliseconds; with the square of the size minutes
 MAC = b"\2\0\0\0\0\1"
 V4, V6, ALL_NODES = IPv4Address("192.0.2.1"), IPv6Address("fe80::1"), IPv6Address("ff02::1")
 CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
@@ -96,13 +97,15 @@ def answer_calls(data: bytes) -> None:
         assert connection.reply(call, None)
 
 
+OTHER_TYPES = STRANGE + MAP + ARRAY + OPAQUE + STRANGE_VALUE
+LISTS_OF_LISTS = LIST + RECURSIVE + message("ff82 01 02 01 00 00 00")
 PARSERS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
     "frame": (read_frame, [UDP4, UDP6, ICMP6]),
     "frame of the IPv6 client": (read_client_frame, [UDP6, ICMP6]),
     "DHCPv4 message": (read_message4, [MESSAGE4]),
     "DHCPv6 message": (packet6.decode, [MESSAGE6]),
     "router advertisement": (read_advertisement, [BODY]),
-    "gob": (read_gob, [recorded.ALLOCATE, recorded.REPLIES, recorded.ERROR]),
+    "gob": (read_gob, [recorded.ALLOCATE, recorded.REPLIES, recorded.ERROR, OTHER_TYPES, LISTS_OF_LISTS]),
     "calls of the daemon": (answer_calls, [recorded.ALLOCATE, recorded.RELEASE]),
 }
 
