@@ -20,7 +20,7 @@ MAC, IP = bytes.fromhex("020000000099"), "10.27.0.99"  # the program's addresses
 TAP, MULTI_QUEUE, NO_PI, VNET_HDR = 0x2, 0x100, 0x1000, 0x4000  # IFF_*, linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _BROADCAST, _ARP, _IPV4 = b"\xff" * 6, 0x0806, 0x0800
-_DEADLINE_S, _AGAIN_S = 5.0, 0.2
+_DEADLINE_S, _AGAIN_S = 20.0, 0.2
 
 
 def attach(pod: Namespace, name: str = "eth0", flags: int = TAP | NO_PI) -> int:
@@ -56,13 +56,13 @@ class Program:
         os.write(self._descriptor, frame)
 
     def read_until(self, matches: Callable[[bytes], bool]) -> bytes:
-        """Returns the first frame from the pod that `matches`; without one in 5 s the test fails."""
+        """Returns the first frame from the pod that `matches`; without one in 20 s the test fails."""
         frame = self._read(matches, _DEADLINE_S)
         assert frame, "no such frame was sent by the pod"
         return frame
 
     def ask(self, question: bytes, matches: Callable[[bytes], bool], *, other: Program | None = None) -> bytes:
-        """Writes a frame until this program, or `other`, reads one that `matches`; without one in 5 s the test fails.
+        """Writes a frame until this program, or `other`, reads one that `matches`; without one in 20 s the test fails.
 
         The first frames can be lost: the kernel activates the interface shortly after a program has opened the device.
         """
