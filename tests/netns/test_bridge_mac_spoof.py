@@ -283,7 +283,7 @@ def wire():
         with Netns(pod.path) as namespace, entered(namespace):
             raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(TYPE))
             raw.bind(("eth0", TYPE))
-        raw.settimeout(5)
+        raw.settimeout(20)
         opened.append(raw)
         return raw
 

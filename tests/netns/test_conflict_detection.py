@@ -51,7 +51,7 @@ def test_two_hosts_that_probe_for_one_address(careful, sandbox, neighbour):
     probe = struct.pack(">HHBBH6s4s6s4s", 1, 0x800, 6, 4, 1, mac, bytes(4), bytes(6), socket.inet_aton("10.25.0.2"))
     with neighbour.entered(), socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ARP)) as packets:
         packets.bind((WIRE, ETH_P_ARP))
-        packets.settimeout(10)
+        packets.settimeout(20)
         packets.recv(2048)  # ADD has begun to probe
         packets.sendto(b"short", (WIRE, ETH_P_ARP, 0, 0, b"\xff" * 6))
         packets.sendto(probe, (WIRE, ETH_P_ARP, 0, 0, b"\xff" * 6))

@@ -85,8 +85,8 @@ def test_configured_dns_replaces_that_of_ipam(net, sandbox, dns):
     """The result has IPAM's DNS settings unless the network has its own, even an empty list, which dummy ignores."""
     addresses = [{"address": "10.25.0.9/24", "gateway": "10.25.0.1"}]
     result = net.having(ipam={"type": "static", "addresses": addresses, "dns": IPAM_DNS}, dns=dns).add(sandbox)
-    own = dns if net.config["type"] != "dummy" else None
-    assert result.get("dns", {}) == ({key: value for key, value in own.items() if value} if own else IPAM_DNS)
+    kept = dns if net.config["type"] != "dummy" else None
+    assert result.get("dns", {}) == ({key: value for key, value in kept.items() if value} if kept else IPAM_DNS)
 
 
 @each("macvlan", "tap")
@@ -126,7 +126,7 @@ def test_existing_name_is_refused(net, sandbox, existing):
     result: dict[str, Any] = {}
     if existing == "tap":
         sandbox.ip("tuntap", "add", "eth0", "mode", "tap")
-    elif existing == "veth" or kind == "host-device":  # whose device is no more on the host
+    elif existing == "veth" or kind == "host-device":  # after ADD the host has no device
         sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "p")
     else:
         result = net.add(sandbox)
@@ -147,17 +147,17 @@ def test_master_in_the_container(net, sandbox):
     for name in ("veth0", "veth1"):
         sandbox.ip("link", "set", name, "up")
     before = state(net.host), state(sandbox)
-    inside = net.having(master="veth0", linkInContainer=True)
-    result = inside.add(sandbox)
+    in_container = net.having(master="veth0", linkInContainer=True)
+    result = in_container.add(sandbox)
     assert shown(sandbox, "eth0")["link"] == "veth0"
-    inside.run("STATUS").assert_silent()
-    inside.check(sandbox, result)
+    in_container.run("STATUS").assert_silent()
+    in_container.check(sandbox, result)
     for keys, text in (
         ({"master": "veth0"}, 'failed to lookup master "veth0": Link not found'),
         ({}, f'Container interface eth0 is not on master "{UPLINK}"'),
     ):
         assert net.having(**keys).run("CHECK", sandbox, prev_result=result).error()["msg"] == text
-    inside.delete(sandbox, result)
+    in_container.delete(sandbox, result)
     assert (state(net.host), state(sandbox)) == before
 
 

@@ -228,14 +228,14 @@ def test_gc_releases_unlisted_addresses(net, new_sandbox):
     assert (net.leases(), "eth0" in links(one)) == ({}, True)
 
 
-TAKEN_OVER: list[Any] = [param(plugin, {}) for plugin in (*ON_MASTER, "host-device")]
-TAKEN_OVER += [
+OF_BOTH: list[Any] = [param(plugin, {}) for plugin in (*ON_MASTER, "host-device")]
+OF_BOTH += [
     param("macvlan", {"mode": "private", "mtu": 1300}, label="private"),
     param("macvlan", {"ipam": None}, label="layer 2"),
 ]
 
 
-@pytest.mark.parametrize(("net", "keys"), TAKEN_OVER, indirect=["net"])
+@pytest.mark.parametrize(("net", "keys"), OF_BOTH, indirect=["net"])
 @pytest.mark.parametrize("created_by", ["podwire", "reference"])
 def test_pod_is_checked_and_deleted_by_the_other(net, keys, sandbox, bin_dir, reference, created_by):
     """A pod of podwire or of the reference plugin passes CHECK and DEL of the other, which refuses a second ADD."""

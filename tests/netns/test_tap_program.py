@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import subprocess
-import time
 
 import pytest
 
 from tests.support import tap_program
+from tests.support.machine import eventually
 from tests.support.netstate import links, shown
 from tests.support.tap_program import MULTI_QUEUE, NO_PI, TAP, VNET_HDR, attached
 
@@ -50,10 +50,7 @@ def test_ipv6_address_is_usable_after_a_program_opens_the_device(tap, sandbox):
     with attached(sandbox) as program:
         target = ipaddress.ip_address("fd00:27::2").packed
         program.read_until(lambda frame: frame[12:14] == b"\x86\xdd" and frame[54:55] == b"\x87" and target in frame)
-        deadline = time.monotonic() + 5
-        while "tentative" in sandbox.ip("-6", "address", "show", "dev", "eth0") and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "tentative" not in sandbox.ip("-6", "address", "show", "dev", "eth0")
+        assert eventually(lambda: "tentative" not in sandbox.ip("-6", "address", "show", "dev", "eth0"))
         net.check(sandbox, result)
 
 

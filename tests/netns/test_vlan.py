@@ -73,7 +73,7 @@ def test_tag_on_the_wire(net, sandbox, neighbour):
     with sniffer:
         sniffer.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
         sniffer.bind((WIRE, ETH_P_ALL))
-        sniffer.settimeout(5)
+        sniffer.settimeout(20)
         net.add(sandbox)
         assert not reaches(sandbox, "10.25.0.99", within_s=1)
         tags = set()
