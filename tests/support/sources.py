@@ -20,7 +20,7 @@ FILLED = "\0"  # stands for a value in a message
 
 
 class Function(NamedTuple):
-    """A function: its lines are those from `def` to its end, without those of its docstring."""
+    """A function: its lines are those from `def` to its end, without those of its docstring, which is not cleaned."""
 
     name: str
     lines: int
@@ -54,27 +54,34 @@ def sources() -> dict[str, Source]:
 def parse(text: str) -> Source:
     """Returns what the rules look at of a module with this text."""
     tree = ast.parse(text)
-    functions, names, strings = [], set(), set()
+    functions: list[Function] = []
+    names: set[str] = set()
+    strings: set[str] = set()
     for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                functions.append(Function(name, _count_lines(node), ast.get_docstring(node)))
-                names.add(name)
-            case ast.ClassDef(name=name) | ast.arg(arg=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.Constant(value=str(string)) if " " in string.strip():
-                strings.add(string)
+        if isinstance(node, ast.Name):  # the most frequent nodes first; patterns would be slow
+            if isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and " " in node.value.strip():
+                strings.add(node.value)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+            functions.append(_function(node))
     return Source(text, ast.get_docstring(tree), tuple(functions), frozenset(names), frozenset(strings))
 
 
-def _count_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    count = (node.end_lineno or 0) - node.lineno + 1
-    if ast.get_docstring(node, clean=False) is None:
-        return count
-    docstring = node.body[0]
-    return count - ((docstring.end_lineno or 0) - docstring.lineno + 1)
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
+    docstring, lines = ast.get_docstring(node, clean=False), (node.end_lineno or 0) - node.lineno + 1
+    if docstring is not None:
+        lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+    return Function(node.name, lines, docstring)
 
 
 def messages(*rooms: str) -> frozenset[str]:
@@ -85,10 +92,14 @@ def messages(*rooms: str) -> frozenset[str]:
 @cache
 def _messages(room: str) -> frozenset[str]:
     trees = (ast.parse(path.read_bytes()) for path in files(room))
-    return frozenset(text_of(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr)) - {""}
+    nodes = (node for tree in trees for node in ast.walk(tree) if type(node) in _TEXTS)
+    return frozenset(map(text_of, nodes)) - {""}
 
 
-def text_of(node: ast.expr) -> str:
+_TEXTS = (ast.Constant, ast.JoinedStr, ast.BinOp)
+
+
+def text_of(node: ast.AST) -> str:
     """Returns the text of an expression, "" for an expression that is none."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""

@@ -42,7 +42,7 @@ def test_every_test_has_one_sentence():
 
 def is_a_sentence(text: str | None) -> bool:
     """Returns whether the first paragraph of `text` starts with no small letter and ends with its only full stop."""
-    text = (text or "").partition("\n\n")[0]
+    text = (text or "").partition("\n\n")[0].rstrip()
     if not text.endswith(".") or text.endswith(".."):
         return False
     return not text[0].islower() and not re.search(r"[.!?] [A-Z]", text)
