@@ -27,12 +27,21 @@ class Function(NamedTuple):
     docstring: str | None
 
 
+class Public(NamedTuple):
+    """A public function, property or class, and the first line of its docstring."""
+
+    line: int
+    kind: str
+    about: str
+
+
 class Source(NamedTuple):
     """A module: the names that it defines, and its strings with a space."""
 
     text: str
     docstring: str | None
     functions: tuple[Function, ...]
+    public: tuple[Public, ...]
     names: frozenset[str]
     strings: frozenset[str]
 
@@ -74,7 +83,19 @@ def parse(text: str) -> Source:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
             functions.append(_function(node))
-    return Source(text, ast.get_docstring(tree), tuple(functions), frozenset(names), frozenset(strings))
+    public = tuple(_public(tree))
+    return Source(text, ast.get_docstring(tree), tuple(functions), public, frozenset(names), frozenset(strings))
+
+
+def _public(node: ast.Module | ast.ClassDef) -> Iterator[Public]:
+    """Yields the public functions and classes of a module or class, and the public members of these classes."""
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            is_property = any("property" in ast.unparse(decorator) for decorator in child.decorator_list)
+            kind = "class" if isinstance(child, ast.ClassDef) else "property" if is_property else "function"
+            yield Public(child.lineno, kind, (ast.get_docstring(child) or "").partition("\n")[0])
+            if isinstance(child, ast.ClassDef):
+                yield from _public(child)
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
