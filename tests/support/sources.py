@@ -36,7 +36,7 @@ class Public(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A module: the names that it defines, and its strings with a space."""
+    """A module: the names that it defines, its strings, and the texts that are put together, with FILLED for values."""
 
     text: str
     docstring: str | None
@@ -44,6 +44,7 @@ class Source(NamedTuple):
     public: tuple[Public, ...]
     names: frozenset[str]
     strings: frozenset[str]
+    templates: frozenset[str]
 
 
 def files(*rooms: str, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
@@ -66,6 +67,7 @@ def parse(text: str) -> Source:
     functions: list[Function] = []
     names: set[str] = set()
     strings: set[str] = set()
+    templates: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):  # the most frequent nodes first; patterns would be slow
             if isinstance(node.ctx, ast.Store):
@@ -74,17 +76,26 @@ def parse(text: str) -> Source:
             if isinstance(node.ctx, ast.Store):
                 names.add(node.attr)
         elif isinstance(node, ast.Constant):
-            if isinstance(node.value, str) and " " in node.value.strip():
+            if isinstance(node.value, str):
                 strings.add(node.value)
         elif isinstance(node, ast.arg):
             names.add(node.arg)
+        elif isinstance(node, ast.JoinedStr | ast.BinOp):
+            templates.add(_text_of(node))
         elif isinstance(node, ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
             functions.append(_function(node))
-    public = tuple(_public(tree))
-    return Source(text, ast.get_docstring(tree), tuple(functions), public, frozenset(names), frozenset(strings))
+    return Source(
+        text,
+        ast.get_docstring(tree),
+        tuple(functions),
+        tuple(_public(tree)),
+        frozenset(names),
+        frozenset(strings),
+        frozenset(templates),
+    )
 
 
 def _public(node: ast.Module | ast.ClassDef) -> Iterator[Public]:
@@ -107,26 +118,18 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
 
 def messages(*rooms: str) -> frozenset[str]:
     """Returns every text in the sources; texts joined by juxtaposition or + are one, and FILLED stands for values."""
-    return frozenset().union(*map(_messages, rooms))
+    starts = tuple(f"{room}/" for room in rooms)
+    chosen = (source for name, source in sources().items() if name.startswith(starts))
+    return frozenset().union(*(source.strings | source.templates for source in chosen)) - {""}
 
 
-@cache
-def _messages(room: str) -> frozenset[str]:
-    trees = (ast.parse(path.read_bytes()) for path in files(room))
-    nodes = (node for tree in trees for node in ast.walk(tree) if type(node) in _TEXTS)
-    return frozenset(map(text_of, nodes)) - {""}
-
-
-_TEXTS = (ast.Constant, ast.JoinedStr, ast.BinOp)
-
-
-def text_of(node: ast.AST) -> str:
+def _text_of(node: ast.AST) -> str:
     """Returns the text of an expression, "" for an expression that is none."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part) if isinstance(part, ast.Constant) else FILLED for part in node.values)
+        return "".join(_text_of(part) if isinstance(part, ast.Constant) else FILLED for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = text_of(node.left), text_of(node.right)
+        left, right = _text_of(node.left), _text_of(node.right)
         return (left or FILLED) + (right or FILLED) if left or right else ""
     return ""
