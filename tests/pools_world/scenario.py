@@ -10,7 +10,7 @@ def space_of(*pools):
     return {"epoch": "epoch-0", "pools": list(pools)}
 
 
-def run(node, steps=60, seconds=0.1):
+def run(node, steps=40, seconds=0.1):
     """Lets a node's agent work until nothing is left to do."""
     for _ in range(steps):
         node.step()

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,10 @@ from podwire.attachments import CachedAttachment
 from podwire.doctor import addresses, links, traffic
 from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
-from podwire.doctor.node import Node
+from podwire.doctor.node import Node, overlapping
 from podwire.doctor.pods import Pod
 from podwire.main import PLUGINS
-from tests.support import doctor_manual
+from tests.support import doctor_manual, fault_table
 from tests.support.binaries import ROOT
 from tests.support.fault_table import FAULTS
 from tests.support.unit_node import LIST, new_node, run_check
@@ -55,6 +56,27 @@ def test_manual_has_every_finding():
     """The tables of docs/doctor.md have the faults of the checks."""
     text = doctor_manual.PAGE.read_text()
     assert text == doctor_manual.with_table(text), "run python -m tests.support.doctor_manual"
+
+
+def test_page_of_faults_is_current():
+    """The table of docs/faults.md has the faults that doctor is tested with."""
+    text = fault_table.PAGE.read_text()
+    assert text == fault_table.with_table(text), "run python -m tests.support.fault_table"
+    assert len(FAULTS) >= 120
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("10.9.0.0/24", "10.9.0.128/25", True),
+        ("10.9.0.128/25", "10.9.0.0/16", True),
+        ("10.9.0.0/24", "10.9.1.0/24", False),
+        ("10.9.0.0/24", "fd00::/64", False),
+    ],
+)
+def test_overlapping_subnets(one, other, together):
+    """Two subnets overlap if an address is in both."""
+    assert bool(overlapping(ip_network(one), [ip_network(other)])) == together
 
 
 def test_every_fault_has_a_test():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
+from podwire.doctor import fixing
 from podwire.doctor.finding import Check, Finding, Severity
 from podwire.doctor.packets import TO_NODE, Packets, RuleKey, Sent
 from podwire.doctor.run import Run
 from podwire.doctor.verdict import Trial, Verdict
+from podwire.output import Output
+from process import signals
 
 RULES = Check("packet filter", "rules", "", lambda _node: (), ())
 LINKS = Check("links", "bridges", "", lambda _node: (), ())
@@ -90,3 +95,12 @@ def test_port_of_the_node_that_a_command_opens():
     assert judge(by_firewall, after, command="iptables -D INPUT -i cni0 -j DROP").is_kept
     assert judge(otherwise, after, command="nft insert rule arp t c accept").is_kept
     assert judge(otherwise, after, check=LINKS, command="ip link set cni0 up").is_kept
+
+
+def test_the_end_of_the_input_ends_the_line(monkeypatch):
+    """At the end of the input no command is run, and the line of the question ends."""
+    monkeypatch.setattr(signals, "block", lambda: None)
+    stream, findings = io.StringIO(), [(LINKS, OTHER)]
+    kept = fixing.fix(lambda: findings, lambda _finding: Packets({}), Output(stream), io.StringIO(), {})
+    assert kept == findings
+    assert stream.getvalue().endswith("[q]uit: \n")

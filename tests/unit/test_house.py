@@ -1,20 +1,16 @@
 """Rules for the code that no other tool checks: imports, docstrings, the length of files and functions."""
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.binaries import ROOT
-from tests.support.sources import PRODUCT, ROOMS, files, parse, sources
+from tests.support.sources import PRODUCT, ROOMS, Public, files, parse, sources
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # A verb in the third person: no verb ends in "ss" there, and with a, i or u before the s it is "has", "is", "was".
 VERB = re.compile(r"[A-Z][a-z]*[b-hj-rtv-z]s,? (?!of )")
@@ -48,7 +44,7 @@ def test_every_test_has_one_sentence():
 
 def is_a_sentence(text: str | None) -> bool:
     """Returns whether the first paragraph of `text` starts with no small letter and ends with its only full stop."""
-    text = (text or "").partition("\n\n")[0]
+    text = (text or "").partition("\n\n")[0].rstrip()
     if not text.endswith(".") or text.endswith(".."):
         return False
     return not text[0].islower() and not re.search(r"[.!?] [A-Z]", text)
@@ -98,32 +94,21 @@ def test_lines_of_a_function_exclude_its_docstring():
 def test_docstrings_begin_with_a_verb_or_a_noun_phrase():
     """A public function's docstring begins with a verb in the third person, a property's with a noun phrase."""
     bad = [
-        f"{path}:{node.lineno}: {text}"
-        for path in files(*PRODUCT)
-        for node in public(ast.parse(path.read_bytes()))
-        if not begins_well(node, text := (ast.get_docstring(node) or "").partition("\n")[0])
+        f"{name}:{item.line}: {item.about}"
+        for name, source in sources().items()
+        for item in source.public
+        if name.startswith(tuple(f"{room}/" for room in PRODUCT)) and not begins_well(item)
     ]
     assert bad == []
 
 
-def public(node: ast.Module | ast.ClassDef) -> Iterator[Function | ast.ClassDef]:
-    """Yields the public functions and classes of a module or class, and the public members of these classes."""
-    for child in node.body:
-        if isinstance(child, Function | ast.ClassDef) and not child.name.startswith("_"):
-            yield child
-            if isinstance(child, ast.ClassDef):
-                yield from public(child)
-
-
-def begins_well(node: Function | ast.ClassDef, text: str) -> bool:
+def begins_well(item: Public) -> bool:
     """Returns whether a docstring begins with a verb (function, class) or a noun phrase (property, class)."""
-    is_verb = VERB.match(text) is not None and not text.startswith(tuple(f"{word} " for word in NO_VERBS))
-    is_noun_phrase = NOUN_PHRASE.match(text) is not None
-    if isinstance(node, ast.ClassDef):
-        return is_verb or is_noun_phrase
-    if any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
-        return is_noun_phrase or text.startswith("Whether ")
-    return is_verb
+    is_verb = VERB.match(item.about) and not item.about.startswith(tuple(f"{word} " for word in NO_VERBS))
+    is_noun_phrase = NOUN_PHRASE.match(item.about)
+    if item.kind == "property":
+        return bool(is_noun_phrase) or item.about.startswith("Whether ")
+    return bool(is_verb or (item.kind == "class" and is_noun_phrase))
 
 
 REFUSED = [
@@ -157,8 +142,7 @@ ACCEPTED = [
 @pytest.mark.parametrize("text", [*REFUSED, *ACCEPTED])
 def test_rule_for_docstrings(text):
     """The rule for docstrings accepts verbs in the third person, noun phrases and private names, and nothing else."""
-    is_right = all(begins_well(node, ast.get_docstring(node) or "") for node in public(ast.parse(text)))
-    assert is_right == (text in ACCEPTED)
+    assert all(map(begins_well, parse(text).public)) == (text in ACCEPTED)
 
 
 def test_comments_have_no_marks_of_unfinished_work():

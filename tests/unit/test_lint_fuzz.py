@@ -62,8 +62,8 @@ def check_changed(sample, directory, numbers):
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_changed_samples_are_checked(sample, tmp_path):
-    """Samples with random changes, as bytes and as JSON, are checked without an exception."""
-    check_changed(sample, tmp_path, range(2))
+    """Each sample with a random change, as bytes or as JSON, is checked without an exception."""
+    check_changed(sample, tmp_path, [SAMPLES.index(sample)])
 
 
 @settings(max_examples=10)

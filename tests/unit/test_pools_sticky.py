@@ -27,8 +27,8 @@ POD, KEY = "team-a/db-0", "team-a/db-0@net"
 
 @pytest.fixture
 def world(tmp_path):
-    """Three nodes that have registered, and watch their pods."""
-    world = World(tmp_path, nodes=3, space=space_of(ORDINARY, STICKY))
+    """Two nodes that have registered, and watch their pods."""
+    world = World(tmp_path, nodes=2, space=space_of(ORDINARY, STICKY))
     for node in world.nodes:
         run(node)
         schedule(node)

@@ -1,6 +1,7 @@
 """The map of a node, and the node as a document: pure parts of `podwire show`."""
 
 import json
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
@@ -50,12 +51,13 @@ def test_boxes_do_not_overlap(count):
     assert len(drawn) == count + 2
     root = ElementTree.fromstring(picture)
     width, height = int(root.attrib["width"]), int(root.attrib["height"])
-    for index, (x, y, w, h) in enumerate(drawn):
-        assert 0 <= x <= width - w
-        assert 0 <= y <= height - h
-        for other_x, other_y, other_w, other_h in drawn[index + 1 :]:
-            separate = x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
-            assert separate
+    assert all(0 <= x <= width - w and 0 <= y <= height - h for x, y, w, h in drawn)
+    overlapping = [
+        (x, y, other_x, other_y)
+        for (x, y, w, h), (other_x, other_y, other_w, other_h) in combinations(drawn, 2)
+        if x < other_x + other_w and other_x < x + w and y < other_y + other_h and other_y < y + h
+    ]
+    assert overlapping == []
     name = "default/pod-{}" if count <= 24 else "pod-{}"  # small boxes have the name without the namespace
     assert [name.format(number) for number in range(count) if name.format(number) not in texts(picture)] == []
 

@@ -67,10 +67,11 @@ SUSPECT = re.compile("|".join(PROSE), re.MULTILINE)
 def retired_in(source: Source) -> list[str]:
     """Returns the retired words of a module, each with its replacement: in names, strings and comments."""
     words = {word for name in source.names for word in re.split(r"_+", name.lower())}
+    phrases = (string for string in source.strings if " " in string.strip())
     comments = re.findall(r"# ?([^!\n].*)", source.text)
     return [f"{word}: use {IDENTIFIERS[word]}" for word in sorted(words & IDENTIFIERS.keys())] + [
         f"{match[0].strip()!r} in {sentence[max(0, match.start() - 30) : match.end() + 30]!r}: use {replacement}"
-        for sentence in (*comments, *source.strings)
+        for sentence in (*comments, *phrases)
         if SUSPECT.search(sentence)
         for pattern, replacement in PROSE.items()
         if (match := re.search(pattern, sentence, re.MULTILINE))
