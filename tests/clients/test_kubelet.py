@@ -83,7 +83,7 @@ def run_pods(host, bin_dir):
         assert len({result["ips"][0]["address"] for result in results}) == PODS
         list(threads.map(node.end, sandboxes))
     duration_s = time.monotonic() - started
-    eventually(lambda: node.picture() == before)
+    eventually(lambda: node.picture() == before, within_s=10)
     return duration_s, [key for key, value in node.picture().items() if value != before[key]]
 
 

@@ -102,7 +102,8 @@ def test_connect_and_disconnect_of_a_second_network(podman, options):
         near = (machine.peer, PEER_ADDRESS) if LAN in options else (machine.network, "10.68.0.1")
         with serving(web) as services:
             assert call(services, near[0], "tcp", web.address(more), 80) == Reached("web", near[1])
-            assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
+            # a container with an address in the peer's network answers there, without the translation of the port
+            assert LAN in options or call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
         with machine.unchanged(before):
             podman("network", "disconnect", more, "web")
         assert sorted(netstate.links(web.namespace)) == ["eth0", "lo"]

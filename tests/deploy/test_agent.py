@@ -15,7 +15,7 @@ from tests.support.namespaces import delete_and_wait
 from tests.support.netstate import links
 from tests.support.processes import output
 
-pytestmark = pytest.mark.timeout(400)  # the first test packs the image
+pytestmark = pytest.mark.timeout(2000)  # the first test packs the image
 
 ROUTES = {"10.244.1.0/24": "unreachable", "10.244.2.0/24": "192.0.2.11", "10.244.3.0/24": "10.244.3.0"}
 # The network of the DaemonSet that had no agent, with the podCIDRs of this node.

@@ -166,6 +166,7 @@ def sample(count, *, nightly):
     return numbers if nightly else sorted({*numbers[:2], *numbers[count // 2 : count // 2 + 1], *numbers[-1:]})
 
 
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 def test_a_killed_command_can_be_repeated(request, podwire, names, others, tmp_path, command):
     """A kill at any system call leaves every plugin working, and repeating the command completes it without losses."""

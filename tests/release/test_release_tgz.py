@@ -14,7 +14,7 @@ from tests.support.invocation import feed, finish, start_plugin
 from tests.support.processes import output
 from tests.support.second_kernel import boot
 
-pytestmark = pytest.mark.timeout(400)  # the first test packs, ten seconds of work on a machine that is not busy
+pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
 
 BIN = "opt/cni/bin"
 LAYER_2 = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "br0"}

@@ -59,8 +59,8 @@ class Agent:
 
     def wait_for(self, *texts: str) -> None:
         """Waits until /readyz has all texts."""
-        found = eventually(lambda: all(text in self.readiness()[1] for text in texts), within_s=60)
-        assert found, f"{texts}: {self.readiness()[1]}\n{self.log_path.read_text()[-2000:]}"
+        is_reported = eventually(lambda: all(text in self.readiness()[1] for text in texts), within_s=60)
+        assert is_reported, f"{texts}: {self.readiness()[1]}\n{self.log_path.read_text()[-2000:]}"
 
     def wait_ready(self, within_s: float = 100) -> None:
         """Waits until the agent is ready; fails the test with the reason and the log."""
