@@ -81,7 +81,7 @@ def restore_on_host(host: Socket, saved: Saved) -> bool:
     if foreign := _foreign_altnames(candidate, saved.altnames):
         host.change(device.delete_altnames_request(item, foreign))
     if item.name != saved.name:
-        refuse_used_name(host, item.name, saved.name)
+        refuse_used_name(host, item.name, saved.name, index=item.index)
         host.change(link.set_request(item, up=False))
         host.change(link.set_request(item, name=saved.name))
     host.change(link.set_alias_request(item.index, saved.alias))
@@ -110,13 +110,14 @@ def move_to_host(
         sandbox.socket.change(device.move_request(item, host_namespace, "the host", name=name, alias=alias))
 
 
-def refuse_used_name(host: Socket, present: str, name: str, *, is_recorded: bool = True) -> None:
+def refuse_used_name(host: Socket, present: str, name: str, *, index: int = 0, is_recorded: bool = True) -> None:
     """Raises CniError(999), text of the reference plugin, if another link of the host has the name; KernelError.
 
+    `index` is that of a device on the host, which a parallel DEL or GC may have renamed just now.
     If no file identifies the device (`is_recorded`), the other link may have the name rightly: the error says so.
     """
     (obstacle,) = link.get(host, link.by_name_request(name))
-    if obstacle is None:
+    if obstacle is None or obstacle.index == index:
         return
     other = f'"{obstacle.name}"'
     if obstacle.name != name:

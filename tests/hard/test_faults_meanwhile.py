@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import promises
-from tests.support import netstate
+from tests.support import host_device_network, netstate, pod_interfaces
 from tests.support.chained import CHAIN
 from tests.support.fault_scenarios import ScenarioHost, explain_bad_report
 from tests.support.invocation import feed, finish
@@ -141,3 +141,21 @@ def test_object_is_deleted_while_a_verb_uses_it(
             problems.append("\n    ".join((f"{call}#{occurrence} [{shown}]: {outcome}", *defects)))
     promises.record("faults", faults=len(some))
     assert not problems, f"{len(problems)} of {len(some)}:\n" + "\n".join(problems)
+
+
+@pytest.mark.parametrize("occurrence", range(1, 5))
+def test_gc_restores_a_device_while_del_does(host, sandbox, bin_dir, tmp_path, occurrence):
+    """A late DEL of a pod whose device GC restores at the same time succeeds, and the device is as before."""
+    host_device_network.create_device(host)
+    net = host_device_network.dual_stack(host, tmp_path, tmp_path / "leases")
+    before = netstate.state(host)
+    result, log = net.add(sandbox), tmp_path / "log"
+    pod_interfaces.end_pod(sandbox, host.name)
+    prefix = command_prefix(log, "recvfrom", occurrence)
+    process = net.having(prevResult=result).start("DEL", sandbox, before=prefix)
+    with stopped(process, log) as reached:
+        assert reached
+        net.gc()
+    finish(process).assert_silent()
+    assert netstate.state(host) == before
+    assert (net.leases(), host_device_network.files(net)) == ({}, [])
