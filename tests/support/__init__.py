@@ -3,6 +3,7 @@
 Running a plugin
     binaries: the directory of the executables under test, and the plugins' names
     invocation: starts one plugin as a runtime does; its outcome
+    netconf: a configuration, parsed in the tests' process
     results: prevResult as a runtime passes it
     netlist: a network's list, each verb run by all its plugins
     libcni: libcni's result cache
@@ -24,6 +25,7 @@ Namespaces and their state
     seccomp: a program to which the kernel refuses one system call
     programs: stand-ins for the host's programs
     xtables: the programs of iptables in a chosen variant
+    iptables_table: a table of iptables in memory
     firewalld: a real firewalld on a bus of its own
     modules: removes kernel modules
     vlans: the VLANs of a bridge
@@ -41,9 +43,9 @@ Networks of one plugin, or of bridge and one after it
     publishing: bridge and portmap, and a client on the uplink
     sbr_network: sbr on an interface that a test connects
     tuning_network: tuning
+    single_link: a network of each plugin that creates or moves a pod's interface
     uplink: a host whose uplink is the master of macvlan and others
     vrf_network: vrf
-    master_changes: what CHECK on a master reports
     podman_ipvlan: podman's networks of ipvlan
     chained: the chain from bridge to tuning, one verb a call
     pod_interfaces: the plugins that need no bridge, and their objects
@@ -117,11 +119,9 @@ Agent, cluster and stores
     agent_routes: the agent's routes on the nodes
     agent_container: the DaemonSet's container
     agent_image: the agent's image, unpacked
-    watching_agent: a process that follows the nodes
     container: a container with a manifest's permissions
     manifests: the manifests in deploy/, rendered
     kubelet: the calls of containerd and CRI-O
-    api_server: an API server that answers requests for a node
     kubernetes_double: a double of the Kubernetes API server
     kubernetes_store: the double's objects
     kube_apiserver: a real kube-apiserver
@@ -139,6 +139,7 @@ Agent, cluster and stores
 
 Documents and values
     markdown: parses the project's documents
+    sources: the Python sources, each parsed once
     sample: which tests and cases `make test` runs
     compatibility: what docs/compatibility.md promises
     errors: exceptions as values
