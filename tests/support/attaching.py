@@ -141,7 +141,7 @@ def host_end(result: Mapping[str, Any]) -> str:
     return str(result["interfaces"][1]["name"])
 
 
-def reaches(namespace: Namespace, destination: str, *, within_s: int = 5, options: tuple[str, ...] = ()) -> bool:
+def reaches(namespace: Namespace, destination: str, *, within_s: int = 20, options: tuple[str, ...] = ()) -> bool:
     """Returns whether `destination` answers a ping within the time; sends five a second."""
     line = ("ping", "-n", "-c1", "-i0.2", f"-w{within_s}", *options, destination)
     return "bytes from" in namespace.run(*line, check=False)
