@@ -224,6 +224,7 @@ def test_gc_releases_leases_of_containers_that_are_not_listed(node, sandbox, new
     assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
 
 
+@pytest.mark.long
 def test_conflict_is_detected_and_declined(node, sandbox, new_sandbox):
     """With `conflictDetection` an address that another host uses is declined, and the pod gets another one."""
     used = "10.25.0.100"

@@ -66,6 +66,7 @@ def test_add_on_a_full_disk(node, small_disk, sandbox):
     node.network().delete(sandbox, result)
 
 
+@pytest.mark.long
 def test_renewals_on_a_full_disk(node, small_disk, sandbox):
     """Renewals continue without space; no lease is lost by a kill, although the stored one has expired."""
     with dhcp_forger.running(node.machine, granting({options.LEASE_TIME: seconds(4)})) as forger:
@@ -199,6 +200,7 @@ def test_mtu_of_server_and_router(node, sandbox):
     assert seen == {1350}
 
 
+@pytest.mark.long
 @pytest.mark.needs("time_namespace")
 @pytest.mark.parametrize("is_confirmed", [True, False])
 def test_lease_that_expired_while_the_machine_slept(is_confirmed, node, sandbox):

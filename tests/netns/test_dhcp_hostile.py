@@ -82,6 +82,7 @@ def test_flood_of_messages_for_other_clients(node, sandbox):
         assert forger.kinds() == [options.DISCOVER, options.REQUEST]
 
 
+@pytest.mark.long
 def test_conflicts_without_end(node, sandbox):
     """ADD ends soon after its limit when each address is in use, and then the server is silent."""
     node.machine.ip("address", "add", f"{ADDRESS}/32", "dev", WIRE)
@@ -93,6 +94,7 @@ def test_conflicts_without_end(node, sandbox):
     assert node.list_files() == {}
 
 
+@pytest.mark.long
 def test_lease_that_is_lost_while_its_address_is_probed(node, sandbox):
     """ADD does not succeed with a lease that the server has refused meanwhile."""
     with dhcp_forger.running(node.machine, granting({options.LEASE_TIME: seconds(2)})) as forger:

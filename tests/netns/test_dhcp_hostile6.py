@@ -97,6 +97,7 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
         assert not node.daemon.logged("internal error"), node.daemon.log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bridge", "macvlan"])
 def test_forged_messages_are_ignored(kind, node, sandbox):
     """A pod gets the address that its server granted, whatever else is on the wire, and releases it."""
@@ -111,6 +112,7 @@ def test_forged_messages_are_ignored(kind, node, sandbox):
         assert eventually(lambda: requests[-1].kind == packet6.RELEASE)
 
 
+@pytest.mark.long
 def test_forged_messages_alone(node, sandbox):
     """Without a server, forged messages give no lease: ADD fails."""
 

@@ -86,6 +86,7 @@ def node(host, new_sandbox, server, bin_dir, tmp_path) -> Iterator[Node]:
         yield node
 
 
+@pytest.mark.long
 def test_lease_expires_without_a_server_and_is_leased_again(node, server, sandbox):
     """A lease is renewed; without a server its address is removed when it expires, and leased again with a server."""
     version, ip = (6, SERVER6) if server == "kea-dhcp6" else (4, SERVER)

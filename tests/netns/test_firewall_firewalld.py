@@ -105,6 +105,7 @@ def test_configured_zone(net, running):
     assert running.sources("internal") == []
 
 
+@pytest.mark.long
 def test_existing_source(net, running):
     """ADD succeeds for an address that already is a source of the zone, and can be repeated."""
     running.command("--zone=trusted", "--add-source=10.22.0.2/32")
@@ -115,6 +116,7 @@ def test_existing_source(net, running):
     assert running.sources() == SOURCES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("added_by", ["", "podwire", "the administrator"])
 def test_address_in_another_zone(net, running, added_by):
     """ADD refuses an address that is in another zone and changes nothing, also not the sources of an earlier ADD."""
@@ -165,6 +167,7 @@ def test_delete_without_prev_result(net, running):
     assert running.sources() == []
 
 
+@pytest.mark.long
 def test_late_delete(net, running):
     """DEL keeps an address that another attachment has by now."""
     net.add("one")
@@ -196,6 +199,7 @@ def test_check_reports_a_missing_source(net, running):
     assert running.sources() == SOURCES[:1]
 
 
+@pytest.mark.long
 def test_sources_of_the_reference_plugin(net, running, reference):
     """CHECK and ADD accept sources that the reference plugin has added, and DEL removes them."""
     reference_net = replace(net, bin_dir=reference)
@@ -220,6 +224,7 @@ def test_reference_plugin_removes_the_sources(net, running, reference):
     assert list_records(net.host) == []
 
 
+@pytest.mark.long
 def test_firewalld_is_the_default_backend(net, running):
     """Without a configured backend ADD uses firewalld if it runs, and prints nothing."""
     automatic = net.having(backend=None)
@@ -269,6 +274,7 @@ def test_firewalld_is_not_running(net):
     assert (status["code"], "firewalld does not run" in status["msg"]) == (50, True)
 
 
+@pytest.mark.long
 def test_firewalld_hangs(net, running):
     """Verbs wait 10 s for a hanging firewalld, then fail with code 11; nothing is added later, DEL can be repeated."""
     fresh, other = net.pod("10.22.0.9/16"), net.pod("10.22.0.8/16")
@@ -289,6 +295,7 @@ def test_firewalld_hangs(net, running):
     assert len(list_records(net.host)) == 2
 
 
+@pytest.mark.long
 def test_policy_with_firewalld(net, running):
     """ADD adds rules for an ingressPolicy to the sources, but none if firewalld refuses these, and DEL removes them."""
     ips = [{"address": address} for address in DUAL]

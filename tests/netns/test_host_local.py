@@ -149,6 +149,7 @@ def test_both_plugins_use_the_same_lock(leases, reference):
         finish(process).assert_silent()
 
 
+@pytest.mark.long
 def test_wait_for_the_lock_has_a_limit(leases):
     """After ten seconds the error advises to try again and names the process that holds the lock."""
     leases.add("a")

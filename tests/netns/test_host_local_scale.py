@@ -95,6 +95,7 @@ def networks(bin_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     return filled
 
 
+@pytest.mark.long
 def test_verbs_do_the_same_with_few_and_with_many_addresses(networks):
     """ADD, CHECK, STATUS and DEL make the same system calls and read as much, whatever the number of addresses is."""
     counted = {
@@ -135,6 +136,7 @@ def test_gc_cost_is_linear(bin_dir, tmp_path):
     assert all(more[name] <= 2000 + 40 for name in more)
 
 
+@pytest.mark.long
 def test_gc_of_running_containers_changes_nothing(networks):
     """GC with all containers running reads each reservation once, and removes and writes none."""
     network = networks[MANY]

@@ -108,6 +108,7 @@ def test_a_killed_add_commits_nothing_later(net, tools, legacy, sandbox, tmp_pat
     assert rules(net, tools) == []
 
 
+@pytest.mark.long
 def test_a_hanging_program_gives_code_11(net, program, sandbox):
     """A program that does not end is killed, also during the rollback; ADD fails with code 11."""
     program('echo $$ >> "$PID_FILE"\nexec sleep 100')
@@ -117,6 +118,7 @@ def test_a_hanging_program_gives_code_11(net, program, sandbox):
     assert nothing_is_left(net, sandbox)
 
 
+@pytest.mark.long
 @NEEDS_LEGACY
 def test_rules_of_a_hanging_program_are_removed_by_the_next_del(net, legacy, tools, sandbox):
     """A program that a script started is killed with it; the next DEL removes the rules that it committed."""
@@ -135,6 +137,7 @@ def test_rules_of_a_hanging_program_are_removed_by_the_next_del(net, legacy, too
     assert nothing_is_left(net, sandbox)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no FUSE here")
 def test_add_does_not_wait_for_a_program_that_cannot_be_killed(net, program, sandbox):
     """ADD fails in time even if its program waits for a file server and cannot be killed, as with a broken disk."""

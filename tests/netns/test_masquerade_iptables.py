@@ -291,6 +291,7 @@ def test_a_failure_in_one_family_is_rolled_back_in_the_other(net, tools, sandbox
     assert (rules(net), net.leases(), set(links(sandbox))) == (NOTHING, {}, {"lo"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tools", [LEGACY], indirect=True)
 def test_add_waits_ten_seconds_for_the_lock(net, sandbox, tmp_path):
     """If another program holds the lock, ADD waits ten seconds, names it, fails with code 11 and rolls back."""

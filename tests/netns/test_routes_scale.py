@@ -31,6 +31,7 @@ def nodes(count: int = NODES) -> dict[str, Node]:
     return result
 
 
+@pytest.mark.long
 @pytest.mark.one_kernel
 @pytest.mark.parametrize("mode", OBJECTS)
 def test_five_thousand_nodes(root, mode):

@@ -228,6 +228,7 @@ def test_index_of_no_interface(sbr, host, new_sandbox, reference, index):
     assert states[0] == states[1]
 
 
+@pytest.mark.long
 def test_concurrent_adds_choose_different_tables(sbr, host, sandbox):
     """ADDs of several interfaces at the same time do not choose the same table."""
     names = [f"net{number}" for number in range(8)]

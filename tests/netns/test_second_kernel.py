@@ -29,6 +29,7 @@ def content(file):
         return b""
 
 
+@pytest.mark.long
 def test_a_command_runs_on_another_kernel(tmp_path):
     """The command runs in the project's directory, and its exit status, output and files are returned."""
     status, output = run(tmp_path, "uname -r; pwd; echo hello > /run/shared/file; exit 7")
@@ -37,6 +38,7 @@ def test_a_command_runs_on_another_kernel(tmp_path):
     assert release != os.uname().release
 
 
+@pytest.mark.long
 def test_nothing_but_the_shared_directory_can_be_written(tmp_path):
     """In the second kernel the machine's files are read-only, and its leases and namespaces are invisible."""
     script = f"touch {ROOT}/written /etc/written /usr/written; ls /run/netns; echo secret > /var/tmp/written"
@@ -45,6 +47,7 @@ def test_nothing_but_the_shared_directory_can_be_written(tmp_path):
     assert written == []
 
 
+@pytest.mark.long
 def test_each_boot_is_a_new_one(tmp_path):
     """Two boots have different boot IDs, so that a reboot of a node can be tested."""
     _, first = run(tmp_path, "cat /proc/sys/kernel/random/boot_id")

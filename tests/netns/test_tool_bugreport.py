@@ -124,6 +124,7 @@ def test_archive_has_no_secret(node: Tool, archive: Path, new_sandbox: Callable[
     assert "environment" in texts["left-out.txt"]
 
 
+@pytest.mark.long
 def test_part_that_fails_is_named(node: Tool, archive: Path, tmp_path: Path):
     """A program that hangs, one that fails and a deleted namespace are named with their reasons; the rest is there."""
     bin_dir = stand_ins.install(tmp_path / "bin", nft="sleep 600", bridge="echo 'no such thing' >&2; exit 5")

@@ -35,6 +35,7 @@ def fix(node: DoctorNode, answers: str, *options: str) -> subprocess.CompletedPr
     return node.doctor("--fix", *options, wrapper=wrapper)
 
 
+@pytest.mark.long
 def test_every_command_is_run_with_yes(node: DoctorNode) -> None:
     """With --yes all commands run without a question, and the exit status is that of a node in order."""
     done = node.doctor("--fix", "--yes")
@@ -44,6 +45,7 @@ def test_every_command_is_run_with_yes(node: DoctorNode) -> None:
     assert node.doctor().returncode == 0
 
 
+@pytest.mark.long
 def test_refused_command_is_not_run(node: DoctorNode) -> None:
     """A command that the operator refuses is not run, and the next one is shown."""
     done = fix(node, "n\\ny\\n")
@@ -62,6 +64,7 @@ def test_end_of_input_stops(node: DoctorNode) -> None:
     assert "throw" in node.host.ip("route")
 
 
+@pytest.mark.long
 def test_all_runs_the_rest(node: DoctorNode) -> None:
     """The answer "a" runs this command and all that follow."""
     assert fix(node, "a\\n").stdout.count("  done") == 2
@@ -74,6 +77,7 @@ def test_fix_needs_text(node: DoctorNode) -> None:
     assert "throw" in node.host.ip("route")
 
 
+@pytest.mark.long
 def test_podwire_commands_are_run(node: DoctorNode) -> None:
     """A command of podwire itself is run by the same file, wherever it is."""
     node.host.run("iptables", "-t", "nat", "-F")
@@ -99,6 +103,7 @@ def test_packets_are_sent_before_and_after(node: DoctorNode) -> None:
     assert texts[-1].endswith("paths, none loses packets")
 
 
+@pytest.mark.long
 def test_command_without_effect_is_undone_and_not_repeated(node: DoctorNode) -> None:
     """A command that does not help is undone, reported, and not run again; the others run."""
     harm = 'case "$*" in "route del"*) exec /sbin/ip route add throw 203.0.113.0/24 table 7;; esac; exec /sbin/ip "$@"'
@@ -110,6 +115,7 @@ def test_command_without_effect_is_undone_and_not_repeated(node: DoctorNode) -> 
     assert "throw" in node.host.ip("route")
 
 
+@pytest.mark.long
 @pytest.mark.needs("iptables_nft_nat")
 def test_command_that_opens_the_isolation_is_undone(
     host: Namespace, new_sandbox: Callable[[], Namespace], tmp_path: Path
@@ -136,6 +142,7 @@ def test_command_that_opens_the_isolation_is_undone(
     assert host.run("iptables", "-S") == rules
 
 
+@pytest.mark.long
 def test_signal_during_the_verification(node: DoctorNode) -> None:
     """SIGTERM after a command leaves the state before it, and the output says so."""
     mark = node.directory / "ran"

@@ -74,6 +74,7 @@ def test_master_that_is_down(node, network, sandbox):
     assert not any(one["name"].startswith("master") for one in node.list_findings())
 
 
+@pytest.mark.long
 @pytest.mark.needs("macvlan")
 def test_deleted_master(node, network, sandbox):
     """A deleted master is a problem; when it is back, the printed command restores the pod's interface."""

@@ -203,6 +203,7 @@ def test_firewalld_without_the_firewall_plugin(node):
         assert list_problems(node.list_findings(env=bus.env)) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(firewalld.missing()), reason=firewalld.missing())
 @pytest.mark.needs("nft_inet")
 def test_reload_of_firewalld(node, sandbox):

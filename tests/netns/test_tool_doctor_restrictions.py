@@ -59,6 +59,7 @@ def test_no_command_passes_a_restriction(nodes: Nodes, fault: Fault) -> None:
         nodes.discard()
 
 
+@pytest.mark.long
 def test_policy_does_not_open_the_isolation_of_networks(
     host: Namespace, new_sandbox, tmp_path: Path, bin_dir: Path
 ) -> None:

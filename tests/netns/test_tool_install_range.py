@@ -51,6 +51,7 @@ def read_network_file(tool: Tool) -> str:
     return (tool.directory / "net.d" / FILE).read_text()
 
 
+@pytest.mark.long
 def test_change_is_refused_while_pods_run(tool: Tool, install: Callable[..., str], running: Namespace) -> None:
     """While a pod is running, another subnet is refused with both ranges, and nothing is written."""
     before = read_network_file(tool)
@@ -61,6 +62,7 @@ def test_change_is_refused_while_pods_run(tool: Tool, install: Callable[..., str
     assert f"{OLD} -> {NEW}" not in install(OLD)
 
 
+@pytest.mark.long
 def test_forced_change_is_printed(tool: Tool, install: Callable[..., str], running: Namespace) -> None:
     """With --force the file is written, and the printed doctor command reports the bridge's old gateway."""
     text = install(NEW, "--force")
@@ -81,6 +83,7 @@ def test_change_without_pods_is_printed(tool: Tool, install: Callable[..., str],
     tool.succeed("add", "net", running.path, "--container-id", running.name)
 
 
+@pytest.mark.long
 def test_another_bridge_is_not_refused(install: Callable[..., str], running: Namespace) -> None:
     """A network with new addresses on another bridge is written, since running pods keep their gateway."""
     text = install(NEW, bridge="cni5")

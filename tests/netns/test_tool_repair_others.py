@@ -58,6 +58,7 @@ def uncommented(rules):
     return {name: [line.replace("|isolated", "") for line in lines] for name, lines in rules.items()}
 
 
+@pytest.mark.long
 @pytest.mark.needs("nft_inet", "nft_nat")
 def test_firewalld_sources_are_restored(host, bin_dir, store, tmp_path, new_sandbox, client):
     """Zone sources that firewalld lost in a reload or restart are added again, and flushed rules are restored."""
@@ -124,6 +125,7 @@ def wait_for_line(process, text):
     raise AssertionError(f"no line with: {text}")
 
 
+@pytest.mark.long
 @pytest.mark.one_kernel
 def test_parallel_deletions_and_additions(node, new_sandbox):  # noqa: F811 - fixture
     """A repair leaves no rules of pods that a runtime deletes meanwhile, and keeps those of a pod that it adds."""

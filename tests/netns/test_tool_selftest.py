@@ -99,6 +99,7 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
     assert netstate.state(tool.host, netfilter=True) == before
 
 
+@pytest.mark.long
 def test_it_needs_only_its_file(tool: Tool, tmp_path: Path):
     """Without any other program everything passes but the networks that need iptables, which are skipped."""
     (tmp_path / "root").mkdir()
@@ -126,6 +127,7 @@ def test_killed_it_leaves_nothing(tool: Tool, after_s: float):
     assert not os.path.exists("/run/podwire-selftest")
 
 
+@pytest.mark.long
 def test_changes_of_the_machine_are_printed(tool: Tool):
     """A link that another program creates meanwhile is printed, and the exit status is 4."""
     with tool.host.entered():

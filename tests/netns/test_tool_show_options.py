@@ -159,6 +159,7 @@ def test_completion_knows_networks_pods_and_namespaces(tool: Tool, pods: list[Na
     assert pods[0].name in complete("check", "net", "")
 
 
+@pytest.mark.long
 def test_progress_is_for_slow_commands_on_a_terminal(tool: Tool, pods: list[Namespace], tmp_path: Path):
     """After two seconds a terminal shows what is being done, and the line is removed; a pipe gets nothing."""
     bin_dir = stand_ins.install(tmp_path / "bin", tc="sleep 3")

@@ -157,6 +157,7 @@ def _snapshot(node: PacketNode, *pods: Namespace) -> dict[str, object]:
     return {each.name: netstate.state(each, netfilter=True) for each in (node.host, *pods)}
 
 
+@pytest.mark.long
 def test_node_is_as_before_after_a_signal(node, pods):
     """A test that a signal ends leaves nothing on the node: no interface, address, route or rule."""
     drop = "{ type filter hook forward priority 5; policy drop; }"
@@ -176,6 +177,7 @@ def test_node_is_as_before_after_a_signal(node, pods):
         assert eventually(lambda: _snapshot(node, *pods) == before, within_s=50)
 
 
+@pytest.mark.long
 def test_node_is_as_before_a_test(node, pods):
     """A test that traces losses leaves no interface, address, route, rule or tracked flow on the node."""
     node.host.ip("route", "add", "blackhole", "10.22.0.2")
