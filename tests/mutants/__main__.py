@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.mutants import choice, launchers, record, selection, table
+import pytest
+
+from tests.mutants import choice, launchers, private, record, selection, table
 from tests.mutants.faults import Fault
 from tests.mutants.recording import ROOT
 from tests.mutants.trial import Result, examine
@@ -31,22 +32,20 @@ _PROGRESS_S = 30
 def main() -> int:
     """Records, examines the faults that have no result, and writes the table; returns 0."""
     options = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    private.prepare()
     launchers.build()
     record.record(record.list_files(options.tests or _TESTS), options.root, options.jobs)
     faults = choice.choose(options.count, options.seed)
     results = _read_results()
-    survivors = {key for key, result in results.items() if options.survivors and not result.killed_by}
-    missing = [fault for fault in faults if fault.key not in results or fault.key in survivors]
+    open_keys = {
+        key for key, result in results.items() if not result.met or (options.survivors and not result.killed_by)
+    }
+    missing = [fault for fault in faults if fault.key not in results or fault.key in open_keys]
     missing = sorted(missing, key=lambda fault: fault.key)[: options.only]  # a sample of all rooms: a key is a hash
     choices = selection.select(missing, _short_tests(), options.seconds, options.most)
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}
-        try:
-            _collect(futures, results)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        _collect(futures, results)
     table.write(faults, results)
     print(*table.summarize([fault for fault in faults if fault.key in results], results), sep="\n")
     return 0
@@ -77,7 +76,10 @@ def _short_tests() -> set[str] | None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "--short", *_TESTS]
     env = {**os.environ, "PODWIRE_BIN_DIR": str(launchers.DIRECTORY.relative_to(ROOT))}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    return {line for line in done.stdout.splitlines() if "::" in line} if done.returncode == 0 else None
+    if done.returncode == pytest.ExitCode.USAGE_ERROR:
+        return None
+    done.check_returncode()
+    return {line for line in done.stdout.splitlines() if "::" in line}
 
 
 def _collect(futures: dict[Future[Result], Fault], results: dict[str, Result]) -> None:
@@ -86,6 +88,9 @@ def _collect(futures: dict[Future[Result], Fault], results: dict[str, Result]) -
     while waiting:
         done, waiting = wait(waiting, timeout=1, return_when="FIRST_COMPLETED")
         for future in done:
+            if error := future.exception():
+                print(error, flush=True)
+                continue
             fault, result = futures[future], future.result()
             results[result.key] = result
             with RESULTS.open("a") as file:

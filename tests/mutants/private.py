@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from tests.mutants import launchers
 from tests.mutants.recording import ROOT
+
+# Not in the project: a copy would contain itself.
+_WORK = Path("/var/tmp") / f"podwire-mutants-{zlib.crc32(str(ROOT).encode()):x}"
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,16 @@ class Copy:
 @contextmanager
 def copy(root: Path) -> Iterator[Copy]:
     """A private copy of the project, which exists during the block."""
-    work = Path(tempfile.mkdtemp(prefix="podwire-mutants-", dir="/var/tmp"))
+    work = Path(tempfile.mkdtemp(dir=_WORK))
     try:
         yield Copy(work, root)
     finally:
         shutil.rmtree(work)
+
+
+def prepare() -> None:
+    """Deletes the copies of an interrupted run, and makes a signal end this process at once, and so its children."""
+    shutil.rmtree(_WORK, ignore_errors=True)
+    _WORK.mkdir()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(130))  # isolated.sh: a child ends with the thread that started it

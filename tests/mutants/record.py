@@ -107,5 +107,5 @@ def lines_of_functions(path: str) -> frozenset[int]:
 def list_files(names: Sequence[str]) -> list[str]:
     """Returns the test files of these directories, and these files."""
     paths = [ROOT / name for name in names]
-    found = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
-    return [str(file.relative_to(ROOT)) for file in found]
+    listed = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+    return [str(file.relative_to(ROOT)) for file in listed]

@@ -71,10 +71,10 @@ def _importers(path: str) -> list[str]:
 
 
 def _imports(source: bytes) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found
+            names |= {alias.name for alias in node.names}
+    return names

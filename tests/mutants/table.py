@@ -46,13 +46,13 @@ def summarize(faults: Sequence[Fault], results: dict[str, Result]) -> list[str]:
     why = {entry["key"]: entry["why"] for entry in _read()}
     lines = []
     for room in (*ROOMS, ""):
-        found = [results[fault.key] for fault in faults if fault.path.startswith(f"{room}/" if room else "")]
-        short = sum(result.short for result in found)
-        killed = sum(bool(result.killed_by) for result in found)
-        equivalent = sum(not result.killed_by and bool(why.get(result.key)) for result in found)
-        count = max(1, len(found) - equivalent)
+        group = [results[fault.key] for fault in faults if fault.path.startswith(f"{room}/" if room else "")]
+        short = sum(result.short for result in group)
+        killed = sum(bool(result.killed_by) for result in group)
+        equivalent = sum(not result.killed_by and bool(why.get(result.key)) for result in group)
+        count = max(1, len(group) - equivalent)
         shares = f"short suite {100 * short / count:.0f} %, all {100 * killed / count:.0f} %"
-        lines.append(f"{room or 'all':<10} {len(found)} mutants, {equivalent} equivalent; killed by: {shares}")
+        lines.append(f"{room or 'all':<10} {len(group)} mutants, {equivalent} equivalent; killed by: {shares}")
     return lines
 
 

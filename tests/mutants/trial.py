@@ -76,6 +76,8 @@ def _run(fault: Fault, tests: dict[str, float], root: Path) -> str:
             return ""
         if outcome.get("running"):
             return outcome["running"]  # the test that never ended, or ended pytest
+        if "while loading conftest" in private.tail():
+            return "tests/conftest.py"
         msg = f"{fault.path}:{fault.line}: pytest ended with status {status}\n{private.tail()}"
         raise RuntimeError(msg)
 

@@ -91,6 +91,6 @@ def test_a_key_survives_other_changes():
 
 def test_the_lines_of_a_fault_are_those_of_its_statement():
     """A fault in a condition has the lines of the condition only, one in a call all lines of the call."""
-    found = find("if (\n    a\n    and b\n):\n    x = send(\n        c,\n        1,\n    )")
-    lines = {fault.kind: fault.lines for fault in found}
+    all_faults = find("if (\n    a\n    and b\n):\n    x = send(\n        c,\n        1,\n    )")
+    lines = {fault.kind: fault.lines for fault in all_faults}
     assert lines == {"connective": range(1, 5), "condition": range(1, 5), "number": range(5, 9), "order": range(5, 9)}
