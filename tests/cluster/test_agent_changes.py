@@ -67,6 +67,7 @@ def test_no_packet_is_lost_while_an_agent_is_replaced(running, number):
     assert running.nodes[0].routes() == before
 
 
+@pytest.mark.long
 def test_changes_during_the_absence_of_an_agent_follow_at_its_start(running):
     """The agent catches up at its start with changes during its absence."""
     first, second, third = running.nodes
@@ -78,6 +79,7 @@ def test_changes_during_the_absence_of_an_agent_follow_at_its_start(running):
     assert has_routes(first, 7, third)
 
 
+@pytest.mark.long
 def test_routes_follow_a_deleted_node_that_returns_with_other_networks(running):
     """A deleted node's routes go; a node that returns with another podCIDR gets routes to it."""
     first, second, _ = running.nodes
@@ -87,6 +89,7 @@ def test_routes_follow_a_deleted_node_that_returns_with_other_networks(running):
     assert eventually(lambda: has_routes(first, 8, second))
 
 
+@pytest.mark.long
 def test_podcidr_that_moves_to_another_node_gets_routes_there(running):
     """The podCIDR of a deleted node that another node gets has routes to that one, whichever news comes first."""
     first, second, third = running.nodes
@@ -102,6 +105,7 @@ def test_podcidr_that_moves_to_another_node_gets_routes_there(running):
     assert eventually(lambda: has_routes(first, 2, second))
 
 
+@pytest.mark.long
 def test_routes_follow_the_addresses_of_nodes(running):
     """Two nodes that exchange their addresses keep their podCIDRs: the routes are exchanged."""
     first, second, third = running.nodes
@@ -134,6 +138,7 @@ def test_podcidr_of_two_nodes_changes_nothing(running):
     assert has_routes(first, 3, third)
 
 
+@pytest.mark.long
 def test_node_object_without_internal_ips_changes_no_route(running):
     """A Node object that loses its InternalIPs changes no route of any node; its own /readyz says what is kept."""
     first, before = running.nodes[0], routes_of(running)
@@ -153,6 +158,7 @@ def test_node_object_without_internal_ips_changes_no_route(running):
     assert routes_of(running) == before
 
 
+@pytest.mark.long
 def test_link_that_goes_down_and_up_has_its_routes_again(running):
     """The kernel deletes routes when their link goes down; they return with it."""
     first, second, _ = running.nodes
@@ -163,6 +169,7 @@ def test_link_that_goes_down_and_up_has_its_routes_again(running):
     assert eventually(lambda: has_routes(first, 2, second))
 
 
+@pytest.mark.long
 def test_foreign_routes_stay(running):
     """Routes of other programs stay, between changes, restarts and --remove."""
     first, second, _ = running.nodes
@@ -177,6 +184,7 @@ def test_foreign_routes_stay(running):
     assert first.route("10.244.99.0/24") != ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", ["all objects", "its object"])
 def test_node_without_an_object_keeps_its_routes(running, missing):
     """The agent of a node whose object was deleted, or is in an empty API server, keeps routes, network and pods."""
@@ -222,6 +230,7 @@ def test_changed_podcidr_waits_for_a_drained_node(running):
     assert first.add("new").addresses[4].startswith("10.244.9.")
 
 
+@pytest.mark.long
 def test_dry_run_and_once(running):
     """--dry-run logs what it would change and changes nothing; --once changes it and ends."""
     first = running.nodes[0]
@@ -237,6 +246,7 @@ def test_dry_run_and_once(running):
     assert has_routes(first, 2, running.nodes[1])
 
 
+@pytest.mark.long
 def test_node_works_while_the_api_server_is_gone(running):
     """Without the API server pods are added and deleted, routes stay, and repaired routes return."""
     first = running.nodes[0]

@@ -70,6 +70,7 @@ def test_pods_start_while_the_store_and_the_agent_are_down(world):
     assert eventually(lambda: "result" in node.try_add("again"))
 
 
+@pytest.mark.long
 def test_a_block_moves_to_another_node(tmp_path):
     """Blocks of a machine that is declared off are claimed by another node, and all nodes route them there."""
     cidrs = ["10.22.0.0/27", "10.22.0.32/28"]  # three blocks
@@ -105,6 +106,7 @@ def test_a_pool_of_a_namespace_is_claimed_when_a_pod_needs_it(world):
     assert eventually(lambda: world.blocks(node, state="granted")[-1].startswith("10.23.0."))
 
 
+@pytest.mark.long
 def test_pods_of_a_segment_are_on_one_link(tmp_path):
     """Macvlan pods of three nodes have addresses of one pool on the nodes' link, with its prefix and gateway."""
     pools = [

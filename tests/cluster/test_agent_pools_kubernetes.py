@@ -45,6 +45,7 @@ def owned(store, name):
     return [block for block, stored in store.list_blocks().items() if stored.value.owner in nodes]
 
 
+@pytest.mark.long
 def test_a_node_object_without_internal_ips_changes_no_route(world):
     """With pools, too, a Node object that loses its InternalIPs changes no route, and packets arrive."""
     pods = [node.add() for node in world.nodes[:2]]
@@ -79,6 +80,7 @@ def test_the_blocks_of_a_node_that_is_declared_off_become_free(world, store, sta
     assert eventually(lambda: str(blocks[0]) not in world.nodes[1].routes())
 
 
+@pytest.mark.long
 def test_the_blocks_of_a_silent_node_stay(world, store):
     """A machine that does not answer keeps its blocks: time proves nothing."""
     blocks = owned(store, world.nodes[0].name)
@@ -86,6 +88,7 @@ def test_the_blocks_of_a_silent_node_stay(world, store):
     assert not eventually(lambda: owned(store, dead.name) != blocks, within_s=6)
 
 
+@pytest.mark.long
 def test_a_node_that_registers_again_keeps_its_blocks(world, store):
     """A Node is deleted and registered again under a running machine: its agent takes over its record in time."""
     node = world.nodes[0]
@@ -103,6 +106,7 @@ def condition(admin):
     return next(((one["status"], one["message"]) for one in conditions), ("", ""))
 
 
+@pytest.mark.long
 def test_applied_pools_make_a_fresh_cluster_ready(tmp_path):
     """Agents wait for pools; applied ones make all nodes ready; refused ones change nothing; Events say so."""
     with kubernetes_pool_world(tmp_path, pools=()) as world:

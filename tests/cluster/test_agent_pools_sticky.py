@@ -69,6 +69,7 @@ def test_a_pod_moves_with_its_address(world):
     assert not first.run("ip", "route", "show", pod.addresses[4], "dev", "cni0", check=False)
 
 
+@pytest.mark.long
 def test_a_pod_of_a_machine_that_is_cut_off_waits_for_a_proof(world):
     """ADD on another node ends with code 11 and the reason until the machine is declared off, then it succeeds."""
     dead, running, third, _ = world.nodes
@@ -86,6 +87,7 @@ def test_a_pod_of_a_machine_that_is_cut_off_waits_for_a_proof(world):
     assert_reach(moved, ordinary)
 
 
+@pytest.mark.long
 def test_other_pods_never_get_the_address(world):
     """A pod of another name of the namespace gets no address before it has one of its own, which is another one."""
     node = world.nodes[0]

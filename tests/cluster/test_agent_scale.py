@@ -39,6 +39,7 @@ def cpu_s(agent: Agent) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_5000_nodes(tmp_path: Path):
     """Routes to 5,000 nodes through VXLAN, with IPv4 and IPv6, take at most 60 MiB, and heartbeats 2 % of a core."""

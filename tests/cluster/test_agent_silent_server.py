@@ -42,6 +42,7 @@ def drop_packets(created: World, address: str) -> None:
         subprocess.run(["nft", "-f", "-"], input=HOLE % address, text=True, check=True)
 
 
+@pytest.mark.long
 def test_a_server_without_answers(tmp_path: Path):
     """Dropped packets, a stopped server and answers 403 end readiness after a minute; a quiet server does not."""
     with world(tmp_path, count=4, pods=False) as created, proxied(created) as proxy:

@@ -14,6 +14,7 @@ from tests.support.binaries import ROOT
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_a_tiny_run(tmp_path: Path):
     """A run over 50 nodes has every part; pods make no request, and etcd counts as many requests as the double."""
     path = tmp_path / "report.json"

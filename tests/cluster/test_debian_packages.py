@@ -15,6 +15,7 @@ PACKAGES = Path("/usr/lib/python3/dist-packages")
 TESTS = ("tests/cluster/test_kubernetes_client.py", "tests/cluster/test_kubernetes_contract.py", "-k", "not real")
 
 
+@pytest.mark.long
 def test_urllib3_of_debian(tmp_path):
     """The tests of the client, and with the double of the contract, pass with Debian's urllib3."""
     if not (PACKAGES / "urllib3").is_dir():

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(1500)
 POOLS = [{"name": "default", "cidrs": ["10.22.0.0/22"], "blockPrefixLengths": {"ipv4": 27}}]  # 32 blocks of 30
 
 
+@pytest.mark.long
 def test_no_address_is_at_two_pods_whatever_fails(tmp_path, request, capsys):
     """Whatever stops, crashes, is cut off, replaced, restored or copied, no two running pods have one address.
 

@@ -76,6 +76,7 @@ def empty_bridge(host):
     output("ip", "-n", host.name, "-batch", "-", stdin="\n".join(f"link del {name}" for name in names))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_bridge_with_every_port_in_use(network, host, sandbox, new_sandbox, nightly, times, capsys):
     """A bridge takes 1,023 pods; the next ADD fails and leaves nothing, and STATUS returns 50 until a pod ends."""

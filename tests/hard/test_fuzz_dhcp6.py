@@ -138,6 +138,7 @@ class Campaign:
         assert lease6.from_json(written).configuration == lease.configuration
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_hostile_packets_of_ipv6(nightly):
     """Each changed packet is Malformed, ignored or a usable lease, and the memory does not grow."""

@@ -18,6 +18,7 @@ MOST_WALKS = 400
 EVENTS = 80
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_thousands_of_walks_keep_the_invariants(nightly, tmp_path):
     """No random order of events breaks an invariant or loses a block."""

@@ -82,6 +82,7 @@ def test_container_restarts_with_its_id(node, bin_dir):
     assert list(node(attach(bin_dir, "db")).values()) == ["db"]
 
 
+@pytest.mark.long
 def test_podwire_files_are_beside_the_store(node, bin_dir, tmp_path):
     """The record of boots is beside the store, whose files equal those of the reference plugins byte for byte."""
     node(attach(bin_dir, "a"))

@@ -17,6 +17,7 @@ SAMPLE_MINUTES, SAMPLE_INTERVAL_S = 20 / 60, 5
 GROWTH_MIB = {"SUnreclaim": 32, "Percpu": 8}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.needs("nft_nat", "iptables_nft_nat")
 def test_soak(root, bin_dir, tmp_path, nightly, capsys):

@@ -50,6 +50,7 @@ def test_storm(root, bin_dir, reference, tmp_path, nightly, backend, variant, mi
     storm(plan, tmp_path, nightly=nightly)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("plan", VARIANTS)
 def test_storm_with_ptp_or_hidden_sysctls(root, bin_dir, tmp_path, nightly, plan):
@@ -60,6 +61,7 @@ def test_storm_with_ptp_or_hidden_sysctls(root, bin_dir, tmp_path, nightly, plan
     storm(plan, tmp_path, nightly=nightly)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("plan", INTERFACES)
 def test_storm_without_bridge(root, bin_dir, tmp_path, nightly, plan):

@@ -154,6 +154,7 @@ def test_failing_add_deletes_its_gateway_interface(network, failing_network, san
     assert reaches(sandbox, "10.22.0.1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("round_", range(3))
 def test_parallel_first_pods_of_a_vlan(network, new_sandbox, round_):
     """The first pods of a VLAN, attached in parallel, create one gateway interface, and all reach it."""
@@ -167,6 +168,7 @@ def test_parallel_first_pods_of_a_vlan(network, new_sandbox, round_):
     assert [pod for pod in pods if not reaches(pod, "10.22.0.1")] == []
 
 
+@pytest.mark.long
 def test_failing_adds_beside_successful_ones(network, failing_network, new_sandbox):
     """Failing ADDs that created the gateway interface keep it for pods attached meanwhile."""
     net = network.having(vlan=100)

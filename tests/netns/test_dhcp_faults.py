@@ -225,6 +225,7 @@ def test_lease_that_expired_while_the_machine_slept(is_confirmed, node, sandbox)
     node.network().delete(sandbox, result)
 
 
+@pytest.mark.long
 @pytest.mark.needs("private_kernel")
 @pytest.mark.parametrize("epoch_s", [0, 4_000_000_000])
 def test_clock_is_set(epoch_s, node, sandbox):

@@ -54,6 +54,7 @@ def test_host_access_is_restored(node, sandbox, commands):
     node.delete(sandbox, result)
 
 
+@pytest.mark.long
 def test_interface_of_a_returned_master_is_created_again(node, sandbox, neighbour):
     """When a deleted master is back, repair creates the pod's interface with its MAC address and addresses."""
     result = node.add(sandbox)
@@ -93,6 +94,7 @@ def without_host_link(host_state):
 VIP = ("10.25.0.99", "fd00:25::99")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
 def test_address_that_the_node_lost_is_reached_elsewhere(node, sandbox, neighbour, number):
     """When an address of the node moves to another machine, repair deletes the pod's stale route."""

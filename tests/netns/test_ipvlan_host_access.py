@@ -16,6 +16,7 @@ NODE = [item.partition("/")[0] for item in uplink.HOST]
 RP_FILTER = f"net/ipv4/conf/{UPLINK}/rp_filter"
 
 
+@pytest.mark.long
 def test_strict_reverse_path_filter(accessible, sandbox):
     """ADD, CHECK and repair report that the node would drop IPv4 packets; the command in `details` is sufficient."""
     host = accessible.host
@@ -37,6 +38,7 @@ def test_strict_reverse_path_filter(accessible, sandbox):
     assert reaches(sandbox, NODE[1])
 
 
+@pytest.mark.long
 def test_strict_reverse_path_filter_and_ipv6(accessible, sandbox):
     """The reverse path filter does not concern pods with IPv6 addresses only."""
     accessible.host.set_sysctl("net/ipv4/conf/all/rp_filter", "1")
@@ -46,6 +48,7 @@ def test_strict_reverse_path_filter_and_ipv6(accessible, sandbox):
     assert reaches(accessible.host, address(result))
 
 
+@pytest.mark.long
 def test_host_link_does_not_use_arp(accessible, sandbox, new_sandbox):
     """The host link resolves no neighbours; CHECK reports when it does, and the next ADD restores that."""
     result = accessible.add(sandbox)
@@ -70,6 +73,7 @@ def test_another_mac_address_of_the_master(accessible, sandbox, new_sandbox):
     assert error["msg"] == f"The container's route or neighbour entry for the node's address {NODE[0]} is missing"
 
 
+@pytest.mark.long
 def test_master_of_the_default_route(accessible, sandbox):
     """Without `master` CHECK and DEL find the host's access when the default route has changed."""
     net, before = accessible.having(master=None), set(links(accessible.host))
@@ -83,6 +87,7 @@ def test_master_of_the_default_route(accessible, sandbox):
     assert set(links(net.host)) == before
 
 
+@pytest.mark.long
 def test_another_mode_on_the_master(accessible, sandbox, new_sandbox):
     """After a pod with another mode CHECK reports the mode; when that is right again, the entry that it cost."""
     result = accessible.add(sandbox)

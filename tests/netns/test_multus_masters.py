@@ -115,6 +115,7 @@ def test_replies_leave_by_the_interface_of_the_request(node, keys):
     assert (rules(pod), node.leases()) == ([], set())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", KINDS)
 def test_without_sbr_replies_leave_by_eth0(node, keys):
     """Without sbr replies to the client leave by the default route of eth0, and are lost."""
@@ -145,6 +146,7 @@ def test_pod_without_a_namespace_is_deleted(node, keys, netns):
     assert node.leases() == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", KINDS)
 def test_routes_of_the_definition_are_checked_behind_sbr(node, keys):
     """A definition with routes passes CHECK although sbr moves them to another table, and fails if one is missing."""

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import bandwidth_network, netstate
 from tests.support.invocation import run_plugin
+from tests.support.machine import eventually
 from tests.support.namespaces import Namespace, delete_and_wait
 from tests.support.netlist import NetworkList
 from tests.support.publishing import disable_dad
@@ -115,8 +116,8 @@ def test_del_and_gc_of_one_network_keep_the_other(used_nets, new_sandbox, way):
         first.gc()
     else:
         first.list.delete(first.run(deleted if way == "DEL" else None), result)
-        delete_and_wait(deleted, first.host)
-    assert read_state(used_nets) == before
+        deleted.delete()
+    assert eventually(lambda: read_state(used_nets) == before)
     second.list.check(second.run(running), kept)
 
 

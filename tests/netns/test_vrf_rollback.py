@@ -76,6 +76,7 @@ def test_refused_request(blue, sandbox, prev_result, code):
         assert state(sandbox) == before, number
 
 
+@pytest.mark.long
 def test_lost_answer(blue, sandbox, prev_result):
     """If the answer to any request of ADD is lost, ADD fails and the pod is as before."""
     before = state(sandbox)

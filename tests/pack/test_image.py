@@ -124,6 +124,7 @@ def answer(probe: Path, *arguments: str, env: dict[str, str] | None = None) -> d
     return body
 
 
+@pytest.mark.long
 def test_random_values_differ_between_processes(probe):
     """Random numbers, temporary names and identifiers differ between two starts."""
     first, second = answer(probe), answer(probe)
@@ -244,6 +245,7 @@ mount --bind "$0" "$1" && cd "$1" && shift 2 && exec "$@"
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_builds_are_reproducible():
     """Builds in two directories, with other variables, and for root as another user, give the same bytes.

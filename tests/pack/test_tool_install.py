@@ -137,6 +137,7 @@ def test_a_plugin_that_replaced_podwires_stays(podwire, names, others):
     assert (others / "portmap").read_text() == "#!/bin/sh\nexit 3\n"
 
 
+@pytest.mark.long
 def test_install_while_verbs_run(podwire, older, names, tmp_path):
     """Verbs that start during installations never fail because of an incomplete file or one that cannot be executed."""
     directory = tmp_path / "bin"
@@ -166,6 +167,7 @@ def sample(count, *, nightly):
     return numbers if nightly else sorted({*numbers[:2], *numbers[count // 2 : count // 2 + 1], *numbers[-1:]})
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 def test_a_killed_command_can_be_repeated(request, podwire, names, others, tmp_path, command):
@@ -346,6 +348,7 @@ def test_an_interrupted_copy_is_removed(podwire, others):
     assert listing(others) == before
 
 
+@pytest.mark.long
 def test_parallel_installations_write_one_network(podwire, tmp_path):
     """Each of several parallel installations succeeds or reports another one; the network is complete and recorded."""
     words = ("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path / "net.d", "--conf", "--subnet")

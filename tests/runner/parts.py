@@ -24,7 +24,7 @@ _HARD_ON_SECOND_KERNEL = (
     *("-k", "(vlan and not macvlan) or dummy or vrf"),
 )
 # The real runtime of `make test`, from installation to removal.
-_ONE_RUNTIME = ("tests/clients/test_cri.py",)
+_ONE_RUNTIME = tuple(f"tests/clients/test_{name}.py" for name in ("install", "cri", "cri_life"))
 _WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
 # Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
@@ -50,8 +50,9 @@ def test() -> list[Part]:
     sample = "--sample"
     return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), *check()),
-        *(_second_kernel(directory, 0, 1, sample) for directory in _SECOND_KERNEL),
+        *(_second_kernel("netns", share, 2, sample) for share in range(2)),
         *(_first_kernel(share, 3, sample) for share in range(3)),
+        _second_kernel("spec", 0, 1, sample),
         _pytest("hard", [sample, "tests/hard"]),
         _pytest("spec", [sample, "tests/spec"], reports=KERNELS),
         _pytest("cluster", [sample, "tests/cluster"]),
