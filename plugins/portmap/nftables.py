@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from cni.conf import Attachment
-from cni.errors import CniError
+from cni.errors import CniError, UnchangedError
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import NftSocket
@@ -32,8 +32,8 @@ _NEEDS = "host ports with nftables need a kernel with NAT and fib for the nftabl
 def add(host_ports: HostPorts) -> None:
     """Creates the attachment's rules; replaces existing ones.
 
-    Raises UnavailableError, CniError(11) for a port in use with `refuse_conflicts`, and CniError(999) with a hint if
-    the kernel lacks a feature.
+    Raises UnavailableError, UnchangedError(11) for a port in use with `refuse_conflicts`, and CniError(999) with a hint
+    if the kernel lacks a feature.
     """
     with nft.open_socket() as socket:
         try:
@@ -41,6 +41,8 @@ def add(host_ports: HostPorts) -> None:
         except KernelError as error:
             msg = f"unable to set up nftables rules for port mappings: {error.msg}"
             raise CniError(error.code, msg, _get_problem(socket, host_ports.ip_versions) or error.details) from error
+        except CniError as error:  # a port in use
+            raise UnchangedError(error.code, error.msg, error.details) from error
 
 
 def delete(socket: NftSocket, host_ports: HostPorts) -> None:
