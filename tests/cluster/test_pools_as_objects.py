@@ -272,6 +272,7 @@ def test_a_deleted_object_begins_a_new_epoch(cluster):
     assert cluster.store.read_space().value.epoch != epoch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("api", ["real"], indirect=True)
 def test_kubectl_applies_the_kinds_and_the_pools(cluster, real_server, tls, tmp_path):
     """`kubectl apply` of an old Kubernetes accepts the kinds and the sample, and `kubectl wait` sees the decision."""

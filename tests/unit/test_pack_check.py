@@ -1,5 +1,6 @@
 """Texts of the building machine in the image."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_path_of_the_machine_is_an_error(dump):
 
 def test_a_variable_of_the_machine_is_an_error(dump, monkeypatch):
     """The value of a variable of the building process in the dump is an error."""
-    monkeypatch.setenv("SOME_VARIABLE", "value-of-a-variable")
+    monkeypatch.setattr(os, "environ", {"SOME_VARIABLE": "value-of-a-variable"})
     with pytest.raises(SystemExit, match="the value of the variable SOME_VARIABLE of this machine"):
         check_text(dump, [], [])
 
