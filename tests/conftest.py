@@ -35,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--alone", action="store_true", help="run the tests marked `alone`, instead of the others")
     about = "run the tests that need one of these features of the kernel, and a few of the others, none with --sample"
     parser.addoption("--lacking", metavar="FEATURE,...", type=_split, help=about)
-    parser.addoption("--share", metavar="K/N", default="0/1", help="run each Nth test only, beginning with the Kth")
+    about = "run the tests of each Nth file only, beginning with the Kth"
+    parser.addoption("--share", metavar="K/N", default="0/1", help=about)
 
 
 def _split(names: str) -> frozenset[str]:
@@ -75,7 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         again = set() if is_sample else set(others[1 :: kernels.AGAIN])
         items[:] = [item for item in items if item in needing or item in again]
     first, step = map(int, config.getoption("--share").split("/"))
-    items[:] = items[first::step]
+    files = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
+    share = set(files[first::step])
+    items[:] = [item for item in items if item.nodeid.partition("::")[0] in share]
 
 
 def needed_by(item: pytest.Item) -> list[str]:

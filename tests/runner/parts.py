@@ -14,7 +14,7 @@ REPORTS = Path("build/reports")
 KERNELS = REPORTS / "kernels"  # reports of tests/netns and tests/spec, which run on two kernels
 
 # The number of parts that share the tests of a directory.
-_FIRST_KERNEL, _HARD, _UNIT = 5, 3, 2
+_FIRST_KERNEL, _HARD, _UNIT = 5, 3, 3
 # On the second kernel, each directory has parts of its own: user-mode Linux kills a process with more than some 65,000
 # pages (vm.max_map_count of its host), and the tests of both directories together take more.
 _SECOND_KERNEL = {"netns": 4, "spec": 2}
