@@ -51,11 +51,11 @@ def test() -> list[Part]:
     return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), *check()),
         *(_second_kernel("netns", share, 2, sample) for share in range(2)),
+        _pytest("cluster", [sample, "tests/cluster"]),
         *(_first_kernel(share, 3, sample) for share in range(3)),
         _second_kernel("spec", 0, 1, sample),
         _pytest("hard", [sample, "tests/hard"]),
         _pytest("spec", [sample, "tests/spec"], reports=KERNELS),
-        _pytest("cluster", [sample, "tests/cluster"]),
         _pytest("built-files", [sample, "tests/pack"]),
         _pytest("clients", [sample, *_ONE_RUNTIME]),
         options=(sample,),
