@@ -130,7 +130,7 @@ check: needs-build ## run linters, type checks, import rules and unit tests; nee
 	@$(call say,check)
 	@$(PYTHON) -m tests.runner check
 
-test: ## run what finds most defects per second: real packets on two kernels, a runtime, kills and faults (root; 8 minutes)
+test: ## run what finds most defects per second: real packets on two kernels, a runtime, kills and faults (root; 9 minutes)
 	@$(call say,test)
 	@$(MAKE) --no-print-directory needs-build
 	@$(PYTHON) -m tests.runner test
