@@ -16,13 +16,13 @@ from tests.support.fault_scenarios import ScenarioHost
 
 @pytest.fixture(scope="session")
 def nightly(request: pytest.FixtureRequest) -> bool:
-    """Whether all points are tested (`make nightly`), and not the sample of `make test`."""
+    """Whether all points are tested (`make nightly`), and not the sample of `make test-all`."""
     return bool(request.config.getoption("--nightly"))
 
 
 @pytest.fixture
 def nightly_only(nightly: bool) -> None:
-    """Skips the test in `make test`."""
+    """Skips the test in `make test-all`."""
     if not nightly:
         pytest.skip("in `make nightly` only")
 

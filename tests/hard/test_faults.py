@@ -12,7 +12,7 @@ from tests.support.fault_scenarios import SCENARIOS, Case, Scenario, ScenarioHos
 from tests.support.invocation import Outcome
 from tests.support.syscall_faults import Fault, list_faults
 
-SAMPLE = 3  # faults of each case in `make test`
+SAMPLE = 3  # faults of each case in `make test-all`
 
 CASES = [
     *fault_scenarios.CASES,

@@ -18,8 +18,8 @@ from tests.support.invocation import feed, finish
 from tests.support.stopped_verb import command_prefix, stopped
 from tests.support.syscall_faults import list_faults
 
-SAMPLE = 1  # stops of each case in `make test`
-# The plugins for which `make test` runs a deletion; `make nightly` runs it for all.
+SAMPLE = 1  # stops of each case in `make test-all`
+# The plugins for which `make test-all` runs a deletion; `make nightly` runs it for all.
 MOST_AFFECTED = {
     "store": ("bridge", "tuning"),
     "namespace": ("bridge", "bandwidth"),

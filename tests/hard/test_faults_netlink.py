@@ -20,7 +20,7 @@ from tests.support.fault_scenarios import (
 from tests.support.invocation import Outcome
 from tests.support.netlink_faults import Disturbance, Sources
 
-SAMPLE = 3  # faults of each case in `make test`
+SAMPLE = 3  # faults of each case in `make test-all`
 # Answers to any request; and answers that an object exists or is missing, which are false here.
 REFUSALS = (errno.EPERM, errno.ENOSPC, errno.ENOBUFS, errno.EBUSY, errno.ENOMEM)
 FALSE_ANSWERS = (errno.ENODEV, errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP)

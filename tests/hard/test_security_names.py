@@ -151,7 +151,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.fixture
 def texts(nightly, request):
-    """All texts; in `make test` every fifth, starting with another one for each test."""
+    """All texts; in `make test-all` every fifth, starting with another one for each test."""
     start = request.session.items.index(request.node) % 5
     return TEXTS if nightly else TEXTS[start::5]
 

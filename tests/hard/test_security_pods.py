@@ -98,7 +98,7 @@ def run_in_time(run):
 
 @pytest.fixture
 def backends(nightly, request):
-    """Both backends; in `make test` one, alternating from test to test."""
+    """Both backends; in `make test-all` one, alternating from test to test."""
     available = [name for name, needed in BACKENDS.items() if kernels.has(needed)]
     return available if nightly else [available[request.session.items.index(request.node) % len(available)]]
 

@@ -17,15 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
 from tests.mutants import choice, launchers, private, record, selection, table
 from tests.mutants.faults import Fault
 from tests.mutants.recording import ROOT
 from tests.mutants.trial import Result, examine
 
 RESULTS = launchers.BUILD / "results.jsonl"
-_TESTS = ("tests/unit", "tests/spec", "tests/netns", "tests/hard", "tests/cluster")
+_SAMPLED = ("tests/spec", "tests/netns", "tests/hard", "tests/cluster")  # of these `make test` runs a sample
+_TESTS = ("tests/unit", *_SAMPLED)
 _PROGRESS_S = 30
 
 
@@ -42,7 +41,8 @@ def main() -> int:
     }
     missing = [fault for fault in faults if fault.key not in results or fault.key in open_keys]
     missing = sorted(missing, key=lambda fault: fault.key)[: options.only]  # a sample of all rooms: a key is a hash
-    choices = selection.select(missing, _short_tests(), options.seconds, options.most)
+    short = _collect_tests("tests/unit") | _collect_tests("--sample", *_SAMPLED)
+    choices = selection.select(missing, short, options.seconds, options.most)
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}
         _collect(futures, results)
@@ -71,14 +71,11 @@ def _read_results() -> dict[str, Result]:
     return {result.key: result for result in (Result(**json.loads(line)) for line in RESULTS.open())}
 
 
-def _short_tests() -> set[str] | None:
-    """Returns the tests of the short suite; None if there is no such choice."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "--short", *_TESTS]
+def _collect_tests(*arguments: str) -> set[str]:
+    """Returns the IDs of the tests that pytest selects; raises CalledProcessError."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", *arguments]
     env = {**os.environ, "PODWIRE_BIN_DIR": str(launchers.DIRECTORY.relative_to(ROOT))}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    if done.returncode == pytest.ExitCode.USAGE_ERROR:
-        return None
-    done.check_returncode()
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 

@@ -23,8 +23,8 @@ class Choice:
     others: dict[str, float]
 
 
-def select(faults: Sequence[Fault], short: Collection[str] | None, seconds: float, tests: int) -> dict[str, Choice]:
-    """Returns the tests of each fault, in each half at most so many, of so many seconds; `short` None: all."""
+def select(faults: Sequence[Fault], short: Collection[str], seconds: float, tests: int) -> dict[str, Choice]:
+    """Returns the tests of each fault, in each half at most so many, of so many seconds."""
     targets = {fault.key: _targets(fault) for fault in faults}
     reached: dict[str, dict[str, float]] = {fault.key: {} for fault in faults}
     for test in record.read():
@@ -34,10 +34,7 @@ def select(faults: Sequence[Fault], short: Collection[str] | None, seconds: floa
     choices = {}
     for key, times in reached.items():
         ordered = dict(sorted(times.items(), key=lambda item: item[1]))
-        halves = [
-            {test: time for test, time in ordered.items() if (short is None or test in short) is which}
-            for which in (True, False)
-        ]
+        halves = [{test: time for test, time in ordered.items() if (test in short) is which} for which in (True, False)]
         choices[key] = Choice(*(_limit(half, seconds, tests) for half in halves))
     return choices
 

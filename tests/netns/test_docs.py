@@ -72,7 +72,7 @@ def add(host: Namespace, sandbox: Namespace, store: Path, bin_dir: Path) -> Call
     return run
 
 
-@pytest.mark.parametrize("name", map(needing, SOLE))
+@pytest.mark.parametrize("name", list(map(needing, SOLE)))
 def test_result_in_a_page_is_the_printed_one(add, name):
     """The example configuration in the page of an interface or IPAM plugin has the result below it."""
     assert with_placeholders(add(name, documented_config(name))) == with_placeholders(documented_result(name))
