@@ -5,9 +5,6 @@ tests/data/golden/README.md describes the source of the files.
 
 import pytest
 
-from kernel import link, traffic
-from kernel.rtnl import Socket
-from kernel.traffic import Bucket, Qdisc
 from tests.support import golden
 from tests.support.golden import CONTAINER_ID
 from tests.support.invocation import run_plugin
@@ -21,10 +18,6 @@ SECOND = "\taction order 2: mirred (Egress Redirect to device bwpf42161b9e0c3) p
 
 # The bursts of these runtimes overflow in the reference plugin; podwire's are 50 ms at the rate, the queue 75 ms.
 VALID = "qdisc tbf 1: dev PORT root rate 10Mbit burst 62500b/1 mpu 0b lat 25ms linklayer unspec"
-OVERFLOWED = {
-    "bandwidth-burst-containerd": Bucket(1_250_000, 2_415_919_079, 536_902_161),
-    "bandwidth-burst-crio": Bucket(1_250_000, 2_147_483_619, 31_248),
-}
 
 
 class Limited:
@@ -77,33 +70,14 @@ def test_add_sets_the_golden_limits(limited, name):
     assert not pod.ifbs()
 
 
-@pytest.mark.parametrize("name", OVERFLOWED)
+@pytest.mark.parametrize("name", ["bandwidth-burst-containerd", "bandwidth-burst-crio"])
 def test_a_runtimes_overflowing_burst_is_replaced(limited, name):
-    """A burst that overflows in the reference plugin becomes a valid one; CHECK accepts both, but no mixture."""
+    """A burst that overflows in the reference plugin becomes a valid one, without a message; CHECK and DEL succeed."""
     expected = golden.scenario(name)
     pod = limited(expected)
     added = pod.run("ADD")
-    assert golden.result(added.result()) == expected["result"]
-    assert added.stderr == ""
-    assert pod.shaping() == [VALID]
+    assert (golden.result(added.result()), added.stderr) == (expected["result"], "")
+    assert pod.shaping() == [VALID] != expected["tc"]
     pod.run("CHECK").assert_silent()
-    with pod.host.entered():
-        socket = Socket()
-    with socket:
-        (port,) = link.get(socket, link.by_name_request(pod.port))
-        assert port
-        overflowed = OVERFLOWED[name]
-        socket.change(
-            traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
-            traffic.create_tbf_request(port.index, overflowed),
-        )
-        assert pod.shaping() == expected["tc"]
-        pod.run("CHECK").assert_silent()
-        mixed = Bucket(overflowed.rate, overflowed.size, 93_750)
-        socket.change(
-            traffic.delete_root_request(port.index, Qdisc("tbf", 0x10000)),
-            traffic.create_tbf_request(port.index, mixed),
-        )
-    assert pod.run("CHECK").error()["msg"] == "Buffer doesn't match"
     pod.run("DEL").assert_silent()
     assert pod.shaping() == ["qdisc noqueue 0: dev PORT root"]

@@ -1,4 +1,4 @@
-"""The nftables rules of portmap, compared with those of the reference plugin, and changes of its rules.
+"""The rules of portmap, compared with those of the reference plugin, and changes of its rules of nftables.
 
 tests/data/golden/README.md describes the origin of the files.
 """
@@ -11,15 +11,17 @@ import pytest
 from tests.support import golden
 from tests.support.golden import CONTAINER_ID, ruleset
 from tests.support.hostports import PortmapNetwork
-
-pytestmark = pytest.mark.needs("nft_nat")
+from tests.support.xtables import TOOLS
 
 CONDITION = "ip daddr != 192.0.2.9 "
 BASE_CHAIN_RULE = "\t\tfib daddr type local jump hostports_all"
 HAIRPIN = re.compile(r"(ip6?) saddr (\S+) ip6? daddr (\S+) meta mark & 0x00002000 == 0x00002000 masquerade")
 
 
-@pytest.fixture(params=golden.scenarios("portmap-nftables"))
+NFTABLES = [pytest.param(name, marks=pytest.mark.needs("nft_nat")) for name in golden.scenarios("portmap-nftables")]
+
+
+@pytest.fixture(params=NFTABLES)
 def expected(request):
     """One scenario: a configuration, and the rules that the reference plugin creates for it."""
     return golden.scenario(request.param)
@@ -60,6 +62,18 @@ def unconditional(lines):
     return [BASE_CHAIN_RULE if line.endswith(BASE_CHAIN_RULE.strip()) else line for line in lines]
 
 
+@pytest.mark.parametrize("file", golden.scenarios("portmap-iptables"))
+def test_rules_of_iptables_equal_those_of_the_reference_plugin(host, bin_dir, tools, file):
+    """Chains, rules, order and comments equal those of the reference plugin after ADD and DEL, and CHECK succeeds."""
+    scenario = golden.scenario(file)
+    net = PortmapNetwork(host, scenario["config"], tools=tools)
+    assert net.add(CONTAINER_ID) == scenario["result"]
+    assert net.rules() == {tool: scenario[tool] for tool in TOOLS}
+    net.check(CONTAINER_ID)
+    net.delete(CONTAINER_ID)
+    assert net.rules() == {tool: scenario[f"{tool} after DEL"] for tool in TOOLS}
+
+
 def test_rulesets_equal_those_of_the_reference_plugin(network, expected):
     """The ruleset after ADD equals the reference plugin's except conditions and hairpin; after DEL it is equal."""
     network.add(CONTAINER_ID)
@@ -69,21 +83,15 @@ def test_rulesets_equal_those_of_the_reference_plugin(network, expected):
     assert ruleset(network.host) == unconditional(expected["nft after DEL"])
 
 
-def test_check_and_del_of_rules_of_the_reference_plugin(network, expected, load):
-    """CHECK accepts the reference plugin's rules, and DEL, also repeated, leaves what that plugin's DEL leaves."""
+@pytest.mark.parametrize("has_result", [True, False])
+def test_check_and_del_of_rules_of_the_reference_plugin(network, expected, load, has_result):
+    """CHECK accepts these rules; DEL, repeated or without prevResult, leaves what the reference plugin's DEL leaves."""
     load(expected["nft"])
     assert ruleset(network.host) == expected["nft"]
     network.check(CONTAINER_ID)
     for _ in range(2):
-        network.delete(CONTAINER_ID)
+        (network if has_result else network.without_result()).delete(CONTAINER_ID)
         assert ruleset(network.host) == expected["nft after DEL"]
-
-
-def test_del_without_mappings_of_rules_of_the_reference_plugin(network, expected, load):
-    """DEL without prevResult and mappings removes the reference plugin's rules."""
-    load(expected["nft"])
-    network.without_result().delete(CONTAINER_ID)
-    assert ruleset(network.host) == expected["nft after DEL"]
 
 
 def test_add_replaces_rules_of_the_reference_plugin(network, expected, load):
