@@ -6,7 +6,7 @@ from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth,
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
-CHANGE = "qdisc change dev {} root handle 1: tbf rate {} burst {} latency 25ms"
+NINE_MBIT = "handle 1: tbf rate 9mbit burst 100000 latency 25ms"
 MATCH_ALL = "protocol all prio 1 u32 match u32 0 0 flowid 1:1"
 MATCH_TCP_80 = "protocol all prio 1 u32 match ip dport 80 0xffff"
 REDIRECT = "action mirred egress redirect dev"
@@ -24,15 +24,8 @@ def limited(shaped, sandbox):
 QDISCS = {
     "the veth's TBF is missing": ("qdisc del dev veth0 root", "Failed to find qdisc", "its root qdisc is no"),
     "another kind": ("qdisc replace dev veth0 root pfifo limit 9", "Failed to find qdisc", "its root qdisc is pfifo"),
-    "another rate": (CHANGE.format("veth0", "9mbit", 100000), "Rate doesn't", "1125000"),
-    "another burst": (CHANGE.format("veth0", "8mbit", 99000), "Limit doesn't", "124000"),
-    "another buffer": (
-        "qdisc change dev veth0 root handle 1: tbf rate 8mbit burst 99000 limit 125000",
-        "Buffer doesn't match",
-        "ticks",
-    ),
+    "another rate": (f"qdisc change dev veth0 root {NINE_MBIT}", "Rate doesn't match", "1125000"),
     "the ifb's TBF is missing": ("qdisc del dev IFB root", "Failed to find qdisc", '"IFB"'),
-    "the ifb's rate": (CHANGE.format("IFB", "9mbit", 200000), "Rate doesn't match", ""),
     "the ingress qdisc is missing": (
         "qdisc del dev veth0 ingress",
         'packets that "veth0" receives are not redirected to "IFB"',

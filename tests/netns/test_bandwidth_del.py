@@ -49,13 +49,3 @@ def test_del_with_a_namespace_that_cannot_be_entered(shaped, sandbox, veth_resul
     error = shaped.bandwidth("DEL", sandbox, netns="/proc/self/ns/uts").error()
     assert (error["code"], error["msg"]) == (8, 'cannot enter netns "/proc/self/ns/uts": invalid argument')
     assert ifbs(shaped.host) == {}
-
-
-@pytest.mark.parametrize("netns", ["", "/no/such/netns", "file"])
-def test_del_without_a_namespace(shaped, sandbox, veth_result, netns, tmp_path):
-    """DEL without a namespace, or with another file, removes the ifb; the rest is deleted with the pod."""
-    (tmp_path / "file").touch()
-    shaped.limit(sandbox, veth_result)
-    for _ in range(2):
-        shaped.release(sandbox, netns=str(tmp_path / "file") if netns == "file" else netns)
-        assert ifbs(shaped.host) == {}

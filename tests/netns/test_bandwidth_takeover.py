@@ -10,7 +10,8 @@ from tests.support.publishing import PublishingNetwork
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
-PLACEHOLDER_BURSTS = {"kubelet": (1 << 31) - 1, "containerd": (1 << 32) - 1, "CRI-O": 8 * ((1 << 32) - 1) - 1}
+LARGEST = 8 * ((1 << 32) - 1) - 1
+PLACEHOLDER_BURSTS = {"kubelet": (1 << 31) - 1, "containerd": (1 << 32) - 1, "CRI-O": LARGEST, "no one": LARGEST - 7}
 ORDINARY = [
     BOTH,
     INGRESS,

@@ -11,24 +11,21 @@ from tests.support import rates
 from tests.support.attaching import address
 from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS
 from tests.support.binaries import ROOT
-from tests.support.hostports import ports
 from tests.support.invocation import run_plugin
-from tests.support.netlist import NetworkList
-from tests.support.publishing import NODE
+from tests.support.publishing import GATEWAY
 from tests.support.rates import Transfer
 
 pytestmark = [pytest.mark.needs("ifb", "tbf"), pytest.mark.alone]
 
-GATEWAY, OTHER_GATEWAY = "10.22.0.1", "192.0.2.1"  # the host's
 DIRECTIONS = ("ingress", "egress")
 PROTOCOLS = ("tcp", "udp")
 UNLIMITED = {"tcp": 10, "udp": 1.5}  # at least this multiple of a limit; over UDP twice the limit is sent
 RUNTIMES = ROOT / "tests" / "data" / "runtimes"
 
 
-def transfers(host, pod, result, gateway=GATEWAY):
+def transfers(host, pod, result):
     """Returns the transfers to a pod and from it, by direction."""
-    return {"ingress": Transfer(host, pod, address(result)), "egress": Transfer(pod, host, gateway)}
+    return {"ingress": Transfer(host, pod, address(result)), "egress": Transfer(pod, host, GATEWAY)}
 
 
 def assert_unlimited(transfer, limit, protocol):
@@ -79,34 +76,3 @@ def test_limits_of_annotations_hold_from_the_first_second(shaped, sandbox, runti
     assert [item["name"][:3] for item in result["interfaces"][3:]] == ["bwp"]
     for transfer in transfers(shaped.host, sandbox, result).values():
         rates.assert_at_limit(transfer, 10_000_000, after=0, seconds=1)
-
-
-def test_calls_to_a_host_port_are_limited(bin_dir, host, sandbox, client, store):
-    """A connection to a host port has the limits in both directions."""
-    network = NetworkList.load(ROOT / "conf" / "10-podwire.conflist")
-    network = network.with_capabilities(portMappings=ports("8080:80"), bandwidth=BOTH)
-    network.plugins[0]["ipam"]["dataDir"] = str(store)
-
-    def run(plugin, command, config):
-        return run_plugin(plugin, command, config, host=host, netns=sandbox, container_id=sandbox.name)
-
-    result = network.add(run)
-    network.check(run, result)
-    ip, destination = address(result), (NODE, 8080)
-    rates.assert_at_limit(Transfer(client, sandbox, ip, destination), BOTH["ingressRate"])
-    rates.assert_at_limit(Transfer(sandbox, client, ip, destination, server_sends=True), BOTH["egressRate"])
-
-
-def test_two_interfaces_of_a_container_have_separate_limits(shaped, sandbox):
-    """A container that is on one network twice has separate limits for each interface."""
-    first = shaped.add(sandbox)
-    bridge, eth1 = shaped.bridge.having(isDefaultGateway=None), {"ifname": "eth1"}
-    second = shaped.limit(sandbox, bridge.add(sandbox, **eth1), **eth1)
-    # Each interface gets its own address of the host, and answers ARP only for its address.
-    shaped.host.ip("address", "add", f"{OTHER_GATEWAY}/32", "dev", "cni0")
-    sandbox.ip("route", "add", OTHER_GATEWAY, "dev", "eth1", "src", address(second))
-    sandbox.set_sysctl("net/ipv4/conf/all/arp_ignore", "1")
-    other = transfers(shaped.host, sandbox, second, OTHER_GATEWAY)
-    for transfer in (transfers(shaped.host, sandbox, first)["egress"], other["egress"]):
-        rates.assert_at_limit(transfer, BOTH["egressRate"])
-    rates.assert_at_limit(other["ingress"], BOTH["ingressRate"])

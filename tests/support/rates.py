@@ -26,26 +26,20 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 @dataclass(frozen=True)
 class Transfer:
-    """A sender and a receiver, which listens at `ip`; with `server_sends` the sender listens.
-
-    `destination`: the address and port of the connection, by default the listener's.
-    """
+    """A sender and a receiver, which listens at `ip`; with `server_sends` the sender listens."""
 
     sender: Namespace
     receiver: Namespace
     ip: str
-    destination: tuple[str, int] | None = None
     server_sends: bool = False
 
 
 def tcp(transfer: Transfer, *, after: int = 0, seconds: float = 0.5) -> float:
     """Returns the rate in bits/s that arrives over TCP, measured for `seconds` after the first `after` bytes."""
-    listening, calling = (
-        (transfer.sender, transfer.receiver) if transfer.server_sends else (transfer.receiver, transfer.sender)
-    )
+    listening, calling = (transfer.receiver, transfer.sender)[:: -1 if transfer.server_sends else 1]
     with service(listening, "tcp", transfer.ip) as server, open_socket(calling, "tcp", "0.0.0.0") as caller:
         _set_buffer(_WINDOW // 2, server.socket, caller)
-        caller.connect(transfer.destination or (transfer.ip, PORT))
+        caller.connect((transfer.ip, PORT))
         accepted, _ = server.socket.accept()
         with accepted:
             source, sink = (accepted, caller) if transfer.server_sends else (caller, accepted)
@@ -59,7 +53,7 @@ def udp(transfer: Transfer, offered: float, *, after: int = 0, seconds: float = 
         open_socket(transfer.sender, "udp", "0.0.0.0") as caller,
     ):
         _set_buffer(_BUFFER, server.socket)
-        caller.connect(transfer.destination or (transfer.ip, PORT))
+        caller.connect((transfer.ip, PORT))
         return _measure(_Datagrams(caller, server.socket, offered), after, seconds)
 
 

@@ -84,11 +84,7 @@ def test_changed_numbers_are_reported(changes, msg, details):
 def test_numbers_of_another_limit_are_refused():
     """Another limit's numbers are refused, even if each of them is one of an accepted bucket."""
     other = compute_shape(Limit(20_000_000, 2_000_000), 1500, 0).bucket
-    assert ingress(Qdisc("tbf", 0x10000, other)) == (
-        "Rate doesn't match",
-        f"it is 2500000 bytes/s, not 1250000; {AGAIN}",
-    )
-    assert (
-        ingress(Qdisc("tbf", 0x10000, Bucket(EXPECTED.rate, SATURATED.size, EXPECTED.limit)))[0]
-        == "Buffer doesn't match"
-    )
+    expected = ("Rate doesn't match", f"it is 2500000 bytes/s, not 1250000; {AGAIN}")
+    assert ingress(Qdisc("tbf", 0x10000, other)) == expected
+    mixture = Bucket(EXPECTED.rate, SATURATED.size, EXPECTED.limit)
+    assert ingress(Qdisc("tbf", 0x10000, mixture))[0] == "Buffer doesn't match"

@@ -22,11 +22,6 @@ def test_second_name_belongs_to_the_interface():
     assert all(len(name) == 15 for pair in names for name in pair)
 
 
-def test_alias_names_the_owner():
-    """The alias of an ifb names its owner in plain text."""
-    assert OWNER.alias == "podwire net cid eth0"
-
-
 @given(words, words, words, words)
 def test_aliases_of_different_owners_differ(network, container_id, other_network, other_id):
     """The alias has at most 255 bytes, and differs between networks and containers."""
