@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tests.support.attaching import host_end, reaches
 from tests.support.netstate import state
 from tests.support.processes import output
 
@@ -32,20 +31,6 @@ def test_used_bridge_name(network, refused):
     msg = 'failed to create bridge "cni0": "cni0" already exists but is not a bridge'
     assert (error["code"], error["msg"]) == (7, msg)
     assert error["details"] == 'it is veth; set "bridge" to another name'
-
-
-def test_conflicting_gateway_address(network, refused, new_sandbox):
-    """The error names the bridge's address, the network's gateway, and the number of ports in use."""
-    running = [(pod := new_sandbox(), network.add(pod)) for _ in range(2)]
-    ipam = {**network.config["ipam"], "ranges": [[{"subnet": "10.99.0.0/24"}]]}
-    error = refused(network.having(ipam=ipam))
-    msg = 'failed to set bridge addr: "cni0" already has an IP address different from 10.99.0.1/24'
-    assert (error["code"], error["msg"]) == (7, msg)
-    assert error["details"] == (
-        '"cni0" has 10.22.0.1/16, and 2 ports are in use; configure IPAM with the subnet of that address, or set '
-        '"bridge" to another name; "forceAddress" replaces the address, and running pods lose their gateway'
-    )
-    assert all(reaches(pod, result["ips"][0]["gateway"]) for pod, result in running)
 
 
 @pytest.mark.parametrize("route", [{"dst": "0.0.0.0/0", "gw": "10.99.0.1"}, {"dst": "::/0", "gw": "fd00:99::1"}])
@@ -149,37 +134,6 @@ def test_full_bridge(network, refused, host):
     assert len(shown.splitlines()) == 1023
     host.ip("link", "set", "a0", "nomaster")
     network.having(cniVersion="1.1.0").run("STATUS").assert_silent()
-
-
-# A command that changes the host (PORT is the pod's host veth), and a part of CHECK's message.
-CHANGES = {
-    "bridge down": ("ip link set cni0 down", "Bridge interface cni0 is down"),
-    "bridge's MAC": ("ip link set cni0 address 02:00:00:00:00:01", "Bridge interface cni0 Mac doesn't match"),
-    "bridge promiscuous": ("ip link set cni0 promisc on", "Bridge interface cni0 configured Promisc Mode"),
-    "port down": ("ip link set PORT down", "is down"),
-    "port's MAC": ("ip link set PORT address 02:00:00:00:00:01", "Mac doesn't match"),
-    "no port any more": ("ip link set PORT nomaster", "CNI veth created for bridge cni0 was not found"),
-    "hairpin": ("bridge link set dev PORT hairpin off", "hairpin"),
-    "isolation": ("bridge link set dev PORT isolated off", "isolation"),
-    "gateway": ("ip address flush dev cni0", "lost the gateway address 10.22.0.1"),
-    "bridge's MTU": ("ip link set cni0 mtu 1500", "exceeds its port's"),
-}
-
-
-@pytest.mark.parametrize("case", CHANGES)
-def test_fixes_of_check_work(network, sandbox, case):
-    """The command in CHECK's error fixes what CHECK reports."""
-    network = network.having(hairpinMode=True, portIsolation=True, mtu=1400)
-    result = network.add(sandbox)
-    command, text = CHANGES[case]
-    network.host.run("sh", "-c", command.replace("PORT", host_end(result)))
-    error = network.run("CHECK", sandbox, prev_result=result).error()
-    assert text in error["msg"]
-    fix = error["details"].rpartition(": ")[2]
-    network.host.run("sh", "-c", fix)
-    if case == "no port any more":  # a new port has default flags
-        network.host.run("bridge", "link", "set", "dev", host_end(result), "hairpin", "on", "isolated", "on")
-    network.check(sandbox, result)
 
 
 def test_check_without_a_fix_recommends_a_new_container(network, sandbox):

@@ -1,4 +1,6 @@
-"""The bridge as gateway: its addresses, conflicts, forwarding, default routes and its MAC address."""
+"""The bridge as gateway: its addresses, conflicts, forwarding, default routes and its MAC address; reused addresses."""
+
+import json
 
 import pytest
 
@@ -135,3 +137,59 @@ def test_existing_gateway_address_is_reused(network, sandbox):
     network.add(sandbox)
     assert cidrs(network.host, "cni0") == ["10.22.0.1/16"]
     assert "cni0:gw" in network.host.ip("addr", "show", "dev", "cni0")
+
+
+def with_gateways(*cidrs_of_pod):
+    """Returns an address of each family, with the same gateways in any case."""
+    gateways = ("10.22.0.1", "fd00:22::1")
+    return [{"address": ip, "gateway": gateway} for ip, gateway in zip(cidrs_of_pod, gateways, strict=True)]
+
+
+SUBNET, SINGLE = with_gateways("10.22.0.9/26", "fd00:22::9/122"), with_gateways("10.24.0.5/32", "fd00:24::5/128")
+
+
+@pytest.mark.parametrize("order", [(SUBNET, SINGLE), (SINGLE, SUBNET)], ids=["subnet first", "single address first"])
+def test_one_gateway_serves_a_subnet_and_single_addresses(scripted_network, new_sandbox, order):
+    """In any order both pods reach the gateway and each other, the host reaches both, and CHECK passes."""
+    one, other = new_sandbox(), new_sandbox()
+    attached = []
+    for pod, ips in zip((one, other), order, strict=True):
+        network = scripted_network(ips)
+        attached.append((pod, network, network.add(pod)))
+    for pod, target in ((one, order[1]), (other, order[0])):
+        for ip in target:
+            assert reaches(pod, ip["gateway"])
+            assert reaches(pod, ip["address"].partition("/")[0])
+            assert reaches(attached[0][1].host, ip["address"].partition("/")[0])
+    for pod, network, result in attached:
+        network.check(pod, result)
+
+
+REUSED = {"IPv4": ("10.22.0.9/16", "10.22.0.8/16"), "IPv6": ("fd00:22::9/64", "fd00:22::8/64")}
+
+
+def known_mac(namespace, device, ip):
+    """Returns the MAC that `namespace` has for an address in its neighbour table."""
+    entries = json.loads(namespace.ip("-j", "neigh", "show", "to", ip, "dev", device) or "[]")
+    return next((entry.get("lladdr") for entry in entries), None)
+
+
+@pytest.mark.parametrize("family", REUSED)
+def test_a_reused_address_is_announced(scripted_network, new_sandbox, family):
+    """Host and other pods reach the new owner of an address when ADD returns, not after a timeout."""
+    reused, other = REUSED[family]
+    ip = reused.partition("/")[0]
+    onlooker, old, new = new_sandbox(), new_sandbox(), new_sandbox()
+    scripted_network([{"address": other}]).add(onlooker)
+    net = scripted_network([{"address": reused}])
+    for _ in range(3):
+        before = net.add(old)["interfaces"][2]["mac"]
+        assert reaches(net.host, ip)
+        assert reaches(onlooker, ip)
+        assert {known_mac(net.host, "cni0", ip), known_mac(onlooker, "eth0", ip)} == {before}
+        net.delete(old)
+        after = net.add(new)["interfaces"][2]["mac"]
+        assert {known_mac(net.host, "cni0", ip), known_mac(onlooker, "eth0", ip)} == {after}
+        assert reaches(net.host, ip, within_s=1)
+        assert reaches(onlooker, ip, within_s=1)
+        net.delete(new)

@@ -1,6 +1,5 @@
 """macspoofchk (plugins.bridge.mac_spoof): its rules, and that frames with a spoofed source MAC are dropped."""
 
-import json
 import socket
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from kernel.netns import Netns, entered
 from plugins.bridge import mac_spoof
 from tests.support import golden
 from tests.support.attaching import reaches
+from tests.support.invocation import finish
 from tests.support.netstate import nft_rules
 
 MAC, OTHER_MAC = bytes.fromhex("020000000001"), bytes.fromhex("020000000099")
@@ -48,6 +48,11 @@ def protected(network):
 def expected():
     """The golden state."""
     return golden.scenario("macspoofchk")
+
+
+def rules(network):
+    """Returns the rules on the network's host as one text."""
+    return "\n".join(nft_rules(network.host))
 
 
 def load(host, tmp_path, text):
@@ -132,18 +137,6 @@ def test_second_pod_sends_only_its_requests(on_host, monkeypatch):
         "add a rule to chain nat-other-eth0-mac",
         "add a rule to chain nat-other-eth0-mac",
     ]
-
-
-def test_nft_prints_and_loads_the_rules(on_host, tmp_path):
-    """`nft` prints the comments despite the network's name in the userdata, and can load its listing."""
-    mac_spoof.add_rules(*ONE)
-    text = "\n".join(nft_rules(on_host))
-    assert text.count('comment "macspoofchk-0123abcdef-eth0"') == 4
-    objects = json.loads(on_host.run("nft", "-j", "list", "ruleset"))["nftables"]
-    assert [item["rule"]["comment"] for item in objects if "rule" in item] == ["macspoofchk-0123abcdef-eth0"] * 4
-    load(on_host, tmp_path, "flush ruleset\n" + text)
-    assert "\n".join(nft_rules(on_host)) == text
-    mac_spoof.check(*ONE)
 
 
 @pytest.mark.parametrize("length", [64, 94, 95, 256])
@@ -328,17 +321,37 @@ def test_spoofed_frames_are_dropped(protected, new_sandbox, wire):
     assert "macspoofchk" not in "".join(nft_rules(protected.host))
 
 
-@pytest.mark.parametrize(("created_by", "deleted_by"), [("podwire", "reference"), ("reference", "podwire")])
-def test_rules_are_deleted_by_the_other(protected, host, sandbox, bin_dir, reference, created_by, deleted_by):
-    """Both implementations create the same rules and delete each other's."""
-    directories = {"podwire": bin_dir, "reference": reference}
-    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # the reference runs `nft`
-    creator = replace(protected, bin_dir=directories[created_by])
-    deleter = replace(protected, bin_dir=directories[deleted_by])
-    result = creator.add(sandbox, env=env)
-    assert "".join(nft_rules(host)).count("macspoofchk-") == 4
-    if deleted_by == "podwire":
-        deleter.check(sandbox, result)
-    deleter.delete(sandbox, result, env=env)
-    assert "macspoofchk" not in "".join(nft_rules(host))
-    assert "cni-br-iface" not in "".join(nft_rules(host))
+def test_parallel_first_pods(protected, new_sandbox):
+    """Eight parallel first pods all have their rules, and parallel DELs leave nothing."""
+    pods = [new_sandbox() for _ in range(8)]
+    for outcome in [finish(process) for process in [protected.start("ADD", pod) for pod in pods]]:
+        outcome.result()
+    assert [rules(protected).count(part) for part in ("iifname", "drop comment")] == [8, 8]
+    for outcome in [finish(process) for process in [protected.start("DEL", pod) for pod in pods]]:
+        outcome.assert_silent()
+    assert not any(pod.name in rules(protected) for pod in pods)
+
+
+def test_del_without_a_namespace_removes_the_rules(protected, new_sandbox):
+    """DEL removes the rules if the namespace is missing, and if CNI_NETNS is empty."""
+    deleted, unnamed = new_sandbox(), new_sandbox()
+    protected.add(deleted)
+    protected.add(unnamed)
+    deleted.delete()
+    protected.delete(deleted)
+    assert [pod.name in rules(protected) for pod in (deleted, unnamed)] == [False, True]
+    protected.delete("", container_id=unnamed.name)
+    assert unnamed.name not in rules(protected)
+
+
+def test_check_and_gc_with_rules(protected, new_sandbox):
+    """GC removes the rules of pods that are not in its list, only of this network; CHECK reports missing rules."""
+    net, kept, stale, elsewhere = protected.having(cniVersion="1.1.0"), new_sandbox(), new_sandbox(), new_sandbox()
+    result = net.add(kept)
+    net.add(stale)
+    net.having(name="elsewhere", bridge="cni1").add(elsewhere)
+    net.gc(kept)
+    assert [pod.name in rules(net) for pod in (kept, stale, elsewhere)] == [True, False, True]
+    net.check(kept, result)
+    net.host.run("nft", "flush", "chain", "bridge", "nat", "PREROUTING")
+    assert "is missing" in net.check_error(kept, result)

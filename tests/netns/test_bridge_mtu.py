@@ -146,27 +146,6 @@ def test_number_of_netlink_messages(network, new_sandbox, uplink):
     assert count_messages(network.having(mtu=1400), new_sandbox()) == plain + 2
 
 
-WRONG = {
-    "inner end": ("pod", "eth0", 1300, "Interface eth0 MTU doesn't match: 1400"),
-    "outer end": ("host", "PORT", 1300, "Interface PORT MTU doesn't match: 1400"),
-    "bridge": ("host", "cni0", 1500, "Bridge interface cni0 MTU 1500 exceeds its port's: 1400"),
-}
-
-
-@pytest.mark.parametrize(("case", "version"), [*((case, "1.1.0") for case in WRONG), ("bridge", "1.0.0")])
-def test_check_reports_a_changed_mtu(network, sandbox, case, version):
-    """CHECK compares both ends with prevResult, and reports a bridge whose MTU is too large."""
-    network = network.having(mtu=1400, cniVersion=version)
-    result = network.add(sandbox)
-    network.check(sandbox, result)
-    side, name, mtu, text = WRONG[case]
-    name = name.replace("PORT", host_end(result))
-    (sandbox if side == "pod" else network.host).ip("link", "set", name, "mtu", str(mtu))
-    error = network.run("CHECK", sandbox, prev_result=result).error()
-    assert error["msg"] == text.replace("PORT", host_end(result))
-    assert error["details"]
-
-
 def test_check_before_1_1_0_accepts_any_mtu(network, sandbox):
     """Before CNI 1.1.0 results have no MTU, and tuning behind bridge may have set another one."""
     network = network.having(mtu=1400)

@@ -54,20 +54,6 @@ def test_setting_does_not_change_without_the_key(network, sandbox, value):
     assert settings(network) == [value] * 2
 
 
-@pytest.mark.parametrize("key", [IPV4, IPV6])
-def test_check_reports_a_changed_setting(network, sandbox, key):
-    """CHECK fails if the setting was changed, and the command in its details fixes it."""
-    network = network.having(bridgeNetfilter=True)
-    result = network.add(sandbox)
-    network.host.set_sysctl(key, "0")
-    error = network.run("CHECK", sandbox, prev_result=result).error()
-    assert error["msg"] == f"{key} is not 1"
-    assert error["details"].endswith(f"sysctl -w {key}=1")
-    command = error["details"].partition(": ")[2].split()
-    network.host.run(*command)
-    network.check(sandbox, result)
-
-
 def test_failing_add_does_not_change_the_setting(scripted_network, sandbox):
     """An ADD that fails does not change the setting."""
     network = scripted_network(body='[ "$CNI_COMMAND" != ADD ] || exit 1')

@@ -29,16 +29,6 @@ def port_flags(host, name):
     return data["hairpin"], data["isolated"]
 
 
-@pytest.mark.parametrize(("mtu", "expected"), [(None, 1500), (0, 1500), (1400, 1400), (9000, 9000), (1280, 1280)])
-def test_mtu_is_set_everywhere(dual_network, sandbox, mtu, expected):
-    """A new bridge and both veth ends get the MTU; 0 and none leave it to the kernel."""
-    net = dual_network.having(mtu=mtu)
-    result = net.add(sandbox)
-    host_links = links(net.host)
-    assert [host_links["cni0"]["mtu"], host_links[host_end(result)]["mtu"]] == [expected, expected]
-    assert links(sandbox)["eth0"]["mtu"] == expected
-
-
 def test_packets_of_the_mtus_size_pass(network, new_sandbox):
     """A packet as large as the MTU passes unfragmented, a larger one is not sent."""
     net = network.having(mtu=1400)
@@ -89,27 +79,11 @@ def test_promiscuous_mode(network, new_sandbox):
     assert "PROMISC" in links(network.host)["cni0"]["flags"]
 
 
-ENVIRONMENT, ARGS, RUNTIME = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
-
-
-@pytest.mark.parametrize(
-    ("keys", "args", "expected"),
-    [
-        ({}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", ENVIRONMENT),
-        ({"args": {"cni": {"mac": ARGS}}}, f"IgnoreUnknown=1;MAC={ENVIRONMENT}", ARGS),
-        (
-            {"args": {"cni": {"mac": ARGS}}, "runtimeConfig": {"mac": RUNTIME}},
-            f"IgnoreUnknown=1;MAC={ENVIRONMENT}",
-            RUNTIME,
-        ),
-        ({"runtimeConfig": {"mac": "0200.0000.0003"}}, None, RUNTIME),
-    ],
-)
-def test_container_has_the_requested_mac(network, sandbox, keys, args, expected):
-    """The container's MAC is runtimeConfig's, else that of args.cni, else that of CNI_ARGS."""
-    result = network.having(**keys).add(sandbox, args=args)
-    assert result["interfaces"][2]["mac"] == expected
-    assert links(sandbox)["eth0"]["address"] == expected
+def test_container_has_the_requested_mac(network, sandbox):
+    """The container's MAC is the requested one, here that of runtimeConfig before that of CNI_ARGS."""
+    net = network.having(runtimeConfig={"mac": "0200.0000.0003"})
+    result = net.add(sandbox, args="IgnoreUnknown=1;MAC=02:00:00:00:00:01")
+    assert result["interfaces"][2]["mac"] == links(sandbox)["eth0"]["address"] == "02:00:00:00:00:03"
     assert reaches(sandbox, result["ips"][0]["gateway"])
 
 

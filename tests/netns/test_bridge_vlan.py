@@ -11,7 +11,6 @@ from tests.support.netstate import links, state
 from tests.support.vlans import PVID_FLAGS, TAGGED, filters, vlans
 
 needs_filtering = pytest.mark.needs("vlan_filtering")
-FAIL = """[ "$CNI_COMMAND" != ADD ] || { echo '{"code": 11, "msg": "no luck today"}'; exit 1; }"""
 RANGE = [{"id": 101}, {"minID": 200, "maxID": 210}]
 IN_RANGE = dict.fromkeys((101, *range(200, 211)), TAGGED)
 
@@ -24,24 +23,16 @@ def layer2(network: Network) -> Network:
 
 PORTS: dict[str, tuple[dict[str, Any], dict[int, list[str]]]] = {
     "an access VLAN": ({"vlan": 100}, {100: PVID_FLAGS}),
-    "the last VLAN": ({"vlan": 4094}, {4094: PVID_FLAGS}),
     "VLAN 1 by name": ({"vlan": 1}, {1: PVID_FLAGS}),
     "VLAN 1 kept": ({"vlan": 100, "preserveDefaultVlan": True}, {1: ["Egress Untagged"], 100: PVID_FLAGS}),
     "a trunk": ({"vlanTrunk": RANGE}, {1: PVID_FLAGS, **IN_RANGE}),
     "a trunk, VLAN 1 kept": ({"vlanTrunk": RANGE, "preserveDefaultVlan": True}, {1: PVID_FLAGS, **IN_RANGE}),
     "a trunk with a native VLAN": ({"vlan": 100, "vlanTrunk": RANGE}, {100: PVID_FLAGS, **IN_RANGE}),
     "a trunk that lists its native VLAN": ({"vlan": 101, "vlanTrunk": RANGE}, {**IN_RANGE, 101: PVID_FLAGS}),
-    "a range and an ID in one": (
-        {"vlanTrunk": [{"minID": 5, "maxID": 7, "id": 9}, {"id": 6}]},
-        {1: PVID_FLAGS, 5: [], 6: [], 7: [], 9: []},
-    ),
     "every VLAN": (
         {"vlanTrunk": [{"minID": 1, "maxID": 4094}]},
         {1: PVID_FLAGS, **dict.fromkeys(range(2, 4095), TAGGED)},
     ),
-    "an empty trunk": ({"vlanTrunk": []}, {1: PVID_FLAGS}),
-    "a trunk of nothing": ({"vlanTrunk": [{}]}, {1: PVID_FLAGS}),
-    "an empty trunk and a VLAN": ({"vlan": 100, "vlanTrunk": []}, {100: PVID_FLAGS}),
 }
 
 
@@ -162,40 +153,6 @@ def test_another_default_vlan(layer2, sandbox, bridged, default):
         net.delete(sandbox, result)
 
 
-@needs_filtering
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("keys", [{"vlan": 100}, {"vlanTrunk": RANGE}])
-def test_a_failing_ipam_leaves_nothing(scripted_network, sandbox, host, exists, keys):
-    """If IPAM fails, a new bridge is deleted, and an existing one does not filter."""
-    if exists:
-        host.ip("link", "add", "cni0", "up", "type", "bridge")
-    before = state(host), state(sandbox)
-    outcome = scripted_network(body=FAIL, keys=keys).run("ADD", sandbox)
-    assert outcome.error()["msg"] == "no luck today"
-    assert (state(host), state(sandbox), outcome.stderr) == (before[0], before[1], "")
-
-
-TRUNKS: dict[str, list[dict[str, int]]] = {
-    "incorrect trunk minID parameter": [{"minID": 0, "maxID": 10}],
-    "incorrect trunk maxID parameter": [{"minID": 1, "maxID": 4095}],
-    "incorrect trunk id parameter": [{"id": 4095}],
-    "minID is greater than maxID in trunk parameter": [{"minID": 20, "maxID": 10}],
-    "minID and maxID should be configured simultaneously, minID is missing": [{"maxID": 10}],
-    "minID and maxID should be configured simultaneously, maxID is missing": [{"minID": 10}],
-}
-WRONG: list[tuple[dict[str, object], str]] = [({"vlanTrunk": trunk}, text) for text, trunk in TRUNKS.items()]
-WRONG += [({"vlan": vid}, f"invalid VLAN ID {vid} (must be between 0 and 4094)") for vid in (-1, 4095, 5000)]
-
-
-@pytest.mark.parametrize(("keys", "text"), WRONG, ids=[text for _, text in WRONG])
-def test_invalid_vlans_are_refused(network, sandbox, keys, text):
-    """Invalid VLAN IDs are refused with code 7 and the reference's text before anything is changed."""
-    before = state(network.host), state(sandbox)
-    error = network.having(**keys).run("ADD", sandbox).error()
-    assert (error["code"], error["msg"]) == (7, text)
-    assert (state(network.host), state(sandbox)) == before
-
-
 @pytest.mark.parametrize(("bridge", "vlan"), [("br-twelve-xy", 100), ("br-eleven-x", 1000)])
 def test_gateway_name_too_long(network, sandbox, bridge, vlan):
     """ADD and STATUS refuse a bridge name that is too long for the gateway interface, and say how to fix it."""
@@ -234,3 +191,14 @@ def test_a_kernel_with_filtering(network, exists):
     before = state(network.host)
     network.having(vlan=100, cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).assert_silent()
     assert state(network.host) == before
+
+
+@needs_filtering
+def test_pods_are_in_the_default_vlan_of_a_filtering_bridge(network, new_sandbox):
+    """Without VLAN options, pods on a filtering bridge are in its default VLAN, and reach each other."""
+    network.host.ip("link", "add", "cni0", "type", "bridge", "vlan_filtering", "1", "vlan_default_pvid", "7")
+    first, second = new_sandbox(), new_sandbox()
+    results = [network.add(first), network.add(second)]
+    for name in ("cni0", *map(host_end, results)):
+        assert list(vlans(network.host, name)) == [7]
+    assert reaches(second, address(results[0]))

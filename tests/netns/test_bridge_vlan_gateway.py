@@ -8,14 +8,11 @@ import pytest
 
 from cni.args import from_env
 from cni.conf import parse
-from cni.errors import CniError
 from kernel import link, sysctl
 from kernel.netns import Netns, entered
-from plugins.bridge import bridge_device
 from plugins.bridge.main import cmd_add
 from tests.support import binaries
 from tests.support.attaching import address, host_end, reaches
-from tests.support.errors import failure_of
 from tests.support.invocation import finish
 from tests.support.netstate import links, shown, state
 from tests.support.vlans import PVID_FLAGS, gateway_port, vlans
@@ -96,18 +93,6 @@ def test_bridge_keeps_its_mac(network, sandbox, bridged, monkeypatch):
     assert shown(bridged, "cni0")["address"] == result.interfaces[0].mac == "52:00:00:00:00:01"
 
 
-def test_8021q_interface_of_an_administrator_is_used(network, sandbox, bridged):
-    """An 802.1Q interface with the gateway's name is the gateway, and is set up if it is down."""
-    bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
-    bridged.run("bridge", "vlan", "add", "dev", "cni0", "vid", "100", "self")
-    bridged.ip("link", "add", "link", "cni0", "name", "cni0.100", "type", "vlan", "id", "100")
-    net = network.having(vlan=100)
-    result = net.add(sandbox)
-    assert reaches(sandbox, "10.22.0.1")
-    assert set(links(bridged)) == {"lo", "cni0", "cni0.100", host_end(result)}
-    net.check(sandbox, result)
-
-
 def test_bridge_with_the_gateways_name_is_refused(network, sandbox, host):
     """A bridge that has the name of the gateway interface is refused with code 7."""
     host.ip("link", "add", "cni0.100", "type", "bridge")
@@ -126,10 +111,8 @@ def test_conflicting_gateway_address(network, sandbox, new_sandbox):
     net.host.ip("addr", "del", "10.22.0.1/16", "dev", "cni0.100")
     before = state(net.host), state(sandbox)
     error = net.run("ADD", sandbox).error()
-    assert (error["code"], '"cni0.100" already has an IP address different from 10.22.0.1/16' in error["msg"]) == (
-        7,
-        True,
-    )
+    text = '"cni0.100" already has an IP address different from 10.22.0.1/16'
+    assert (error["code"], text in error["msg"]) == (7, True)
     assert (state(net.host), state(sandbox)) == before
     net.having(forceAddress=True).add(sandbox)
     assert [item["local"] for item in links(net.host)["cni0.100"]["addresses"]] == ["10.22.0.1"]
@@ -201,19 +184,9 @@ def test_gateway_created_meanwhile_is_used(network, sandbox, new_sandbox, monkey
     assert reaches(sandbox, "10.22.0.1")
 
 
-def test_failing_add_keeps_the_gateway_of_a_new_pod(network, sandbox, new_sandbox, monkeypatch):
-    """A failing ADD that created the gateway interface keeps it for a pod attached meanwhile."""
+def test_check_of_a_result_without_the_gateway_interface(network, sandbox):
+    """CHECK fails if prevResult does not list the gateway interface."""
     net = network.having(vlan=100)
-    other = new_sandbox()
-
-    def add_another_and_fail(*_):
-        monkeypatch.undo()
-        net.add(other)
-        raise CniError(11, "no luck today")
-
-    monkeypatch.setattr(bridge_device, "add_gateways", add_another_and_fail)
-    failure = failure_of(lambda: add_in_process(net, sandbox), CniError)
-    assert failure is not None
-    assert failure.msg == "no luck today"
-    assert reaches(other, "10.22.0.1")
-    assert set(links(sandbox)) == {"lo"}
+    result = net.add(sandbox)
+    short = {**result, "interfaces": result["interfaces"][:3]}
+    assert net.check_error(sandbox, short) == 'prevResult has no interface "cni0.100" on the host'

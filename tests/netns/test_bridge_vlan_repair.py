@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.attaching import reaches
+from tests.support.attaching import host_end, reaches
 from tests.support.netstate import links, shown, state
 from tests.support.vlans import PVID_FLAGS, gateway_port, vlans
 
@@ -77,17 +77,18 @@ def test_disconnected_8021q_interface_is_refused(network, sandbox, bridged, case
 
 
 @pytest.mark.needs("vlan_device")
-def test_8021q_interface_is_checked(network, sandbox, bridged):
-    """CHECK reports a bridge that no longer passes the VLAN to its 802.1Q interface."""
+def test_8021q_interface_of_an_administrator_is_used(network, sandbox, bridged):
+    """An 802.1Q interface with the gateway's name is set up and used; CHECK reports a bridge that drops its VLAN."""
     bridged.ip("link", "set", "cni0", "up", "type", "bridge", "vlan_filtering", "1")
     bridged.run("bridge", "vlan", "add", "dev", "cni0", "vid", "100", "self")
     bridged.ip(*BY_HAND.format(parent="cni0", vid=100).split())
     net = network.having(vlan=100)
     result = net.add(sandbox)
+    assert reaches(sandbox, "10.22.0.1")
+    assert set(links(bridged)) == {"lo", "cni0", "cni0.100", host_end(result)}
     net.check(sandbox, result)
     bridged.run("bridge", "vlan", "del", "dev", "cni0", "vid", "100", "self")
-    error = net.run("CHECK", sandbox, prev_result=result).error()
-    assert 'bridge "cni0" does not pass VLAN 100 to "cni0.100"' in error["msg"]
+    assert 'bridge "cni0" does not pass VLAN 100 to "cni0.100"' in net.check_error(sandbox, result)
 
 
 def test_larger_gateway_mtu_causes_a_warning(network, new_sandbox):

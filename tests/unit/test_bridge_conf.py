@@ -36,10 +36,6 @@ def parse_keys(keys, **env):
     return parse("bridge", keys, **env)
 
 
-def error(keys, **env):
-    return refusal("bridge", keys, **env)
-
-
 @pytest.mark.parametrize(
     "keys", [{}, {"bridge": None, "mtu": None, "ipam": None, "dns": None, "vlan": None}, {"x": [1]}]
 )
@@ -92,23 +88,20 @@ INVALID: dict[str, list[object]] = {
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in INVALID.items() for value in values])
 def test_invalid_values_are_refused(key, value):
     """A value out of range is refused with code 7 and the key; nothing is converted."""
-    failure = error({key: value})
+    failure = refusal("bridge", {key: value})
     assert failure.code == 7
     assert failure.msg.startswith(f'failed to load netconf: "{key}" ')
 
 
 @pytest.mark.parametrize(
-    ("keys", "path"),
-    [
-        ({"dns": {"search": [7]}}, "dns.search[0]"),
-        ({"args": {"cni": []}}, "args.cni"),
-    ],
+    ("keys", "path"), [({"dns": {"search": [7]}}, "dns.search[0]"), ({"args": {"cni": []}}, "args.cni")]
 )
 def test_invalid_nested_types_are_reported_with_their_path(keys, path):
     """The error for a wrong type in an object has the whole path of the key."""
-    assert f'"{path}"' in error(keys).msg
+    assert f'"{path}"' in refusal("bridge", keys).msg
 
 
+SIMULTANEOUSLY = "minID and maxID should be configured simultaneously"
 ONE, TWO, THREE = ("02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03")
 
 
@@ -123,20 +116,15 @@ def test_precedence_of_macs(runtime, args, environment):
     assert parse_keys(keys, **env).mac == bytes.fromhex(expected.replace(":", ""))
 
 
+MULTICAST, TOO_LONG = "01:00:5e:00:00:01", "02:00:00:00:00:00:00:01"
+
+
 @pytest.mark.parametrize(
-    "mac",
-    [
-        "rubbish",
-        "02:00:00:00:00",
-        "02:00:00:00:00:0g",
-        "01:00:5e:00:00:01",
-        "00:00:00:00:00:00",
-        "02:00:00:00:00:00:00:01",
-    ],
+    "mac", ["rubbish", "02:00:00:00:00", "02:00:00:00:00:0g", MULTICAST, "00:00:00:00:00:00", TOO_LONG]
 )
 def test_unusable_macs_are_refused(mac):
     """Text that is no MAC, a multicast MAC, zero, and other lengths than Ethernet's are refused with Go's text."""
-    failure = error({"runtimeConfig": {"mac": mac}})
+    failure = refusal("bridge", {"runtimeConfig": {"mac": mac}})
     assert (failure.code, failure.msg) == (7, f"address {mac}: invalid MAC address")
 
 
@@ -167,15 +155,21 @@ def test_vlans(keys, vlans, filtering):
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"vlan": 4095}, "invalid VLAN ID 4095 (must be between 0 and 4094)"),
+        *(({"vlan": vid}, f"invalid VLAN ID {vid} (must be between 0 and 4094)") for vid in (-1, 4095)),
+        ({"vlanTrunk": [{"minID": 0, "maxID": 10}]}, "incorrect trunk minID parameter"),
         ({"vlanTrunk": [{"minID": 4095, "maxID": 9}]}, "incorrect trunk minID parameter"),
         ({"vlanTrunk": [{"minID": 9, "maxID": 0}]}, "incorrect trunk maxID parameter"),
+        ({"vlanTrunk": [{"minID": 1, "maxID": 4095}]}, "incorrect trunk maxID parameter"),
+        ({"vlanTrunk": [{"id": 4095}]}, "incorrect trunk id parameter"),
+        ({"vlanTrunk": [{"minID": 20, "maxID": 10}]}, "minID is greater than maxID in trunk parameter"),
+        ({"vlanTrunk": [{"maxID": 10}]}, f"{SIMULTANEOUSLY}, minID is missing"),
+        ({"vlanTrunk": [{"minID": 10}]}, f"{SIMULTANEOUSLY}, maxID is missing"),
         ({"vlanTrunk": [{"id": 0}]}, "incorrect trunk id parameter"),
     ],
 )
 def test_invalid_vlans_are_refused(keys, text):
     """Invalid VLAN IDs are refused with code 7, the reference's text, and the key in the details."""
-    failure = error(keys)
+    failure = refusal("bridge", keys)
     assert (failure.code, failure.msg) == (7, text)
     assert f'"{next(iter(keys))}' in failure.details
 
