@@ -9,9 +9,11 @@ import pytest
 from agent.node import Node
 from agent.route_plan import RouteOptions, mac_of
 from agent.routes import Routes
-from tests.support.agent_routes import DEVICE, route_to, started, state, strip_indexes
-from tests.support.cluster import RouteMonitor, Stream, ask, cluster, mtu_of
+from tests.support.agent_routes import DEVICE, assert_reached, route_to, started, state, strip_indexes
+from tests.support.cluster import RouteMonitor, Stream, cluster, mtu_of
 from tests.support.namespaces import Namespace
+
+VXLAN, AUTO, DIRECT = (RouteOptions(mode=mode) for mode in ("vxlan", "auto", "direct"))
 
 
 def requests(routes: Routes) -> int:
@@ -34,10 +36,8 @@ def test_a_change_of_a_direct_node_costs_one_request_per_ip_version(joined):
         moved = tuple(ip_address(text) for text in ("192.0.0.99", "2001:db8::99"))
         routes.update_peer(third._replace(addresses=moved))
         assert requests(routes) == count + 6
-        assert [route_to(host, text)[0]["gateway"] for text in ("10.244.3.0/24", "fd00:244:3::/64")] == [
-            "192.0.0.99",
-            "2001:db8::99",
-        ]
+        gateways = [route_to(host, text)[0]["gateway"] for text in ("10.244.3.0/24", "fd00:244:3::/64")]
+        assert gateways == ["192.0.0.99", "2001:db8::99"]
         assert routes.counters.comparisons == comparisons
 
 
@@ -193,23 +193,17 @@ def test_stale_objects_are_deleted_at_the_start(distant):
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        (RouteOptions(mode="vxlan"), RouteOptions(mode="auto")),
-        (RouteOptions(mode="vxlan"), RouteOptions(mode="direct")),
-        (RouteOptions(mode="direct"), RouteOptions(mode="vxlan")),
-        (RouteOptions(mode="vxlan"), RouteOptions(mode="vxlan", vni=9, port=8472)),
-    ],
+    [(VXLAN, AUTO), (VXLAN, DIRECT), (DIRECT, VXLAN), (VXLAN, RouteOptions(mode="vxlan", vni=9, port=8472))],
 )
 def test_options_change_by_a_restart(joined, before, after):
     """After a restart with other options packets arrive, and the state is as if it had been the first start."""
     with joined.routed(before):
         pass
     with joined.routed(after) as running:
-        first, second, _ = joined.nodes
+        first = joined.nodes[0]
         for node in joined.nodes:
             node.set_pod_mtu(1450)
-        for version in (4, 6):
-            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+        assert_reached(joined)
         assert [routes.problems for routes in running] == [[], [], []]
         assert (DEVICE in first.host.ip("link")) == (after.mode != "direct")
         changed = state(first.host)
@@ -299,7 +293,7 @@ def test_a_node_may_be_the_default_gateway(joined):
         for version in (4, 6):
             (route,) = route_to(first.host, second.network(version))
             assert route["gateway"] == second.address(version)
-            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+        assert_reached(joined)
 
 
 def test_the_first_distant_node_creates_the_device(joined):

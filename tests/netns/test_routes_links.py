@@ -15,7 +15,7 @@ import pytest
 from agent.node import Node
 from agent.route_plan import RouteOptions
 from agent.routes import Routes
-from tests.support.agent_routes import DEVICE, route_to
+from tests.support.agent_routes import DEVICE, assert_reached, route_to
 from tests.support.cluster import UPLINK, Cluster, Stream, TestNode, ask, cluster
 from tests.support.namespaces import Namespace
 
@@ -65,16 +65,6 @@ def routed(nodes: Cluster, *objects: Node) -> Iterator[list[Routes]]:
         yield running
 
 
-def assert_reached(nodes: Cluster, *versions: int) -> None:
-    """Asserts that the pods of the first two nodes, and the nodes themselves, reach each other's pods."""
-    first, second = nodes.nodes[:2]
-    for version in versions:
-        for source, target in ((first, second), (second, first)):
-            address = target.pod_address(version)
-            assert ask(source.pod, target.pod, address) == source.pod_address(version), (source.name, version)
-            assert ask(source.host, target.pod, address), (source.name, version)
-
-
 def links_of(nodes: Cluster, version: int = 4) -> list[str]:
     """Returns the link of the route to the other one of two nodes, for each."""
     first, second = nodes.nodes[:2]
@@ -103,7 +93,7 @@ def test_a_second_link_in_the_network_of_another_node(root, rp_filter):
                 first.host.set_sysctl(f"net/ipv4/conf/{UPLINK}/rp_filter", "2")
                 running[0].reconcile()
             assert running[0].problems == []
-            assert_reached(nodes, 4, 6)
+            assert_reached(nodes)
 
 
 @FILTERS
@@ -123,7 +113,7 @@ def test_a_second_link_with_an_internal_ip(root, rp_filter):
                 assert [routes.problems for routes in running] == [[], []]
                 assert links_of(nodes) == links_of(nodes, 6) == [SECOND, UPLINK]
                 assert route_to(second.host, first.network(4))[0]["gateway"] == "192.0.2.77"
-                assert_reached(nodes, 4, 6)
+                assert_reached(nodes)
 
 
 @FILTERS
@@ -163,7 +153,7 @@ def test_a_node_without_an_internal_ip_of_one_version(root, rp_filter, version, 
             if version == 6:
                 assert [routes.problems for routes in running] == [[], []]
                 assert links_of(nodes, 6) == [DEVICE, DEVICE]
-                assert_reached(nodes, 4, 6)
+                assert_reached(nodes)
                 return
             texts = [" ".join(text for _, text in routes.problems) for routes in running]
             assert "this node has no IPv4 InternalIP, which VXLAN uses on that one" in texts[0]
@@ -194,7 +184,7 @@ def test_two_links_to_one_network(root, rp_filter, preferred):
                 assert links_of(nodes, version) == [way, UPLINK]
                 assert way == preferred
             if preferred == SECOND or rp_filter != "1":  # else the nodes' own packets may be dropped, too
-                assert_reached(nodes, 4, 6)
+                assert_reached(nodes)
 
 
 @FILTERS

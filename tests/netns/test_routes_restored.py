@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import socket as stdlib_socket
-from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -17,9 +16,8 @@ from agent.routes import Routes
 from kernel import notifications, vxlan
 from kernel.notifications import Notifications
 from kernel.rtnl import Socket
-from tests.support.agent_routes import DEVICE, route_to, started, state, strip_indexes
-from tests.support.cluster import UPLINK, Cluster, ask, cluster, mtu_of
-from tests.support.namespaces import Namespace
+from tests.support.agent_routes import DEVICE, assert_reached, route_to, started, state, strip_indexes
+from tests.support.cluster import UPLINK, Cluster, cluster, mtu_of
 
 MAC2 = mac_of("node-2").hex(":")
 
@@ -70,9 +68,8 @@ FOREIGN = {
 def test_changes_of_other_programs_are_restored(distant, name):
     """An object that another program changes or deletes is restored, single ones by one request; packets arrive."""
     command, is_one_request = FOREIGN[name]
-    first, second, _ = distant.nodes
     with distant.routed(RouteOptions()) as running:
-        routes, host = running[0], first.host
+        routes, host = running[0], distant.nodes[0].host
         before, count, comparisons = state(host), routes.counters.requests, routes.counters.comparisons
         host.run("sh", "-ec", command)
         wait_and_handle(routes)
@@ -83,8 +80,7 @@ def test_changes_of_other_programs_are_restored(distant, name):
         assert "local 192.0.1.11" in host.ip("-d", "link", "show", DEVICE)
         for node in distant.nodes:
             node.set_pod_mtu(1450)
-        for version in (4, 6):
-            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+        assert_reached(distant)
         assert routes.problems == []
 
 
@@ -92,7 +88,7 @@ def test_changes_of_other_programs_are_restored(distant, name):
 def test_routes_return_when_the_uplink_does(root, is_joined):
     """The kernel deletes the routes when the uplink goes down; they return when it comes up, without other changes."""
     with cluster(3, is_joined=is_joined) as nodes, nodes.routed(RouteOptions()) as running:
-        routes, first, second = running[0], nodes.nodes[0], nodes.nodes[1]
+        routes, first = running[0], nodes.nodes[0]
         first.host.set_sysctl("net/ipv6/conf/all/keep_addr_on_down", "1")
         first.host.set_sysctl(f"net/ipv6/conf/{UPLINK}/keep_addr_on_down", "1")
         before = state(first.host)
@@ -109,8 +105,7 @@ def test_routes_return_when_the_uplink_does(root, is_joined):
         wait_and_handle(routes)
         assert routes.problems == []
         assert state(first.host) == before
-        for version in (4, 6):
-            assert ask(first.pod, second.pod, second.pod_address(version)) == first.pod_address(version)
+        assert_reached(nodes)
 
 
 def test_the_devices_mtu_follows_the_uplinks(distant):
@@ -186,41 +181,38 @@ def test_two_programs_that_disagree_do_not_loop(distant):
         assert routes.problems == []
 
 
-def foreign_name(host: Namespace) -> None:
-    host.ip("link", "add", DEVICE, "type", "bridge")
-
-
-def foreign_vni(host: Namespace) -> None:
-    host.ip("link", "add", "other0", "type", "vxlan", "id", "112", "dstport", "4789", "local", "192.0.1.11")
-
-
-def foreign_port(host: Namespace) -> None:
-    host.ip("link", "add", "other0", "type", "vxlan", "dstport", "4789", "external")
-    host.ip("link", "set", "other0", "up")
+VXLAN = "link add other0 type vxlan dstport 4789"
 
 
 @pytest.mark.parametrize(
-    ("prepare", "text"),
+    ("device", "commands", "text"),
     [
-        (foreign_port, 'the VXLAN device "other0" has UDP port 4789: remove it, or set --vxlan-port to another port'),
-        (foreign_name, f'the interface "{DEVICE}" (bridge) belongs to another program'),
-        (foreign_vni, 'the VXLAN device "other0" of another program has VNI 112 and port 4789'),
+        (
+            "other0",
+            f"{VXLAN} external; link set other0 up",
+            'the VXLAN device "other0" has UDP port 4789: remove it, or',
+        ),
+        (DEVICE, f"link add {DEVICE} type bridge", f'the interface "{DEVICE}" (bridge) belongs to another program'),
+        (
+            "other0",
+            f"{VXLAN} id 112 local 192.0.1.11",
+            'the VXLAN device "other0" of another program has VNI 112 and port 4789',
+        ),
     ],
 )
-def test_a_foreign_device_is_a_problem(distant, prepare: Callable[[Namespace], None], text: str):
+def test_a_foreign_device_is_a_problem(distant, device, commands, text):
     """A device of another program with the name, or with VNI and port, stays; it is a problem until it is gone."""
     host = distant.nodes[0].host
-    prepare(host)
+    for command in commands.split("; "):
+        host.ip(*command.split())
     before = host.ip("link")
     with started(distant) as routes:
         assert text in texts(routes)
         assert {problem.node for problem in routes.problems} == {"", "node-2", "node-3"}
         assert host.ip("link") == before
-        assert "proto 112" not in "\n".join(
-            line for line in host.ip("route").splitlines() if not line.startswith("unreachable")
-        )
+        assert all("unreachable" in line for line in host.ip("route").splitlines() if "proto 112" in line)
         was_refused = routes.is_refused
-        host.ip("link", "del", DEVICE if prepare is foreign_name else "other0")
+        host.ip("link", "del", device)
         wait_and_handle(routes)
         assert routes.problems == []
         assert [was_refused, routes.is_refused] == [True, False]
@@ -264,18 +256,17 @@ def test_shadowing_routes_are_problems(distant):
     Also if the agent's own route was deleted in the same moment.
     """
     host = distant.nodes[0].host
-    host.ip("route", "add", "10.244.2.0/24", "via", "192.0.1.1")
+    index = json.loads(host.ip("-j", "link", "show", UPLINK))[0]["ifindex"]
+    text = "a route of metric {} and protocol 3 wins over the agent's: {} via {} dev " + str(index)
+    shadow = ("10.244.2.0/24", "via", "192.0.1.1")
+    host.ip("route", "add", *shadow)
     with started(distant) as routes:
-        assert routes.problems == [
-            Problem("node-2", problem_text("10.244.2.0/24", "192.0.1.1", index_of(host, UPLINK), 0))
-        ]
-        host.ip("route", "del", "10.244.2.0/24", "via", "192.0.1.1")
+        assert routes.problems == [Problem("node-2", text.format(0, "10.244.2.0/24", "192.0.1.1"))]
+        host.ip("route", "del", *shadow)
         host.ip("-6", "route", "del", "fd00:244:3::/64", "proto", "112")
         host.ip("-6", "route", "add", "fd00:244:3::/64", "via", "2001:db8:1::1")
         wait_and_handle(routes)
-        assert routes.problems == [
-            Problem("node-3", problem_text("fd00:244:3::/64", "2001:db8:1::1", index_of(host, UPLINK), 1024))
-        ]
+        assert routes.problems == [Problem("node-3", text.format(1024, "fd00:244:3::/64", "2001:db8:1::1"))]
         host.ip("-6", "route", "del", "fd00:244:3::/64", "proto", "112")
         host.ip("-6", "route", "del", "fd00:244:3::/64", "via", "2001:db8:1::1")
         wait_and_handle(routes)
@@ -294,14 +285,6 @@ def test_a_shadowing_route_disappears_with_its_link(root):
         wait_and_handle(routes)
         assert routes.problems == []
         assert state(host) == before
-
-
-def problem_text(network: str, gateway: str, index: int, metric: int) -> str:
-    return f"a route of metric {metric} and protocol 3 wins over the agent's: {network} via {gateway} dev {index}"
-
-
-def index_of(host: Namespace, name: str) -> int:
-    return int(json.loads(host.ip("-j", "link", "show", name))[0]["ifindex"])
 
 
 def test_the_last_address_of_the_uplink_leaves_and_returns(joined):

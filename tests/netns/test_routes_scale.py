@@ -1,28 +1,25 @@
-"""The routes of a cluster of 5,000 nodes: requests, processor time and memory."""
+"""The routes of a cluster of 5,000 nodes: requests and processor time."""
 
 from __future__ import annotations
 
 import time
-import tracemalloc
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 
 from agent.node import Node
-from agent.peer_plans import PeerPlans
 from agent.route_plan import RouteOptions
 from tests.support.cluster import cluster
 
 NODES = 5000
 OBJECTS = {"direct": 2, "vxlan": 5}  # of one dual-stack node
 SYNC_S, CHANGE_S = 10.0, 0.02  # of processor time: about 15 times as much as on an idle machine
-BYTES_PER_NODE = 2500
 
 
-def nodes(count: int = NODES) -> dict[str, Node]:
+def nodes() -> dict[str, Node]:
     """Returns dual-stack nodes of the network 198.18.0.0/15, each with a /24 and a /64 for pods."""
     result = {}
-    for number in range(count):
+    for number in range(NODES):
         prefix = (0xFD00 << 112) + (number + 1 << 64)
         networks = IPv4Network((0x0A640000 + (number << 8), 24)), IPv6Network((prefix, 64))
         addresses = IPv4Address(0xC6120000 + number + 2), IPv6Address((0x20010DB8 << 96) + (0x77 << 64) + number + 2)
@@ -64,16 +61,3 @@ def test_five_thousand_nodes(root, mode):
     print(f"{mode}: {sync_s:.2f} s for {counters.requests} requests, {1e6 * change_s:.0f} us for a change")
     assert sync_s < SYNC_S
     assert change_s < CHANGE_S
-
-
-def test_a_node_takes_little_memory():
-    """The nodes take at most 2,500 bytes each, without the objects of the API client."""
-    peers, plans = nodes(2000), PeerPlans()
-    tracemalloc.start()
-    try:
-        plans.replace(peers)
-        peers.clear()
-        bytes_per_node = tracemalloc.get_traced_memory()[0] / 2000
-    finally:
-        tracemalloc.stop()
-    assert bytes_per_node < BYTES_PER_NODE

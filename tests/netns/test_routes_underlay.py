@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from ipaddress import ip_address
 
@@ -13,11 +12,10 @@ from agent.node import Node
 from agent.route_plan import RouteOptions
 from agent.routes import Routes
 from tests.netns.test_routes_restored import texts, wait_and_handle
-from tests.support.agent_routes import DEVICE, route_to
-from tests.support.cluster import UPLINK, Cluster, TestNode, ask, cluster, mtu_of
+from tests.support.agent_routes import DEVICE, assert_reached, route_to
+from tests.support.cluster import UPLINK, Cluster, TestNode, cluster, mtu_of
 
 PUBLIC = "198.18.7.7"  # leads to the first node by NAT
-TRANSLATE = "table ip nat {{ chain to {{ type nat hook prerouting priority -100; ip daddr {} dnat to {}\n}}\n}}"
 
 
 def restarted(node: TestNode, objects: dict[str, Node], options: RouteOptions | None = None) -> Routes:
@@ -26,15 +24,6 @@ def restarted(node: TestNode, objects: dict[str, Node], options: RouteOptions | 
     routes.set_node(objects[node.name])
     routes.replace_peers(objects)
     return routes
-
-
-def assert_reached(nodes: Cluster) -> None:
-    """Asserts that the pods of the two nodes reach each other."""
-    first, second = nodes.nodes
-    for version in (4, 6):
-        for source, target in ((first, second), (second, first)):
-            address = target.pod_address(version)
-            assert ask(source.pod, target.pod, address) == source.pod_address(version), (source.name, version)
 
 
 def local_of(node: TestNode) -> str:
@@ -93,9 +82,9 @@ def test_a_node_that_never_had_an_internal_ip_has_no_routes(joined):
 def translated(nodes: Cluster) -> Iterator[dict[str, Node]]:
     """Translates PUBLIC to the first node's address between the nodes; yields the Node objects that name it."""
     first = nodes.nodes[0]
-    with nodes.middle.entered():
-        rules = TRANSLATE.format(PUBLIC, first.address(4))
-        subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+    rules = f"ip daddr {PUBLIC} dnat to {first.address(4)}"
+    chain = "type nat hook prerouting priority -100;"
+    nodes.middle.run("nft", f"add table ip nat; add chain ip nat to {{ {chain} }}; add rule ip nat to {rules}")
     yield {**nodes.peers(), first.name: first.node(addresses=(ip_address(PUBLIC),))}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.route_plan import RouteOptions
 from agent.routes import Routes
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, ask
 from tests.support.namespaces import Namespace
 
 DEVICE = "podwire-vxlan"
@@ -20,6 +20,16 @@ def started(nodes: Cluster, options: RouteOptions | None = None) -> Routes:
     routes.set_node(node.node())
     routes.replace_peers(nodes.peers())
     return routes
+
+
+def assert_reached(nodes: Cluster, *versions: int) -> None:
+    """Asserts that the pods of the first two nodes, and the nodes themselves, reach each other's pods."""
+    first, second = nodes.nodes[:2]
+    for version in versions or (4, 6):
+        for source, target in ((first, second), (second, first)):
+            address = target.pod_address(version)
+            assert ask(source.pod, target.pod, address) == source.pod_address(version), (source.name, version)
+            assert ask(source.host, target.pod, address), (source.name, version)
 
 
 def state(host: Namespace) -> dict[str, Any]:
