@@ -1,99 +1,90 @@
 """DEL of bridge and ptp: prevResult alone is no reason to delete an interface of the host."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
+import json
 
 import pytest
 
-from tests.support.attaching import Network, reaches
-from tests.support.namespaces import Namespace
+from attachment import veth
+from cni import conf
+from cni.args import CmdArgs
+from kernel import address
+from kernel.rtnl import Socket
+from tests.support.attaching import reaches
 from tests.support.netstate import links, shown, state
 
-Pods = Callable[[], Namespace]
 UPLINK = "vethup0"
 
 
 @pytest.fixture(params=["bridge", "ptp"])
-def net(request: pytest.FixtureRequest, network: Network, routed: Network) -> Network:
+def net(request, network, routed):
     """The network of each plugin that deletes a host veth."""
     return network if request.param == "bridge" else routed
 
 
-def create_uplink(host: Namespace, lan: Namespace) -> str:
-    """Gives the host a veth uplink, as a node in kind or LXC has; returns its MAC address."""
+@pytest.fixture
+def uplink_mac(host, new_sandbox):
+    """The MAC address of a veth uplink, as a node in kind or LXC has."""
+    lan = new_sandbox()
     host.ip("link", "add", UPLINK, "type", "veth", "peer", "name", "eth0", "netns", lan.name)
     host.ip("link", "set", UPLINK, "up")
     lan.ip("link", "set", "eth0", "up")
-    return str(shown(host, UPLINK)["address"])
+    return shown(host, UPLINK)["address"]
 
 
-def host_veth(result: dict[str, Any]) -> str:
+def host_veth(result):
     """Returns the name of the host veth in a result."""
-    return next(str(item["name"]) for item in result["interfaces"] if item["name"].startswith("veth"))
+    return next(item["name"] for item in result["interfaces"] if item["name"].startswith("veth"))
 
 
-def with_host_veth(result: dict[str, Any], name: str, mac: str) -> dict[str, Any]:
+def with_host_veth(result, name, mac):
     """Returns the result with another interface in place of the host veth."""
-    other = {"name": name, "mac": mac}
-    return {
-        **result,
-        "interfaces": [other if one["name"] == host_veth(result) else one for one in result["interfaces"]],
-    }
+    other, veth_name = {"name": name, "mac": mac}, host_veth(result)
+    interfaces = [other if one["name"] == veth_name else one for one in result["interfaces"]]
+    return {**result, "interfaces": interfaces}
 
 
-@pytest.mark.parametrize("netns", ["", "missing", "there"])
-def test_an_uplink_that_is_a_veth_stays(net: Network, new_sandbox: Pods, netns: str) -> None:
-    """A veth uplink in prevResult, with its real MAC address, keeps its addresses and routes; DEL succeeds."""
-    pod, lan = new_sandbox(), new_sandbox()
-    result = with_host_veth(net.add(pod), UPLINK, create_uplink(net.host, lan))
-    net.delete(pod)
-    net.host.ip("address", "add", "192.0.2.1/24", "dev", UPLINK)
-    net.host.ip("route", "add", "default", "via", "192.0.2.2")
-    before = state(net.host)
+def delete_late(net, pod, netns, result):
+    """Runs DEL of a pod, whose namespace is there, missing or not named."""
     if netns == "missing":
         pod.delete()
     net.delete(pod.path if netns else "", result, container_id=pod.name)
+
+
+@pytest.mark.parametrize("netns", ["", "missing", "there"])
+def test_an_uplink_that_is_a_veth_stays(net, sandbox, uplink_mac, netns):
+    """A veth uplink in prevResult, with its real MAC address, keeps its addresses and routes; DEL succeeds."""
+    result = with_host_veth(net.add(sandbox), UPLINK, uplink_mac)
+    net.delete(sandbox)
+    net.host.ip("address", "add", "192.0.2.1/24", "dev", UPLINK)
+    net.host.ip("route", "add", "default", "via", "192.0.2.2")
+    before = state(net.host)
+    delete_late(net, sandbox, netns, result)
     assert state(net.host) == before
 
 
 @pytest.mark.parametrize("addressed", [True, False], ids=["with an address", "without"])
-def test_an_uplink_that_is_a_port_of_the_bridge_stays(network: Network, new_sandbox: Pods, addressed: bool) -> None:
+def test_an_uplink_that_is_a_port_of_the_bridge_stays(network, sandbox, uplink_mac, addressed):
     """A port of the bridge that is not connected to the pod stays, with and without an address."""
-    pod, lan = new_sandbox(), new_sandbox()
-    result = with_host_veth(network.add(pod), UPLINK, create_uplink(network.host, lan))
-    network.delete(pod)
+    result = with_host_veth(network.add(sandbox), UPLINK, uplink_mac)
+    network.delete(sandbox)
     network.host.ip("link", "set", UPLINK, "master", "cni0")
     if addressed:
         network.host.ip("address", "add", "192.0.2.1/24", "dev", UPLINK)
     before = state(network.host)
-    network.delete("", result, container_id=pod.name)
+    delete_late(network, sandbox, "", result)
     assert state(network.host) == before
 
 
-@pytest.mark.parametrize("netns", ["", "missing", "there"])
-def test_the_host_veth_of_a_running_pod_stays(net: Network, new_sandbox: Pods, netns: str) -> None:
-    """DEL of a pod whose prevResult lists the host veth of another pod does not affect the other pod."""
+@pytest.mark.parametrize(("netns", "whole"), [("", False), ("missing", False), ("there", False), ("missing", True)])
+def test_the_host_veth_of_a_running_pod_stays(net, new_sandbox, netns, whole):
+    """DEL of a pod with the host veth or the whole result of another pod does not affect the other pod."""
     one, two = new_sandbox(), new_sandbox()
     first, second = net.add(one), net.add(two)
     net.delete(one)
-    if netns == "missing":
-        one.delete()
     mac = shown(net.host, host_veth(second))["address"]
-    net.delete(one.path if netns else "", with_host_veth(first, host_veth(second), mac), container_id=one.name)
+    delete_late(net, one, netns, second if whole else with_host_veth(first, host_veth(second), mac))
     net.check(two, second)
     assert reaches(two, second["ips"][0]["gateway"])
-
-
-def test_the_result_of_another_pod_deletes_nothing(net: Network, new_sandbox: Pods) -> None:
-    """DEL of a pod without namespace, with the whole result of a running pod, does not affect the running one."""
-    one, two = new_sandbox(), new_sandbox()
-    net.add(one)
-    second = net.add(two)
-    one.delete()
-    net.delete(one.path, second, container_id=one.name)
-    net.check(two, second)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +97,7 @@ def test_the_result_of_another_pod_deletes_nothing(net: Network, new_sandbox: Po
         pytest.param("there", (), True, id="namespace, address"),
     ],
 )
-def test_host_veth_of_a_renamed_interface_is_deleted(net, sandbox, netns, changed, addressed) -> None:
+def test_host_veth_of_a_renamed_interface_is_deleted(net, sandbox, netns, changed, addressed):
     """DEL deletes the host veth of a renamed interface, unless an administrator added an address to the host veth.
 
     With a namespace it deletes a veth into it, whatever the pod changed on its interface.
@@ -116,13 +107,35 @@ def test_host_veth_of_a_renamed_interface_is_deleted(net, sandbox, netns, change
         net.host.ip("address", "add", "192.0.2.1/24", "dev", host_veth(result))
     sandbox.ip("link", "set", "eth0", "down")
     sandbox.ip("link", "set", "eth0", "name", "mine", *changed)
-    net.delete(sandbox if netns else "", result, container_id=sandbox.name)
+    delete_late(net, sandbox, netns, result)
     assert (host_veth(result) in links(net.host)) == addressed
 
 
-def test_a_host_veth_on_another_bridge_stays(network: Network, sandbox: Namespace) -> None:
+def test_a_host_veth_on_another_bridge_stays(network, sandbox):
     """Without a namespace, a port of another bridge than the configured one stays."""
     result = network.add(sandbox)
     for bridge in ("other", 7):
-        network.having(bridge=bridge).delete("", result, container_id=sandbox.name)
+        delete_late(network.having(bridge=bridge), sandbox, "", result)
         assert host_veth(result) in links(network.host)
+
+
+def test_host_veth_that_disappears_is_deleted(host, sandbox, monkeypatch):
+    """DEL succeeds if the kernel deletes the host veth while DEL checks that it is the attachment's."""
+    host.ip("link", "add", "veth1", "type", "veth", "peer", "eth0", "netns", sandbox.name)
+    macs = [shown(each, name)["address"] for each, name in ((host, "veth1"), (sandbox, "eth0"))]
+    interfaces = [{"name": "veth1", "mac": macs[0]}, {"name": "eth0", "mac": macs[1], "sandbox": sandbox.path}]
+    result = {"cniVersion": "1.0.0", "interfaces": interfaces}
+    stdin = {"cniVersion": "1.0.0", "name": "net", "type": "ptp", "prevResult": result}
+    list_on_link = address.list_on_link
+
+    def list_after_deletion(socket, link):
+        host.ip("link", "del", "veth1")
+        return list_on_link(socket, link)
+
+    monkeypatch.setattr(address, "list_on_link", list_after_deletion)
+    with host.entered():
+        host_socket = Socket()
+    with host_socket:
+        args = CmdArgs("DEL", "id", "", "eth0", "", (), {})
+        veth.delete_attachment_veth(args, conf.parse(json.dumps(stdin).encode()), host_socket)
+    assert "veth1" not in links(host)
