@@ -82,23 +82,6 @@ def test_del_removes_rules_of_both_backends(masqueraded, sandbox, backend, chang
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gc_removes_rules_of_both_backends(masqueraded, sandbox, new_sandbox, backend):
-    """GC removes the rules of pods that are not in its list, and nothing without a list."""
-    net = masqueraded.having(ipMasqBackend=backend, cniVersion="1.1.0")
-    kept, stale = sandbox, new_sandbox()
-    net.check(kept, result := net.add(kept))
-    net.add(stale)
-    net.run("GC").assert_silent()
-    assert len(net.leases()) == 4
-    net.gc(kept)
-    assert set(net.leases().values()) == {kept.name}
-    net.check(kept, result)
-    rules = "".join(iptables_rules(net.host) + iptables_rules(net.host, "ip6tables") + nft_rules(net.host))
-    assert kept.name in rules
-    assert stale.name not in rules
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_failed_add_removes_its_rules(masqueraded, new_sandbox, backend):
     """If the gateway address conflicts, which is the last step, ADD removes the rules that it added."""
     masqueraded.add(new_sandbox())

@@ -10,7 +10,6 @@ from attachment.masquerade import nftables
 from attachment.masquerade.spec import Masquerade
 from kernel.netns import Netns, entered
 from tests.support.attaching import reaches
-from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
 
@@ -133,9 +132,3 @@ def test_multicast_is_not_masqueraded(host, external):
             assert seen_sources(external, kind) == {source}
             sender.sendto(b"one", (unicast, 4242))
             assert seen_sources(external, kind) == {node}
-
-
-def test_status_leaves_nothing(masquerading):
-    """STATUS succeeds if the kernel supports it, and leaves nothing."""
-    masquerading.having(cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None).assert_silent()
-    assert nft_rules(masquerading.host) == []

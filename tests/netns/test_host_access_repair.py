@@ -75,9 +75,7 @@ def test_interface_of_a_returned_master_is_created_again(node, sandbox, neighbou
         assert reaches(neighbour, address(result, number))
     next_hop = NODE[0] if node.chain.plugins[0].get("mode") == "l3" else address(result)
     assert result["interfaces"][0]["mac"] in neighbour.ip("neighbour", "show", next_hop, "dev", WIRE)
-    after = state(node.host), state(sandbox)
-    assert without_host_link(after[0]) == without_host_link(before[0])
-    assert after[1] == before[1]
+    assert (without_host_link(state(node.host)), state(sandbox)) == (without_host_link(before[0]), before[1])
     node.delete(sandbox, result)
 
 

@@ -97,11 +97,9 @@ def test_unusable_addresses_are_refused(scripted, sandbox, ipam_calls, case):
     """Addresses that cannot be routed are refused before any change, and released."""
     ips, text = IPAM_ADDRESSES[case]
     net = scripted(ips)
-    before = state(net.host), state(sandbox)
-    error = net.run("ADD", sandbox).error()
+    error = net.add_error(sandbox)
     assert (error["code"], error["msg"][: len(text)]) == (7, text)
     assert ipam_calls() == ["ADD", "DEL"]
-    assert (state(net.host), state(sandbox)) == before
 
 
 @pytest.mark.parametrize(

@@ -93,20 +93,6 @@ def third_mac(host: Namespace, gateway: str) -> str:
     return next(line.split()[4] for line in host.ip("neigh").splitlines() if line.startswith(f"{gateway} "))
 
 
-def test_a_network_of_two_nodes_stays_with_the_first(joined):
-    """While two nodes name one network, the first one's route stays; its deletion moves the route by one request."""
-    with started(joined) as routes:
-        first, second, third = joined.nodes
-        routes.update_peer(third.node(pod_cidrs=(*second.node().pod_cidrs, *third.node().pod_cidrs)))
-        count = requests(routes)
-        assert route_to(first.host, "10.244.2.0/24")[0]["gateway"] == second.address(4)
-        with RouteMonitor(first.host) as monitor:
-            routes.remove_peer(second.name)
-        assert requests(routes) == count + 2
-        assert route_to(first.host, "10.244.2.0/24")[0]["gateway"] == third.address(4)
-        assert not [line for line in monitor.lines if line.startswith("Deleted")]
-
-
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_nothing_changes_for_conflicting_networks(root, is_joined):
     """For conflicting networks nothing is added, changed, deleted or restored; afterwards the plan is applied."""

@@ -15,20 +15,13 @@ from tests.support.namespaces import Namespace
 
 # Each node: shell commands before the verb, in a separate mount namespace, a command that runs the plugin, and a part
 # of both verbs' errors; {store} is host-local's dataDir.
+STORE = "cannot use the reservations in"
 NODES = {
     "ready": ("true", "", ""),
-    "store on a read-only file system": (
-        "mkdir {store}; mount -t tmpfs -o ro podwire {store}",
-        "",
-        "cannot use the reservations in",
-    ),
-    "a file in place of the store": ("touch {store}", "", "cannot use the reservations in"),
-    "a file in place of the network's store": (
-        "mkdir {store}; touch {store}/net",
-        "",
-        "cannot use the reservations in",
-    ),
-    "a directory in place of the lock": ("mkdir -p {store}/net/lock", "", "cannot use the reservations in"),
+    "store on a read-only file system": ("mkdir {store}; mount -t tmpfs -o ro podwire {store}", "", STORE),
+    "a file in place of the store": ("touch {store}", "", STORE),
+    "a file in place of the network's store": ("mkdir {store}; touch {store}/net", "", STORE),
+    "a directory in place of the lock": ("mkdir -p {store}/net/lock", "", STORE),
     "a disk without room for a file": (
         "mkdir {store}; mount -t tmpfs -o nr_inodes=1 podwire {store}",
         "",
@@ -44,11 +37,8 @@ NODES = {
         "",
         "exit status 1",
     ),
-    "no CAP_NET_ADMIN": (
-        "true",
-        "setpriv --bounding-set -net_admin --inh-caps -net_admin",
-        "ermi",  # Operation not permitted, Permission denied
-    ),
+    # Operation not permitted, Permission denied
+    "no CAP_NET_ADMIN": ("true", "setpriv --bounding-set -net_admin --inh-caps -net_admin", "ermi"),
     "no IPAM plugin": (
         "mount -t tmpfs podwire {bin}; cp /proc/self/fd/9 {bin}/{plugin}; chmod +x {bin}/{plugin}",
         "",
@@ -61,7 +51,6 @@ NODES = {
     ),
 }
 
-
 # The configuration of each plugin, and the nodes that are not ready for it, by default all.
 OPTIONS: dict[str, dict[str, Any]] = {
     "bridge": {"bridge": "cni0", "isGateway": True, "ipMasq": True, "ipMasqBackend": "iptables"},
@@ -69,19 +58,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "firewall": {"backend": "iptables", "ingressPolicy": "same-bridge"},
     "tuning": {"mtu": 1400},
 }
+TUNING_ERRORS = {  # those that differ from the ones in NODES
+    "store on a read-only file system": "read-only file system",
+    "a file in place of the store": "not a directory",
+    "a disk without room for a file": "no space left on device",
+}
 UNREADY = {
     "firewall": ["iptables not installed", "an iptables program that fails", "no CAP_NET_ADMIN"],
-    "tuning": [
-        "store on a read-only file system",
-        "a file in place of the store",
-        "a disk without room for a file",
-        "no CAP_NET_ADMIN",
-    ],
-}
-MESSAGES = {  # errors that differ from those in NODES
-    ("tuning", "store on a read-only file system"): "read-only file system",
-    ("tuning", "a file in place of the store"): "not a directory",
-    ("tuning", "a disk without room for a file"): "no space left on device",
+    "tuning": [*TUNING_ERRORS, "no CAP_NET_ADMIN"],
 }
 CASES = [(plugin, node) for plugin in OPTIONS for node in NODES if node in ["ready", *UNREADY.get(plugin, NODES)]]
 
@@ -123,8 +107,6 @@ def test_status_predicts_add(network: Network, sandbox: Namespace, store: Path, 
         added.result()
         return
     status_error, add_error = status.error(), added.error()
-    reason = MESSAGES.get((kind, node), NODES[node][2])
-    assert (status_error["code"], reason in str(status_error), reason in str(add_error)) == (50, True, True), (
-        status_error,
-        add_error,
-    )
+    reason = TUNING_ERRORS.get(node if kind == "tuning" else "", NODES[node][2])
+    outcome = status_error["code"], reason in str(status_error), reason in str(add_error)
+    assert outcome == (50, True, True), (status_error, add_error)

@@ -103,8 +103,8 @@ class Network:
         return outcome.stderr
 
     def everything(self, pod: Namespace) -> Any:
-        """Returns all state that the plugin can change for a pod; a subclass knows more than the pod's."""
-        return netstate.state(pod)
+        """Returns all state that the plugin can change for a pod; a subclass knows more than the networks' state."""
+        return netstate.state(self.host), netstate.state(pod)
 
     def add_error(self, pod: Namespace, prev_result: object = None, **how: Any) -> dict[str, Any]:
         """Runs ADD, which must fail without changing `everything`; returns its error."""

@@ -30,10 +30,7 @@ _WORDS = (
     (re.compile(r"@if\d+"), "@if"),
     (re.compile(r"link-netns(id)? \S+"), "link-netns OTHER"),
     (re.compile(r" refcnt \d+"), ""),  # of a qdisc: one for each queue of its interface, one for each CPU
-    (
-        re.compile(r"^ +alias .*\n", re.MULTILINE),
-        "",
-    ),  # the owner of an interface, which the reference plugins do not set
+    (re.compile(r"^ +alias .*\n", re.MULTILINE), ""),  # an interface's owner, which the reference plugins do not set
     (re.compile(r" tentative"), ""),  # a temporary state on the host; other tests check the sandbox
 )
 # Attributes that depend on the machine, the clock or the kernel's configuration.
@@ -53,49 +50,17 @@ def scenario(name: str) -> State:
     return golden
 
 
-def links(text: str) -> dict[str, dict[str, str]]:
-    """Returns the links of `ip -d link` by name, each as a dictionary of attributes."""
-    attributes = {}
-    for block in re.split(r"^\d+: ", text, flags=re.MULTILINE)[1:]:
-        name, _, rest = _plain(block).partition(": ")
-        attributes[name] = _attributes(rest)
-    return attributes
-
-
-def addresses(text: str) -> dict[str, list[str]]:
-    """Returns the addresses of `ip addr` by link, as lines with scope and broadcast address."""
-    by_link: dict[str, list[str]] = {}
-    for block in re.split(r"^\d+: ", text, flags=re.MULTILINE)[1:]:
-        name, _, rest = _plain(block).partition(": ")
-        by_link[name] = [line.strip() for line in rest.splitlines() if line.strip().startswith("inet")]
-    return by_link
-
-
-def routes(text: str) -> list[str]:
-    """Returns the lines of `ip route` and `ip -6 route`."""
-    return sorted(line.strip() for line in _plain(text).splitlines())
-
-
-def rules(text: str) -> list[str]:
-    """Returns the lines of `nft list ruleset`, with their indentation."""
-    return [line for line in _plain(text).splitlines() if line.strip()]
-
-
 def ruleset(namespace: Namespace) -> list[str]:
-    """Returns the nftables ruleset of a namespace, in the form of `rules`."""
-    return rules("\n".join(nft_rules(namespace)))
+    """Returns the lines of `nft list ruleset`, with their indentation."""
+    return _lines("\n".join(nft_rules(namespace)))
 
 
 def shaping(namespace: Namespace, name: str) -> list[str]:
     """Returns the lines of `tc` for all qdiscs but lo's, and for the ingress filters of the interface `name`."""
     qdiscs = namespace.run("tc", "-d", "qdisc", "show").splitlines()
     filters = namespace.run("tc", "-d", "filter", "show", "dev", name, "ingress")
-    return shaping_lines("\n".join((*(line for line in qdiscs if " dev lo " not in line), filters)))
-
-
-def shaping_lines(text: str) -> list[str]:
-    """Returns the lines of tc's output `text`."""
-    return [line.rstrip() for line in _plain(text).splitlines() if line.strip()]
+    lines = (*(line for line in qdiscs if " dev lo " not in line), filters)
+    return [line.rstrip() for line in _lines("\n".join(lines))]
 
 
 def result(body: Mapping[str, Any]) -> State:
@@ -108,12 +73,26 @@ def result(body: Mapping[str, Any]) -> State:
 
 
 def of(namespace: Namespace) -> State:
-    """Returns links, addresses and routes of a namespace."""
+    """Returns links, each as a dictionary of attributes, addresses by link, and routes of a namespace."""
+    addresses = {name: rest.splitlines() for name, rest in _blocks(namespace.ip("addr")).items()}
     return {
-        "links": links(namespace.ip("-d", "link")),
-        "addresses": addresses(namespace.ip("addr")),
-        "routes": routes(namespace.ip("route") + namespace.ip("-6", "route")),
+        "links": {name: _attributes(rest) for name, rest in _blocks(namespace.ip("-d", "link")).items()},
+        "addresses": {
+            name: [line.strip() for line in lines if line.strip().startswith("inet")]
+            for name, lines in addresses.items()
+        },
+        "routes": sorted(map(str.strip, _lines(namespace.ip("route") + namespace.ip("-6", "route")))),
     }
+
+
+def _blocks(text: str) -> dict[str, str]:
+    """Returns the output of ip for each link."""
+    blocks = (_plain(block).partition(": ") for block in re.split(r"^\d+: ", text, flags=re.MULTILINE)[1:])
+    return {name: rest for name, _, rest in blocks}
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in _plain(text).splitlines() if line.strip()]
 
 
 def _plain(text: str) -> str:
