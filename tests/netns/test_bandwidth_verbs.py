@@ -56,19 +56,6 @@ def test_add_creates_and_del_removes_both_limits(shaped, sandbox, veth_result):
         assert state(shaped.host) == empty
 
 
-def test_limit_of_one_direction_leaves_the_other(shaped, sandbox, veth_result):
-    """A limit of one direction does not change the other; only traffic from the pod needs an ifb."""
-    net, name = shaped.having(runtimeConfig=None), ifb_name(sandbox.name)
-    assert net.having(**INGRESS).limit(sandbox, veth_result) == veth_result
-    assert (qdiscs(net.host), ifbs(net.host)) == ([INGRESS_QDISC], {})
-    net.having(**INGRESS).check(sandbox, veth_result)
-    net.release(sandbox)
-    assert qdiscs(net.host) == []
-    assert net.having(**EGRESS).limit(sandbox, veth_result)["interfaces"][:-1] == veth_result["interfaces"]
-    assert sorted(qdiscs(net.host)) == sorted([REDIRECT_QDISC, egress_qdisc(name)])
-    net.having(**EGRESS).check(sandbox, veth_result)
-
-
 @pytest.mark.parametrize(
     "keys", [{"runtimeConfig": None}, {"runtimeConfig": {"bandwidth": {}}}, dict.fromkeys(BOTH, 0)]
 )

@@ -22,24 +22,15 @@ def test_missing_nat_of_nftables_is_reported(network, sandbox):
 
 
 @pytest.mark.needs("iptables_legacy_nat")
-def test_iptables_legacy_is_the_backend(network, sandbox):
-    """Without a configured backend, iptables-legacy adds the rules, and CHECK and DEL use it."""
-    net = network.having(ipMasq=True, cniVersion="1.1.0")
+def test_iptables_legacy_is_the_backend(network, new_sandbox):
+    """Without a configured backend, iptables-legacy adds the rules; CHECK, GC and DEL without a namespace use it."""
+    net, one, stale = network.having(ipMasq=True, cniVersion="1.1.0"), new_sandbox(), new_sandbox()
     net.run("STATUS").assert_silent()
-    net.check(sandbox, net.add(sandbox))
-    assert f'id: \\"{sandbox.name}\\"' in net.host.run("iptables-legacy-save", "-t", "nat")
-    net.delete(sandbox)
-    assert sandbox.name not in net.host.run("iptables-legacy-save", "-t", "nat")
-
-
-@pytest.mark.needs("iptables_legacy_nat")
-def test_gc_and_del_without_a_namespace(network, sandbox, new_sandbox):
-    """DEL without a namespace and GC remove the rules of iptables-legacy."""
-    net = network.having(ipMasq=True, cniVersion="1.1.0")
-    stale = new_sandbox()
-    net.add(sandbox)
+    net.check(one, net.add(one))
     net.add(stale)
-    net.run("DEL", sandbox, netns="").assert_silent()
+    assert f'id: \\"{one.name}\\"' in net.host.run("iptables-legacy-save", "-t", "nat")
+    net.run("DEL", one, netns="").assert_silent()
+    assert one.name not in net.host.run("iptables-legacy-save", "-t", "nat")
     net.gc()
     assert "CNI-" not in net.host.run("iptables-legacy-save", "-t", "nat")
     assert net.leases() == {}

@@ -59,10 +59,7 @@ CHANGES: dict[str, dict[str, tuple[str, str]]] = {
         "untagged on a trunk": ("host bridge vlan add dev PORT vid 205 untagged", "has VLAN 205 untagged, not tagged"),
         "not the PVID": ("host bridge vlan add dev PORT vid 100 untagged", "has VLAN 100 untagged, not pvid untagged"),
         "no filtering": ("host ip link set cni0 type bridge vlan_filtering 0", "cni0 does not filter by VLAN"),
-        "the gateway's address": (
-            "host ip addr del 10.22.0.1/16 dev cni0.100",
-            "lost the gateway address 10.22.0.1",
-        ),
+        "the gateway's address": ("host ip addr del 10.22.0.1/16 dev cni0.100", "lost the gateway address 10.22.0.1"),
         "the gateway interface missing": ("host ip link del cni0.100", "Interface name cni0.100 not found"),
         "the gateway interface down": ("host ip link set cni0.100 down", "Interface cni0.100 is down"),
         "the gateway's MAC": (f"host ip link set cni0.100 {MAC}", "Interface cni0.100 Mac doesn't match"),

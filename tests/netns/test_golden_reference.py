@@ -5,14 +5,13 @@
 
 import pytest
 
-from tests.netns.test_golden import SCENARIOS, assert_attached, files, scenarios_network
+from tests.netns.test_golden import SCENARIOS, assert_attached, files, needing, scenarios_network
 from tests.support import golden, xtables
 from tests.support.firewall_tables import Firewall
 from tests.support.hostports import PortmapNetwork
 
 pytestmark = pytest.mark.newest_reference
 
-NFT_NAT = pytest.mark.needs("nft_nat")
 # Version 1.9.1 ignores masqAll with nftables; the golden state is of a later commit.
 WITH_MASQ_ALL = [
     '\t\tip saddr 10.22.0.2 ip daddr 10.22.0.2 masquerade comment "0123abcdef"',
@@ -20,12 +19,7 @@ WITH_MASQ_ALL = [
 ]
 
 
-def needing(*scenarios):
-    """Returns scenarios as parameters, with the kernel features that they need."""
-    return [pytest.param(name, marks=[NFT_NAT] if "nft" in name else []) for name in scenarios]
-
-
-@pytest.mark.parametrize("name", needing(*SCENARIOS))
+@pytest.mark.parametrize("name", [*map(needing, SCENARIOS)])
 def test_interface_and_leases(reference, host, sandbox, store, name):
     """Result, links, addresses, routes, rules and leases equal the golden state, after ADD and after DEL."""
     expected = golden.scenario(name)
@@ -44,7 +38,7 @@ def test_interface_and_leases(reference, host, sandbox, store, name):
         assert golden.ruleset(host) == expected["nft after DEL"]
 
 
-@pytest.mark.parametrize("name", needing(*golden.scenarios("portmap-nftables")))
+@pytest.mark.parametrize("name", [*map(needing, golden.scenarios("portmap-nftables"))])
 def test_host_ports_of_nftables(reference, host, name):
     """The ruleset equals the golden state, after ADD and after DEL."""
     expected = golden.scenario(name)
