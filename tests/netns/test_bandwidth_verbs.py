@@ -207,24 +207,3 @@ def test_interfaces_of_one_container_have_separate_limits(shaped, sandbox, veth_
         net.release(sandbox, ifname=removed)
         assert set(ifbs(net.host)) == {names[remaining] for remaining in order[number:]}
     assert state(net.host) == empty
-
-
-@pytest.mark.parametrize("length", [100, 101, 300])
-def test_long_names_are_distinguished(shaped, sandbox, veth_result, length):
-    """CHECK, DEL and GC find limits of names of any length, and distinguish two that differ only at their end."""
-    names = ["n" * length + "1", "n" * length + "2"]
-    nets, options = [shaped.having(name=name) for name in names], {"container_id": "c" * length}
-    other = connect_veth(shaped.host, sandbox, "veth1", "interface-fifty")
-    empty = state(shaped.host)
-    nets[0].limit(sandbox, veth_result, **options)
-    nets[1].limit(sandbox, other, ifname="interface-fifty", **options)
-    nets[0].check(sandbox, veth_result, **options)
-    assert all(len(alias) < 256 for alias in ifbs(shaped.host).values())
-    nets[0].gc(("c" * length, "eth0"))
-    nets[1].gc(("c" * length, "interface-fifty"))
-    assert len(ifbs(shaped.host)) == 2
-    nets[0].gc()
-    nets[0].release(sandbox, **options)
-    nets[1].check(sandbox, other, ifname="interface-fifty", **options)
-    nets[1].release(sandbox, ifname="interface-fifty", **options)
-    assert state(shaped.host) == empty

@@ -53,16 +53,6 @@ def test_check_accepts_both_backends(masqueraded, sandbox):
     assert "masquerade: " in error["msg"]
 
 
-def test_configured_iptables_that_is_missing_is_reported(masqueraded, sandbox):
-    """With ipMasqBackend "iptables" and no iptables, ADD fails, names the searched PATH, and leaves nothing."""
-    net = masqueraded.having(ipMasqBackend="iptables", cniVersion="1.1.0")
-    error = net.run_after(WITHOUT_IPTABLES, "ADD", sandbox).error()
-    assert error["msg"] == "iptables-restore is not installed"
-    assert "/usr/sbin" in error["details"]
-    assert (masqueraded.leases(), set(links(masqueraded.host)), set(links(sandbox))) == ({}, {"lo"}, {"lo"})
-    assert net.run_after(WITHOUT_IPTABLES, "STATUS", sandbox).error()["code"] == 50
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "changed",

@@ -1,11 +1,11 @@
-"""Options of bridge and port: MTU, MAC, hairpin and promiscuous mode, isolation."""
+"""Options of bridge and port: MAC, hairpin and promiscuous mode, isolation; no IPAM; the container's end down."""
 
 import sys
 
 import pytest
 
 from tests.support.attaching import address, host_end, reaches
-from tests.support.netstate import links, shown
+from tests.support.netstate import links, shown, state
 
 # Sends one broadcast frame of an experimental type and prints whether it came back within so many seconds.
 ECHO = """\
@@ -27,16 +27,6 @@ def port_flags(host, name):
     """Returns whether the port has hairpin mode and is isolated."""
     data = shown(host, name)["linkinfo"]["info_slave_data"]
     return data["hairpin"], data["isolated"]
-
-
-def test_packets_of_the_mtus_size_pass(network, new_sandbox):
-    """A packet as large as the MTU passes unfragmented, a larger one is not sent."""
-    net = network.having(mtu=1400)
-    one, two = new_sandbox(), new_sandbox()
-    net.add(one)
-    destination = address(net.add(two))
-    assert reaches(one, destination, options=("-M", "do", "-s", str(1400 - 28)))
-    assert not reaches(one, destination, within_s=1, options=("-M", "do", "-s", str(1400 - 27)))
 
 
 @pytest.mark.parametrize(
@@ -92,3 +82,53 @@ def test_macs_are_random_by_default(network, new_sandbox):
     macs = [item["mac"] for _ in range(3) for item in network.add(new_sandbox())["interfaces"][1:]]
     assert len(set(macs)) == 6
     assert {int(mac[:2], 16) & 3 for mac in macs} == {2}
+
+
+@pytest.fixture
+def l2(network):
+    """A network without IPAM and gateway."""
+    return network.having(ipam=None, isDefaultGateway=None)
+
+
+@pytest.mark.parametrize("ipam", [None, {}, {"type": ""}, {"dataDir": "/nowhere"}])
+def test_without_ipam_there_are_no_addresses(l2, sandbox, ipam):
+    """Without an IPAM type the interface is up without addresses; the result lists interfaces; CHECK, DEL succeed."""
+    net = l2.having(ipam=ipam)
+    result = net.add(sandbox)
+    assert result.keys() == {"cniVersion", "interfaces"}
+    assert [item["name"] for item in result["interfaces"]][::2] == ["cni0", "eth0"]
+    container_link = links(sandbox)["eth0"]
+    assert (container_link["addresses"], "UP" in container_link["flags"]) == ([], True)
+    assert state(sandbox)["routes"]["ipv4"] == []
+    net.check(sandbox, result)
+    for _ in range(2):
+        net.delete(sandbox, result)
+    assert (set(links(sandbox)), set(links(net.host))) == ({"lo"}, {"lo", "cni0"})
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_oldest_versions_refuse_a_network_without_ipam(l2, sandbox, version):
+    """Versions whose results consist of addresses refuse a network without IPAM, and change nothing."""
+    error = l2.having(cniVersion=version).add_error(sandbox)
+    assert "cannot convert: no valid IP addresses" in error["msg"]
+
+
+def test_the_containers_end_may_stay_down(l2, sandbox):
+    """With disableContainerInterface the container's end stays down; the host's end is a port and up."""
+    net = l2.having(disableContainerInterface=True)
+    result = net.add(sandbox)
+    assert "UP" not in links(sandbox)["eth0"]["flags"]
+    port = shown(net.host, host_end(result))
+    assert (port["master"], "UP" in port["flags"]) == ("cni0", True)
+    net.check(sandbox, result)
+    sandbox.ip("link", "set", "eth0", "up")
+    assert "eth0" in net.run("CHECK", sandbox, prev_result=result).error()["msg"]
+    net.delete(sandbox, result)
+    assert set(links(net.host)) == {"lo", "cni0"}
+
+
+@pytest.mark.parametrize("has_ipam", [False, True])
+def test_port_forwards_when_add_returns(network, l2, sandbox, has_ipam):
+    """When ADD returns, the host veth is operationally up and forwards, so the pod's first packet is not lost."""
+    port = shown(l2.host, host_end((network if has_ipam else l2).add(sandbox)))
+    assert (port["operstate"], port["linkinfo"]["info_slave_data"]["state"]) == ("UP", "forwarding")

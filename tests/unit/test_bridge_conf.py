@@ -37,7 +37,7 @@ def parse_keys(keys, **env):
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"bridge": None, "mtu": None, "ipam": None, "dns": None, "vlan": None}, {"x": [1]}]
+    "keys", [{}, dict.fromkeys(("bridge", "mtu", "ipam", "dns", "vlan", "bridgeNetfilter")), {"mtu": 0}, {"x": [1]}]
 )
 def test_defaults(keys):
     """Missing keys and null have the defaults of the page; unknown keys are ignored."""
@@ -53,6 +53,9 @@ def test_defaults(keys):
         ({"mtu": 9000}, "mtu", 9000),
         ({"mtu": 68}, "mtu", 68),
         ({"mtu": 65535}, "mtu", 65535),
+        ({"mtu": "auto"}, "mtu_auto", True),
+        ({"bridgeNetfilter": True}, "bridge_netfilter", True),
+        ({"bridgeNetfilter": False}, "bridge_netfilter", False),
         ({"hairpinMode": True}, "hairpin", True),
         ({"promiscMode": True}, "promisc", True),
         ({"portIsolation": True}, "isolated", True),
@@ -172,21 +175,6 @@ def test_invalid_vlans_are_refused(keys, text):
     failure = refusal("bridge", keys)
     assert (failure.code, failure.msg) == (7, text)
     assert f'"{next(iter(keys))}' in failure.details
-
-
-@pytest.mark.parametrize(
-    ("value", "mtu", "auto"), [("auto", 0, True), (0, 0, False), (None, 0, False), (1400, 1400, False)]
-)
-def test_mtu_is_a_number_or_auto(value, mtu, auto):
-    """The MTU is a number, 0 for the kernel's default, or "auto" for the lowest of the host's interfaces."""
-    conf = parse_keys({"mtu": value})
-    assert (conf.mtu, conf.mtu_auto) == (mtu, auto)
-
-
-@pytest.mark.parametrize("value", [True, False, None])
-def test_bridge_netfilter_has_three_values(value):
-    """The setting has three values: on, off, and missing."""
-    assert parse_keys({"bridgeNetfilter": value}).bridge_netfilter is value
 
 
 @pytest.mark.parametrize(
