@@ -99,6 +99,7 @@ def list_cases() -> list[Any]:
     ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("kind", "commands", "text"), list_cases())
 def test_check_reports_changes(network, routed, sandbox, kind, commands, text):
     """CHECK passes after ADD, and reports each part that was changed or removed since; a printed command repairs it."""
