@@ -15,11 +15,7 @@ Case = tuple[dict[str, Any], int, str]
 LOAD = "failed to load netconf:"
 ON_MASTER: dict[str, Case] = {
     "unknown master": ({"master": "zz"}, 999, 'failed to lookup master "zz": Link not found'),
-    "impossible master": (
-        {"master": "a/b"},
-        7,
-        f'{LOAD} "master" is not a valid interface name: "a/b"',
-    ),
+    "impossible master": ({"master": "a/b"}, 7, f'{LOAD} "master" is not a valid interface name: "a/b"'),
     "loopback": ({"master": "lo"}, 7, 'master "lo" is the loopback interface'),
     "negative MTU": ({"mtu": -1}, 7, "invalid MTU -1, must be [0, master MTU(1500)]"),
     "large MTU": ({"mtu": 1501}, 7, "invalid MTU 1501, must be [0, master MTU(1500)]"),
@@ -34,11 +30,7 @@ REFUSED: dict[str, dict[str, Case]] = {
         **ON_MASTER,
         "mode": ({"mode": "Bridge"}, 7, 'unknown macvlan mode: "Bridge"'),
         "small MTU": ({"mtu": 50}, 999, "failed to create macvlan: invalid argument"),
-        "negative queue": (
-            {"bcqueuelen": -1},
-            7,
-            f'{LOAD} "bcqueuelen" must be between 0 and 4294967295, not -1',
-        ),
+        "negative queue": ({"bcqueuelen": -1}, 7, f'{LOAD} "bcqueuelen" must be between 0 and 4294967295, not -1'),
         "MAC": ({"mac": "zz"}, 7, BAD_MAC),
         **{
             f"{name} MAC": ({"mac": mac}, 7, "failed to create macvlan: cannot assign requested address")
@@ -72,11 +64,7 @@ REFUSED: dict[str, dict[str, Case]] = {
         "ID 4095": ({"vlanId": 4095}, 7, "invalid VLAN ID 4095 (must be between 0 and 4095 inclusive)"),
         "ID -1": ({"vlanId": -1}, 7, "invalid VLAN ID -1 (must be between 0 and 4095 inclusive)"),
         "protocol": ({"protocol": "x"}, 7, f'{LOAD} "protocol" is not a VLAN protocol: "x"'),
-        "priority": (
-            {"ingressQosMap": ["8:1"]},
-            7,
-            f'{LOAD} "ingressQosMap[0]" is not a pair of priorities: "8:1"',
-        ),
+        "priority": ({"ingressQosMap": ["8:1"]}, 7, f'{LOAD} "ingressQosMap[0]" is not a pair of priorities: "8:1"'),
     },
     "tap": {
         "MAC": ({"mac": "zz"}, 7, BAD_MAC),

@@ -249,10 +249,7 @@ OTHER = "02:00:00:00:00:43"
 CHANGES = {
     "mac": (["address", OTHER], f"configured Ethernet of eth0 is {ALL['mac']}, current value is {OTHER}"),
     "mtu": (["mtu", "1399"], "configured MTU of eth0 is 1300, current value is 1399"),
-    "allmulti": (
-        ["allmulticast", "off"],
-        "configured all-multicast mode of eth0 is true, current value is false",
-    ),
+    "allmulti": (["allmulticast", "off"], "configured all-multicast mode of eth0 is true, current value is false"),
     "txQLen": (["txqueuelen", "7"], "configured Transmit Queue Length of eth0 is 500, current value is 7"),
     "promisc": (["promisc", "off"], "link eth0 configured promisc is true, current value is 0"),
 }

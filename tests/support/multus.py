@@ -33,13 +33,7 @@ class Multus:
         """Adds `net1` and writes the result to the cache."""
         result = self.list.add(run_as_multus(self.host, pod, pod.path))
         libcni.write_entry(
-            self.cache,
-            self.list.name,
-            pod.name,
-            netns=pod.path,
-            ifname=IFNAME,
-            result=result,
-            config=self.config,
+            self.cache, self.list.name, pod.name, netns=pod.path, ifname=IFNAME, result=result, config=self.config
         )
         return result
 

@@ -15,13 +15,7 @@ from tests.support import mount_wrapper, netstate
 from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
-ALL: dict[str, Any] = {
-    "mac": "02:00:00:00:00:42",
-    "promisc": True,
-    "mtu": 1300,
-    "allmulti": True,
-    "txQLen": 500,
-}
+ALL: dict[str, Any] = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
 # The same in the format of get_attributes().
 TUNED = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
 
