@@ -35,21 +35,6 @@ def test_results_of_the_first_versions(sbr, host, sandbox, version):
     assert table(sandbox, 100) == [SUBNET, DEFAULT]
 
 
-def test_two_addresses(sbr, host, sandbox):
-    """Two subnets have a table each, with their own gateway and subnet only."""
-    prev_result = connect(host, sandbox, IPV4, "10.2.0.2/24", gateways=[GATEWAY, "10.2.0.1"])
-    sbr.add(sandbox, prev_result)
-    assert rules(sandbox) == ["32764: from 10.2.0.2 lookup 101", "32765: from 10.1.0.2 lookup 100"]
-    assert table(sandbox, 100) == [SUBNET, DEFAULT]
-    assert table(sandbox, 101) == [
-        "10.2.0.0/24 dev eth0 scope link prefsrc 10.2.0.2",
-        "default gateway 10.2.0.1 dev eth0",
-    ]
-    sbr.check(sandbox, prev_result)
-    sbr.delete(sandbox, prev_result)
-    assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
-
-
 def test_two_addresses_of_one_subnet(sbr, host, sandbox):
     """The gateway of one address serves the other address of its subnet, which has none in the result."""
     prev_result = connect(host, sandbox, IPV4, "10.1.0.3/24", gateways=[GATEWAY])

@@ -1,14 +1,15 @@
-"""CHECK and DEL of sbr: rules and tables of the attachment, and never those of others."""
+"""CHECK, DEL and rollback of sbr: rules and tables of the attachment, and never those of others."""
 
 import pytest
 
-from tests.support.sbr_network import GATEWAY, GATEWAY6, IPV4, IPV6, connect, rules, table
+from tests.support.injection import run_injected
+from tests.support.sbr_network import GATEWAY, GATEWAY6, IPV4, IPV6, connect, connect_both, rules, state, table
 
 
 @pytest.fixture
 def prev_result(host, sandbox):
-    """The result of a dual-stack interface."""
-    return connect(host, sandbox, IPV4, IPV6, gateways=[GATEWAY, GATEWAY6])
+    """The result of a dual-stack interface with default routes in table main."""
+    return connect_both(host, sandbox)
 
 
 @pytest.fixture
@@ -88,15 +89,6 @@ def test_del_without_the_rules(sbr, sandbox, result, has_result):
     assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
 
 
-@pytest.mark.parametrize("netns", ["missing", "missing/parent"])
-def test_missing_namespace_is_not_created(sbr, result, tmp_path, netns):
-    """ADD and DEL create no file for a missing namespace, which the reference plugin does."""
-    path = str(tmp_path / netns)
-    sbr.delete(path, result, container_id="c")
-    assert sbr.run("ADD", path, result, container_id="c").error()["code"] == 8
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rules_of_others_stay(sbr, host, sandbox, prev_result):
     """DEL leaves rules with further conditions, of other addresses, and for tables of other interfaces."""
     connect(host, sandbox, "10.9.0.2/24", ifname="other")
@@ -146,3 +138,48 @@ def test_same_address_on_two_interfaces(sbr, host, sandbox):
     sbr.check(sandbox, results["net2"], ifname="net2")
     assert len(rules(sandbox)) == 1
     assert table(sandbox, 100, "net1") + table(sandbox, 101, "net1") == []
+
+
+@pytest.mark.parametrize("gateway", ["10.5.0.1", "2001:db8::1"])
+@pytest.mark.parametrize("defaults", [[], [GATEWAY, GATEWAY6]])
+def test_unreachable_gateway(sbr, host, sandbox, gateway, defaults):
+    """A gateway that no route reaches is an error that names it, and no rule, table or missing route remains."""
+    prev_result = connect(host, sandbox, IPV4, IPV6, gateways=[GATEWAY, GATEWAY6], defaults=defaults)
+    error = sbr.having(gateways=[gateway]).add_error(sandbox, prev_result)
+    reason = "network is unreachable" if "." in gateway else "no route to host"
+    assert (error["code"], error["msg"]) == (999, f"Failed to add default route to {gateway}: {reason}")
+    assert error["details"]
+    sbr.add(sandbox, prev_result)
+    sbr.check(sandbox, prev_result)
+
+
+def test_unreachable_gateway_after_add(sbr, sandbox, prev_result):
+    """A failed change of the gateway leaves the rules and tables of the earlier ADD."""
+    sbr.add(sandbox, prev_result)
+    sbr.having(gateways=["10.5.0.1"]).add_error(sandbox, prev_result)
+    sbr.check(sandbox, prev_result)
+
+
+FAULTS = [("sendto:error=ENOBUFS", hints, stale) for hints in (False, True) for stale in (False, True)]
+
+
+@pytest.mark.needs("syscall_injection")
+@pytest.mark.parametrize(("fault", "hints", "stale"), [*FAULTS, ("recvfrom:error=ENOMEM", False, False)])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_failed_exchange(sbr, host, sandbox, prev_result, number, fault, hints, stale):
+    """If a batch (read, read, tables and rules, table main) or its answer is lost, all changes are reversed."""
+    if stale:
+        sandbox.ip("route", "add", "10.70.0.0/16", "via", GATEWAY, "dev", "eth0", "table", "100")
+    before = state(sandbox)
+    config = sbr.having(addSourceHints=hints).request(prev_result)
+    run_injected(host, "sbr", "ADD", config, sandbox, f"{fault}:when={number}").error()
+    assert state(sandbox) == before
+    sbr.add(sandbox, prev_result)
+    sbr.check(sandbox, prev_result)
+
+
+def test_unwritable_stdout(sbr, host, sandbox, prev_result):
+    """If the result cannot be written, the rules are removed again."""
+    outcome = run_injected(host, "sbr", "ADD", sbr.request(prev_result), sandbox, redirection=">&-")
+    assert outcome.status == 1
+    assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
