@@ -102,20 +102,6 @@ def test_bridge(network, dual_network, host, sandbox, keys, altname):
     assert "eth0" not in links(sandbox)
 
 
-def test_bridge_that_does_not_exist(network, host, sandbox, altname):
-    """A bridge is created only with a name; a longer one is refused by ADD and STATUS, and nothing is changed."""
-    net = network.having(bridge=altname, cniVersion="1.1.0")
-    before = state(host), state(sandbox)
-    if len(altname) > 15:
-        error = net.run("ADD", sandbox).error()
-        assert (error["code"], f'"{altname}": the name is longer than 15 bytes' in error["msg"]) == (7, True)
-        assert statuses(net).error()["msg"] == error["msg"]
-        assert (state(host), state(sandbox)) == before
-    else:
-        net.add(sandbox)
-        assert altname in links(host)
-
-
 def test_del_without_the_namespace(network, host, new_sandbox, altname):
     """DEL without CNI_NETNS deletes the host veth on a bridge that is named by an altname."""
     host.ip("link", "add", "br0", "up", "type", "bridge")

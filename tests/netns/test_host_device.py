@@ -53,69 +53,87 @@ def test_hwaddr_selects_the_device(moved, host, sandbox):
     assert set(links(host)) == {"lo", "hp0", "hd0"}
 
 
+NOT_FOUND = "failed to find host device: "
+
+
 @pytest.mark.parametrize(
     ("keys", "msg"),
     [
-        ({"device": "none0"}, "failed to find host device: Link not found"),
-        ({"device": None}, 'specify either "device", "hwaddr", "kernelpath" or "pciBusID"'),
+        ({"device": "none0"}, f"{NOT_FOUND}Link not found"),
+        ({}, 'specify either "device", "hwaddr", "kernelpath" or "pciBusID"'),
+        ({"hwaddr": "zz"}, f'{NOT_FOUND}failed to parse MAC address "zz": address zz: invalid MAC address'),
+        ({"hwaddr": "02:00:00:00:00:55"}, f"{NOT_FOUND}failed to find physical interface"),
+        ({"kernelpath": "/sys/x"}, f'{NOT_FOUND}kernel device path "/sys/x" must be absolute and begin with /sys/'),
         (
-            {"device": None, "hwaddr": "zz"},
-            'failed to find host device: failed to parse MAC address "zz": address zz: invalid MAC address',
-        ),
-        (
-            {"device": None, "hwaddr": "02:00:00:00:00:55"},
-            "failed to find host device: failed to find physical interface",
-        ),
-        (
-            {"device": None, "kernelpath": "/sys/x"},
-            'failed to find host device: kernel device path "/sys/x" must be absolute and begin with /sys/devices/',
-        ),
-        (
-            {"device": None, "kernelpath": "/sys/devices/x"},
-            "failed to find host device: failed to read directory /sys/devices/x/net: "
+            {"kernelpath": "/sys/devices/x"},
+            f"{NOT_FOUND}failed to read directory /sys/devices/x/net: "
             '"open /sys/devices/x/net: no such file or directory"',
         ),
         (
-            {"device": None, "pciBusID": "0000:ff:00.0"},
+            {"pciBusID": "0000:ff:00.0"},
             "error with host device: lstat /sys/bus/pci/devices/0000:ff:00.0/driver: no such file or directory",
         ),
         (
-            {"device": None, "runtimeConfig": {"deviceID": "0000:ff:00.0"}},
+            {"runtimeConfig": {"deviceID": "0000:ff:00.0"}},
             "runtime config DeviceID 0000:ff:00.0 not found or unsupported",
         ),
         ({"runtimeConfig": {"deviceID": "../../x"}}, '"runtimeConfig.deviceID" is not the name of a device on a bus'),
         ({"device": "lo"}, '"lo" is the loopback interface, which cannot be moved'),
-        ({"dataDir": "x"}, 'failed to load netconf: "dataDir" must be an absolute path, not x'),
+        ({"device": "hd0", "dataDir": "x"}, 'failed to load netconf: "dataDir" must be an absolute path, not x'),
     ],
 )
 def test_refused_configurations(moved, host, sandbox, keys, msg):
     """A wrong or missing device is one error object with the reference's text, and nothing is changed."""
     before = state(host), state(sandbox)
-    error = moved.having(**keys).run("ADD", sandbox).error()
+    error = moved.having(**{"device": None, **keys}).run("ADD", sandbox).error()
     assert error["msg"].startswith(msg)
     assert error["details"]
     assert (state(host), state(sandbox)) == before
 
 
-def test_device_with_the_default_route_is_refused(moved, host, sandbox):
-    """The interface that carries the node's default route stays; another default route with a lower metric frees it."""
+MACVLAN = "link add {name} link hd0 type macvlan"
+# Arguments of `ip` on the host, the selected device, the message, and a part of the details.
+IN_USE = {
+    "default route": (["route add default via 192.0.2.1"], "hd0", '"hd0" carries the node\'s default route', ""),
+    "port": (["link add br0 type bridge", "link set hd0 master br0"], "hd0", '"hd0" is a port of "br0"', ""),
+    "macvlan": ([MACVLAN.format(name="mv0")], "hd0", '"hd0" has other interfaces on it: "mv0"', '"master": "hd0"'),
+    "host access": ([MACVLAN], "hd0", '"hd0" has other interfaces on it: "{name}"', '"master": "hd0"'),
+    "host link": ([MACVLAN], "{name}", '"{name}" connects the node with its pods ("hostAccess")', "select another"),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", IN_USE)
+def test_device_in_use_is_refused(moved, host, sandbox, case):
+    """ADD refuses a device that the node or other interfaces need, names the reason, and changes nothing."""
+    commands, device, msg, details = IN_USE[case]
+    name = f"pwha{shown(host, 'hd0')['ifindex']}"
+    for command in commands:
+        host.ip(*command.format(name=name).split())
+    before = state(host), state(sandbox)
+    error = moved.having(device=device.format(name=name)).run("ADD", sandbox).error()
+    assert error["msg"] == msg.format(name=name)
+    assert details in error["details"]
+    assert (state(host), state(sandbox), files(moved)) == (*before, [])
+
+
+def test_default_route_with_a_higher_metric(moved, host, sandbox):
+    """A device with a default route is moved if another default route has a lower metric."""
     host.ip("route", "add", "default", "via", "192.0.2.1", "metric", "100")
-    before = state(host)
-    error = moved.run("ADD", sandbox).error()
-    assert error["msg"] == '"hd0" carries the node\'s default route'
-    assert state(host) == before
     host.ip("address", "add", "198.51.100.2/24", "dev", "hp0")
     host.ip("route", "add", "default", "via", "198.51.100.1", "metric", "50")
     moved.add(sandbox)
 
 
-def test_port_of_a_bridge_is_refused(moved, host, sandbox):
-    """A port of a bridge is refused, since DEL could not attach it again."""
-    host.ip("link", "add", "br0", "type", "bridge")
-    host.ip("link", "set", "hd0", "master", "br0")
-    error = moved.run("ADD", sandbox).error()
-    assert error["msg"] == '"hd0" is a port of "br0"'
-    assert "hd0" in links(host)
+def test_failed_add_restores_routes(moved, host, sandbox):
+    """If IPAM fails, the host's routes through the device are those before ADD, in all tables."""
+    host.ip("route", "add", "198.51.100.1", "dev", "hd0")
+    host.ip("route", "add", "203.0.113.0/24", "via", "198.51.100.1", "dev", "hd0", "metric", "7", "table", "99")
+    host.ip("route", "add", "10.99.0.0/16", "via", "192.0.2.1", "mtu", "1300")
+    host.ip("-6", "route", "add", "2001:db8:1::/64", "via", "2001:db8::1", "dev", "hd0")
+    before = state(host)
+    moved.having(ipam={"type": "no-such-ipam"}).run("ADD", sandbox).error()
+    assert state(host) == before
 
 
 def test_interface_with_the_devices_name_is_untouched(moved, host, sandbox):

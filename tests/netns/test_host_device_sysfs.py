@@ -1,21 +1,50 @@
 """host-device: devices by PCI address, path, and the ID from a device plugin; drivers for programs in user space."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.support import fake_sysfs
+from tests.support import mount_wrapper
 from tests.support.binaries import directory
-from tests.support.fake_sysfs import DPDK, DRIVERLESS, KERNEL_PATH, PCI, SUBFUNCTION, VIRTIO
 from tests.support.host_device_network import DEVICE, files
 from tests.support.netstate import links, state
+
+PCI, VIRTIO, DPDK, DRIVERLESS, SUBFUNCTION = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0", "card.sf.2"
+KERNEL_PATH = f"/sys/devices/pci0000:00/{PCI}"
+
+
+def create_sysfs(root: Path) -> None:
+    """Creates a tree for /sys: a PCI device, a virtio device and a subfunction, each with the interface hd0.
+
+    A fourth device has a driver for programs in user space, a fifth no driver.
+    """
+    devices, buses = root / "devices" / "pci0000:00", root / "bus"
+    for name in (PCI, VIRTIO, DPDK, DRIVERLESS):
+        (devices / name).mkdir(parents=True)
+        link_relative(buses / "pci" / "devices" / name, devices / name, root)
+    for name, driver in ((PCI, "ixgbe"), (VIRTIO, "virtio-pci"), (DPDK, "vfio-pci")):
+        (buses / "pci" / "drivers" / driver).mkdir(parents=True)
+        link_relative(devices / name / "driver", buses / "pci" / "drivers" / driver, root)
+    (devices / PCI / "net" / DEVICE).mkdir(parents=True)
+    (devices / VIRTIO / "virtio0" / "net" / DEVICE).mkdir(parents=True)
+    (devices / PCI / SUBFUNCTION / "net" / DEVICE).mkdir(parents=True)
+    link_relative(buses / "auxiliary" / "devices" / SUBFUNCTION, devices / PCI / SUBFUNCTION, root)
+    link_relative(root / "class" / "net" / DEVICE, devices / PCI / "net" / DEVICE, root)
+
+
+def link_relative(link: Path, target: Path, root: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    depth = len(link.relative_to(root).parts) - 1
+    link.symlink_to(Path(*[".."] * depth) / target.relative_to(root))
 
 
 @pytest.fixture
 def on_bus(moved, tmp_path):
     """The network without a selected device; /sys has devices with the interface hd0."""
-    fake_sysfs.create(tmp_path / "sys", DEVICE)
-    bin_dir = fake_sysfs.install(tmp_path / "plugins", tmp_path / "sys")
+    create_sysfs(tmp_path / "sys")
+    mount = f"mount --bind {tmp_path}/sys /sys || exit 1"
+    bin_dir = mount_wrapper.install(tmp_path / "plugins", "host-device", mount)
     return replace(moved.having(device=None), bin_dir=bin_dir, path=str(directory()))
 
 

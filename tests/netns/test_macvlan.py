@@ -9,7 +9,7 @@ import pytest
 from tests.support import uplink
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
-from tests.support.uplink import UPLINK, WIRE
+from tests.support.uplink import UPLINK
 
 pytestmark = pytest.mark.needs("macvlan")
 
@@ -52,32 +52,12 @@ def test_modes(macvlan, sandbox, mode):
     assert net.leases() == {}
 
 
-def test_private_pods_do_not_reach_each_other(macvlan, new_sandbox, neighbour):
-    """In mode private pods reach the wire, but not each other."""
-    net = macvlan.having(mode="private")
-    one, two = new_sandbox(), new_sandbox()
-    net.add(one)
-    second = net.add(two)
-    assert not reaches(one, address(second), within_s=1)
-    assert reaches(one, uplink.NEIGHBOUR[0].partition("/")[0])
-
-
 def test_broadcast_queue(macvlan, new_sandbox):
     """`bcqueuelen` sets the length of the queue for broadcasts; 0 is the kernel's default."""
     for length, expected in ((500, 500), (0, 1000)):
         pod = new_sandbox()
         macvlan.having(bcqueuelen=length).add(pod)
         assert info(pod)["bcqueuelen"] == expected
-
-
-def test_macvlan_interface_of_the_pod_as_master(macvlan, sandbox):
-    """With `linkInContainer` the master may be a macvlan interface itself."""
-    macvlan.add(sandbox, ifname="net0")
-    net = macvlan.having(master="net0", linkInContainer=True)
-    result = net.add(sandbox, ifname="net1")
-    net.check(sandbox, result, ifname="net1")
-    net.delete(sandbox, result, ifname="net1")
-    assert set(links(sandbox)) == {"lo", "net0"}
 
 
 def test_master_that_is_a_macvlan_interface(macvlan, sandbox):
@@ -132,11 +112,3 @@ def test_master_that_is_not_ethernet_is_explained(macvlan, sandbox):
     error = macvlan.having(master="tun0").run("ADD", sandbox).error()
     assert error["msg"] == "failed to create macvlan: invalid argument"
     assert "it is not an Ethernet interface" in error["details"]
-
-
-def test_frames_have_the_pods_mac_address(macvlan, sandbox, neighbour):
-    """The machine on the wire learns the pod's MAC address."""
-    result = macvlan.add(sandbox)
-    assert reaches(neighbour, address(result))
-    neighbours = neighbour.ip("neighbour", "show", "dev", WIRE)
-    assert result["interfaces"][0]["mac"] in neighbours

@@ -75,11 +75,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         **CHANGED,
         **MAC_CHANGED,
         **MASTER_CHANGED,
-        "another mode": (
-            "",
-            {"mode": "private"},
-            "container macvlan mode bridge does not match expected value: private",
-        ),
+        "another mode": ("", {"mode": "private"}, "container macvlan mode bridge does not match expected"),
     },
     "ipvlan": {
         **CHANGED,
@@ -90,11 +86,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         **CHANGED,
         **MASTER_CHANGED,
         "another ID": ("", {"vlanId": 200}, "Error: VLAN ID of eth0 is 100, the configuration has 200"),
-        "another protocol": (
-            "",
-            {"protocol": "802.1ad"},
-            "Error: VLAN protocol of eth0 is 802.1Q, the configuration has 802.1ad",
-        ),
+        "another protocol": ("", {"protocol": "802.1ad"}, "Error: VLAN protocol of eth0 is 802.1Q, the"),
     },
     "dummy": {**CHANGED, **MAC_CHANGED},
     "tap": {

@@ -79,14 +79,6 @@ def test_bridge_of_the_container(tap, sandbox):
     assert set(links(sandbox)) == {"lo", "br0"}
 
 
-def test_no_program_is_needed(tap, sandbox):
-    """ADD and DEL run no other program: they succeed without any in PATH."""
-    env = {"PATH": "/nonexistent"}
-    for keys in ({}, {"owner": 0}, {"multiQueue": True, "mtu": 1300}):
-        net = tap.having(**keys)
-        net.delete(sandbox, net.add(sandbox, env=env), env=env)
-
-
 def test_refused_port_leaves_nothing(tap, sandbox):
     """If the bridge is full, ADD deletes the device, and IPAM is not called."""
     lines = ["link add name br0 address 02:00:00:00:00:01 type bridge"]

@@ -145,18 +145,6 @@ def test_unknown_cni_args(tuning, sandbox, prev_result):
     assert (get_attributes(sandbox), net.backups()) == (first, {})
 
 
-def test_repeated_add_keeps_the_first_values(tuning, sandbox, prev_result):
-    """DEL restores the values before the first ADD, also after repeated ADDs with further attributes."""
-    state, first = tuning.everything(sandbox), get_attributes(sandbox)
-    tuning.having(mtu=1400).add(sandbox, prev_result)
-    net = tuning.having(mtu=1300, txQLen=7)
-    net.add(sandbox, prev_result)
-    net.add(sandbox, prev_result)
-    assert net.backup(sandbox) == {"mtu": first["mtu"], "txQLen": first["txQLen"]}
-    net.delete(sandbox)
-    assert tuning.everything(sandbox) == state
-
-
 def test_two_tunings_in_one_list(tuning, sandbox, prev_result):
     """DEL of a list with tuning twice restores the first values, and the second DEL has nothing to do."""
     state = tuning.everything(sandbox)

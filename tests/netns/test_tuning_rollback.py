@@ -36,17 +36,6 @@ def test_failed_repeated_add(tuning, full_tuning, sandbox, prev_result, first):
     assert tuning.everything(sandbox) == state
 
 
-def test_failed_add_after_the_reference_plugins(tuning, full_tuning, sandbox, prev_result, reference):
-    """A failed ADD leaves the reference plugin's backup without a note."""
-    state = tuning.everything(sandbox)
-    net = tuning.having(mtu=1400)
-    net.with_plugin(reference).add(sandbox, prev_result)
-    full_tuning.having(sysctl=INVALID).add_error(sandbox, prev_result)
-    assert full_tuning.notes() == {}
-    net.with_plugin(reference).delete(sandbox)
-    assert tuning.everything(sandbox) == state
-
-
 def test_directory_with_the_name_of_the_backup(full_tuning, sandbox, prev_result):
     """If a directory has the name of the backup ADD fails, and DEL removes the note and the draft, then fails."""
     full_tuning.add(sandbox, prev_result)
@@ -97,15 +86,4 @@ def test_failing_system_call(full_tuning, sandbox, prev_result, injection):
     state = full_tuning.everything(sandbox)
     config = {**full_tuning.config, "prevResult": prev_result}
     run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, injection).error()
-    assert full_tuning.everything(sandbox) == state
-
-
-def test_result_cannot_be_written(full_tuning, sandbox, prev_result):
-    """If the result cannot be written, ADD restores the interface like DEL."""
-    state = full_tuning.everything(sandbox)
-    config = {**full_tuning.config, "prevResult": prev_result}
-    with open("/dev/full", "wb") as full:
-        assert run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, stdout=full).status == 1
-    for key, value in (("core/somaxconn", "4096"), ("ipv4/ip_default_ttl", "64"), ("ipv4/conf/eth0/arp_filter", "0")):
-        sandbox.set_sysctl(f"net/{key}", value)  # DEL does not restore them, either
     assert full_tuning.everything(sandbox) == state

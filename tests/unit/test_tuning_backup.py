@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from functools import partial
 from hashlib import sha512
 
 import pytest
@@ -110,31 +109,6 @@ def test_symbolic_links_are_not_followed(backup, tmp_path):
         assert target.read_text() == TEXT
         backup.remove()
         assert not path.is_symlink()
-
-
-def test_unusable_directory(tmp_path):
-    """If files cannot be created the error names path and fix, and loading and removing succeed without a backup."""
-    (tmp_path / "file").touch()
-    for data_dir in ("file", "file/x", "d" * 300):
-        backup = Backup(f"{tmp_path}/{data_dir}", "net", "cid", "eth0")
-        assert backup.load() is None
-        backup.remove()
-        error = failure_of(partial(save, backup, WHOLE), CniError)
-        assert error
-        assert error.code == 5
-        assert error.msg.startswith("failed to save file eth0.json: ")
-        assert "dataDir" in error.details
-
-
-def test_long_container_id(tmp_path):
-    """A backup of a container ID that is too long for a file name is saved, loaded and collected."""
-    backup = Backup(str(tmp_path / "tuning"), "net", "c" * 256, "eth0")
-    save(backup, WHOLE)
-    assert backup.load() == WHOLE
-    assert collect(str(tmp_path / "tuning"), "net", [Attachment("c" * 256, "eth0")]) == 0
-    assert backup.load() == WHOLE
-    assert collect(str(tmp_path / "tuning"), "net", []) == 0
-    assert backup.load() is None
 
 
 SAME_NAME = (("a", "b_c"), ("a_b", "c"))  # the reference plugin names both files a_b_c.json
