@@ -205,6 +205,7 @@ def test_repeated_del_ignores_interfaces_of_the_pod(moved, host, sandbox, name, 
     [{"device": "hd0"}, {"runtimeConfig": {"deviceID": "0000:ff:00.0"}}, {"hwaddr": "02:00:00:00:00:d0"}],
 )
 @pytest.mark.parametrize("alias", ["", "eth9"])
+@pytest.mark.every_case
 def test_del_without_add(moved, host, sandbox, keys, alias):
     """DEL without a file leaves a virtual interface of the pod alone, also one with an alias: it is not the device.
 

@@ -91,37 +91,6 @@ def test_the_pod_uses_its_first_interface_by_default(sbr, host, router, pod, pre
         assert interfaces == {interface}
 
 
-def test_link_local_traffic(sbr, router, pod, prev_result):
-    """Link-local neighbours of the interface stay reachable, which the reference plugin breaks."""
-    sbr.add(pod, prev_result, ifname="net1")
-    (link,) = json.loads(router.ip("-j", "address", "show", "dev", "pods"))
-    (neighbour,) = [item["local"] for item in link["addr_info"] if item["local"].startswith("fe80")]
-    assert reaches(pod, f"{neighbour}%net1")
-
-
-def test_link_local_gateway(sbr, router, client, pod):
-    """Replies leave through an IPv6 gateway with a link-local address."""
-    prev_result = connect(router, pod, f"{PODS[6]}/64", ifname="net1", peer_name="pods")
-    router.ip("address", "add", "fe80::1/64", "dev", "pods", "nodad")
-    router.ip("route", "add", "fd00:2::/64", "dev", "pods")
-    pod.ip("-6", "route", "add", "default", "via", "fe80::1", "dev", "net1", "metric", "2000")
-    sbr.add(pod, prev_result, ifname="net1")
-    assert reaches(client, PODS[6])
-    sbr.check(pod, prev_result, ifname="net1")
-
-
-def test_source_hints_reach_the_subnet(sbr, router, pod, prev_result):
-    """With "addSourceHints" unbound packets to the second subnet leave by net1, and without it by eth0."""
-    for hints, interface, source in ((False, "eth0", "10.1.0.2"), (True, "net1", PODS[4])):
-        net = sbr.having(addSourceHints=hints)
-        net.add(pod, prev_result, ifname="net1")
-        with captured(pod, "eth0", "net1", source=source, destination="10.2.0.1") as interfaces:
-            reaches(pod, "10.2.0.1", within_s=1)
-        assert interfaces == {interface}
-        net.delete(pod, prev_result, ifname="net1")
-        pod.ip("route", "replace", "10.2.0.0/24", "dev", "net1", "src", PODS[4])
-
-
 def definition():
     """Returns the list of docs/multus.md with sbr."""
     lists = [json.loads(block) for block in Document(DOCS / "multus.md").blocks("json")]

@@ -9,7 +9,7 @@ import pytest
 from tests.support import binaries, netstate
 from tests.support.attaching import Network, reaches
 from tests.support.invocation import run_plugin
-from tests.support.uplink import UPLINK
+from tests.support.single_link import CREATED, each
 
 ADDRESSES = [{"address": "10.24.0.7/24", "gateway": "10.24.0.1"}, {"address": "fd00:24::7/64"}]
 ROUTES = [
@@ -107,13 +107,10 @@ def test_refusals_equal_the_references(bin_dir, reference, case):
     assert (error["msg"], error["code"]) == (run_static("ADD", request, reference, **options).error()["msg"], code)
 
 
-def test_bridge_refuses_a_result_without_addresses(pods, sandbox):
-    """Without addresses static returns an empty result, which bridge refuses."""
+def test_without_addresses_the_result_is_empty(bin_dir):
+    """Without addresses static returns an empty result."""
     nothing = config(ipam={"addresses": [], "routes": [], "dns": {}})
     assert run_static("ADD", nothing).result() == {"cniVersion": "1.0.0"}
-    error = pods.having(ipam=nothing["ipam"]).run("ADD", sandbox).error()
-    assert error["msg"] == "IPAM plugin returned missing IP config"
-    assert set(netstate.links(sandbox)) == {"lo"}
 
 
 def test_route_without_destination_is_refused(bin_dir):
@@ -194,23 +191,10 @@ def test_pod_is_handed_over(pods, sandbox, reference, version, ipam, first, seco
     before.delete(sandbox, result)
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        ("bridge", {}),
-        ("host-device", {"device": UPLINK}),
-        ("ptp", {}),
-        ("tap", {}),
-        pytest.param("dummy", {}, marks=pytest.mark.needs("dummy")),
-        pytest.param("ipvlan", {"master": UPLINK}, marks=pytest.mark.needs("ipvlan")),
-        pytest.param("macvlan", {"master": UPLINK}, marks=pytest.mark.needs("macvlan")),
-        pytest.param("vlan", {"master": UPLINK, "vlanId": 5}, marks=pytest.mark.needs("vlan_device")),
-    ],
-)
-def test_every_interface_plugin_sets_the_mtu_of_a_route(bin_dir, host, neighbour, sandbox, tmp_path, kind, keys):
+@each(*CREATED, "host-device", "ptp", "bridge")
+def test_every_interface_plugin_sets_the_mtu_of_a_route(net, sandbox):
     """The route has `mtu` and `advmss` of the IPAM result with each plugin; the reference plugins ignore them."""
     route = {"dst": "203.0.113.0/24", "gw": "10.24.0.1", "mtu": 1300, "advmss": 1200}
-    net = Network(host, config(ipam={"addresses": ADDRESSES[:1], "routes": [route]}, dataDir=str(tmp_path)))
-    net.having(type=kind, **keys).add(sandbox)
+    net.having(ipam={"type": "static", "addresses": ADDRESSES[:1], "routes": [route]}).add(sandbox)
     (installed,) = json.loads(sandbox.ip("-j", "route", "show", "203.0.113.0/24"))
     assert installed["metrics"] == [{"mtu": 1300, "advmss": 1200}]

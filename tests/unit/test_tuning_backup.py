@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
-from cni.errors import CniError
 from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
 from plugins.tuning.backup import Backup, Saved, collect, list_attachments
@@ -94,21 +93,6 @@ def test_rewritten_file_has_no_valid_note(backup, tmp_path):
         write()
         assert backup.load() == Saved(WHOLE.original)
         backup.remove()
-
-
-def test_symbolic_links_are_not_followed(backup, tmp_path):
-    """A symbolic link in place of a backup, a draft or a note is never followed, and DEL removes it."""
-    target = tmp_path / "target"
-    for name in ("tuning/cid_eth0.json", f"tuning/{DRAFT}cid_eth0.json", "tuning.podwire/cid_eth0.json"):
-        target.write_text(TEXT)
-        path = tmp_path / "above" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
-        assert backup.load() in (None, Saved(Attributes()))
-        failure_of(lambda: save(backup, WHOLE), CniError)
-        assert target.read_text() == TEXT
-        backup.remove()
-        assert not path.is_symlink()
 
 
 SAME_NAME = (("a", "b_c"), ("a_b", "c"))  # the reference plugin names both files a_b_c.json
