@@ -15,18 +15,13 @@ from tests.support.netstate import links, shown, state
 from tests.support.repair_node import Node
 
 
-def rename(pod: Namespace, name: str, alias: str) -> None:
-    pod.ip("link", "set", "eth0", "down")
-    pod.ip("link", "set", "eth0", "name", name)
-    pod.ip("link", "set", name, "alias", alias)
-
-
 @pytest.mark.parametrize("alias", ["hd0", "mine", ""])
 def test_device_renamed_in_the_container(moved, host, sandbox, alias):
     """DEL finds a device that the pod renamed, also if the pod changed or deleted its alias."""
     before = state(host)
     result = moved.add(sandbox)
-    rename(sandbox, "lan0", alias)
+    sandbox.ip("link", "set", "eth0", "down")
+    sandbox.ip("link", "set", "eth0", "name", "lan0", "alias", alias)
     moved.delete(sandbox, result)
     assert (state(host), moved.leases(), files(moved)) == (before, {}, [])
 
@@ -180,18 +175,13 @@ def test_repair_brings_back_devices_of_deleted_containers(moved, host, sandbox, 
     assert (state(host), moved.leases(), files(moved)) == (before, {}, [])
 
 
-def create_in_pod(pod: Namespace, name: str, alias: str) -> None:
-    """Creates a veth in the pod, with both ends there."""
-    pod.ip("link", "add", name, "type", "veth", "peer", "name", "inner0")
-    pod.ip("link", "set", name, "alias", alias)
-
-
 @pytest.mark.parametrize("name", ["eth0", "foo"])
 @pytest.mark.parametrize("renamed", [True, False])
 def test_repeated_del_ignores_interfaces_of_the_pod(moved, host, sandbox, name, renamed):
     """A repeated DEL succeeds, and does not move an interface that the pod created with the device's name as alias."""
     moved.delete(sandbox, moved.add(sandbox))
-    create_in_pod(sandbox, name, "hd0")
+    sandbox.ip("link", "add", name, "type", "veth", "peer", "name", "inner0")
+    sandbox.ip("link", "set", name, "alias", "hd0")
     if renamed:
         host.ip("link", "set", "hd0", "down")  # before Linux 6.4 an interface that is up cannot be renamed
         host.ip("link", "set", "hd0", "name", "other0")

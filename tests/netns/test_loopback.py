@@ -1,5 +1,7 @@
 """The loopback plugin on a real kernel: it sets lo up and down, and checks it."""
 
+from typing import Any
+
 import pytest
 
 from tests.spec import configs
@@ -41,13 +43,13 @@ def test_result_has_the_format_of_its_version(loopback, sandbox, version):
     """The result is lo with its two addresses, in the format of the requested version."""
     addresses, lo = {"4": "127.0.0.1/8", "6": "::1/128"}, {"name": "lo", "mac": "00:00:00:00:00:00"}
     ips = [{"interface": 0, "address": address} for address in addresses.values()]
-    old_ips = [{"version": number, **ip} for number, ip in zip(addresses, ips, strict=True)]
-    shape = {
+    old_ips = [{**ip, "version": number} for number, ip in zip(addresses, ips, strict=True)]
+    shapes: dict[str, dict[str, Any]] = {
         "0.2.0": {**{f"ip{number}": {"ip": address} for number, address in addresses.items()}, "dns": {}},
         "0.4.0": {"interfaces": [{**lo, "sandbox": sandbox.path}], "ips": old_ips, "dns": {}},
         "1.1.0": {"interfaces": [{**lo, "mtu": 65536, "sandbox": sandbox.path}], "ips": ips},
-    }[version]
-    assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shape}
+    }
+    assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shapes[version]}
 
 
 def test_result_equals_the_references(loopback, reference):
@@ -63,6 +65,13 @@ def test_ifname_is_ignored(loopback, sandbox, ifname):
     assert loopback("ADD", ifname=ifname, args="none").result()["interfaces"][0]["name"] == "lo"
     assert lo(sandbox)[0]
     loopback("DEL", ifname=ifname, args="none").assert_silent()
+
+
+def test_prev_result_is_returned(loopback, sandbox):
+    """ADD sets lo up and prints prevResult unchanged."""
+    earlier = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": sandbox.path}]}
+    assert loopback("ADD", CONFIG | {"prevResult": earlier}).result() == earlier
+    assert lo(sandbox)[0]
 
 
 def test_without_ipv6_there_is_one_address(loopback, sandbox):

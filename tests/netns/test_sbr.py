@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support.invocation import finish, start_plugin
 from tests.support.sbr_network import GATEWAY, GATEWAY6, IPV4, IPV6, connect, rules, state, table
 
 SUBNET = "10.1.0.0/24 dev eth0 scope link prefsrc 10.1.0.2"
@@ -209,23 +208,3 @@ def test_index_of_no_interface(sbr, host, new_sandbox, reference, index):
         sbr.with_plugin(bin_dir).add(sandbox, prev_result)
         states.append((rules(sandbox), sandbox.ip("route", "show", "table", "100")))
     assert states[0] == states[1]
-
-
-@pytest.mark.long
-def test_concurrent_adds_choose_different_tables(sbr, host, sandbox):
-    """ADDs of several interfaces at the same time do not choose the same table."""
-    names = [f"net{number}" for number in range(8)]
-    results = {
-        name: connect(host, sandbox, f"10.{number}.0.2/24", ifname=name, gateways=[f"10.{number}.0.1"])
-        for number, name in enumerate(names, 1)
-    }
-    processes = {
-        name: start_plugin("sbr", "ADD", netns=sandbox, host=host, ifname=name, container_id="c") for name in names
-    }
-    for name, process in processes.items():
-        assert finish(process, sbr.request(results[name])).result() == results[name]
-    assert sorted(line.split()[-1] for line in rules(sandbox)) == [str(number) for number in range(100, 108)]
-    for number, name in enumerate(names, 1):
-        (number_of_table,) = [line.split()[-1] for line in rules(sandbox) if f" 10.{number}.0.2 " in line]
-        assert table(sandbox, number_of_table) == table(sandbox, number_of_table, name)
-        sbr.check(sandbox, results[name], ifname=name)

@@ -30,11 +30,12 @@ def test_table(sbr, sandbox, prev_result, number):
 
 
 def test_table_without_the_interface(sbr, sandbox, prev_result):
-    """With "table" ADD needs no interface, as with the reference plugin."""
+    """With "table" CHECK, STATUS and DEL need no interface, as with the reference plugin."""
     net = sbr.having(table=5000)
     net.add(sandbox, prev_result, ifname="eth0")
     sandbox.ip("link", "delete", "eth0")
     net.check(sandbox, prev_result)
+    net.having(cniVersion="1.1.0").run("STATUS").assert_silent()
     net.delete(sandbox, prev_result)
     assert rules(sandbox) == []
 

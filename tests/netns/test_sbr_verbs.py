@@ -240,19 +240,6 @@ def test_attachments_of_both_in_one_pod(both, host, sandbox):
     assert rules(sandbox) == []
 
 
-def test_add_after_the_reference_plugins_del(both, host, sandbox):
-    """The reference plugin's DEL leaves its table; podwire's ADD recognises it and uses it again."""
-    podwire, reference = both
-    prev_result = connect(host, sandbox, IPV4, gateways=[GATEWAY])
-    reference.add(sandbox, prev_result)
-    reference.delete(sandbox, prev_result)
-    assert rules(sandbox) == []
-    assert table(sandbox, 100) != []
-    podwire.add(sandbox, prev_result)
-    podwire.check(sandbox, prev_result)
-    assert rules(sandbox) == ["32765: from 10.1.0.2 lookup 100"]
-
-
 def test_failed_add_of_the_reference_plugin(both, host, sandbox):
     """The rule that a failed ADD of the reference plugin leaves is removed by podwire's DEL."""
     podwire, reference = both

@@ -14,7 +14,7 @@ from tests.support import binaries
 from tests.support.invocation import Outcome, environment
 from tests.support.netlink_faults import Disturbance, disturbed
 from tests.support.streams import MemoryStdin
-from tests.support.vrf_network import connect, default_routes, list_routes, master, state, vrfs
+from tests.support.vrf_network import connect, list_routes, master, state, vrfs
 
 pytestmark = pytest.mark.needs("vrf")
 
@@ -22,14 +22,13 @@ pytestmark = pytest.mark.needs("vrf")
 @pytest.fixture(params=[False, True], ids=["dropped", "kept"])
 def prev_result(request, host, sandbox):
     """The result of an interface plugin; the kernel drops or keeps IPv6 addresses of an interface that goes down."""
-    return default_routes(sandbox, connect(host, sandbox, keep_ipv6=request.param))
+    return connect(host, sandbox, keep_ipv6=request.param)
 
 
 @pytest.fixture
 def two(host, sandbox):
     """The results of two interfaces of one pod, eth0 and net1, both with default routes."""
-    eth0 = default_routes(sandbox, connect(host, sandbox))
-    return eth0, default_routes(sandbox, connect(host, sandbox, "net1", number=2), "net1", number=2)
+    return connect(host, sandbox), connect(host, sandbox, "net1", number=2)
 
 
 def test_add(blue, sandbox, prev_result):

@@ -5,7 +5,7 @@ import pytest
 from tests.support.attaching import Network, reaches
 from tests.support.netlist import NetworkList
 from tests.support.repair_node import Node
-from tests.support.vrf_network import connect, default_routes, list_routes, master, vrfs
+from tests.support.vrf_network import connect, list_routes, master, vrfs
 
 pytestmark = pytest.mark.needs("vrf")
 
@@ -16,8 +16,7 @@ def overlapping(host, sandbox, new_sandbox, blue):
     other = new_sandbox()
     for machine, ifname, vrf in ((host, "eth0", "blue"), (other, "net1", "red")):
         machine.ip("link", "set", "lo", "up")
-        result = default_routes(sandbox, connect(machine, sandbox, ifname), ifname)
-        blue.having(vrfname=vrf).add(sandbox, result, ifname=ifname)
+        blue.having(vrfname=vrf).add(sandbox, connect(machine, sandbox, ifname), ifname=ifname)
         # Only this machine has these addresses.
         number = 8 if machine is host else 9
         machine.ip("address", "add", f"192.0.2.{number}/32", "dev", "lo")
@@ -62,7 +61,7 @@ def test_chain(bin_dir, host, sandbox, store, blue, kind):
 @pytest.fixture
 def prev_result(host, sandbox):
     """The result of an interface plugin with default routes."""
-    return default_routes(sandbox, connect(host, sandbox))
+    return connect(host, sandbox)
 
 
 @pytest.mark.parametrize("created_by", ["podwire", "reference"])
@@ -80,7 +79,7 @@ def test_same_state_as_the_reference_plugin(reference, blue, host, new_sandbox):
     states = []
     for network in (blue.with_plugin(reference), blue):
         pod = new_sandbox()
-        network.add(pod, connect(host, pod, keep_ipv6=True))
+        network.add(pod, connect(host, pod, keep_ipv6=True, has_routes=False))
         tables = [list_routes(pod, table, family) for table in (1, "main") for family in (4, 6)]
         states.append((vrfs(pod), master(pod), tables))
         host.ip("link", "delete", f"h1{pod.name[-8:]}")

@@ -30,7 +30,7 @@ class Multus:
     def add(self, pod: Namespace) -> dict[str, Any]:
         """Adds `net1` and writes the result to the cache."""
         result = self.list.add(run_as_multus(self.host, pod))
-        how = {"netns": pod.path, "ifname": IFNAME, "result": result, "config": self.config}
+        how: dict[str, Any] = {"netns": pod.path, "ifname": IFNAME, "result": result, "config": self.config}
         libcni.write_entry(self.cache, self.list.name, pod.name, **how)
         return result
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
+from cni.errors import CniError
 from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
 from plugins.tuning.backup import Backup, Saved, collect, list_attachments
@@ -93,6 +94,32 @@ def test_rewritten_file_has_no_valid_note(backup, tmp_path):
         write()
         assert backup.load() == Saved(WHOLE.original)
         backup.remove()
+
+
+def test_symbolic_links_are_not_followed(backup, tmp_path):
+    """A symbolic link in place of a backup, a draft or a note is never followed, and DEL removes it."""
+    target = tmp_path / "target"
+    for name in ("tuning/cid_eth0.json", f"tuning/{DRAFT}cid_eth0.json", "tuning.podwire/cid_eth0.json"):
+        target.write_text(TEXT)
+        path = tmp_path / "above" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+        assert backup.load() in (None, Saved(Attributes()))
+        failure_of(lambda: save(backup, WHOLE), CniError)
+        assert target.read_text() == TEXT
+        backup.remove()
+        assert not path.is_symlink()
+
+
+def test_long_container_id(tmp_path):
+    """A backup of a container ID that is too long for a file name is saved, loaded and collected."""
+    backup = Backup(str(tmp_path / "tuning"), "net", "c" * 256, "eth0")
+    save(backup, WHOLE)
+    assert backup.load() == WHOLE
+    assert collect(str(tmp_path / "tuning"), "net", [Attachment("c" * 256, "eth0")]) == 0
+    assert backup.load() == WHOLE
+    assert collect(str(tmp_path / "tuning"), "net", []) == 0
+    assert backup.load() is None
 
 
 SAME_NAME = (("a", "b_c"), ("a_b", "c"))  # the reference plugin names both files a_b_c.json
