@@ -12,18 +12,11 @@ import pytest
 from tests.support.attaching import count_messages, reaches
 from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.netstate import links, state
+from tests.support.single_link import ON_MASTER, each
 from tests.support.uplink import UPLINK
 
 ALTNAMES = ("short0", "enp193s0f0np0v127")  # the second has more bytes than a name
 pytestmark = pytest.mark.parametrize("altname", ALTNAMES)
-KINDS = [
-    pytest.param({"type": kind, **keys}, id=kind, marks=pytest.mark.needs(feature))
-    for kind, feature, keys in (
-        ("macvlan", "macvlan", {}),
-        ("ipvlan", "ipvlan", {}),
-        ("vlan", "vlan_device", {"vlanId": 100}),
-    )
-]
 
 
 def name_also(host, name, altname):
@@ -31,28 +24,22 @@ def name_also(host, name, altname):
     host.ip("link", "property", "add", "dev", name, "altname", altname)
 
 
-def statuses(net):
-    return net.having(cniVersion="1.1.0").run("STATUS", container_id=None, ifname=None)
-
-
-@pytest.mark.parametrize("keys", KINDS)
-def test_master(macvlan, sandbox, keys, altname):
+@each(*ON_MASTER)
+def test_master(net, sandbox, altname):
     """ADD, CHECK, STATUS and DEL work with an altname of the master, and send as many messages as with its name."""
-    by_name = macvlan.having(**keys)
-    name_also(macvlan.host, UPLINK, altname)
-    net = by_name.having(master=altname)
-    messages = count_messages(by_name, sandbox)
-    by_name.delete(sandbox)
+    name_also(net.host, UPLINK, altname)
+    messages = count_messages(net, sandbox)
+    net.delete(sandbox)
+    net = net.having(master=altname)
     assert count_messages(net, sandbox) == messages
     net.delete(sandbox)
     result = net.add(sandbox)
     net.check(sandbox, result)
-    statuses(net).assert_silent()
+    net.run("STATUS").assert_silent()
     net.delete(sandbox, result)
     assert "eth0" not in links(sandbox)
-    assert net.having(master=altname[:-1]).run("ADD", sandbox).error()["msg"] == (
-        f'failed to lookup master "{altname[:-1]}": Link not found'
-    )
+    error = net.having(master=altname[:-1]).run("ADD", sandbox).error()
+    assert error["msg"] == f'failed to lookup master "{altname[:-1]}": Link not found'
 
 
 @pytest.mark.parametrize("by_altname", [True, False])
@@ -97,23 +84,9 @@ def test_bridge(network, dual_network, host, sandbox, keys, altname):
     assert "10.22.0.1" in [item["local"] for item in links(host)[gateway]["addresses"]]
     assert reaches(sandbox, "10.22.0.1")
     net.check(sandbox, result)
-    statuses(net).assert_silent()
+    net.having(cniVersion="1.1.0").run("STATUS").assert_silent()
     net.delete(sandbox, result)
     assert "eth0" not in links(sandbox)
-
-
-def test_bridge_that_does_not_exist(network, host, sandbox, altname):
-    """A bridge is created only with a name; a longer one is refused by ADD and STATUS, and nothing is changed."""
-    net = network.having(bridge=altname, cniVersion="1.1.0")
-    before = state(host), state(sandbox)
-    if len(altname) > 15:
-        error = net.run("ADD", sandbox).error()
-        assert (error["code"], f'"{altname}": the name is longer than 15 bytes' in error["msg"]) == (7, True)
-        assert statuses(net).error()["msg"] == error["msg"]
-        assert (state(host), state(sandbox)) == before
-    else:
-        net.add(sandbox)
-        assert altname in links(host)
 
 
 def test_del_without_the_namespace(network, host, new_sandbox, altname):

@@ -31,41 +31,32 @@ def test_modes(ipvlan, new_sandbox, mode):
     assert net.leases() == {}
 
 
-def test_chained(ipvlan, sandbox):
-    """The only interface of prevResult is the master; its addresses and routes are taken over without IPAM."""
-    prev = {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": UPLINK}],
-        "ips": [{"address": "10.25.0.9/24", "gateway": "10.25.0.1", "interface": 0}],
-        "routes": [{"dst": "0.0.0.0/0"}],
-    }
-    net = ipvlan.having(master=None, ipam=None)
-    result = net.run("ADD", sandbox, prev_result=prev).result()
+PREV_RESULT = {
+    "cniVersion": "1.0.0",
+    "interfaces": [{"name": UPLINK}],
+    "ips": [{"address": "192.0.2.9/24", "gateway": "192.0.2.1", "interface": 0}],
+    "routes": [{"dst": "198.51.100.0/24"}],
+    "dns": {"nameservers": ["192.0.2.1"]},
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("has_ipam", [False, True])
+def test_chained(ipvlan, sandbox, has_ipam):
+    """The only interface of prevResult is the master; without IPAM its addresses and routes are taken over."""
+    net = ipvlan.having(master=None, **({} if has_ipam else {"ipam": None}))
+    result = net.add(sandbox, PREV_RESULT)
     assert [item["name"] for item in result["interfaces"]] == ["eth0"]
-    assert (result["ips"], result["routes"]) == (prev["ips"], prev["routes"])
-    assert "default via 10.25.0.1 dev eth0" in sandbox.ip("route")
-    net.check(sandbox, result)
-    net.delete(sandbox, result)
-    assert set(links(sandbox)) == {"lo"}
-    two = {**prev, "interfaces": [{"name": UPLINK}, {"name": "wire0"}]}
-    text = "chained master failure. PrevResult lacks a single named interface"
-    assert net.run("ADD", sandbox, prev_result=two).error()["msg"] == text
-
-
-def test_chained_ipvlan_with_ipam(ipvlan, sandbox):
-    """A chained ipvlan with `ipam` uses the interface of prevResult as its master, but IPAM's addresses."""
-    prev = {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": UPLINK}],
-        "ips": [{"address": "192.0.2.9/24", "interface": 0}],
-        "routes": [{"dst": "198.51.100.0/24"}],
-        "dns": {"nameservers": ["192.0.2.1"]},
-    }
-    net = ipvlan.having(master=None)
-    result = net.run("ADD", sandbox, prev_result=prev).result()
-    assert [ip["address"] for ip in result["ips"]] == ["10.25.0.2/24", "fd00:25::2/64"]
-    assert (result.get("routes"), result.get("dns", {})) == (None, {})
+    if has_ipam:
+        assert [ip["address"] for ip in result["ips"]] == ["10.25.0.2/24", "fd00:25::2/64"]
+        assert (result.get("routes"), result.get("dns", {})) == (None, {})
+    else:
+        assert (result["ips"], result["routes"]) == (PREV_RESULT["ips"], PREV_RESULT["routes"])
+        assert "198.51.100.0/24 via 192.0.2.1 dev eth0" in sandbox.ip("route")
     assert shown(sandbox, "eth0")["link_index"] == shown(net.host, UPLINK)["ifindex"]
     net.check(sandbox, result)
     net.delete(sandbox, result)
-    assert (set(links(sandbox)), net.leases()) == ({"lo"}, {})
+    assert (set(links(sandbox)), ipvlan.leases()) == ({"lo"}, {})
+    two = {**PREV_RESULT, "interfaces": [{"name": UPLINK}, {"name": "wire0"}]}
+    text = "chained master failure. PrevResult lacks a single named interface"
+    assert net.run("ADD", sandbox, prev_result=two).error()["msg"] == text

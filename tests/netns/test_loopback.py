@@ -1,11 +1,11 @@
 """The loopback plugin on a real kernel: it sets lo up and down, and checks it."""
 
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.spec import configs
-from tests.support import invocation, netstate
+from tests.support import netstate
 from tests.support.invocation import run_plugin
 
 CONFIG = {"cniVersion": "1.0.0", "name": "cni-loopback", "type": "loopback"}
@@ -38,38 +38,18 @@ def test_lo_comes_up_and_goes_down(loopback, sandbox, version):
     assert not lo(sandbox)[0]
 
 
-LO = {"name": "lo", "mac": "00:00:00:00:00:00"}
-
-
-@pytest.mark.parametrize(
-    ("version", "shape"),
-    [
-        ("0.2.0", {"ip4": {"ip": "127.0.0.1/8"}, "ip6": {"ip": "::1/128"}, "dns": {}}),
-        (
-            "0.4.0",
-            {
-                "interfaces": [LO],
-                "ips": [
-                    {"version": "4", "interface": 0, "address": "127.0.0.1/8"},
-                    {"version": "6", "interface": 0, "address": "::1/128"},
-                ],
-                "dns": {},
-            },
-        ),
-        (
-            "1.1.0",
-            {
-                "interfaces": [LO | {"mtu": 65536}],
-                "ips": [{"interface": 0, "address": "127.0.0.1/8"}, {"interface": 0, "address": "::1/128"}],
-            },
-        ),
-    ],
-)
-def test_result_has_the_format_of_its_version(loopback, sandbox, version, shape):
+@pytest.mark.parametrize("version", ["0.2.0", "0.4.0", "1.1.0"])
+def test_result_has_the_format_of_its_version(loopback, sandbox, version):
     """The result is lo with its two addresses, in the format of the requested version."""
-    if "interfaces" in shape:
-        shape = shape | {"interfaces": [item | {"sandbox": sandbox.path} for item in shape["interfaces"]]}
-    assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shape}
+    addresses, lo = {"4": "127.0.0.1/8", "6": "::1/128"}, {"name": "lo", "mac": "00:00:00:00:00:00"}
+    ips = [{"interface": 0, "address": address} for address in addresses.values()]
+    old_ips = [{**ip, "version": number} for number, ip in zip(addresses, ips, strict=True)]
+    shapes: dict[str, dict[str, Any]] = {
+        "0.2.0": {**{f"ip{number}": {"ip": address} for number, address in addresses.items()}, "dns": {}},
+        "0.4.0": {"interfaces": [{**lo, "sandbox": sandbox.path}], "ips": old_ips, "dns": {}},
+        "1.1.0": {"interfaces": [{**lo, "mtu": 65536, "sandbox": sandbox.path}], "ips": ips},
+    }
+    assert loopback("ADD", CONFIG | {"cniVersion": version}).result() == {"cniVersion": version, **shapes[version]}
 
 
 def test_result_equals_the_references(loopback, reference):
@@ -129,37 +109,3 @@ def test_non_loopback_address_is_refused(loopback, sandbox, address, up):
     error = loopback("ADD").error()
     assert error["msg"] == f'loopback interface found with non-loopback address "{address}"'
     assert lo(sandbox)[0] == up
-
-
-@pytest.mark.parametrize("command", ["ADD", "CHECK"])
-def test_a_missing_sandbox_is_reported(loopback, tmp_path, command):
-    """Without a namespace at CNI_NETNS, ADD and CHECK fail with the reference's texts."""
-    plain = tmp_path / "file"
-    plain.touch()
-    error = loopback(command, netns="/no/such/netns").error()
-    assert error["code"] in (8, 999)
-    assert 'failed to Statfs "/no/such/netns": no such file or directory' in error["msg"]
-    assert f'unknown FS magic on "{plain}"' in loopback(command, netns=str(plain)).error()["msg"]
-
-
-def test_loopback_runs_beside_bridge(loopback, host, new_sandbox, store):
-    """A runtime may run loopback and bridge for one sandbox in parallel."""
-    config = configs.config("bridge", "1.0.0", store)
-
-    def attach(sandbox):
-        names = {"netns": sandbox, "container_id": sandbox.name}
-        pod = invocation.start_plugin("bridge", "ADD", host=host, **names)
-        loopback("ADD", **names).result()
-        invocation.finish(pod, config).result()
-
-    sandboxes = [new_sandbox() for _ in range(6)]
-    for first in sandboxes:  # bridge gets its input late, so it is already running while loopback works
-        attach(first)
-    with ThreadPoolExecutor() as pool:
-        list(
-            pool.map(
-                lambda sandbox: loopback("DEL", netns=sandbox, container_id=sandbox.name).assert_silent(), sandboxes
-            )
-        )
-    assert [lo(sandbox)[0] for sandbox in sandboxes] == [False] * 6
-    assert all("eth0" in netstate.links(sandbox) for sandbox in sandboxes)

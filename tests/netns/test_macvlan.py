@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support import uplink
 from tests.support.attaching import address, reaches
 from tests.support.netstate import links, shown, state
-from tests.support.uplink import UPLINK, WIRE
+from tests.support.uplink import UPLINK
 
 pytestmark = pytest.mark.needs("macvlan")
 
@@ -52,32 +53,12 @@ def test_modes(macvlan, sandbox, mode):
     assert net.leases() == {}
 
 
-def test_private_pods_do_not_reach_each_other(macvlan, new_sandbox, neighbour):
-    """In mode private pods reach the wire, but not each other."""
-    net = macvlan.having(mode="private")
-    one, two = new_sandbox(), new_sandbox()
-    net.add(one)
-    second = net.add(two)
-    assert not reaches(one, address(second), within_s=1)
-    assert reaches(one, uplink.NEIGHBOUR[0].partition("/")[0])
-
-
 def test_broadcast_queue(macvlan, new_sandbox):
     """`bcqueuelen` sets the length of the queue for broadcasts; 0 is the kernel's default."""
     for length, expected in ((500, 500), (0, 1000)):
         pod = new_sandbox()
         macvlan.having(bcqueuelen=length).add(pod)
         assert info(pod)["bcqueuelen"] == expected
-
-
-def test_macvlan_interface_of_the_pod_as_master(macvlan, sandbox):
-    """With `linkInContainer` the master may be a macvlan interface itself."""
-    macvlan.add(sandbox, ifname="net0")
-    net = macvlan.having(master="net0", linkInContainer=True)
-    result = net.add(sandbox, ifname="net1")
-    net.check(sandbox, result, ifname="net1")
-    net.delete(sandbox, result, ifname="net1")
-    assert set(links(sandbox)) == {"lo", "net0"}
 
 
 def test_master_that_is_a_macvlan_interface(macvlan, sandbox):
@@ -89,54 +70,40 @@ def test_master_that_is_a_macvlan_interface(macvlan, sandbox):
     assert shown(sandbox, "eth0")["link_index"] == shown(macvlan.host, UPLINK)["ifindex"]
 
 
-def test_busy_masters_are_explained(macvlan, sandbox):
-    """The error names the bridge that has the master as a port, and lists it as the master to use."""
-    macvlan.host.ip("link", "add", "br0", "type", "bridge")
-    macvlan.host.ip("link", "set", UPLINK, "master", "br0")
-    error = macvlan.run("ADD", sandbox).error()
-    assert error["msg"] == "failed to create macvlan: device or resource busy"
-    assert error["details"].endswith('is a port of bridge "br0", which receives its packets; set "master" to "br0"')
-    macvlan.host.ip("link", "set", "br0", "up")
-    macvlan.having(master="br0").add(sandbox)
+# Commands of `ip` on the host, keys of a first pod, keys of a refused one, the message, and a part of the details.
+CREATE = "failed to create macvlan: "
+REFUSED: dict[str, tuple[list[str], dict[str, Any] | None, dict[str, Any], str, str]] = {
+    "port of a bridge": (
+        ["link add br0 type bridge", f"link set {UPLINK} master br0"],
+        None,
+        {},
+        f"{CREATE}device or resource busy",
+        'is a port of bridge "br0", which receives its packets; set "master" to "br0"',
+    ),
+    "after passthru": ([], {"mode": "passthru"}, {}, f"{CREATE}invalid argument", "passthru"),
+    "before passthru": ([], {}, {"mode": "passthru"}, f"{CREATE}invalid argument", "passthru"),
+    "MAC": ([], {"mac": MAC}, {"mac": MAC}, 'failed to set "eth0" up: address already in use', f"MAC address {MAC}"),
+    "tunnel": (
+        ["tuntap add tun0 mode tun", "link set tun0 up"],
+        None,
+        {"master": "tun0"},
+        f"{CREATE}invalid argument",
+        "it is not an Ethernet interface",
+    ),
+}
 
 
-@pytest.mark.parametrize(("first", "second"), [("passthru", "bridge"), ("bridge", "passthru")])
-def test_passthru_beside_another_interface_is_explained(macvlan, new_sandbox, first, second):
-    """An interface of mode passthru needs its master for itself, and the error says so."""
-    macvlan.having(mode=first).add(new_sandbox())
-    pod = new_sandbox()
-    leases = macvlan.leases()
-    error = macvlan.having(mode=second).run("ADD", pod).error()
-    assert error["msg"] == "failed to create macvlan: invalid argument"
-    assert "passthru" in error["details"]
-    assert set(links(pod)) == {"lo"}
-    assert macvlan.leases() == leases
-
-
-def test_used_mac_address_is_explained(macvlan, new_sandbox):
-    """The error of a MAC address that another interface on the master has says so; ADD leaves nothing."""
-    net = macvlan.having(mac=MAC)
-    net.add(new_sandbox())
-    pod = new_sandbox()
-    leases = net.leases()
-    error = net.run("ADD", pod).error()
-    assert error["msg"] == 'failed to set "eth0" up: address already in use'
-    assert f"has the MAC address {MAC}" in error["details"]
-    assert set(links(pod)) == {"lo"}
-    assert net.leases() == leases
-
-
-def test_master_that_is_not_ethernet_is_explained(macvlan, sandbox):
-    """A tunnel without Ethernet addresses cannot be a master."""
-    macvlan.host.run("sh", "-ec", "ip tuntap add tun0 mode tun; ip link set tun0 up")
-    error = macvlan.having(master="tun0").run("ADD", sandbox).error()
-    assert error["msg"] == "failed to create macvlan: invalid argument"
-    assert "it is not an Ethernet interface" in error["details"]
-
-
-def test_frames_have_the_pods_mac_address(macvlan, sandbox, neighbour):
-    """The machine on the wire learns the pod's MAC address."""
-    result = macvlan.add(sandbox)
-    assert reaches(neighbour, address(result))
-    neighbours = neighbour.ip("neighbour", "show", "dev", WIRE)
-    assert result["interfaces"][0]["mac"] in neighbours
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_of_the_kernel_are_explained(macvlan, sandbox, new_sandbox, case):
+    """The error names the reason: a bridge, mode passthru, a used MAC address or no Ethernet; ADD leaves nothing."""
+    commands, first, second, msg, details = REFUSED[case]
+    for command in commands:
+        macvlan.host.ip(*command.split())
+    if first is not None:
+        macvlan.having(**first).add(new_sandbox())
+    before = state(macvlan.host), state(sandbox), macvlan.leases()
+    error = macvlan.having(**second).run("ADD", sandbox).error()
+    assert error["msg"] == msg
+    assert details in error["details"]
+    assert (state(macvlan.host), state(sandbox), macvlan.leases()) == before

@@ -14,13 +14,6 @@ from tests.support.single_link import ON_MASTER, each
 from tests.support.uplink import NEIGHBOUR, SUBNETS, UPLINK, WIRE, ranges
 
 
-@pytest.fixture
-def net_on_dummy(ipvlan):
-    """An IPv4 network of ipvlan on an interface of the host without any connection, which is down."""
-    ipvlan.host.ip("link", "add", "lab0", "type", "dummy")
-    return ipvlan.having(master="lab0", mode="l3", ipam={**ipvlan.config["ipam"], "ranges": ranges(SUBNETS[0])})
-
-
 @each("macvlan", "ipvlan")
 def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
     """ADD attaches without a wait, as the reference plugins do; stderr and STATUS report the master.
@@ -46,10 +39,12 @@ def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
 
 
 @pytest.mark.needs("ipvlan", "dummy")
-def test_pods_on_a_dummy_that_is_down(net_on_dummy, sandbox, new_sandbox):
-    """Pods of a host-only ipvlan reach each other while the master is down."""
-    net_on_dummy.add(sandbox)
-    assert reaches(sandbox, address(net_on_dummy.add(new_sandbox())))
+def test_pods_on_a_dummy_that_is_down(ipvlan, sandbox, new_sandbox):
+    """Pods of a host-only ipvlan, on an interface without any connection, reach each other while it is down."""
+    ipvlan.host.ip("link", "add", "lab0", "type", "dummy")
+    net = ipvlan.having(master="lab0", mode="l3", ipam={**ipvlan.config["ipam"], "ranges": ranges(SUBNETS[0])})
+    net.add(sandbox)
+    assert reaches(sandbox, address(net.add(new_sandbox())))
 
 
 @each(*ON_MASTER)

@@ -1,54 +1,141 @@
-"""The network of docs/multus.md, attached like Multus attaches a pod's second interface."""
+"""Pods of Multus: the network of docs/multus.md; net1 on an interface of the node, followed by sbr (conf/87).
+
+One rule: the client sends real packets to the pod's second address, from behind a router that eth0's network does not
+know.
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.support import netstate
+from tests.support import publishing
+from tests.support.attaching import BOOKKEEPING, address, reaches
+from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, Document
-from tests.support.multus import Multus
-from tests.support.namespaces import Namespace
+from tests.support.multus import Multus, run_as_multus
+from tests.support.netlist import NetworkList
+from tests.support.netstate import links, state
+from tests.support.sbr_network import captured, rules
+from tests.support.sbr_network import state as routing
+from tests.support.tcp import serving, source_address
 
-
-def definition() -> dict[str, Any]:
-    """Returns the configuration in the page's NetworkAttachmentDefinition."""
-    manifests = (yaml.safe_load(block) for block in Document(DOCS / "multus.md").blocks("yaml"))
-    (config,) = (item["spec"]["config"] for item in manifests if item.get("kind") == "NetworkAttachmentDefinition")
-    parsed: dict[str, Any] = json.loads(config)
-    return parsed
+DEFINITION = json.loads((ROOT / "conf" / "87-macvlan-source-routing.conflist").read_text())
+GATEWAYS = ("10.35.0.1/16", "fd00:10:35::1/64")
+NODE = ("10.35.0.250/16", "fd00:10:35::250/64")
+VLAN = 100
+KINDS = [
+    pytest.param({"type": "macvlan"}, id="macvlan"),
+    pytest.param({"type": "macvlan", "hostAccess": True}, id="hostAccess"),
+    pytest.param({"type": "ipvlan"}, id="ipvlan", marks=pytest.mark.needs("ipvlan")),
+    pytest.param({"type": "vlan", "vlanId": VLAN}, id="vlan", marks=pytest.mark.needs("vlan_device")),
+]
 
 
 @pytest.fixture
-def multus(bin_dir: Path, host: Namespace, tmp_path: Path) -> Multus:
-    """Multus on a host, with the definition of the page."""
-    return Multus(host, definition(), tmp_path)
+def client(bin_dir, host, sandbox, new_sandbox, keys):
+    """A machine behind the router to which the node's eth0 is connected, in vlan's case with a tag."""
+    router, client = new_sandbox(), new_sandbox()
+    for namespace in (host, sandbox, router, client):
+        publishing.disable_dad(namespace)
+        namespace.ip("link", "set", "lo", "up")
+        for key in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
+            namespace.set_sysctl(key, "1")
+    publishing.connect(router, client)
+    client.ip("route", "add", "default", "via", publishing.NODE)
+    client.ip("-6", "route", "add", "default", "via", publishing.NODE6)
+    host.ip("link", "add", "eth0", "type", "veth", "peer", "name", "pods", "netns", router.name)
+    router.ip("link", "set", "pods", "up")
+    wire = "pods"
+    if keys["type"] == "vlan":
+        wire = "tagged"
+        router.ip("link", "add", "link", "pods", "name", wire, "type", "vlan", "id", str(VLAN))
+        router.ip("link", "set", wire, "up")
+    for namespace, name, addresses in ((router, wire, GATEWAYS), (host, "eth0", NODE)):
+        for ip in addresses:
+            namespace.ip("address", "add", ip, "dev", name, "nodad")
+    host.ip("link", "set", "eth0", "up")
+    return client
 
 
-def test_the_definition_attaches_a_second_network(multus: Multus, host: Namespace, sandbox: Namespace, network: Any):
+@pytest.mark.every_case
+@pytest.mark.parametrize("keys", KINDS)
+def test_replies_leave_by_the_interface_of_the_request(client, host, sandbox, tmp_path, keys):
+    """By both families replies to the client leave by net1, the pod's own packets by eth0; DELs restore the state."""
+    plugins = [{**DEFINITION["plugins"][0], **keys}, DEFINITION["plugins"][1]]
+    multus = Multus(host, {**DEFINITION, "plugins": plugins}, tmp_path)
+    default, run = (
+        NetworkList.load(ROOT / "conf" / "20-dual-stack.conflist"),
+        run_as_multus(host, sandbox, ifname="eth0"),
+    )
+    default.plugins[0]["ipam"]["dataDir"] = str(tmp_path / "leases")
+    default.delete(run, default.add(run))  # leaves the bridge
+    empty = state(host, netfilter=True)
+    eth0 = default.add(run)
+    before = state(host, netfilter=True), state(sandbox), routing(sandbox)
+    result = multus.add(sandbox)
+    for number, caller in enumerate((publishing.CLIENT, publishing.CLIENT6)):
+        ip = address(result, number)
+        with captured(sandbox, "eth0", "net1", source=ip, destination=caller) as interfaces:
+            assert reaches(client, ip)
+        assert interfaces == {"net1"}
+        with serving(sandbox, ip):
+            assert source_address(client, ip) == caller
+        with captured(sandbox, "eth0", "net1", source=address(eth0, number), destination=caller) as interfaces:
+            reaches(sandbox, caller, within_s=1)
+        assert interfaces == {"eth0"}
+        assert "hostAccess" not in keys or reaches(host, ip)
+    multus.check(sandbox, result)
+    default.check(run, eth0)
+    multus.delete(sandbox)
+    assert (state(host, netfilter=True), state(sandbox), routing(sandbox)) == before
+    default.delete(run, eth0)
+    assert (state(host, netfilter=True), rules(sandbox)) == (empty, [])
+    assert {path.name for path in tmp_path.glob("leases/*/*")} <= set(BOOKKEEPING)
+
+
+@pytest.fixture
+def multus(bin_dir, host, tmp_path):
+    """Multus on a host, with the NetworkAttachmentDefinition of the page."""
+    manifests = (yaml.safe_load(block) for block in Document(DOCS / "multus.md").blocks("yaml"))
+    (config,) = (item["spec"]["config"] for item in manifests if item.get("kind") == "NetworkAttachmentDefinition")
+    return Multus(host, json.loads(config), tmp_path)
+
+
+def test_list_with_sbr(bin_dir, host, sandbox, tmp_path, network):
+    """The page's list with sbr gives net1 a rule and a table; DEL restores the pod."""
+    lists = [json.loads(block) for block in Document(DOCS / "multus.md").blocks("json")]
+    (body,) = [item for item in lists if any(plugin["type"] == "sbr" for plugin in item.get("plugins", ()))]
+    multus = Multus(host, body, tmp_path)
+    network.add(sandbox)
+    before = state(sandbox), routing(sandbox)
+    result = multus.add(sandbox)
+    assert rules(sandbox) == [f"32765: from {address(result)} lookup 100"]
+    multus.check(sandbox, result)
+    multus.delete(sandbox)
+    assert (state(sandbox), routing(sandbox)) == before
+
+
+def test_the_definition_attaches_a_second_network(multus, host, sandbox, network):
     """The pod gets net1 with the definition's address and no second default route; DEL deletes it."""
     network.add(sandbox)
     host.ip("link", "add", "br-storage", "type", "bridge")
     host.ip("link", "set", "br-storage", "up")
-    before = netstate.state(host), netstate.state(sandbox)
+    before = state(host), state(sandbox)
     result = multus.add(sandbox)
     multus.check(sandbox, result)
     assert [ip["address"] for ip in result["ips"]] == ["10.56.0.20/24"]
-    assert {"eth0", "net1"} <= netstate.links(sandbox).keys()
-    assert netstate.links(host)[result["interfaces"][1]["name"]]["master"] == "br-storage"
+    assert {"eth0", "net1"} <= links(sandbox).keys()
+    assert links(host)[result["interfaces"][1]["name"]]["master"] == "br-storage"
     assert sandbox.ip("route", "show", "default").count("default") == 1
     assert "10.57.0.0/16 via 10.56.0.1 dev net1" in sandbox.ip("route")
     multus.delete(sandbox)
-    assert (netstate.state(host), netstate.state(sandbox)) == before
+    assert (state(host), state(sandbox)) == before
 
 
-def test_the_tool_reads_multus_cache(
-    multus: Multus, host: Namespace, sandbox: Namespace, bin_dir: Path, tmp_path: Path
-):
+def test_the_tool_reads_multus_cache(multus, host, sandbox, bin_dir, tmp_path):
     """`podwire show` with Multus' cache lists the second interface with network, name and address."""
     multus.add(sandbox)
     directories = {"cache-dir": multus.cache, "conf-dir": tmp_path, "data-dir": tmp_path / "leases"}

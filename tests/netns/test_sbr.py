@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support.invocation import finish, start_plugin
 from tests.support.sbr_network import GATEWAY, GATEWAY6, IPV4, IPV6, connect, rules, state, table
 
 SUBNET = "10.1.0.0/24 dev eth0 scope link prefsrc 10.1.0.2"
@@ -33,21 +32,6 @@ def test_results_of_the_first_versions(sbr, host, sandbox, version):
     assert sbr.having(cniVersion=version).add(sandbox, prev_result) == prev_result
     assert rules(sandbox) == ["32765: from 10.1.0.2 lookup 100"]
     assert table(sandbox, 100) == [SUBNET, DEFAULT]
-
-
-def test_two_addresses(sbr, host, sandbox):
-    """Two subnets have a table each, with their own gateway and subnet only."""
-    prev_result = connect(host, sandbox, IPV4, "10.2.0.2/24", gateways=[GATEWAY, "10.2.0.1"])
-    sbr.add(sandbox, prev_result)
-    assert rules(sandbox) == ["32764: from 10.2.0.2 lookup 101", "32765: from 10.1.0.2 lookup 100"]
-    assert table(sandbox, 100) == [SUBNET, DEFAULT]
-    assert table(sandbox, 101) == [
-        "10.2.0.0/24 dev eth0 scope link prefsrc 10.2.0.2",
-        "default gateway 10.2.0.1 dev eth0",
-    ]
-    sbr.check(sandbox, prev_result)
-    sbr.delete(sandbox, prev_result)
-    assert (rules(sandbox), table(sandbox, 100), table(sandbox, 101)) == ([], [], [])
 
 
 def test_two_addresses_of_one_subnet(sbr, host, sandbox):
@@ -185,7 +169,6 @@ def test_several_interfaces(sbr, host, sandbox):
         pair = (f"10.{number}.0.2/24", f"fd00:{number}::2/64")
         gateways = [f"10.{number}.0.1", f"fd00:{number}::1"]
         results[ifname] = connect(host, sandbox, *pair, ifname=ifname, gateways=gateways)
-    before = state(sandbox)
     for ifname, result in results.items():
         sbr.add(sandbox, result, ifname=ifname)
     assert [line.partition(": ")[2] for line in rules(sandbox)] == [
@@ -203,7 +186,6 @@ def test_several_interfaces(sbr, host, sandbox):
     assert state(sandbox)["routes"] == kept
     sbr.delete(sandbox, results["net2"], ifname="net2")
     assert rules(sandbox) == []
-    assert not [line for line in before["routes"] if "table 10" in line]
 
 
 def test_addresses_of_other_interfaces_are_ignored(sbr, host, sandbox):
@@ -226,23 +208,3 @@ def test_index_of_no_interface(sbr, host, new_sandbox, reference, index):
         sbr.with_plugin(bin_dir).add(sandbox, prev_result)
         states.append((rules(sandbox), sandbox.ip("route", "show", "table", "100")))
     assert states[0] == states[1]
-
-
-@pytest.mark.long
-def test_concurrent_adds_choose_different_tables(sbr, host, sandbox):
-    """ADDs of several interfaces at the same time do not choose the same table."""
-    names = [f"net{number}" for number in range(8)]
-    results = {
-        name: connect(host, sandbox, f"10.{number}.0.2/24", ifname=name, gateways=[f"10.{number}.0.1"])
-        for number, name in enumerate(names, 1)
-    }
-    processes = {
-        name: start_plugin("sbr", "ADD", netns=sandbox, host=host, ifname=name, container_id="c") for name in names
-    }
-    for name, process in processes.items():
-        assert finish(process, sbr.request(results[name])).result() == results[name]
-    assert sorted(line.split()[-1] for line in rules(sandbox)) == [str(number) for number in range(100, 108)]
-    for number, name in enumerate(names, 1):
-        (number_of_table,) = [line.split()[-1] for line in rules(sandbox) if f" 10.{number}.0.2 " in line]
-        assert table(sandbox, number_of_table) == table(sandbox, number_of_table, name)
-        sbr.check(sandbox, results[name], ifname=name)

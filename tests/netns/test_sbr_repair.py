@@ -1,26 +1,42 @@
-"""`podwire repair`, `check` and `lint` with sbr: deleted rules and tables are restored while the pod runs."""
-
-import json
+"""`podwire repair` of pods with sbr: deleted rules, tables and interfaces are restored while the pod runs."""
 
 import pytest
 
+from tests.support import uplink
+from tests.support.attaching import address, reaches
 from tests.support.netlist import NetworkList
 from tests.support.publishing import disable_dad
 from tests.support.repair_node import Node
 from tests.support.sbr_network import rules, table
 
 TABLES = (100, 101, "main")
+NODE, NEIGHBOUR = ([item.partition("/")[0] for item in addresses] for addresses in (uplink.HOST, uplink.NEIGHBOUR))
 
 
-@pytest.fixture(params=["bridge", "ptp"])
-def node(request, bin_dir, host, store, tmp_path):
-    """A node with a dual-stack network of an interface plugin and sbr."""
+@pytest.fixture
+def new_node(bin_dir, host, store, tmp_path):
+    """A function that returns a node with a dual-stack network of an interface plugin and sbr."""
+
+    def create(ranges, **keys):
+        routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.99.0.0/16"}]
+        ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": routes}
+        return Node(host, NetworkList("net", "1.0.0", ({**keys, "ipam": ipam}, {"type": "sbr"})), tmp_path / "cni", {})
+
+    return create
+
+
+@pytest.fixture(params=[{"type": "bridge", "isGateway": True}, {"type": "ptp"}], ids=["bridge", "ptp"])
+def node(request, new_node, host):
+    """A node with a network of bridge or ptp."""
     disable_dad(host)
-    ranges = [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]
-    routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.99.0.0/16"}]
-    ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": routes}
-    first = {"type": request.param, "ipam": ipam, **({"isGateway": True} if request.param == "bridge" else {})}
-    return Node(host, NetworkList("net", "1.0.0", (first, {"type": "sbr"})), tmp_path / "cni", {})
+    return new_node(uplink.ranges("10.22.0.0/16", "fd00:22::/64"), **request.param)
+
+
+@pytest.fixture
+def macvlan_node(new_node, host, neighbour, host_access):
+    """A node with addresses on its uplink, and a network of macvlan on it."""
+    uplink.give_addresses(host)
+    return new_node(uplink.ranges(), type="macvlan", master=uplink.UPLINK, hostAccess=host_access)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +89,30 @@ def test_interface_that_was_down(node, sandbox):
     node.delete(sandbox, result)
 
 
-def test_missing_interface(node, sandbox):
-    """A pod without its interface is reported and not repaired."""
-    node.add(sandbox)
-    sandbox.ip("link", "delete", "eth0")
-    outcome = node.tool("--json", "--settle", "0")
-    (pod,) = json.loads(outcome.stdout)["attachments"]
-    assert pod["state"] == "failed"
-    assert "Cannot find network interface eth0: Link not found" in str(pod)
+@pytest.mark.parametrize("host_access", [False, True])
+def test_deleted_interface_is_restored(macvlan_node, host, sandbox, host_access):
+    """Repair creates a deleted interface again, with the same rules and tables, and then finds nothing to repair."""
+    result = macvlan_node.add(sandbox)
+    assert macvlan_node.repair() == {sandbox.name: "fine"}
+    before = rules(sandbox), [table(sandbox, number) for number in TABLES]
+    sandbox.ip("link", "del", "eth0")
+    assert macvlan_node.repair() == {sandbox.name: "repaired"}
+    assert (rules(sandbox), [table(sandbox, number) for number in TABLES]) == before
+    macvlan_node.check(sandbox, result)
+    assert macvlan_node.repair() == {sandbox.name: "fine"}
+    for number, neighbour in enumerate(NEIGHBOUR):
+        assert reaches(sandbox, neighbour, options=("-I", address(result, number)))
+        assert not host_access or reaches(host, address(result, number))
+    macvlan_node.delete(sandbox, result)
+    assert rules(sandbox) == []
+
+
+@pytest.mark.parametrize("host_access", [True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_route_to_the_node_is_restored(macvlan_node, host, sandbox, host_access, number):
+    """Repair restores the pod's route to its node, which is in sbr's table, for either IP version."""
+    result = macvlan_node.add(sandbox)
+    sandbox.ip(("-4", "-6")[number], "route", "del", NODE[number], "table", str(100 + number))
+    assert macvlan_node.repair() == {sandbox.name: "repaired"}
+    macvlan_node.check(sandbox, result)
+    assert reaches(host, address(result, number))

@@ -1,7 +1,6 @@
 """The built static: alone, compared with the reference plugin, and with bridge in real namespaces."""
 
 import json
-import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 
 from tests.support import binaries, netstate
 from tests.support.attaching import Network, reaches
-from tests.support.invocation import environment, run_plugin
-from tests.support.uplink import UPLINK
+from tests.support.invocation import run_plugin
+from tests.support.single_link import CREATED, each
 
 ADDRESSES = [{"address": "10.24.0.7/24", "gateway": "10.24.0.1"}, {"address": "fd00:24::7/64"}]
 ROUTES = [
@@ -108,13 +107,10 @@ def test_refusals_equal_the_references(bin_dir, reference, case):
     assert (error["msg"], error["code"]) == (run_static("ADD", request, reference, **options).error()["msg"], code)
 
 
-def test_bridge_refuses_a_result_without_addresses(pods, sandbox):
-    """Without addresses static returns an empty result, which bridge refuses."""
+def test_without_addresses_the_result_is_empty(bin_dir):
+    """Without addresses static returns an empty result."""
     nothing = config(ipam={"addresses": [], "routes": [], "dns": {}})
     assert run_static("ADD", nothing).result() == {"cniVersion": "1.0.0"}
-    error = pods.having(ipam=nothing["ipam"]).run("ADD", sandbox).error()
-    assert error["msg"] == "IPAM plugin returned missing IP config"
-    assert set(netstate.links(sandbox)) == {"lo"}
 
 
 def test_route_without_destination_is_refused(bin_dir):
@@ -122,27 +118,6 @@ def test_route_without_destination_is_refused(bin_dir):
     error = run_static("ADD", config(ipam={"routes": [{"gw": "10.24.0.1"}]})).error()
     assert (error["code"], '"ipam.routes[0].dst" is missing' in error["msg"]) == (7, True)
     assert '"0.0.0.0/0"' in error["details"]
-
-
-def test_no_verb_creates_a_file(bin_dir, tmp_path):
-    """No verb opens a file for writing."""
-    for command in ("ADD", "CHECK", "DEL", "STATUS", "GC"):
-        calls = _system_calls(command, tmp_path / "calls")
-        assert "O_CREAT" not in calls
-        assert "O_WRONLY" not in calls
-        assert "mkdir" not in calls
-
-
-def _system_calls(command, log):
-    names = {"CNI_CONTAINERID": "cid", "CNI_NETNS": "/dev/null", "CNI_IFNAME": "eth0", "CNI_PATH": "/"}
-    request = config("1.1.0", prevResult={"cniVersion": "1.1.0", "ips": ADDRESSES}, **{"cni.dev/valid-attachments": []})
-    with (log.with_suffix(".json")).open("w+b") as stdin:
-        stdin.write(json.dumps(request).encode())
-        stdin.seek(0)
-        program = str(binaries.directory() / "static")
-        line = ["strace", "-f", "-e", "trace=%file", "-o", str(log), program]
-        subprocess.run(line, stdin=stdin, env=environment(command, **names), check=True, stdout=subprocess.DEVNULL)
-    return log.read_text()
 
 
 def test_pod_has_the_configured_addresses(pods, sandbox):
@@ -180,32 +155,6 @@ def test_pod_has_the_requested_address(pods, sandbox):
     pods.delete(sandbox, result)
 
 
-def test_check_reports_edited_addresses(pods, sandbox):
-    """CHECK fails if the network's addresses were edited, and does not change the pod."""
-    result = pods.add(sandbox)
-    before = netstate.state(sandbox)
-    edits = {
-        "10.24.0.8": {"address": "10.24.0.8/24", "gateway": "10.24.0.1"},
-        "10.24.0.7": {"address": "10.24.0.7/24", "gateway": "10.24.0.2"},
-    }
-    for address, edited in edits.items():
-        changed = pods.having(ipam={**pods.config["ipam"], "addresses": [edited]})
-        error = changed.run("CHECK", sandbox, prev_result=result).error()
-        assert error["msg"] == f"static: Failed to match addr {address} on interface eth0"
-    other = pods.having(ipam={**pods.config["ipam"], "addresses": [{"address": "10.24.0.7/16"}]})
-    assert "Failed to match addr 10.24.0.7 " in other.run("CHECK", sandbox, prev_result=result).error()["msg"]
-    assert netstate.state(sandbox) == before
-
-
-def test_failed_add_leaves_nothing(pods, sandbox):
-    """If static fails, bridge leaves no interface and no bridge."""
-    before = netstate.state(pods.host), netstate.state(sandbox)
-    broken = pods.having(ipam={**pods.config["ipam"], "addresses": [{"address": "10.24.0.7"}]})
-    error = broken.run("ADD", sandbox).error()
-    assert "write 10.24.0.7/24 if the subnet is a /24" in error["details"]
-    assert (netstate.state(pods.host), netstate.state(sandbox)) == before
-
-
 @pytest.mark.parametrize("version", ["0.4.0", "1.1.0"])
 @pytest.mark.parametrize("routes", [[{"dst": "0.0.0.0/0"}], [{"dst": "192.0.2.0/24", "gw": "169.254.1.1"}]])
 def test_gateway_in_no_subnet(pods, sandbox, version, routes):
@@ -218,16 +167,6 @@ def test_gateway_in_no_subnet(pods, sandbox, version, routes):
     conf["ipam"]["routes"] = [to_gateway, *routes]
     replace(pods, config=conf).add(sandbox)
     assert "169.254.1.1 dev eth0 scope link" in sandbox.ip("route")
-
-
-def test_status_reports_an_invalid_section(pods):
-    """STATUS of bridge has code 50 for an invalid section, and succeeds otherwise; GC does nothing."""
-    pods = pods.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": []})
-    broken = pods.having(ipam={**pods.config["ipam"], "addresses": [{"address": "10.24.0.7"}]})
-    for net in (pods, broken):
-        net.run("GC").assert_silent()
-    pods.run("STATUS").assert_silent()
-    assert broken.run("STATUS").error()["code"] == 50
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
@@ -252,23 +191,10 @@ def test_pod_is_handed_over(pods, sandbox, reference, version, ipam, first, seco
     before.delete(sandbox, result)
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        ("bridge", {}),
-        ("host-device", {"device": UPLINK}),
-        ("ptp", {}),
-        ("tap", {}),
-        pytest.param("dummy", {}, marks=pytest.mark.needs("dummy")),
-        pytest.param("ipvlan", {"master": UPLINK}, marks=pytest.mark.needs("ipvlan")),
-        pytest.param("macvlan", {"master": UPLINK}, marks=pytest.mark.needs("macvlan")),
-        pytest.param("vlan", {"master": UPLINK, "vlanId": 5}, marks=pytest.mark.needs("vlan_device")),
-    ],
-)
-def test_every_interface_plugin_sets_the_mtu_of_a_route(bin_dir, host, neighbour, sandbox, tmp_path, kind, keys):
+@each(*CREATED, "host-device", "ptp", "bridge")
+def test_every_interface_plugin_sets_the_mtu_of_a_route(net, sandbox):
     """The route has `mtu` and `advmss` of the IPAM result with each plugin; the reference plugins ignore them."""
     route = {"dst": "203.0.113.0/24", "gw": "10.24.0.1", "mtu": 1300, "advmss": 1200}
-    net = Network(host, config(ipam={"addresses": ADDRESSES[:1], "routes": [route]}, dataDir=str(tmp_path)))
-    net.having(type=kind, **keys).add(sandbox)
+    net.having(ipam={"type": "static", "addresses": ADDRESSES[:1], "routes": [route]}).add(sandbox)
     (installed,) = json.loads(sandbox.ip("-j", "route", "show", "203.0.113.0/24"))
     assert installed["metrics"] == [{"mtu": 1300, "advmss": 1200}]

@@ -145,18 +145,6 @@ def test_unknown_cni_args(tuning, sandbox, prev_result):
     assert (get_attributes(sandbox), net.backups()) == (first, {})
 
 
-def test_repeated_add_keeps_the_first_values(tuning, sandbox, prev_result):
-    """DEL restores the values before the first ADD, also after repeated ADDs with further attributes."""
-    state, first = tuning.everything(sandbox), get_attributes(sandbox)
-    tuning.having(mtu=1400).add(sandbox, prev_result)
-    net = tuning.having(mtu=1300, txQLen=7)
-    net.add(sandbox, prev_result)
-    net.add(sandbox, prev_result)
-    assert net.backup(sandbox) == {"mtu": first["mtu"], "txQLen": first["txQLen"]}
-    net.delete(sandbox)
-    assert tuning.everything(sandbox) == state
-
-
 def test_two_tunings_in_one_list(tuning, sandbox, prev_result):
     """DEL of a list with tuning twice restores the first values, and the second DEL has nothing to do."""
     state = tuning.everything(sandbox)
@@ -249,10 +237,7 @@ OTHER = "02:00:00:00:00:43"
 CHANGES = {
     "mac": (["address", OTHER], f"configured Ethernet of eth0 is {ALL['mac']}, current value is {OTHER}"),
     "mtu": (["mtu", "1399"], "configured MTU of eth0 is 1300, current value is 1399"),
-    "allmulti": (
-        ["allmulticast", "off"],
-        "configured all-multicast mode of eth0 is true, current value is false",
-    ),
+    "allmulti": (["allmulticast", "off"], "configured all-multicast mode of eth0 is true, current value is false"),
     "txQLen": (["txqueuelen", "7"], "configured Transmit Queue Length of eth0 is 500, current value is 7"),
     "promisc": (["promisc", "off"], "link eth0 configured promisc is true, current value is 0"),
 }

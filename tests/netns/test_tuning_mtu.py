@@ -17,11 +17,6 @@ def jumbo(network, tmp_path):
     return Tuning(network.host, config)
 
 
-def full_size_options(mtu):
-    """Returns ping's options for unfragmented packets with the size of an MTU."""
-    return ("-M", "do", "-s", str(mtu - 28))
-
-
 def get_mtus(namespace, *names):
     """Returns the MTUs of interfaces."""
     return tuple(netstate.shown(namespace, name)["mtu"] for name in names)
@@ -37,7 +32,9 @@ def test_packets_of_full_size(network, jumbo, new_sandbox, both):
     other = tuned_results[1]["ips"][0]["address"].partition("/")[0]
     assert reaches(pods[0], other)
     for target in (other, GATEWAY):
-        assert reaches(pods[0], target, within_s=20 if both else 1, options=full_size_options(9000)) == both
+        # Unfragmented, with the headers of IP and ICMP.
+        full_size = ("-M", "do", "-s", str(9000 - 28))
+        assert reaches(pods[0], target, within_s=20 if both else 1, options=full_size) == both
     assert get_mtus(network.host, host_end(tuned_results[0]), "cni0") == ((9000, 9000) if both else (1500, 1500))
     new_mtus = {item["name"]: item["mtu"] for item in tuned_results[0]["interfaces"] if "mtu" in item}
     old_mtus = {item["name"]: item["mtu"] for item in results[0]["interfaces"] if "mtu" in item}

@@ -1,15 +1,87 @@
-"""Pods of both the reference plugin and podwire: CHECK, DEL and GC accept the other plugin's attributes and backups."""
+"""Rollback of tuning, and pods of both the reference plugin and podwire: each accepts the other's backups."""
 
 import json
 
 import pytest
 
 from tests.support.bandwidth_network import connect_veth
+from tests.support.injection import run_injected
 from tests.support.tuning_network import ALL, get_attributes
 
 # The keys of the installed reference plugin (1.1.1): txQLen came with 1.4.0, and its CHECK does not replace IFNAME.
 REFERENCE_KEYS = {key: value for key, value in ALL.items() if key != "txQLen"}
 SYSCTL = {"net.core.somaxconn": "77", "net.ipv4.conf.eth0.arp_filter": "1"}
+# Written before or after the invalid setting.
+SETTINGS = {"net.core.somaxconn": "77", "net.ipv4.ip_default_ttl": "11", "net.ipv4.conf.IFNAME.arp_filter": "1"}
+INVALID = {"net.ipv4.tcp_rmem": "x"}
+
+
+@pytest.fixture
+def full_tuning(tuning):
+    """Tuning with all sysctls and attributes."""
+    return tuning.having(sysctl=SETTINGS, mtuBothEnds=True, **ALL)
+
+
+@pytest.mark.parametrize("count", range(len(SETTINGS) + 1))
+def test_refused_setting(full_tuning, sandbox, prev_result, count):
+    """If the kernel refuses a sysctl, the ones written before it are restored, and no backup remains."""
+    settings = dict(list(SETTINGS.items())[:count]) | INVALID | dict(list(SETTINGS.items())[count:])
+    error = full_tuning.having(sysctl=settings).add_error(sandbox, prev_result)
+    assert error["msg"] == "write /proc/sys/net/ipv4/tcp_rmem: invalid argument"
+    full_tuning.check(sandbox, full_tuning.add(sandbox, prev_result))
+
+
+def test_directory_with_the_name_of_the_backup(full_tuning, sandbox, prev_result):
+    """If a directory has the name of the backup ADD fails, and DEL removes the note and the draft, then fails."""
+    full_tuning.add(sandbox, prev_result)
+    backup = full_tuning.data_dir / f"{sandbox.name}_eth0.json"
+    backup.unlink()
+    backup.mkdir()
+    assert full_tuning.run("ADD", sandbox, prev_result).error()["code"] == 5
+    assert full_tuning.run("DEL", sandbox).error()["code"] == 5
+    assert full_tuning.notes() == {}
+    assert list(full_tuning.data_dir.iterdir()) == [backup]
+    backup.rmdir()
+    assert full_tuning.delete(sandbox) == ""
+
+
+@pytest.mark.parametrize("where", ["a file", "a file above"])
+def test_unusable_data_dir(full_tuning, sandbox, prev_result, tmp_path, where):
+    """Without a usable dataDir ADD changes nothing and STATUS fails, but a configuration without attributes works."""
+    path = tmp_path / "plain"
+    path.touch()
+    data_dir = {"a file": path, "a file above": path / "x"}[where]
+    net = full_tuning.having(dataDir=str(data_dir))
+    error = net.run("ADD", sandbox, prev_result).error()
+    assert error["code"] == 5
+    assert error["msg"].startswith("failed to save file eth0.json: ")
+    error = net.having(cniVersion="1.1.0").run("STATUS").error()
+    assert error["code"] == 50
+    assert error["msg"].startswith(f"tuning does not work on this node: cannot create files in {data_dir}: ")
+    assert net.delete(sandbox) == ""
+    plain = net.having(mtu=None, mac=None, promisc=None, allmulti=None, txQLen=None)
+    plain.check(sandbox, plain.add(sandbox, prev_result))
+    plain.having(cniVersion="1.1.0").run("STATUS").assert_silent()
+
+
+@pytest.mark.needs("syscall_injection")
+@pytest.mark.parametrize(
+    "injection",
+    [
+        *(f"pwrite64:error=EPERM:when={number}" for number in (1, 2, 3)),
+        *(f"write:error=ENOSPC:when={number}" for number in (1, 2)),
+        "rename:error=EROFS",
+        *(f"sendto:error=ENOBUFS:when={number}" for number in (1, 2, 3, 4)),
+        *(f"recvfrom:error=ENOBUFS:when={number}" for number in (3, 4)),
+        *(f"setns:error=EPERM:when={number}" for number in (1, 3)),
+    ],
+)
+def test_failing_system_call(full_tuning, sandbox, prev_result, injection):
+    """If any system call fails, ADD fails and changes nothing."""
+    state = full_tuning.everything(sandbox)
+    config = {**full_tuning.config, "prevResult": prev_result}
+    run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, injection).error()
+    assert full_tuning.everything(sandbox) == state
 
 
 @pytest.fixture
@@ -23,24 +95,15 @@ def both(tuning, reference):
 )
 def test_each_plugin_restores_the_others_changes(both, sandbox, prev_result, keys):
     """Both plugins create the same result and the same backup, and each checks and restores the other's changes."""
-    state, created = both[0].everything(sandbox), []
+    first, created = get_attributes(sandbox), []
     for creator, other in (both, both[::-1]):
         result = creator.having(**keys).add(sandbox, prev_result)
         created.append((result["interfaces"], creator.backups(), get_attributes(sandbox)))
         for each in (creator, other):
             each.having(**keys).check(sandbox, result)
         other.having(**keys).delete(sandbox, result)
-        assert get_attributes(sandbox) == attributes_of_state(state)
-        assert creator.backups() == {}
+        assert (get_attributes(sandbox), creator.backups()) == (first, {})
     assert created[0] == created[1]
-
-
-def attributes_of_state(state):
-    """Returns the attributes of eth0 in a state, in the format of get_attributes()."""
-    link = state["pod"]["links"]["eth0"]
-    flags = link["flags"]
-    attributes = {"mac": link["address"], "promisc": "PROMISC" in flags, "mtu": link["mtu"]}
-    return attributes | {"allmulti": "ALLMULTI" in flags, "txQLen": link["txqlen"]}
 
 
 def test_add_after_the_reference_plugins(both, sandbox, prev_result):
@@ -56,55 +119,18 @@ def test_add_after_the_reference_plugins(both, sandbox, prev_result):
         assert (get_attributes(sandbox), podwire.backups()) == (first, {})
 
 
-def test_backup_that_the_reference_plugin_overwrote(both, sandbox, prev_result):
-    """The note of a backup is invalid once the reference plugin has overwritten the backup."""
-    podwire, reference = both
-    podwire.having(mtu=1400).add(sandbox, prev_result)
-    reference.having(promisc=True).add(sandbox, prev_result)
-    assert podwire.gc() == (
-        f"tuning: GC leaves 1 backup(s) in {podwire.data_dir} alone that name no network: "
-        "the reference plugin made them, for this network or another\n"
-    )
-    assert podwire.backup(sandbox) == {"promisc": False}
-    podwire.delete(sandbox)
-    assert (get_attributes(sandbox)["mtu"], get_attributes(sandbox)["promisc"]) == (1400, False)
-
-
-def test_stale_note_of_a_reference_backup(both, host, new_sandbox):
-    """A stale note does not attribute the reference plugin's backup of a new life to the old one."""
-    podwire, reference = (net.having(mtu=1400) for net in both)
-    lives, arguments = [new_sandbox(), new_sandbox()], {"container_id": "same"}
-    results = [connect_veth(host, pod, f"veth{number}") for number, pod in enumerate(lives)]
-    podwire.add(lives[0], results[0], **arguments)
-    reference.delete(lives[0], **arguments)
-    assert len(podwire.notes()) == 1
-    reference.add(lives[1], results[1], **arguments)
-    podwire.delete(lives[1], **arguments)
-    assert (get_attributes(lives[1])["mtu"], podwire.backups(), podwire.notes()) == (1500, {}, {})
-
-
-@pytest.fixture
-def same_name_pods(host, new_sandbox):
-    """Two pods (namespace, result, arguments) whose backups the reference plugin names `a_b_c.json`."""
-    attachments = (("a", "b_c"), ("a_b", "c"))
-    pods = [new_sandbox() for _ in attachments]
-    return [
-        (pod, connect_veth(host, pod, f"veth{number}", ifname), {"container_id": container_id, "ifname": ifname})
-        for number, (pod, (container_id, ifname)) in enumerate(zip(pods, attachments, strict=True))
-    ]
-
-
-def test_reference_backup_of_a_shared_name(both, same_name_pods):
+def test_reference_backup_of_a_shared_name(both, host, new_sandbox):
     """DEL of a stale attachment keeps the reference plugin's backup, and DEL of the other one restores from it."""
     podwire, reference = (net.having(mtu=1400) for net in both)
-    (stale, stale_result, stale_arguments), (pod, result, arguments) = same_name_pods
-    podwire.add(stale, stale_result, **stale_arguments)
-    reference.add(pod, result, **arguments)
+    stale, pod = new_sandbox(), new_sandbox()
+    of_stale, of_pod = {"container_id": "a", "ifname": "b_c"}, {"container_id": "a_b", "ifname": "c"}
+    podwire.add(stale, connect_veth(host, stale, "veth0", "b_c"), **of_stale)
+    reference.add(pod, connect_veth(host, pod, "veth1", "c"), **of_pod)
     for netns in (stale, "", "/no/such/netns"):
-        podwire.delete(netns, **stale_arguments)
+        podwire.delete(netns, **of_stale)
     assert podwire.backups().keys() == {"a_b_c.json"}
-    podwire.delete(pod, **arguments)
-    assert [get_attributes(each, names["ifname"])["mtu"] for each, _, names in same_name_pods] == [1500, 1500]
+    podwire.delete(pod, **of_pod)
+    assert [get_attributes(stale, "b_c")["mtu"], get_attributes(pod, "c")["mtu"]] == [1500, 1500]
     assert (podwire.backups(), podwire.notes()) == ({}, {})
 
 
@@ -125,21 +151,9 @@ def test_gc_removes_stale_backups(both, host, new_sandbox):
     kept = {f"{name}_eth0.json" for name in ("keep", "other", "reference")}
     assert podwire.backups().keys() == kept | {"README"}
     assert podwire.notes().keys() == {"keep_eth0.json", "other_eth0.json"}
-    assert "leaves 1 backup(s)" in podwire.gc()
+    assert podwire.gc() == (
+        f"tuning: GC leaves 1 backup(s) in {podwire.data_dir} alone that name no network: "
+        "the reference plugin made them, for this network or another\n"
+    )
     assert podwire.backups().keys() == {"other_eth0.json", "reference_eth0.json", "README"}
     assert json.loads(podwire.backups()["reference_eth0.json"]) == {"mtu": 1500}
-
-
-def test_gc_without_backups(tuning, tmp_path):
-    """GC and STATUS on a host without backups succeed and create nothing."""
-    assert tuning.gc() == ""
-    tuning.having(cniVersion="1.1.0", mtu=1400).run("STATUS").assert_silent()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("keys", [{"mtu": "x"}, {"sysctl": {"kernel.hostname": "x"}}, {"mac": "zz"}])
-def test_status_of_an_invalid_configuration(tuning, keys):
-    """STATUS fails with code 50 for a configuration that ADD would refuse."""
-    error = tuning.having(cniVersion="1.1.0", **keys).run("STATUS").error()
-    assert error["code"] == 50
-    assert error["msg"].startswith("tuning does not work on this node: ")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support import bandwidth_network, netstate
-from tests.support.invocation import run_plugin
+from tests.support.attaching import BOOKKEEPING
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace, delete_and_wait
-from tests.support.netlist import NetworkList
+from tests.support.netlist import NetworkList, Run, runner
 from tests.support.publishing import disable_dad
 
 BACKENDS = [
@@ -42,16 +42,12 @@ class Net:
         mappings = [{"hostPort": 8000 + number, "containerPort": 80, "protocol": "tcp"}]
         self.host, self.store = host, store
         # The name of one network is a prefix of the other's.
-        self.name = "net" + "2" * (number - 1)
-        self.list = NetworkList(self.name, "1.1.0", (bridge, portmap, bandwidth, firewall, tuning)).with_capabilities(
-            portMappings=mappings, bandwidth=bandwidth_network.BOTH
-        )
+        self.list = NetworkList("net" + "2" * (number - 1), "1.1.0", (bridge, portmap, bandwidth, firewall, tuning))
+        self.list = self.list.with_capabilities(portMappings=mappings, bandwidth=bandwidth_network.BOTH)
 
-    def run(self, pod: Namespace | None, ifname: str = "eth0") -> Any:
+    def run(self, pod: Namespace | None) -> Run:
         """Returns a function that runs a verb of a plugin for the container in `pod`."""
-        return lambda plugin, command, config: run_plugin(
-            plugin, command, config, host=self.host, netns=pod, ifname=ifname, container_id=CONTAINER
-        )
+        return runner(self.host, pod, ifname="eth0", container_id=CONTAINER)
 
     def add(self, pod: Namespace) -> dict[str, Any]:
         """Runs ADD of the network for the container."""
@@ -60,15 +56,6 @@ class Net:
     def gc(self, *ifnames: str) -> None:
         """Runs GC of every plugin; the container's interfaces `ifnames` are valid."""
         self.list.collect(self.run(None), [{"containerID": CONTAINER, "ifname": ifname} for ifname in ifnames])
-
-    def leases(self) -> list[str]:
-        """Returns the reserved addresses."""
-        names = (path.name for path in (self.store / self.name).iterdir())
-        return sorted(name for name in names if name[0].isdigit() or ":" in name)
-
-    def backups(self) -> list[str]:
-        """Returns tuning's files and notes."""
-        return sorted(str(path) for path in self.store.rglob("*.json"))
 
 
 @pytest.fixture(params=BACKENDS)
@@ -82,12 +69,8 @@ def read_state(nets: list[Net]) -> dict[str, Any]:
     host = nets[0].host
     whole = netstate.state(host, netfilter=True)
     whole["links"] = {name: link for name, link in whole["links"].items() if link.get("ifalias") or "veth" in name}
-    return {
-        "net": whole,
-        "limits": bandwidth_network.state(host),
-        "leases": [net.leases() for net in nets],
-        "backups": nets[0].backups(),
-    }
+    files = [str(path) for path in nets[0].store.rglob("*") if path.is_file() and path.name not in BOOKKEEPING]
+    return {"net": whole, "limits": bandwidth_network.state(host), "leases and backups": sorted(files)}
 
 
 @pytest.fixture
@@ -143,7 +126,7 @@ def test_gc_continues_after_an_error(used_nets, new_sandbox):
     before = read_state(used_nets)
     net.add(pod := new_sandbox())
     delete_and_wait(pod, net.host)
-    lock = net.store / net.name / "lock"
+    lock = net.store / net.list.name / "lock"
     lock.unlink()
     lock.mkdir()
     bridge, *chained = net.list.plugins
@@ -165,8 +148,9 @@ def test_restarted_container(used_nets, new_sandbox):
     net.add(first := new_sandbox())
     first_state = read_state(used_nets)
     delete_and_wait(first, net.host)
-    for name in net.leases():  # as host-local does if the runtime's cache lists a missing namespace
-        (net.store / net.name / name).unlink()
+    for file in (net.store / net.list.name).iterdir():  # as host-local does if the cache lists a missing namespace
+        if file.name not in BOOKKEEPING:
+            file.unlink()
     result = net.add(second := new_sandbox())
     second_state = read_state(used_nets)
     for part in ("net", "limits"):

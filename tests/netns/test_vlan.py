@@ -34,30 +34,20 @@ def test_one_pod_for_each_vlan(net, new_sandbox):
 @pytest.mark.parametrize("linked_in_pod", [False, True])
 def test_keys(net, sandbox, linked_in_pod):
     """Protocol, priorities and MTU are set, also for a master in the container."""
-    namespace = sandbox if linked_in_pod else net.host
     if linked_in_pod:
         sandbox.ip("link", "add", UPLINK, "type", "veth", "peer", "name", "up1")
         sandbox.ip("link", "set", UPLINK, "up")
-    net = net.having(
-        linkInContainer=linked_in_pod,
-        protocol="802.1ad",
-        ingressQosMap=["1:5"],
-        egressQosMap=["6:2"],
-        mtu=1400,
-        ipam=None,
-    )
+    tags = {"protocol": "802.1ad", "ingressQosMap": ["1:5"], "egressQosMap": ["6:2"]}
+    net = net.having(**tags, linkInContainer=linked_in_pod, mtu=1400, ipam=None)
     result = net.add(sandbox)
     link = shown(sandbox, "eth0")
     data = link["linkinfo"]["info_data"]
-    assert (data["protocol"], data["ingress_qos"], data["egress_qos"]) == (
-        "802.1ad",
-        [{"from": 1, "to": 5}],
-        [{"from": 6, "to": 2}],
-    )
-    assert (link["mtu"], link["link_index" if not linked_in_pod else "link"]) == (
-        1400,
-        shown(namespace, UPLINK)["ifindex"] if not linked_in_pod else UPLINK,
-    )
+    assert (data["ingress_qos"], data["egress_qos"]) == ([{"from": 1, "to": 5}], [{"from": 6, "to": 2}])
+    assert (data["protocol"], link["mtu"]) == ("802.1ad", 1400)
+    if linked_in_pod:
+        assert link["link"] == UPLINK
+    else:
+        assert link["link_index"] == shown(net.host, UPLINK)["ifindex"]
     net.check(sandbox, result)
     net.delete(sandbox, result)
     assert "eth0" not in links(sandbox)

@@ -1,8 +1,20 @@
-"""vrf on a real kernel: the device, its table, addresses and routes after ADD, and what CHECK and DEL do."""
+"""vrf on a real kernel: the device, its table, addresses and routes after ADD, and what rollback, CHECK and DEL do."""
+
+import contextlib
+import errno
+import io
+import itertools
+import json
 
 import pytest
 
-from tests.support.vrf_network import connect, default_routes, list_routes, master, state, vrfs
+from cni import skel
+from podwire.main import PLUGINS
+from tests.support import binaries
+from tests.support.invocation import Outcome, environment
+from tests.support.netlink_faults import Disturbance, disturbed
+from tests.support.streams import MemoryStdin
+from tests.support.vrf_network import connect, list_routes, master, state, vrfs
 
 pytestmark = pytest.mark.needs("vrf")
 
@@ -10,14 +22,13 @@ pytestmark = pytest.mark.needs("vrf")
 @pytest.fixture(params=[False, True], ids=["dropped", "kept"])
 def prev_result(request, host, sandbox):
     """The result of an interface plugin; the kernel drops or keeps IPv6 addresses of an interface that goes down."""
-    return default_routes(sandbox, connect(host, sandbox, keep_ipv6=request.param))
+    return connect(host, sandbox, keep_ipv6=request.param)
 
 
 @pytest.fixture
 def two(host, sandbox):
     """The results of two interfaces of one pod, eth0 and net1, both with default routes."""
-    eth0 = default_routes(sandbox, connect(host, sandbox))
-    return eth0, default_routes(sandbox, connect(host, sandbox, "net1", number=2), "net1", number=2)
+    return connect(host, sandbox), connect(host, sandbox, "net1", number=2)
 
 
 def test_add(blue, sandbox, prev_result):
@@ -161,16 +172,6 @@ def test_shared_ipv4_multipath_route(blue, sandbox, two):
     assert "192.0.2.0/24 via 10.2.0.1 dev net1" in list_routes(sandbox, 1)
 
 
-def test_interface_without_a_connected_route(blue, sandbox, prev_result):
-    """A connected route that a plugin replaced, as ptp does, is not added by entering the VRF."""
-    sandbox.ip("route", "add", "10.1.0.1/32", "dev", "eth0", "scope", "link", "src", "10.1.0.2")
-    sandbox.ip("route", "delete", "10.1.0.0/24", "dev", "eth0", "proto", "kernel")
-    sandbox.ip("route", "add", "10.1.0.0/24", "via", "10.1.0.1", "src", "10.1.0.2")
-    before = list_routes(sandbox, "main")
-    blue.add(sandbox, prev_result)
-    assert [line for line in list_routes(sandbox, 1) if not line.startswith("local")] == before
-
-
 def test_interface_that_is_down(blue, sandbox, prev_result):
     """An interface that is down enters the VRF and stays down."""
     sandbox.ip("link", "set", "eth0", "down")
@@ -273,3 +274,37 @@ def test_pod_without_ipv6(blue, sandbox, prev_result):
     result = prev_result | {"ips": prev_result["ips"][:1], "routes": prev_result["routes"][:1]}
     blue.check(sandbox, blue.add(sandbox, result))
     assert "default via 10.1.0.1 dev eth0" in list_routes(sandbox, 1)
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EPERM])
+def test_refused_request(blue, sandbox, two, code):
+    """If the kernel refuses any request of ADD, ADD fails and addresses, routes and links are as before."""
+    for line in (
+        "192.0.2.0/24 nexthop via 10.1.0.1 dev eth0 nexthop via 10.2.0.1 dev net1",
+        "192.0.3.0/24 via 10.1.0.1 metric 5 mtu 1300 src 10.1.0.2",
+        "192.0.4.0/24 dev eth0 scope link",
+        "192.0.6.0/24 via 10.1.0.1 table 300",
+        "2001:db8:1::/48 via fd00:1::1 dev eth0 metric 7 src fd00:1::2",
+        "2001:db8:3::/48 nexthop via fd00:1::7 dev eth0 nexthop via fd00:1::8 dev eth0",
+    ):
+        sandbox.ip("-6" if ":" in line else "-4", "route", "replace", *line.split())
+    before = state(sandbox)
+    numbers = itertools.count(1)
+    while (
+        outcome := add_disturbed(blue, sandbox, two[0], Disturbance(number := next(numbers), "refused", code))
+    ).status:
+        assert outcome.error()["msg"].startswith("cmdAdd failed: "), number
+        assert outcome.stderr == "", number
+        assert state(sandbox) == before, number
+    assert number > 15
+
+
+def add_disturbed(network, pod, prev_result, disturbance):
+    """Runs ADD from the sources in this process, with a fault in one of its netlink requests."""
+    names = {"CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    env = environment("ADD", CNI_PATH=str(binaries.directory()), **names)
+    stdin = MemoryStdin(json.dumps({**network.config, "prevResult": prev_result}).encode())
+    stdout, stderr = io.BytesIO(), io.StringIO()
+    with network.host.entered(), disturbed(disturbance), contextlib.redirect_stderr(stderr):
+        status = skel.run(PLUGINS["vrf"], env, stdin, stdout, about="")
+    return Outcome(status, stdout.getvalue(), stderr.getvalue())

@@ -10,7 +10,6 @@ Running a plugin
     scripted_ipam: an IPAM plugin that runs a test's script
     process_pool: many plugins in parallel from one process
     mount_wrapper: a plugin in a mount namespace that a test changes
-    fake_sysfs: host-device with a directory in place of /sys
     streams: standard streams in memory, for a plugin in the tests' process
     recorded_verb: a verb in a child process, and the changes that it records
 
@@ -57,7 +56,6 @@ Packets
     rates: the rate between namespaces
     frames: stations that send and receive Ethernet frames
     wire: a station's process
-    tap_program: a program at the other end of a tap device
 
 DHCP
     dhcp: a server's address, and the keys of a network

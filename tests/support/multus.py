@@ -11,7 +11,6 @@ from tests.support import libcni
 from tests.support.namespaces import Namespace
 from tests.support.netlist import NetworkList, Run, runner
 
-POD_ARGS = "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
 IFNAME = "net1"
 
 
@@ -20,41 +19,33 @@ class Multus:
 
     def __init__(self, host: Namespace, definition: dict[str, Any], directory: Path) -> None:
         """Uses `directory` for reservations and cache."""
-        config = copy.deepcopy(definition)
-        for plugin in config["plugins"]:
+        self.host, self.config = host, copy.deepcopy(definition)
+        for plugin in self.config["plugins"]:
             if "ipam" in plugin:
                 plugin["ipam"]["dataDir"] = str(directory / "leases")
-        self.host, self.config = host, config
         self.cache = directory / "cache"  # /var/lib/cni/multus on a node
         (self.cache / "results").mkdir(parents=True)
-        self.list = NetworkList(config["name"], config["cniVersion"], tuple(config["plugins"]))
+        self.list = NetworkList(self.config["name"], self.config["cniVersion"], tuple(self.config["plugins"]))
 
     def add(self, pod: Namespace) -> dict[str, Any]:
         """Adds `net1` and writes the result to the cache."""
-        result = self.list.add(run_as_multus(self.host, pod, pod.path))
-        libcni.write_entry(
-            self.cache,
-            self.list.name,
-            pod.name,
-            netns=pod.path,
-            ifname=IFNAME,
-            result=result,
-            config=self.config,
-        )
+        result = self.list.add(run_as_multus(self.host, pod))
+        how: dict[str, Any] = {"netns": pod.path, "ifname": IFNAME, "result": result, "config": self.config}
+        libcni.write_entry(self.cache, self.list.name, pod.name, **how)
         return result
 
     def check(self, pod: Namespace, result: dict[str, Any]) -> None:
         """Checks `net1`."""
-        self.list.check(run_as_multus(self.host, pod, pod.path), result)
+        self.list.check(run_as_multus(self.host, pod), result)
 
-    def delete(self, pod: Namespace, netns: str | None = None) -> None:
-        """Deletes `net1` with the cached result, then the cache entry; `netns` is CNI_NETNS, by default the pod's."""
+    def delete(self, pod: Namespace) -> None:
+        """Deletes `net1` with the cached result, then the cache entry."""
         (path,) = (self.cache / "results").glob(f"*-{pod.name}-{IFNAME}")
-        result = json.loads(path.read_text())["result"]
-        self.list.delete(run_as_multus(self.host, pod, pod.path if netns is None else netns), result)
+        self.list.delete(run_as_multus(self.host, pod), json.loads(path.read_text())["result"])
         path.unlink()
 
 
-def run_as_multus(host: Namespace, pod: Namespace, netns: str, ifname: str = IFNAME) -> Run:
+def run_as_multus(host: Namespace, pod: Namespace, ifname: str = IFNAME) -> Run:
     """Returns a function that runs a plugin for an interface of a pod, with the variables that Multus passes."""
-    return runner(host, pod, netns=netns, ifname=ifname, args=POD_ARGS)
+    args = "IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
+    return runner(host, pod, netns=pod.path, ifname=ifname, args=args)

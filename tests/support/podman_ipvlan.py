@@ -37,11 +37,7 @@ _L2_RANGES = [
 ]
 _PLUGINS: dict[str, dict[str, Any]] = {
     L2: {
-        "ipam": {
-            "type": "host-local",
-            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-            "ranges": _L2_RANGES,
-        },
+        "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}], "ranges": _L2_RANGES},
         "mtu": 1400,
         "mode": "l2",
     },

@@ -75,6 +75,11 @@ def connect(
     return {"cniVersion": version, "interfaces": interfaces, "ips": ips}
 
 
+def connect_both(peer: Namespace, pod: Namespace) -> dict[str, Any]:
+    """Connects a pod's eth0 with an address, a gateway and a default route of each IP version; returns the result."""
+    return connect(peer, pod, IPV4, IPV6, gateways=[GATEWAY, GATEWAY6], defaults=[GATEWAY, GATEWAY6])
+
+
 def rules(pod: Namespace) -> list[str]:
     """Returns the rules of both IP versions as `ip rule` prints them, without the kernel's own."""
     lines = [" ".join(line.split()) for line in (pod.ip("rule") + pod.ip("-6", "rule")).splitlines()]
@@ -93,10 +98,8 @@ def table(pod: Namespace, number: int | str, ifname: str = "") -> list[str]:
 
 def state(pod: Namespace) -> dict[str, list[str]]:
     """Returns all rules with their priorities, and the routes of all tables, without those that time changes."""
-    routes = (
-        pod.ip("-4", "route", "show", "table", "all") + pod.ip("-6", "route", "show", "table", "all")
-    ).splitlines()
-    stable = [line.partition(" pref ")[0].strip() for line in routes if not line.startswith(_LATER)]
+    text = "".join(pod.ip(version, "route", "show", "table", "all") for version in ("-4", "-6"))
+    stable = [line.partition(" pref ")[0].strip() for line in text.splitlines() if not line.startswith(_LATER)]
     return {"rules": rules(pod), "routes": sorted(stable)}
 
 

@@ -6,7 +6,6 @@ A pod's container ID is the name of its namespace.
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,7 @@ from tests.support import mount_wrapper, netstate
 from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
-ALL: dict[str, Any] = {
-    "mac": "02:00:00:00:00:42",
-    "promisc": True,
-    "mtu": 1300,
-    "allmulti": True,
-    "txQLen": 500,
-}
-# The same in the format of get_attributes().
-TUNED = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
+ALL: dict[str, Any] = {"mac": "02:00:00:00:00:42", "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 500}
 
 _ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
 
@@ -92,11 +83,6 @@ def list_sysctls(namespace: Namespace) -> list[str]:
     """Returns the sysctls of the core and IPv4 in a namespace, except some that change by themselves."""
     lines = namespace.run("sysctl", "-a", "-r", r"^net\.(core|ipv4)\.").splitlines()
     return [line for line in lines if not line.startswith(("net.ipv4.tcp_fastopen_key", "net.core.netdev_rss"))]
-
-
-def mode(path: Path) -> str:
-    """Returns the permissions of a file, as `stat -c %a` prints them."""
-    return f"{stat.S_IMODE(path.stat().st_mode):o}"
 
 
 def _files(directory: Path) -> Iterator[Path]:

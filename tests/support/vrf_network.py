@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support import netstate
+from tests.support import netstate, sbr_network
 from tests.support.attaching import Network
 from tests.support.namespaces import Namespace
 
@@ -50,36 +50,26 @@ def list_routes(pod: Namespace, table: int | str, family: int = 4) -> list[str]:
     )
 
 
-def default_routes(pod: Namespace, result: dict[str, Any], ifname: str = "eth0", *, number: int = 1) -> dict[str, Any]:
-    """Adds default routes as an IPAM plugin requests them; returns the result with these routes."""
-    pod.ip("route", "append", "default", "via", f"10.{number}.0.1", "dev", ifname)
-    pod.ip("-6", "route", "append", "default", "via", f"fd00:{number}::1", "dev", ifname)
-    return result | {"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
-
-
 def connect(
-    host: Namespace, pod: Namespace, ifname: str = "eth0", *, number: int = 1, keep_ipv6: bool = False
+    host: Namespace,
+    pod: Namespace,
+    ifname: str = "eth0",
+    *,
+    number: int = 1,
+    keep_ipv6: bool = False,
+    has_routes: bool = True,
 ) -> dict[str, Any]:
     """Connects a pod to the host by a veth, as an interface plugin with dual-stack IPAM; returns the result.
 
-    The networks are 10.<number>.0.0/24 and fd00:<number>::/64; .1 is the host, .2 the pod. `keep_ipv6` keeps IPv6
-    addresses while the interface is down, as newer interface plugins set it.
+    The networks are 10.<number>.0.0/24 and fd00:<number>::/64; .1 is the host, to which default routes lead, .2 the
+    pod. `keep_ipv6` keeps IPv6 addresses while the interface is down, as newer interface plugins set it.
     """
-    veth, ipv4, ipv6 = f"h{number}{pod.name[-8:]}", f"10.{number}.0.", f"fd00:{number}::"
-    host.ip("link", "add", veth, "type", "veth", "peer", "name", ifname, "netns", pod.name)
-    for namespace, name, last in ((host, veth, 1), (pod, ifname, 2)):
-        namespace.set_sysctl(f"net/ipv6/conf/{name}/accept_dad", "0")
-        namespace.set_sysctl(f"net/ipv6/conf/{name}/keep_addr_on_down", str(int(keep_ipv6)))
-        namespace.ip("address", "add", f"{ipv4}{last}/24", "dev", name)
-        namespace.ip("address", "add", f"{ipv6}{last}/64", "dev", name, "nodad")
-        namespace.ip("link", "set", name, "up")
-    mac = netstate.shown(pod, ifname)["address"]
-    return {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": veth}, {"name": ifname, "mac": mac, "sandbox": pod.path}],
-        "ips": [
-            {"address": f"{ipv4}2/24", "gateway": f"{ipv4}1", "interface": 1},
-            {"address": f"{ipv6}2/64", "gateway": f"{ipv6}1", "interface": 1},
-        ],
-        "routes": [],
-    }
+    pod.set_sysctl("net/ipv6/conf/default/keep_addr_on_down", str(int(keep_ipv6)))
+    addresses, gateways = (f"10.{number}.0.2/24", f"fd00:{number}::2/64"), (f"10.{number}.0.1", f"fd00:{number}::1")
+    peer = f"h{number}{pod.name[-8:]}"
+    result = sbr_network.connect(host, pod, *addresses, ifname=ifname, peer_name=peer, gateways=gateways)
+    if not has_routes:
+        return result
+    for version, gateway in zip(("-4", "-6"), gateways, strict=True):
+        pod.ip(version, "route", "append", "default", "via", gateway, "dev", ifname)
+    return result | {"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from functools import partial
 from hashlib import sha512
 
 import pytest
@@ -110,20 +109,6 @@ def test_symbolic_links_are_not_followed(backup, tmp_path):
         assert target.read_text() == TEXT
         backup.remove()
         assert not path.is_symlink()
-
-
-def test_unusable_directory(tmp_path):
-    """If files cannot be created the error names path and fix, and loading and removing succeed without a backup."""
-    (tmp_path / "file").touch()
-    for data_dir in ("file", "file/x", "d" * 300):
-        backup = Backup(f"{tmp_path}/{data_dir}", "net", "cid", "eth0")
-        assert backup.load() is None
-        backup.remove()
-        error = failure_of(partial(save, backup, WHOLE), CniError)
-        assert error
-        assert error.code == 5
-        assert error.msg.startswith("failed to save file eth0.json: ")
-        assert "dataDir" in error.details
 
 
 def test_long_container_id(tmp_path):

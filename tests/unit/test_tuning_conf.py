@@ -81,17 +81,6 @@ def make_link(**values):
     return Link(**{**defaults, "iflink": 0, "iflink_nsid": None, "operstate": 6, "tx_queue": 1000, **values})
 
 
-def test_attributes_of_make_link():
-    """Attributes are read from a link and reduced to the configured ones."""
-    whole = attributes.of_link(make_link(flags=0x300))
-    assert whole == Attributes(bytes([2, 0, 0, 0, 0, 1]), True, 1500, True, 1000)
-    assert attributes.of_link(make_link(mac="")).mac is None
-    assert whole.only(Attributes(mtu=1, tx_queue=0)) == Attributes(mtu=1500, tx_queue=1000)
-    assert Attributes(mtu=1).with_defaults(whole) == Attributes(whole.mac, True, 1, True, 1000)
-    assert not Attributes()
-    assert Attributes(allmulti=False)
-
-
 def test_requests_for_attributes():
     """Attributes are set in one message, and restored in one message each, in the reference plugin's order."""
     whole = Attributes(bytes([2, 0, 0, 0, 0, 1]), True, 1400, False, 0)
