@@ -80,7 +80,6 @@ Nodes for the operator's tool
     restrictions: an administrator's restrictions, which must hold
     exposing_commands: finds printed commands that open the node
     uninterruptible: a process in state D
-    lint_file: `podwire lint` of one file
     samples: the sample networks in conf/
     kubectl: a stand-in for kubectl
     multus: the calls that Multus makes
