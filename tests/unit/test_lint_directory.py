@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
 
 SAMPLES = sorted(path for path in (ROOT / "tests/data/netd").iterdir() if path.is_dir() and path.name != "broken")
-PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
-POOL = {"type": "host-local", "subnet": "10.1.0.0/16"}
+CONFLICTS = tomllib.loads((ROOT / "tests" / "data" / "lint_conflicts.toml").read_text())
 
 
 def bridge(subnet: str, name: str = "cni0", **keys: Any) -> dict[str, Any]:
@@ -124,68 +124,12 @@ def test_hidden_file_is_read(tmp_path):
     assert [findings[:2] for findings in list_findings(linted)] == [(".a.conflist", "note")]
 
 
-def part(start: str, end: str = "10.1.255.254") -> dict[str, Any]:
-    """Returns host-local with a part of 10.1.0.0/16."""
-    return {**POOL, "rangeStart": start, "rangeEnd": end}
-
-
-def half(number: int, name: str) -> dict[str, Any]:
-    """Returns a bridge with a part of a subnet."""
-    return {**bridge("", name), "ipam": part(f"10.1.{number}.1", f"10.1.{number}.9")}
-
-
-def macvlan(**keys: Any) -> dict[str, Any]:
-    return {"type": "macvlan", "master": "eth0", **keys}
-
-
-def ipvlan(**keys: Any) -> dict[str, Any]:
-    return {"type": "ipvlan", "master": "eth0", **keys}
-
-
-# The plugins of two networks, and the findings at the second.
-PAIRS: dict[str, tuple[Any, ...]] = {
-    "parts of a subnet on two bridges": (half(1, "cni0"), half(2, "cni1"),
-        '10.1.0.0/16 is on bridge "cni1" here, but on bridge "cni0" in'),
-    "parts of a subnet on one bridge": (half(1, "cni0"), half(2, "cni0")),
-    "two backends of host ports": (
-        (bridge("10.0.0.0/16", "cni0"), {**PORTMAP, "backend": "iptables"}),
-        (bridge("10.1.0.0/16", "cni1"), {**PORTMAP, "backend": "nftables"}),
-        "host ports use nftables here, but iptables in",
-    ),
-    "separate": (bridge("10.1.0.0/16", "cni1"), bridge("10.2.0.0/16", "cni2")),
-    "same addresses": (bridge("10.1.0.0/16", "cni1"), bridge("10.1.2.0/24", "cni2"), "overlaps"),
-    "same addresses of ptp": ({"type": "ptp", "ipam": POOL}, bridge("10.1.2.0/24"), "overlaps"),
-    "two bridges, one subnet": (bridge("10.1.0.0/16", "cni1"), half(9, "cni2"), "overlaps"),
-    "one bridge, two gateways": (bridge("10.1.0.0/16", isGateway=True), bridge("10.2.0.0/16", isDefaultGateway=True),
-        "has the address 10.2.0.1/16 here, but 10.1.0.1/16"),
-    "one bridge, two gateways, IPv6": (bridge("fd01::/64", isGateway=True), bridge("fd02::/64", isGateway=True)),
-    "one bridge, two families": (bridge("10.1.0.0/16", isGateway=True), bridge("fd00::/64", isGateway=True)),
-    "one bridge, forced": (
-        bridge("10.1.0.0/16", isGateway=True), bridge("10.2.0.0/16", isGateway=True, forceAddress=True)),
-    "one bridge, one VLAN": ({"type": "bridge", "vlan": 5}, {"type": "bridge"}, "has no VLAN here, but some in"),
-    "one bridge, two mtus": (bridge("10.1.0.0/16", mtu=1400), bridge("10.2.0.0/16"), "has mtu 0 here, but 1400"),
-    "one bridge by default": ({**bridge("10.1.0.0/16", mtu=1400), "bridge": None}, bridge("10.2.0.0/16", mtu=1500),
-        "mtu 1500 here, but 1400"),
-    "one master, two kinds": (macvlan(), ipvlan(), '"eth0" is the master of ipvlan here, but of macvlan in'),
-    "one master, two modes": ({"type": "ipvlan", "mode": "l3"}, {"type": "ipvlan"},
-        "ipvlan on the interface of the default route has mode l2 here, but l3 in"),
-    "one master, one mode": (ipvlan(mode="l2"), ipvlan()),
-    "two masters": (macvlan(), ipvlan(master="eth1")),
-    "one master, in the host and in pods": (macvlan(), ipvlan(linkInContainer=True)),
-    "a subnet that is routed, and is not": (
-        ipvlan(mode="l3", ipam=POOL), macvlan(master="eth1", ipam=part("10.1.0.9", "10.1.0.99")), "overlaps"),
-    "a subnet that is routed, and is not, in parts": (
-        ipvlan(mode="l3", ipam=part("10.1.0.9", "10.1.0.99")), macvlan(master="eth1", ipam=part("10.1.1.0")),
-        "10.1.0.0/16 is on macvlan here, but on ipvlan in mode l3 in"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", CONFLICTS)
 def test_conflict_is_reported_at_the_later_network(pair, tmp_path):
     """Two networks that allocate the same addresses, or set up one bridge differently, are a warning."""
-    first, second, *expected = PAIRS[pair]
-    one, two = (plugins if isinstance(plugins, tuple) else (plugins,) for plugins in (first, second))
-    findings = list_findings(lint(tmp_path, f10_a__conflist=network("a", *one), f20_b__conflist=network("b", *two)))
+    first, second = (network(name, *CONFLICTS[pair][key]) for name, key in (("a", "first"), ("b", "second")))
+    findings = list_findings(lint(tmp_path, f10_a__conflist=first, f20_b__conflist=second))
+    expected = CONFLICTS[pair]["findings"]
     severities = {("20-b.conflist", "note" if "VLAN" in pair else "warning")}
     assert [item[:2] for item in findings] == [*severities] * len(expected), findings
     assert all(part in text for (_, _, text), part in zip(findings, expected, strict=True))
