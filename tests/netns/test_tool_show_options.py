@@ -1,7 +1,5 @@
 """`podwire show` on a terminal, its selections and files, and progress: what an operator sees."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -20,9 +18,8 @@ import pytest
 from process.version import __version__
 from tests.support import programs as stand_ins
 from tests.support.namespaces import Namespace
-from tests.support.tool import Tool
+from tests.support.tool import PORTS, Tool
 
-PORTS = '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
 _HEADERS = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES")
 PODS = ("default/web-0", "default/web-1", "kube-system/coredns-5d78c9869d-x7k2p")
 
@@ -37,7 +34,7 @@ def pods(tool: Tool, new_sandbox: Callable[[], Namespace]) -> list[Namespace]:
         sandboxes.append(new_sandbox())
         words = ["add", "net", sandboxes[-1].name, "--container-id", f"{number}" * 64]
         words += [word for argument in arguments for word in ("--args", argument)]
-        tool.succeed(*words, *(("--capability-args", PORTS) if number == 0 else ()))
+        tool.succeed(*words, *(PORTS if number == 0 else ()))
     return sandboxes
 
 

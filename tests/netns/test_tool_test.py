@@ -1,7 +1,5 @@
 """`podwire test` sends packets on every path of the pods, and names the first suspect of a lost one."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

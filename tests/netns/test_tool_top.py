@@ -1,7 +1,5 @@
 """`podwire top`: rates, drops at limits and connections of real packets; the live table and its keys."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
