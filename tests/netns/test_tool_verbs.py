@@ -174,6 +174,22 @@ def test_check_names_what_is_missing(tool: Tool, sandbox: Namespace):
     tool.succeed("del", "net", sandbox.name)
 
 
+def test_check_respects_disable_check(tool: Tool, sandbox: Namespace):
+    """A pod of a list with disableCheck is not checked, and the output says so."""
+    tool.configure(tool.bridge(), disableCheck=True)
+    tool.succeed("add", "net", sandbox.name)
+    assert "disableCheck" in tool.succeed("check", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
+
+
+def test_results_of_an_old_version(tool: Tool, sandbox: Namespace):
+    """A list of 0.2.0, whose results have no interfaces, is attached, cached and detached."""
+    tool.configure(tool.bridge(), version="0.2.0")
+    assert "10.22.0.2/24" in tool.succeed("add", "net", sandbox.name)
+    tool.succeed("del", "net", sandbox.name)
+    assert list(tool.cache.iterdir()) == []
+
+
 def test_json_documents(tool: Tool, sandbox: Namespace):
     """With --json add, check and del print one document of the documented shape."""
     added = tool.json("add", "net", sandbox.name)
