@@ -1,21 +1,17 @@
 """`podwire show` on a terminal, its selections and files, and progress: what an operator sees."""
 
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
-import termios
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from process.version import __version__
+from tests.netns.test_tool_top import Terminal
 from tests.support import programs as stand_ins
 from tests.support.namespaces import Namespace
 from tests.support.tool import PORTS, Tool
@@ -40,17 +36,8 @@ def pods(tool: Tool, new_sandbox: Callable[[], Namespace]) -> list[Namespace]:
 
 def on_terminal(tool: Tool, columns: int, *words: str, env: dict[str, str] | None = None) -> str:
     """Returns what a command prints on a terminal with so many columns, stderr included, without colours."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
-    process = tool.start(*words, env=env, stdout=slave, stderr=slave, stdin=slave)
-    os.close(slave)
-    data = b""
-    with suppress(OSError):  # the last process has closed the terminal
-        while chunk := os.read(master, 4096):
-            data += chunk
-    os.close(master)
-    process.wait(60)
-    return re.sub(r"\x1b\[[\d;]*m", "", data.decode()).replace("\r\n", "\n")
+    text = Terminal(tool, *words, columns=columns, env=env).read_all()
+    return re.sub(r"\x1b\[[\d;]*m", "", text).replace("\r\n", "\n")
 
 
 def test_rows_fit_the_terminal(tool: Tool, pods: list[Namespace]):

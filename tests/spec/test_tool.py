@@ -1,5 +1,6 @@
 """The operator's tool as a program: command line, wrong usage, exit status, completion, colour."""
 
+import json
 import os
 import pty
 import subprocess
@@ -24,6 +25,11 @@ def test_wrong_usage_is_reported_on_stderr(words):
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert "usage: podwire" in done.stderr
     assert words[-1] in done.stderr
+
+
+def test_json_option_prints_a_document():
+    """With --json a command prints one JSON document."""
+    assert json.loads(tool("list", "--json").stdout) == binaries.names()
 
 
 def test_bash_completion(tmp_path):
@@ -88,7 +94,6 @@ def net_d(tmp_path):
         (("ipam", "lst"), 'COMMAND: there is no "lst"; did you mean "list"?'),
         (("completion", "bsh"), 'SHELL: there is no "bsh"; did you mean "bash"?'),
         (("show", "--jso"), "unrecognized: --jso; did you mean --json?; see podwire show --help"),
-        (("show", "--jsn"), "unrecognized: --jsn; did you mean --json?; see podwire show --help"),
         (("list", "--nothing-like-it"), "unrecognized: --nothing-like-it; see podwire list --help"),
     ],
 )
@@ -97,6 +102,7 @@ def test_misspelt_word_is_rejected_with_a_suggestion(words, text):
     done = tool(*words)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert text in done.stderr
+    assert done.stderr.startswith(f"usage: podwire {words[0] if len(words) > 1 else '['}")
 
 
 def test_misspelt_network_is_rejected_with_a_suggestion(root, net_d):
