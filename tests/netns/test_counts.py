@@ -1,7 +1,5 @@
 """Limits of the messages, files and processes of each verb; no times."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +18,7 @@ from tests.support.namespaces import Namespace
 # send different numbers of answers, and for requests of verbs that poll until the kernel has finished.
 BRIDGE = {"ADD": (1, 125, 13, 11, 6), "CHECK": (1, 90, 6, 7, 5), "DEL": (2, 170, 7, 13, 10)}
 DUAL_STACK = {"ADD": (1, 180, 22, 18, 10), "CHECK": (1, 95, 7, 8, 6), "DEL": (2, 175, 8, 13, 10)}
+CHAINED = [host_port("nftables"), Subject.bandwidth]
 FULL_CHAIN = {"ADD": (3, 290, 16, 57, 23), "CHECK": (3, 240, 9, 35, 21), "DEL": (7, 365, 14, 54, 24)}
 
 
@@ -28,13 +27,7 @@ FULL_CHAIN = {"ADD": (3, 290, 16, 57, 23), "CHECK": (3, 240, 9, 35, 21), "DEL": 
     [
         pytest.param(SINGLE, [], BRIDGE, id="bridge"),
         pytest.param(DUAL, [], DUAL_STACK, id="dual stack"),
-        pytest.param(
-            NFTABLES,
-            [host_port("nftables"), Subject.bandwidth],
-            FULL_CHAIN,
-            id="full chain",
-            marks=pytest.mark.needs("nft_nat", "nft_inet"),
-        ),
+        pytest.param(NFTABLES, CHAINED, FULL_CHAIN, id="full chain", marks=pytest.mark.needs("nft_nat", "nft_inet")),
     ],
 )
 def test_verbs_stay_within_their_limits(

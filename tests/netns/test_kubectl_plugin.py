@@ -1,7 +1,5 @@
 """`kubectl podwire`: the tool as a plugin of kubectl, with a stand-in for kubectl that runs the pods it creates."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -13,8 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from tests.support import binaries, kubectl
-from tests.support.kubectl import Kubectl
+from tests.support import binaries, programs
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.tool import Tool
@@ -22,20 +19,66 @@ from tests.support.tool import Tool
 VERSIONS = ("1.25", "1.37")
 
 
+# Stands for kubectl: it records its calls and the manifests, and runs the pods as processes of this machine, which end
+# with the second look at them. It fails at the verb STAND_IN_FAILS; for the reason STAND_IN_WAITS no pod starts.
+STAND_IN = """\
+import json, os, subprocess, sys
+from pathlib import Path
+
+state, words, env = Path({state!r}), sys.argv[1:], os.environ
+with (state / "calls").open("a") as calls:
+    calls.write(json.dumps(words) + "\\n")
+verb, *names = [word for word in words if not word.startswith("--")]
+if env.get("STAND_IN_FAILS") == verb:
+    sys.exit("Error from server (Forbidden): pods is forbidden")
+if verb == "create":
+    (state / "pod.json").write_text(sys.stdin.read())
+elif verb == "get" and names[0] == "nodes":
+    print("node/worker-1\\nnode/worker-2")
+elif verb == "get":
+    looks = state / "looks"
+    looks.touch()
+    looks.write_text(looks.read_text() + ".")
+    container = {{"state": {{"waiting": {{"reason": env.get("STAND_IN_WAITS", "ContainerCreating")}}}}}}
+    status = {{"phase": "Pending", "containerStatuses": [container]}}
+    if len(looks.read_text()) > 1 and not env.get("STAND_IN_WAITS"):
+        (spec,) = json.loads((state / "pod.json").read_text())["spec"]["containers"]
+        done = subprocess.run(spec["command"], stdout=(state / "log").open("wb"), stderr=subprocess.STDOUT, check=False)
+        container["state"] = {{"terminated": {{"exitCode": done.returncode}}}}
+        status["phase"] = "Failed" if done.returncode else "Succeeded"
+    print(json.dumps({{"status": status}}))
+elif verb == "logs":
+    sys.stdout.write((state / "log").read_text())
+"""
+
+
 class Plugin:
-    """The executable under the names by which kubectl calls it."""
+    """The executable under the names by which kubectl calls it; `state` has the stand-in for kubectl and its files."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.kubectl: Kubectl = kubectl.install(directory / "bin")
+        self.directory, self.state = directory, directory / "bin"
+        self.state.mkdir()
+        (self.state / "kubectl.py").write_text(STAND_IN.format(state=str(self.state)))
+        start = f'PATH=/usr/bin:/bin exec {sys.executable} {self.state}/kubectl.py "$@"'
+        programs.install(self.state, kubectl=start)
         for name in ("kubectl-podwire", "kubectl_complete-podwire"):
             (directory / name).symlink_to(binaries.directory() / "podwire")
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The arguments of each call of kubectl."""
+        return [json.loads(line) for line in (self.state / "calls").read_text().splitlines()]
+
+    @property
+    def pod(self) -> Any:
+        """The manifest of the last pod."""
+        return json.loads((self.state / "pod.json").read_text())
 
     def start(self, *words: str, name: str = "kubectl-podwire", **env: str) -> subprocess.Popen[str]:
         """Starts the plugin as kubectl does."""
         line = [str(self.directory / name), *words]
         pipe = subprocess.PIPE
-        return subprocess.Popen(line, env={"PATH": str(self.kubectl.path), **env}, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(line, env={"PATH": str(self.state), **env}, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *words: str, name: str = "kubectl-podwire", **env: str) -> tuple[int, str]:
         """Runs it to its end, and returns exit status and output."""
@@ -70,7 +113,7 @@ def test_command_runs_in_a_pod_on_the_node(kubectl_plugin: Plugin):
     net_d.mkdir()
     status, output = kubectl_plugin.run(*words, "lint", str(net_d))
     assert (status, "no runtime finds a network here" in output) == (1, True), output
-    pod, calls = kubectl_plugin.kubectl.pod, kubectl_plugin.kubectl.calls
+    pod, calls = kubectl_plugin.pod, kubectl_plugin.calls
     assert verbs(calls) == ["create", "get", "get", "logs", "delete"]
     assert all(call[:2] == ["--context=prod", "--namespace=kube-system"] for call in calls)
     assert calls[-1][2:] == ["delete", "pod", pod["metadata"]["name"], "--ignore-not-found", "--wait=false"]
@@ -86,7 +129,7 @@ def test_pod_is_valid(kubectl_plugin: Plugin, version: str):
     """The manifest is valid in the oldest and the newest Kubernetes, and mounts the directories only for reading."""
     words = ("--node", "worker-1", "--podwire", "/bin/true", "--image", "i:1", "doctor")
     kubectl_plugin.run(*words, PODWIRE_COLUMNS="100")
-    pod = kubectl_plugin.kubectl.pod
+    pod = kubectl_plugin.pod
     kubernetes_validate.validate(pod, version, strict=True)
     (container,) = pod["spec"]["containers"]
     assert container["image"] == "i:1"
@@ -100,12 +143,12 @@ def test_pod_is_valid(kubectl_plugin: Plugin, version: str):
 def test_pod_is_deleted_after_a_failure(kubectl_plugin: Plugin):
     """If a call of kubectl fails, its message is printed, the exit status is 3, and the pod is deleted."""
     for verb in ("create", "get", "logs"):
-        (kubectl_plugin.kubectl.path / "calls").unlink(missing_ok=True)
+        (kubectl_plugin.state / "calls").unlink(missing_ok=True)
         words = ("--node", "worker-1", "--podwire", "/bin/true", "show")
         status, output = kubectl_plugin.run(*words, STAND_IN_FAILS=verb)
         assert status == 3
         assert f"podwire: kubectl {verb}: Error from server (Forbidden)" in output
-        assert verbs(kubectl_plugin.kubectl.calls)[-1] == "delete"
+        assert verbs(kubectl_plugin.calls)[-1] == "delete"
 
 
 def test_pod_that_cannot_be_deleted_is_named(kubectl_plugin: Plugin):
@@ -113,18 +156,18 @@ def test_pod_that_cannot_be_deleted_is_named(kubectl_plugin: Plugin):
     words = ("--node", "worker-1", "--podwire", "/bin/true", "show")
     status, output = kubectl_plugin.run(*words, STAND_IN_FAILS="delete")
     assert status == 0
-    name = kubectl_plugin.kubectl.pod["metadata"]["name"]
+    name = kubectl_plugin.pod["metadata"]["name"]
     assert f"kubectl --namespace=kube-system delete pod {name}\n" in output
 
 
 def test_signal_deletes_the_pod(kubectl_plugin: Plugin):
     """SIGINT while the pod does not start deletes the pod."""
     process = kubectl_plugin.start("--node", "worker-1", "show", STAND_IN_WAITS="ErrImagePull")
-    assert eventually((kubectl_plugin.kubectl.path / "looks").exists)
+    assert eventually((kubectl_plugin.state / "looks").exists)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 3
     process.communicate()
-    assert verbs(kubectl_plugin.kubectl.calls)[-1] == "delete"
+    assert verbs(kubectl_plugin.calls)[-1] == "delete"
 
 
 def test_wrong_usage(kubectl_plugin: Plugin, tmp_path: Path):
@@ -134,8 +177,8 @@ def test_wrong_usage(kubectl_plugin: Plugin, tmp_path: Path):
     assert "did you mean --node?" in kubectl_plugin.run("--nod", "x", "show")[1]
     assert "did you mean doctor?" in kubectl_plugin.run("--node", "x", "docter")[1]
     assert kubectl_plugin.run("--node")[0] == 2
-    assert not (kubectl_plugin.kubectl.path / "calls").exists()
-    (kubectl_plugin.kubectl.path / "kubectl").unlink()
+    assert not (kubectl_plugin.state / "calls").exists()
+    (kubectl_plugin.state / "kubectl").unlink()
     assert "there is no kubectl on the PATH" in kubectl_plugin.run("--node", "x", "show")[1]
 
 
@@ -143,7 +186,7 @@ def test_command_without_a_node_runs_here(kubectl_plugin: Plugin, tmp_path: Path
     """Without --node the command runs on this machine, and kubectl is not called."""
     status, output = kubectl_plugin.run("lint", str(tmp_path / "none.conf"))
     assert status == 3 or "none.conf" in output
-    assert not (kubectl_plugin.kubectl.path / "calls").exists()
+    assert not (kubectl_plugin.state / "calls").exists()
 
 
 def test_completion(kubectl_plugin: Plugin):
@@ -181,12 +224,8 @@ os.execve(container["command"][0], container["command"], {"PATH": "/usr/bin:/bin
 
 def in_container(tool: Tool, pod: Any, root: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command of a pod as a runtime does: own mounts, the host's network and processes, only the volumes."""
-    sources = {
-        "net-d": str(tool.directory / "net.d"),
-        "bin": str(tool.bin_dir),
-        "state": str(tool.directory / "cache"),
-        "netns": "/run/netns",
-    }
+    sources = {"net-d": f"{tool.directory}/net.d", "bin": str(tool.bin_dir), "state": f"{tool.directory}/cache"}
+    sources["netns"] = "/run/netns"
     root.mkdir()
     script = [sys.executable, "-c", _CONTAINER, json.dumps(pod["spec"]), json.dumps(sources), str(root)]
     with tool.host.entered():
@@ -201,7 +240,7 @@ def test_container_sees_the_pods_and_calls_none_gone(
     pod = new_sandbox()
     tool.succeed("add", "net", pod.name, "--container-id", "pod1")
     kubectl_plugin.run("--node", "worker-1", "show", "--json", STAND_IN_FAILS="get")
-    manifest = kubectl_plugin.kubectl.pod
+    manifest = kubectl_plugin.pod
     done = in_container(tool, manifest, tmp_path / "root")
     document = json.loads(done.stdout)
     (one,) = document["attachments"]

@@ -1,7 +1,5 @@
 """`podwire bugreport`: all parts of a node in one archive, without secrets, whatever fails."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Callable
@@ -11,12 +9,11 @@ import pytest
 
 from tests.support import programs as stand_ins
 from tests.support.namespaces import Namespace
-from tests.support.tool import PORTMAP, Tool
+from tests.support.tool import PORTMAP, PORTS, Tool
 
 # Each part of the archive has a limit of time.
-pytestmark = [pytest.mark.needs("iptables_nft_nat"), pytest.mark.one_kernel]
+pytestmark = [pytest.mark.needs("iptables_nft_nat"), pytest.mark.one_kernel, pytest.mark.alone]
 
-PORTS = '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
 # Every place in which a secret may be, each with its own text.
 SECRETS = {
     "token": "T0KEN-in-a-plugin",
@@ -54,7 +51,7 @@ def node(tool: Tool, new_sandbox: Callable[[], Namespace]) -> Tool:
     """A network with one pod, which publishes a port."""
     log = tool.directory / "verbs.log"
     tool.configure({**tool.bridge(ipMasq=True), "logFile": str(log)}, PORTMAP)
-    tool.succeed("add", "net", new_sandbox().name, "--container-id", "pod1", "--capability-args", PORTS)
+    tool.succeed("add", "net", new_sandbox().name, "--container-id", "pod1", *PORTS)
     return tool
 
 

@@ -1,6 +1,4 @@
-"""`podwire doctor` raises no false alarm beside other programs' rules and routes; tests/data/foreign has most."""
-
-from __future__ import annotations
+"""`podwire doctor` raises no false alarm beside other programs' rules and routes, which tests/data/foreign has."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,33 +12,7 @@ from tests.support.namespaces import Namespace
 
 pytestmark = pytest.mark.one_kernel
 
-PROXY = "ip rule add priority 100 fwmark 1 lookup 100; ip route add local default dev lo table 100; "
-TAILSCALE = """
-ip route add 100.64.0.0/10 dev out0 table 52; ip route add throw 127.0.0.0/8 table 52
-ip rule add priority 5210 fwmark 0x80000/0xff0000 lookup main
-ip rule add priority 5250 fwmark 0x80000/0xff0000 unreachable; ip rule add priority 5270 lookup 52
-"""
-WG_QUICK = """
-ip link add wg0 type veth peer name wg1; ip link set wg0 up; ip link set wg1 up
-ip route add default dev wg0 table 51820; ip rule add priority 32765 not fwmark 51820 lookup 51820
-ip rule add priority 32764 lookup main suppress_prefixlength 0
-"""
-SHELLS = {
-    "a transparent proxy by nftables": PROXY
-    + "nft 'add table inet clash; add chain inet clash pre { type filter hook prerouting priority mangle; }; "
-    "add rule inet clash pre ip daddr { 127.0.0.0/8, 10.44.0.0/24, 192.0.2.1 } return; "
-    "add rule inet clash pre meta l4proto { tcp, udp } tproxy ip to 127.0.0.1:7893 meta mark set 1 accept'",
-    "a transparent proxy by iptables": PROXY
-    + "iptables -t mangle -A PREROUTING -i cni0 -p tcp ! -d 10.44.0.0/24 -j TPROXY --on-port 7893 "
-    "--on-ip 127.0.0.1 --tproxy-mark 1/1",
-    "tailscale's rules": TAILSCALE,
-    "a full tunnel of wg-quick": WG_QUICK,
-    "nexthop objects": (
-        "ip nexthop add id 10 via 192.0.2.2 dev out0; ip route replace default nhid 10; "
-        "ip nexthop add id 99 blackhole; ip route add 203.0.114.0/24 nhid 99; ip route add unreachable 192.168.0.0/16"
-    ),
-}
-SHELLS |= {path.stem: path.read_text() for path in sorted((ROOT / "tests" / "data" / "foreign").glob("*.sh"))}
+SHELLS = {path.stem: path.read_text() for path in sorted((ROOT / "tests" / "data" / "foreign").glob("*.sh"))}
 NEEDS = {"firewalld": ("nft_inet",), "netavark": ("nft_inet", "nft_nat"), "kube-proxy-nftables": ("nft_inet",)}
 # Notes that are true on such a node.
 NOTES = {"ufw": {"node-closed"}}

@@ -1,7 +1,5 @@
 """`podwire doctor` and `podwire show` for networks with macvlan, ipvlan and vlan: masters, modes, and host links."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -34,28 +32,27 @@ def show(node: DoctorNode) -> dict[str, Any]:
     return document
 
 
+KINDS = {  # kind, master and mode of the pod's interface, and the feature that it needs
+    SAMPLE: (("macvlan", "eth0", "bridge"), ["macvlan"]),
+    "91-ipvlan.conflist": (("ipvlan", "eth2", "l3"), ["ipvlan"]),
+    "92-vlan.conflist": (("vlan", "eth0", "100"), ["vlan_device"]),
+    "94-dummy.conflist": (("dummy", "", ""), ["dummy"]),
+    "95-tap.conflist": (("tun", "", ""), []),
+}
+
+
 @pytest.mark.parametrize(
-    ("sample", "expected", "column"),
-    [
-        pytest.param(
-            SAMPLE, ("macvlan", "eth0", "bridge"), "eth0 (macvlan bridge)", marks=pytest.mark.needs("macvlan")
-        ),
-        pytest.param(
-            "91-ipvlan.conflist", ("ipvlan", "eth2", "l3"), "eth2 (ipvlan l3)", marks=pytest.mark.needs("ipvlan")
-        ),
-        pytest.param(
-            "92-vlan.conflist", ("vlan", "eth0", "100"), "eth0 (vlan 100)", marks=pytest.mark.needs("vlan_device")
-        ),
-        pytest.param("94-dummy.conflist", ("dummy", "", ""), "(dummy)", marks=pytest.mark.needs("dummy")),
-        pytest.param("95-tap.conflist", ("tun", "", ""), "(tun)"),
-    ],
+    ("sample", "expected"),
+    [pytest.param(name, kind, marks=pytest.mark.needs(*needs), id=name) for name, (kind, needs) in KINDS.items()],
 )
-def test_show_describes_interfaces_without_a_host_veth(node, sandbox, sample, expected, column):
+def test_show_describes_interfaces_without_a_host_veth(node, sandbox, sample, expected):
     """The kind of the pod's interface, its master and its mode are shown."""
     node.attach(add(node, sample), sandbox)
     (pod,) = show(node)["attachments"]
-    assert (pod["kind"], pod["master"], pod["mode"]) == expected
+    kind, master, mode = pod["kind"], pod["master"], pod["mode"]
+    assert (kind, master, mode) == expected
     assert (pod["state"], pod["hostInterface"], pod["bridge"]) == ("ok", "", "")
+    column = f"{master} ({kind} {mode})".replace(" )", ")").lstrip()
     assert column in node.podwire("show", f"--data-dir={node.directory}/leases").stdout
 
 

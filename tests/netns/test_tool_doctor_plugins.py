@@ -1,7 +1,5 @@
 """`podwire doctor` with invalid files in net.d, with plugins that cannot run, and with firewalld."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -47,26 +45,6 @@ def test_net_d_of_a_node_of_kubernetes(node):
     """Without a network on a node of Kubernetes, the advice is to use the node's podCIDRs."""
     finding = node.find("no-network", before="mount -t tmpfs podwire /var/lib; mkdir -p /var/lib/kubelet /var/lib/cni")
     assert finding["cure"].startswith("podwire install --conf --node node.json, where ")
-
-
-def test_file_that_no_runtime_can_use(node):
-    """A file that is not JSON is reported with a command that locates the error, and the next file is used."""
-    node.add_bridge()
-    node.configure("05-broken.conflist", '{"name": "x", }')
-    findings = node.list_checks()
-    assert [(one["name"], one["cure"]) for one in list_problems(findings)] == [
-        ("file-unusable", "podwire lint /etc/cni/net.d/05-broken.conflist")
-    ]
-    assert any(one["subject"].endswith("10-pods.conflist") and "use this file" in one["text"] for one in findings)
-
-
-def test_two_files_with_the_same_network(node):
-    """Two networks of one name are reported until one of the files is removed."""
-    node.add_bridge()
-    twin = node.configure("20-twin.conflist", (node.conf / "10-pods.conflist").read_text())
-    assert "/etc/cni/net.d/20-twin.conflist" in node.find("same-name")["cure"]
-    twin.unlink()
-    assert list_problems(node.list_findings()) == []
 
 
 def test_two_networks_with_one_subnet(node):

@@ -1,7 +1,5 @@
 """The commands of `podwire doctor` pass no restriction that an administrator has written."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.doctor_node import DoctorNode, list_problems
-from tests.support.fault_node import FaultNode, Shared, describe, fault_node
+from tests.support.fault_node import UPLINK, FaultNode, Shared, describe, fault_node
 from tests.support.fault_table import FAULTS, Fault
 from tests.support.namespaces import Namespace
-from tests.support.restrictions import Restrictions, restrictions
 from tests.support.tool import PORTMAP
 
 pytestmark = pytest.mark.one_kernel
@@ -21,10 +18,51 @@ pytestmark = pytest.mark.one_kernel
 COMMANDS = [one for one in FAULTS if one.repair and one.run and not one.intended]
 
 
+MAIL, ADMIN, LIMITED = 25, 9999, 8081
+# No mail, a port of the node closed to the pods, a published port only for another network.
+SHELL = f"""
+iptables -N DOCKER-USER; iptables -I FORWARD -j DOCKER-USER
+iptables -A DOCKER-USER -i out0 ! -s 192.168.1.0/24 -p tcp -m conntrack --ctorigdstport {LIMITED} -j REJECT
+iptables -A FORWARD -p tcp --dport {MAIL} -j REJECT --reject-with tcp-reset
+iptables -A INPUT -i {{gate}} -p tcp --dport {ADMIN} -j REJECT --reject-with tcp-reset
+"""
+
+
+class Restrictions:
+    """The restrictions on a node. Everything that they refuse would be answered: a process listens there."""
+
+    def __init__(self, node: FaultNode) -> None:
+        self._node = node
+        words = node.words
+        pod, far = Namespace(words["pod"]), Namespace(words["far"])
+        self._connections = (
+            (pod, "192.0.2.2", MAIL, "mail from a pod"),
+            (pod, words["gateway"], ADMIN, "a port of the node from a pod"),
+            (far, "192.0.2.1", LIMITED, "a published port from another network"),
+        )
+
+    def install(self) -> None:
+        """Writes the rules, if they are not there."""
+        if "DOCKER-USER" not in self._node.shell("iptables -S").stdout:
+            self._node.inject(SHELL)
+
+    def passing(self) -> list[str]:
+        """Returns the connections that are made in spite of the restrictions."""
+        return [name for client, address, port, name in self._connections if connects(client, address, port)]
+
+
 @contextmanager
 def restricted_node(directory: Path) -> Iterator[tuple[FaultNode, Restrictions]]:
-    """Yields a node with restrictions, and these."""
-    with fault_node(directory) as node, restrictions(node) as written:
+    """Yields a node with processes that listen, and restrictions: each connection is refused by a rule."""
+    with fault_node(directory) as node, ExitStack() as stack:
+        places = ((Namespace(node.words["far"]), MAIL), (node.host, ADMIN), (Namespace(node.words["pod2"]), 80))
+        for namespace, port in places:
+            with namespace.entered():
+                stack.enter_context(socket.create_server(("", port)))
+        written = Restrictions(node)
+        assert len(written.passing()) == 3
+        written.install()
+        assert written.passing() == []
         yield node, written
 
 
@@ -66,12 +104,7 @@ def test_policy_does_not_open_the_isolation_of_networks(
     """With a policy that drops, the command opens the published port, and no path between isolated networks."""
     node = DoctorNode(host, tmp_path)
     far = new_sandbox()
-    host.run(
-        "sh", "-ec",
-        f"ip link add out0 type veth peer name out1 netns {far.name}; ip link set out0 up;"
-        f"ip address add 192.0.2.1/24 dev out0; ip -n {far.name} link set out1 up;"
-        f"ip -n {far.name} address add 192.0.2.2/24 dev out1; ip route add default via 192.0.2.2",
-    )  # fmt: skip
+    host.run("sh", "-ec", UPLINK.format(far=far.name))
     pods = [new_sandbox(), new_sandbox()]
     addresses = []
     for number, pod in enumerate(pods):

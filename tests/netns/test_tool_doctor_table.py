@@ -1,7 +1,5 @@
 """`podwire doctor` names each fault of docs/faults.md once, and the printed commands end it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +61,7 @@ def forbidden_commands(node: FaultNode, finding: dict[str, object]) -> list[str]
     """Returns the commands of a finding that delete rules of others, change a policy, or open more than the pods."""
     text = f"{finding['commands']} {finding['advice']}"
     interfaces = [node.words[name] for name in ("gate", "veth", "veth2")]
-    opened = exposing_commands.commands(text, interfaces, (SUBNET, SUBNET6))
+    opened = exposing_commands.commands(str(finding), interfaces, (SUBNET, SUBNET6))  # also its consequences
     return [*opened, *exposing_commands.deletions(text)]
 
 

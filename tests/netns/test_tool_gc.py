@@ -1,7 +1,5 @@
 """`podwire gc` removes objects of stopped pods and never those of running pods, whatever the cache contains."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -91,10 +89,7 @@ def test_address_of_an_owner_without_cache_entry_is_kept(node: Tool, new_sandbox
     printed = node.succeed("gc", "net", "--dry-run")
     assert [
         pod.name for pod in (known, other, starting, stopped) if f"in use or new: container {pod.name}" in printed
-    ] == [
-        other.name,
-        starting.name,
-    ]
+    ] == [other.name, starting.name]
     assert "release 10.22.0.5" in printed
     before = node.everything(known, other, starting)
     assert node.json("gc", "net")["kept"] == kept

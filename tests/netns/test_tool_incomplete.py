@@ -1,7 +1,5 @@
 """An incomplete inspection is never reported as healthy: exit status 4 of doctor, show and ipam."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`podwire install --conf` with other addresses than before: printed, and refused while pods of the network run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

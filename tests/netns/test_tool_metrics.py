@@ -1,7 +1,5 @@
 """`podwire metrics` on a real node: what Prometheus' own parser reads, and how the file is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

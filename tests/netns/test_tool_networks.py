@@ -1,7 +1,5 @@
 """Every command with an argument NETWORK prints the same error for an unknown network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 
@@ -13,6 +11,7 @@ from tests.support import binaries
 from tests.support.namespaces import Namespace
 from tests.support.tool import Tool
 
+PODWIRE = binaries.directory() / "podwire"
 LINES = [
     command.words.split()[1:] + ["nonesuch" if word.metavar == "NETWORK" else "nopod" for word in command.positionals]
     for command in command_tree(cli.build_parser()).leaves()
@@ -29,14 +28,9 @@ def test_unknown_network(words, host: Namespace, tmp_path):
     tool.cache.mkdir(parents=True)
     directory = tmp_path / "net.d"
     (directory / "broken.conf").write_text("{")
-    program = binaries.directory() / "podwire"
+    line = [PODWIRE, *words, "--conf-dir", str(directory), "--cache-dir", str(tool.cache.parent)]
     with host.entered():
-        done = subprocess.run(
-            [program, *words, "--conf-dir", str(directory), "--cache-dir", str(tool.cache.parent)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     first, hint = done.stderr.splitlines()
     assert first == f'podwire: there is no network "nonesuch" in {directory}'
@@ -48,16 +42,8 @@ def test_unknown_network(words, host: Namespace, tmp_path):
 )
 def test_root_is_needed(words, tmp_path):
     """Each command that changes something or runs plugins reports that it needs root before it reads anything."""
-    program = binaries.directory() / "podwire"
-    done = subprocess.run(
-        [program, *words.split(), "--cache-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        user=65534,
-        group=65534,
-        env={"PATH": os.environ["PATH"]},
-    )
+    line, env = [PODWIRE, *words.split(), "--cache-dir", str(tmp_path)], {"PATH": os.environ["PATH"]}
+    done = subprocess.run(line, env=env, user=65534, group=65534, capture_output=True, text=True, check=False)
     command = words.partition(" net")[0].partition(" --")[0]
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines() == [

@@ -1,7 +1,5 @@
 """`podwire ipam` shows the addresses of a cluster, as an agent's HTTP server reports them over a Unix socket."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`podwire ipam pools --set`, `reclaim` and `recover` change the store through the agent, after a confirmation."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

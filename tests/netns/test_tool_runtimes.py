@@ -115,15 +115,6 @@ def test_address_is_listed_once(node, sandbox):
     assert [line["state"] for line in node.tool("ipam", "list", "--json").json] == ["living", "last_reserved"]
 
 
-def test_unknown_option_prints_the_usage_of_its_command(node):
-    """The printed usage is that of the command that does not have the option."""
-    for words in (("show",), ("ipam", "list")):
-        done = node.tool(*words, "--prefix", directories=False)
-        assert done.status == 2, done
-        assert done.stderr.startswith(f"usage: podwire {' '.join(words)} ")
-        assert f"unrecognized: --prefix; see podwire {' '.join(words)} --help" in done.stderr
-
-
 def test_del_of_an_unknown_attachment(node, sandbox):
     """DEL of an attachment without a cache entry succeeds, as required, and reports the missing entry."""
     places = ("--conf-dir", str(node.directory / "net.d"), "--bin-dir", str(binaries.directory()))

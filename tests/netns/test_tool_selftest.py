@@ -1,7 +1,5 @@
 """`podwire selftest` passes on this kernel, needs only its file, changes nothing, leaves nothing when killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -25,6 +23,7 @@ from tests.support.tool import Tool
 # Each runs hundreds of verbs: minutes in user-mode Linux.
 pytestmark = [pytest.mark.one_kernel, pytest.mark.timeout(1000)]
 
+SELFTEST = [str(binaries.directory() / "podwire"), "selftest"]
 VERBS = {"ADD", "CHECK", "DEL", "GC", "STATUS"}
 NAMES_OF_THE_TEST = ("selftest", "pwup", "pwbridge", "pwvrf", "pwdhcp", "10.209.", "192.0.2.")
 # A root directory with the executable and the directories that every system has, and nothing else.
@@ -40,8 +39,7 @@ exec chroot . /podwire selftest --json
 
 def run_alone(host: Namespace, directory: Path) -> dict[str, Any]:
     """Runs the self-test in a root directory without any other program; returns its document."""
-    program = binaries.directory() / "podwire"
-    line = ["unshare", "--mount", "sh", "-c", ALONE, "sh", str(directory), str(program)]
+    line = ["unshare", "--mount", "sh", "-c", ALONE, "sh", str(directory), SELFTEST[0]]
     with host.entered():
         done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stderr == ""
@@ -76,9 +74,7 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
     """Each network passes or is skipped for a reason; the document has each verb's time and the measured limit."""
     before = netstate.state(tool.host, netfilter=True)
     with tool.host.entered():
-        done = subprocess.run(
-            [binaries.directory() / "podwire", "selftest", "--json"], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*SELFTEST, "--json"], capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)
     assert list_failures(document) == []
     assert (done.stderr, done.returncode in (0, 4)) == ("", True)
@@ -117,7 +113,7 @@ def test_killed_it_leaves_nothing(tool: Tool, after_s: float):
     mounts = Path("/proc/self/mountinfo").read_text()
     before = netstate.state(tool.host, netfilter=True)
     with tool.host.entered():
-        process = subprocess.Popen([binaries.directory() / "podwire", "selftest"], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(SELFTEST, stdout=subprocess.DEVNULL)
     time.sleep(after_s)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -131,9 +127,7 @@ def test_killed_it_leaves_nothing(tool: Tool, after_s: float):
 def test_changes_of_the_machine_are_printed(tool: Tool):
     """A link that another program creates meanwhile is printed, and the exit status is 4."""
     with tool.host.entered():
-        process = subprocess.Popen(
-            [binaries.directory() / "podwire", "selftest"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(SELFTEST, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout
     lines = [process.stdout.readline()]  # the facts: the state before has been read when the first network is printed
     while not lines[-1].startswith("loopback"):

@@ -64,18 +64,6 @@ def test_attachment_is_described_completely(node, sandbox):
     assert bridge == {"name": "cni0", "addresses": [f"{NET}.1/24"], "ports": [host_end(result)]}
 
 
-def test_attachment_of_the_reference_plugins(bin_dir, reference, host, sandbox, tmp_path):
-    """Attachments of the reference plugins are described like those of podwire."""
-    node = Node(host, tmp_path / "node", bin_dir=reference)
-    result = node.attach(sandbox, "8080:80", name="web")
-    node_state = node.show()
-    assert node_state["leaks"] == []
-    pod = only(node_state, "attachments")
-    assert (pod["state"], pod["pod"], pod["hostInterface"]) == ("ok", "default/web", host_end(result))
-    assert pod["limits"] == {"receives": 10_000_000, "sends": 2_500_000}
-    assert [port["confirmed"] for port in pod["hostPorts"]] == [True]
-
-
 def test_text_output(nft_node, sandbox):
     """Without --json a table has pod, veth, address, host port and limits."""
     result = nft_node.attach(sandbox, "8080:80", name="web")
@@ -95,6 +83,7 @@ def test_host_port_without_rules_is_not_confirmed(node, sandbox):
     assert port["confirmed"] is False
     done = node.tool("show")
     assert (done.status, "8080->80/tcp!" in done.stdout, "podwire repair" in done.stdout) == (1, True, True), done
+    assert "check failed" in done.stdout
 
 
 def test_objects_of_a_stopped_pod_are_leaked(node, sandbox, new_sandbox):
@@ -140,11 +129,17 @@ def test_objects_of_an_unknown_attachment_are_leaked(node, sandbox, new_sandbox)
     assert node.leaked_kinds() == set()
 
 
-def test_leaks_of_the_reference_plugins(bin_dir, reference, host, sandbox, new_sandbox, tmp_path):
-    """Objects of a stopped pod of the reference plugins are leaks if they name their owner."""
+def test_pods_of_the_reference_plugins(bin_dir, reference, host, sandbox, new_sandbox, tmp_path):
+    """Pods of the reference plugins are described like podwire's; a stopped one's objects that name it are leaks."""
     node = Node(host, tmp_path / "node", bin_dir=reference)
     stopped = new_sandbox()
-    node.attach(sandbox, "8081:80")
+    result = node.attach(sandbox, "8081:80", name="web")
+    node_state = node.show()
+    assert node_state["leaks"] == []
+    pod = only(node_state, "attachments")
+    assert (pod["state"], pod["pod"], pod["hostInterface"]) == ("ok", "default/web", host_end(result))
+    assert pod["limits"] == {"receives": 10_000_000, "sends": 2_500_000}
+    assert [port["confirmed"] for port in pod["hostPorts"]] == [True]
     node.attach(stopped, "8080:80")
     assert node.leaked_kinds() == set()
     delete_and_wait(stopped, node.host)

@@ -1,28 +1,21 @@
 """`podwire show` on a terminal, its selections and files, and progress: what an operator sees."""
 
-from __future__ import annotations
-
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
-import termios
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from process.version import __version__
+from tests.netns.test_tool_top import Terminal
 from tests.support import programs as stand_ins
 from tests.support.namespaces import Namespace
-from tests.support.tool import Tool
+from tests.support.tool import PORTS, Tool
 
-PORTS = '{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
 _HEADERS = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES")
 PODS = ("default/web-0", "default/web-1", "kube-system/coredns-5d78c9869d-x7k2p")
 
@@ -37,23 +30,14 @@ def pods(tool: Tool, new_sandbox: Callable[[], Namespace]) -> list[Namespace]:
         sandboxes.append(new_sandbox())
         words = ["add", "net", sandboxes[-1].name, "--container-id", f"{number}" * 64]
         words += [word for argument in arguments for word in ("--args", argument)]
-        tool.succeed(*words, *(("--capability-args", PORTS) if number == 0 else ()))
+        tool.succeed(*words, *(PORTS if number == 0 else ()))
     return sandboxes
 
 
 def on_terminal(tool: Tool, columns: int, *words: str, env: dict[str, str] | None = None) -> str:
     """Returns what a command prints on a terminal with so many columns, stderr included, without colours."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
-    process = tool.start(*words, env=env, stdout=slave, stderr=slave, stdin=slave)
-    os.close(slave)
-    data = b""
-    with suppress(OSError):  # the last process has closed the terminal
-        while chunk := os.read(master, 4096):
-            data += chunk
-    os.close(master)
-    process.wait(60)
-    return re.sub(r"\x1b\[[\d;]*m", "", data.decode()).replace("\r\n", "\n")
+    text = Terminal(tool, *words, columns=columns, env=env).read_all()
+    return re.sub(r"\x1b\[[\d;]*m", "", text).replace("\r\n", "\n")
 
 
 def test_rows_fit_the_terminal(tool: Tool, pods: list[Namespace]):

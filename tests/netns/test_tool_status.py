@@ -1,7 +1,5 @@
 """`podwire status` and `podwire version`: the answers of each network's plugins to STATUS and VERSION."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

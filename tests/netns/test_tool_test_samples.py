@@ -1,7 +1,5 @@
 """`podwire test` with the sample networks of conf/."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.doctor_node import list_problems

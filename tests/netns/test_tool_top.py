@@ -1,7 +1,5 @@
 """`podwire top`: rates, drops at limits and connections of real packets; the live table and its keys."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -91,12 +89,23 @@ def test_one_table_without_a_terminal(tool: Tool, pods: list[Namespace]):
 class Terminal:
     """A terminal on which a command runs."""
 
-    def __init__(self, tool: Tool, *words: str) -> None:
+    def __init__(self, tool: Tool, *words: str, columns: int = 60, env: dict[str, str] | None = None) -> None:
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 8, 60, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 8, columns, 0, 0))
         self.before = termios.tcgetattr(slave)
-        self.process: subprocess.Popen[bytes] = tool.start(*words, stdin=slave, stdout=slave, stderr=slave)
+        self.process: subprocess.Popen[bytes] = tool.start(*words, env=env, stdin=slave, stdout=slave, stderr=slave)
         self.slave = slave
+
+    def read_all(self) -> str:
+        """Returns the output of a command that ends by itself."""
+        os.close(self.slave)
+        data = b""
+        with suppress(OSError):  # the last process has closed the terminal
+            while chunk := os.read(self.master, 4096):
+                data += chunk
+        os.close(self.master)
+        self.process.wait(60)
+        return data.decode()
 
     def read_until(self, text: str) -> str:
         """Returns the output up to `text`, within 30 seconds."""

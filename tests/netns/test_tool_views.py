@@ -4,8 +4,6 @@ Two kinds of view: in one the mounts of process 1 are readable (another process 
 empty.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -51,29 +49,15 @@ def node(tool: Tool) -> Tool:
     return tool
 
 
-def open_view(node: Tool, kind: str) -> View:
-    """Returns the node in another view, with readable mounts of process 1 or without ("blind")."""
-    other = _CONTAINER if "container" in kind else _OTHER_RUN
-    script = f"{_HIDDEN if 'blind' in kind else _READABLE.format(pid=os.getpid())}; {other}"
-    return View(node.host, node.directory, script=script)
-
-
-@pytest.fixture(params=["unshare", "container"])
+@pytest.fixture
 def view(request: pytest.FixtureRequest, node: Tool) -> View:
-    """The node with another /run, and readable mounts of process 1."""
-    return open_view(node, request.param)
+    """The node in another view, with readable mounts of process 1 or without ("blind")."""
+    other = _CONTAINER if "container" in request.param else _OTHER_RUN
+    script = _HIDDEN if "blind" in request.param else _READABLE.format(pid=os.getpid())
+    return View(node.host, node.directory, script=f"{script}; {other}")
 
 
-@pytest.fixture(params=["blind unshare", "blind container"])
-def blind(request: pytest.FixtureRequest, node: Tool) -> View:
-    """The node with another /run, and an empty /proc/1."""
-    return open_view(node, request.param)
-
-
-@pytest.fixture(params=["unshare", "container", "blind unshare", "blind container"])
-def other_view(request: pytest.FixtureRequest, node: Tool) -> View:
-    """The node in each of these views."""
-    return open_view(node, request.param)
+READABLE, BLIND = ["unshare", "container"], ["blind unshare", "blind container"]
 
 
 def attach(tool: Tool, *pods: Namespace) -> None:
@@ -83,9 +67,9 @@ def attach(tool: Tool, *pods: Namespace) -> None:
         os.utime(tool.leases / f"10.22.0.{2 + number}", (1, 1))
 
 
-def test_objects_of_invisible_pods_are_kept(other_view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
+@pytest.mark.parametrize("view", READABLE + BLIND, indirect=True)
+def test_objects_of_invisible_pods_are_kept(view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
     """The commands gc and ipam free remove nothing, and doctor, show, ipam verify and repair recommend no removal."""
-    view = other_view
     pods = new_sandbox(), new_sandbox()
     attach(node, *pods)
     before = node.everything(*pods)
@@ -104,6 +88,7 @@ def test_objects_of_invisible_pods_are_kept(other_view: View, node: Tool, new_sa
     assert node.everything(*pods) == before
 
 
+@pytest.mark.parametrize("view", READABLE, indirect=True)
 def test_gc_uses_the_view_of_process_1(view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
     """GC removes a pod whose namespace is missing in the view of process 1, and no other."""
     running, stopped = new_sandbox(), new_sandbox()
@@ -115,7 +100,8 @@ def test_gc_uses_the_view_of_process_1(view: View, node: Tool, new_sandbox: Call
     assert sorted(path.name for path in node.leases.glob("10.*")) == ["10.22.0.2"]
 
 
-def test_gc_refuses_without_the_view_of_process_1(blind: View, node: Tool, new_sandbox: Callable[[], Namespace]):
+@pytest.mark.parametrize("view", BLIND, indirect=True)
+def test_gc_refuses_without_the_view_of_process_1(view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
     """GC exits with 3 and the reason, and with --force removes only the named containers."""
     running, stopped, other = new_sandbox(), new_sandbox(), new_sandbox()
     attach(node, running, stopped, other)
@@ -123,33 +109,35 @@ def test_gc_refuses_without_the_view_of_process_1(blind: View, node: Tool, new_s
     node.delete_netns(other)
     before = node.everything(running)
     for words in (("gc", "net"), ("gc", "net", "--dry-run")):
-        printed = blind.fail(3, *words)
+        printed = view.fail(3, *words)
         assert "may be running" in printed
         assert "/proc/1/root cannot be read" in printed
         assert "--force ID" in printed
-    assert "is running" in blind.fail(3, "gc", "net", "--force", running.name)
-    assert "knows no container" in blind.fail(3, "gc", "net", "--force", "absent")
+    assert "is running" in view.fail(3, "gc", "net", "--force", running.name)
+    assert "knows no container" in view.fail(3, "gc", "net", "--force", "absent")
     assert node.everything(running) == before
-    blind.succeed("gc", "net", "--force", stopped.name)
+    view.succeed("gc", "net", "--force", stopped.name)
     assert sorted(path.name for path in node.cache.iterdir()) == sorted(
         f"net-{pod.name}-eth0" for pod in (running, other)
     )
     assert sorted(path.name for path in node.leases.glob("10.*")) == ["10.22.0.2", "10.22.0.4"]
 
 
-def test_address_of_a_possibly_running_owner(blind: View, node: Tool, new_sandbox: Callable[[], Namespace]):
+@pytest.mark.parametrize("view", BLIND, indirect=True)
+def test_address_of_a_possibly_running_owner(view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
     """If nothing proves that a pod has stopped, ipam list and ipam verify name its address and exit with 4."""
     stopped = new_sandbox()
     attach(node, stopped)
     node.delete_netns(stopped)
     for words in (("ipam", "list"), ("ipam", "verify", "net")):
-        printed = blind.fail(4, *words)
+        printed = view.fail(4, *words)
         assert "not seen: network net: nothing proves here that the owner of 10.22.0.2 is gone" in printed
         assert "nothing wrong" not in printed
-    document = blind.run("ipam", "verify", "--json")
+    document = view.run("ipam", "verify", "--json")
     assert (document.status, document.json["complete"], document.json["findings"]) == (4, False, [])
 
 
+@pytest.mark.parametrize("view", READABLE, indirect=True)
 def test_gc_refuses_with_an_unknown_veth_peer(view: View, node: Tool, new_sandbox: Callable[[], Namespace]):
     """If all pods seem stopped, but a veth on the bridge has its peer in an unknown namespace, GC refuses."""
     pods = new_sandbox(), new_sandbox()

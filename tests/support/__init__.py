@@ -75,12 +75,9 @@ Nodes for the operator's tool
     fault_node: a node for the table of faults
     fault_table: the faults that doctor must find; writes docs/faults.md
     doctor_manual: writes the table of docs/doctor.md
-    restrictions: an administrator's restrictions, which must hold
     exposing_commands: finds printed commands that open the node
     uninterruptible: a process in state D
-    lint_file: `podwire lint` of one file
     samples: the sample networks in conf/
-    kubectl: a stand-in for kubectl
     multus: the calls that Multus makes
 
 Faults, kills and storms

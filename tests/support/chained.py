@@ -3,8 +3,6 @@
 `everything()` returns all state that any of these plugins changes, so that tests compare all of it.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass
@@ -32,14 +30,9 @@ class Chain:
 
     def config(self, plugin: str, prev_result: object = None, **keys: Any) -> dict[str, Any]:
         """Returns the configuration of a plugin of the chain; None removes a key."""
-        config = {
-            "cniVersion": "1.0.0",
-            "name": "net",
-            "type": plugin,
-            **self._options_of(plugin),
-            "prevResult": prev_result,
-        }
-        return {key: value for key, value in {**config, **keys}.items() if value is not None}
+        config = {"cniVersion": "1.0.0", "name": "net", "type": plugin, **self._options_of(plugin)}
+        config |= {"prevResult": prev_result, **keys}
+        return {key: value for key, value in config.items() if value is not None}
 
     def run(
         self, plugin: str, command: str, pod: Namespace, prev_result: object = None, *before: str, **keys: Any
@@ -108,30 +101,25 @@ class Chain:
 
     def _options_of(self, plugin: str) -> dict[str, Any]:
         ipam = {"type": "host-local", "dataDir": str(self.store), "ranges": [[{"subnet": "10.22.0.0/16"}]]}
-        if plugin == "host-local":
-            return {"ipam": ipam}
-        if plugin == "bridge":
-            bridge = {"bridge": "cni0", "isDefaultGateway": True, "hairpinMode": True}
-            return {**bridge, "ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
-        if plugin == "portmap":
-            return {"backend": self.backend, "runtimeConfig": {"portMappings": ports(*self.published)}}
-        if plugin == "bandwidth":
-            return {"runtimeConfig": {"bandwidth": bandwidth_network.BOTH}}
-        if plugin == "firewall":
-            return {"backend": self.backend, "ingressPolicy": "same-bridge"}
-        if plugin == "tuning":
-            sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
-            attributes = {"mac": "02:00:00:00:00:42", "mtu": 1400, "txQLen": 500, "allmulti": True}
-            return {"sysctl": sysctl, **attributes, "dataDir": str(self.backups)}
-        if plugin == "ptp":
-            return {"ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
-        if plugin == "vrf":
-            return {"vrfname": "blue"}
+        bridge = {"bridge": "cni0", "isDefaultGateway": True, "hairpinMode": True}
+        masquerade = {"ipMasq": True, "ipMasqBackend": self.backend, "ipam": ipam}
+        sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
+        attributes = {"mac": "02:00:00:00:00:42", "mtu": 1400, "txQLen": 500, "allmulti": True}
+        static = {"type": "static", "addresses": [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}]}
         if plugin in pod_interfaces.KEYS:
             return {**pod_interfaces.options(plugin, 0, self.store), "ipam": ipam}
-        if plugin == "static":
-            return {"ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/16", "gateway": "10.22.0.1"}]}}
-        return {}
+        options: dict[str, dict[str, Any]] = {
+            "host-local": {"ipam": ipam},
+            "bridge": {**bridge, **masquerade},
+            "portmap": {"backend": self.backend, "runtimeConfig": {"portMappings": ports(*self.published)}},
+            "bandwidth": {"runtimeConfig": {"bandwidth": bandwidth_network.BOTH}},
+            "firewall": {"backend": self.backend, "ingressPolicy": "same-bridge"},
+            "tuning": {"sysctl": sysctl, **attributes, "dataDir": str(self.backups)},
+            "ptp": masquerade,
+            "vrf": {"vrfname": "blue"},
+            "static": {"ipam": static},
+        }
+        return options.get(plugin, {})
 
 
 def _read_setting(pod: Namespace) -> str:

@@ -28,22 +28,13 @@ State = dict[str, Any]
 
 # Chains of an interface plugin that needs no bridge, with plugins that follow it. Other interface plugins need the
 # second kernel, on which verbs cannot be traced: user-mode Linux lacks PTRACE_GET_SYSCALL_INFO.
-INTERFACES = {
-    "macvlan": ("macvlan", "sbr"),
-    "host-device": ("host-device",),
-    "tap": ("tap",),
-}
+INTERFACES = {"macvlan": ("macvlan", "sbr"), "host-device": ("host-device",), "tap": ("tap",)}
 
 SHARED_BRIDGE = "cni0"  # no verb deletes it or its address
 _DRAFT = "~"  # prefix of an unfinished index; the next index that is written replaces it
 _CLEANUP_TIMEOUT_S = 60.0  # the kernel removes a namespace in the background
-_SETTINGS = (
-    "ipv4/ip_forward",
-    "ipv4/conf/*/route_localnet",
-    "ipv4/conf/*/forwarding",
-    "ipv6/conf/*/forwarding",
-    "ipv6/conf/*/accept_ra",
-)
+_SETTINGS = ["ipv4/ip_forward", "ipv4/conf/*/route_localnet", "ipv4/conf/*/forwarding", "ipv6/conf/*/forwarding"]
+_SETTINGS += ["ipv6/conf/*/accept_ra"]
 _INTERFACE_SETTINGS = ("ipv4/conf/IFNAME/arp_filter", "ipv6/conf/IFNAME/accept_ra")  # they end with the interface
 _MAPPINGS = [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -63,27 +54,14 @@ def network(store: Path, backend: str, *, interface: str = "bridge", spoof: bool
         first, *chained = INTERFACES[interface]
         keys = {**pod_interfaces.options(first, 1, store), "ipam": ipam}
         return NetworkList("crash", "1.1.0", ({"type": first, **keys}, *({"type": name} for name in chained)))
-    bridge = {
-        "type": "bridge",
-        "bridge": SHARED_BRIDGE,
-        "isGateway": True,
-        "ipMasq": True,
-        "ipMasqBackend": backend,
-        "macspoofchk": spoof,
-        "ipam": ipam,
-    }
+    masquerade = {"ipMasq": True, "ipMasqBackend": backend, "ipam": ipam}
+    bridge = {"type": "bridge", "bridge": SHARED_BRIDGE, "isGateway": True, "macspoofchk": spoof, **masquerade}
     firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
-    tuning = {
-        "type": "tuning",
-        "sysctl": {f"net.{setting.replace('/', '.')}": "1" for setting in _INTERFACE_SETTINGS},
-        "mtu": 1400,
-        "txQLen": 500,
-        "allmulti": True,
-        "dataDir": str(backups(store)),
-        "capabilities": {"mac": not spoof},
-    }
+    sysctl = {f"net.{setting.replace('/', '.')}": "1" for setting in _INTERFACE_SETTINGS}
+    tuning = {"type": "tuning", "sysctl": sysctl, "mtu": 1400, "txQLen": 500, "allmulti": True}
+    tuning |= {"dataDir": str(backups(store)), "capabilities": {"mac": not spoof}}
     if interface == "ptp":
-        ptp = {"type": "ptp", "ipMasq": True, "ipMasqBackend": backend, "ipam": ipam}
+        ptp = {"type": "ptp", **masquerade}
         firewall["ingressPolicy"], tuning["mtuBothEnds"] = "open", True
         return NetworkList("crash", "1.1.0", (ptp, firewall, tuning))
     portmap = {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}}
@@ -136,12 +114,10 @@ class Node:
         """Returns the network for a pod with host ports, limits and a MAC address, which differ by `offset`."""
         mappings = [{**mapping, "hostPort": int(str(mapping["hostPort"])) + offset} for mapping in _MAPPINGS]
         mac = f"02:00:00:00:00:{offset // 1000:02x}"
-        plugins = [
-            {**plugin, **pod_interfaces.keys_of_pod(plugin["type"], offset // 1000)} for plugin in self.chain.plugins
-        ]
-        return replace(self.chain, plugins=tuple(plugins)).with_capabilities(
-            portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac
-        )
+        number = offset // 1000
+        plugins = ({**plugin, **pod_interfaces.keys_of_pod(plugin["type"], number)} for plugin in self.chain.plugins)
+        network = replace(self.chain, plugins=tuple(plugins))
+        return network.with_capabilities(portMappings=mappings, bandwidth=bandwidth_network.BOTH, mac=mac)
 
     def end_pod(self, pod: Namespace) -> None:
         """Deletes a pod's namespace; host-device's device returns to the host, as a physical device does."""

@@ -3,8 +3,6 @@
 One rule: the text between the marks is generated; everything else in the file is written by hand.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

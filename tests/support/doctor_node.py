@@ -3,8 +3,6 @@
 One rule: the tool runs with its default directories, in a mount namespace where they are the test's directories.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -101,16 +99,8 @@ class DoctorNode:
         """Attaches a pod and writes its cache file, as libcni does; returns the result."""
         ifname = "lo" if network.plugins[0]["type"] == "loopback" else "eth0"
         result = network.add(runner(self.host, pod, ifname=ifname, bin_dir=self.bin_dir, env=env))
-        libcni.write_entry(
-            self.cache,
-            network.name,
-            pod.name,
-            netns=pod.path,
-            ifname=ifname,
-            result=result,
-            config=network.config,
-            capability_args=network.capability_args,
-        )
+        how: dict[str, Any] = {"config": network.config, "capability_args": network.capability_args}
+        libcni.write_entry(self.cache, network.name, pod.name, netns=pod.path, ifname=ifname, result=result, **how)
         return result
 
     def cache_file(self, network: NetworkList, pod: Namespace) -> Path:
@@ -122,18 +112,19 @@ class DoctorNode:
         """Runs `podwire doctor` on the node."""
         return self.podwire("doctor", *arguments, **options)
 
-    def podwire(
-        self, *arguments: str, before: str = "", wrapper: str = "", env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs the tool on the node; `before`: shell commands in its mount namespace; `wrapper`: its launcher."""
-        line, variables = self.command_line(*arguments, before=before, wrapper=wrapper, env=env)
+    def podwire(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs the tool on the node; `options` are those of its command line."""
+        line, variables = self.command_line(*arguments, **options)
         with self.host.entered():
             return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
     def command_line(
         self, *arguments: str, before: str = "", wrapper: str = "", env: Mapping[str, str] | None = None
     ) -> tuple[list[str], dict[str, str]]:
-        """Returns the command line and the environment of `podwire`, for the node's network namespace."""
+        """Returns the command line and the environment of `podwire`, for the node's network namespace.
+
+        `before`: shell commands in its mount namespace; `wrapper`: its launcher.
+        """
         directories = {"conf": self.conf, "cache": self.cache, "bin": self.directory / "none"}
         script = _SCRIPT.format(**directories, before=before, wrapper=wrapper, tool=self.tool)
         line = ["unshare", "--mount", "sh", "-ec", script, "sh", *arguments]

@@ -6,8 +6,6 @@ rules of others, or change a policy.
 One rule: a command that is not clearly safe counts; the caller passes podwire's interfaces and subnets.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 

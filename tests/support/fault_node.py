@@ -1,7 +1,5 @@
 """A node for the table of faults: an uplink with a gateway behind it, a dual-stack network, and two pods with ports."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -20,7 +18,7 @@ from tests.support.netlist import NetworkList
 from tests.support.processes import PATH
 
 SUBNET, SUBNET6 = "10.44.0.0/24", "fd00:44::/64"
-_UPLINK = """
+UPLINK = """
 ip link add out0 type veth peer name out1 netns {far}; ip link set out0 up; ip address add 192.0.2.1/24 dev out0
 ip -n {far} link set out1 up; ip -n {far} link set lo up; ip -n {far} address add 192.0.2.2/24 dev out1
 ip route add default via 192.0.2.2
@@ -92,7 +90,7 @@ def fault_node(directory: Path, **options: Any) -> Iterator[FaultNode]:
     with ExitStack() as stack:
         host = stack.enter_context(namespaces.temporary_host())
         far = stack.enter_context(namespaces.temporary())
-        host.run("sh", "-ec", _UPLINK.format(far=far.name))
+        host.run("sh", "-ec", UPLINK.format(far=far.name))
         node = DoctorNode(host, directory, **options)
         network = NetworkList.load(node.configure("10.conflist", network_list(directory)))
         pods = [stack.enter_context(namespaces.temporary()) for _ in range(2)]

@@ -3,8 +3,6 @@
 One rule: a fault is one change that an operator, another program or the kernel makes on real nodes.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -43,16 +41,9 @@ def load() -> tuple[Fault, ...]:
     """Reads the faults."""
     content = tomllib.loads((ROOT / "tests" / "data" / "faults.toml").read_text())
     undo: dict[str, str] = content["undo"]
-    return tuple(
-        Fault(
-            **{
-                "undo": undo.get(one["group"], ""),
-                **one,
-                **{key: tuple(one.get(key, ())) for key in ("needs", "others")},
-            }
-        )
-        for one in content["fault"]
-    )
+    lists = [{key: tuple(one.get(key, ())) for key in ("needs", "others")} for one in content["fault"]]
+    faults = zip(content["fault"], lists, strict=True)
+    return tuple(Fault(**{"undo": undo.get(one["group"], ""), **one, **more}) for one, more in faults)
 
 
 FAULTS = load()

@@ -3,8 +3,6 @@
 One rule: the tool gets every directory as an option, so that it never reads the machine's files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -58,18 +56,17 @@ class Node:
     @property
     def config(self) -> dict[str, Any]:
         """The network's list."""
-        backend = {} if self.bin_dir else {"backend": self.backend}
-        masquerade = {} if self.bin_dir else {"ipMasqBackend": self.backend}
         ranges = [[{"subnet": SUBNET, **(self.range_keys or {})}]]
-        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, **masquerade}
-        tuning = {"type": "tuning", "mtu": 1400, "dataDir": str(self.directory / "tuning")}
+        ipam = {"type": "host-local", "dataDir": str(self.store.parent), "ranges": ranges}
         plugins: list[dict[str, Any]] = [
-            {**bridge, "ipam": {"type": "host-local", "dataDir": str(self.store.parent), "ranges": ranges}},
-            {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True, **backend},
+            {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "ipam": ipam},
+            {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True},
             {"type": "bandwidth", "capabilities": {"bandwidth": True}},
-            {"type": "firewall", **(backend or {"backend": "iptables"})},
-            *([] if self.bin_dir else [tuning]),
+            {"type": "firewall", "backend": "iptables" if self.bin_dir else self.backend},
         ]
+        if not self.bin_dir:  # the keys and the plugin that are podwire's
+            plugins[0]["ipMasqBackend"] = plugins[1]["backend"] = self.backend
+            plugins.append({"type": "tuning", "mtu": 1400, "dataDir": str(self.directory / "tuning")})
         return {"cniVersion": "1.0.0", "name": self.name, "plugins": plugins}
 
     @property
@@ -89,16 +86,8 @@ class Node:
     def write_entry(self, pod: Namespace, result: object, capabilities: Mapping[str, object], name: str = "") -> Path:
         """Writes the pod's entry into the cache."""
         pair = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": name or pod.name}
-        return libcni.write_entry(
-            self.directory,
-            self.name,
-            pod.name,
-            netns=pod.path,
-            result=result,
-            config=self.config,
-            capability_args=capabilities,
-            cni_args=pair,
-        )
+        how: dict[str, Any] = {"config": self.config, "capability_args": capabilities, "cni_args": pair}
+        return libcni.write_entry(self.directory, self.name, pod.name, netns=pod.path, result=result, **how)
 
     def entry(self, pod: Namespace) -> Path:
         """Returns the path of the pod's cache file."""
@@ -133,10 +122,9 @@ class Node:
         if directories:
             options += ["--conf-dir", str(self.directory / "net.d"), "--data-dir", str(self.store.parent)]
         program = str(binaries.directory() / "podwire")
+        line = [*before, program, *words, *options]
         with self.host.entered():
-            done = subprocess.run(
-                [*before, program, *words, *options], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
+            done = subprocess.run(line, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -3,8 +3,6 @@
 One rule: the node is complete, as a runtime leaves it, so that without a fault every path is in order.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -16,24 +14,12 @@ from tests.support.publishing import connect, disable_dad
 
 BRIDGE = "cnip0"
 HOST_PORT, UDP_PORT = 8080, 5353
-_NETWORK = {
-    "cniVersion": "1.0.0",
-    "name": "packets",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": BRIDGE,
-            "isDefaultGateway": True,
-            "ipMasq": True,
-            "ipMasqBackend": "nftables",
-            "hairpinMode": True,
-            "enabledad": False,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]]},
-        },
-        {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True, "backend": "nftables"},
-        {"type": "bandwidth", "capabilities": {"bandwidth": True}},
-    ],
-}
+_BRIDGE = {"type": "bridge", "bridge": BRIDGE, "isDefaultGateway": True, "ipMasq": True, "ipMasqBackend": "nftables"}
+_BRIDGE |= {"hairpinMode": True, "enabledad": False}
+_CHAINED = (
+    {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True, "backend": "nftables"},
+    {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+)
 _PORTS = [
     {"hostPort": HOST_PORT, "containerPort": 80, "protocol": "tcp"},
     {"hostPort": UDP_PORT, "containerPort": 53, "protocol": "udp"},
@@ -56,10 +42,10 @@ class PacketNode(DoctorNode):
         self, pod: Namespace, *, ports: bool = False, limits: dict[str, int] | None = None, **bridge_keys: Any
     ) -> str:
         """Attaches a pod; returns the name of its host veth."""
-        config = json.loads(json.dumps(_NETWORK))
-        config["plugins"][0]["ipam"]["dataDir"] = str(self.directory / "leases")
-        config["plugins"][0] |= bridge_keys
-        network = self.add_network(config)
+        ranges = [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]]
+        ipam = {"type": "host-local", "ranges": ranges, "dataDir": str(self.directory / "leases")}
+        plugins = [{**_BRIDGE, "ipam": ipam, **bridge_keys}, *_CHAINED]
+        network = self.add_network({"cniVersion": "1.0.0", "name": "packets", "plugins": plugins})
         if ports:
             network = network.with_capabilities(portMappings=_PORTS)
         if limits:

@@ -45,16 +45,9 @@ class Node:
 
     def write_entry(self, netns: str, container_id: str, result: object) -> None:
         """Writes an attachment's cache file."""
-        libcni.write_entry(
-            self.cache,
-            self.chain.name,
-            container_id,
-            netns=netns,
-            result=result,
-            config=self.chain.config,
-            capability_args=self.chain.capability_args,
-            cni_args={"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": container_id},
-        )
+        pair = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": container_id}
+        how: dict[str, Any] = {"config": self.chain.config, "capability_args": self.chain.capability_args}
+        libcni.write_entry(self.cache, self.chain.name, container_id, netns=netns, result=result, cni_args=pair, **how)
 
     def delete(self, pod: Namespace, result: dict[str, Any] | None = None, container_id: str = "") -> None:
         """Detaches a pod and deletes its cache file, as libcni does after the last plugin."""
@@ -72,10 +65,9 @@ class Node:
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Starts `podwire repair` on the host, without waiting for it."""
         line = [str(binaries.directory() / "podwire"), "repair", "--cache-dir", str(self.cache), *options]
+        env = {**environment(None), **self.env}
         with self.host.entered():
-            return subprocess.Popen(
-                line, env={**environment(None), **self.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+            return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def tool(self, *options: str) -> Outcome:
         """Runs `podwire repair` to its end."""
@@ -118,9 +110,8 @@ class Node:
                 for tool, lines in xtables.saved(self.host, self.tools, table).items():
                     for line in (line for line in lines if line.startswith("-A ")):
                         rules.setdefault(f"{tool} {table} {line.split()[1]}", []).append(_COUNTERS.sub("", line))
-        return {
-            name: lines for name, lines in rules.items() if any(not line.startswith(("type ", "#")) for line in lines)
-        }
+        hook = ("type ", "#")
+        return {name: lines for name, lines in rules.items() if not all(line.startswith(hook) for line in lines)}
 
     def _runner(self, pod: Namespace, container_id: str) -> Any:
         def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:
@@ -135,16 +126,10 @@ def network(store: Path, backend: str, *, name: str = "net", bridge: str = "cni0
     """Returns a dual-stack network with masquerading, MAC spoof check, host ports and a policy, all with `backend`."""
     ranges = [[{"subnet": f"10.{net}.0.0/16"}], [{"subnet": f"fd00:{net}::/64"}]]
     routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
-    first = {
-        "type": "bridge",
-        "bridge": bridge,
-        "isDefaultGateway": True,
-        "ipMasq": True,
-        "ipMasqBackend": "nftables" if backend == "nftables" else "iptables",
-        "macspoofchk": True,
-        "hairpinMode": True,
-        "ipam": {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": routes},
-    }
-    portmap = {"type": "portmap", "backend": first["ipMasqBackend"], "capabilities": {"portMappings": True}}
+    ipam = {"type": "host-local", "dataDir": str(store), "ranges": ranges, "routes": routes}
+    nat = "nftables" if backend == "nftables" else "iptables"
+    first = {"type": "bridge", "bridge": bridge, "isDefaultGateway": True, "ipMasq": True, "ipMasqBackend": nat}
+    first |= {"macspoofchk": True, "hairpinMode": True, "ipam": ipam}
+    portmap = {"type": "portmap", "backend": nat, "capabilities": {"portMappings": True}}
     firewall = {"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"}
     return NetworkList(name, "1.0.0", (first, portmap, firewall))

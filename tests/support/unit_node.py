@@ -1,22 +1,27 @@
 """A node of unit tests for doctor's checks: a directory with one network, and no runtimes."""
 
-from __future__ import annotations
-
+import json
 from pathlib import Path
+from typing import Any
 
 from podwire.doctor.checks import CHECKS
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.node import Node
 from podwire.main import PLUGINS
 
-LIST = '{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "ipam": {"type": "host-local", %s}}]}'
+
+def network(kind: str = "bridge", version: str = "1.0.0", name: str = "net", **ipam: Any) -> str:
+    """Returns a list of one plugin with an IPAM plugin, by default host-local with a subnet."""
+    keys = {"type": "host-local", **(ipam or {"subnet": "10.9.0.0/24"})}
+    return json.dumps({"cniVersion": version, "name": name, "plugins": [{"type": kind, "ipam": keys}]})
 
 
-def new_node(directory: Path) -> Node:
+def new_node(directory: Path, kind: str = "bridge", **ipam: Any) -> Node:
     """Creates a node with one network, its store below a directory."""
     conf_dir = directory / "net.d"
     conf_dir.mkdir()
-    (conf_dir / "10.conflist").write_text(LIST % f'"subnet": "10.9.0.0/24", "dataDir": "{directory}/leases"')
+    keys = {"subnet": "10.9.0.0/24", "dataDir": f"{directory}/leases", **ipam}
+    (conf_dir / "10.conflist").write_text(network(kind, **{key: value for key, value in keys.items() if value}))
     node = Node(PLUGINS, {}, str(conf_dir), (str(directory / "bin"),), str(directory / "cni"))
     node.runtimes = ()  # ignores the runtimes of the machine that runs the tests
     return node

@@ -1,7 +1,5 @@
 """The limit of time for a part of a bug report."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

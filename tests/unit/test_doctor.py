@@ -1,8 +1,5 @@
 """The doctor's pure functions, faults that cannot occur in a test namespace, and its manual."""
 
-from __future__ import annotations
-
-import json
 import os
 import time
 from collections.abc import Callable
@@ -26,10 +23,12 @@ from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node, overlapping
 from podwire.doctor.pods import Pod
 from podwire.main import PLUGINS
-from tests.support import doctor_manual, fault_table
+from tests.support import doctor_manual, fault_table, libcni
 from tests.support.binaries import ROOT
 from tests.support.fault_table import FAULTS
-from tests.support.unit_node import LIST, new_node, run_check
+from tests.support.unit_node import network, new_node, run_check
+
+CNI0 = Link(5, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
 
 
 @pytest.fixture
@@ -50,6 +49,12 @@ def settings(monkeypatch) -> dict[str, str]:
 
     monkeypatch.setattr(sysctl, "get", get)
     return values
+
+
+def write_cache_entry(directory: Path, container: str = "c2", netns: str = "") -> Path:
+    """Writes an attachment with an address, by default a running one, to the cache; returns its file."""
+    result = {"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]}
+    return libcni.write_entry(directory / "cni", "net", container, netns=netns, result=result)
 
 
 def test_manual_has_every_finding():
@@ -99,13 +104,8 @@ def test_full_connection_table(node, settings, count, is_reported):
 def test_full_neighbour_table(node, settings, tmp_path):
     """A neighbour table that is not larger than the number of running pods is reported."""
     settings["ipv4/neigh/default/gc_thresh3"] = "2"
-    results = tmp_path / "cni" / "results"
-    results.mkdir(parents=True)
-    ip = '"ips": [{"address": "10.9.0.%d/24"}]'
-    for number in (2, 3):
-        body = f'{{"networkName": "net", "containerId": "c{number}", "ifName": "eth0", "netns": "/proc/self/ns/net", '
-        body += '"result": {"cniVersion": "1.0.0", %s}}' % (ip % number)
-        (results / f"net-c{number}-eth0").write_text(body)
+    for container in ("c2", "c3"):
+        write_cache_entry(tmp_path, container)
     (finding,) = run_check(node, "neighbours")
     assert (finding.name, finding.fix) == ("neighbours-full", "sysctl -w net/ipv4/neigh/default/gc_thresh3=8")
 
@@ -132,22 +132,18 @@ def test_file_system_of_a_store(node, monkeypatch, kind, name):
 @pytest.mark.parametrize(("ahead_s", "is_reported"), [(0, False), (3600, True)])
 def test_clock_that_was_set_back(node, tmp_path, ahead_s, is_reported):
     """A cache file with a time in the future is a note about the clock."""
-    results = tmp_path / "cni" / "results"
-    results.mkdir(parents=True)
-    entry = results / "net-c-eth0"
-    entry.write_text('{"networkName": "net", "containerId": "c", "ifName": "eth0", "netns": "/absent"}')
+    entry = write_cache_entry(tmp_path, netns="/absent")
     os.utime(entry, (time.time() + ahead_s,) * 2)
     assert [one.name for one in run_check(node, "clock")] == ["clock-set-back"] * is_reported
     assert [one.name for one in run_check(node, "cache")] == ["dead-attachments"]
 
 
 def test_printed_commands_have_the_directory_options(node):
-    """Printed commands repeat the options for directories other than the default."""
-    other = Node(
-        PLUGINS, {}, "net.d", ("bin",), "a b", options={"--conf-dir": "net.d", "--bin-dir": "", "--cache-dir": "a b"}
-    )
+    """Printed commands repeat the options for directories other than the default, and quote names of networks."""
+    options = {"--conf-dir": "net.d", "--bin-dir": "", "--cache-dir": "a b"}
+    other = Node(PLUGINS, {}, "net.d", ("bin",), "a b", options=options)
     assert other.command("gc", "net") == "podwire gc net --conf-dir net.d --cache-dir 'a b'"
-    assert node.command("gc", "net") == "podwire gc net"
+    assert node.command("gc", "$(id); x") == "podwire gc '$(id); x'"
 
 
 def statvfs_with(**values: int) -> Callable[[str], os.statvfs_result]:
@@ -191,7 +187,7 @@ def test_failing_check_does_not_stop_the_others(node, monkeypatch):
 def test_first_network_is_not_that_of_the_running_pods(node):
     """A file that sorts before that of the running pods' network is a warning, unless pods have its network, too."""
     old = Path(node.conf_dir) / "00-old.conflist"
-    old.write_text((LIST % '"subnet": "10.8.0.0/24"').replace('"net"', '"old"'))
+    old.write_text(network(name="old"))
 
     def pod(network: str) -> CachedAttachment:
         args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a"
@@ -226,29 +222,14 @@ def test_networkd_file_that_matches_a_bridge(node, monkeypatch, tmp_path, text, 
 def test_bridge_without_a_fixed_mac_address(node, monkeypatch, tmp_path):
     """A bridge without a fixed MAC address is a note, if sysfs belongs to this namespace."""
     (tmp_path / "cni" / "results").mkdir(parents=True)
+    (tmp_path / "cni0").mkdir()
     (item,) = node.interfaces
-    about = tmp_path / "cni0"
-    about.mkdir()
-    (about / "ifindex").write_text("7\n")
-    (about / "addr_assign_type").write_text("0\n")
     monkeypatch.setattr(links, "_SYS", str(tmp_path))
-    bridge = Link(7, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
-    (finding,) = links._mac(node, item, bridge)
-    assert (finding.name, finding.fix) == ("bridge-address-changes", "ip link set cni0 address 02:00:00:00:00:01")
-    (about / "addr_assign_type").write_text("3\n")
-    assert list(links._mac(node, item, bridge)) == []
-    (about / "ifindex").write_text("8\n")
-    (about / "addr_assign_type").write_text("0\n")
-    assert list(links._mac(node, item, bridge)) == []
-
-
-def write_cache_entry(tmp_path, address: str = "10.9.0.2/24", name: str = "net") -> None:
-    """Writes a running attachment to the cache."""
-    results = tmp_path / "cni" / "results"
-    results.mkdir(parents=True, exist_ok=True)
-    body = {"networkName": name, "containerId": "c2", "ifName": "eth0", "netns": "/proc/self/ns/net"}
-    result = {"cniVersion": "1.0.0", "ips": [{"address": address}]}
-    (results / "one").write_text(json.dumps({**body, "result": result}))
+    expected = [("bridge-address-changes", f"ip link set cni0 address {CNI0.mac}")]
+    for ifindex, assign_type, findings in ((CNI0.index, 0, expected), (CNI0.index, 3, []), (CNI0.index + 1, 0, [])):
+        (tmp_path / "cni0" / "ifindex").write_text(f"{ifindex}\n")
+        (tmp_path / "cni0" / "addr_assign_type").write_text(f"{assign_type}\n")
+        assert [(one.name, one.fix) for one in links._mac(node, item, CNI0)] == findings
 
 
 @pytest.mark.parametrize(
@@ -260,16 +241,14 @@ def test_fix_of_a_duplicate_address(node, tmp_path, name, flags, is_deleted):
     node.links = (Link(1, name, "", 1500, flags, "", 0, 0, None, 6),)
     node.addresses = {1: (AssignedAddress(bytes([10, 9, 0, 2]), 24, 0),)}
     (finding,) = run_check(node, "twice")
-    assert finding.fix.startswith(
-        "ip address del 10.9.0.2/24 dev lo" if is_deleted else "remove the pod of c2 eth0; or, "
-    )
+    fix = "ip address del 10.9.0.2/24 dev lo" if is_deleted else "remove the pod of c2 eth0; or, "
+    assert finding.fix.startswith(fix)
 
 
 @pytest.mark.parametrize("version", ["", "1", "$(id)", "1.0.0.0", "9.9.9"])
 def test_invalid_version_does_not_stop_status(node, version):
     """The plugins of a network with an invalid version run STATUS, and so do those of the next network."""
-    text = LIST % '"subnet": "10.9.0.0/24"'
-    Path(node.conf_dir, "05.conflist").write_text(text.replace("1.0.0", version).replace('"net"', '"odd"'))
+    Path(node.conf_dir, "05.conflist").write_text(network(version=version, name="odd"))
     subjects = {one.subject for check in CHECKS if check.name == "status" for one in check.run(node)}
     assert subjects == {"odd: bridge", "net: bridge"}
 
@@ -277,9 +256,8 @@ def test_invalid_version_does_not_stop_status(node, version):
 def test_invalid_flag_does_not_stop_check(node, tmp_path):
     """A cached configuration with keys of wrong types is handled like any other."""
     write_cache_entry(tmp_path)
-    plugin = {"type": "bridge", "ipMasq": {}}
     (one,) = node.known
-    assert node.checker._lacks_only_rules(one, plugin) is False
+    assert node.checker._lacks_only_rules(one, {"type": "bridge", "ipMasq": {}}) is False
 
 
 def test_file_in_place_of_net_d(node, tmp_path):
@@ -291,11 +269,6 @@ def test_file_in_place_of_net_d(node, tmp_path):
     assert finding.fix == f"mv '{node.conf_dir}' '{node.conf_dir}'.old; mkdir '{node.conf_dir}'"
 
 
-def test_network_names_are_quoted_in_commands(node, tmp_path):
-    """The network name of a cache entry, which may contain anything, is quoted in a printed command."""
-    assert node.command("gc", "$(id); x") == "podwire gc '$(id); x'"
-
-
 def test_consequence_of_another_fault_is_left_out():
     """Of two findings about one interface only the cause is reported, in any order."""
     consequence = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth1", "cni0"))
@@ -303,23 +276,35 @@ def test_consequence_of_another_fault_is_left_out():
     other = Finding(Severity.PROBLEM, "check-failed", "pod", "no gateway", behind=("veth2", "cni1"))
     check = CHECKS[0]
     findings = [(check, consequence), (check, cause), (check, other)]
-    assert fold_consequences(findings) == [
-        (check, replace(cause, consequences=(consequence,))),
-        (check, other),
-    ]
+    assert fold_consequences(findings) == [(check, replace(cause, consequences=(consequence,))), (check, other)]
 
 
 def test_program_on_a_pods_interface(node, monkeypatch):
     """An XDP program on the pods' bridge is a note: doctor does not know what it does."""
-    bridge = Link(5, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
     (item,) = node.interfaces
     attachment = CachedAttachment("", "net", Attachment("c2", "eth0"), "", Presence.HERE)
-    pod = Pod(item, attachment, (), (), "", None, bridge)
+    pod = Pod(item, attachment, (), (), "", None, CNI0)
     monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod])
     monkeypatch.setattr(kernel_traffic, "list_kinds", lambda _socket: {})
-    node.links = (bridge,)
+    node.links = (CNI0,)
     node.fib = None
     node.routes = ()
-    node.link_settings = LinkSettings({}, {}, frozenset({5}))
+    node.link_settings = LinkSettings({}, {}, frozenset({CNI0.index}))
     (finding,) = run_check(node, "traffic")
     assert (finding.name, finding.subject) == ("traffic-program", "cni0")
+
+
+def test_a_network_without_granted_blocks_is_not_ready(tmp_path, monkeypatch):
+    """With "pool" STATUS of host-local runs: without granted blocks each ADD fails."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (finding,) = run_check(new_node(tmp_path, "dummy", subnet="", pool="default"), "status")
+    assert (finding.name, finding.severity) == ("not-ready", Severity.PROBLEM)
+    assert "network net has no addresses yet: no " in finding.text  # also where the kernel lacks dummy interfaces
+
+
+def test_status_of_host_local_does_not_run_without_a_pool(tmp_path, monkeypatch):
+    """With "subnet" the store is not used, even if ADD could not use it: another check reports that."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "leases").write_text("not a directory")
+    findings = run_check(new_node(tmp_path, "dummy"), "status")
+    assert not any(str(tmp_path) in one.text for one in findings)  # a kernel without dummy interfaces is a finding

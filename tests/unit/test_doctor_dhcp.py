@@ -1,8 +1,5 @@
 """The doctor's checks of dhcp, and `podwire ipam list` of its leases: the daemon's socket, lease files, their ends."""
 
-from __future__ import annotations
-
-import json
 import socket
 import time
 from ipaddress import IPv4Address, IPv4Interface
@@ -16,9 +13,8 @@ from ipam.dhcp.record import Owner, Record, Target
 from ipam.dhcp.store import Store
 from kernel.boot import get_boot_id
 from podwire.doctor.node import Node
-from podwire.main import PLUGINS
 from podwire.node import dhcp_leases
-from tests.support.unit_node import run_check
+from tests.support.unit_node import new_node, run_check
 
 BOOT = get_boot_id().decode().strip()
 
@@ -26,12 +22,8 @@ BOOT = get_boot_id().decode().strip()
 @pytest.fixture
 def node(tmp_path) -> Node:
     """A node with one network of dhcp, whose socket and lease files are below the test's directory."""
-    ipam = {"type": "dhcp", "daemonSocketPath": str(tmp_path / "sock"), "dataDir": str(tmp_path / "leases")}
-    body = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "macvlan", "ipam": ipam}]}
-    (tmp_path / "net.d").mkdir()
-    (tmp_path / "net.d" / "10.conflist").write_text(json.dumps(body))
     (tmp_path / "cni" / "results").mkdir(parents=True)
-    return Node(PLUGINS, {}, str(tmp_path / "net.d"), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
+    return new_node(tmp_path, "macvlan", type="dhcp", subnet="", daemonSocketPath=str(tmp_path / "sock"))
 
 
 def write_lease(
@@ -116,14 +108,6 @@ def test_json_of_a_lease(tmp_path):
     expires_in_s = document.pop("expiresInS")
     assert isinstance(expires_in_s, int)
     assert 8700 < expires_in_s <= 9000
-    assert document == {
-        "address": "10.9.0.7",
-        "network": "net",
-        "dataDir": str(tmp_path),
-        "state": "leased",
-        "containerID": "c",
-        "ifname": "eth0",
-        "pod": "default/web",
-        "beforeBoot": False,
-        "server": "10.9.0.1",
-    }
+    reservation = {"address": "10.9.0.7", "network": "net", "dataDir": str(tmp_path), "state": "leased"}
+    owner = {"containerID": "c", "ifname": "eth0", "pod": "default/web", "beforeBoot": False}
+    assert document == {**reservation, **owner, "server": "10.9.0.1"}

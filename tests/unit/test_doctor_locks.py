@@ -1,7 +1,5 @@
 """The process that `podwire doctor` reports as the holder of a lock."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -13,20 +11,14 @@ import pytest
 from kernel.netfilter import iptables_program
 from podwire.doctor import addresses
 from podwire.doctor.node import Node
-from podwire.main import PLUGINS
-from tests.support.unit_node import run_check
-
-LIST = '{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "ipam": {"type": "host-local", %s}}]}'
+from tests.support.unit_node import new_node, run_check
 
 
 @pytest.fixture
 def node(monkeypatch, tmp_path) -> Node:
     """A node with one network, its store and the lock of iptables-legacy below the test's directory."""
-    (tmp_path / "net.d").mkdir()
-    keys = f'"subnet": "10.9.0.0/24", "dataDir": "{tmp_path}/leases"'
-    (tmp_path / "net.d" / "10.conflist").write_text(LIST % keys)
     monkeypatch.setattr(iptables_program, "LOCK", f"{tmp_path}/xtables.lock")
-    return Node(PLUGINS, {}, str(tmp_path / "net.d"), (str(tmp_path / "bin"),), str(tmp_path / "cni"))
+    return new_node(tmp_path)
 
 
 FORKING_HOLDER = """

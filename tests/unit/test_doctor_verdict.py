@@ -1,7 +1,5 @@
 """Which commands of `podwire doctor --fix` are kept, by the findings and the packets before and after."""
 
-from __future__ import annotations
-
 import io
 
 from podwire.doctor import fixing

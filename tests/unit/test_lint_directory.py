@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
 
 SAMPLES = sorted(path for path in (ROOT / "tests/data/netd").iterdir() if path.is_dir() and path.name != "broken")
-PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
-PTP = {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}
+CONFLICTS = tomllib.loads((ROOT / "tests" / "data" / "lint_conflicts.toml").read_text())
 
 
 def bridge(subnet: str, name: str = "cni0", **keys: Any) -> dict[str, Any]:
@@ -36,11 +36,7 @@ def lint(path: Path, **files: str) -> LintResult:
 
 
 def list_findings(linted: LintResult) -> list[tuple[str, str, str]]:
-    return [
-        (os.path.basename(page.path), str(findings.severity), findings.text)
-        for page in linted.files
-        for findings in page.findings
-    ]
+    return [(Path(page.path).name, str(one.severity), one.text) for page in linted.files for one in page.findings]
 
 
 def winner(linted: LintResult) -> str:
@@ -50,14 +46,14 @@ def winner(linted: LintResult) -> str:
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_files_of_runtimes_and_providers(path):
     """The configurations of containerd, CRI-O, podman, k3s and other providers have only notes."""
-    linted = directory.lint_directory(str(path), PLUGINS, ())
+    linted = lint(path)
     assert linted.winner
     assert {severity for _, severity, _ in list_findings(linted)} <= {"note"}
 
 
 def test_sample_networks_have_no_findings():
     """The sample networks have no findings, neither alone nor together."""
-    linted = directory.lint_directory(str(ROOT / "conf"), PLUGINS, ())
+    linted = lint(ROOT / "conf")
     assert list_findings(linted) == []
     assert winner(linted) == "10-podwire.conflist"
     for path in (ROOT / "conf").glob("*.conflist"):
@@ -76,11 +72,8 @@ def test_invalid_first_file(tmp_path):
     """An invalid file before the first usable one is an error, with a note that containerd then uses none."""
     linted = lint(tmp_path, f10_a__conflist="{", f20_b__conflist=network("b", {"type": "calico"}), f30_c__conf="[")
     assert winner(linted) == "20-b.conflist"
-    assert [(name, severity) for name, severity, _ in list_findings(linted)] == [
-        ("10-a.conflist", "note"),
-        ("10-a.conflist", "error"),
-        ("30-c.conf", "error"),
-    ]
+    findings = [f"{name} {severity}" for name, severity, _ in list_findings(linted)]
+    assert findings == ["10-a.conflist note", "10-a.conflist error", "30-c.conf error"]
     assert "containerd uses no network at all" in list_findings(linted)[0][2]
 
 
@@ -107,8 +100,7 @@ def test_file_that_no_runtime_reads(name, tmp_path):
     """A file that resembles a configuration, but has another suffix, is a note."""
     (tmp_path / name).write_text("{")
     (tmp_path / "10-a.conflist").write_text(network("a", {"type": "calico"}))
-    linted = directory.lint_directory(str(tmp_path), PLUGINS, ())
-    assert [findings[:2] for findings in list_findings(linted)] == [(name, "note")]
+    assert [findings[:2] for findings in list_findings(lint(tmp_path))] == [(name, "note")]
 
 
 def test_other_files_are_ignored(tmp_path):
@@ -122,122 +114,17 @@ def test_other_files_are_ignored(tmp_path):
 def test_hidden_file_is_read(tmp_path):
     """A file whose name begins with a dot, which runtimes read, is a note."""
     (tmp_path / ".a.conflist").write_text(network("a", {"type": "calico"}))
-    linted = directory.lint_directory(str(tmp_path), PLUGINS, ())
+    linted = lint(tmp_path)
     assert winner(linted) == ".a.conflist"
     assert [findings[:2] for findings in list_findings(linted)] == [(".a.conflist", "note")]
 
 
-def half(number: int, name: str) -> dict[str, Any]:
-    """Returns a bridge with a part of a subnet."""
-    ends = {"rangeStart": f"10.1.{number}.1", "rangeEnd": f"10.1.{number}.9"}
-    return {**bridge("", name), "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/16", **ends}]]}}
-
-
-# The plugins of two networks, and the findings at the second.
-PAIRS: dict[str, tuple[Any, Any, list[str]]] = {
-    "parts of a subnet on two bridges": (
-        half(1, "cni0"),
-        half(2, "cni1"),
-        ['10.1.0.0/16 is on bridge "cni1" here, but on bridge "cni0" in'],
-    ),
-    "parts of a subnet on one bridge": (half(1, "cni0"), half(2, "cni0"), []),
-    "two backends of host ports": (
-        (bridge("10.0.0.0/16", "cni0"), {**PORTMAP, "backend": "iptables"}),
-        (bridge("10.1.0.0/16", "cni1"), {**PORTMAP, "backend": "nftables"}),
-        ["host ports use nftables here, but iptables in"],
-    ),
-    "separate": (bridge("10.1.0.0/16", "cni1"), bridge("10.2.0.0/16", "cni2"), []),
-    "same addresses": (bridge("10.1.0.0/16", "cni1"), bridge("10.1.2.0/24", "cni2"), ["overlaps"]),
-    "same addresses of ptp": (
-        PTP,
-        bridge("10.1.2.0/24"),
-        ["overlaps"],
-    ),
-    "two bridges, one subnet": (
-        bridge("10.1.0.0/16", "cni1"),
-        {
-            "type": "bridge",
-            "bridge": "cni2",
-            "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "rangeStart": "10.1.9.1", "rangeEnd": "10.1.9.9"},
-        },
-        ["overlaps"],
-    ),
-    "one bridge, two gateways": (
-        bridge("10.1.0.0/16", isGateway=True),
-        bridge("10.2.0.0/16", isDefaultGateway=True),
-        ["has the address 10.2.0.1/16 here, but 10.1.0.1/16"],
-    ),
-    "one bridge, two gateways, IPv6": (bridge("fd01::/64", isGateway=True), bridge("fd02::/64", isGateway=True), []),
-    "one bridge, two families": (bridge("10.1.0.0/16", isGateway=True), bridge("fd00::/64", isGateway=True), []),
-    "one bridge, forced": (
-        bridge("10.1.0.0/16", isGateway=True),
-        bridge("10.2.0.0/16", isGateway=True, forceAddress=True),
-        [],
-    ),
-    "one bridge, one VLAN": (
-        {"type": "bridge", "vlan": 5},
-        {"type": "bridge"},
-        ["has no VLAN here, but some in"],
-    ),
-    "one bridge, two mtus": (bridge("10.1.0.0/16", mtu=1400), bridge("10.2.0.0/16"), ["has mtu 0 here, but 1400"]),
-    "one bridge by default": (
-        {**bridge("10.1.0.0/16", mtu=1400), "bridge": None},
-        bridge("10.2.0.0/16", mtu=1500),
-        ["mtu 1500 here, but 1400"],
-    ),
-    "one master, two kinds": (
-        {"type": "macvlan", "master": "eth0"},
-        {"type": "ipvlan", "master": "eth0"},
-        ['"eth0" is the master of ipvlan here, but of macvlan in network "a"'],
-    ),
-    "one master, two modes": (
-        {"type": "ipvlan", "mode": "l3"},
-        {"type": "ipvlan"},
-        ["ipvlan on the interface of the default route has mode l2 here, but l3 in"],
-    ),
-    "one master, one mode": (
-        {"type": "ipvlan", "master": "eth0", "mode": "l2"},
-        {"type": "ipvlan", "master": "eth0"},
-        [],
-    ),
-    "two masters": ({"type": "macvlan", "master": "eth0"}, {"type": "ipvlan", "master": "eth1"}, []),
-    "one master, in the host and in pods": (
-        {"type": "macvlan", "master": "eth0"},
-        {"type": "ipvlan", "master": "eth0", "linkInContainer": True},
-        [],
-    ),
-    "a subnet that is routed, and is not": (
-        {"type": "ipvlan", "master": "eth0", "mode": "l3", "ipam": PTP["ipam"]},
-        {
-            "type": "macvlan",
-            "master": "eth1",
-            "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.99"},
-        },
-        ["overlaps"],
-    ),
-    "a subnet that is routed, and is not, in parts": (
-        {
-            "type": "ipvlan",
-            "master": "eth0",
-            "mode": "l3",
-            "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.99"},
-        },
-        {
-            "type": "macvlan",
-            "master": "eth1",
-            "ipam": {"type": "host-local", "subnet": "10.1.0.0/16", "rangeStart": "10.1.1.0"},
-        },
-        ["10.1.0.0/16 is on macvlan here, but on ipvlan in mode l3 in"],
-    ),
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", CONFLICTS)
 def test_conflict_is_reported_at_the_later_network(pair, tmp_path):
     """Two networks that allocate the same addresses, or set up one bridge differently, are a warning."""
-    *pairs, expected = PAIRS[pair]
-    one, two = (plugins if isinstance(plugins, tuple) else (plugins,) for plugins in pairs)
-    findings = list_findings(lint(tmp_path, f10_a__conflist=network("a", *one), f20_b__conflist=network("b", *two)))
+    first, second = (network(name, *CONFLICTS[pair][key]) for name, key in (("a", "first"), ("b", "second")))
+    findings = list_findings(lint(tmp_path, f10_a__conflist=first, f20_b__conflist=second))
+    expected = CONFLICTS[pair]["findings"]
     severities = {("20-b.conflist", "note" if "VLAN" in pair else "warning")}
     assert [item[:2] for item in findings] == [*severities] * len(expected), findings
     assert all(part in text for (_, _, text), part in zip(findings, expected, strict=True))
@@ -264,33 +151,26 @@ def test_unreadable_files_do_not_stop_the_others(tmp_path):
 def test_missing_directory_is_an_error(tmp_path):
     """A missing directory is an error of the command."""
     with pytest.raises(CniError, match="cannot read"):
-        directory.lint_directory(str(tmp_path / "gone"), PLUGINS, ())
+        lint(tmp_path / "gone")
 
 
 def test_many_networks_are_checked_in_time(tmp_path):
     """Each of hundreds of conflicting networks is reported with the first ten that it conflicts with."""
-    number = 200
-    files = {
-        f"n{index:03}.conflist": network(f"n{index:03}", bridge("10.1.0.0/16", mtu=1000 + index))
-        for index in range(number)
-    }
+    names = {f"n{index:03}": bridge("10.1.0.0/16", mtu=1000 + index) for index in range(200)}
+    files = {f"{name}.conflist": network(name, plugin) for name, plugin in names.items()}
     start = time.process_time()
     linted = lint(tmp_path, **files)
     assert time.process_time() - start < 20
     last = [text for _, _, text in list_findings(linted) if "n199" not in text and "mtu 1199 here" in text]
     assert len(last) == 10
-    overlaps = [findings for page in linted.files for findings in page.findings if "overlaps 10.1.0" in findings.text]
-    assert len(overlaps) == sum(min(index, 10) for index in range(number))
+    overlaps = [text for _, _, text in list_findings(linted) if "overlaps 10.1.0" in text]
+    assert len(overlaps) == sum(min(index, 10) for index in range(200))
 
 
 def test_overlaps_with_other_subnets_in_between(tmp_path):
     """A subnet in another one is reported, also if smaller and IPv6 subnets are between them by address."""
     subnets = ("10.0.0.0/8", "10.1.0.0/24", "fd00::/64", "10.2.0.0/24", "10.1.0.0/25", "11.0.0.0/24")
     files = {f"{n}.conflist": network(f"n{n}", bridge(subnet, f"br{n}")) for n, subnet in enumerate(subnets)}
-    findings = {
-        (os.path.basename(page.path)[0], one.text.split(" of network ")[-1][:4])
-        for page in lint(tmp_path, **files).files
-        for one in page.findings
-        if " overlaps " in one.text
-    }
-    assert findings == {("1", '"n0"'), ("3", '"n0"'), ("4", '"n0"'), ("4", '"n1"')}
+    overlaps = [(name[0], text) for name, _, text in list_findings(lint(tmp_path, **files)) if " overlaps " in text]
+    pairs = {(number, text.split(" of network ")[-1][:4]) for number, text in overlaps}
+    assert pairs == {("1", '"n0"'), ("3", '"n0"'), ("4", '"n0"'), ("4", '"n1"')}

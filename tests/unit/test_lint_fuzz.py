@@ -73,18 +73,10 @@ def test_random_bytes_are_checked(tmp_path_factory, data):
     check(shared_directory(tmp_path_factory, "bytes") / "10-x.conf", data)
 
 
+KEYS = ["type", "ipam", "name", "plugins", "ranges", "subnet", "capabilities", "args", "cni", "mtu"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["10.0.0.0/8", "fd00::/64"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["type", "ipam", "name", "plugins", "ranges", "subnet", "capabilities", "args", "cni", "mtu"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=12,
 )
 

@@ -69,23 +69,11 @@ def test_a_line_at_level_debug(file):
     (line,) = lines(file)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     assert (line.pop("ms") > 0, line.pop("steps")[0].keys()) == (True, {"what", "ms"})
-    assert line == {
-        "level": "info",
-        "plugin": "fake",
-        "version": "1.2.3",
-        "pid": os.getpid(),
-        "command": "ADD",
-        "network": "net",
-        "containerID": "cid",
-        "ifname": "eth0",
-        "netns": "/no/such/netns",
-        "pod": "default/web-0",
-        "cniVersion": "1.1.0",
-        "traceID": "0af7651916cd43dd8448eb211c80319c",
-        "parentID": "b7ad6b7169203331",
-        "result": {"ips": ["10.1.2.5/24"]},
-        "changes": ['make "veth0"'],
-    }
+    program = {"level": "info", "plugin": "fake", "version": "1.2.3", "pid": os.getpid(), "cniVersion": "1.1.0"}
+    attachment = {"command": "ADD", "network": "net", "containerID": "cid", "ifname": "eth0", "pod": "default/web-0"}
+    trace = {"traceID": "0af7651916cd43dd8448eb211c80319c", "parentID": "b7ad6b7169203331"}
+    effects = {"result": {"ips": ["10.1.2.5/24"]}, "changes": ['make "veth0"']}
+    assert line == {**program, **attachment, "netns": "/no/such/netns", **trace, **effects}
 
 
 @pytest.mark.parametrize("level", [None, "info", "nonsense"])
@@ -241,9 +229,8 @@ def test_the_cost_of_a_line_is_limited(monkeypatch):
     monkeypatch.setattr(gojson, "dumps", counting)
     long_text = "\0" * 100_000
     recorded = record.Record(changes=[long_text] * 10_000, steps=[record.Step(long_text, 1.0)] * 10_000)
-    verb_log.entry(
-        "fake", "1", {"CNI_CONTAINERID": long_text}, None, 1.0, None, CniError(999, long_text, long_text), recorded
-    )
+    error = CniError(999, long_text, long_text)
+    verb_log.entry("fake", "1", {"CNI_CONTAINERID": long_text}, None, 1.0, None, error, recorded)
     assert sum(encoded) < 64 * log.LINE_BYTES
 
 
@@ -281,6 +268,7 @@ def fields(datagram):
 
 def test_journald(tmp_path, monkeypatch, capsys):
     """Journald receives a sentence, a priority and the fields of a line; without journald the verb succeeds."""
+    assert log.JOURNAL_SOCKET == "/run/systemd/journal/socket"
     monkeypatch.setattr(log, "JOURNAL_SOCKET", str(tmp_path / "socket"))
     env = {"PODWIRE_LOG": "journald", "PODWIRE_LOG_LEVEL": "debug"}
     assert run(env)[0] == 0
@@ -311,9 +299,8 @@ def test_the_document_has_the_fields():
     documented = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
     recorded = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
     conf = cni_conf.parse(json.dumps(CONFIG).encode())
-    line = verb_log.entry(
-        "p", "v", {**ENV, "TRACEPARENT": TRACE}, conf, 1.0, RESULT, CniError(7, "bad", "hint"), recorded
-    )
+    env, error = {**ENV, "TRACEPARENT": TRACE}, CniError(7, "bad", "hint")
+    line = verb_log.entry("p", "v", env, conf, 1.0, RESULT, error, recorded)
     assert documented.keys() == line.keys()
     named = {name for names in documented.values() for name in re.findall(r"`(\w+)`", names)}
     assert fields(log.datagram(verb_log._journal_fields(line))).keys() == named | {"MESSAGE", "SYSLOG_IDENTIFIER"}

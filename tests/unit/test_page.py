@@ -1,7 +1,5 @@
 """The HTML page of `podwire show`: complete, self-contained, safe with hostile names, and working in Chromium."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

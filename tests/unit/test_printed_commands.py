@@ -1,7 +1,5 @@
 """No command in the sources or the documents exposes an interface that is not podwire's."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 
@@ -58,7 +56,7 @@ def test_every_command_for_a_setting_is_listed():
 def test_commands_in_the_sources():
     """No text in the sources is a command that exposes an interface that is not podwire's.
 
-    tests/netns/test_printed_commands.py checks the texts with their values, as printed.
+    tests/netns/test_tool_doctor_table.py checks the texts with their values, as printed.
     """
     texts = messages(*ROOMS)
     exposing = (command for text in texts for command in exposing_commands.commands(text, PODWIRE_BRIDGES, SUBNETS))

@@ -1,11 +1,16 @@
-"""Tables that fit into a terminal: rows are not broken inside a word."""
+"""The tool's output: tables that fit into a terminal and are not broken inside a word, hostile names, a full disk."""
 
+import errno
 import io
+import json
+import os
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from podwire import cli
+from podwire.main import PLUGINS
 from podwire.output import Output
 from podwire.table import Cell, lay_out, wrap
 
@@ -102,3 +107,27 @@ def test_output_without_a_terminal_is_not_wrapped():
         stream = io.StringIO()
         Output(stream, width=width).print_text("one two three", "  ")
         assert stream.getvalue() == printed
+
+
+class FullDisk(io.StringIO):
+    """A stream on a full disk, whose error is raised by flush."""
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m", "\x9b31m", "\u202eabc", "\x7f", "\U000e0041\U0001f980", "\udcff", "a\nb"])
+def test_json_has_no_control_characters(text):
+    """In a JSON document every unprintable character is escaped, and parsers read it unchanged."""
+    stream = io.StringIO()
+    Output(stream, as_json=True).print_json({"name": text, text: [text]})
+    printed = stream.getvalue()
+    assert printed.replace("\n", "").isprintable()
+    assert json.loads(printed) == {"name": text, text: [text]}
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["show", "--json", "--conf-dir=/proc/self/mem"]])
+def test_unwritable_output_is_a_failure(capsys, words):
+    """If the output cannot be written, the command fails and prints the reason on stderr."""
+    assert cli.run(words, {}, FullDisk(), PLUGINS) == 3
+    assert capsys.readouterr().err == "podwire: a system call failed: No space left on device\n"

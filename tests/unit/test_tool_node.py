@@ -89,6 +89,7 @@ def test_interface_index_alone_proves_nothing():
 
 
 UNKNOWN = reserved("10.22.0.9", b"x\r\neth0")
+RECENT = reserved("10.22.0.9", b"x\r\neth0", old=False)
 UNENTERED = Kernel(HOST, {}, {POD.path: NetworkNamespace(POD.path, 0)})
 
 
@@ -116,9 +117,7 @@ def test_state_of_a_reservation(reservation, keys, expected):
 
 def test_recent_reservation_is_new():
     """A reservation from the last minute may belong to a running ADD."""
-    assert (
-        state_in(create_snapshot(reservations=[reserved("10.22.0.9", b"x\r\neth0", old=False)])) is ReservationState.NEW
-    )
+    assert state_in(create_snapshot(reservations=[RECENT])) is ReservationState.NEW
 
 
 def test_configured_address_is_not_leaked():
@@ -142,14 +141,8 @@ def test_rules_of_unknown_owners_are_leaks_with_a_readable_cache():
 
 def test_rules_of_a_running_add_are_no_leaks():
     """Rules of a container with a recent reservation are no leaks, even without a cache entry."""
-    recent = reserved("10.22.0.9", b"x\r\neth0", old=False)
-    assert leak_kinds(create_snapshot(rules=[firewall_rule("x")], reservations=[recent])) == set()
-    assert leak_kinds(
-        create_snapshot(rules=[firewall_rule("x")], reservations=[reserved("10.22.0.9", b"x\r\neth0")])
-    ) == {
-        FIREWALL,
-        "reservation",
-    }
+    for reservation, expected in ((RECENT, set()), (UNKNOWN, {FIREWALL, "reservation"})):
+        assert leak_kinds(create_snapshot(rules=[firewall_rule("x")], reservations=[reservation])) == expected
 
 
 def test_rules_that_name_only_the_container():
@@ -174,14 +167,9 @@ def kernel_with(*more, namespace=OTHER_NAMESPACE):
 
 def test_unknown_veths_are_leaks_if_both_ends_are_visible():
     """A port of the bridge without an attachment is a leak, unless the namespace of its peer is not visible."""
-    assert leak_kinds(create_snapshot(kernel=kernel_with(UNKNOWN_VETH))) == {"veth"}
-    assert leak_kinds(create_snapshot(kernel=kernel_with(UNKNOWN_VETH, namespace=None))) == set()
-    assert (
-        leak_kinds(
-            create_snapshot(kernel=kernel_with(UNKNOWN_VETH, namespace=NetworkNamespace(OTHER_NAMESPACE.path, 1)))
-        )
-        == set()
-    )
+    unentered = NetworkNamespace(OTHER_NAMESPACE.path, 1)
+    for namespace, expected in ((OTHER_NAMESPACE, {"veth"}), (None, set()), (unentered, set())):
+        assert leak_kinds(create_snapshot(kernel=kernel_with(UNKNOWN_VETH, namespace=namespace))) == expected
 
 
 @pytest.mark.parametrize(
@@ -209,17 +197,15 @@ def test_veth_on_a_bridge_of_two_networks():
 
 def test_veth_of_a_running_add_is_no_leak():
     """While a recent reservation's address is not configured yet, an unknown veth may be its owner's."""
-    recent = reserved("10.22.0.9", b"x\r\neth0", old=False)
-    assert leak_kinds(create_snapshot(kernel=kernel_with(UNKNOWN_VETH), reservations=[recent])) == set()
+    assert leak_kinds(create_snapshot(kernel=kernel_with(UNKNOWN_VETH), reservations=[RECENT])) == set()
 
 
 def test_ifbs_are_identified_by_their_alias():
     """An ifb is a leak if its alias names a stopped or unknown container."""
-    for container_id, expected in (("a", set()), ("x", {"ifb"})):
-        ifb = link(11, "bwp123456789012", kind="ifb", alias=f"podwire net {container_id} eth0")
-        assert leak_kinds(create_snapshot(kernel=Kernel((*HOST, ifb), {}, {POD.path: POD}))) == expected
     # An ifb of the reference plugins has no alias; another name or alias belongs to another program.
     for name, alias, expected in (
+        ("bwp123456789012", "podwire net a eth0", set()),
+        ("bwp123456789012", "podwire net x eth0", {"ifb"}),
         ("bwp0123456789ab", "", {"ifb"}),
         ("ifb0", "", set()),
         ("bwp0", "", set()),

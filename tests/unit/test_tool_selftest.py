@@ -15,12 +15,7 @@ RASPBERRY = f"{ARM}\nHardware\t: BCM2835\n"
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [
-        (X86, "AMD EPYC 7B13"),
-        (ARM, "CPU implementer 0x41, CPU part 0xd0c"),
-        (RASPBERRY, "BCM2835"),
-        ("", ""),
-    ],
+    [(X86, "AMD EPYC 7B13"), (ARM, "CPU implementer 0x41, CPU part 0xd0c"), (RASPBERRY, "BCM2835"), ("", "")],
 )
 def test_name_of_the_processor(text, name):
     """The processor's name is that of x86 or ARM, or the numbers of its designer and part."""

@@ -1,7 +1,5 @@
 """Pure functions of the operator's verbs: libcni's order, requests to plugins, the cache, names on the command line."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -12,9 +10,10 @@ from typing import Any
 import pytest
 
 from cni.conf import Attachment
-from cni.errors import CniError
-from podwire import networks
+from cni.errors import CniError, Code
+from podwire import attachments, networks, repairing
 from podwire.networks import Network
+from podwire.repairing import FAILED, UNTRIED, Part, Repairer
 from podwire.verbs import invoke, network_list, result_cache, target
 from podwire.verbs.invoke import Call, Pod, Step
 from podwire.verbs.network_list import Runtime
@@ -44,13 +43,8 @@ class ScriptedPlugins:
 
 
 def runtime(tmp_path: Path, serve: ScriptedPlugins, **keys: Any) -> Runtime:
-    return Runtime(
-        ("/opt/cni/bin", "/usr/lib/cni"), {"PATH": "/bin", "CNI_ARGS": "X=1"}, str(tmp_path), serve, ignore, **keys
-    )
-
-
-def ignore(step: Step) -> None:
-    """Reports nothing."""
+    env = {"PATH": "/bin", "CNI_ARGS": "X=1"}
+    return Runtime(("/opt/cni/bin", "/usr/lib/cni"), env, str(tmp_path), serve, lambda step: None, **keys)
 
 
 def network(version: str = "1.1.0", **keys: Any) -> Network:
@@ -65,15 +59,9 @@ def test_add_runs_forwards_with_the_previous_result(tmp_path):
     assert one.request == {"type": "one", "name": "net", "cniVersion": "1.1.0"}
     assert two.request["prevResult"] == {"cniVersion": "1.1.0", "by": "one"}
     assert two.request["runtimeConfig"] == {"portMappings": [1]}
-    assert two.env == {
-        "PATH": "/bin",
-        "CNI_COMMAND": "ADD",
-        "CNI_CONTAINERID": "c1",
-        "CNI_NETNS": "/run/netns/web",
-        "CNI_IFNAME": "eth0",
-        "CNI_ARGS": "A=1;B=2",
-        "CNI_PATH": "/opt/cni/bin:/usr/lib/cni",
-    }
+    env = {"COMMAND": "ADD", "CONTAINERID": "c1", "NETNS": "/run/netns/web", "IFNAME": "eth0", "ARGS": "A=1;B=2"}
+    env["PATH"] = "/opt/cni/bin:/usr/lib/cni"
+    assert two.env == {"PATH": "/bin", **{f"CNI_{name}": value for name, value in env.items()}}
 
 
 def test_failed_add_is_followed_by_del_of_all(tmp_path):
@@ -141,7 +129,7 @@ def test_version_decides_which_verbs_run(tmp_path):
     one_runtime = runtime(tmp_path, serve := ScriptedPlugins())
     refused = failure_of(lambda: network_list.check(one_runtime, network("0.3.1"), POD, RESULT), CniError)
     assert refused
-    assert refused.code == 1
+    assert (refused.code, "CHECK came with 0.4.0" in refused.details) == (1, True)
     network_list.check(one_runtime, network(disable_check=True), POD, RESULT)
     assert network_list.gc(one_runtime, network("1.0.0"), list) == ("one", "two")
     assert serve.calls == []
@@ -242,3 +230,15 @@ def test_results_are_converted_to_the_version_of_the_list():
     old = network_list.convert_result(RESULT, "0.4.0")
     assert isinstance(old, Mapping)
     assert old["ips"] == [{"version": "4", "address": "10.1.2.3/24"}]
+
+
+def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):
+    """After a timeout on the packet filter's lock the other attachments are not tried."""
+    (tmp_path / "results").mkdir()
+    for number in range(3):
+        names = {"networkName": "net", "containerId": f"c{number}", "ifName": "eth0"}
+        (tmp_path / "results" / f"net-c{number}-eth0").write_text(json.dumps(names))
+    busy = Part("portmap", error=CniError(Code.TRY_AGAIN_LATER, "the lock is held"))
+    monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: repairing.Outcome(known, FAILED, (busy,)))
+    outcomes = Repairer({}, (), {}).repair(attachments.list_cached(str(tmp_path)))
+    assert [outcome.state for outcome in outcomes] == [FAILED, UNTRIED, UNTRIED]
