@@ -6,7 +6,6 @@ One rule: every scenario runs on a node with another pod, and compares the node'
 from __future__ import annotations
 
 import itertools
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import kubelet, namespaces, netstate
-from tests.support.kubelet import PODS, Runtime, Sandbox, capabilities
-from tests.support.machine import eventually, files_of_pods, unchanged
+from tests.support.kubelet import Runtime, Sandbox, capabilities
+from tests.support.machine import files_of_pods, unchanged
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-PARALLEL = 10
 FIRST_PORT = 20000
 
 
@@ -70,35 +68,6 @@ def delete_namespace(sandbox):
 def run_scenario(root, bin_dir):
     """A function that runs a scenario with a node that has podwire's plugins."""
     return lambda scenario: kubelet.run_on_node(lambda host: scenario(Node(host, bin_dir)))
-
-
-def run_pods(host, bin_dir):
-    """Starts and ends as many pods as a node may have; returns the duration in s and the keys of changed state."""
-    node = Node(host, bin_dir)
-    before = node.picture()
-    sandboxes = [kubelet.typical_sandbox(10 + number, namespaces.create().path, FIRST_PORT) for number in range(PODS)]
-    started = time.monotonic()
-    with ThreadPoolExecutor(PARALLEL) as threads:
-        results = list(threads.map(node.runtime.set_up, sandboxes))
-        assert len({result["ips"][0]["address"] for result in results}) == PODS
-        list(threads.map(node.end, sandboxes))
-    duration_s = time.monotonic() - started
-    eventually(lambda: node.picture() == before, within_s=10)
-    return duration_s, [key for key, value in node.picture().items() if value != before[key]]
-
-
-def test_110_pods_leave_nothing(root, bin_dir, reference, capsys):
-    """As many pods as a node may have start ten in parallel, get different addresses, and end without leaving anything.
-
-    The reference plugins do the same on another node; the durations, and what the reference leaves, are printed.
-    """
-    podwire_s, left = kubelet.run_on_node(lambda host: run_pods(host, bin_dir))
-    reference_s, left_by_reference = kubelet.run_on_node(lambda host: run_pods(host, reference))
-    with capsys.disabled():
-        ratio = podwire_s / reference_s
-        print(f"\n{PODS} pods, {PARALLEL} in parallel: {podwire_s:.1f} s, reference {reference_s:.1f} s ({ratio:.2f})")
-        print(f"left by the reference plugins: {left_by_reference}")
-    assert left == []
 
 
 def test_cni_args_may_have_any_order(run_scenario):

@@ -3,21 +3,12 @@
 One rule: a test removes its networks, too, and compares the machine's whole state before and after.
 """
 
-import json
-
 import pytest
 
 from tests.clients.podman import serving
 from tests.support import netstate
 from tests.support.attaching import reaches
-from tests.support.machine import (
-    ADDRESS,
-    ADDRESS6,
-    BIN_DIR,
-    PEER_ADDRESS,
-    PEER_ADDRESS6,
-    eventually,
-)
+from tests.support.machine import ADDRESS, ADDRESS6, PEER_ADDRESS, PEER_ADDRESS6, eventually
 from tests.support.sockets import Reached, call, is_unreachable
 
 pytestmark = pytest.mark.usefixtures("machine_unchanged")
@@ -84,22 +75,3 @@ def test_container_is_restarted_and_killed(podman):
         podman("kill", "one")
         assert eventually(lambda: "203.0.113.177" not in podman.machine.run("ls", f"/var/lib/cni/networks/{lan}"))
         assert podman.start("two", "--ip=203.0.113.177", network=lan).address(lan) == "203.0.113.177"
-
-
-def test_tool_shows_and_repairs_the_container(podman, bin_dir):
-    """`podwire show` and `doctor` find nothing wrong with it; `repair` restores an interface that was deleted."""
-    machine, tool = podman.machine, str(bin_dir / "podwire")
-    with podman.network("lan", *PARENT, *IPV4) as lan:
-        one = podman.start("one", network=lan)
-
-        def states():
-            seen = json.loads(machine.run(tool, "show", "--json", check=False))["attachments"]
-            return [(each["network"], each["addresses"], each["state"]) for each in seen]
-
-        assert states() == [(lan, [f"{one.address(lan)}/24"], "ok")]
-        checks = json.loads(machine.run(tool, "doctor", lan, "--json", f"--bin-dir={BIN_DIR}", check=False))["checks"]
-        assert [each["text"] for each in checks if each["severity"] in ("problem", "warning")] == []
-        one.namespace.ip("link", "del", "eth0")
-        machine.run(tool, "repair", lan)
-        assert states() == [(lan, [f"{one.address(lan)}/24"], "ok")]
-        assert reaches(one.namespace, PEER_ADDRESS)
