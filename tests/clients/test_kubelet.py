@@ -84,34 +84,6 @@ def test_cni_args_may_have_any_order(run_scenario):
     run_scenario(scenario)
 
 
-# The calls of kubelet after an ADD, and without one: `None` is DEL with the namespace's path, "" is DEL without it, and
-# "gone" deletes the namespace.
-ENDINGS: dict[str, list[str | None]] = {
-    "twice": [None, None, "gone"],
-    "twice without a path": [None, "gone", "", ""],
-    "without a path first": ["", None, "gone"],
-    "only without a path": ["", "gone"],
-    "after the namespace": ["gone", None],
-    "after the namespace, without a path": ["gone", "", ""],
-}
-
-
-@pytest.mark.parametrize("added", [True, False], ids=["after ADD", "before ADD"])
-def test_every_sequence_of_del_leaves_nothing(run_scenario, added):
-    """DEL twice, without a path, without a namespace or without an ADD succeeds and leaves nothing."""
-
-    def scenario(node):
-        for steps in ENDINGS.values():
-            with node.unchanged():
-                sandbox = node.sandbox(FIRST_PORT, limited=True)
-                if added:
-                    node.runtime.set_up(sandbox)
-                for step in steps:
-                    delete_namespace(sandbox) if step == "gone" else node.runtime.tear_down(sandbox, step)
-
-    run_scenario(scenario)
-
-
 def test_parallel_dels_and_a_new_add_succeed(run_scenario):
     """A pod that is deleted four times in parallel, and started again in between, ends; the new one has its network."""
 

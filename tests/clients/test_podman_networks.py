@@ -20,9 +20,8 @@ DUAL = ("--ipv6", SUBNET, "--subnet=fd00:68::/64")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def previous_containers(podman):
-    """Runs one container on each kind of network, because the first leaves what stays by design."""
-    podman.start("first", "--publish=8080:80", network="")
+def dual_stack_used(podman, default_network_used):
+    """Runs one container on a network of both families, because the first leaves what stays by design."""
     with podman.network("dual", *DUAL) as dual:
         podman.start("second", "--publish=8081:80", network=dual)
 
