@@ -80,24 +80,6 @@ def test_it_runs_in_an_empty_root_directory(program, root, tmp_path):
     assert_version(in_shell(script, program))
 
 
-def test_a_copy_and_a_symlink_work(program, tmp_path):
-    """The name alone decides which plugin runs, for a copy and for a symbolic link."""
-    shutil.copy(program, tmp_path / "podwire")
-    (tmp_path / "loopback").symlink_to("podwire")
-    assert_version(run(tmp_path / "loopback", env=VERSION))
-    assert run(tmp_path / "podwire", "--version").stdout.startswith(b"podwire ")
-
-
-def test_the_file_may_be_deleted_while_it_runs(program, tmp_path):
-    """A process whose file is deleted runs to its end."""
-    copy = tmp_path / "loopback"
-    shutil.copy(program, copy)
-    with subprocess.Popen([copy], env=ADD, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        copy.unlink()
-        output, _ = process.communicate(b"no JSON", timeout=60)
-    assert (process.returncode, json.loads(output)["code"]) == (1, 6)
-
-
 def test_it_runs_from_a_readonly_file_and_leaves_no_trace(program, tmp_path):
     """VERSION opens no file for writing, creates no file, and does not change the executable."""
     before = program.read_bytes()
