@@ -243,6 +243,7 @@ mutants: venv test-root | needs-build ## examine 200 single faults in the produc
 nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (4 hours)
 	@$(call say,nightly)
 	@rm -rf build/promises
+	$(PY) -m pytest --nightly tests/unit
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
 	@$(PY) -m tests.promises
 	@$(PYTHON) -m tests.runner cluster clients newer-clients

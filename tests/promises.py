@@ -40,7 +40,7 @@ PROMISES: dict[str, Promise] = {
         "With any verbs in parallel, no address is allocated twice, no rule is lost, and nothing is leaked.",
         "64 processes run ADD, DEL, CHECK and GC at random on 200 containers, and some are killed; once with each "
         "backend, and again mixed with the reference plugins; the node is then compared with one on which the running "
-        "containers were attached sequentially; a second test does the same with host-local alone",
+        "containers were attached sequentially; a second test runs 200 processes of host-local at once",
         "{verbs:,} verbs in {seconds} s, {kills:,} of them killed, {again} returned code 11 (try again)",
     ),
     "soak": Promise(

@@ -35,6 +35,13 @@ def podman(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir:
 
 
 @pytest.fixture(scope="module")
+def default_network_used(podman: Podman) -> None:
+    """Runs one container with a port on podman's network, because the first leaves what stays by design."""
+    podman.start("first", "--publish=8080:80", network="")
+    podman.remove()
+
+
+@pytest.fixture(scope="module")
 def cri(empty_machine: Machine, needs_programs: Callable[..., None], bin_dir: Path) -> Iterator[Cri]:
     """The CRI of a containerd that has only podwire's plugins."""
     needs_programs(*cri_client.PROGRAMS)

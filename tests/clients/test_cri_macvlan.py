@@ -54,13 +54,3 @@ def test_probes_of_the_node_reach_the_pod(cri):
         cri.remove(pods[0])
         assert page(cri.machine.network, pods[0].ips[0], timeout_s=1) == ""
         assert page(cri.machine.network, pods[1].ips[0]) == PAGE
-
-
-def test_pod_with_unmounted_namespace_is_removed(cri):
-    """A pod whose namespace lost its path can be removed; the node's routes to it are removed, too."""
-    cri.configure(network(hostAccess=True))
-    with cri.unchanged():
-        pod = cri.run("lost")
-        assert page(cri.machine.network, pod.ips[0]) == PAGE
-        cri.lose_namespace(pod)
-        cri.remove(pod)

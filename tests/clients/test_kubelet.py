@@ -6,7 +6,6 @@ One rule: every scenario runs on a node with another pod, and compares the node'
 from __future__ import annotations
 
 import itertools
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import kubelet, namespaces, netstate
-from tests.support.kubelet import PODS, Runtime, Sandbox, capabilities
-from tests.support.machine import eventually, files_of_pods, unchanged
+from tests.support.kubelet import Runtime, Sandbox, capabilities
+from tests.support.machine import files_of_pods, unchanged
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-PARALLEL = 10
 FIRST_PORT = 20000
 
 
@@ -72,35 +70,6 @@ def run_scenario(root, bin_dir):
     return lambda scenario: kubelet.run_on_node(lambda host: scenario(Node(host, bin_dir)))
 
 
-def run_pods(host, bin_dir):
-    """Starts and ends as many pods as a node may have; returns the duration in s and the keys of changed state."""
-    node = Node(host, bin_dir)
-    before = node.picture()
-    sandboxes = [kubelet.typical_sandbox(10 + number, namespaces.create().path, FIRST_PORT) for number in range(PODS)]
-    started = time.monotonic()
-    with ThreadPoolExecutor(PARALLEL) as threads:
-        results = list(threads.map(node.runtime.set_up, sandboxes))
-        assert len({result["ips"][0]["address"] for result in results}) == PODS
-        list(threads.map(node.end, sandboxes))
-    duration_s = time.monotonic() - started
-    eventually(lambda: node.picture() == before, within_s=10)
-    return duration_s, [key for key, value in node.picture().items() if value != before[key]]
-
-
-def test_110_pods_leave_nothing(root, bin_dir, reference, capsys):
-    """As many pods as a node may have start ten in parallel, get different addresses, and end without leaving anything.
-
-    The reference plugins do the same on another node; the durations, and what the reference leaves, are printed.
-    """
-    podwire_s, left = kubelet.run_on_node(lambda host: run_pods(host, bin_dir))
-    reference_s, left_by_reference = kubelet.run_on_node(lambda host: run_pods(host, reference))
-    with capsys.disabled():
-        ratio = podwire_s / reference_s
-        print(f"\n{PODS} pods, {PARALLEL} in parallel: {podwire_s:.1f} s, reference {reference_s:.1f} s ({ratio:.2f})")
-        print(f"left by the reference plugins: {left_by_reference}")
-    assert left == []
-
-
 def test_cni_args_may_have_any_order(run_scenario):
     """Whatever the order of CNI_ARGS is, a pod is attached, checked and detached."""
 
@@ -111,34 +80,6 @@ def test_cni_args_may_have_any_order(run_scenario):
                 node.runtime.set_up(sandbox)
                 node.runtime.check(sandbox)
                 node.runtime.tear_down(sandbox)
-
-    run_scenario(scenario)
-
-
-# The calls of kubelet after an ADD, and without one: `None` is DEL with the namespace's path, "" is DEL without it, and
-# "gone" deletes the namespace.
-ENDINGS: dict[str, list[str | None]] = {
-    "twice": [None, None, "gone"],
-    "twice without a path": [None, "gone", "", ""],
-    "without a path first": ["", None, "gone"],
-    "only without a path": ["", "gone"],
-    "after the namespace": ["gone", None],
-    "after the namespace, without a path": ["gone", "", ""],
-}
-
-
-@pytest.mark.parametrize("added", [True, False], ids=["after ADD", "before ADD"])
-def test_every_sequence_of_del_leaves_nothing(run_scenario, added):
-    """DEL twice, without a path, without a namespace or without an ADD succeeds and leaves nothing."""
-
-    def scenario(node):
-        for steps in ENDINGS.values():
-            with node.unchanged():
-                sandbox = node.sandbox(FIRST_PORT, limited=True)
-                if added:
-                    node.runtime.set_up(sandbox)
-                for step in steps:
-                    delete_namespace(sandbox) if step == "gone" else node.runtime.tear_down(sandbox, step)
 
     run_scenario(scenario)
 

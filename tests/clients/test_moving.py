@@ -6,11 +6,8 @@ One rule: only the files in /opt/cni/bin change, by `podwire install` and `podwi
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,10 @@ import pytest
 from tests.clients import podman as podman_client
 from tests.clients.attaching import bridge
 from tests.clients.podman import serving
-from tests.support import binaries, namespaces, netstate, sockets
-from tests.support.hostports import ports
-from tests.support.invocation import run_plugin
+from tests.support import binaries, sockets
 from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6, Machine
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
-from tests.support.netlist import NetworkList
-from tests.support.processes import output
 from tests.support.sockets import PORT, Reached, Service, call
 
 # The page's commands for an operator who keeps the reference plugins.
@@ -50,9 +43,7 @@ RANGES = [
     [{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::1:0", "gateway": PEER_ADDRESS6}],
 ]
 LAN = {"type": "host-local", "ranges": RANGES, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
-MACVLAN = BRIDGE | {
-    "plugins": [{"type": "macvlan", "master": "up0", "ipam": LAN}, {"type": "tuning", "mtu": 1400}],
-}
+MACVLAN = BRIDGE | {"plugins": [{"type": "macvlan", "master": "up0", "ipam": LAN}, {"type": "tuning", "mtu": 1400}]}
 
 
 class Node:
@@ -175,58 +166,3 @@ def test_node_is_moved_while_containers_are_running(node, first, second):
     node.move("reference")
     with machine.unchanged(before):
         machine.run("sh", "-c", CLEANING)
-
-
-def older(bin_dir: Path, directory: Path) -> Path:
-    """Returns another build of the tool: the same program with other bytes."""
-    program = directory / "older"
-    program.write_bytes((bin_dir / "podwire").read_bytes() + b"older")
-    program.chmod(0o755)
-    return program
-
-
-class Traffic:
-    """Pods that are attached and detached in a loop by the plugins that are in a directory at that moment."""
-
-    def __init__(self, host: Namespace, bin_dir: Path, store: Path, number: int) -> None:
-        """Defines a network; its pods have a host port with this number."""
-        first, portmap = bridge("10.22.0.0/16"), {"type": "portmap", "capabilities": {"portMappings": True}}
-        first["ipam"]["dataDir"] = str(store)
-        network = NetworkList("net", "1.0.0", (first, portmap))
-        self.network = network.with_capabilities(portMappings=ports(f"{8000 + number}:80"))
-        self.host, self.bin_dir = host, bin_dir
-        self.rounds, self.stopped = threading.Semaphore(0), False
-
-    def run(self) -> None:
-        """Attaches and detaches pods until `stopped`; raises the failure of a verb."""
-        while not self.stopped:
-            with namespaces.temporary() as pod:
-                run = functools.partial(
-                    run_plugin, host=self.host, bin_dir=self.bin_dir, netns=pod, container_id=pod.name
-                )
-                self.network.delete(run, self.network.add(run))
-            self.rounds.release()
-
-
-def test_upgrade_fails_no_verb_of_pods_that_start(host, bin_dir, store, tmp_path):
-    """From one podwire to the next, from an archive, and back, no ADD and no DEL of starting and ending pods fails."""
-    directory, archive = tmp_path / "bin", tmp_path / "podwire.tgz"
-    builds = [unpacked := tmp_path / "podwire", older(bin_dir, tmp_path)]
-    output("tar", "-C", str(bin_dir), "-czf", str(archive), "bridge", "portmap", "host-local", "podwire")
-    output(str(builds[1]), "install", "--bin-dir", str(directory))
-    loops = [Traffic(host, directory, store, number) for number in range(2)]
-    with ThreadPoolExecutor(len(loops)) as pool:
-        running, continues = [pool.submit(loop.run) for loop in loops], True
-        try:
-            for build in builds * 2:
-                if build == unpacked:
-                    output("tar", "-C", str(unpacked.parent), "-xzf", str(archive))
-                output(str(build), "install", "--bin-dir", str(directory))
-                continues = continues and all(loop.rounds.acquire(timeout=200) for loop in loops)
-        finally:
-            for loop in loops:
-                loop.stopped = True
-        for each in running:
-            each.result()
-    assert continues
-    assert (set(netstate.links(host)), {path.name for path in store.glob("net/1*")}) == ({"lo", "cni0"}, set())

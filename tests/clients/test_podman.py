@@ -86,19 +86,6 @@ def test_restart_and_reload_publish_the_port_again(podman):
     assert is_unreachable([], machine.peer, "tcp", ADDRESS, 8080)
 
 
-def test_six_containers_start_and_end_in_parallel(podman):
-    """Six containers started in parallel have different addresses and their ports, and are removed in parallel."""
-    names = [f"par{number}" for number in range(6)]
-    lines = [podman.line(name, f"--publish=810{number}:80") for number, name in enumerate(names)]
-    podman.machine.at_once(*(("podman", *line) for line in lines))
-    containers = [podman.inspect(name) for name in names]
-    assert len({container.address() for container in containers}) == 6
-    with serving(*containers) as services:
-        for number, name in enumerate(names):
-            assert call(services, podman.machine.peer, "tcp", ADDRESS, 8100 + number) == Reached(name, PEER_ADDRESS)
-    podman.machine.at_once(*(("podman", "rm", "--force", "--time=0", name) for name in names))
-
-
 def test_killed_container_is_removed_and_its_name_reused(podman):
     """A killed container is removed by force, and another one of the same name gets its port."""
     machine = podman.machine

@@ -8,16 +8,9 @@ from tests.support import netstate
 from tests.support.attaching import reaches
 from tests.support.machine import BIN_DIR, PEER_ADDRESS, eventually
 
-pytestmark = pytest.mark.usefixtures("machine_unchanged")
+pytestmark = pytest.mark.usefixtures("default_network_used", "machine_unchanged")
 
 DAEMON = (str(BIN_DIR / "dhcp"), "daemon")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def previous_containers(podman):
-    """Runs one container with a port, because the first leaves what stays by design."""
-    podman.start("first", "--publish=8080:80", network="")
-    podman.remove()
 
 
 @pytest.fixture

@@ -3,57 +3,17 @@
 One rule: a test removes its networks, too, and compares the machine's whole state before and after.
 """
 
-import json
-
 import pytest
 
-from tests.clients.podman import serving
 from tests.support import netstate
 from tests.support.attaching import reaches
-from tests.support.machine import (
-    ADDRESS,
-    ADDRESS6,
-    BIN_DIR,
-    PEER_ADDRESS,
-    PEER_ADDRESS6,
-    eventually,
-)
-from tests.support.sockets import Reached, call, is_unreachable
+from tests.support.machine import PEER_ADDRESS, PEER_ADDRESS6, eventually
 
-pytestmark = pytest.mark.usefixtures("machine_unchanged")
+pytestmark = pytest.mark.usefixtures("default_network_used", "machine_unchanged")
 
 PARENT = ("--driver=macvlan", "--opt=parent=up0")
 IPV4 = ("--subnet=203.0.113.0/24", f"--gateway={PEER_ADDRESS}", "--ip-range=203.0.113.128/26")
 IPV6 = ("--ipv6", "--subnet=2001:db8::/64", f"--gateway={PEER_ADDRESS6}", "--ip-range=2001:db8::1:0/112")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def previous_containers(podman):
-    """Runs one container with a port, because the first leaves what stays by design."""
-    podman.start("first", "--publish=8080:80", network="")
-    podman.remove()
-
-
-def test_containers_are_on_the_network_of_the_parent(podman):
-    """Containers, and the peer, reach each other by both families with their addresses; the machine does not."""
-    machine = podman.machine
-    with podman.network("lan", *PARENT, *IPV4, *IPV6) as lan:
-        assert [plugin["type"] for plugin in podman.plugins(lan)] == ["macvlan"]
-        one, two = podman.start("one", network=lan), podman.start("two", network=lan)
-        (ipv4, ipv6), (other, other6) = one.both(lan), two.both(lan)
-        assert one.addresses() == [f"{ipv4}/24", f"{ipv6}/64"]
-        settings = one.networks[lan]
-        assert (settings["Gateway"], settings["IPv6Gateway"]) == (PEER_ADDRESS, PEER_ADDRESS6)
-        for ip in (PEER_ADDRESS, PEER_ADDRESS6, other, other6):
-            assert reaches(one.namespace, ip), ip
-        with serving(one) as services:
-            for ip, sources in ((ipv4, (other, PEER_ADDRESS)), (ipv6, (other6, PEER_ADDRESS6))):
-                callers = (two.namespace, machine.peer)
-                for caller, source in zip(callers, sources, strict=True):
-                    assert call(services, caller, "tcp", ip, 80) == Reached("one", source), (ip, caller)
-                assert is_unreachable(services, machine.network, "tcp", ip, 80)
-        for ip in (ADDRESS, ADDRESS6):
-            assert not reaches(one.namespace, ip, within_s=1)
 
 
 def test_requested_addresses(podman):
@@ -84,22 +44,3 @@ def test_container_is_restarted_and_killed(podman):
         podman("kill", "one")
         assert eventually(lambda: "203.0.113.177" not in podman.machine.run("ls", f"/var/lib/cni/networks/{lan}"))
         assert podman.start("two", "--ip=203.0.113.177", network=lan).address(lan) == "203.0.113.177"
-
-
-def test_tool_shows_and_repairs_the_container(podman, bin_dir):
-    """`podwire show` and `doctor` find nothing wrong with it; `repair` restores an interface that was deleted."""
-    machine, tool = podman.machine, str(bin_dir / "podwire")
-    with podman.network("lan", *PARENT, *IPV4) as lan:
-        one = podman.start("one", network=lan)
-
-        def states():
-            seen = json.loads(machine.run(tool, "show", "--json", check=False))["attachments"]
-            return [(each["network"], each["addresses"], each["state"]) for each in seen]
-
-        assert states() == [(lan, [f"{one.address(lan)}/24"], "ok")]
-        checks = json.loads(machine.run(tool, "doctor", lan, "--json", f"--bin-dir={BIN_DIR}", check=False))["checks"]
-        assert [each["text"] for each in checks if each["severity"] in ("problem", "warning")] == []
-        one.namespace.ip("link", "del", "eth0")
-        machine.run(tool, "repair", lan)
-        assert states() == [(lan, [f"{one.address(lan)}/24"], "ok")]
-        assert reaches(one.namespace, PEER_ADDRESS)

@@ -20,9 +20,8 @@ DUAL = ("--ipv6", SUBNET, "--subnet=fd00:68::/64")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def previous_containers(podman):
-    """Runs one container on each kind of network, because the first leaves what stays by design."""
-    podman.start("first", "--publish=8080:80", network="")
+def dual_stack_used(podman, default_network_used):
+    """Runs one container on a network of both families, because the first leaves what stays by design."""
     with podman.network("dual", *DUAL) as dual:
         podman.start("second", "--publish=8081:80", network=dual)
 
@@ -109,28 +108,3 @@ def test_connect_and_disconnect_of_a_second_network(podman, options):
         assert sorted(netstate.links(web.namespace)) == ["eth0", "lo"]
         with serving(web) as services:
             assert call(services, machine.peer, "tcp", ADDRESS, 8080) == Reached("web", PEER_ADDRESS)
-
-
-def test_container_on_two_networks_is_reachable_by_both(podman):
-    """A container on two networks has an interface in each, and its ports are forwarded to it."""
-    with podman.network("auto", SUBNET) as auto:
-        both = podman.start("both", f"--network={auto}", "--publish=8080:80")
-        assigned = {both.addresses(ifname)[0] for ifname in ("eth0", "eth1")}
-        assert assigned == {f"{both.address()}/16", f"{both.address(auto)}/24"}
-        with serving(both) as services:
-            assert call(services, podman.machine.peer, "tcp", ADDRESS, 8080) == Reached("both", PEER_ADDRESS)
-            for ip in (both.address(), both.address(auto)):
-                assert call(services, podman.machine.network, "tcp", ip, 80)
-
-
-def test_podman_shows_address_errors_of_the_plugin(podman):
-    """For an address in use, no free address, and the gateway's address podman shows the plugin's message."""
-    with podman.network("auto", "--subnet=10.68.0.0/30") as auto:
-        podman.start("one", "--ip=10.68.0.2", network=auto)
-        in_use = podman.fail(*podman.line("two", "--ip=10.68.0.2", network=auto))
-        assert "requested IP address 10.68.0.2 is not available in range set 10.68.0.1-10.68.0.2" in in_use
-        assert f"has been held by {podman('inspect', '--format={{.Id}}', 'one')} eth0" in in_use
-        full = podman.fail(*podman.line("three", network=auto))
-        assert "no IP addresses available in range set: 10.68.0.1-10.68.0.2: 1 of 1 in use" in full
-        gateway = podman.fail(*podman.line("four", "--ip=10.68.0.1", network=auto))
-        assert "requested ip 10.68.0.1 is subnet's gateway" in gateway

@@ -64,16 +64,6 @@ def test_tool_lists_running_containers_and_no_problem(podman, containers, tool):
     assert tool("repair", "--dry-run")["counts"] == {"fine": 4}
 
 
-def test_removed_containers_are_not_listed(podman, tool):
-    """After `podman rm` the tool lists no attachment, and reports no problem."""
-    podman.start("web", "--publish=8080:80")
-    assert len(tool("show")["attachments"]) == 1
-    podman.remove()
-    seen = tool("show")
-    assert seen["attachments"] + seen["leaks"] + seen["unseen"] == []
-    assert [check for check in tool("doctor")["checks"] if check["severity"] in ("problem", "warning")] == []
-
-
 @pytest.mark.parametrize("flush", ["nft flush ruleset", "iptables -F; iptables -X; iptables -t nat -F"])
 def test_repair_after_a_flush(podman, containers, tool, flush):
     """After a flush `podwire repair` adds the rules of podman's containers again, so that the state is as before."""

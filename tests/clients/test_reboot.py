@@ -9,18 +9,14 @@ One rule: podwire cleans up after pods of both plugins, podwire's and the refere
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.clients import podman as podman_client
 from tests.clients.attaching import bridge, run_on
-from tests.clients.podman import Podman, serving
 from tests.support.bandwidth_network import BOTH
 from tests.support.hostports import ports
-from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, Machine, machine
+from tests.support.machine import ADDRESS, PEER_ADDRESS, Machine, machine
 from tests.support.netlist import NetworkList
 from tests.support.sockets import PORT, Reached, call, service
 
@@ -89,38 +85,4 @@ def test_pods_from_before_a_reboot_are_deleted_and_start_again(next_machine, fir
         for name in PODS:
             network[name].delete(run_on(node, name, f"/run/netns/{name}"), results[name])
             node.run("ip", "netns", "del", name)
-        assert node.leftovers(links=["cni0"]) == []
-
-
-def configure_node(node: Machine, plugins: Path) -> Podman:
-    """Configures podman with a network and a directory of plugins; its state of containers is on the disk."""
-    node.install(plugins)
-    node.write(CONF_DIR / "10-net.conflist", json.dumps({"cniVersion": "0.4.0", "name": "net", "plugins": LIST}))
-    return podman_client.configure_with_image(node)
-
-
-@pytest.mark.parametrize(
-    ("next_machine", "first_bin_dir"), [("another boot", "podwire"), ("the same boot", "reference")], indirect=True
-)
-def test_containers_of_podman_start_again(next_machine, first_bin_dir, bin_dir, needs_programs):
-    """Podman starts a container again, which has its port, and removes another, whose port a new one gets.
-
-    Podman runs no DEL for a container that it removes without starting it: `podwire gc` releases its resources.
-    """
-    needs_programs(*podman_client.PROGRAMS)
-    with next_machine() as node:
-        podman = configure_node(node, first_bin_dir)
-        podman.start("web", f"--publish=8080:{PORT}", network="net")
-        podman.start("other", f"--publish=8081:{PORT}", network="net")
-    with next_machine() as node:
-        podman = configure_node(node, bin_dir)
-        podman.start("first", network="net")  # its namespace shows the directory of namespaces
-        podman("start", "web")
-        podman.start("new", f"--publish=8081:{PORT}", network="net")
-        for name, port in (("web", 8080), ("new", 8081)):
-            with serving(podman.inspect(name)) as services:
-                assert call(services, node.peer, "tcp", ADDRESS, port) == Reached(name, PEER_ADDRESS)
-        collected = node.run(str(bin_dir / "podwire"), "gc", "net")
-        assert "network net: 4 attachments: 3 running, 1 no longer running" in collected
-        podman.remove()
         assert node.leftovers(links=["cni0"]) == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from tests.support import host_device_network, netstate, pod_interfaces
 from tests.support.chained import CHAIN
 from tests.support.fault_scenarios import ScenarioHost, explain_bad_report
 from tests.support.invocation import feed, finish
-from tests.support.stopped_verb import command_prefix, stopped
+from tests.support.namespaces import Namespace
 from tests.support.syscall_faults import list_faults
 
 SAMPLE = 1  # stops of each case in `make test-all`
@@ -27,6 +30,7 @@ MOST_AFFECTED = {
     "veth": ("bridge", "bandwidth", "tuning"),
     "rules": ("bridge", "portmap", "firewall"),
 }
+STOPPED = "--- stopped by SIGSTOP ---"  # in strace's log
 CALLS = ("sendto", "openat", "flock", "setns", "linkat", "unlink", "pwrite64", "socket", "clone", "vfork")
 
 
@@ -37,42 +41,23 @@ def remove_store(host: ScenarioHost) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def remove_namespace(host: ScenarioHost) -> None:
-    """Removes the pod's namespace; it exists until the last process closes it."""
-    host.pod.delete()
+def delete_link(namespace: Namespace, name: str) -> None:
+    with suppress(AssertionError):  # it may be missing by then
+        namespace.ip("link", "delete", name)
 
 
-def remove_bridge(host: ScenarioHost) -> None:
-    """Deletes the bridge."""
-    with suppress(AssertionError):
-        host.chain.host.ip("link", "delete", "cni0")
-
-
-def remove_veth(host: ScenarioHost) -> None:
-    """Deletes the pod's veth from inside the pod."""
-    with suppress(AssertionError):
-        host.pod.ip("link", "delete", "eth0")
-
-
-def remove_rules(host: ScenarioHost) -> None:
-    """Flushes all rules, as a restarted firewall does."""
-    host.chain.host.run("nft", "flush", "ruleset")
-
-
-DELETIONS = {
+DELETIONS: dict[str, Callable[[ScenarioHost], object]] = {
     "store": remove_store,
-    "namespace": remove_namespace,
-    "bridge": remove_bridge,
-    "veth": remove_veth,
-    "rules": remove_rules,
+    "namespace": lambda host: host.pod.delete(),  # it exists until the last process closes it
+    "bridge": lambda host: delete_link(host.chain.host, "cni0"),
+    "veth": lambda host: delete_link(host.pod, "eth0"),
+    "rules": lambda host: host.chain.host.run("nft", "flush", "ruleset"),  # as a restarted firewall does
 }
 
 
 def list_stops(host: ScenarioHost, command: str, plugin: str, prev_result: object) -> list[tuple[str, int, str]]:
     """Runs a verb and returns the system calls at which it can be stopped: name, occurrence, text."""
-    faults = list_faults(
-        lambda *before: host.chain.run(plugin, command, host.pod, prev_result, *before),
-    )
+    faults = list_faults(lambda *before: host.chain.run(plugin, command, host.pod, prev_result, *before))
     return list(dict.fromkeys((item.call, item.occurrence, item.shown) for item in faults if item.call in CALLS))
 
 
@@ -99,6 +84,27 @@ def delete_all(host: ScenarioHost, names: Sequence[str], result: object) -> list
     while (leaks := list_leaks(host)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [*failures, *leaks]
+
+
+def command_prefix(log: Path, call: str, occurrence: int) -> tuple[str, ...]:
+    """Returns the command line that stops a program after the `occurrence`th `call`; strace writes to `log`."""
+    log.unlink(missing_ok=True)
+    return ("strace", "-o", str(log), "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGSTOP:when={occurrence}")
+
+
+@contextmanager
+def stopped(strace: subprocess.Popen[bytes], log: Path) -> Iterator[bool]:
+    """Waits until the program of `strace` is stopped, and yields True; False if it ended before that."""
+    deadline = time.monotonic() + 20
+    while not (is_stopped := log.exists() and STOPPED in log.read_text()) and strace.poll() is None:
+        assert time.monotonic() < deadline, "it neither stops nor ends"
+        time.sleep(0.002)
+    try:
+        yield is_stopped
+    finally:
+        if is_stopped:
+            (pid,) = Path(f"/proc/{strace.pid}/task/{strace.pid}/children").read_text().split()
+            os.kill(int(pid), signal.SIGCONT)
 
 
 @pytest.mark.parametrize("deleted", DELETIONS)

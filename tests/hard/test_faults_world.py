@@ -190,30 +190,6 @@ def test_undeletable_lease(new_scenario_host, disk):
     assert list(chain.leases()) == ["lock"]
 
 
-RESOLVERS: dict[str, Callable[[Path], Any]] = {
-    "missing": lambda path: None,
-    "directory": Path.mkdir,
-    "endless": lambda path: path.symlink_to("/dev/zero"),
-    "huge": lambda path: path.open("w").truncate(1 << 40),
-}
-
-
-@pytest.mark.parametrize("kind", RESOLVERS)
-def test_unreadable_resolver_file(new_scenario_host, tmp_path, kind):
-    """ADD names an unreadable resolver file in an error of code 5, at once, and leaves nothing; DEL ignores it."""
-    host = new_scenario_host("nftables")
-    chain, pod = host.chain, host.pod
-    file = tmp_path / "resolv.conf"
-    RESOLVERS[kind](file)
-    config = chain.config("bridge")
-    ipam = {**config["ipam"], "resolvConf": str(file)}
-    before = chain.everything(pod)
-    error = chain.run("bridge", "ADD", pod, None, "timeout", "20", ipam=ipam).error()
-    assert (error["code"], str(file) in error["msg"]) == (5, True), error
-    assert not differences(before, chain.everything(pod))
-    chain.run("bridge", "DEL", pod, None, ipam=ipam).assert_silent()
-
-
 _REDIRECTIONS = ("<&-", ">&-", "2>&-", ">/dev/full", "2>/dev/full")
 
 # Command lines that start a verb in a restricted environment, by the restriction.

@@ -31,13 +31,7 @@ PREPARATION = (
 def attach(bin_dir, *names):
     """Returns a script that runs ADD of bridge for new pods, and writes their cache files as libcni does."""
     cached = json.dumps(
-        {
-            "kind": "cniCacheV1",
-            "containerId": "$c",
-            "ifName": "eth0",
-            "networkName": "net",
-            "netns": "/run/netns/$c",
-        }
+        {"kind": "cniCacheV1", "containerId": "$c", "ifName": "eth0", "networkName": "net", "netns": "/run/netns/$c"}
     )
     return f"""
         mkdir -p /run/shared/results
@@ -80,14 +74,3 @@ def test_container_restarts_with_its_id(node, bin_dir):
     """A container that starts again with its old ID after a reboot has exactly one address."""
     node(attach(bin_dir, "db"))
     assert list(node(attach(bin_dir, "db")).values()) == ["db"]
-
-
-@pytest.mark.long
-def test_podwire_files_are_beside_the_store(node, bin_dir, tmp_path):
-    """The record of boots is beside the store, whose files equal those of the reference plugins byte for byte."""
-    node(attach(bin_dir, "a"))
-    node(attach(bin_dir, "b"))
-    names = sorted(path.name for path in (tmp_path / "leases" / "net").iterdir())
-    assert names == ["10.22.0.2", "10.22.0.3", "last_reserved_ip.0", "lock"]
-    assert [path.name for path in (tmp_path / "leases.podwire").iterdir()] == ["net"]
-    assert (tmp_path / "leases" / "net" / "10.22.0.2").read_bytes() == b"a\r\neth0"

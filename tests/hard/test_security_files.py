@@ -20,37 +20,16 @@ from tests.support.results import prev_result
 IPAM = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]}
 # Variables of the caller that would change the behaviour of Python, libc or the loader.
 INFLUENCES = {
-    **dict.fromkeys(
-        ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"), "/tmp/evil"
-    ),
+    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE"), "/tmp/evil"),
     **dict.fromkeys(("PYTHONINSPECT", "PYTHONVERBOSE", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONMALLOCSTATS"), "1"),
-    "PYTHONMALLOC": "debug",
-    "PYTHONHASHSEED": "7",
-    "PYTHONIOENCODING": "utf-16",
-    "PYTHONWARNINGS": "error",
-    "PYTHONUTF8": "0",
-    "PYTHONTRACEMALLOC": "20",
-    "PYTHONPROFILEIMPORTTIME": "1",
-    "PYTHONBREAKPOINT": "os.abort",
-    "LD_PRELOAD": "/tmp/evil.so",
-    "LD_LIBRARY_PATH": "/tmp/evil",
-    "LD_AUDIT": "/tmp/evil.so",
-    "LD_DEBUG": "all",
-    "GLIBC_TUNABLES": "glibc.malloc.check=3",
-    "MALLOC_CHECK_": "3",
-    "MALLOC_PERTURB_": "85",
-    "MALLOC_ARENA_MAX": "1",
-    "LC_ALL": "tr_TR.UTF-8",
-    "LANG": "zh_CN.GB18030",
-    "LOCPATH": "/tmp/evil",
-    "GCONV_PATH": "/tmp/evil",
-    "TZ": ":/etc/x",
-    "NLSPATH": "/tmp/evil",
-    "RES_OPTIONS": "debug",
-    "HOSTALIASES": "/tmp/evil",
-    "TMPDIR": "/nowhere",
-    "HOME": "/nowhere",
-}
+    **dict.fromkeys(("PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "LOCPATH", "GCONV_PATH", "NLSPATH"), "/tmp/evil"),
+    **dict.fromkeys(("LD_PRELOAD", "LD_AUDIT"), "/tmp/evil.so"),
+    "PYTHONMALLOC": "debug", "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-16", "PYTHONWARNINGS": "error",
+    "PYTHONUTF8": "0", "PYTHONTRACEMALLOC": "20", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONBREAKPOINT": "os.abort",
+    "GLIBC_TUNABLES": "glibc.malloc.check=3", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "85", "MALLOC_ARENA_MAX": "1",
+    "LD_DEBUG": "all", "LC_ALL": "tr_TR.UTF-8", "LANG": "zh_CN.GB18030", "TZ": ":/etc/x", "RES_OPTIONS": "debug",
+    "HOSTALIASES": "/tmp/evil", "TMPDIR": "/nowhere", "HOME": "/nowhere",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -203,12 +182,7 @@ def test_delegate_gets_the_environment_and_no_other_descriptor(net, sandbox, bin
     assert net.run("ADD", sandbox).status == 0
     record = read_notes()
     assert record["environ"] == environment(
-        "ADD",
-        CNI_CONTAINERID=sandbox.name,
-        CNI_NETNS=sandbox.path,
-        CNI_IFNAME="eth0",
-        CNI_PATH=net.path,
-        **net.env,
+        "ADD", CNI_CONTAINERID=sandbox.name, CNI_NETNS=sandbox.path, CNI_IFNAME="eth0", CNI_PATH=net.path, **net.env
     )
     assert_clean_start(record)
     net.delete(sandbox)

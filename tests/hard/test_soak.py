@@ -27,12 +27,8 @@ def test_soak(root, bin_dir, tmp_path, nightly, capsys):
     """
     minutes, interval_s = (MINUTES, INTERVAL_S) if nightly else (SAMPLE_MINUTES, SAMPLE_INTERVAL_S)
     plan = {"store": str(tmp_path / "soak"), "tools": str(xtables.variant(tmp_path / "tools", "nft"))}
-    line = [
-        sys.executable,
-        "-m",
-        "tests.support.soak",
-        json.dumps({**plan, "minutes": minutes, "interval_s": interval_s}),
-    ]
+    options = json.dumps({**plan, "minutes": minutes, "interval_s": interval_s})
+    line = [sys.executable, "-m", "tests.support.soak", options]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -19,20 +19,11 @@ MIXES = [
     pytest.param("iptables", "legacy", False, id="iptables-legacy", marks=LEGACY),
     pytest.param("iptables", "legacy", True, id="iptables-legacy, with the reference", marks=LEGACY),
 ]
-# Pods of ptp, and nodes on which some verbs cannot see the kernel's sysctls.
-VARIANTS = [
+# Pods of ptp, on a master, or with a device of the host.
+INTERFACES = [
     pytest.param({"backend": "nftables", "interface": "ptp"}, id="ptp, nftables", marks=pytest.mark.needs("nft_nat")),
     pytest.param({"backend": "iptables", "interface": "ptp", "tools": "nft"}, id="ptp, iptables", marks=NFT),
-    pytest.param(
-        {"backend": "nftables", "interface": "ptp", "hidden": True},
-        id="ptp, nftables, /proc/sys hidden",
-        marks=pytest.mark.needs("nft_nat"),
-    ),
-    pytest.param({"backend": "nftables", "hidden": True}, id="/proc/sys hidden", marks=pytest.mark.needs("nft_nat")),
-]
-# Pods whose interface is on a master, or is a device of the host.
-INTERFACES = [
-    configs.on_its_kernel(name, {"backend": "nftables", "interface": name}, id=name) for name in pod_interfaces.KEYS
+    *(configs.on_its_kernel(name, {"backend": "nftables", "interface": name}, id=name) for name in pod_interfaces.KEYS),
 ]
 SAMPLE_S = 5
 
@@ -47,17 +38,6 @@ def test_storm(root, bin_dir, reference, tmp_path, nightly, backend, variant, mi
     if not nightly and variant == "legacy" and mixed:
         pytest.skip("in `make nightly` only")
     plan = {"backend": backend, "tools": variant, "reference": str(reference) if mixed else ""}
-    storm(plan, tmp_path, nightly=nightly)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("plan", VARIANTS)
-def test_storm_with_ptp_or_hidden_sysctls(root, bin_dir, tmp_path, nightly, plan):
-    """A storm has the same result with ptp, and with verbs whose /proc is mounted with subset=pid.
-
-    An ADD that cannot see the kernel's sysctls may fail; DEL and GC do not need them.
-    """
     storm(plan, tmp_path, nightly=nightly)
 
 

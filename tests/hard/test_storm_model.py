@@ -64,13 +64,7 @@ class Node(RuleBasedStateMachine):
             pod.delete()
         self.stack.close()
 
-    @rule(
-        network=networks,
-        name=ids,
-        port=st.sampled_from((0, *PORTS)),
-        limited=st.booleans(),
-        theirs=st.booleans(),
-    )
+    @rule(network=networks, name=ids, port=st.sampled_from((0, *PORTS)), limited=st.booleans(), theirs=st.booleans())
     def add(self, network, name, port, limited, theirs):
         """ADD succeeds; for an existing attachment it fails and changes nothing."""
         runtime_config: dict[str, Any] = {"bandwidth": LIMITS} if limited else {}

@@ -1,6 +1,8 @@
 """Examines single faults in the product, and writes the table of those that the tests kill and of the survivors.
 
-One rule: it continues what an earlier run has begun; `rm -r build/mutants` begins again.
+It continues what an earlier run has begun; `rm -r build/mutants` begins again.
+
+One rule: the table's field `why` is written by hand and kept by all runs, as long as the fault exists.
 
     python -m tests.mutants [--count N] [--only N] [--survivors] [--seed N] [--jobs N] [--root DIRECTORY] [TESTS...]
 """
@@ -12,42 +14,50 @@ import json
 import os
 import subprocess
 import sys
-import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.mutants import choice, launchers, private, record, selection, table
+from tests.mutants import faults, private, record
 from tests.mutants.faults import Fault
-from tests.mutants.recording import ROOT
+from tests.mutants.recording import ROOMS, ROOT
 from tests.mutants.trial import Result, examine
 
-RESULTS = launchers.BUILD / "results.jsonl"
+_RESULTS = private.BUILD / "results.jsonl"
 _SAMPLED = ("tests/spec", "tests/netns", "tests/hard", "tests/cluster")  # of these `make test` runs a sample
-_TESTS = ("tests/unit", *_SAMPLED)
-_PROGRESS_S = 30
+_TABLE = ROOT / "tests" / "data" / "mutants.toml"
+_HEAD = """\
+# Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").
+# `tests`: so many it met. `short`: the one that killed it is part of `make test`; the others are of `make test-all`.
+"""
 
 
 def main() -> int:
     """Records, examines the faults that have no result, and writes the table; returns 0."""
     options = _parse()
     private.prepare()
-    launchers.build()
-    record.record(record.list_files(options.tests or _TESTS), options.root, options.jobs)
-    faults = choice.choose(options.count, options.seed)
-    results = _read_results()
-    open_keys = {
-        key for key, result in results.items() if not result.met or (options.survivors and not result.killed_by)
-    }
-    missing = [fault for fault in faults if fault.key not in results or fault.key in open_keys]
+    record.record(options.tests or ("tests/unit", *_SAMPLED), options.root, options.jobs)
+    chosen = faults.choose(options.count, options.seed)
+    results = {entry["key"]: Result(**entry) for entry in map(json.loads, _RESULTS.open())} if _RESULTS.exists() else {}
+    done = {key for key, result in results.items() if result.killed_by or (result.met and not options.survivors)}
+    missing = [fault for fault in chosen if fault.key not in done]
     missing = sorted(missing, key=lambda fault: fault.key)[: options.only]  # a sample of all rooms: a key is a hash
-    short = _collect_tests("tests/unit") | _collect_tests("--sample", *_SAMPLED)
-    choices = selection.select(missing, short, options.seconds, options.most)
+    choices = record.select(missing, _collect("tests/unit") | _collect("--sample", *_SAMPLED))
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}
-        _collect(futures, results)
-    table.write(faults, results)
-    print(*table.summarize([fault for fault in faults if fault.key in results], results), sep="\n")
+        for number, future in enumerate(as_completed(futures), 1):
+            fault = futures[future]
+            if error := future.exception():
+                print(error, flush=True)
+                continue
+            results[fault.key] = result = future.result()
+            with _RESULTS.open("a") as file:
+                print(json.dumps(asdict(result)), file=file)
+            end = f"killed by {result.killed_by}" if result.killed_by else f"SURVIVED {result.met} tests"
+            print(f"{number} of {len(missing)}: {fault.path}:{fault.line} {fault.words}: {end}", flush=True)
+    print(*_write_table([fault for fault in chosen if fault.key in results], results), sep="\n")
     return 0
 
 
@@ -58,50 +68,45 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--survivors", action="store_true", help="examine the survivors again")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many at a time")
-    parser.add_argument("--most", type=int, default=300, help="tests of each suite that a fault meets at most")
-    parser.add_argument("--seconds", type=float, default=600, help="the same, by the tests' time")
     parser.add_argument("--root", type=Path, default=ROOT / "build" / "root", help="from `make test-root`")
     parser.add_argument("tests", nargs="*", help="files and directories of tests to record")
     return parser.parse_args()
 
 
-def _read_results() -> dict[str, Result]:
-    if not RESULTS.exists():
-        return {}
-    return {result.key: result for result in (Result(**json.loads(line)) for line in RESULTS.open())}
-
-
-def _collect_tests(*arguments: str) -> set[str]:
+def _collect(*arguments: str) -> set[str]:
     """Returns the IDs of the tests that pytest selects; raises CalledProcessError."""
     command = [sys.executable, "-m", "pytest", "--collect-only", *arguments]
-    env = {**os.environ, "PODWIRE_BIN_DIR": str(launchers.DIRECTORY.relative_to(ROOT))}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=private.ENV, capture_output=True, text=True, check=True)
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def _collect(futures: dict[Future[Result], Fault], results: dict[str, Result]) -> None:
-    """Stores each result when it comes, and prints the progress."""
-    begun, waiting, printed = time.monotonic(), set(futures), time.monotonic()
-    while waiting:
-        done, waiting = wait(waiting, timeout=1, return_when="FIRST_COMPLETED")
-        for future in done:
-            if error := future.exception():
-                print(error, flush=True)
-                continue
-            fault, result = futures[future], future.result()
-            results[result.key] = result
-            with RESULTS.open("a") as file:
-                print(json.dumps(asdict(result)), file=file)
-            if not result.killed_by:
-                print(f"survived {result.met} tests: {fault.path}:{fault.line} {fault.words}", flush=True)
-        if time.monotonic() - printed > _PROGRESS_S or not waiting:
-            printed = time.monotonic()
-            killed = sum(bool(result.killed_by) for result in results.values())
-            count = len(futures) - len(waiting)
-            print(
-                f"mutants: {count} of {len(futures)}, {printed - begun:.0f} s; {killed} killed of {len(results)}",
-                flush=True,
-            )
+def _write_table(examined: Sequence[Fault], results: dict[str, Result]) -> list[str]:
+    """Writes the examined faults by file and line; returns a summary of each room and of all."""
+    old = tomllib.loads(_TABLE.read_text())["mutants"] if _TABLE.exists() else []
+    survivors = {key for key, result in results.items() if not result.killed_by}
+    why = {entry["key"]: entry["why"] for entry in old if entry["key"] in survivors}
+    summary = [_summarize(room, examined, results, why) for room in (*ROOMS, "")]
+    lines = [_HEAD, *(f"# {line}\n" for line in summary), "\nmutants = [\n"]
+    for fault in sorted(examined, key=lambda fault: (fault.path, fault.line)):
+        result = results[fault.key]
+        place = {"key": fault.key, "place": f"{fault.path}:{fault.line}", "fault": fault.words}
+        outcome = {"killed_by": result.killed_by, "short": result.short, "tests": result.met}
+        fields = {**place, **outcome, "why": why.get(fault.key, "")}
+        text = ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
+        lines.append(f"    {{ {text} }},\n")
+    _TABLE.write_text("".join([*lines, "]\n"]))
+    return summary
+
+
+def _summarize(room: str, examined: Sequence[Fault], results: dict[str, Result], why: dict[str, str]) -> str:
+    """Returns how many mutants of a room, or of all, the short suite and all tests killed."""
+    group = [results[fault.key] for fault in examined if fault.path.startswith(f"{room}/" if room else "")]
+    short = sum(result.short for result in group)
+    killed = sum(bool(result.killed_by) for result in group)
+    equivalent = sum(bool(why.get(result.key)) for result in group)
+    count = max(1, len(group) - equivalent)
+    shares = f"short suite {100 * short / count:.0f} %, all {100 * killed / count:.0f} %"
+    return f"{room or 'all':<10} {len(group)} mutants, {equivalent} equivalent; killed by: {shares}"
 
 
 if __name__ == "__main__":

@@ -17,21 +17,19 @@ ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire",
 DIRECTORY = ROOT / "build" / "mutants" / "recording"
 CURRENT = DIRECTORY / "current"
 _leave = os._exit
-PATTERNS = tuple(f"{ROOT}/{room}/*" for room in ROOMS)
 
 
 def start() -> Callable[[], None]:
-    """Starts to record for the current test, if a recording runs; returns the function that writes the lines.
-
-    The end of a child of os.fork, os._exit, writes them too.
-    """
+    """Starts to record for the current test, if a recording runs; the result and os._exit write the lines."""
     try:
         test = CURRENT.read_text()
     except OSError:
         return _nothing
     from coverage import Coverage  # noqa: PLC0415 - expensive, and not needed without a recording
 
-    process = Coverage(data_file=None, config_file=False, include=PATTERNS, messages=False)
+    process = Coverage(
+        data_file=None, config_file=False, include=[f"{ROOT}/{room}/*" for room in ROOMS], messages=False
+    )
     process.start()
 
     def stop() -> None:

@@ -8,33 +8,15 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 
 # Half of the modules, which no plugin uses: they are executed when the entry reads an attribute of one of these.
 _LATE = ("podwire.cli", "podwire.kubectl", "ipam.dhcp.daemon.program")
-
-
-class _LateFinder(PathFinder):
-    """Finds the modules that are executed at their first use."""
-
-    @classmethod
-    def find_spec(
-        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Returns the spec of a late module, None for others."""
-        spec = super().find_spec(fullname, path, target) if fullname in _LATE else None
-        if spec and spec.loader:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
 
 
 def start() -> int:
     """Runs the program that argv[0] names; returns the exit status."""
     gc.set_threshold(50_000)  # as in the built file
     sys.executable = ""
-    sys.meta_path.insert(0, _LateFinder)
     from tests.mutants import recording  # noqa: PLC0415 - after the threshold
 
     stop = recording.start()
@@ -50,6 +32,7 @@ def start() -> int:
 
 def _run() -> int:
     try:
+        _import_late()
         from podwire import main  # noqa: PLC0415 - after the recording has started
 
         return main.entry()
@@ -60,3 +43,13 @@ def _run() -> int:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
+
+
+def _import_late() -> None:
+    for name in _LATE:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)

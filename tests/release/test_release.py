@@ -26,10 +26,7 @@ pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of w
 
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.md"
 # Texts of libraries in the executable, with their upstream version; zlib's part has none.
-SIGNATURES = {
-    "CPython": r"(3\.\d+\.\d+) \(main",
-    "GNU C Library": r"glibc (\d\.\d+)",
-}
+SIGNATURES = {"CPython": r"(3\.\d+\.\d+) \(main", "GNU C Library": r"glibc (\d\.\d+)"}
 
 
 def bills(release):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from tests.release.conftest import Release
 from tests.support.invocation import feed, finish, start_plugin
 from tests.support.processes import output
-from tests.support.second_kernel import boot
 
 pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
 
@@ -24,17 +22,6 @@ LAYER_3 = {**LAYER_2, "isGateway": True, "ipam": IPAM}
 ENTER = """\
 mkdir -p "$1/proc" "$1/netns" && mount -t proc proc "$1/proc" && mount --rbind /run/netns "$1/netns" &&
 exec /usr/sbin/chroot "$1" /opt/cni/bin/bridge"""
-SECOND_KERNEL = """\
-set -e
-mkdir /run/bin && tar -xzf /run/shared/*.tgz -C /run/bin && cd /run/bin
-for name in $(./podwire list); do CNI_COMMAND=VERSION ./$name > /dev/null; stat -c '%i %a' $name; done | sort -u
-ip netns add pod
-export CNI_CONTAINERID=c CNI_NETNS=/run/netns/pod CNI_IFNAME=eth0 CNI_PATH=/run/bin
-CNI_COMMAND=ADD ./bridge < /run/shared/config > /dev/null
-ip netns exec pod ping -q -c 1 -W 5 10.9.0.1 > /dev/null
-CNI_COMMAND=DEL ./bridge < /run/shared/config
-ip -n pod -o link show | wc -l
-"""
 
 
 def unpack(archive: Path, directory: Path) -> None:
@@ -70,19 +57,6 @@ def test_archive_contains_the_executable_once(release, archive, plugins):
         others = {member.name for member in members if member.isreg() and member.mode == 0o644}
         assert others == {"./LICENSE", "./README.md", "./THIRD-PARTY-NOTICES.md"}
         assert len(members) == len(plugins) + 1 + len(others)
-
-
-def test_every_name_works_in_an_empty_root(empty_root, plugins, program, root):
-    """All unpacked names are one file of mode 755, and each answers VERSION without any other file."""
-    files = [(empty_root / BIN / name).stat() for name in (*plugins, "podwire")]
-    assert {(status.st_ino, status.st_mode & 0o7777, status.st_uid) for status in files} == {
-        (files[0].st_ino, 0o755, 0)
-    }
-    assert (empty_root / BIN / "podwire").read_bytes() == program.read_bytes()
-    for name in plugins:
-        command = ["/usr/sbin/chroot", empty_root, f"/{BIN}/{name}"]
-        done = subprocess.run(command, env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True)
-        assert "1.1.0" in json.loads(done.stdout)["supportedVersions"], name
 
 
 def test_pod_is_attached_from_an_empty_root(empty_root, host, sandbox):
@@ -130,15 +104,3 @@ def test_archive_is_unpacked_over_running_plugins(archive, program, plugins, hos
     output(str(directory / "podwire"), "uninstall", "--bin-dir", str(directory))
     left = {path.name: path.read_bytes()[:20] for path in directory.iterdir() if path.name in (*plugins, "podwire")}
     assert left == {"bridge": b"the reference's"}
-
-
-@pytest.mark.needs("user_mode_linux")
-def test_archive_works_on_a_second_kernel(archive, tmp_path, root):
-    """On another kernel the unpacked files answer VERSION and attach a pod, which reaches its gateway."""
-    shutil.copy(archive, tmp_path)
-    (tmp_path / "config").write_text(json.dumps({**LAYER_3, "ipam": {**IPAM, "dataDir": "/run/leases"}}))
-    with (tmp_path / "output").open("wb+") as stdout:
-        status = boot(["sh", "-c", SECOND_KERNEL], tmp_path, stdout=stdout, timeout_s=100)
-        stdout.seek(0)
-        lines = stdout.read().decode().splitlines()
-    assert (status, len(lines), lines[0].split()[1:], lines[1:]) == (0, 2, ["755"], ["1"]), lines

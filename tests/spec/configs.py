@@ -18,25 +18,10 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FIRST_VERSION = {"bandwidth": "0.3.0", "vrf": "0.3.1", "firewall": "0.4.0"}
 
 # Plugins that read CNI_ARGS, or whose IPAM plugin reads it, and therefore reject invalid values.
-READS_CNI_ARGS = {
-    "bridge",
-    "dummy",
-    "host-device",
-    "host-local",
-    "ipvlan",
-    "macvlan",
-    "ptp",
-    "static",
-    "tap",
-    "tuning",
-    "vlan",
-}
+READS_CNI_ARGS = {*known.INTERFACES, "host-local", "static", "tuning"}
 # A chained plugin needs prevResult.
-KINDS = {
-    **dict.fromkeys((*known.INTERFACES, "loopback"), "interface"),
-    **dict.fromkeys(known.CHAINED, "chained"),
-    **dict.fromkeys(known.IPAMS, "ipam"),
-}
+KINDS = {**dict.fromkeys((*known.INTERFACES, "loopback"), "interface"), **dict.fromkeys(known.CHAINED, "chained")}
+KINDS |= dict.fromkeys(known.IPAMS, "ipam")
 # Plugins whose interface is on top of an interface of the host, MASTER.
 ON_MASTER = {"ipvlan", "macvlan", "vlan"}
 MASTER = "up0"
@@ -45,20 +30,7 @@ CHAINED = {name for name, kind in KINDS.items() if kind == "chained"}
 # Plugins that return prevResult unchanged when there is nothing to do.
 RETURNS_PREV_RESULT = CHAINED | {"loopback"}
 # Plugins that enter the sandbox at ADD, and therefore reject an invalid path.
-ENTERS_SANDBOX = {
-    "bridge",
-    "loopback",
-    "macvlan",
-    "ipvlan",
-    "ptp",
-    "tap",
-    "vlan",
-    "dummy",
-    "host-device",
-    "sbr",
-    "tuning",
-    "vrf",
-}
+ENTERS_SANDBOX = {*known.INTERFACES, "loopback", "sbr", "tuning", "vrf"}
 # Features of the kernel (tests.support.kernels.FEATURES) without which ADD and STATUS fail.
 NEEDS = {"dummy": "dummy", "ipvlan": "ipvlan", "vlan": "vlan_device", "vrf": "vrf"}
 

@@ -85,7 +85,6 @@ Faults, kills and storms
     syscall_faults: the system calls of a verb, and their errors
     netlink_faults: faults in netlink requests
     injection: a verb under strace's injection
-    stopped_verb: stops a verb at a system call
     crash_node: a node on which verbs are killed
     tracing: a verb under ptrace; a signal at one of its calls
     syscalls: which calls of a traced process change something

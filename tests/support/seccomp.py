@@ -14,26 +14,10 @@ from pathlib import Path
 
 # arch/x86/entry/syscalls/syscall_64.tbl
 CALLS = {
-    "rt_sigaction": 13,
-    "rt_sigprocmask": 14,
-    "ioctl": 16,
-    "access": 21,
-    "madvise": 28,
-    "dup2": 33,
-    "socket": 41,
-    "vfork": 58,
-    "fcntl": 72,
-    "flock": 73,
-    "ftruncate": 77,
-    "statfs": 137,
-    "prctl": 157,
-    "openat": 257,
-    "prlimit64": 302,
-    "setns": 308,
-    "getrandom": 318,
-    "memfd_create": 319,
-    "close_range": 436,
-}
+    "rt_sigaction": 13, "rt_sigprocmask": 14, "ioctl": 16, "access": 21, "madvise": 28, "dup2": 33, "socket": 41,
+    "vfork": 58, "fcntl": 72, "flock": 73, "ftruncate": 77, "statfs": 137, "prctl": 157, "openat": 257,
+    "prlimit64": 302, "setns": 308, "getrandom": 318, "memfd_create": 319, "close_range": 436,
+}  # fmt: skip
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2  # linux/prctl.h, linux/seccomp.h
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import binaries, mount_wrapper, namespaces, pod_interfaces, xtables
+from tests.support import binaries, namespaces, pod_interfaces, xtables
 from tests.support.invocation import Outcome
 from tests.support.process_pool import Call, Job, ProcessPool, random_kill_delay_s
 from tests.support.storm_plan import IFNAME, NAME, Container, Plan, Report
@@ -34,19 +34,13 @@ class Storm:
         self._collecting = False
         self._end = 0.0
         self._last_verb = 0
-        self._hidden: Path | None = None
 
     def run(self) -> None:
         """Runs verbs for the time of the plan, then the DELs and the GC that must follow killed and failed verbs."""
         start = time.monotonic()
         self._end = start + self.plan.seconds
         self._last_verb = self.report.verbs.total() + self.plan.verbs
-        if self.plan.hidden:
-            self._hidden = self.store.with_name("hidden")
-            for plugin in self.plan.plugins:
-                mount_wrapper.install(self._hidden, plugin, mount_wrapper.HIDING_SYSCTLS["subset=pid"])
         self._run_jobs(self.plan.at_once, self._next_job)
-        self._hidden = None
         self.report.seconds = time.monotonic() - start
         self._run_jobs(8, self._cleanup())
         self.report.running = len(self.running())
@@ -140,10 +134,8 @@ class Storm:
         container.state, container.result, container.by_reference = "unknown", None, by_reference
         doomed = self._chance.choice(self.plan.plugins) if fatal else ""
         for plugin in self.plan.plugins:
-            call = self._call(container, plugin, "ADD", by_reference, plugin == doomed, args)
-            outcome = yield call
-            sees_no_sysctls = call.program.parent == self._hidden
-            if not self._succeeded(container, plugin, "ADD", outcome, by_reference, may_fail=sees_no_sysctls):
+            outcome = yield self._call(container, plugin, "ADD", by_reference, plugin == doomed, args)
+            if not self._succeeded(container, plugin, "ADD", outcome, by_reference):
                 return
             container.result = outcome.result()
             if plugin == self.plan.interface:
@@ -208,7 +200,7 @@ class Storm:
         for plugin in self.plan.plugins:
             config = self._config(plugin, "1.1.0") | {"cni.dev/valid-attachments": listed}
             kill = random_kill_delay_s(self._chance) if plugin == doomed else None
-            outcome = yield Call(self._directory("GC") / plugin, "GC", config, self._variables(), kill)
+            outcome = yield Call(binaries.directory() / plugin, "GC", config, self._variables(), kill)
             done.append(self._succeeded(None, plugin, "GC", outcome, False))
         for container in waiting + lost:
             container.busy = False
@@ -224,14 +216,7 @@ class Storm:
             container.pod = namespaces.create()
 
     def _succeeded(
-        self,
-        container: Container | None,
-        plugin: str,
-        verb: str,
-        outcome: Outcome,
-        by_reference: bool,
-        *,
-        may_fail: bool = False,
+        self, container: Container | None, plugin: str, verb: str, outcome: Outcome, by_reference: bool
     ) -> bool:
         self.report.verbs[verb] += 1
         if outcome.status == -9:
@@ -244,8 +229,7 @@ class Storm:
         text = f"{prefix}{plugin} {verb}: {body.get('code')} {body.get('msg')} | {body.get('details', '')}"
         self.report.errors[text if container is None else text.replace(container.name, "POD")] += 1
         # The reference plugins may fail in parallel; but a CHECK of a running container must never fail.
-        excused = may_fail or by_reference
-        if (verb == "CHECK" or not excused) and body.get("code") != TRY_AGAIN_LATER:
+        if (verb == "CHECK" or not by_reference) and body.get("code") != TRY_AGAIN_LATER:
             self.add_problems(f"{container.name if container else ''} {text} {outcome.stderr}")
         return False
 
@@ -256,7 +240,7 @@ class Storm:
         config["runtimeConfig"] = container.runtime_config()
         if container.result is not None:
             config["prevResult"] = container.result
-        directory = Path(self.plan.reference) if by_reference else self._directory(verb)
+        directory = Path(self.plan.reference) if by_reference else binaries.directory()
         variables = {
             "CNI_CONTAINERID": container.name,
             "CNI_NETNS": container.pod.path,
@@ -266,12 +250,6 @@ class Storm:
         kill = random_kill_delay_s(self._chance) if doomed else None
         path = directory if by_reference else None
         return Call(directory / plugin, verb, config, self._variables(path) | variables, kill)
-
-    def _directory(self, verb: str) -> Path:
-        """Returns the plugin directory of the next call: some verbs except CHECK do not see /proc/sys."""
-        if self._hidden and verb != "CHECK" and self._chance.random() < 0.1:
-            return self._hidden
-        return binaries.directory()
 
     def _variables(self, directory: Path | None = None) -> dict[str, str | None]:
         tools = xtables.path(self.plan.tools) if self.plan.tools else {}

@@ -39,8 +39,7 @@ class Plan:
     """The parameters of a storm. `reference` is the directory of the reference plugins, "" to run podwire's only.
 
     A storm takes at least `seconds` and has at least `verbs` verbs, which a busy machine needs longer for, and a kill.
-    `interface` is the interface plugin. With `hidden`, some verbs cannot see /proc/sys: then only
-    ADD may fail.
+    `interface` is the interface plugin.
     """
 
     store: str
@@ -54,7 +53,6 @@ class Plan:
     tools: str = ""
     killed: float = 0.05  # the proportion of ADDs and DELs in which one plugin is killed
     interface: str = "bridge"
-    hidden: bool = False
 
     @property
     def plugins(self) -> tuple[str, ...]:

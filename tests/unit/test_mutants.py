@@ -5,8 +5,7 @@ import ast
 import pytest
 
 from tests.mutants import faults
-from tests.mutants.faults import Fault
-from tests.mutants.signatures import Signatures
+from tests.mutants.faults import Fault, Signatures
 
 SIGNATURES = Signatures(
     [
