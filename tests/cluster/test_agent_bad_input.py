@@ -111,20 +111,6 @@ def test_names_that_no_node_has(running, name):
     assert name[:20] in done.stderr or json.dumps(name)[1:10] in done.stderr
 
 
-def test_podcidr_of_an_ip_version_that_the_node_lacks(running):
-    """The IPv6 pods of a node without an IPv6 address are reached through VXLAN, over IPv4; its IPv4 route stays."""
-    first, second = running.nodes
-    document = running.node_document(second)
-    document["status"]["addresses"] = document["status"]["addresses"][:1]
-    running.remove(second)  # of an object that loses an address, the address would be kept
-    running.server.store.put(f"{NODES}/node-2", document)
-    assert eventually(lambda: "dev podwire-vxlan" in first.route("fd00:244:2::/64"))
-    assert "via 192.0.2.12" in first.route("10.244.2.0/24")
-    running.register(second)
-    assert eventually(lambda: "via 2001:db8::12" in first.route("fd00:244:2::/64"))
-    running.agents[0].wait_ready()
-
-
 def cluster_set(node):
     """Returns the networks that pods of a node reach with their addresses, as nft prints them."""
     return node.run("nft", "list", "set", "inet", "cni_plugins_masquerade", "podwire_cluster_4")

@@ -45,20 +45,6 @@ def owned(store, name):
     return [block for block, stored in store.list_blocks().items() if stored.value.owner in nodes]
 
 
-@pytest.mark.long
-def test_a_node_object_without_internal_ips_changes_no_route(world):
-    """With pools, too, a Node object that loses its InternalIPs changes no route, and packets arrive."""
-    pods = [node.add() for node in world.nodes[:2]]
-    first = world.nodes[0]
-    before = [node.routes() for node in world.nodes]
-    document = without_cidrs(world, first)
-    document["status"]["addresses"] = []
-    world.server.store.put(f"{NODES}/{first.name}", document)
-    world.agents[0].wait_for(f"the agent keeps {first.addresses[0]}")
-    assert [node.routes() for node in world.nodes] == before
-    assert_reach(*pods)
-
-
 def turn_off(world):
     """Ends the first machine; returns its node."""
     world.agents[0].stop(signal.SIGKILL)

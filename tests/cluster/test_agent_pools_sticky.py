@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from tests.support.agent_nodes import Pod, error_of, pod_args
@@ -67,34 +65,3 @@ def test_a_pod_moves_with_its_address(world):
     assert moved.addresses == pod.addresses
     assert_reach(moved, other, *ordinary)
     assert not first.run("ip", "route", "show", pod.addresses[4], "dev", "cni0", check=False)
-
-
-@pytest.mark.long
-def test_a_pod_of_a_machine_that_is_cut_off_waits_for_a_proof(world):
-    """ADD on another node ends with code 11 and the reason until the machine is declared off, then it succeeds."""
-    dead, running, third, _ = world.nodes
-    schedule(world, "db-0", dead)
-    pod, ordinary = add(dead, "db-0"), third.add()
-    world.agents[0].stop(signal.SIGKILL)
-    dead.power_off()
-    schedule(world, "db-0", running)
-    text = f"its address {pod.addresses[4]} is still at node {dead.name}"
-    assert eventually(lambda: text in try_add(running, "db-0")["msg"])
-    assert not eventually(lambda: isinstance(try_add(running, "db-0"), Pod), within_s=5)
-    world.remove(dead)
-    moved = add(running, "db-0")
-    assert moved.addresses == pod.addresses
-    assert_reach(moved, ordinary)
-
-
-@pytest.mark.long
-def test_other_pods_never_get_the_address(world):
-    """A pod of another name of the namespace gets no address before it has one of its own, which is another one."""
-    node = world.nodes[0]
-    schedule(world, "db-0", node)
-    pod = add(node, "db-0")
-    node.delete("db-0")
-    assert "not claimed it yet" in try_add(node, "db-1")["msg"]
-    world.server.store.remove(f"{PODS}/team-a.db-0")
-    schedule(world, "db-1", node)
-    assert set(add(node, "db-1").addresses.values()).isdisjoint(pod.addresses.values())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.api_errors import ApiError, Expired, Forbidden, Invalid, NotFound, Unauthorized, Untrusted
+from agent.api_errors import ApiError, Expired, Forbidden, Invalid, NotFound, Unauthorized
 from agent.api_server import Server
 from agent.kubernetes import Client
 from agent.pools import documents
@@ -17,8 +16,7 @@ from agent.pools.block_protocol import FREE, Block, NodeRecord, Outcome, Token
 from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore, kubernetes_store
 from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Stored
-from tests.support import certificates
-from tests.support.kubernetes_double import Fault, KubernetesDouble
+from tests.support.kubernetes_double import Fault
 from tests.support.kubernetes_store import POOLS
 
 BLOCK = ip_network("10.22.0.64/26")
@@ -202,16 +200,6 @@ def test_a_watch_with_bookmarks_and_an_older_server(double, client):
     double.store.restore(backup)
     with pytest.raises(Expired):
         store.watch(second.revision)
-
-
-def test_another_authority(double: KubernetesDouble, token_file: Path, tmp_path: Path) -> None:
-    """A server with another authority's certificate gets no request; a change is LOST."""
-    other = certificates.create(tmp_path)
-    store = kubernetes_store(Client(Server(double.url, other / "ca.crt"), token_file))
-    with pytest.raises(Untrusted):
-        store.read_space()
-    assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is Outcome.LOST
-    assert double.requests == []
 
 
 @pytest.mark.parametrize(
