@@ -13,16 +13,7 @@ from agent.settings import parse
 from process.version import __version__
 from tests.support import manifests
 from tests.support.binaries import ROOT
-from tests.support.manifests import (
-    DEPLOY,
-    DHCP,
-    INSTALL,
-    POOLS,
-    POOLS_INSTALL,
-    POOLS_POLICY,
-    POOLS_STICKY,
-    UNINSTALL,
-)
+from tests.support.manifests import DEPLOY, DHCP, INSTALL, POOLS, POOLS_INSTALL, POOLS_POLICY, POOLS_STICKY, UNINSTALL
 from tests.support.processes import output
 
 # The validator's oldest and newest versions, and two between them.

@@ -87,10 +87,7 @@ def _forget_after_claim(self):
 
 MUTATIONS = {
     "blocks of nodes that are not fenced are reclaimed": Mutation(
-        protocol,
-        "reclaim",
-        lambda block, record, epoch: BlockSwap(block, block._replace(owner="")),
-        ("I4", "I2", "I1"),
+        protocol, "reclaim", lambda block, record, epoch: BlockSwap(block, block._replace(owner="")), ("I4", "I2", "I1")
     ),
     "a block with reservations is revoked": Mutation(
         NetworkBlocks, "count_reservations", lambda self, block: 0, ("I2",), (FreeBlocks, "surplus", _any_granted)

@@ -20,16 +20,7 @@ from agent.api_errors import Expired, OutcomeUnknown, Unreachable
 from agent.pools import documents
 from agent.pools.block_protocol import Block, Outcome
 from agent.pools.space import Space, format_space
-from agent.pools.store import (
-    BlockNote,
-    Change,
-    Entries,
-    EntryChanged,
-    NodeEntry,
-    Position,
-    SpaceChanged,
-    Stored,
-)
+from agent.pools.store import BlockNote, Change, Entries, EntryChanged, NodeEntry, Position, SpaceChanged, Stored
 from cni.address import Network
 
 _SPACE, _BLOCKS, _NODES = "space", "blocks/", "nodes/"

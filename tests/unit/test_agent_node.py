@@ -8,10 +8,7 @@ from agent.node import Node, format_networks, parse_node
 
 DOCUMENT = {
     "metadata": {"name": "node-1", "uid": "8a7e"},
-    "spec": {
-        "podCIDR": "10.244.1.0/24",
-        "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"],
-    },
+    "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"]},
     "status": {
         "addresses": [
             {"type": "Hostname", "address": "node-1"},

@@ -31,7 +31,7 @@ FULL: dict[str, list[dict[str, Any]]] = {
                 "ipv4": True,
                 "ipv6": "auto",
             }
-        },
+        }
     ],
     "host-local": [{"ipam": RANGE}],
 }

@@ -71,14 +71,7 @@ def test_cluster_page_has_everything(world):
     assert status == 200
     assert document["findings"] == []
     (version,) = document["pools"][0]["versions"]
-    assert version == {
-        "version": 4,
-        "blockPrefixLength": 26,
-        "total": 4,
-        "claimed": 2,
-        "draining": 0,
-        "addresses": 124,
-    }
+    assert version == {"version": 4, "blockPrefixLength": 26, "total": 4, "claimed": 2, "draining": 0, "addresses": 124}
     assert [(node["id"], node["state"], node["blocks"]) for node in document["nodes"]] == [
         (ONE, "registered", 1),
         (TWO, "registered", 1),

@@ -20,7 +20,7 @@ from tests.support.binaries import ROOT
 DELETION = Request("", LinkMessage, link.RTM_DELLINK, NLM_F_ACK, {"index": 3}).encode(1)
 # Attributes that are set nevertheless, and the reason.
 ALLOWED = {
-    "tests/fuzz/world.py: skel.as_cni_error": "the traceback of a defect, which a plugin's answer does not contain",
+    "tests/fuzz/world.py: skel.as_cni_error": "the traceback of a defect, which a plugin's answer does not contain"
 }
 
 
