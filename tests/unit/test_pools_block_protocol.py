@@ -67,6 +67,7 @@ def test_block_without_grant_is_claimed_again():
 def test_only_a_success_changes_memory_and_file(outcome):
     """After an answer that is lost or unknown the agent holds nothing and keeps its grant."""
     assert held_after(BlockSwap(FREE, MINE), outcome) is None
+    assert held_after(BlockSwap(MINE, Block("", TOKEN)), outcome) is None
     assert held_after(BlockSwap(MINE, Block("", TOKEN)), Outcome.SUCCEEDED) is None
     assert grant_after(TOKEN, BlockSwap(FREE, Block("node-a", Token("e2", 1))), outcome) == TOKEN
 
