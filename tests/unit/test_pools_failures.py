@@ -12,9 +12,8 @@ from agent.pools.block_protocol import Block, Evidence, NodeRecord, Outcome, Tok
 from agent.pools.grants_file import State
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from ipam.host_local import grants as plugin_format
-from tests.pools_world.mutations import MUTATIONS
 from tests.pools_world.scenario import POOL, addresses, blocks_of, change_space, run, space_of
-from tests.pools_world.world import BrokenInvariant, World
+from tests.pools_world.world import World
 from tests.support.store_double import Fault
 
 
@@ -291,16 +290,6 @@ def test_a_lost_file_after_a_restore_stops_the_agent_while_pods_have_addresses(w
         run(other, seconds=2.0)
     assert "reservations" not in str(node.reports.last_problems)
     assert len(blocks_of(node) + blocks_of(other)) == 1
-
-
-def test_ignoring_the_reservations_of_a_lost_file_gives_an_address_to_two_pods(world, monkeypatch):
-    """The check of reservations is needed: without it another node gets the block of running pods."""
-    mutation = MUTATIONS["reservations of a lost file are ignored"]
-    monkeypatch.setattr(mutation.owner, mutation.name, mutation.replacement)
-    lose_file_and_restore(world)
-    assert len(world.nodes[1].pods) == 1
-    with pytest.raises(BrokenInvariant, match="I1"):
-        world.check()
 
 
 def test_an_exhausted_pool_is_reported_with_numbers(world):
