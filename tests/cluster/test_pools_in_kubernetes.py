@@ -66,14 +66,8 @@ def test_rights_of_agents(pools, admin):
 def test_without_rights(pools):
     """Without rights each read is an error that names the right and the fix, and no change is executed."""
     store = kubernetes_store(pools.client("stranger"))
-    reads: list[Callable[[], object]] = [
-        store.read_space,
-        lambda: store.read_block(BLOCK),
-        store.list_blocks,
-        store.list_entries,
-        lambda: store.watch("1"),
-    ]
-    for read in reads:
+    reads: list[Callable[[], object]] = [store.read_space, store.list_blocks, store.list_entries]
+    for read in (*reads, lambda: store.read_block(BLOCK), lambda: store.watch("1")):
         with pytest.raises(Forbidden, match=r"forbidden: .* cannot .*; fix: grant the right"):
             read()
     assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is Outcome.LOST
@@ -83,12 +77,11 @@ def test_without_rights(pools):
 
 def test_an_object_has_what_people_select(admin, claimed):
     """A block has labels for its space and its owner, and its CIDR; the owner's label is empty for a free block."""
-    block: dict[str, Any] = {**admin.get(PATH)}
-    assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: NODE}
-    assert block["spec"]["cidr"] == str(BLOCK)
-    assert claim(claimed, Block("", OWNED.token)) is Outcome.SUCCEEDED
-    block = {**admin.get(PATH)}
-    assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: ""}
+    for owner in (NODE, ""):
+        assert claim(claimed, Block(owner, OWNED.token)) is Outcome.SUCCEEDED
+        block: Any = admin.get(PATH)
+        assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: owner}
+        assert block["spec"]["cidr"] == str(BLOCK)
 
 
 def test_spaces_do_not_see_each_other(admin):
@@ -158,14 +151,9 @@ def test_missing_kinds(double, client):
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [
-        (Fault(status=429), Outcome.LOST),
-        (Fault(status=409), Outcome.LOST),
-        (Fault(status=422), Outcome.LOST),
-        (Fault(status=500), Outcome.UNKNOWN),
-        (Fault(status=504), Outcome.UNKNOWN),
-        (Fault(lost=True), Outcome.UNKNOWN),
-        (Fault(cut=True), Outcome.UNKNOWN),
-        (Fault(half=True), Outcome.UNKNOWN),
+        *((Fault(status=status), Outcome.LOST) for status in (429, 409, 422)),
+        *((Fault(status=status), Outcome.UNKNOWN) for status in (500, 504)),
+        *((Fault(**{kind: True}), Outcome.UNKNOWN) for kind in ("lost", "cut", "half")),
         (Fault(status=200, body=b"<html>"), Outcome.UNKNOWN),
     ],
 )
