@@ -37,12 +37,8 @@ class Proven(NamedTuple):
     is_proven: bool
 
 
-class BrokenInvariant(AssertionError):  # noqa: N818 - what a search looks for
-    """An invariant does not hold; `name` is that of cluster addresses' design: I1 to I5, I7."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(f"{name}: {text}")
-        self.name = name
+class BrokenInvariant(AssertionError):  # noqa: N818 - what a walk looks for
+    """An invariant of README.md does not hold, with its name: I1 to I5, I7."""
 
 
 class World:
