@@ -7,8 +7,6 @@ import pytest
 from tests.support.agent_nodes import SERVER
 from tests.support.attaching import reaches
 from tests.support.cluster_world import world
-from tests.support.machine import eventually
-from tests.support.netstate import links
 from tests.support.sockets import call, service
 
 pytestmark = pytest.mark.timeout(1000)
@@ -97,18 +95,3 @@ def test_metrics_count_nodes_and_routes(running):
     assert agent.metric("podwire_agent_routes") == 8
     assert agent.get("/healthz") == (200, "ok\n")
     assert agent.get("/nothing")[0] == 404
-
-
-def test_tunnel_exists_only_where_it_is_needed(running):
-    """On one link there is no tunnel."""
-    has_tunnel = "podwire-vxlan" in links(running.nodes[0].network)
-    assert has_tunnel == (running.is_routed)
-
-
-def test_deleted_route_returns(running):
-    """A route that another program deletes is restored at once; its own are left alone."""
-    node = running.nodes[0]
-    node.run("ip", "route", "add", "198.18.0.0/24", "via", running.nodes[1].addresses[0], check=False)
-    node.run("ip", "route", "delete", "10.244.2.0/24")
-    assert eventually(lambda: "10.244.2.0/24" in node.run("ip", "route", "show", "10.244.2.0/24"))
-    assert running.call(0, 1) is not None

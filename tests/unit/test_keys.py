@@ -163,21 +163,6 @@ def test_choices_are_those_that_the_parser_accepts(name, capsys):
             assert bool(error or capsys.readouterr().err) is (word not in key.choices), (path, word, error)
 
 
-def test_capabilities_of_the_plugins():
-    """The plugins use the capabilities of the CNI conventions, and no others."""
-    assert {name: plugin.capabilities for name, plugin in PLUGINS.items() if plugin.capabilities} == {
-        "bandwidth": ("bandwidth",),
-        "bridge": ("mac",),
-        "host-device": ("deviceID",),
-        "host-local": ("ipRanges", "ips"),
-        "macvlan": ("mac",),
-        "portmap": ("portMappings",),
-        "static": ("ips",),
-        "tap": ("mac",),
-        "tuning": ("mac",),
-    }
-
-
 def test_merged_tables_have_the_keys_of_both():
     """The merged tables of an interface plugin and its IPAM plugin have the keys of both."""
     key_paths = paths(merged(PLUGINS["bridge"].keys, PLUGINS["host-local"].keys))

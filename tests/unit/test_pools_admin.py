@@ -35,6 +35,11 @@ def record_of(world, node):
     return next(item["record"] for item in get(world, "/pools/cluster")[1]["nodes"] if item["id"] == node)
 
 
+def reclaim(world, node=TWO, record="", **more):
+    """Reclaims the blocks of a node with the statement that it is powered off."""
+    return post(world, "reclaim", **{"node": node, "record": record, "statement": "powered-off", **more})
+
+
 def set_pools(world, *pools):
     """Replaces the pools as the tool does: a dry run, then the change."""
     status, change = post(world, "space", pools=list(pools), dryRun=True)
@@ -197,7 +202,7 @@ def test_deleted_space_is_created_again(world):
 def test_reclaim_fences_and_frees(world):
     """A node that is off is declared dead, its routes end, and its blocks are free; others keep theirs."""
     world.claim(TWO, "10.22.0.128/26")
-    status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
+    status, done = reclaim(world, TWO, record_of(world, TWO))
     assert (status, sorted(done["freed"]), done["problem"]) == (200, ["10.22.0.128/26", "10.22.0.64/26"], "")
     assert world.owners() == {"10.22.0.0/26": ONE, "10.22.0.64/26": "", "10.22.0.128/26": ""}
     entry = world.store.read_entry(TWO).value
@@ -226,7 +231,7 @@ def test_reclaim_of_a_node_that_may_run_is_refused(world, node, change, text):
     """A record that changed after it was read, of another epoch, damaged or of this node is refused."""
     record = record_of(world, node)
     change(world)
-    status, error = post(world, "reclaim", node=node, record=record, statement="powered-off")
+    status, error = reclaim(world, node, record)
     assert status == 409
     assert text in error["msg"]
     assert world.owners()["10.22.0.64/26"] == TWO
@@ -243,16 +248,15 @@ def test_reclaim_loses_against_a_machine_that_boots_at_this_moment(world):
         return real(node, expected, new)
 
     world.store.swap_entry = swap
-    status, error = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
-    assert status == 409
-    assert "it has registered since" in error["msg"]
+    status, error = reclaim(world, TWO, record)
+    assert (status, "it has registered since" in error["msg"]) == (409, True)
     assert world.owners()["10.22.0.64/26"] == TWO
 
 
 def test_reclaim_of_the_machine_that_this_one_replaces(world):
     """The blocks of another machine with this node's ID become free: this one has its disk, and the other is off."""
     world.report = world.report._replace(machine="machine-9")
-    status, done = post(world, "reclaim", node=ONE, record=record_of(world, ONE), statement="powered-off")
+    status, done = reclaim(world, ONE, record_of(world, ONE))
     assert (status, done["freed"]) == (200, ["10.22.0.0/26"])
 
 
@@ -263,21 +267,21 @@ def test_reclaim_goes_on_after_an_answer_was_lost(world):
     world.store.fail_next(Fault.NO_ANSWER, "swap_entry")
     world.store.fail_next(Fault.NO_ANSWER, "swap_block")
     world.store.fail_next(Fault.NOT_EXECUTED, "swap_block", times=100)
-    status, done = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    status, done = reclaim(world, TWO, record)
     assert status == 409
     assert "not free yet" in done["msg"]
     assert sorted(world.owners().values()) == ["", ONE, TWO]
     world.store._faults.clear()
-    status, done = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    status, done = reclaim(world, TWO, record)
     assert (status, len(done["freed"]), done["problem"]) == (200, 1, "")
 
 
 def test_reclaim_of_a_node_without_an_entry(world):
     """The blocks of a node whose entry was deleted become free; a machine that registers meanwhile keeps them."""
     world.store.put_raw(f"nodes/{TWO}", b"")
-    assert post(world, "reclaim", node=TWO, record="", statement="powered-off")[0] == 409
+    assert reclaim(world)[0] == 409
     no_record = [block["ownerRecord"] for block in get(world, "/pools/cluster")[1]["blocks"] if block["owner"] == TWO]
-    status, done = post(world, "reclaim", node=TWO, record=no_record[0], statement="powered-off")
+    status, done = reclaim(world, TWO, no_record[0])
     assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
     assert world.store.read_entry(TWO).value.record == MISSING._replace(epoch=EPOCH, is_fenced=True)
 
@@ -285,7 +289,7 @@ def test_reclaim_of_a_node_without_an_entry(world):
 def test_reclaim_leaves_damaged_blocks(world):
     """A damaged block is not made free."""
     world.store.put_raw("blocks/0a160080-26", b'{"owner": "%s", "epoch": 1}' % TWO.encode())
-    status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
+    status, done = reclaim(world, TWO, record_of(world, TWO))
     assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
     assert world.owners()["10.22.0.128/26"] == DAMAGED_BLOCK.owner
 
@@ -293,17 +297,15 @@ def test_reclaim_leaves_damaged_blocks(world):
 @pytest.mark.parametrize(
     "document",
     [
-        {},
-        {"node": "UPPER", "record": "", "statement": "powered-off"},
-        {"node": TWO, "record": 1, "statement": "powered-off"},
-        {"node": TWO, "record": "", "statement": "not ready"},
-        {"node": TWO, "record": "", "statement": ["powered-off"]},
+        {"node": "UPPER"},
+        {"record": 1},
+        *({"statement": statement} for statement in (None, "not ready", ["powered-off"])),
     ],
 )
 def test_wrong_requests_are_refused(world, document):
     """A request without the statement, or with wrong types, changes nothing."""
     before = dict(world.store.objects)
-    assert post(world, "reclaim", **document)[0] == 400
+    assert reclaim(world, **document)[0] == 400
     assert world.store.objects == before
 
 
@@ -365,13 +367,8 @@ def test_recover_reads_back_lost_answers(world):
 def test_actions_without_a_store(world):
     """While the store does not answer each action is an error with 503 and the cause."""
     world.report = world.report._replace(is_restored=True)
-    requests: dict[str, dict[str, object]] = {
-        "space": {"pools": [DEFAULT]},
-        "recover": {},
-        "reclaim": {"node": TWO, "record": ""},
-    }
-    for action, document in requests.items():
+    document = {"pools": [DEFAULT], "node": TWO, "record": "", "statement": "powered-off"}
+    for action in ("space", "recover", "reclaim"):
         world.store.fail_next(Fault.UNREACHABLE)
-        status, error = post(world, action, **document, statement="powered-off")
-        assert status == 503
-        assert "refused" in error["msg"]
+        status, error = post(world, action, **document)
+        assert (status, "refused" in error["msg"]) == (503, True)
