@@ -9,6 +9,7 @@ import pytest
 
 from agent.pools.block_protocol import MISSING, Agent, NodeRecord, look
 from agent.pools.documents import DAMAGED_BLOCK
+from agent.pools.store import NodeEntry
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, World, healthy, local_block
 from tests.support.store_double import Fault
 
@@ -110,17 +111,12 @@ def test_finding_that_was_a_change_between_two_reads_is_none(world):
 
 def test_first_space_gets_an_epoch():
     """The first space has a new random epoch, since records of damaged entries have the epoch ""."""
-    epochs = set()
-    for _ in range(2):
-        world = World()
+    epochs = {""}
+    for world in (World(), World()):
         status, change = set_pools(world, DEFAULT)
-        assert status == 200, change
-        assert change["before"] is None
-        space = world.store.read_space().value
-        assert space is not None
-        epochs.add(space.epoch)
-    assert len(epochs) == 2
-    assert "" not in epochs
+        assert (status, change["before"]) == (200, None)
+        epochs.add(world.store.read_space().value.epoch)
+    assert len(epochs) == 3
 
 
 def test_replaced_pools_keep_the_epoch(world):
@@ -145,8 +141,7 @@ def test_pools_that_were_changed_meanwhile_are_refused(world):
     _, change = post(world, "space", pools=[DEFAULT], dryRun=True)
     world.set_space({**DEFAULT, "excluded": ["10.22.0.0/30"]})
     status, error = post(world, "space", pools=[DEFAULT], current=change["current"])
-    assert status == 409
-    assert "changed meanwhile" in error["msg"]
+    assert (status, "changed meanwhile" in error["msg"]) == (409, True)
     assert world.store.read_space().value.pools[0].excluded
 
 
@@ -165,8 +160,7 @@ def test_pools_that_are_not_safe_are_refused(world, pools, text):
     """Pools that are not valid, or that claimed blocks would leave, are refused, and nothing changes."""
     before = dict(world.store.objects)
     status, error = post(world, "space", pools=pools, dryRun=False)
-    assert status == 400
-    assert text in error["msg"]
+    assert (status, text in error["msg"]) == (400, True)
     assert world.store.objects == before
 
 
@@ -175,8 +169,7 @@ def test_unknown_answer_to_a_change_of_the_pools_is_read_back(world):
     pools = [DEFAULT, {"name": "more", "cidrs": ["10.23.0.0/24"]}]
     world.store.fail_next(Fault.NOT_EXECUTED, "swap_space")
     status, error = set_pools(world, *pools)
-    assert status == 409
-    assert "not known" in error["msg"]
+    assert (status, "not known" in error["msg"]) == (409, True)
     world.store.fail_next(Fault.NO_ANSWER, "swap_space")
     assert set_pools(world, *pools)[0] == 200
 
@@ -186,8 +179,7 @@ def test_empty_store_gets_no_space_from_a_node_with_grants(world):
     for key in list(world.store.objects):
         world.store.put_raw(key, b"")
     status, error = set_pools(world, DEFAULT)
-    assert status == 409
-    assert "lost its content" in error["msg"]
+    assert (status, "lost its content" in error["msg"]) == (409, True)
     world.report = world.report._replace(blocks=(local_block("10.22.0.0/26", "claiming"),))
     assert set_pools(world, DEFAULT)[0] == 200
 
@@ -232,8 +224,7 @@ def test_reclaim_of_a_node_that_may_run_is_refused(world, node, change, text):
     record = record_of(world, node)
     change(world)
     status, error = reclaim(world, node, record)
-    assert status == 409
-    assert text in error["msg"]
+    assert (status, text in error["msg"]) == (409, True)
     assert world.owners()["10.22.0.64/26"] == TWO
 
 
@@ -268,8 +259,7 @@ def test_reclaim_goes_on_after_an_answer_was_lost(world):
     world.store.fail_next(Fault.NO_ANSWER, "swap_block")
     world.store.fail_next(Fault.NOT_EXECUTED, "swap_block", times=100)
     status, done = reclaim(world, TWO, record)
-    assert status == 409
-    assert "not free yet" in done["msg"]
+    assert (status, "not free yet" in done["msg"]) == (409, True)
     assert sorted(world.owners().values()) == ["", ONE, TWO]
     world.store._faults.clear()
     status, done = reclaim(world, TWO, record)
@@ -335,8 +325,7 @@ def test_recover_waits_for_the_nodes_that_joined(world):
 def test_recover_needs_an_agent_without_requests(world):
     """While this node's agent may claim blocks no new epoch begins, since the store is not closed."""
     status, error = post(world, "recover", joined=[])
-    assert status == 409
-    assert "has not noticed a restore" in error["msg"]
+    assert (status, "has not noticed a restore" in error["msg"]) == (409, True)
     assert world.store.read_space().value.epoch == EPOCH
     world.report = world.report._replace(networks=())
     assert post(world, "recover", joined=[])[0] == 200
@@ -372,3 +361,38 @@ def test_actions_without_a_store(world):
         world.store.fail_next(Fault.UNREACHABLE)
         status, error = post(world, action, **document)
         assert (status, "refused" in error["msg"]) == (503, True)
+
+
+RUNNING = NodeRecord("machine-2", "boot-2/", EPOCH)
+
+
+def run_as_three(world, boot):
+    """Lets this node be the machine of TWO, with another ID."""
+    world.report = world.report._replace(node=THREE, name="worker-2", machine="machine-2", boot=boot)
+
+
+def register_three(world, boot):
+    """Registers another node that is the machine of TWO."""
+    entry = NodeEntry(RUNNING._replace(instance=f"{boot}/"), "worker-2")
+    world.store.swap_entry(THREE, world.store.read_entry(THREE), entry)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("start", [run_as_three, register_three])
+def test_reclaim_of_an_earlier_id_of_a_node_is_refused(world, start):
+    """After node-id was deleted the machine still runs, with the same boot; after a boot the old ID is free."""
+    world.store.swap_entry(TWO, world.store.read_entry(TWO), NodeEntry(RUNNING, "worker-2"))
+    start(world, "boot-2")
+    status, error = reclaim(world, TWO, record_of(world, TWO))
+    assert (status, "earlier ID of node worker-2" in error["msg"]) == (409, True)
+    assert world.owners()["10.22.0.64/26"] == TWO
+    start(world, "boot-9")
+    assert reclaim(world, TWO, record_of(world, TWO))[0] == 200
+
+
+def test_created_space_fits_the_blocks_that_nodes_have(world):
+    """A space that was deleted is not created again with blocks of another size while nodes have blocks."""
+    world.store.put_raw("space", b"")
+    status, error = set_pools(world, DEFAULT | {"blockPrefixLengths": {"ipv4": 28}})
+    assert (status, "10.22.0.0/26, which a node has, overlaps" in error["msg"]) == (400, True)
+    assert world.owners()["10.22.0.0/26"] == ONE

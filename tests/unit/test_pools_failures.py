@@ -246,18 +246,6 @@ def test_recover_names_nodes_that_the_backup_lacks(world, node):
     world.check()
 
 
-def test_a_lost_file_grants_nothing_and_is_built_again(world, node):
-    """A damaged grants file grants nothing; the agent lists its blocks and claims them anew for the pods' network."""
-    node.add()
-    before = blocks_of(node)
-    node.lose_file()
-    assert node.add()["code"] == 5
-    run(node)
-    assert blocks_of(node) == before
-    assert node.entries[0].token.generation == 2
-    assert len({*addresses(node), node.add()["ips"][0]["address"].split("/")[0]}) == 2
-
-
 def lose_file_and_restore(world):
     """Lets the only block of a pool be claimed after the backup, and loses the only file that knows of it."""
     node, other = world.nodes
