@@ -28,11 +28,6 @@ def has_routes(node, number, target):
     return all(f"via {address} " in node.route(cidr) for cidr, address in gateways)
 
 
-def routes_of(running):
-    """Returns the routes of all nodes."""
-    return [node.routes() for node in running.nodes]
-
-
 @contextlib.contextmanager
 def no_packet_lost(running, source=0, target=1):
     """Asserts that no packet between the pods of two nodes is lost during the block, and of twenty after it."""
@@ -82,26 +77,6 @@ def test_podcidr_of_two_nodes_changes_nothing(running):
     running.register(third)
     running.agents[0].wait_ready()
     assert has_routes(first, 3, third)
-
-
-@pytest.mark.long
-def test_node_object_without_internal_ips_changes_no_route(running):
-    """A Node object that loses its InternalIPs changes no route of any node; its own /readyz says what is kept."""
-    first, before = running.nodes[0], routes_of(running)
-    document = running.node_document(first)
-    with no_packet_lost(running), no_packet_lost(running, 1, 0):
-        document["status"]["addresses"] = [{"type": "Hostname", "address": first.name}]
-        running.server.store.put(f"{NODES}/{first.name}", document)
-        kept = f"no InternalIP any more: the agent keeps {first.addresses[0]}, {first.addresses[1]}, and its routes"
-        running.agents[0].wait_for(kept)
-        assert routes_of(running) == before
-        for number in (0, 1):
-            running.restart(number).wait_for("routes: node")
-        assert routes_of(running) == before
-    running.register(first)
-    for agent in running.agents:
-        agent.wait_ready()
-    assert routes_of(running) == before
 
 
 @pytest.mark.long
