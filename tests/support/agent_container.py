@@ -12,7 +12,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,10 @@ class AgentNode:
     image: Path
     host: Namespace
     server: KubernetesDouble
-    pods: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def bin_dir(self) -> Path:
-        """The node's /opt/cni/bin."""
-        return self.path / "bin"
-
-    @property
-    def net_d(self) -> Path:
-        """The node's /etc/cni/net.d."""
-        return self.path / "net-d"
-
-    @property
-    def state(self) -> Path:
-        """The node's /var/lib/cni."""
-        return self.path / "state"
+    def __post_init__(self) -> None:
+        # The node's /opt/cni/bin, /etc/cni/net.d and /var/lib/cni.
+        self.bin_dir, self.net_d, self.state = (self.path / name for name in ("bin", "net-d", "state"))
 
     @property
     def volumes(self) -> dict[str, Path]:
