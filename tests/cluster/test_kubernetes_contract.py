@@ -21,10 +21,6 @@ from tests.cluster.conftest import Api
 from tests.support.kubernetes_double import BLOCKS, EVENTS, NODES
 
 
-def block(name: str, owner: str = "node-1") -> dict[str, Any]:
-    return {"apiVersion": "podwire.example/v1", "kind": "Block", "metadata": {"name": name}, "spec": {"owner": owner}}
-
-
 def node(name: str, cidr: str = "10.0.1.0/24") -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"podCIDR": cidr}}
 
@@ -45,9 +41,9 @@ def version_of(document: Document) -> str:
 
 @pytest.fixture
 def admin(api: Api) -> Client:
-    """A client with all rights, and a server without nodes, events and blocks."""
+    """A client with all rights, and a server without nodes and events."""
     client = api.client("admin")
-    for collection in (NODES, EVENTS, BLOCKS):
+    for collection in (NODES, EVENTS):
         for name in client.list_objects(collection, lambda one: metadata_of(one)["name"]).items:
             client.delete(object_path(collection, str(name)))
     return client
@@ -55,14 +51,14 @@ def admin(api: Api) -> Client:
 
 def test_an_object_is_created_once(admin):
     """An object has a UID and a resourceVersion after its creation; a second creation is a conflict."""
-    created = admin.create(BLOCKS, block("a"))
+    created = admin.create(NODES, node("a"))
     assert metadata_of(created)["uid"]
     assert version_of(created).isdecimal()
-    assert admin.get(f"{BLOCKS}/a") == created
+    assert admin.get(f"{NODES}/a") == created
     with pytest.raises(Conflict) as caught:
-        admin.create(BLOCKS, block("a", "node-2"))
+        admin.create(NODES, node("a", "10.0.2.0/24"))
     assert (caught.value.status, caught.value.reason) == (409, "AlreadyExists")
-    assert admin.get(f"{BLOCKS}/a") == created
+    assert admin.get(f"{NODES}/a") == created
 
 
 def test_a_list_shows_one_moment(admin):
@@ -100,13 +96,13 @@ def test_pages_expire(api, admin):
 
 def test_a_watch_continues_after_a_resource_version(admin):
     """A watch has each change after its resourceVersion, in order and once, with rising resourceVersions."""
-    admin.create(BLOCKS, block("before"))
-    start = admin.list_objects(BLOCKS, dict).resource_version
-    first = admin.create(BLOCKS, block("a"))
-    second = admin.replace(f"{BLOCKS}/a", {**first, "spec": {"owner": "node-2"}})
-    admin.delete(f"{BLOCKS}/a")
-    admin.create(BLOCKS, block("end"))
-    events = changes(admin, BLOCKS, start, "end")
+    admin.create(NODES, node("before"))
+    start = admin.list_objects(NODES, dict).resource_version
+    first = admin.create(NODES, node("a"))
+    second = admin.replace(f"{NODES}/a", {**first, "metadata": {**metadata_of(first), "labels": {"a": "b"}}})
+    admin.delete(f"{NODES}/a")
+    admin.create(NODES, node("end"))
+    events = changes(admin, NODES, start, "end")
     assert [(kind, metadata_of(document)["name"]) for kind, document in events] == [
         ("ADDED", "a"),
         ("MODIFIED", "a"),
@@ -116,7 +112,7 @@ def test_a_watch_continues_after_a_resource_version(admin):
     versions = [int(version_of(document)) for _, document in events]
     assert versions[:2] == [int(version_of(first)), int(version_of(second))]
     assert versions == sorted(set(versions))
-    assert [kind for kind, _ in changes(admin, BLOCKS, version_of(second), "end")] == ["DELETED", "ADDED"]
+    assert [kind for kind, _ in changes(admin, NODES, version_of(second), "end")] == ["DELETED", "ADDED"]
 
 
 def changes(client: Client, collection: str, version: str, last: str, **query: str) -> list[tuple[str, Document]]:
@@ -217,7 +213,7 @@ def test_rights(api, admin):
         lambda: agent.create(NODES, node("b")),
         lambda: agent.get(f"{EVENTS}/x"),
         lambda: agent.replace(f"{EVENTS}/x", created),
-        lambda: agent.create(BLOCKS, block("a")),
+        lambda: agent.create(BLOCKS, {"metadata": {"name": "a"}}),
         lambda: api.client("stranger").get(NODES),
         lambda: api.client("stranger").watch(NODES, listing.resource_version, None, timeout_s=1),
     ):
