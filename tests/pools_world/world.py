@@ -19,7 +19,7 @@ from agent.pools.reclaim import Suspect
 from agent.pools.space import parse_space
 from agent.pools.store import Stored
 from cni.address import Network, parse_ip
-from tests.pools_world.node import Node, ignore_api_errors
+from tests.pools_world.node import API_ERRORS, Node
 from tests.support.store_double import Fault, Snapshot, StoreDouble
 
 SPACE = {
@@ -118,7 +118,7 @@ class World:
                 reclaim.reclaim(self.store, proven[number % len(proven)].suspect, Evidence.POWERED_OFF)
             else:
                 reclaim.free_blocks(self.store, self._node(number).node)
-        except ignore_api_errors():
+        except API_ERRORS:
             pass
         self.store._faults.clear()
 
