@@ -218,15 +218,16 @@ def test_a_machine_without_an_identity_is_reported(node):
 
 
 @pytest.mark.needs("br_netfilter", "ifb", "tbf")
-def test_upgrade_from_the_daemonset_without_an_agent(node, new_sandbox, tmp_path):
+def test_upgrade_from_the_daemonset_without_an_agent(node, new_sandbox):
     """Pods of the former DaemonSet's network keep address and network; the new files delete them; new pods follow."""
-    (tmp_path / "node.json").write_text(json.dumps(node_object("worker-1")))
     network = json.loads((manifests.INSTALL / FILE).read_text())
     del network["plugins"][0]["nonMasqueradeCluster"]
     network["plugins"][0]["nonMasqueradeCIDRs"] = ["10.0.0.0/8", "fd00::/8"]
-    (tmp_path / FILE).write_text(json.dumps(network))
-    install = (str(node.image / "opt/podwire/podwire"), "install", "--bin-dir", str(node.bin_dir))
-    output(*install, "--conf-dir", str(node.net_d), "--conf", f"{tmp_path}/{FILE}", "--node", f"{tmp_path}/node.json")
+    (node.path / "network" / FILE).write_text(json.dumps(network))
+    (node.path / "network" / "node.json").write_text(json.dumps(node_object("worker-1")))
+    install = ("/opt/podwire/podwire", "install", f"--conf=/etc/podwire/{FILE}", "--node=/etc/podwire/node.json")
+    node.execute(manifests.INSTALL, *install)
+    node.apply(manifests.INSTALL)
     old, new = new_sandbox(), new_sandbox()
     former, result = node.network(), node.add(old)
     before = old.ip("-br", "address")
