@@ -1,4 +1,4 @@
-"""Nodes that come, go, move and lie, and agents that are killed: the routes follow, and packets keep flowing."""
+"""Nodes that lie or are gone, and agents that are killed: the routes stay, and packets keep flowing."""
 
 import contextlib
 import re

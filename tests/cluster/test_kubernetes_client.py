@@ -95,7 +95,7 @@ def test_too_many_requests_say_when_to_come_back(double, client):
 @pytest.mark.parametrize(
     "fault",
     [
-        *(Fault(**{kind: True}) for kind in ("lost", "cut", "half", "stalled")),
+        *(Fault(lost=True), Fault(cut=True), Fault(half=True), Fault(stalled=True)),
         *(Fault(status=status) for status in (500, 503, 504, 408)),
         Fault(status=200, body=HTML),
         Fault(status=302, headers={"Location": ELSEWHERE}),

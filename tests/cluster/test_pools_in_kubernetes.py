@@ -153,7 +153,7 @@ def test_missing_kinds(double, client):
     [
         *((Fault(status=status), Outcome.LOST) for status in (429, 409, 422)),
         *((Fault(status=status), Outcome.UNKNOWN) for status in (500, 504)),
-        *((Fault(**{kind: True}), Outcome.UNKNOWN) for kind in ("lost", "cut", "half")),
+        *((fault, Outcome.UNKNOWN) for fault in (Fault(lost=True), Fault(cut=True), Fault(half=True))),
         (Fault(status=200, body=b"<html>"), Outcome.UNKNOWN),
     ],
 )

@@ -105,7 +105,7 @@ def test_events_of_other_threads_arrive_in_order():
     """The inbox passes the events of another thread to the loop's thread, in their order."""
     loop, seen = Loop(), list[int]()
     inbox = Inbox(loop, seen.append)
-    thread = threading.Thread(target=lambda: [inbox.put(number) for number in range(1000)])
+    thread = threading.Thread(target=list, args=(map(inbox.put, range(1000)),))
     thread.start()
     run_until(loop, lambda: len(seen) == 1000)
     thread.join()
@@ -115,7 +115,7 @@ def test_events_of_other_threads_arrive_in_order():
 def test_failure_about_one_event_does_not_stop_the_others(capsys):
     """An exception about an event is logged; the events beside it and later ones arrive."""
     loop, seen = Loop(), list[int]()
-    inbox = Inbox(loop, lambda number: seen.append(10 // number))
+    inbox: Inbox[int] = Inbox(loop, lambda number: seen.append(10 // number))
     for numbers, count in (((1, 0, 2), 2), ((5,), 3)):
         for number in numbers:
             inbox.put(number)

@@ -167,7 +167,7 @@ def test_both_ends_decide_alike(mine, other):
     assert (hop is None) == (back is None) == (not set(mine) & set(other))
     if hop and back:
         assert hop.gateway[:3] == back.gateway[:3]
-        ends = []
+        ends: list[object] = []
         for peer, here_of in ((two, here), (one, there)):
             plan = route_plan.plan_peer(peer, peer.networks, here_of._replace(mode="vxlan"))
             ends += plan.objects[Kind.FORWARDING].values()
