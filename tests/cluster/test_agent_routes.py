@@ -20,11 +20,6 @@ def running(request, tmp_path_factory):
         yield created
 
 
-def overhead(running):
-    """Returns the bytes that the tunnel takes from a packet: the nodes' link is IPv4."""
-    return 50 if running.is_routed else 0
-
-
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_pods_reach_each_other_with_their_addresses(running, protocol, version):
@@ -38,8 +33,8 @@ def test_pods_reach_each_other_with_their_addresses(running, protocol, version):
 @pytest.mark.parametrize("version", [4, 6])
 def test_largest_packets_pass_unfragmented(running, version):
     """A packet of the pod's MTU passes without fragmentation; a larger one is refused in the pod itself."""
-    headers = 28 if version == 4 else 48
-    size = 1500 - overhead(running) - headers
+    headers, tunnel = 28 if version == 4 else 48, 50 if running.is_routed else 0  # the nodes' link is IPv4
+    size = 1500 - tunnel - headers
     options = ("-M", "do", "-s")
     pod, destination = running.pods[0].namespace, running.pods[1].addresses[version]
     assert reaches(pod, destination, options=(*options, str(size)))

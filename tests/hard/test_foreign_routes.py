@@ -186,12 +186,6 @@ def handle(routes: Routes) -> None:
         routes.handle_notifications()
 
 
-def retry(routes: Routes) -> None:
-    """Compares all if the agent does so later: for refused objects, or if another program seems to disagree."""
-    if routes.is_refused or any("keeps changing" in text for _, text in routes.problems):
-        routes.reconcile()
-
-
 def run_round(node: TestNode, routes: Routes, chance: random.Random, before: dict[str, str]) -> list[str]:
     """Makes changes, restores the host, and handles notifications now and then; returns the changes."""
     done = []
@@ -208,7 +202,9 @@ def run_round(node: TestNode, routes: Routes, chance: random.Random, before: dic
         handle(routes)
     restore_host(node, before)
     handle(routes)
-    retry(routes)
+    # The agent compares all later, for refused objects and if another program seems to disagree.
+    if routes.is_refused or any("keeps changing" in text for _, text in routes.problems):
+        routes.reconcile()
     return done
 
 

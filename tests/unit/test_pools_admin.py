@@ -115,7 +115,9 @@ def test_first_space_gets_an_epoch():
     for world in (World(), World()):
         status, change = set_pools(world, DEFAULT)
         assert (status, change["before"]) == (200, None)
-        epochs.add(world.store.read_space().value.epoch)
+        space = world.store.read_space().value
+        assert space
+        epochs.add(space.epoch)
     assert len(epochs) == 3
 
 

@@ -124,19 +124,14 @@ def test_a_lost_block_is_stopped_and_reported_with_its_pods(world, node):
     assert not blocks_of(node, State.LOST)
 
 
-def declare_dead(world, node):
-    """Fences a node, and leaves its blocks for later, as a reclaim that is slow."""
-    stored = world.store.read_entry(node.node)
-    entry = stored.value._replace(record=stored.value.record._replace(is_fenced=True))
-    assert world.store.swap_entry(node.node, stored, entry).outcome is Outcome.SUCCEEDED
-
-
 @pytest.mark.parametrize("has_new_uid", [False, True])
 def test_a_fence_ends_all_grants_before_the_blocks_become_free(world, node, has_new_uid):
     """A machine that was declared dead while it ran stops its blocks although the store still has them as its own."""
     node.add()
     (block,) = map(ip_network, blocks_of(node))
-    declare_dead(world, node)
+    stored = world.store.read_entry(node.node)  # a reclaim that is slow: it fences the node first
+    fenced = stored.value._replace(record=stored.value.record._replace(is_fenced=True))
+    assert world.store.swap_entry(node.node, stored, fenced).outcome is Outcome.SUCCEEDED
     late = world.store.read_block(block)
     if has_new_uid:
         node.rename()
