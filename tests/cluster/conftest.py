@@ -14,7 +14,7 @@ from agent.kubernetes import Client
 from tests.support import binaries, certificates, etcd, manifests, stores
 from tests.support.etcd import Etcd
 from tests.support.kube_apiserver import KubeApiServer
-from tests.support.kubernetes_double import BLOCKS, KubernetesDouble
+from tests.support.kubernetes_double import KubernetesDouble
 from tests.support.kubernetes_store import POOLS
 from tests.support.stores import StoreServer
 
@@ -69,20 +69,6 @@ class Api(NamedTuple):
     compact: Callable[[], None]
 
 
-# The kind that stands for cluster addresses.
-_ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_BLOCK_KIND = {
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "blocks.podwire.example"},
-    "spec": {
-        "group": "podwire.example",
-        "scope": "Cluster",
-        "names": {"plural": "blocks", "singular": "block", "kind": "Block"},
-        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": _ANY_OBJECT}}],
-    },
-}
-
-
 @pytest.fixture(scope="session")
 def real_server(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiServer]:
     """A running kube-apiserver."""
@@ -92,11 +78,11 @@ def real_server(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(params=["double", pytest.param("real", marks=_BUILT)])
 def api(request: pytest.FixtureRequest) -> Api:
-    """The double, then the real server, with the agent's rights and the kind Block."""
+    """The double, then the real server, with the agent's rights."""
     if request.param == "real":
         server: KubeApiServer = request.getfixturevalue("real_server")
         role = manifests.role(manifests.INSTALL)
-        stores.apply(server.client("admin"), [role, stores.binding(role["metadata"]["name"]), _BLOCK_KIND], BLOCKS)
+        stores.apply(server.client("admin"), [role, stores.binding(role["metadata"]["name"])])
         return Api(server.client, server.etcd.compact)
     double: KubernetesDouble = request.getfixturevalue("double")
     double.tokens |= {"agent": manifests.rights(manifests.INSTALL), "stranger": frozenset({""})}

@@ -111,20 +111,6 @@ def test_names_that_no_node_has(running, name):
     assert name[:20] in done.stderr or json.dumps(name)[1:10] in done.stderr
 
 
-def test_podcidr_of_an_ip_version_that_the_node_lacks(running):
-    """The IPv6 pods of a node without an IPv6 address are reached through VXLAN, over IPv4; its IPv4 route stays."""
-    first, second = running.nodes
-    document = running.node_document(second)
-    document["status"]["addresses"] = document["status"]["addresses"][:1]
-    running.remove(second)  # of an object that loses an address, the address would be kept
-    running.server.store.put(f"{NODES}/node-2", document)
-    assert eventually(lambda: "dev podwire-vxlan" in first.route("fd00:244:2::/64"))
-    assert "via 192.0.2.12" in first.route("10.244.2.0/24")
-    running.register(second)
-    assert eventually(lambda: "via 2001:db8::12" in first.route("fd00:244:2::/64"))
-    running.agents[0].wait_ready()
-
-
 def cluster_set(node):
     """Returns the networks that pods of a node reach with their addresses, as nft prints them."""
     return node.run("nft", "list", "set", "inet", "cni_plugins_masquerade", "podwire_cluster_4")
@@ -161,27 +147,19 @@ def test_route_to_the_api_server_of_an_earlier_agent(tmp_path):
 
 def test_node_with_an_address_in_another_nodes_podcidr(tmp_path):
     """Such a node is named in a note: the other node's routes stay, a node without routes gets them, all are ready."""
-    with world(tmp_path, count=3) as running:
-        first, _, third = running.nodes
+    with world(tmp_path, count=2) as running:
+        first, second = running.nodes
         pod, other = running.pods[0].namespace, running.pods[1].addresses
-        document = running.node_document(third, 77)
+        document = running.node_document(second, 77)
         document["metadata"] = {"name": "virtual-kubelet"}
-        document["status"]["addresses"] = [
-            {"type": "InternalIP", "address": address} for address in (*other.values(), "10.244.4.9")
-        ]
+        document["status"]["addresses"] = [{"type": "InternalIP", "address": address} for address in other.values()]
         running.server.store.put(f"{NODES}/virtual-kubelet", document)
         for agent in running.agents:
             agent.wait_for(f"InternalIP {other[4]} is ignored, because it is in podCIDR 10.244.2.0/24 of node")
-        assert [agent.is_ready() for agent in running.agents] == [True] * 3
-        assert all(reaches(pod, address) for address in other.values())
+            assert agent.is_ready()
         running.agents[0].stop()
         for version in ("-4", "-6"):
             first.run("ip", version, "route", "flush", "proto", "112")
-        agent = running.restart(0)
-        agent.wait_ready()
+        running.restart(0).wait_ready()
         assert all(reaches(pod, address) for address in other.values())
         assert f"{other[4]} " not in cluster_set(first)
-        running.register(third, 4)  # as a node that joins, with a podCIDR in which an address was before
-        assert eventually(lambda: "10.244.4.0/24 via" in first.route("10.244.4.0/24"))
-        agent.wait_for("node virtual-kubelet: InternalIP 10.244.4.9 is ignored")
-        agent.wait_ready()

@@ -9,9 +9,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from agent.pools.block_protocol import Evidence
-from agent.pools.reclaim import read_suspect, reclaim
-from tests.support.agent_nodes import error_of, pod_args
+from tests.support.agent_nodes import error_of
 from tests.support.attaching import reaches
 from tests.support.cluster_world import assert_reach
 from tests.support.machine import eventually
@@ -68,42 +66,6 @@ def test_pods_start_while_the_store_and_the_agent_are_down(world):
         world.etcd.wait()
     world.start(node).wait_ready()
     assert eventually(lambda: "result" in node.try_add("again"))
-
-
-@pytest.mark.long
-def test_a_block_moves_to_another_node(tmp_path):
-    """Blocks of a machine that is declared off are claimed by another node, and all nodes route them there."""
-    cidrs = ["10.22.0.0/27", "10.22.0.32/28"]  # three blocks
-    pools = [{"name": "default", "cidrs": cidrs, "blockPrefixLengths": {"ipv4": 28}}]
-    with pool_world(tmp_path, count=3, pools=pools) as world:
-        first, second, third = world.nodes
-        first.add()
-        pod = third.add()
-        moved = world.blocks(first)[0]
-        world.agents[first.name].stop(signal.SIGKILL)
-        world.agents[third.name].stop()  # else it might claim the block, as its spare one
-        node_id = json.loads(first.run("cat", "/var/lib/podwire/node-id"))["node"]
-        done = reclaim(world.store, read_suspect(world.store, node_id), Evidence.POWERED_OFF)
-        assert moved in map(str, done.blocks)
-        first.power_off()
-        pods = [second.add(f"two{number}") for number in range(12)]
-        assert eventually(lambda: moved in world.blocks(second))
-        world.start(third)
-        pods += [second.add(f"more{number}") for number in range(12)]
-        moved_pod = next(one for one in pods if ip_address(one.addresses[4]) in ip_network(moved))
-        assert eventually(lambda: reaches(moved_pod.namespace, pod.addresses[4]))
-        assert reaches(pod.namespace, moved_pod.addresses[4])
-
-
-def test_a_pool_of_a_namespace_is_claimed_when_a_pod_needs_it(world):
-    """The first ADD of a namespace with a pool of its own ends with code 11, and the next one succeeds."""
-    world.set_pools([*POOLS, {"name": "batch", "cidrs": ["10.23.0.0/24"], "namespaces": ["jobs"]}])
-    node, arguments = world.nodes[0], pod_args("jobs", "job")
-    path = "/var/lib/cni/networks.podwire/podwire.grants"
-    assert eventually(lambda: '"batch"' in node.run("cat", path))
-    assert error_of(node.try_add("job", *arguments))["code"] == 11
-    assert eventually(lambda: error_of(node.try_add("job", *arguments)) is None)
-    assert eventually(lambda: world.blocks(node, state="granted")[-1].startswith("10.23.0."))
 
 
 @pytest.mark.long

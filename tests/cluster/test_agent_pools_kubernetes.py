@@ -1,4 +1,4 @@
-"""Agents that share pools in custom resources: pools that are applied, and the blocks of a machine that is gone."""
+"""Agents that share pools in custom resources: applied pools, blocks of a machine that is gone, addresses that move."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from agent.api_server import Server
 from agent.kubernetes import Client
 from agent.pools.kubernetes_store import kubernetes_store
 from tests.support import stores
+from tests.support.agent_nodes import Pod, error_of, pod_args
 from tests.support.attaching import reaches
 from tests.support.cluster_world import assert_reach
 from tests.support.kubernetes_double import EVENTS, NODES
-from tests.support.kubernetes_store import SPACES
+from tests.support.kubernetes_store import PODS, SPACES
 from tests.support.machine import eventually
 from tests.support.pool_world import POOLS, kubernetes_pool_world, without_cidrs
 
@@ -43,20 +44,6 @@ def owned(store, name):
     """Returns the blocks whose owner has a name."""
     nodes = {node for node, entry in store.list_entries().by_node.items() if entry.value.name == name}
     return [block for block, stored in store.list_blocks().items() if stored.value.owner in nodes]
-
-
-@pytest.mark.long
-def test_a_node_object_without_internal_ips_changes_no_route(world):
-    """With pools, too, a Node object that loses its InternalIPs changes no route, and packets arrive."""
-    pods = [node.add() for node in world.nodes[:2]]
-    first = world.nodes[0]
-    before = [node.routes() for node in world.nodes]
-    document = without_cidrs(world, first)
-    document["status"]["addresses"] = []
-    world.server.store.put(f"{NODES}/{first.name}", document)
-    world.agents[0].wait_for(f"the agent keeps {first.addresses[0]}")
-    assert [node.routes() for node in world.nodes] == before
-    assert_reach(*pods)
 
 
 def turn_off(world):
@@ -134,3 +121,53 @@ def events(admin):
     """Returns type and reason of the Events about the IPSpace object."""
     items: list[Any] = [*admin.list_objects(EVENTS, dict).items]
     return sorted((one["type"], one["reason"]) for one in items if one["involvedObject"]["kind"] == "IPSpace")
+
+
+STICKY = {"name": "data", "cidrs": ["10.24.0.0/24", "fd00:24::/120"], "namespaces": ["team-a"], "sticky": True}
+
+
+def schedule(world, name, node):
+    """Creates a Pod object on a node, in place of one of the same name."""
+    path = f"{PODS}/team-a.{name}"
+    if path in world.server.store.objects:
+        world.server.store.remove(path)
+    metadata = {"namespace": "team-a", "name": name}
+    world.server.store.put(path, {"metadata": metadata, "spec": {"nodeName": node.name}})
+
+
+def try_add(node, name):
+    """Runs ADD for a pod of the namespace team-a; returns the pod, or the error."""
+    answer = node.try_add(name, *pod_args("team-a", name))
+    return node.pod(name, answer) if "result" in answer else error_of(answer)
+
+
+def add(node, name):
+    """Runs ADD again and again, as kubelet does, until it succeeds."""
+    answers = []
+
+    def is_added():
+        answers.append(try_add(node, name))
+        assert isinstance(answers[-1], Pod) or answers[-1]["code"] == 11, answers[-1]
+        return isinstance(answers[-1], Pod)
+
+    assert eventually(is_added), answers[-1]
+    return answers[-1]
+
+
+@pytest.mark.parametrize("is_routed", [False, True], ids=["direct", "vxlan"])
+def test_a_pod_moves_with_its_address(tmp_path, is_routed):
+    """A pod of a StatefulSet, created again on another node, has its address, and all nodes' pods reach it there."""
+    with kubernetes_pool_world(tmp_path, "--sticky", routed=is_routed, pools=[*POOLS, STICKY]) as world:
+        first, second, third = world.nodes
+        schedule(world, "db-0", first)
+        schedule(world, "db-1", first)
+        pod, other = add(first, "db-0"), add(first, "db-1")
+        ordinary = [node.add() for node in (first, second, third)]
+        assert_reach(pod, other, *ordinary)
+        schedule(world, "db-0", second)
+        assert eventually(lambda: "is still at node" in try_add(second, "db-0")["msg"])
+        first.delete("db-0")
+        moved = add(second, "db-0")
+        assert moved.addresses == pod.addresses
+        assert_reach(moved, other, *ordinary)
+        assert not first.run("ip", "route", "show", pod.addresses[4], "dev", "cni0", check=False)

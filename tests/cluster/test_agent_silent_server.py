@@ -37,11 +37,6 @@ def proxied(created: World) -> Iterator[Popen[bytes]]:
         proxy.wait()
 
 
-def drop_packets(created: World, address: str) -> None:
-    with created.fabric.entered():
-        subprocess.run(["nft", "-f", "-"], input=HOLE % address, text=True, check=True)
-
-
 @pytest.mark.long
 def test_a_server_without_answers(tmp_path: Path):
     """Dropped packets, a stopped server and answers 403 end readiness after a minute; a quiet server does not."""
@@ -54,7 +49,8 @@ def test_a_server_without_answers(tmp_path: Path):
         quiet, *others = created.agents
         for agent in created.agents:
             agent.wait_ready()
-        drop_packets(created, created.nodes[1].addresses[0])
+        with created.fabric.entered():
+            subprocess.run(["nft", "-f", "-"], input=HOLE % created.nodes[1].addresses[0], text=True, check=True)
         os.kill(proxy.pid, signal.SIGSTOP)
         created.server.tokens["refused"] = frozenset({"get pods"})
         created.server.cut_watches()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from ipaddress import ip_network
 from typing import Any
 
@@ -21,11 +20,10 @@ from agent.pools.reclaim import recover
 from agent.pools.reports import PoolsDecided
 from agent.pools.space import Space, parse_space
 from agent.pools.store import BlockNote, NodeEntry, Stored
-from tests.support import manifests, stores
+from tests.support import stores
 from tests.support.admin_world import local_block
 from tests.support.kubernetes_store import SPACES
 from tests.support.manifests import DEPLOY
-from tests.support.processes import output
 
 PATH = f"{SPACES}/default"
 DEFAULT: dict[str, Any] = {"name": "default", "cidrs": ["10.22.0.0/24"]}
@@ -270,18 +268,3 @@ def test_a_deleted_object_begins_a_new_epoch(cluster):
     assert cluster.agent.decide(), "nothing is requested"
     cluster.accept(DEFAULT)
     assert cluster.store.read_space().value.epoch != epoch
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("api", ["real"], indirect=True)
-def test_kubectl_applies_the_kinds_and_the_pools(cluster, real_server, tls, tmp_path):
-    """`kubectl apply` of an old Kubernetes accepts the kinds and the sample, and `kubectl wait` sees the decision."""
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl")
-    kubectl = ("kubectl", f"--server={real_server.url}", f"--certificate-authority={tls / 'ca.crt'}", "--token=admin")
-    (tmp_path / "kinds.yaml").write_text(yaml.safe_dump_all(manifests.render(manifests.POOLS)))
-    for path in (tmp_path / "kinds.yaml", DEPLOY / "pools.yaml"):
-        output(*kubectl, f"--cache-dir={tmp_path}", "apply", f"--filename={path}")
-    cluster.agent.decide()
-    output(*kubectl, f"--cache-dir={tmp_path}", "wait", "--for=condition=Accepted", "--timeout=10s", "ipspace/default")
-    assert cluster.pools() == ["default", "batch"]

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tests.support import container, manifests
+from tests.support import manifests
 from tests.support.agent_container import FILE, POD_CIDRS, node_object
 from tests.support.attaching import reaches
 from tests.support.kubernetes_store import SPACES
@@ -18,44 +18,6 @@ from tests.support.processes import output
 pytestmark = pytest.mark.timeout(2000)  # the first test packs the image
 
 ROUTES = {"10.244.1.0/24": "unreachable", "10.244.2.0/24": "192.0.2.11", "10.244.3.0/24": "10.244.3.0"}
-# The network of the DaemonSet that had no agent, with the podCIDRs of this node.
-FORMER_NETWORK = {
-    "cniVersion": "1.0.0",
-    "name": "podwire",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "cni0",
-            "mtu": "auto",
-            "isDefaultGateway": True,
-            "forceAddress": True,
-            "hairpinMode": True,
-            "bridgeNetfilter": True,
-            "ipMasq": True,
-            "ipMasqBackend": "nftables",
-            "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"],
-            "ipam": {"type": "host-local"},
-        },
-        {"type": "portmap", "capabilities": {"portMappings": True}},
-        {"type": "bandwidth", "capabilities": {"bandwidth": True}},
-    ],
-}
-# Its init container, which wrote that network.
-FORMER_CONTAINER = {
-    "args": ["install", "--conf", f"/former/{FILE}", "--node", "/former/node.json"],
-    "securityContext": {
-        "runAsUser": 0,
-        "runAsGroup": 0,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]},
-    },
-    "volumeMounts": [
-        {"name": "bin", "mountPath": "/opt/cni/bin"},
-        {"name": "net-d", "mountPath": "/etc/cni/net.d"},
-        {"name": "former", "mountPath": "/former", "readOnly": True},
-    ],
-}
 
 
 def listing(directory):
@@ -199,33 +161,11 @@ def test_volume_is_needed(volume, symptom, node):
     assert not (node.net_d / FILE).exists()
 
 
-def test_second_agent_refuses(node):
-    """A second agent on the node ends with an error that names the first, which continues."""
-    with node.running() as agent:
-        agent.wait_ready()
-        log = agent.log_path.rename(node.path / "first-log")
-        with node.running() as second:
-            assert second.process.wait(200) == 1
-            assert "another podwire-agent maintains this node" in second.log[-1]["msg"]
-        assert agent.get("/readyz")[0] == 200
-    assert log.exists()
-
-
 def test_service_account_has_no_other_rights(node):
     """The requests of the agent need the ClusterRole's rights only; without `watch` it is not refused silently."""
     node.server.tokens = {token: rights - {"watch nodes"} for token, rights in node.server.tokens.items() if rights}
     with node.running() as agent:
         agent.wait_for("cannot watch resource")
-
-
-def test_only_the_clusters_authority_is_trusted(node, tls):
-    """A certificate that an authority of the system has signed is refused, and the token is not sent."""
-    node.authorities.write_bytes((tls / "ca.crt").read_bytes())
-    other = ("-newkey", "ed25519", "-nodes", "-subj", "/CN=other", "-keyout", "/dev/null")
-    (node.path / "credentials" / "ca.crt").write_text(output("openssl", "req", "-x509", *other))
-    with node.running() as agent:
-        agent.wait_for("is not trusted")
-    assert node.server.requests == []
 
 
 @pytest.mark.needs("br_netfilter", "ifb", "tbf")
@@ -278,15 +218,16 @@ def test_a_machine_without_an_identity_is_reported(node):
 
 
 @pytest.mark.needs("br_netfilter", "ifb", "tbf")
-def test_upgrade_from_the_daemonset_without_an_agent(node, new_sandbox, tmp_path):
+def test_upgrade_from_the_daemonset_without_an_agent(node, new_sandbox):
     """Pods of the former DaemonSet's network keep address and network; the new files delete them; new pods follow."""
-    (tmp_path / "former").mkdir()
-    (tmp_path / "former" / FILE).write_text(json.dumps(FORMER_NETWORK))
-    (tmp_path / "former" / "node.json").write_text(json.dumps(node_object("worker-1")))
-    volumes = {**node.volumes, "former": tmp_path / "former"}
-    image = {"/podwire": node.image / "opt/podwire/podwire"}
-    done = container.run({"securityContext": {}}, FORMER_CONTAINER, image, volumes)
-    assert done.returncode == 0, done.stdout + done.stderr
+    network = json.loads((manifests.INSTALL / FILE).read_text())
+    del network["plugins"][0]["nonMasqueradeCluster"]
+    network["plugins"][0]["nonMasqueradeCIDRs"] = ["10.0.0.0/8", "fd00::/8"]
+    (node.path / "network" / FILE).write_text(json.dumps(network))
+    (node.path / "network" / "node.json").write_text(json.dumps(node_object("worker-1")))
+    install = ("/opt/podwire/podwire", "install", f"--conf=/etc/podwire/{FILE}", "--node=/etc/podwire/node.json")
+    node.execute(manifests.INSTALL, *install)
+    node.apply(manifests.INSTALL)
     old, new = new_sandbox(), new_sandbox()
     former, result = node.network(), node.add(old)
     before = old.ip("-br", "address")

@@ -60,12 +60,3 @@ def test_identifier_is_that_of_the_node(node, new_sandbox):
     node.daemon.stop(signal.SIGTERM)
     node.start_daemon()
     assert node.read_server_lease(address(net.add(pod, ifname="net1")))[4] != first
-
-
-def test_deleted_pod_releases_its_lease_without_its_namespace(node, new_sandbox):
-    """The lease of a pod whose namespace was deleted is released from the host's interface."""
-    net, pod = node.network(), new_sandbox()
-    result = net.add(pod)
-    pod.delete()
-    net.delete(None, result, container_id=pod.name)
-    assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()

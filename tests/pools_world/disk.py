@@ -26,9 +26,6 @@ class FileFault(Enum):
     FULL = auto()  # the operation fails: no room
 
 
-_OPERATIONS = ("open", "fsync", "rename", "unlink")
-
-
 class Disk:
     """Stands for the module os in the modules of the agent that write files."""
 

@@ -28,6 +28,7 @@ from tests.support.store_double import Crash, StoreDouble
 from tests.support.streams import MemoryStdin
 
 NETWORK = "net"
+API_ERRORS = (ApiError, Crash, RuntimeError)  # after which a reclaimer tries again
 
 
 class Reports:
@@ -213,8 +214,3 @@ def _parsed(content: bytes) -> tuple[str, tuple[Entry, ...]]:
     except (ValueError, CniError):
         return "", ()
     return grants.boot, grants.entries
-
-
-def ignore_api_errors() -> tuple[type[Exception], ...]:
-    """Returns the errors after which a reclaimer tries again."""
-    return (ApiError, Crash, RuntimeError)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from cni.address import parse_ip
 from tests.pools_world.disk import FileFault
 from tests.pools_world.world import World
 from tests.support.store_double import Fault
@@ -119,19 +122,76 @@ EVENTS: dict[str, tuple[int, Event]] = {
     "epoch": (2, lambda world, rng: world.recover()),
     "copied disk": (1, lambda world, rng: world.copy_disk(rng.randrange(9))),
 }
-_NAMES = tuple(EVENTS)
-_WEIGHTS = tuple(weight for weight, _ in EVENTS.values())
-
-
-def make_event(world: World, name: str, seed: int) -> None:
-    """Lets an event happen, and checks the invariants after it."""
-    EVENTS[name][1](world, random.Random(seed))
-    world.check()
 
 
 def walk(world: World, seed: int, events: int) -> None:
-    """Makes random events, then heals the world; raises BrokenInvariant."""
+    """Makes random events, each with a check of the invariants, then heals the world; raises BrokenInvariant."""
     rng = random.Random(seed)
-    for name in rng.choices(_NAMES, _WEIGHTS, k=events):
-        make_event(world, name, rng.randrange(1 << 30))
+    for name in rng.choices(list(EVENTS), [weight for weight, _ in EVENTS.values()], k=events):
+        _make_event(world, name, rng)
     world.heal()
+
+
+def _make_event(world: World, name: str, rng: random.Random) -> None:
+    EVENTS[name][1](world, random.Random(rng.randrange(1 << 30)))
+    world.check()
+
+
+_ORDINARY: Any = {"name": "default", "cidrs": ["10.22.0.0/28"], "blockPrefixLengths": {"ipv4": 30}}
+_STICKY: Any = {"name": "data", "cidrs": ["10.24.0.0/29"], "namespaces": ["team-a"], "sticky": True}
+_PODS = [f"db-{number}" for number in range(6)]
+
+
+def sticky_walk(path: Path, seed: int, events: int, *, has_restores: bool) -> None:
+    """Makes random events, also of pods with sticky addresses: without a restore a key has one address."""
+    rng = random.Random(seed)
+    world = World(path, space={"epoch": "epoch-0", "pools": [_ORDINARY, _STICKY]})
+    left_out = {"draining", "copied disk", *(() if has_restores else ("backup", "restore"))}
+    weights = {name: weight for name, (weight, _) in EVENTS.items() if name not in left_out}
+    for _ in range(events):
+        chance = rng.random()
+        if chance < 0.1:
+            _schedule(world, rng)
+        elif chance < 0.3:
+            _add_sticky(world, rng)
+        else:
+            _make_event(world, rng.choices(list(weights), list(weights.values()))[0], rng)
+        world.check()
+        keys = [stored.note.key for stored in world.store.list_blocks().values() if stored.note.key]
+        assert has_restores or len(keys) == len(set(keys)), keys
+    _end_pods(world)
+    world.heal()
+
+
+def _schedule(world: World, rng: random.Random) -> None:
+    """Binds each pod to a node, to none or, as while the API server is late, to two."""
+    for node in world.nodes:
+        if node.manager:
+            pods = [f"team-a/{name}" for name in _PODS if rng.random() < 0.4]
+            node.manager.set_pods(dict(zip(pods, pods, strict=True)))
+
+
+def _add_sticky(world: World, rng: random.Random) -> None:
+    node, pod = rng.choice(world.nodes), rng.choice(_PODS)
+    answer = node.add("team-a", pod) if node.is_on else {}
+    if "ips" in answer:
+        address = parse_ip(answer["ips"][0]["address"].partition("/")[0])
+        assert [entry.key for entry in node.entries if address in entry.block] == [f"team-a/{pod}@net"]
+
+
+def _end_pods(world: World) -> None:
+    """Ends the faults, and lets the API server have no pods: the sticky addresses are given back sequentially."""
+    world.store.drop_late()
+    for node in world.nodes:
+        node.disk.clear()
+        node.boot()
+        node.collect()
+        while node.manager is None:
+            node.step()
+        node.manager.set_pods({})
+    for _ in range(10):
+        for node in world.nodes:
+            for _ in range(50):
+                node.step()
+            node.time_s += 20.0
+        world.check()

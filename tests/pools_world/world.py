@@ -19,7 +19,7 @@ from agent.pools.reclaim import Suspect
 from agent.pools.space import parse_space
 from agent.pools.store import Stored
 from cni.address import Network, parse_ip
-from tests.pools_world.node import Node, ignore_api_errors
+from tests.pools_world.node import API_ERRORS, Node
 from tests.support.store_double import Fault, Snapshot, StoreDouble
 
 SPACE = {
@@ -37,12 +37,8 @@ class Proven(NamedTuple):
     is_proven: bool
 
 
-class BrokenInvariant(AssertionError):  # noqa: N818 - what a search looks for
-    """An invariant does not hold; `name` is that of cluster addresses' design: I1 to I5, I7."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(f"{name}: {text}")
-        self.name = name
+class BrokenInvariant(AssertionError):  # noqa: N818 - what a walk looks for
+    """An invariant of README.md does not hold, with its name: I1 to I5, I7."""
 
 
 class World:
@@ -122,7 +118,7 @@ class World:
                 reclaim.reclaim(self.store, proven[number % len(proven)].suspect, Evidence.POWERED_OFF)
             else:
                 reclaim.free_blocks(self.store, self._node(number).node)
-        except ignore_api_errors():
+        except API_ERRORS:
             pass
         self.store._faults.clear()
 

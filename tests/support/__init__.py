@@ -127,7 +127,6 @@ Agent, cluster and stores
     etcd_members: etcd members that can be cut off
     pool_world: a cluster whose agents share pools in etcd
     pool_faults: ADD and DEL on it while machines fail
-    pool_history: which pod had which address when
     pools_tool: the tool beside an agent
     admin_world: a space with nodes and blocks
 

@@ -12,7 +12,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ THIS, ON_LINK, REMOTE = "worker-1", "worker-2", "worker-3"
 POD_CIDRS = {number: [f"10.244.{number}.0/24", f"fd00:10:244:{number}::/64"] for number in (1, 2, 3)}
 ADDRESSES = {THIS: "192.0.2.10", ON_LINK: "192.0.2.11", REMOTE: "198.51.100.3"}
 _IMAGE_DIRS = ("bin", "sbin", "lib", "lib64", "usr", "etc/alternatives", "opt/podwire")
-_AUTHORITIES = "etc/ssl/certs/ca-certificates.crt"
 _PORT = 9794
 
 
@@ -53,27 +52,10 @@ class AgentNode:
     image: Path
     host: Namespace
     server: KubernetesDouble
-    pods: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def bin_dir(self) -> Path:
-        """The node's /opt/cni/bin."""
-        return self.path / "bin"
-
-    @property
-    def net_d(self) -> Path:
-        """The node's /etc/cni/net.d."""
-        return self.path / "net-d"
-
-    @property
-    def state(self) -> Path:
-        """The node's /var/lib/cni."""
-        return self.path / "state"
-
-    @property
-    def authorities(self) -> Path:
-        """The certificate authorities of the image's system, none by default."""
-        return self.path / "authorities.crt"
+    def __post_init__(self) -> None:
+        # The node's /opt/cni/bin, /etc/cni/net.d and /var/lib/cni.
+        self.bin_dir, self.net_d, self.state = (self.path / name for name in ("bin", "net-d", "state"))
 
     @property
     def volumes(self) -> dict[str, Path]:
@@ -132,8 +114,6 @@ class AgentNode:
             "KUBERNETES_SERVICE_PORT_HTTPS": str(port),
         }
         image = {f"/{name}": self.image / name for name in _IMAGE_DIRS}
-        if self.authorities.exists():
-            image[f"/{_AUTHORITIES}"] = self.authorities
         volumes = {name: path for name, path in self.volumes.items() if name not in without}
         return container.command_line(pod, spec, image, volumes, env=env, entrypoint="/usr/sbin/podwire-agent")
 

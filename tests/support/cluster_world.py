@@ -87,21 +87,25 @@ def options_of(directory: Path, server: KubernetesDouble) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def world(directory: Path, *options: str, count: int = 5, routed: bool = False, pods: bool = True) -> Iterator[World]:
-    """Yields a running cluster whose agents are ready."""
+def served(directory: Path, *options: str, count: int, routed: bool = False) -> Iterator[World]:
+    """Yields nodes and an API server that runs, without Node objects and agents."""
     certificates.create(directory, SERVER)
-    with contextlib.ExitStack() as stack:
-        fabric, nodes = stack.enter_context(cluster(directory, count, routed=routed))
+    with cluster(directory, count, routed=routed) as (fabric, nodes):
         with fabric.entered():
             server = KubernetesDouble(directory, SERVER)
-        stack.enter_context(server.running())
-        created = World(fabric, nodes, server, (*options_of(directory, server), *options), routed)
-        for node in nodes:
+        with server.running():
+            yield World(fabric, nodes, server, (*options_of(directory, server), *options), routed)
+
+
+@contextlib.contextmanager
+def world(directory: Path, *options: str, count: int = 5, routed: bool = False, pods: bool = True) -> Iterator[World]:
+    """Yields a running cluster whose agents are ready."""
+    with served(directory, *options, count=count, routed=routed) as created:
+        for node in created.nodes:
             created.register(node)
-        created.agents = stack.enter_context(agents(nodes, *created.options))
-        if pods:
-            created.pods = [node.add() for node in nodes]
+        with agents(created.nodes, *created.options) as created.agents:
+            created.pods = [node.add() for node in created.nodes] if pods else []
             # Duplicate address detection of the new links ends first.
             for pod in created.pods[1:]:
                 assert eventually(partial(reaches, created.pods[0].namespace, pod.addresses[6], within_s=1))
-        yield created
+            yield created

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,19 +22,6 @@ from tests.support.processes import output
 
 _CAPABILITIES = {"DAC_OVERRIDE": 1, "NET_ADMIN": 12, "NET_RAW": 13, "SYS_ADMIN": 21}  # linux/capability.h
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
-
-
-def run(
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
-    image: Mapping[str, Path],
-    volumes: Mapping[str, Path],
-    *,
-    env: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Runs a container to its end; see `command_line`."""
-    line = command_line(pod, container, image, volumes, env=env)
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
 def command_line(
@@ -54,12 +40,10 @@ def command_line(
     """
     rights = {**pod["securityContext"], **container["securityContext"]}
     assert rights["capabilities"]["drop"] == ["ALL"]
-    assert rights["readOnlyRootFilesystem"]
-    assert not rights["allowPrivilegeEscalation"]
+    assert (rights["readOnlyRootFilesystem"], rights["allowPrivilegeEscalation"]) == (True, False)
     manifest_env = {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
     all_env = {"PATH": "/usr/bin:/bin", **(env or {}), **manifest_env}
-    files = {**image, "/dev": "/dev"}
-    mounts = [(path, str(source), True, False) for path, source in files.items()]
+    mounts = [(path, str(source), True, False) for path, source in {**image, "/dev": "/dev"}.items()]
     mounts += [
         (one["mountPath"], str(volumes[one["name"]]), one.get("readOnly", False), "mountPropagation" in one)
         for one in container["volumeMounts"]

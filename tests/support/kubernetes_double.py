@@ -1,4 +1,4 @@
-"""A double of the Kubernetes API server: objects, resourceVersions, lists in pages, watches, preconditions, faults.
+"""A double of the Kubernetes API server: objects, resourceVersions, lists in pages, watches, faults.
 
 One rule: what it answers without a fault is what a real API server answers; tests/cluster/test_kubernetes_contract.py
 runs over both. A fault is one answer that goes wrong, for the first request that it matches.
@@ -20,17 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.kubernetes_store import (
-    BLOCKS,
-    COLLECTIONS,
-    EVENTS,
-    NODES,
-    SPACES,
-    UNCONDITIONAL,
-    Document,
-    Refusal,
-    Store,
-)
+from tests.support.kubernetes_store import BLOCKS, COLLECTIONS, EVENTS, NODES, SPACES, Document, Refusal, Store
 
 __all__ = ["BLOCKS", "EVENTS", "NODES", "Fault", "KubernetesDouble"]
 
@@ -43,7 +33,7 @@ class Fault:
     """A wrong answer to the next `times` requests whose "METHOD path?query" contains `matching`.
 
     `lost`: executed, then the connection is cut. `cut`: not executed. `half`: the connection is cut in the body's
-    middle. `stalled`: no answer. Without these: `status` with `body` and `headers`; `delay_s` before any answer.
+    middle. `stalled`: no answer. Without these: `status` with `body` and `headers`.
     """
 
     matching: str = ""
@@ -54,7 +44,6 @@ class Fault:
     status: int = 0
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    delay_s: float = 0
     times: int = 1
 
 
@@ -74,7 +63,6 @@ class KubernetesDouble(ThreadingHTTPServer):
         self.missing_kinds: set[str] = set()  # collections whose custom resource is not defined
         self.bookmark_s = 0.2
         self.generation = 0  # raised by cut_watches()
-        self.watches = 0  # opened since the start
         self.is_silent = False
         self.is_stopping = False
         self._context: ssl.SSLContext | None = None
@@ -116,11 +104,6 @@ class KubernetesDouble(ThreadingHTTPServer):
             self.generation += 1
             self.store.changed.notify_all()
 
-    def wait_for_watch(self) -> None:
-        """Waits until a watch has been opened."""
-        with self.store.changed:
-            assert self.store.changed.wait_for(lambda: self.watches, 10)
-
     def fault_of(self, request: str) -> Fault | None:
         """Returns the first fault that matches a request, and counts it."""
         with self.store.changed:
@@ -151,7 +134,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.fault_of(f"{self.command} {self.path}") or Fault()
-        time.sleep(fault.delay_s)
         if fault.stalled:
             with self.server.store.changed:
                 self.server.store.changed.wait_for(lambda: self.server.is_stopping, 60)
@@ -218,7 +200,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, store.put_part(path, patched(old, body), is_status=bool(part))
             if self.command == "PUT":
                 return 200, self._replace(path, collection, old, body)
-            _check_preconditions(old, body.get("preconditions") or {}, path)
             store.remove(path)
             return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
@@ -238,10 +219,6 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.store.put_part(path, body, is_status=False)
 
     def _replace(self, path: str, collection: str, old: Document, body: Document) -> Document:
-        metadata = body.get("metadata", {})
-        if not metadata.get("resourceVersion") and collection not in UNCONDITIONAL:
-            raise Refusal(422, "metadata.resourceVersion: Invalid value: 0x0: must be specified for an update")
-        _check_preconditions(old, {key: metadata.get(key) for key in ("uid", "resourceVersion")}, path)
         pod_cidr = old.get("spec", {}).get("podCIDR")
         if collection == NODES and pod_cidr and pod_cidr != body.get("spec", {}).get("podCIDR"):
             raise Refusal(422, 'spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid')
@@ -259,8 +236,6 @@ class _Handler(BaseHTTPRequestHandler):
             if revision < store.compacted:
                 raise Refusal(410, f"too old resource version: {revision} ({store.compacted})")
             generation = server.generation
-            server.watches += 1
-            store.changed.notify_all()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -311,11 +286,3 @@ def _bookmark(collection: str, revision: int) -> bytes:
     metadata = {"resourceVersion": str(revision), "creationTimestamp": None}
     document = {"kind": kind, "apiVersion": version, "metadata": metadata}
     return json.dumps({"type": "BOOKMARK", "object": document}).encode() + b"\n"
-
-
-def _check_preconditions(document: Document, preconditions: dict[str, str | None], path: str) -> None:
-    for key, value in preconditions.items():
-        if value and value != document["metadata"][key]:
-            raise Refusal(
-                409, f"Operation cannot be fulfilled on {path}: the {key} in the precondition ({value}) differs"
-            )

@@ -23,8 +23,6 @@ COLLECTIONS = {
     **POOLS,
 }
 SPACES = "/apis/podwire.io/v1/ipspaces"  # the kind with the subresource "status", whose default is {}
-# Kubernetes replaces the object of a built-in kind also without a resourceVersion; that of a custom resource never.
-UNCONDITIONAL = (NODES, EVENTS)
 _CODES = {
     400: "BadRequest",
     401: "Unauthorized",

@@ -1,7 +1,8 @@
 """A run of ADD and DEL on the nodes of a cluster with pools, while machines, agents, etcd and links fail.
 
 One rule: each fault is something that happens in a data center, and ends. Only statements that are true are made: a
-machine is declared off while it is off, and a restored store is closed to agents until `recover`.
+machine is declared off while it is off, and a restored store is closed to agents until `recover`. A pod has its address
+surely from the end of a successful ADD until DEL begins, or until its machine is powered off.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from tests.support.agent_nodes import ClusterNode
 from tests.support.cluster_agent import Agent
 from tests.support.etcd_members import EtcdMembers
 from tests.support.machine import eventually
-from tests.support.pool_history import History, Holding
 from tests.support.pool_world import PoolWorld
 
 _CONF = json.dumps({"cniVersion": "1.0.0", "name": "podwire", "ipam": {"type": "host-local", "pool": "default"}})
@@ -41,11 +41,44 @@ class Machine:
     """A machine of the run: its node, its pods, and the lock that its worker holds during a verb."""
 
     node: ClusterNode
-    pods: dict[str, Holding] = field(default_factory=dict)
+    pods: dict[str, str] = field(default_factory=dict)  # the address of each pod
     is_on: bool = True
     leftover: list[str] = field(default_factory=list)  # pods of former boots, of which the runtime deletes
     working: threading.Lock = field(default_factory=threading.Lock)
     count: int = 0
+
+
+@dataclass
+class History:
+    """Which pods have which addresses now, and what happened before; several threads may use it."""
+
+    holders: dict[str, str] = field(default_factory=dict)
+    duplicates: list[str] = field(default_factory=list)
+    added: int = 0
+    verbs: int = 0
+    refused: int = 0
+    faults: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def begin(self, address: str, pod: str) -> None:
+        """Notes that a pod has an address."""
+        with self.lock:
+            if other := self.holders.get(address):
+                self.duplicates.append(f"{address} of {other} and {pod}")
+            self.holders[address] = pod
+            self.added += 1
+
+    def end(self, pods: dict[str, str]) -> None:
+        """Notes that DEL begins for pods with these addresses, or that their machine is off."""
+        with self.lock:
+            for pod, address in pods.items():
+                if self.holders.get(address) == pod:
+                    del self.holders[address]
+
+    def fault(self, text: str) -> None:
+        """Notes a fault that begins or ends."""
+        self.faults.append(f"{time.monotonic() - self.started_s:6.1f} {text}")
 
 
 class Run:
@@ -77,15 +110,15 @@ class Run:
             self._verb(machine, "DEL", machine.leftover.pop())
         elif machine.pods and rng.random() < len(machine.pods) / _MOST_PODS:
             pod = rng.choice(list(machine.pods))
-            self.history.end(machine.pods.pop(pod))
+            self.history.end({pod: machine.pods.pop(pod)})
             self._verb(machine, "DEL", pod)
         else:
             machine.count += 1
             pod = f"{machine.node.name}-{machine.count}"
             answer = self._verb(machine, "ADD", pod)
             if "ips" in answer:
-                address = answer["ips"][0]["address"].partition("/")[0]
-                machine.pods[pod] = self.history.begin(address, machine.node.name, pod)
+                machine.pods[pod] = answer["ips"][0]["address"].partition("/")[0]
+                self.history.begin(machine.pods[pod], pod)
             elif answer.get("code") == 11:
                 self.history.refused += 1
             else:
@@ -207,7 +240,7 @@ class Run:
         with machine.working:
             machine.is_on = False
             self._agent(machine).stop(signal.SIGKILL)
-            self.history.power_off(machine.node.name)
+            self.history.end(machine.pods)
             machine.leftover += machine.pods
             machine.pods.clear()
         self.world.fabric.ip("link", "set", f"n{machine.node.number}", "down")

@@ -16,13 +16,12 @@ from agent.pools.block_protocol import Outcome
 from agent.pools.etcd import EtcdStore, etcd_store
 from agent.pools.kubernetes_store import kubernetes_store
 from agent.pools.space import parse_space
-from tests.support import certificates
 from tests.support.agent_nodes import NETWORK, SERVER, ClusterNode, cluster
 from tests.support.cluster_agent import CONF, Agent
-from tests.support.cluster_world import World, options_of
+from tests.support.cluster_world import World, served
 from tests.support.etcd import Etcd, debian_etcd, pypi_etcd
 from tests.support.etcd_members import EtcdMembers
-from tests.support.kubernetes_double import NODES, KubernetesDouble
+from tests.support.kubernetes_double import NODES
 from tests.support.namespaces import Namespace
 
 POOLS: Any = [{"name": "default", "cidrs": ["10.22.0.0/20", "fd00:22::/116"]}]
@@ -116,22 +115,19 @@ def kubernetes_pool_world(
     directory: Path, *options: str, count: int = 3, routed: bool = False, pools: Sequence[Any] = POOLS
 ) -> Iterator[World]:
     """Yields a Kubernetes cluster whose agents share pools in custom resources, and are ready if there are pools."""
-    certificates.create(directory, SERVER)
+    options = ("--store=kubernetes", f"--conf={_pool_conf(directory)}", *options)
     with contextlib.ExitStack() as stack:
-        fabric, nodes = stack.enter_context(cluster(directory, count, routed=routed))
-        stack.enter_context(fabric.entered())
-        server = KubernetesDouble(directory, SERVER)
-        stack.enter_context(server.running())
-        store = kubernetes_store(Client(Server(server.url, directory / "ca.crt"), directory / "token"), "default")
-        with_pools = ("--store=kubernetes", f"--conf={_pool_conf(directory)}")
-        created = World(fabric, nodes, server, (*options_of(directory, server), *with_pools, *options))
+        created = stack.enter_context(served(directory, *options, count=count, routed=routed))
+        stack.enter_context(created.fabric.entered())
+        server = Server(created.server.url, directory / "ca.crt")
+        store = kubernetes_store(Client(server, directory / "token"), "default")
         if pools:
             change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
             assert change.outcome is Outcome.SUCCEEDED, change
-        for node in nodes:
-            server.store.put(f"{NODES}/{node.name}", without_cidrs(created, node))
-            created.agents.append(Agent(node, f"--machine=machine-{node.number}", *created.options))
         stack.callback(_kill, created.agents)
+        for node in created.nodes:
+            created.server.store.put(f"{NODES}/{node.name}", without_cidrs(created, node))
+            created.agents.append(Agent(node, f"--machine=machine-{node.number}", *created.options))
         for agent in created.agents if pools else ():
             agent.wait_ready()
         yield created

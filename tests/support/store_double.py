@@ -20,16 +20,7 @@ from agent.api_errors import Expired, OutcomeUnknown, Unreachable
 from agent.pools import documents
 from agent.pools.block_protocol import Block, Outcome
 from agent.pools.space import Space, format_space
-from agent.pools.store import (
-    BlockNote,
-    Change,
-    Entries,
-    EntryChanged,
-    NodeEntry,
-    Position,
-    SpaceChanged,
-    Stored,
-)
+from agent.pools.store import BlockNote, Change, Entries, EntryChanged, NodeEntry, Position, SpaceChanged, Stored
 from cni.address import Network
 
 _SPACE, _BLOCKS, _NODES = "space", "blocks/", "nodes/"
@@ -276,10 +267,6 @@ class StoreDouble:
         self._history.append((self.revision, key, raw))
         self.changed.notify_all()
 
-    def changes_after(self, revision: int) -> list[tuple[int, str, bytes]]:
-        """Returns the history after a revision."""
-        return [one for one in self._history if one[0] > revision]
-
 
 class Watch:
     """A watch of a double."""
@@ -298,7 +285,7 @@ class Watch:
         double = self._double
         while True:
             with double.changed:
-                while not (changes := double.changes_after(self._revision)) and self._is_open():
+                while not (changes := self._changes()) and self._is_open():
                     if double.watch_ends:
                         return
                     double.changed.wait()
@@ -315,6 +302,9 @@ class Watch:
         with self._double.changed:
             self._is_closed = True
             self._double.changed.notify_all()
+
+    def _changes(self) -> list[tuple[int, str, bytes]]:
+        return [one for one in self._double._history if one[0] > self._revision]
 
     def _is_open(self) -> bool:
         return not self._is_closed and self._incarnation == self._double._incarnation

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.api_server import (
-    CurrentFile,
-    Server,
-    server_from_environment,
-    server_from_kubeconfig,
-    server_from_url,
-)
+from agent.api_server import CurrentFile, Server, server_from_environment, server_from_kubeconfig, server_from_url
 
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 DATA = base64.b64encode(PEM.encode()).decode()

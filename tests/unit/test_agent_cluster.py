@@ -148,21 +148,6 @@ def test_an_address_in_another_nodes_podcidr_is_ignored():
     assert not cluster.usable("virtual").is_foreign
 
 
-def test_a_network_that_comes_after_an_address_in_it():
-    """A node that joins has its podCIDR, although other nodes have reported an address in it, which is then ignored."""
-    cluster = cluster_of(
-        node("a", "10.244.1.0/24", addresses=["192.0.2.1"]),
-        node("liar", "10.244.3.0/24", addresses=["192.0.2.3", "10.244.2.9"]),
-        node("also", addresses=["10.244.2.9"]),
-    )
-    assert usable(cluster, "liar") == ["192.0.2.3", "10.244.2.9"]
-    assert cluster.set(node("b", "10.244.2.0/24")) == Change(has_networks=True, others=frozenset({"liar", "also"}))
-    assert (usable(cluster, "liar"), usable(cluster, "also")) == (["192.0.2.3"], [])
-    assert not cluster.conflicts.networks
-    assert cluster.remove("b") == Change(has_networks=True, others=frozenset({"liar", "also"}))
-    assert usable(cluster, "liar") == ["192.0.2.3", "10.244.2.9"]
-
-
 def test_networks_of_the_nodes_and_of_the_api_server_are_no_podcidrs():
     """A podCIDR with an address of the API server, of this node or of its own node, or among the nodes' is wrong."""
     cluster = Cluster("a", [ip_address("203.0.113.9")])
@@ -188,16 +173,6 @@ def test_networks_of_the_nodes_and_of_the_api_server_are_no_podcidrs():
     cluster.set(node("a", "10.0.0.0/24", addresses=["192.0.9.1"]))
     cluster.remove("c")
     assert networks(cluster) == {"10.0.5.0/24", "192.0.4.0/24"}
-
-
-def test_blocks_of_pools_are_right_in_any_case():
-    """A block of a pool is not compared with this node's: pools may be anywhere, and the store allocates blocks."""
-    cluster = Cluster("a", fixed=False)
-    cluster.set(node("a", "10.0.0.0/24", addresses=["192.0.2.1"]))
-    cluster.set(node("b", "192.0.4.0/24"))
-    cluster.set(node("c", addresses=["192.0.4.7"]))
-    assert not cluster.conflicts.networks
-    assert usable(cluster, "c") == []
 
 
 PREFIXES = st.builds(

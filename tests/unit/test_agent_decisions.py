@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,20 +28,15 @@ def synced(*numbers: int, is_older: bool = False) -> Synced:
     return Synced({f"node-{number}": node(number) for number in numbers}, is_older)
 
 
-class RecordedRoutes:
+class RecordedRoutes(Mock):
     """Routes that store the peers."""
 
-    def __init__(self) -> None:
-        self.peers: dict[str, Node] | None = None
-        self.problems: list[Any] = []
-        self.counters = Counters(0, 0, 1, 0, 0)
-        self.failure: CniError | None = None
-
+    peers: dict[str, Node] | None = None
+    counters = Counters(0, 0, 1, 0, 0)
+    failure: CniError | None = None
+    problems: tuple[str, ...] = ()
     is_refused = False
     note = ""
-
-    def delete_routes_to(self, addresses: object) -> None:
-        return
 
     def set_node(self, node: Node, conflicting: object) -> None:
         if self.failure:
@@ -88,33 +84,14 @@ class RecordedLoop(Loop):
             call()
 
 
-class Masquerade:
-    def __init__(self) -> None:
-        self.failure: CniError | None = None
-
-    def set_networks(self, networks: object) -> int:
-        if self.failure:
-            raise self.failure
-        return 0
-
-    def change_networks(self, added: object, removed: object) -> int:
-        return self.set_networks(added)
-
-
-class Events:
-    node_uid = ""
-
-    def report(self, reason: str, message: str) -> None:
-        return
-
-
 class Setup:
     """An agent of node-1 beside recorded parts."""
 
     def __init__(self) -> None:
         settings = parse(["--node-name=node-1", "--no-install"], {})
-        self.routes, self.masquerade, self.loop = RecordedRoutes(), Masquerade(), RecordedLoop()
-        parts: Any = (Log("warning", "1", "node-1"), Metrics("1"), self.routes, self.masquerade, Events())
+        self.routes, self.masquerade, self.loop = RecordedRoutes(), Mock(), RecordedLoop()
+        self.masquerade.set_networks.return_value = self.masquerade.change_networks.return_value = 0
+        parts: Any = (Log("warning", "1", "node-1"), Metrics("1"), self.routes, self.masquerade, Mock())
         self.agent = Agent(settings, self.loop, Parts(*parts))
 
 
@@ -198,12 +175,16 @@ def test_repeated_failures_are_retried_once(setup):
     setup.agent.handle(synced(1, 2))
     setup.loop.run_later()
     setup.loop.later.clear()
-    setup.routes.failure = setup.masquerade.failure = CniError(Code.IO_FAILURE, "no buffer space")
+    setup.routes.failure = CniError(Code.IO_FAILURE, "no buffer space")
+    for function in (setup.masquerade.set_networks, setup.masquerade.change_networks):
+        function.side_effect = setup.routes.failure
     for number in range(3, 20):
         setup.agent.handle(Changed(node(number)))
     assert len(setup.loop.later) == 3  # the report, the routes of all nodes, the masquerade set
     retry = setup.loop.later[1]
     retry()
-    setup.routes.failure = setup.masquerade.failure = None
+    setup.routes.failure = None
+    for function in (setup.masquerade.set_networks, setup.masquerade.change_networks):
+        function.side_effect = None
     retry()
     assert setup.routes.numbers == list(range(2, 20))

@@ -135,10 +135,7 @@ def test_body_is_limited(path, length, status):
 
 @pytest.mark.parametrize(
     ("request_bytes", "answer"),
-    [
-        (b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", [b"411"]),
-        (b'Content-Length: 100\r\n\r\n{"a"', []),
-    ],
+    [(b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", [b"411"]), (b'Content-Length: 100\r\n\r\n{"a"', [])],
     ids=["no length", "a part of the body"],
 )
 def test_action_needs_the_whole_body(path, request_bytes, answer):

@@ -8,10 +8,7 @@ from agent.node import Node, format_networks, parse_node
 
 DOCUMENT = {
     "metadata": {"name": "node-1", "uid": "8a7e"},
-    "spec": {
-        "podCIDR": "10.244.1.0/24",
-        "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"],
-    },
+    "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"]},
     "status": {
         "addresses": [
             {"type": "Hostname", "address": "node-1"},
@@ -97,10 +94,6 @@ def test_an_object_without_name_or_uid_is_no_node(metadata):
 
 def test_the_taint_out_of_service_is_a_statement_about_the_machine():
     """A Node with the taint out-of-service is one whose machine is off, as the administrator states."""
-    taints = [
-        {"key": "node.kubernetes.io/unreachable"},
-        {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"},
-    ]
-    for count, expected in ((1, False), (2, True)):
-        document = {"metadata": {"name": "a", "uid": "u"}, "spec": {"taints": taints[:count]}}
-        assert parse_node(document).is_out_of_service is expected
+    for names, expected in ((["unreachable"], False), (["unreachable", "out-of-service"], True)):
+        taints = [{"key": f"node.kubernetes.io/{name}", "effect": "NoExecute"} for name in names]
+        assert parse_node({**DOCUMENT, "spec": {"taints": taints}}).is_out_of_service is expected

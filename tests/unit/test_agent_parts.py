@@ -46,24 +46,18 @@ def test_node_name_comes_from_the_environment_or_an_option(capsys):
 
 
 @pytest.mark.parametrize(
-    "argument",
+    "arguments",
     [
         "--routes=all", "--vxlan-id=16777216", "--vxlan-port=0", "--vxlan-port=65536", "--vxlan-id=-1",
-        "--gc-interval=-1", "--gc-interval=nan", "--log-level=loud", "--route=auto",
+        "--gc-interval=-1", "--gc-interval=nan", "--log-level=loud", "--route=auto", "--dry-run --once",
     ],
 )  # fmt: skip
-def test_wrong_options_are_refused(argument, capsys):
-    """A wrong option ends with status 2 and names itself."""
+def test_wrong_options_are_refused(arguments, capsys):
+    """A wrong option, or two modes, end with status 2 and name themselves."""
     with pytest.raises(SystemExit) as ended:
-        parse([argument], {"NODE_NAME": "a"})
+        parse(arguments.split(), {"NODE_NAME": "a"})
     assert ended.value.code == 2
-    assert argument.partition("=")[0] in capsys.readouterr().err
-
-
-def test_modes_exclude_each_other():
-    """--once and --dry-run cannot be combined."""
-    with pytest.raises(SystemExit):
-        parse(["--once", "--dry-run"], {"NODE_NAME": "a"})
+    assert arguments.partition("=")[0].split()[0] in capsys.readouterr().err
 
 
 def test_readiness_reports_changes_only():
@@ -109,15 +103,9 @@ def test_log_lines_are_json(capsys):
 
 def test_events_of_other_threads_arrive_in_order():
     """The inbox passes the events of another thread to the loop's thread, in their order."""
-    loop = Loop()
-    seen: list[int] = []
+    loop, seen = Loop(), list[int]()
     inbox = Inbox(loop, seen.append)
-
-    def put():
-        for number in range(1000):
-            inbox.put(number)
-
-    thread = threading.Thread(target=put)
+    thread = threading.Thread(target=list, args=(map(inbox.put, range(1000)),))
     thread.start()
     run_until(loop, lambda: len(seen) == 1000)
     thread.join()
@@ -126,39 +114,31 @@ def test_events_of_other_threads_arrive_in_order():
 
 def test_failure_about_one_event_does_not_stop_the_others(capsys):
     """An exception about an event is logged; the events beside it and later ones arrive."""
-    loop = Loop()
-    seen: list[int] = []
-
-    def handle(number):
-        seen.append(10 // number)
-
-    inbox = Inbox(loop, handle)
-    for number in (1, 0, 2):
-        inbox.put(number)
-    run_until(loop, lambda: len(seen) == 2)
-    inbox.put(5)
-    run_until(loop, lambda: len(seen) == 3)
+    loop, seen = Loop(), list[int]()
+    inbox: Inbox[int] = Inbox(loop, lambda number: seen.append(10 // number))
+    for numbers, count in (((1, 0, 2), 2), ((5,), 3)):
+        for number in numbers:
+            inbox.put(number)
+        run_until(loop, lambda: len(seen) == count)  # noqa: B023
     assert seen == [10, 5, 2]
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("command", "status", "output"), [("echo a; echo b >&2", 0, "a\nb"), ("exit 7", 7, "")])
-def test_program_reports_status_and_output(command, status, output):
-    """A program's exit status and both its outputs are reported once it has ended."""
-    loop = Loop()
-    ended: list[Ended] = []
-    Program(loop, ["/bin/sh", "-c", command], ended.append, 10)
+@pytest.mark.parametrize(
+    ("command", "limit_s", "report"),
+    [
+        ("echo a; echo b >&2", 100, (0, "a\nb")),
+        ("exit 7", 100, (7, "")),
+        pytest.param("sleep 60 & wait", 0.05, (-9, ""), id="killed at its limit"),
+    ],
+)
+@pytest.mark.every_case
+def test_program_reports_status_and_output(command, limit_s, report):
+    """A program's exit status and both its outputs are reported once it has ended, its child processes aside."""
+    loop, ended = Loop(), list[Ended]()
+    Program(loop, ["/bin/sh", "-c", command], ended.append, limit_s)
     run_until(loop, lambda: ended)
-    assert ended == [(status, output)]
-
-
-def test_program_that_takes_too_long_is_killed():
-    """A program is killed at its limit; its child process does not delay the report."""
-    loop = Loop()
-    ended: list[Ended] = []
-    Program(loop, ["/bin/sh", "-c", "sleep 60 & wait"], ended.append, 0.05)
-    run_until(loop, lambda: ended)
-    assert ended[0].status == -9
+    assert ended == [report]
 
 
 def test_missing_program_is_an_error():

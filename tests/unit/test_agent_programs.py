@@ -76,14 +76,15 @@ def test_installs_once_for_the_same_networks(files, tmp_path):
 
 def test_installs_again_when_something_changed(files, tmp_path):
     """Other podCIDRs, another file, another executable and a deleted network are reasons to install again."""
+    changed = NODE._replace(pod_cidrs=NODE.pod_cidrs[:1])
     files.ensure()
-    files.ensure(NODE._replace(pod_cidrs=NODE.pod_cidrs[:1]))
+    files.ensure(changed)
     (tmp_path / "net.conflist").write_text(json.dumps({"name": "other"}))
-    files.ensure(NODE._replace(pod_cidrs=NODE.pod_cidrs[:1]))
+    files.ensure(changed)
     (tmp_path / "podwire").write_text(SCRIPT.format(directory=tmp_path) + "\n")
-    files.ensure(NODE._replace(pod_cidrs=NODE.pod_cidrs[:1]))
+    files.ensure(changed)
     (tmp_path / "net.d" / "net.conflist").unlink()
-    files.ensure(NODE._replace(pod_cidrs=NODE.pod_cidrs[:1]))
+    files.ensure(changed)
     assert len(files.calls) == 5
 
 

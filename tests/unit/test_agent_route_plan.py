@@ -8,27 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import route_plan
 from agent.holders import Holders
 from agent.node import Node
 from agent.route_diff import Change, RouteDiff
-from agent.route_plan import (
-    Connected,
-    Home,
-    Kind,
-    Peer,
-    Plan,
-    Situation,
-    contains,
-    direct_hop,
-    keep_addresses,
-    link_local_of,
-    mac_of,
-    needs_tunnel,
-    new_objects,
-    peer_of,
-    plan_node,
-    plan_peer,
-)
+from agent.route_plan import Connected, Home, Kind, Peer, Plan, Situation
 from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
 
 TUNNEL, LAN, SECOND_LAN, BRIDGE = 9, 2, 3, 5
@@ -68,7 +52,7 @@ IPV6 = HERE._replace(addresses=packed("2001:db8::1"), homes=HERE.homes[1:], unde
 def planned(situation: Situation, *addresses: str, networks: tuple[str, ...] = DUAL) -> Plan:
     """Returns the plan for a node called "peer"."""
     peer = Peer("peer", packed(*networks), packed(*addresses))
-    return plan_peer(peer, peer.networks, situation)
+    return route_plan.plan_peer(peer, peer.networks, situation)
 
 
 def shown(plan: Plan) -> list[str]:
@@ -87,8 +71,8 @@ def shown(plan: Plan) -> list[str]:
 
 
 DIRECT4, DIRECT6 = "10.244.2.0/24 via 192.0.2.200 dev 2", "fd00:2::/64 via 2001:db8::2 dev 2"
-MAC = mac_of("peer").hex(":")
-LINK_LOCAL = str(ip_address(link_local_of(mac_of("peer"))))
+MAC = route_plan.mac_of("peer").hex(":")
+LINK_LOCAL = str(ip_address(route_plan.link_local_of(route_plan.mac_of("peer"))))
 TUNNEL4 = ["10.244.2.0/24 via 10.244.2.0 dev 9 onlink", f"10.244.2.0 -> {MAC}"]
 TUNNEL6 = [f"fd00:2::/64 via {LINK_LOCAL} dev 9", f"{LINK_LOCAL} -> {MAC}"]
 
@@ -159,7 +143,7 @@ def node_of(addresses: list[str], networks: tuple[str, ...]) -> tuple[Peer, Situ
         Home(position, each, network.network)
         for position, each in enumerate(packed(*addresses))
         for network in known
-        if contains(network.network, each)
+        if route_plan.contains(network.network, each)
     ]
     peer = Peer("peer", packed(*networks), packed(*addresses))
     situation = Situation("auto", peer.networks, peer.addresses, tuple(known), TUNNEL, tuple(homes), peer.addresses[0])
@@ -179,46 +163,46 @@ def test_both_ends_decide_alike(mine, other):
     """
     one, here = node_of([f"{lan}.1" for lan in mine], ("10.244.1.0/24",))
     two, there = node_of([f"{lan}.2" for lan in other], ("10.244.2.0/24",))
-    hop, back = direct_hop(two, two.networks[0], here), direct_hop(one, one.networks[0], there)
+    hop, back = route_plan.direct_hop(two, two.networks[0], here), route_plan.direct_hop(one, one.networks[0], there)
     assert (hop is None) == (back is None) == (not set(mine) & set(other))
     if hop and back:
         assert hop.gateway[:3] == back.gateway[:3]
-        ends = [
-            next(iter(plan_peer(peer, peer.networks, from_._replace(mode="vxlan")).objects[Kind.FORWARDING].values()))
-            for peer, from_ in ((two, here), (one, there))
-        ]
+        ends: list[object] = []
+        for peer, here_of in ((two, here), (one, there)):
+            plan = route_plan.plan_peer(peer, peer.networks, here_of._replace(mode="vxlan"))
+            ends += plan.objects[Kind.FORWARDING].values()
         assert ends == [hop.gateway, back.gateway]
 
 
 def test_a_node_keeps_the_addresses_that_its_object_loses():
     """A node keeps its addresses of an IP version of which its object has none any more, another node none of them."""
     before = Peer("peer", (), packed("192.0.2.9", "192.0.2.10", "2001:db8::9"), "uid")
-    nothing = keep_addresses(before._replace(addresses=()), before)
+    nothing = route_plan.keep_addresses(before._replace(addresses=()), before)
     assert nothing == before._replace(kept=before.addresses)
-    without_ipv6 = keep_addresses(before._replace(addresses=packed("192.0.2.77")), nothing)
+    without_ipv6 = route_plan.keep_addresses(before._replace(addresses=packed("192.0.2.77")), nothing)
     assert without_ipv6.addresses == packed("192.0.2.77", "2001:db8::9")
     assert without_ipv6.kept == packed("2001:db8::9")
-    assert keep_addresses(before._replace(addresses=()), without_ipv6).kept == without_ipv6.addresses
-    assert keep_addresses(before, nothing) == before
-    assert keep_addresses(before._replace(addresses=(), uid="another"), before).addresses == ()
+    assert route_plan.keep_addresses(before._replace(addresses=()), without_ipv6).kept == without_ipv6.addresses
+    assert route_plan.keep_addresses(before, nothing) == before
+    assert route_plan.keep_addresses(before._replace(addresses=(), uid="another"), before).addresses == ()
     # Such a node may use the tunnel, or other nodes to it: not all of them know the address.
-    assert [needs_tunnel(peer, HERE) for peer in (before, nothing, without_ipv6)] == [False, False, True]
+    assert [route_plan.needs_tunnel(peer, HERE) for peer in (before, nothing, without_ipv6)] == [False, False, True]
 
 
 def test_objects_of_this_node():
     """A node has an unreachable route per pod network, and with a device its first addresses."""
-    plan = plan_node(HERE)
+    plan = route_plan.plan_node(HERE)
     assert list(map(format_prefix, plan.objects[Kind.UNREACHABLE])) == ["10.244.1.0/24", "fd00:1::/64"]
     assert list(map(format_prefix, plan.objects[Kind.ADDRESS])) == ["10.244.1.0/32", "fd00:1::/128"]
-    assert not plan_node(HERE._replace(tunnel=0)).objects[Kind.ADDRESS]
-    assert plan_node(HERE._replace(mode="none")) == Plan(new_objects())
+    assert not route_plan.plan_node(HERE._replace(tunnel=0)).objects[Kind.ADDRESS]
+    assert route_plan.plan_node(HERE._replace(mode="none")) == Plan(route_plan.new_objects())
 
 
 @pytest.mark.parametrize("is_for_pods", [True, False])
 def test_this_nodes_pod_network_overlaps_with_its_lan(is_for_pods):
     """A pod network that overlaps with the LAN is a problem, also if the LAN is on a bridge."""
     lan = connected("192.0.2.0/24", LAN, is_for_pods=is_for_pods)
-    plan = plan_node(HERE._replace(networks=packed("192.0.2.128/25"), connected=(lan,)))
+    plan = route_plan.plan_node(HERE._replace(networks=packed("192.0.2.128/25"), connected=(lan,)))
     assert plan.unchanged == packed("192.0.2.128/25")
     assert plan.problems == (
         'its podCIDR 192.0.2.128/25 overlaps with 192.0.2.0/24, which is connected to this node\'s "eth2"',
@@ -227,21 +211,21 @@ def test_this_nodes_pod_network_overlaps_with_its_lan(is_for_pods):
 
 def test_the_mac_address_depends_on_the_name_only():
     """MAC addresses are locally administered unicast addresses, different for each name, the same for ever."""
-    macs = {mac_of(f"node-{number}") for number in range(1000)}
+    macs = {route_plan.mac_of(f"node-{number}") for number in range(1000)}
     assert len(macs) == 1000
     assert {mac[0] & 3 for mac in macs} == {2}
-    assert mac_of("node-1").hex(":") == "86:66:ad:15:bd:6e"
-    assert str(ip_address(link_local_of(bytes.fromhex("0a0000000102")))) == "fe80::800:ff:fe00:102"
+    assert route_plan.mac_of("node-1").hex(":") == "86:66:ad:15:bd:6e"
+    assert str(ip_address(route_plan.link_local_of(bytes.fromhex("0a0000000102")))) == "fe80::800:ff:fe00:102"
 
 
 def test_a_node_becomes_a_peer():
     """A peer has the networks and addresses of the Node, in its order."""
     addresses = (ip_address("2001:db8::1"), ip_address("192.0.2.1"))
     node = Node("peer", "uid", (ip_network("10.244.2.0/24"),), addresses)
-    assert peer_of(node) == Peer("peer", packed("10.244.2.0/24"), packed("2001:db8::1", "192.0.2.1"), "uid")
-    assert not needs_tunnel(peer_of(node), HERE)
-    assert needs_tunnel(peer_of(node), HERE._replace(mode="vxlan"))
-    assert needs_tunnel(peer_of(node)._replace(addresses=packed("198.51.100.2")), HERE)
+    assert route_plan.peer_of(node) == Peer("peer", packed("10.244.2.0/24"), packed("2001:db8::1", "192.0.2.1"), "uid")
+    assert not route_plan.needs_tunnel(route_plan.peer_of(node), HERE)
+    assert route_plan.needs_tunnel(route_plan.peer_of(node), HERE._replace(mode="vxlan"))
+    assert route_plan.needs_tunnel(route_plan.peer_of(node)._replace(addresses=packed("198.51.100.2")), HERE)
 
 
 def compared(existing: Plan, desired: Plan, unchanged: tuple[Prefix, ...] = ()) -> list[Change]:
@@ -254,7 +238,7 @@ def test_changes_are_ordered():
     """Forwarding entries come before routes, deletions last and in the opposite order; nothing equal is sent."""
     near, far = planned(HERE, "192.0.2.9", networks=DUAL[:1]), planned(HERE, "198.51.100.2", networks=DUAL[:1])
     (network,) = packed("10.244.2.0/24")
-    gateway, mac = network[:-1], mac_of("peer")
+    gateway, mac = network[:-1], route_plan.mac_of("peer")
     assert compared(near, far) == [
         Change(Kind.FORWARDING, mac, packed("198.51.100.2")[0]),
         Change(Kind.NEIGHBOUR, gateway, mac),
@@ -266,7 +250,7 @@ def test_changes_are_ordered():
         Change(Kind.FORWARDING, mac, None),
     ]
     assert compared(far, far) == []
-    assert [change.kind for change in compared(far, Plan(new_objects()))] == [3, 2, 1]
+    assert [change.kind for change in compared(far, Plan(route_plan.new_objects()))] == [3, 2, 1]
 
 
 def test_objects_of_unchanged_networks_are_kept():
@@ -274,12 +258,12 @@ def test_objects_of_unchanged_networks_are_kept():
     far, elsewhere = planned(HERE, "198.51.100.2"), planned(HERE, "198.51.100.3")
     unchanged = packed(DUAL[0])
     assert compared(far, elsewhere, unchanged) == []
-    assert {change.key for change in compared(far, Plan(new_objects()), unchanged)} == {
+    assert {change.key for change in compared(far, Plan(route_plan.new_objects()), unchanged)} == {
         packed(DUAL[1])[0],
-        link_local_of(mac_of("peer")),
+        route_plan.link_local_of(route_plan.mac_of("peer")),
     }
-    assert packed(DUAL[0])[0] not in {change.key for change in compared(Plan(new_objects()), far, unchanged)}
-    assert compared(far, Plan(new_objects(), unchanged=packed(*DUAL))) == []
+    assert packed(DUAL[0])[0] not in {change.key for change in compared(Plan(route_plan.new_objects()), far, unchanged)}
+    assert compared(far, Plan(route_plan.new_objects(), unchanged=packed(*DUAL))) == []
 
 
 def test_a_network_belongs_to_the_first_node_until_it_drops_it():

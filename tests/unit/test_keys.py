@@ -31,7 +31,7 @@ FULL: dict[str, list[dict[str, Any]]] = {
                 "ipv4": True,
                 "ipv6": "auto",
             }
-        },
+        }
     ],
     "host-local": [{"ipam": RANGE}],
 }
@@ -161,21 +161,6 @@ def test_choices_are_those_that_the_parser_accepts(name, capsys):
             keys = {"ipMasq": True, "master": "up0", "ipam": {"type": "host-local"}, **config}
             error = failure_of(partial(parse, name, keys), CniError)
             assert bool(error or capsys.readouterr().err) is (word not in key.choices), (path, word, error)
-
-
-def test_capabilities_of_the_plugins():
-    """The plugins use the capabilities of the CNI conventions, and no others."""
-    assert {name: plugin.capabilities for name, plugin in PLUGINS.items() if plugin.capabilities} == {
-        "bandwidth": ("bandwidth",),
-        "bridge": ("mac",),
-        "host-device": ("deviceID",),
-        "host-local": ("ipRanges", "ips"),
-        "macvlan": ("mac",),
-        "portmap": ("portMappings",),
-        "static": ("ips",),
-        "tap": ("mac",),
-        "tuning": ("mac",),
-    }
 
 
 def test_merged_tables_have_the_keys_of_both():

@@ -9,19 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.pools import block_protocol as protocol
 from agent.pools import documents
-from agent.pools.block_protocol import (
-    FREE,
-    MISSING,
-    Agent,
-    Block,
-    NodeRecord,
-    Token,
-    claim,
-    give_back,
-    is_foreign,
-    register,
-)
+from agent.pools.block_protocol import FREE, MISSING, Agent, Block, NodeRecord, Token
 from agent.pools.documents import DAMAGED_BLOCK, DAMAGED_ENTRY
 from agent.pools.store import BlockNote, NodeEntry, Stored
 
@@ -80,17 +70,8 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = (
-    "cidr",
-    "owner",
-    "epoch",
-    "generation",
-    "pool",
-    "machine",
-    "instance",
-    "fenced",
-    "name",
-    "addresses",
-    "networks",
+    *("cidr", "owner", "epoch", "generation", "pool", "machine"),
+    *("instance", "fenced", "name", "addresses", "networks"),
 )
 OBJECTS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=len(KEYS))
 
@@ -110,10 +91,10 @@ def test_any_bytes_are_a_value_or_a_problem(raw):
 
 def test_the_protocol_leaves_damaged_objects_alone():
     """No agent claims or gives back a damaged block, or registers in a damaged entry."""
-    assert claim(AGENT, None, DAMAGED_BLOCK) is None
-    assert give_back(AGENT, None, DAMAGED_BLOCK) is None
-    assert is_foreign(AGENT, DAMAGED_ENTRY.record)
-    assert register(AGENT, [], DAMAGED_ENTRY.record) is None
+    assert protocol.claim(AGENT, None, DAMAGED_BLOCK) is None
+    assert protocol.give_back(AGENT, None, DAMAGED_BLOCK) is None
+    assert protocol.is_foreign(AGENT, DAMAGED_ENTRY.record)
+    assert protocol.register(AGENT, [], DAMAGED_ENTRY.record) is None
     assert DAMAGED_ENTRY.record != MISSING
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from agent.pools.block_protocol import MISSING, Agent, NodeRecord, look
 from agent.pools.documents import DAMAGED_BLOCK
+from agent.pools.store import NodeEntry
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, World, healthy, local_block
 from tests.support.store_double import Fault
 
@@ -33,6 +34,11 @@ def post(world, action, **document):
 def record_of(world, node):
     """Returns the digest of a node's record, as the tool reads it."""
     return next(item["record"] for item in get(world, "/pools/cluster")[1]["nodes"] if item["id"] == node)
+
+
+def reclaim(world, node=TWO, record="", **more):
+    """Reclaims the blocks of a node with the statement that it is powered off."""
+    return post(world, "reclaim", **{"node": node, "record": record, "statement": "powered-off", **more})
 
 
 def set_pools(world, *pools):
@@ -71,14 +77,7 @@ def test_cluster_page_has_everything(world):
     assert status == 200
     assert document["findings"] == []
     (version,) = document["pools"][0]["versions"]
-    assert version == {
-        "version": 4,
-        "blockPrefixLength": 26,
-        "total": 4,
-        "claimed": 2,
-        "draining": 0,
-        "addresses": 124,
-    }
+    assert version == {"version": 4, "blockPrefixLength": 26, "total": 4, "claimed": 2, "draining": 0, "addresses": 124}
     assert [(node["id"], node["state"], node["blocks"]) for node in document["nodes"]] == [
         (ONE, "registered", 1),
         (TWO, "registered", 1),
@@ -112,17 +111,14 @@ def test_finding_that_was_a_change_between_two_reads_is_none(world):
 
 def test_first_space_gets_an_epoch():
     """The first space has a new random epoch, since records of damaged entries have the epoch ""."""
-    epochs = set()
-    for _ in range(2):
-        world = World()
+    epochs = {""}
+    for world in (World(), World()):
         status, change = set_pools(world, DEFAULT)
-        assert status == 200, change
-        assert change["before"] is None
+        assert (status, change["before"]) == (200, None)
         space = world.store.read_space().value
-        assert space is not None
+        assert space
         epochs.add(space.epoch)
-    assert len(epochs) == 2
-    assert "" not in epochs
+    assert len(epochs) == 3
 
 
 def test_replaced_pools_keep_the_epoch(world):
@@ -147,8 +143,7 @@ def test_pools_that_were_changed_meanwhile_are_refused(world):
     _, change = post(world, "space", pools=[DEFAULT], dryRun=True)
     world.set_space({**DEFAULT, "excluded": ["10.22.0.0/30"]})
     status, error = post(world, "space", pools=[DEFAULT], current=change["current"])
-    assert status == 409
-    assert "changed meanwhile" in error["msg"]
+    assert (status, "changed meanwhile" in error["msg"]) == (409, True)
     assert world.store.read_space().value.pools[0].excluded
 
 
@@ -167,8 +162,7 @@ def test_pools_that_are_not_safe_are_refused(world, pools, text):
     """Pools that are not valid, or that claimed blocks would leave, are refused, and nothing changes."""
     before = dict(world.store.objects)
     status, error = post(world, "space", pools=pools, dryRun=False)
-    assert status == 400
-    assert text in error["msg"]
+    assert (status, text in error["msg"]) == (400, True)
     assert world.store.objects == before
 
 
@@ -177,8 +171,7 @@ def test_unknown_answer_to_a_change_of_the_pools_is_read_back(world):
     pools = [DEFAULT, {"name": "more", "cidrs": ["10.23.0.0/24"]}]
     world.store.fail_next(Fault.NOT_EXECUTED, "swap_space")
     status, error = set_pools(world, *pools)
-    assert status == 409
-    assert "not known" in error["msg"]
+    assert (status, "not known" in error["msg"]) == (409, True)
     world.store.fail_next(Fault.NO_ANSWER, "swap_space")
     assert set_pools(world, *pools)[0] == 200
 
@@ -188,8 +181,7 @@ def test_empty_store_gets_no_space_from_a_node_with_grants(world):
     for key in list(world.store.objects):
         world.store.put_raw(key, b"")
     status, error = set_pools(world, DEFAULT)
-    assert status == 409
-    assert "lost its content" in error["msg"]
+    assert (status, "lost its content" in error["msg"]) == (409, True)
     world.report = world.report._replace(blocks=(local_block("10.22.0.0/26", "claiming"),))
     assert set_pools(world, DEFAULT)[0] == 200
 
@@ -204,7 +196,7 @@ def test_deleted_space_is_created_again(world):
 def test_reclaim_fences_and_frees(world):
     """A node that is off is declared dead, its routes end, and its blocks are free; others keep theirs."""
     world.claim(TWO, "10.22.0.128/26")
-    status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
+    status, done = reclaim(world, TWO, record_of(world, TWO))
     assert (status, sorted(done["freed"]), done["problem"]) == (200, ["10.22.0.128/26", "10.22.0.64/26"], "")
     assert world.owners() == {"10.22.0.0/26": ONE, "10.22.0.64/26": "", "10.22.0.128/26": ""}
     entry = world.store.read_entry(TWO).value
@@ -233,9 +225,8 @@ def test_reclaim_of_a_node_that_may_run_is_refused(world, node, change, text):
     """A record that changed after it was read, of another epoch, damaged or of this node is refused."""
     record = record_of(world, node)
     change(world)
-    status, error = post(world, "reclaim", node=node, record=record, statement="powered-off")
-    assert status == 409
-    assert text in error["msg"]
+    status, error = reclaim(world, node, record)
+    assert (status, text in error["msg"]) == (409, True)
     assert world.owners()["10.22.0.64/26"] == TWO
 
 
@@ -250,16 +241,15 @@ def test_reclaim_loses_against_a_machine_that_boots_at_this_moment(world):
         return real(node, expected, new)
 
     world.store.swap_entry = swap
-    status, error = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
-    assert status == 409
-    assert "it has registered since" in error["msg"]
+    status, error = reclaim(world, TWO, record)
+    assert (status, "it has registered since" in error["msg"]) == (409, True)
     assert world.owners()["10.22.0.64/26"] == TWO
 
 
 def test_reclaim_of_the_machine_that_this_one_replaces(world):
     """The blocks of another machine with this node's ID become free: this one has its disk, and the other is off."""
     world.report = world.report._replace(machine="machine-9")
-    status, done = post(world, "reclaim", node=ONE, record=record_of(world, ONE), statement="powered-off")
+    status, done = reclaim(world, ONE, record_of(world, ONE))
     assert (status, done["freed"]) == (200, ["10.22.0.0/26"])
 
 
@@ -270,21 +260,20 @@ def test_reclaim_goes_on_after_an_answer_was_lost(world):
     world.store.fail_next(Fault.NO_ANSWER, "swap_entry")
     world.store.fail_next(Fault.NO_ANSWER, "swap_block")
     world.store.fail_next(Fault.NOT_EXECUTED, "swap_block", times=100)
-    status, done = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
-    assert status == 409
-    assert "not free yet" in done["msg"]
+    status, done = reclaim(world, TWO, record)
+    assert (status, "not free yet" in done["msg"]) == (409, True)
     assert sorted(world.owners().values()) == ["", ONE, TWO]
     world.store._faults.clear()
-    status, done = post(world, "reclaim", node=TWO, record=record, statement="powered-off")
+    status, done = reclaim(world, TWO, record)
     assert (status, len(done["freed"]), done["problem"]) == (200, 1, "")
 
 
 def test_reclaim_of_a_node_without_an_entry(world):
     """The blocks of a node whose entry was deleted become free; a machine that registers meanwhile keeps them."""
     world.store.put_raw(f"nodes/{TWO}", b"")
-    assert post(world, "reclaim", node=TWO, record="", statement="powered-off")[0] == 409
+    assert reclaim(world)[0] == 409
     no_record = [block["ownerRecord"] for block in get(world, "/pools/cluster")[1]["blocks"] if block["owner"] == TWO]
-    status, done = post(world, "reclaim", node=TWO, record=no_record[0], statement="powered-off")
+    status, done = reclaim(world, TWO, no_record[0])
     assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
     assert world.store.read_entry(TWO).value.record == MISSING._replace(epoch=EPOCH, is_fenced=True)
 
@@ -292,7 +281,7 @@ def test_reclaim_of_a_node_without_an_entry(world):
 def test_reclaim_leaves_damaged_blocks(world):
     """A damaged block is not made free."""
     world.store.put_raw("blocks/0a160080-26", b'{"owner": "%s", "epoch": 1}' % TWO.encode())
-    status, done = post(world, "reclaim", node=TWO, record=record_of(world, TWO), statement="powered-off")
+    status, done = reclaim(world, TWO, record_of(world, TWO))
     assert (status, done["freed"]) == (200, ["10.22.0.64/26"])
     assert world.owners()["10.22.0.128/26"] == DAMAGED_BLOCK.owner
 
@@ -300,17 +289,15 @@ def test_reclaim_leaves_damaged_blocks(world):
 @pytest.mark.parametrize(
     "document",
     [
-        {},
-        {"node": "UPPER", "record": "", "statement": "powered-off"},
-        {"node": TWO, "record": 1, "statement": "powered-off"},
-        {"node": TWO, "record": "", "statement": "not ready"},
-        {"node": TWO, "record": "", "statement": ["powered-off"]},
+        {"node": "UPPER"},
+        {"record": 1},
+        *({"statement": statement} for statement in (None, "not ready", ["powered-off"])),
     ],
 )
 def test_wrong_requests_are_refused(world, document):
     """A request without the statement, or with wrong types, changes nothing."""
     before = dict(world.store.objects)
-    assert post(world, "reclaim", **document)[0] == 400
+    assert reclaim(world, **document)[0] == 400
     assert world.store.objects == before
 
 
@@ -340,8 +327,7 @@ def test_recover_waits_for_the_nodes_that_joined(world):
 def test_recover_needs_an_agent_without_requests(world):
     """While this node's agent may claim blocks no new epoch begins, since the store is not closed."""
     status, error = post(world, "recover", joined=[])
-    assert status == 409
-    assert "has not noticed a restore" in error["msg"]
+    assert (status, "has not noticed a restore" in error["msg"]) == (409, True)
     assert world.store.read_space().value.epoch == EPOCH
     world.report = world.report._replace(networks=())
     assert post(world, "recover", joined=[])[0] == 200
@@ -372,13 +358,43 @@ def test_recover_reads_back_lost_answers(world):
 def test_actions_without_a_store(world):
     """While the store does not answer each action is an error with 503 and the cause."""
     world.report = world.report._replace(is_restored=True)
-    requests: dict[str, dict[str, object]] = {
-        "space": {"pools": [DEFAULT]},
-        "recover": {},
-        "reclaim": {"node": TWO, "record": ""},
-    }
-    for action, document in requests.items():
+    document = {"pools": [DEFAULT], "node": TWO, "record": "", "statement": "powered-off"}
+    for action in ("space", "recover", "reclaim"):
         world.store.fail_next(Fault.UNREACHABLE)
-        status, error = post(world, action, **document, statement="powered-off")
-        assert status == 503
-        assert "refused" in error["msg"]
+        status, error = post(world, action, **document)
+        assert (status, "refused" in error["msg"]) == (503, True)
+
+
+RUNNING = NodeRecord("machine-2", "boot-2/", EPOCH)
+
+
+def run_as_three(world, boot):
+    """Lets this node be the machine of TWO, with another ID."""
+    world.report = world.report._replace(node=THREE, name="worker-2", machine="machine-2", boot=boot)
+
+
+def register_three(world, boot):
+    """Registers another node that is the machine of TWO."""
+    entry = NodeEntry(RUNNING._replace(instance=f"{boot}/"), "worker-2")
+    world.store.swap_entry(THREE, world.store.read_entry(THREE), entry)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("start", [run_as_three, register_three])
+def test_reclaim_of_an_earlier_id_of_a_node_is_refused(world, start):
+    """After node-id was deleted the machine still runs, with the same boot; after a boot the old ID is free."""
+    world.store.swap_entry(TWO, world.store.read_entry(TWO), NodeEntry(RUNNING, "worker-2"))
+    start(world, "boot-2")
+    status, error = reclaim(world, TWO, record_of(world, TWO))
+    assert (status, "earlier ID of node worker-2" in error["msg"]) == (409, True)
+    assert world.owners()["10.22.0.64/26"] == TWO
+    start(world, "boot-9")
+    assert reclaim(world, TWO, record_of(world, TWO))[0] == 200
+
+
+def test_created_space_fits_the_blocks_that_nodes_have(world):
+    """A space that was deleted is not created again with blocks of another size while nodes have blocks."""
+    world.store.put_raw("space", b"")
+    status, error = set_pools(world, DEFAULT | {"blockPrefixLengths": {"ipv4": 28}})
+    assert (status, "10.22.0.0/26, which a node has, overlaps" in error["msg"]) == (400, True)
+    assert world.owners()["10.22.0.0/26"] == ONE

@@ -239,16 +239,21 @@ def test_an_edited_entry_is_corrected(world, node):
     assert world.store.read_entry(node.node).value == before.value
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("content", [None, b"", b"{"])
-def test_a_file_that_was_lost_under_a_running_agent_is_built_again(node, content):
-    """A grants file that is deleted or damaged is written again at once; until then nothing is allocated."""
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_lost_file_is_built_again(node, content, restarts):
+    """A grants file that is deleted or damaged is written again, also by a new agent; until then it grants nothing."""
     node.add()
     before, blocks = addresses(node), blocks_of(node)
     path = Path(node.grants_path)
     os.unlink(path) if content is None else path.write_bytes(content)
-    assert "ips" not in node.add()
+    if restarts:
+        node.crash()
+    assert node.add()["code"] == (11 if content is None else 5)
     run(node)
     assert blocks_of(node) == blocks
+    assert node.entries[0].token.generation == 2
     assert "ips" in node.add()
     assert before < addresses(node)
 

@@ -90,10 +90,7 @@ def test_a_space_is_read_as_it_is_written():
         ([pool(blockPrefixLengths={"ipv4": 31})], "has not 4 to 65,536 addresses"),
         ([pool(blockPrefixLengths={"ipv4": "26"})], "is not a number"),
         ([pool(blockPrefixLengths={"v4": 26})], 'not an object with "ipv4"'),
-        (
-            [pool(), pool("other", ("10.22.0.128/25",))],
-            "of pool other overlaps 10.22.0.0/24 of pool default",
-        ),
+        ([pool(), pool("other", ("10.22.0.128/25",))], "of pool other overlaps 10.22.0.0/24 of pool default"),
         ([pool(), pool()], "two pools have the name default"),
         ([pool(namespaces=["a"]), pool("b", ("10.9.0.0/24",), namespaces=["a"])], "both have the namespace a"),
         ([pool("Default")], "is not a valid name of a pool"),
@@ -176,11 +173,7 @@ def test_claimed_block_of_no_pool_keeps_its_addresses():
 
 
 @pytest.mark.parametrize(
-    "after",
-    [
-        {**SEGMENT, "gateways": ["192.168.0.254"]},
-        {**SEGMENT, "cidrs": ["192.168.0.0/25", "192.168.0.128/25"]},
-    ],
+    "after", [{**SEGMENT, "gateways": ["192.168.0.254"]}, {**SEGMENT, "cidrs": ["192.168.0.0/25", "192.168.0.128/25"]}]
 )
 def test_address_of_a_pod_never_becomes_a_gateway(after):
     """In a segment, an address that a pod may have does not become the gateway, network or broadcast address."""

@@ -15,7 +15,7 @@ from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.pods import parse_pod
 from agent.pools.space import parse_space
 from agent.pools.store import BlockNote, Stored
-from tests.pools_world.scenario import space_of
+from tests.pools_world.scenario import change_space, run, space_of
 from tests.pools_world.walk import READ_FAULTS, SWAP_FAULTS, SWAPS
 from tests.pools_world.world import World
 from tests.support.store_double import Fault
@@ -33,12 +33,6 @@ def world(tmp_path):
         run(node)
         schedule(node)
     return world
-
-
-def run(node, steps=40, seconds=0.1):
-    for _ in range(steps):
-        node.step()
-        node.time_s += seconds
 
 
 def schedule(node, *pods, **keys):
@@ -118,9 +112,7 @@ def test_an_address_becomes_free_without_waiting(world):
 
 def test_another_pod_never_gets_the_address(world):
     """A free address that has a key is claimed for no other key, also when the pool is full."""
-    small = {**STICKY, "cidrs": ["10.24.0.0/30"]}
-    world.store.swap_space(world.store.read_space(), parse_space(space_of(ORDINARY, small)))
-    world._report_space()
+    change_space(world, ORDINARY, {**STICKY, "cidrs": ["10.24.0.0/30"]})
     node = world.nodes[0]
     pods = [f"team-a/db-{number}" for number in range(5)]
     schedule(node, *pods)
@@ -305,9 +297,7 @@ def test_a_key_keeps_its_address_when_the_pool_grows(world):
     delete(node)
     schedule(node)
     run(node, steps=120)
-    grown = {**STICKY, "cidrs": [*STICKY["cidrs"], "10.25.0.0/24"]}
-    world.store.swap_space(world.store.read_space(), parse_space(space_of(ORDINARY, grown)))
-    world._report_space()
+    change_space(world, ORDINARY, {**STICKY, "cidrs": [*STICKY["cidrs"], "10.25.0.0/24"]})
     schedule(node, *pods)
     run(node, steps=120)
     assert {pod: address_of(add(node, pod)) for pod in pods} == before

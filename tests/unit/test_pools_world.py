@@ -1,20 +1,9 @@
 """Some orders of events around the real manager and the real host-local; tests/hard/test_pools_world.py has more."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.pools_world.mutations import MUTATIONS, broken_by
-from tests.pools_world.walk import walk
+from tests.pools_world.walk import sticky_walk, walk
 from tests.pools_world.world import World
-
-# Wrong managers that a short walk finds: the number of the walk.
-QUICK = {
-    "blocks of nodes that are not fenced are reclaimed": 5,
-    "a block with reservations is revoked": 3,
-    "granted before it is claimed": 0,
-    "given back before it is revoked": 0,
-}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -23,9 +12,8 @@ def test_no_order_of_events_breaks_an_invariant(tmp_path, seed):
     walk(World(tmp_path), seed, 80)
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_wrong_manager_breaks_an_invariant(name, tmp_path, monkeypatch):
-    """A manager that is wrong by one function breaks an invariant after some events."""
-    broken = broken_by(name, [QUICK[name]], tmp_path, monkeypatch)
-    assert broken is not None
-    assert broken.name in MUTATIONS[name].breaks
+@pytest.mark.parametrize("has_restores", [False, True], ids=["no restore", "restores"])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_order_of_events_gives_a_sticky_address_to_two_pods(tmp_path, seed, has_restores):
+    """No address is at two pods, none at a wrong pod, no block is lost; without a restore a key has one address."""
+    sticky_walk(tmp_path, seed, 80, has_restores=has_restores)
