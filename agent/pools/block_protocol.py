@@ -3,7 +3,7 @@
 A pool's addresses are divided into blocks. The store has an object for each block (its owner), one for each node, and
 the epoch. An agent claims a block, then *grants* it: it writes the block's token into this machine's grants file, and
 only then may plugins allocate addresses of the block. This module does no I/O and reads no clock and no random number.
-tests/pools_world/ runs the agents around these functions in random orders of events.
+tests/block_model/ runs these functions in every order of events.
 
 The guarantee: no block is granted on two machines at the same time, so no address is used twice. It holds whatever
 stops, is cut off, is late or is restored, as long as
