@@ -71,8 +71,7 @@ class FilledNetwork:
         assert done.returncode == 0, done.stdout + done.stderr
         calls = [match.groups() for line in trace.read_text().splitlines() if (match := _CALL.match(line))]
         return Counts(
-            Counter(name for name, _ in calls),
-            sum(max(0, int(result)) for name, result in calls if name in _READING),
+            Counter(name for name, _ in calls), sum(max(0, int(result)) for name, result in calls if name in _READING)
         )
 
     def collect(self, running: int) -> Counts:

@@ -11,12 +11,7 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from ipam.dhcp import frame, packet
-from kernel.packet_socket import (
-    PacketSocket,
-    dhcp4_filter,
-    dhcp6_filter,
-    router_advertisement_filter,
-)
+from kernel.packet_socket import PacketSocket, dhcp4_filter, dhcp6_filter, router_advertisement_filter
 from tests.support.netstate import shown
 
 WAIT_S = 20.0

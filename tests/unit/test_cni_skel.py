@@ -104,10 +104,7 @@ def test_unwritable_stdout_is_a_failure():
     [
         (CniError(Code.PLUGIN_NOT_AVAILABLE, "full", "253 of 253"), (50, "full", "253 of 253")),
         (CniError(1234, "a delegate's error"), (1234, "a delegate's error", None)),
-        (
-            FileNotFoundError(2, "No such file or directory", "/x"),
-            (5, "/x: No such file or directory", None),
-        ),
+        (FileNotFoundError(2, "No such file or directory", "/x"), (5, "/x: No such file or directory", None)),
         (MemoryError(), (999, "out of memory", NO_MEMORY)),
         (SystemError("error return without exception set"), (999, "out of memory", NO_MEMORY)),
         (SystemError("boom"), (999, "SystemError: boom", "this is a defect of podwire; please report it")),

@@ -255,11 +255,7 @@ def test_signal_ends_the_wait_for_the_lock(net, holder, termination):
     assert net.list_owners() == {OWNER: ["10.1.2.2"]}
 
 
-FOREIGN = {
-    "a FIFO": os.mkfifo,
-    "a link to itself": lambda path: os.symlink(path, path),
-    "a directory": os.mkdir,
-}
+FOREIGN = {"a FIFO": os.mkfifo, "a link to itself": lambda path: os.symlink(path, path), "a directory": os.mkdir}
 
 
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
