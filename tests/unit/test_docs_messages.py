@@ -50,7 +50,6 @@ def test_explained_messages_exist_in_the_source():
     [
         ("no file in ...", True),
         ("no file in ..., today", False),
-        ("no folder in ...", False),
         ("no file in /etc", False),
         ("failed to make it: no such file or directory", True),
         ("failed to make that: no such file or directory", False),

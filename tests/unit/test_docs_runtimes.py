@@ -86,9 +86,3 @@ def test_k3s_paths(tmp_path):
     assert hosts(k3s) == paths | {"bin": f"{start}/data/cni", "net-d": f"{start}/agent/etc/cni/net.d"}
     assert (paths["bin"], paths["net-d"]) == ("/opt/cni/bin", "/etc/cni/net.d")
     assert k3s == default
-
-
-def test_kubenet_page_names_its_test():
-    """The kubenet page names the test of its table, and that test exists."""
-    assert "tests/netns/test_kubenet.py" in PAGES[1].text
-    assert (ROOT / "tests" / "netns" / "test_kubenet.py").exists()

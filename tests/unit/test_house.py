@@ -50,12 +50,6 @@ def is_a_sentence(text: str | None) -> bool:
     return not text[0].islower() and not re.search(r"[.!?] [A-Z]", text)
 
 
-@pytest.mark.parametrize("text", [None, "", "no capital.", "No stop", "One. Two.", "Para\n\ngraph.", "Etc.."])
-def test_rule_for_sentences_refuses(text):
-    """The rule for a test's sentence refuses a missing one, a second one and a missing full stop."""
-    assert not is_a_sentence(text)
-
-
 def test_expensive_modules_are_not_imported():
     """The executable does not import modules that cost time at each start or import hundreds of other modules.
 
@@ -85,12 +79,6 @@ def test_functions_have_at_most_40_lines():
     assert long == []
 
 
-def test_lines_of_a_function_exclude_its_docstring():
-    """The length of a function excludes decorators and the docstring, and includes nested functions."""
-    text = '@a\ndef f(\n    x,\n):\n    """One.\n\n    Two.\n    """\n    def g():\n        pass\n'
-    assert [(function.name, function.lines) for function in parse(text).functions] == [("f", 5), ("g", 2)]
-
-
 def test_docstrings_begin_with_a_verb_or_a_noun_phrase():
     """A public function's docstring begins with a verb in the third person, a property's with a noun phrase."""
     bad = [
@@ -115,25 +103,17 @@ REFUSED = [
     "def f(): 0",
     "def f(): 'Return the address.'",
     "def f(): 'Does so when asked.'",
-    "def f(): 'Is up.'",
-    "def f(): 'The addresses.'",
     "def f(): 'Addresses of the pod.'",
-    "def f(): 'This returns.'",
-    "def f(): 'Process the list.'",
     "def f(): 'Whether it is up.'",
     "@property\ndef f(): 'Returns the address.'",
-    "@property\ndef f(): 'What is wanted.'",
-    "class C: 'What is wanted.'",
     "class C: 'Table nat.'",
     "class C:\n  'A thing.'\n  def f(self): 'Address.'",
 ]
 ACCEPTED = [
     "def f(): 'Returns the address.'",
-    "def f(): 'Passes, or fails.'",
     "def _f(): 0",
     "@property\ndef f(): 'The address.'",
     "@cached_property\ndef f(): 'Whether it is up.'",
-    "class C: 'A veth pair.'",
     "class C: 'RTM_NEWLINK: a link.'",
     "class C: 'Reads tables.'\nclass _D: 0",
 ]

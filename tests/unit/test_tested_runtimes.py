@@ -53,11 +53,3 @@ def test_cells_are_read_from_reports_and_packages():
     lines = tested.table({"trixie": (session, STATUS)}).splitlines()
     assert lines[:3] == ["| Debian | trixie |", "|---|---|", "| containerd | 1.7.24 |"]
     assert lines[-1] == "| apptainer: `bridge` and `ptp` of its package | not run |"
-
-
-def test_table_is_replaced_between_its_marks(tmp_path):
-    """The rest of the page remains."""
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- tested -->\nold\n<!-- end of tested -->\nb\n")
-    tested.write(page, "new")
-    assert page.read_text() == "a\n<!-- tested -->\nnew\n<!-- end of tested -->\nb\n"
