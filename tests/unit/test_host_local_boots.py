@@ -74,16 +74,6 @@ def test_orphaned_addresses_are_reclaimed_if_no_other_is_free(node, capsys):
     assert status.code == 50
 
 
-def test_addresses_of_this_boot_are_never_reclaimed(node):
-    """A full range of this boot stays full, whatever the runtime's cache says of its containers."""
-    node.reboot()
-    for name in "abc":
-        node.net.add(name)
-        node.net.cached(name, "/run/netns/gone")
-    node.net.refusal("d")
-    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
-
-
 def test_addresses_are_reclaimed_after_two_reboots(node):
     """Addresses of the boot before the last are reclaimed, although the index was written in between."""
     node.net.add("a")
@@ -194,15 +184,6 @@ def test_remark_of_the_administrator_stays(node):
     node.net.add("d")
     node.net.refusal("e")
     assert node.holders()["10.1.2.3"] == "kept for the printer"
-
-
-def test_without_an_index_nothing_is_reclaimed_without_the_cache(node):
-    """Without an index only the clock and the cache together permit to reclaim an address."""
-    for name in "abc":
-        node.net.add(name)
-    os.unlink(f"{os.path.dirname(node.net.store.directory)}.podwire/net")
-    node.reboot()
-    node.net.refusal("d")
 
 
 def test_restored_index_does_not_apply_to_later_reservations(node, tmp_path):

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from unittest import mock
 
@@ -48,6 +49,10 @@ def release(net, owner):
             held.release(name, owner)
 
 
+def index_of(net):
+    return f"{os.path.dirname(net.directory)}.podwire/net"
+
+
 def write_as_reference(net, name, owner):
     """Writes a reservation as the reference plugin does: creates the file, then writes it."""
     with open(f"{net.directory}/{name}", "xb") as file:
@@ -65,45 +70,28 @@ def test_podwires_changes_need_no_scan(net, scans):
     assert len(scans) == 1
 
 
-@pytest.mark.parametrize("damage", ["create", "remove", "rename", "touch", "replace", "recreate"])
-def test_changes_of_other_programs_are_detected(net, damage):
+# Commands in the network's directory, and the addresses of two owners then.
+CHANGES = {
+    "create": ("printf 'b\\r\\neth0' > 10.1.0.10", ["10.1.0.9"], ["10.1.0.10"]),
+    "remove": ("rm 10.1.0.9", [], []),
+    "rename": ("mv 10.1.0.9 10.1.0.11", ["10.1.0.11"], []),
+    "touch": ("touch .", ["10.1.0.9"], []),
+    "replace": ("rm 10.1.0.9; printf 'b\\r\\neth0' > 10.1.0.9", [], ["10.1.0.9"]),
+    "overwrite": ("printf 'b\\r\\neth0' > 10.1.0.9", [], ["10.1.0.9"]),
+    "recreate": ("rm -r ../net; mkdir ../net", [], []),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("command", "owned", "others"), CHANGES.values(), ids=CHANGES)
+def test_changes_of_other_programs_are_detected(net, command, owned, others):
     """Whatever another program changes in the directory, the answers equal the files."""
-    owner, other = b"a\r\neth0", b"b\r\neth0"
     for n in range(2, 6):
         reserve(net, f"10.1.0.{n}", b"x%d\r\neth0" % n)
-    reserve(net, "10.1.0.9", owner)
-    path = f"{net.directory}/10.1.0.9"
-    expected = {owner: ["10.1.0.9"], other: []}
-    if damage == "create":
-        write_as_reference(net, "10.1.0.10", other)
-        expected[other] = ["10.1.0.10"]
-    elif damage == "remove":
-        os.unlink(path)
-        expected[owner] = []
-    elif damage == "rename":
-        os.rename(path, f"{net.directory}/10.1.0.11")
-        expected[owner] = ["10.1.0.11"]
-    elif damage == "touch":
-        os.utime(net.directory)
-    elif damage == "replace":
-        os.unlink(path)
-        write_as_reference(net, "10.1.0.9", other)
-        expected = {owner: [], other: ["10.1.0.9"]}
-    else:
-        shutil.rmtree(net.directory)
-        os.mkdir(net.directory)
-        expected[owner] = []
-    assert {key: find(net, key) for key in expected} == expected
-
-
-def test_answers_are_verified_with_the_file(net):
-    """An owner that is overwritten in place is not returned, and its replacement is found from then on."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
-    with open(f"{net.directory}/10.1.0.9", "r+b") as file:
-        file.write(b"b\r\neth0")
-    assert find(net, b"a\r\neth0") == []
-    assert find(net, b"b\r\neth0") == ["10.1.0.9"]
+    subprocess.run(command, shell=True, cwd=net.directory, check=True)
+    assert (find(net, b"a\r\neth0"), find(net, b"b\r\neth0")) == (owned, others)
 
 
 def test_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
@@ -116,25 +104,23 @@ def test_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
     assert len(scans) == before + 1
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "directory", "a file as the directory"])
-def test_damaged_index_changes_no_answer(net, damage):
+# Commands in the directory above those of the store and of its index.
+DAMAGES = {
+    "missing": "rm -r leases.podwire",
+    "empty": "truncate -s 0 leases.podwire/net",
+    "garbage": "head -c 5000 /dev/urandom > leases.podwire/net",
+    "directory": "rm leases.podwire/net; mkdir leases.podwire/net",
+    "a file as the directory": "rm -r leases.podwire; touch leases.podwire",
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_index_changes_no_answer(net, tmp_path, damage):
     """An index that is removed or damaged, or cannot be created, changes no answer."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
-    side = f"{os.path.dirname(net.directory)}.podwire"
-    path = f"{side}/net"
-    if damage == "empty":
-        os.truncate(path, 0)
-    elif damage == "garbage":
-        with open(path, "wb") as file:
-            file.write(os.urandom(5000))
-    else:
-        shutil.rmtree(side)
-        if damage == "directory":
-            os.makedirs(path)
-        elif damage == "a file as the directory":
-            with open(side, "w"):
-                pass
+    subprocess.run(damage, shell=True, cwd=tmp_path, check=True)
     for name, owner in (("10.1.0.10", b"b\r\neth0"), ("10.1.0.11", b"c\r\neth0")):
         assert find(net, b"a\r\neth0") == ["10.1.0.9"]
         assert find(net, owner) == []
@@ -150,12 +136,8 @@ def test_equal_recent_times_do_not_validate_an_index(net):
     find(net, b"a\r\neth0")
     write_as_reference(net, "10.1.0.10", b"b\r\neth0")
     now = os.stat(net.directory).st_mtime_ns
-    os.utime(f"{os.path.dirname(net.directory)}.podwire/net", ns=(now, now))
+    os.utime(index_of(net), ns=(now, now))
     assert find(net, b"b\r\neth0") == ["10.1.0.10"]
-
-
-def index_of(net):
-    return f"{os.path.dirname(net.directory)}.podwire/net"
 
 
 def rewrite(path, change):

@@ -11,6 +11,8 @@ import pytest
 
 from attachment.cache import ResultCache
 from cni import skel
+from cni.errors import CniError
+from cni.result import DNS
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
 from process import signals
@@ -83,16 +85,30 @@ def test_missing_resolv_conf_fails_only_add(run):
     assert run.files() == []
 
 
-def test_resolv_conf_is_parsed_as_by_resolvers():
-    """Comments, blank and unknown lines are skipped, the last domain counts, and lists are joined."""
-    text = "# c\n; c\n\n nameserver 1.1.1.1 rest\nnameserver 2.2.2.2\r\nnameserver\ndomain a\ndomain b x\n"
-    dns = resolv.parse(text + "search s1 s2\nsearch s3\noptions ndots:2 rotate\nsortlist x y\n")
-    assert dns.to_json() == {
+def test_resolv_conf_is_parsed_as_by_resolvers(tmp_path):
+    """Comments, unknown lines and other bytes than UTF-8 are skipped, the last domain counts, and lists are joined."""
+    text = b"# c\n; c\n\n nameserver 1.1.1.1 rest\nnameserver 2.2.2.2\r\nnameserver\n\xff\xfe\ndomain a\ndomain b x\n"
+    text += b"search s1 s2\nsearch s3\noptions ndots:2 rotate\nsortlist x y\n"
+    (tmp_path / "resolv.conf").write_bytes(text)
+    assert resolv.read(str(tmp_path / "resolv.conf")).to_json() == {
         "domain": "b",
         "nameservers": ["1.1.1.1", "2.2.2.2"],
         "options": ["ndots:2", "rotate"],
         "search": ["s1", "s2", "s3"],
     }
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/kallsyms"])
+def test_resolv_conf_without_end_is_refused(path):
+    """At most the size of a resolv.conf is read."""
+    with pytest.raises(CniError, match="it has more than 64 KiB"):
+        resolv.read(path)
+
+
+def test_fifo_as_resolv_conf_does_not_block(tmp_path):
+    """A FIFO without a writer counts as empty."""
+    os.mkfifo(tmp_path / "resolv.conf")
+    assert resolv.read(str(tmp_path / "resolv.conf")) == DNS()
 
 
 def test_check_needs_any_address_of_the_attachment(run):
@@ -169,24 +185,6 @@ def test_gc_keeps_valid_attachments(run, key):
     assert run("CHECK", "b")["code"] == 999
 
 
-@pytest.mark.parametrize("empty", [[], None])
-def test_gc_with_an_empty_list_releases_all(run, empty, capsys):
-    """An empty list, and CRI-O's null, release all addresses."""
-    run("ADD")
-    env = {"CNI_COMMAND": "GC", "CNI_PATH": "/bin"}
-    config = {"name": "net", "cniVersion": "1.1.0", "ipam": run.ipam, "cni.dev/valid-attachments": empty}
-    assert skel.run(PLUGIN, env, MemoryStdin(json.dumps(config).encode()), io.BytesIO(), about="") == 0
-    assert run.files() == []
-
-
-def test_gc_without_a_list_releases_nothing(run, capsys):
-    """Without the key nothing is released, and one line on stderr says so."""
-    run("ADD")
-    assert run("GC") is None
-    assert run.files() == ["10.1.2.2"]
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_gc_creates_no_store(run):
     """GC does nothing, and creates nothing, if no address was ever allocated."""
     assert run("GC", **{"cni.dev/valid-attachments": []}) is None
@@ -228,27 +226,27 @@ def test_status_reports_an_unusable_store(run, tmp_path):
     assert run("STATUS")["code"] == 50
 
 
-@pytest.mark.parametrize("kind", ["blank", "remark", "directory", "link"])
-def test_status_counts_entries_without_an_owner_as_in_use(run, kind, tmp_path, monkeypatch):
+ENTRIES = {
+    "blank": lambda path: path.write_text("\n"),
+    "remark": lambda path: path.write_text("kept for the printer"),
+    "directory": Path.mkdir,
+    "link": lambda path: path.symlink_to("/nowhere"),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("create", ENTRIES.values(), ids=ENTRIES)
+def test_entries_without_an_owner_count_as_in_use(run, create, tmp_path, monkeypatch):
     """A remark, or an entry that is no reservation, counts as in use, and not as a container no longer running."""
-    entry = {"networkName": "net", "containerId": "cid", "ifName": "eth0"}
+    entry = {"networkName": "net", "containerId": "cid", "ifName": "eth0", "netns": str(tmp_path / "gone")}
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "net-cid-eth0").write_text(json.dumps(entry))
     read = partial(ResultCache.read, directory=str(tmp_path / "results"))
     monkeypatch.setattr(ResultCache, "read", read)
     ipam = {"ranges": [[{"subnet": "10.1.2.0/29", "rangeEnd": "10.1.2.3"}]]}
     run("ADD", ipam=ipam)
-    path = Path(run.directory) / "10.1.2.3"
-    match kind:
-        case "blank":
-            path.write_text("\n")
-        case "remark":
-            path.write_text("kept for the printer")
-        case "directory":
-            path.mkdir()
-        case "link":
-            path.symlink_to("/nowhere")
-    numbers = "2 of 2 in use, 0 of them by containers that are no longer running"
+    create(Path(run.directory) / "10.1.2.3")
+    numbers = "2 of 2 in use, 1 of them by containers that are no longer running"
     status, added = run("STATUS", ipam=ipam), run("ADD", "b", ipam=ipam)
     assert (status["code"], numbers in status["msg"], numbers in added["details"]) == (50, True, True), (status, added)
     assert run("GC", **{"cni.dev/valid-attachments": []}) is None

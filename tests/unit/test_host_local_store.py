@@ -13,7 +13,6 @@ import pytest
 from cni.errors import CniError
 from ipam.host_local import store as store_module
 from ipam.host_local.store import Store, owner_of
-from process import signals
 from process.signals import Terminated
 
 OWNER = owner_of("cid", "eth0")
@@ -22,13 +21,6 @@ OWNER = owner_of("cid", "eth0")
 @pytest.fixture
 def net(tmp_path):
     return Store(str(tmp_path / "a" / "leases"), "net", lock_wait_s=60)
-
-
-@pytest.fixture
-def umask():
-    before = os.umask(0o022)
-    yield os.umask
-    os.umask(before)
 
 
 def add(net, name, owner=OWNER):
@@ -44,29 +36,18 @@ def content(net, name):
         return file.read()
 
 
-def mode(path):
-    return stat.S_IMODE(os.stat(path).st_mode)
-
-
-@pytest.mark.parametrize("directory_exists", [False, True])
-def test_files_equal_the_references(net, umask, directory_exists):
-    """Names, contents and modes of files and directories equal those of the reference plugin."""
-    os.makedirs(net.directory, 0o755) if directory_exists else None
-    add(net, "10.1.2.2")
-    add(net, "fd00::2")
-    assert content(net, "10.1.2.2") == content(net, "fd00::2") == b"cid\r\neth0"
-    assert content(net, "last_reserved_ip.0") == b"fd00::2"
-    assert content(net, "lock") == b""
-    modes = {name: mode(f"{net.directory}/{name}") for name in os.listdir(net.directory)}
-    assert modes == {"10.1.2.2": 0o600, "fd00::2": 0o600, "last_reserved_ip.0": 0o600, "lock": 0o750}
-    assert mode(net.directory) == mode(os.path.dirname(net.directory)) == 0o755
-
-
-def test_umask_applies_to_modes(net, umask):
-    """The umask applies to the modes, as with the reference plugin."""
-    umask(0o077)
-    add(net, "10.1.2.2")
-    assert (mode(f"{net.directory}/lock"), mode(net.directory)) == (0o700, 0o700)
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_umask_applies_to_modes(net, mask):
+    """Files are private, and the umask applies to the modes of lock and directory, as with the reference plugin."""
+    before = os.umask(mask)
+    try:
+        add(net, "10.1.2.2")
+    finally:
+        os.umask(before)
+    directory = Path(net.directory)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.iterdir())}
+    private = {"10.1.2.2": 0o600, "last_reserved_ip.0": 0o600}
+    assert modes == {**private, "lock": 0o750 & ~mask, "net": 0o755 & ~mask}
 
 
 @pytest.mark.parametrize("before", ["10.1.2.9", "10.1.2.254", "10.1.2.10", ""])
@@ -85,16 +66,6 @@ def test_reserved_name_is_not_changed(net):
     assert add(net, "10.1.2.2")
     assert not add(net, "10.1.2.2", b"other\r\neth0")
     assert content(net, "10.1.2.2") == OWNER
-
-
-def test_empty_reservation_is_free(net):
-    """A file that lost its content can be reserved again."""
-    add(net, "10.1.2.2")
-    with net.locked() as held:
-        assert held.find(OWNER) == ["10.1.2.2"]
-    os.truncate(f"{net.directory}/10.1.2.2", 0)
-    assert add(net, "10.1.2.2", b"other")
-    assert content(net, "10.1.2.2") == b"other"
 
 
 @pytest.mark.parametrize("text", ["cid\r\neth0\n", "  cid\r\neth0 \t\r\n"])
@@ -218,39 +189,17 @@ def test_waiting_verb_continues_when_the_lock_is_released(net):
         os.waitpid(pid, 0)
 
 
-@pytest.fixture
-def termination():
-    """SIGTERM raises Terminated, as in the executable."""
+def test_signal_ends_the_wait_for_the_lock(net, holder):
+    """SIGTERM is delivered while a verb waits for a lock that another process holds."""
 
     def handler(signum, frame):
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, handler)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_signal_is_delivered_after_the_block(net, termination):
-    """SIGTERM, blocked as in each verb, does not interrupt changes under the lock, and is delivered after them."""
-    reserved = []
-
-    def reserve_after_sigterm():
-        with signals.blocked(), net.locked() as held:
-            os.kill(os.getpid(), signal.SIGTERM)
-            reserved.append(held.reserve("10.1.2.2", OWNER))
-
-    with pytest.raises(Terminated):
-        reserve_after_sigterm()
-    assert reserved == [True]
-    assert net.list_owners() == {OWNER: ["10.1.2.2"]}
-    assert add(net, "10.1.2.3")
-
-
-def test_signal_ends_the_wait_for_the_lock(net, holder, termination):
-    """SIGTERM is delivered while a verb waits for a lock that another process holds."""
     pid = soon(lambda: os.kill(os.getppid(), signal.SIGTERM))
     with pytest.raises(Terminated):
         add(net, "10.1.2.3")
+    signal.signal(signal.SIGTERM, before)
     os.waitpid(pid, 0)
     assert net.list_owners() == {OWNER: ["10.1.2.2"]}
 
