@@ -56,7 +56,6 @@ Packets
     tcp: whole TCP connections between namespaces
     rates: the rate between namespaces
     frames: stations that send and receive Ethernet frames
-    wire: a station's process
     tap_program: a program at the other end of a tap device
 
 DHCP

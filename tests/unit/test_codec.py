@@ -4,7 +4,6 @@ The full classes support every attribute and use text for addresses; those of ke
 podwire uses, and use bytes.
 """
 
-import errno
 import importlib
 import ipaddress
 import subprocess
@@ -17,7 +16,6 @@ from cni.result import Route
 from kernel import address, link, route, route_copy, rule, vlan
 from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
 from kernel.codec_routing import RouteCopyMessage, RuleMessage
-from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
@@ -197,27 +195,6 @@ def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, m
         socket.dump(Request("", kind, number, NLM_F_DUMP))
     assert sum(compare_attributes(kind, data) for data in raw) >= len(raw)
     assert raw or kind is RouteMessage
-
-
-def test_a_links_description():
-    """A link is looked up by name and by ifindex with its names and numbers; a missing link is None."""
-    with Socket() as socket:
-        absent, lo, same_lo = link.get(
-            socket, link.by_name_request("no-such-link"), link.by_name_request("lo"), link.by_index_request(1)
-        )
-    assert absent is None
-    assert lo == same_lo
-    assert lo is not None
-    assert (lo.index, lo.name, lo.mac, lo.master, lo.kind) == (1, "lo", "00:00:00:00:00:00", 0, "")
-
-
-def test_a_refusal_names_the_request():
-    """The error of a refused request has its description, with the errno and its text as Go prints it."""
-    with Socket() as socket, pytest.raises(KernelError) as caught:
-        socket.get(Request('look up "x"', LinkMessage, link.RTM_GETLINK, 0, {"index": 1 << 30}))
-    assert caught.value.errno == errno.ENODEV
-    assert str(caught.value) == 'look up "x": no such device'
-    assert caught.value.msg == 'failed to look up "x": no such device'
 
 
 def test_only_the_codec_of_pyroute2_is_imported():

@@ -13,6 +13,7 @@ from _podwire import spawn_bound
 from process import child, signals
 from process.child import Command, Notice, Outcome
 from tests.support.errors import failure_of
+from tests.support.processes import in_a_child
 
 ENV = {"PATH": os.environ["PATH"]}
 LIMIT_S = 30  # much more than anything here takes, and less than what is not waited for
@@ -26,17 +27,6 @@ def run(request):
 
 def shell(script, stdin=b"", **how):
     return Command(("/bin/sh", "-c", script), how.pop("env", ENV), stdin, **how)
-
-
-def in_a_child(check):
-    """Runs `check` in another process with one thread, as in a plugin, and returns whether it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(0 if check() else 1)
-        finally:
-            os._exit(2)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 def children():
@@ -221,11 +211,6 @@ def test_children_of_a_hanging_program_are_killed(run, tmp_path):
         end = select.poll()
         end.register(held, 0)
         assert end.poll(LIMIT_S * 1000) == [(held.fileno(), select.POLLHUP)]  # no process has it open for writing
-
-
-def test_a_program_that_ends_in_time_is_no_timeout(run):
-    """A program that ends before its limit has the same outcome as without a limit."""
-    assert run(shell("echo x"), limit_s=60) == [Outcome(0, b"x\n", b"")]
 
 
 def test_waiting_uses_no_processor_time():
