@@ -12,7 +12,6 @@ Running a plugin
     mount_wrapper: a plugin in a mount namespace that a test changes
     fake_sysfs: host-device with a directory in place of /sys
     streams: standard streams in memory, for a plugin in the tests' process
-    recorded_verb: a verb in a child process, and the changes that it records
 
 Namespaces and their state
     namespaces: temporary network namespaces

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import traceback
 from collections.abc import Callable
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # independent of the tester's PATH
@@ -25,6 +26,8 @@ def in_a_child(function: Callable[[], object]) -> bool:
     if pid == 0:
         try:
             os._exit(0 if function() else 1)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(2)
     return os.waitpid(pid, 0)[1] == 0
