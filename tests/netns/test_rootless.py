@@ -5,6 +5,7 @@ import os
 import stat
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,8 @@ class RootlessChain(Chain):
             result = outcome.result()
         return result
 
-    def run_all(self, command, pod, result=None, plugins=CHAIN, **keys):
-        for plugin in reversed(plugins):
+    def run_all(self, command, pod, result=None, **keys):
+        for plugin in reversed(CHAIN):
             self.run(plugin, command, pod, result, **keys).assert_silent()
 
     def collect(self, pod, *valid):
@@ -131,21 +132,21 @@ def test_all_plugins_work_in_a_network_of_unshare(root, bin_dir, backend):
 @pytest.mark.parametrize("at_once", [False, True], ids=["later-network", "network-of-unshare"])
 def test_ptp_works_rootless(root, bin_dir, backend, at_once):
     """A pod is attached by ptp, masqueraded, tuned at both ends, checked and detached, and leaves nothing."""
-    plugins = ("ptp", "firewall", "tuning")
-    keys = {"ptp": {}, "firewall": {"ingressPolicy": None}, "tuning": {"mtuBothEnds": True}}
+    keys: dict[str, Any] = {"ptp": {}, "firewall": {"ingressPolicy": None}, "tuning": {"mtuBothEnds": True}}
 
     def scenario(host, home):
         with temporary() as pod:
             chain = new_chain(host, home, backend)
             chain.run("ptp", "STATUS", pod).assert_silent()
             for _ in range(2):
-                before, result = netstate.state(host, netfilter=True), None
-                for plugin in plugins:
-                    result = chain.run(plugin, "ADD", pod, result, **keys[plugin]).result()
+                before = netstate.state(host, netfilter=True)
+                result: Any = None
+                for plugin, options in keys.items():
+                    result = chain.run(plugin, "ADD", pod, result, **options).result()
                 assert netstate.links(host)[result["interfaces"][0]["name"]]["mtu"] == 1400
                 for command in ("CHECK", "DEL"):
-                    for plugin in reversed(plugins):
-                        chain.run(plugin, command, pod, result, **keys[plugin]).assert_silent()
+                    for plugin, options in reversed(keys.items()):
+                        chain.run(plugin, command, pod, result, **options).assert_silent()
             assert netstate.state(host, netfilter=True) == before
             assert chain.leases().keys() == {"lock"}
 

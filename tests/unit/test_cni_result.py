@@ -82,13 +82,10 @@ SHAPES |= {"0.3.0": SHAPES["0.4.0"], "0.3.1": SHAPES["0.4.0"], "1.0.0": SHAPES["
 
 @pytest.mark.parametrize("version", sorted(SHAPES))
 def test_each_version_has_its_shape(version):
-    """A result is printed in the shape of the requested version, and contains that version."""
-    assert WHOLE.to_json(version) == {"cniVersion": version or "0.1.0", **SHAPES[version]}
-
-
-def test_keys_before_1_0_0_have_the_order_of_the_specification():
-    """Before 1.0.0 keys are in the order of the specification, not in alphabetical order."""
-    assert list(WHOLE.to_json("0.4.0")) == ["cniVersion", "interfaces", "ips", "routes", "dns"]
+    """A result has the shape of the requested version; before 1.0.0 its keys have the specification's order."""
+    printed, expected = WHOLE.to_json(version), {"cniVersion": version or "0.1.0", **SHAPES[version]}
+    assert printed == expected
+    assert version >= "1" or list(printed) == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +109,6 @@ def test_invalid_results_are_refused(obj, version, msg):
         from_json(obj, version)
     assert caught.value.code == 7
     assert caught.value.msg.startswith(msg)
-
-
-def test_null_is_an_empty_result():
-    """`null` from a delegate is an empty result."""
-    assert from_json(None, "1.0.0") == Result()
 
 
 ADDRESSES = st.ip_addresses().filter(lambda ip: ip.version == 4 or not ip.ipv4_mapped)
