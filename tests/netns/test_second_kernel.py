@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import kernels
 from tests.support.binaries import ROOT
 from tests.support.kernel_boot import NoAnswerError
 from tests.support.second_kernel import boot
@@ -38,23 +37,6 @@ def test_a_command_runs_on_another_kernel(tmp_path):
     assert release != os.uname().release
 
 
-@pytest.mark.long
-def test_nothing_but_the_shared_directory_can_be_written(tmp_path):
-    """In the second kernel the machine's files are read-only, and its leases and namespaces are invisible."""
-    script = f"touch {ROOT}/written /etc/written /usr/written; ls /run/netns; echo secret > /var/tmp/written"
-    run(tmp_path, script)
-    written = [directory for directory in (ROOT, "/etc", "/usr", "/var/tmp") if os.path.exists(f"{directory}/written")]
-    assert written == []
-
-
-@pytest.mark.long
-def test_each_boot_is_a_new_one(tmp_path):
-    """Two boots have different boot IDs, so that a reboot of a node can be tested."""
-    _, first = run(tmp_path, "cat /proc/sys/kernel/random/boot_id")
-    _, second = run(tmp_path, "cat /proc/sys/kernel/random/boot_id")
-    assert len({first, second, ""}) == 3
-
-
 def test_a_crash_is_reported_with_the_kernels_messages(tmp_path):
     """A kernel without an exit status is a failure whose message has the kernel's output."""
     with pytest.raises(NoAnswerError, match="sysrq"):
@@ -66,10 +48,3 @@ def test_a_command_that_does_not_end_is_ended(tmp_path):
     with pytest.raises(NoAnswerError, match="within 4 s"):
         boot(["sleep", "600"], tmp_path, timeout_s=4)
     assert [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in content(file)] == []
-
-
-def test_missing_features_are_probed(monkeypatch):
-    """A test is skipped for the first feature whose probe fails; the message names the kernel and the feature."""
-    monkeypatch.setattr(kernels, "FEATURES", {"links": "ip link show lo", "luck": "true; false; true"})
-    assert kernels.lacking(["links"]) == ""
-    assert kernels.lacking(["links", "luck"]) == f"this kernel ({os.uname().release}) has no luck"

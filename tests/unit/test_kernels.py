@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import pytest_collection_modifyitems
 from tests.runner import reports
-from tests.runner.reports import FAILED, PASSED, Session, by_kernel, problems, summary
+from tests.runner.reports import FAILED, PASSED, Session, problems, summary
 from tests.support import kernels
 from tests.support.kernels import Recorder
 
@@ -103,12 +103,6 @@ def test_the_summary():
         f"skipped on 1.0: 1: {LACKS}",
         "skipped on 2.0: 1: no NAT",
     ]
-
-
-def test_shares_of_one_kernel_are_merged():
-    """Reports of the same kernel are merged, with the failures of all."""
-    shares = [Session("2.0", {"one": PASSED}), FIRST, Session("2.0", {"two": FAILED})]
-    assert by_kernel(shares) == [Session("2.0", {"one": PASSED, "two": FAILED}), FIRST]
 
 
 MEASURES, SLOW, OTHER = Item("measures", "alone"), Item("slow", "one_kernel"), Item("other")

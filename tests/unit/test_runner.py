@@ -69,13 +69,6 @@ def test_failed_part_stops_only_parts_that_need_it(tmp_path):
     assert status == {"broken": 3, "needs": None, "needs that": None, "after": 0}
 
 
-def test_number_of_parallel_parts_is_limited(tmp_path):
-    """Of three parts with a limit of two, two run in parallel, then the third."""
-    script = "touch $$; test $(ls | grep -c '^[0-9]') -le 2; sleep 0.1; rm $$"
-    results = run(tmp_path, [shell(name, script) for name in "abc"], parallel=2)
-    assert {result.status for result in results.values()} == {0}
-
-
 def has_ended(pid):
     return eventually(lambda: not os.path.exists(f"/proc/{pid}/exe"))
 
@@ -183,24 +176,16 @@ def ended(tmp_path):
 
 
 def test_failed_tests_are_repeated_alone(ended, tmp_path):
-    """Of the failed parts, those succeed whose failed tests pass, not skipped, when repeated; their reports say so."""
+    """Of the failed parts, those succeed whose failed tests pass, not skipped, when repeated; their reports say so.
+
+    Nothing is repeated if many tests failed, or a part in another way than by a failed test.
+    """
+    result, _ = ended(1)["part-1"]
+    for failure in (ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2)), {"part-1": (replace(result, status=-9), None)}):
+        assert list(repeat.repeat(failure, tmp_path, start)) == []
     results = ended(1, 2, 3, SKIPPED)
     assert list(repeat.repeat(results, tmp_path, start)) == ["t::1", "t::3"]
     assert [result.status for result, _ in results.values()] == [0, 1, 0, 1]
     assert results["part-3"][1].outcomes == {"t::3": PASSED, "t::good": PASSED}
     for name, (result, session) in results.items():
         assert totals.report_of(result, tmp_path) == session, name
-
-
-@pytest.mark.parametrize("case", ["many", "no report", "no failed test", "ended by a signal"])
-def test_other_failures_are_not_repeated(ended, tmp_path, case):
-    """Nothing is repeated if many tests failed, or a part in another way than by a failed test."""
-    results = ended(*range(1, 12, 2)[: repeat.MOST_TESTS + 1 if case == "many" else 1])
-    result, session = results["part-1"]
-    results["part-1"] = {
-        "many": (result, session),
-        "no report": (result, None),
-        "no failed test": (result, Session("1.0", {"t::good": PASSED})),
-        "ended by a signal": (replace(result, status=-9), session),
-    }[case]
-    assert list(repeat.repeat(results, tmp_path, start)) == []
