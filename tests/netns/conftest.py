@@ -42,17 +42,9 @@ NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet
 @pytest.fixture
 def network(bin_dir: Path, host: Namespace, store: Path) -> Network:
     """An IPv4 network with default gateway and host-local, as in README's first example."""
-    return Network(
-        host,
-        {
-            "cniVersion": "1.0.0",
-            "name": "net",
-            "type": "bridge",
-            "bridge": "cni0",
-            "isDefaultGateway": True,
-            "ipam": {"type": "host-local", "ranges": [IPV4], "dataDir": str(store)},
-        },
-    )
+    ipam = {"type": "host-local", "ranges": [IPV4], "dataDir": str(store)}
+    bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "ipam": ipam}
+    return Network(host, {"cniVersion": "1.0.0", "name": "net", **bridge})
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ import errno
 import os
 import select
 import socket
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
 from ipam.dhcp import frame, packet
 from kernel.packet_socket import PacketSocket, dhcp4_filter, dhcp6_filter, router_advertisement_filter
+from tests.support.errors import error_of
 from tests.support.netstate import shown
 
 WAIT_S = 20.0
@@ -84,11 +86,7 @@ def opened(namespace, packet_filter, name="eth0"):
 
 def errno_of(function, *arguments):
     """Returns the errno with which a call fails."""
-    try:
-        function(*arguments)
-    except OSError as error:
-        return error.errno
-    pytest.fail("the call succeeded")
+    return error_of(partial(function, *arguments), OSError).errno
 
 
 def received(packets, last):

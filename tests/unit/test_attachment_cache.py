@@ -60,8 +60,8 @@ def test_attachments_that_are_gone(tmp_path, write, entries, network, gone, runn
         name, container_id, ifname, kind = entry.split(":")
         write(name, container_id, NAMESPACES.get(kind), ifname, UNREADABLE.get(kind))
     for expected, attachments in ((True, gone), (False, running)):
-        for attachment in attachments.split():
-            assert is_gone(tmp_path, *attachment.split(":"), network=network) is expected, attachment
+        for container_id, ifname in (attachment.split(":") for attachment in attachments.split()):
+            assert is_gone(tmp_path, container_id, ifname, network) is expected, container_id
 
 
 def test_without_a_directory_nothing_is_gone(tmp_path):

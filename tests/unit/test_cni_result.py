@@ -36,6 +36,13 @@ ROUTES_JSON = [
     {"dst": "::/0"},
 ]
 
+BRIDGE_JSON = {"name": "cni0", "mac": "aa:bb:cc:dd:ee:ff"}
+POD_JSON = {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}
+IPS_JSON = [
+    {"interface": 1, "address": "10.1.2.5/24", "gateway": "10.1.2.1"},
+    {"interface": 0, "address": "10.9.9.9/32"},
+    {"interface": 1, "address": "fd00::5/64", "gateway": "fd00::1"},
+]
 SHAPES = {
     "0.2.0": {
         "ip4": {"ip": "10.1.2.5/24", "gateway": "10.1.2.1", "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]},
@@ -43,35 +50,17 @@ SHAPES = {
         "dns": DNS_JSON,
     },
     "0.4.0": {
-        "interfaces": [
-            {"name": "cni0", "mac": "aa:bb:cc:dd:ee:ff"},
-            {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"},
-        ],
-        "ips": [
-            {"version": "4", "interface": 1, "address": "10.1.2.5/24", "gateway": "10.1.2.1"},
-            {"version": "4", "interface": 0, "address": "10.9.9.9/32"},
-            {"version": "6", "interface": 1, "address": "fd00::5/64", "gateway": "fd00::1"},
-        ],
+        "interfaces": [BRIDGE_JSON, POD_JSON],
+        "ips": [{"version": version, **ip} for version, ip in zip("446", IPS_JSON, strict=True)],
         "routes": ROUTES_JSON,
         "dns": DNS_JSON,
     },
     "1.1.0": {
         "interfaces": [
-            {"name": "cni0", "mac": "aa:bb:cc:dd:ee:ff"},
-            {
-                "name": "eth0",
-                "mac": "02:00:00:00:00:01",
-                "mtu": 1400,
-                "sandbox": "/run/netns/x",
-                "socketPath": "/run/sock",
-                "pciID": "0000:00:1f.6",
-            },
+            BRIDGE_JSON,
+            {**POD_JSON, "mtu": 1400, "socketPath": "/run/sock", "pciID": "0000:00:1f.6"},
         ],
-        "ips": [
-            {"interface": 1, "address": "10.1.2.5/24", "gateway": "10.1.2.1"},
-            {"interface": 0, "address": "10.9.9.9/32"},
-            {"interface": 1, "address": "fd00::5/64", "gateway": "fd00::1"},
-        ],
+        "ips": IPS_JSON,
         "routes": ROUTES_JSON,
         "dns": DNS_JSON,
     },

@@ -32,16 +32,9 @@ PARSER = cli.build_parser()
 PAGES = [Document(path) for path in sorted(DOCS.glob("*.md"))]
 # Objects that only contain other keys; the tables list those.
 CONTAINERS = {"ipam", "args", "args.cni", "runtimeConfig"}
-PLURALS = {
-    STRING: "strings",
-    CIDR: "CIDRs",
-    OBJECT: "objects",
-    INTEGER: "integers",
-    IP: "IP addresses",
-    BOOLEAN: "booleans",
-    LIST: "lists of objects",
-}
 WORDS = {STRING: "string", BOOLEAN: "boolean", INTEGER: "integer", IP: "IP address", CIDR: "CIDR", OBJECT: "object"}
+PLURALS = {kind: f"{word}{'es' * word.endswith('s') or 's'}" for kind, word in WORDS.items()}
+PLURALS |= {LIST: "lists of objects"}
 
 
 def page_of(plugin: str) -> Document:

@@ -302,70 +302,71 @@ def run_in_child(step, work):
     return os.WIFEXITED(os.waitpid(pid, 0)[1])
 
 
+OLD, NEW, ELSE = b"old\r\neth0", b"new\r\neth0", b"else\r\neth0"
+
+
+def prepare(net, *, indexed=True):
+    """Creates the store anew, with an address for each of two owners."""
+    shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
+    reserve(net, "10.1.0.5", OLD)
+    reserve(net, "10.1.0.6", ELSE)
+    with net.locked() as held:
+        held.note_last_reserved(0, "10.1.0.5")
+    if indexed:
+        find(net, NEW)
+
+
+def change(net):
+    """Reserves two addresses and releases another."""
+    with net.locked() as held:
+        held.find(NEW)
+        held.reserve("10.1.0.99", NEW)
+        held.note_last_reserved(0, "10.1.0.99")
+        held.reserve("10.1.0.98", NEW)
+        held.note_last_reserved(0, "10.1.0.9")
+    release(net, OLD)
+
+
+def assert_consistent(net):
+    """Asserts that no reservation is empty, and that the answers equal the files."""
+    files = {path.name: path.read_bytes() for path in Path(net.directory).iterdir()}
+    assert files.pop("lock") == b""
+    assert files.pop("last_reserved_ip.0", b"") in (b"10.1.0.5", b"10.1.0.99", b"10.1.0.9", b"")
+    assert all(files.values())
+    for owner, names in ((NEW, ("10.1.0.98", "10.1.0.99")), (OLD, ("10.1.0.5",)), (ELSE, ("10.1.0.6",))):
+        assert find(net, owner) == [name for name in names if name in files]
+    assert "10.1.0.6" in files
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 def test_store_is_consistent_after_a_kill_at_any_step(net, indexed):
     """A kill before any system call leaves each file complete or missing, and an index that is right or not used."""
-    owner = b"new\r\neth0"
-
-    def work():
-        with net.locked() as held:
-            held.find(owner)
-            held.reserve("10.1.0.99", owner)
-            held.note_last_reserved(0, "10.1.0.99")
-            held.reserve("10.1.0.98", owner)
-            held.note_last_reserved(0, "10.1.0.9")
-        release(net, b"old\r\neth0")
-
     step, done = 0, False
     while not done:
-        shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
-        reserve(net, "10.1.0.5", b"old\r\neth0")
-        reserve(net, "10.1.0.6", b"else\r\neth0")
-        with net.locked() as held:
-            held.note_last_reserved(0, "10.1.0.5")
-        if indexed:
-            find(net, owner)
-        done = run_in_child(step, work)
-        files = {path.name: path.read_bytes() for path in Path(net.directory).iterdir()}
-        assert files.pop("lock") == b""
-        assert files.pop("last_reserved_ip.0", b"") in (b"10.1.0.5", b"10.1.0.99", b"10.1.0.9", b"")
-        assert all(files.values()), f"an empty reservation after step {step}"
-        assert sorted(find(net, owner)) == sorted(n for n in ("10.1.0.98", "10.1.0.99") if n in files)
-        assert find(net, b"old\r\neth0") == [n for n in ("10.1.0.5",) if n in files]
-        assert find(net, b"else\r\neth0") == ["10.1.0.6"]
+        prepare(net, indexed=indexed)
+        done = run_in_child(step, lambda: change(net))
+        assert_consistent(net)
         step += 1
     assert step > 40
 
 
-def change(net):
-    with net.locked() as held:
-        held.find(b"new\r\neth0")
-        held.reserve("10.1.0.99", b"new\r\neth0")
-        held.note_last_reserved(0, "10.1.0.99")
-        held.release("10.1.0.5", b"old\r\neth0")
-
-
-def test_index_is_consistent_after_an_error_at_any_step(net, monkeypatch):
-    """If any system call fails, the later answers equal the files."""
-    owner = b"new\r\neth0"
+def test_store_is_consistent_after_an_error_at_any_step(net, monkeypatch):
+    """If any system call fails, each file is complete or missing, and the later answers equal the files."""
     failing = [name for name in CALLS if name != "close"]  # close() closes even if it fails
     failed = 0
+
+    def fail():
+        raise OSError(5, "Input/output error")
+
     for step in range(60):
-        shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
-        reserve(net, "10.1.0.5", b"old\r\neth0")
-        find(net, owner)
-
-        def fail():
-            raise OSError(5, "Input/output error")
-
+        prepare(net)
         with monkeypatch.context() as patch:
             for name, function in interrupt(step, fail, failing).items():
                 patch.setattr(os, name, function)
             error = failure_of(lambda: change(net), CniError)
         assert error is None or error.code == 5
         failed += error is not None
-        assert find(net, owner) == sorted(net.list_owners().get(owner, []))
-        assert find(net, b"old\r\neth0") == sorted(net.list_owners().get(b"old\r\neth0", []))
+        assert_consistent(net)
     assert failed >= 8
 
 

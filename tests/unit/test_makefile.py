@@ -1,4 +1,4 @@
-"""The Makefile: what it builds again, and which packages a target installs."""
+"""The Makefile: what it builds again, and which packages a target installs; the workflow for a forge's CI."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.binaries import ROOT
 
@@ -90,3 +91,14 @@ def test_long_targets_say_how_long_they_take() -> None:
     said = set(re.findall(r"\$\(call say,([a-z0-9-]+)\)", text))
     (shared,) = re.findall(r"^(.*): test-%:$", text, re.MULTILINE)  # by their name in $@
     assert described.keys() - QUICK == said | set(shared.split())
+
+
+def test_workflow_runs_the_two_commands() -> None:
+    """Each job runs one of `make check` and `.ci/run` on the Debian release of the Makefile, with read-only rights."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    jobs = workflow["jobs"].values()
+    assert [job["steps"][-1]["run"] for job in jobs] == ["make check", ".ci/run"]
+    (release,) = re.findall(r"^DEBIAN := (\w+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    images = [job["container"] if isinstance(job["container"], str) else job["container"]["image"] for job in jobs]
+    assert set(images) == {f"debian:{release}"}
+    assert workflow["permissions"] == {"contents": "read"}

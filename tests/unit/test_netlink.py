@@ -1,13 +1,19 @@
-"""Netlink messages in C (kernel/_netlink.c), compared with a Python implementation, for any bytes."""
+"""Netlink messages in C (kernel/_netlink.c), compared with Python for any bytes, and as objects (kernel.wire)."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
 from _podwire import attribute_offsets, encode_attributes, get_attributes, messages
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from kernel.codec import LinkMessage, VlanMessage
+from kernel.codec_netfilter import ConntrackMessage, RuleMessage
+from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.wire import AnswerError, decode
 
 NUMBERS = {"B": "=B", "H": "=H", "I": "=I", "Q": "=Q", "i": "=i", ">H": ">H", ">I": ">I", ">Q": ">Q", ">i": ">i"}
 FORMS = (*NUMBERS, "s", "")
@@ -197,3 +203,52 @@ def test_a_single_message_is_not_copied():
     """A single received message is returned as the same object."""
     data = struct.pack("=IHHII", 20, 2, 0, 1, 0) + bytes(4)
     assert messages(data)[0][3] is data
+
+
+KINDS = (LinkMessage, VlanMessage, QdiscMessage, FilterMessage, RuleMessage, ConntrackMessage)
+HEADER = 16
+
+
+def link_message(*attributes: bytes) -> bytes:
+    return bytes(HEADER) + bytes(16) + b"".join(attributes)
+
+
+def test_an_unknown_attribute_is_ignored():
+    """Unknown attributes in a message are ignored, with any content."""
+    message = decode(LinkMessage, link_message(attribute(999, b"?" * 7), attribute(4, struct.pack("=I", 1400))))
+    assert message["attrs"] == [("IFLA_MTU", 1400)]
+
+
+def test_attributes_of_a_name():
+    """`get_attr` returns the first of several attributes, None without one, `get_attrs` all; fields must exist."""
+    message = decode(LinkMessage, link_message(*(attribute(4, struct.pack("=I", mtu)) for mtu in (1400, 1500))))
+    assert (message.get_attr("IFLA_MTU"), message.get_attrs("IFLA_MTU")) == (1400, [1400, 1500])
+    assert message.get_attr("IFLA_IFNAME") is None
+    with pytest.raises(KeyError):
+        message["nonsense"]
+
+
+def test_a_nested_attribute_without_content_is_not_missing():
+    """A nested attribute without attributes is not None and is true."""
+    info = decode(LinkMessage, link_message(attribute(18, b""))).get_attr("IFLA_LINKINFO")
+    assert info
+    assert info.get_attr("IFLA_INFO_KIND") is None
+
+
+def test_a_truncated_message_is_an_error():
+    """A message shorter than its fixed fields raises AnswerError."""
+    with pytest.raises(AnswerError):
+        decode(LinkMessage, bytes(HEADER + 15))
+
+
+@given(st.sampled_from(KINDS), st.binary(max_size=200))
+def test_any_bytes_are_decoded_or_refused(kind, data):
+    """Any bytes are decoded completely or raise AnswerError, without an endless loop or another error."""
+
+    def walk(message):
+        for _, value in message["attrs"]:
+            if isinstance(value, dict):
+                walk(value)
+
+    with contextlib.suppress(AnswerError):
+        walk(decode(kind, data))

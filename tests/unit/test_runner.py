@@ -180,9 +180,9 @@ def test_failed_tests_are_repeated_alone(ended, tmp_path):
 
     Nothing is repeated if many tests failed, or a part in another way than by a failed test.
     """
-    result, _ = ended(1)["part-1"]
-    for failure in (ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2)), {"part-1": (replace(result, status=-9), None)}):
-        assert list(repeat.repeat(failure, tmp_path, start)) == []
+    result, session = ended(1)["part-1"]
+    assert list(repeat.repeat({"part-1": (replace(result, status=-9), session)}, tmp_path, start)) == []
+    assert list(repeat.repeat(ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2)), tmp_path, start)) == []
     results = ended(1, 2, 3, SKIPPED)
     assert list(repeat.repeat(results, tmp_path, start)) == ["t::1", "t::3"]
     assert [result.status for result, _ in results.values()] == [0, 1, 0, 1]
