@@ -57,7 +57,6 @@ class Pod:
 
     @property
     def address(self) -> str:
-        """The pod's address."""
         address: str = self.result["ips"][0]["address"]
         return address.partition("/")[0]
 
@@ -120,7 +119,6 @@ class Demo:
         self._pods = [Pod(name, stack.enter_context(namespaces.temporary(name)), args[name]) for name in args]
 
     def list_steps(self) -> list[tuple[str, Callable[[], None]]]:
-        """Returns the title and the function of each step, in order."""
         return [
             ("A private host, the built plugins, the configuration of conf/", self.show_host),
             ("Two pods are attached to loopback, bridge, portmap and bandwidth, as by a runtime", self.attach),
@@ -135,13 +133,11 @@ class Demo:
         ]
 
     def show_host(self) -> None:
-        """Prints the plugins and the network's configuration."""
         podwire = binaries.directory() / "podwire"
         say(f"{output(str(podwire), '--version').strip()} in {podwire.parent}: {', '.join(binaries.names())}")
         say("\n".join(json.dumps(plugin) for plugin in self._network.plugins))
 
     def attach(self) -> None:
-        """Attaches all pods to both networks."""
         for pod in self._pods:
             pod.lo_result = self._loopback.add(pod.run)
         for pod in self._pods:
@@ -150,18 +146,15 @@ class Demo:
         expect(len({*addresses, self._gateway}) == 3, f"the addresses differ: {addresses}, gateway {self._gateway}")
 
     def show_result(self) -> None:
-        """Prints the first pod's result."""
         say(json.dumps(self._pods[0].result, indent=2))
 
     def show_pods(self) -> None:
-        """Prints the addresses and routes in the pods."""
         for pod in self._pods:
             say(f"{pod.name}:\n{textwrap.indent(pod.sandbox.ip('-br', 'addr') + pod.sandbox.ip('route'), '  ')}")
             actual = [entry["local"] for entry in links(pod.sandbox)["eth0"]["addresses"]]
             expect(actual == [pod.address], f"{pod.name} has {pod.address}, not {actual}")
 
     def ping(self) -> None:
-        """Pings from each pod to the other and to the gateway."""
         for pod, other in itertools.permutations(self._pods, 2):
             pod.ping(other.address, other.name)
             pod.ping(self._gateway, "the gateway")
@@ -182,19 +175,16 @@ class Demo:
             host.ip("link", "delete", "up0")
 
     def show_limits(self) -> None:
-        """Prints the token buckets of the limits."""
         limits = [line for line in self._host.run("tc", "qdisc", "show").splitlines() if " tbf " in line]
         say("\n".join(limits))
         expect([" rate 10Mbit " in line for line in limits] == [True, True], "two limits of 10 Mbit/s")
 
     def check(self) -> None:
-        """Runs CHECK for all attachments."""
         for pod in self._pods:
             self._loopback.check(pod.run, pod.lo_result)
             self._network.with_capabilities(**pod.capability_args).check(pod.run, pod.result)
 
     def detach(self) -> None:
-        """Detaches all pods from both networks."""
         for pod in self._pods:
             self._network.with_capabilities(**pod.capability_args).delete(pod.run, pod.result)
             self._loopback.delete(pod.run, pod.lo_result)

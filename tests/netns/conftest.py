@@ -184,7 +184,6 @@ def bridged(host: Namespace) -> Namespace:
 
 @pytest.fixture
 def netfilter(host: Namespace) -> Iterator[NftSocket]:
-    """A netfilter socket on the host."""
     with Netns(host.path) as namespace:
         with entered(namespace):
             inner = nft.open_socket()
@@ -213,7 +212,6 @@ def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]
 
 @pytest.fixture
 def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
-    """A function that returns the verbs that the scripted IPAM plugin has run."""
     return scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls
 
 

@@ -39,7 +39,6 @@ class Leases:
         return run_plugin("host-local", command, config, **self.arguments(container_id), **options)
 
     def start(self, command: str, container_id: str) -> subprocess.Popen[bytes]:
-        """Starts a verb and sends its whole input."""
         process = start_plugin("host-local", command, **self.arguments(container_id))
         feed(process, self.config())
         return process

@@ -75,7 +75,6 @@ class FilledNetwork:
         )
 
     def collect(self, running: int) -> Counts:
-        """Runs GC with this many running containers."""
         valid = [{"containerID": f"c{at}", "ifname": "eth0"} for at in range(running)]
         keys: dict[str, Any] = {"cni.dev/valid-attachments": valid}
         return self.count("GC", **keys)

@@ -79,13 +79,11 @@ def wire(veth):
 
 
 def opened(namespace, packet_filter, name="eth0"):
-    """Returns a packet socket on an interface of a namespace."""
     with namespace.entered():
         return PacketSocket(shown(namespace, name)["ifindex"], packet_filter)
 
 
 def errno_of(function, *arguments):
-    """Returns the errno with which a call fails."""
     return error_of(partial(function, *arguments), OSError).errno
 
 

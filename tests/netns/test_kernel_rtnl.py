@@ -22,14 +22,12 @@ MAC = bytes.fromhex("0200000000aa")
 
 @pytest.fixture
 def opened(host):
-    """The host's namespace, open."""
     with Netns(host.path) as namespace:
         yield namespace
 
 
 @pytest.fixture
 def socket(opened):
-    """A netlink socket in the host's namespace."""
     with entered(opened):
         host_socket = Socket()
     with host_socket:
@@ -102,7 +100,6 @@ def test_lost_answers(socket):
 
 
 def _absent(index):
-    """Returns a link that does not exist."""
     return Link(index, "absent0", "", 0, 0, "", 0, 0, None, 0)
 
 

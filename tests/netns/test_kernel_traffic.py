@@ -33,7 +33,6 @@ class Veth(NamedTuple):
 
 @pytest.fixture
 def veth(host):
-    """One end of a veth pair on a host."""
     host.ip("link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
     with host.entered():
         socket = Socket()

@@ -23,7 +23,6 @@ TUNNEL6 = Tunnel(112, 4789, ip_address("2001:db8::1"))
 
 @pytest.fixture
 def socket(host: Namespace):
-    """A netlink socket on the host."""
     with host.entered():
         host_socket = Socket()
     with host_socket:

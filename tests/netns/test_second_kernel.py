@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.needs("user_mode_linux"), pytest.mark.usefixtures("roo
 
 
 def run(tmp_path, script):
-    """Boots, runs a shell script; returns its exit status and its output."""
     with (tmp_path / "output").open("wb+") as output:
         status = boot(["sh", "-c", script], tmp_path, stdout=output, timeout_s=300)
         output.seek(0)

@@ -29,13 +29,10 @@ class Frame(NamedTuple):
 
 
 class Station:
-    """A pod that receives frames."""
-
     def __init__(self, packets: socket.socket) -> None:
         self._packets = packets
 
     def send(self, *frames: Frame) -> None:
-        """Broadcasts frames."""
         source = self._packets.getsockname()[4]
         for tag, text in frames:
             vlan = b"\x81\0" + tag.to_bytes(2, "big") if tag else b""

@@ -16,7 +16,6 @@ NODES, PODS = 20, 250
 
 @pytest.fixture(scope="module")
 def filled() -> dict[str, Any]:
-    """The figures of a cluster of 20 nodes."""
     return fill_double(NODES, PODS)
 
 

@@ -47,7 +47,6 @@ def script(tmp_path):
 
 @pytest.fixture
 def calls(tmp_path):
-    """A function that returns the verbs that ran so far."""
     return lambda: (tmp_path / "calls").read_text().split() if (tmp_path / "calls").exists() else []
 
 

@@ -43,8 +43,6 @@ GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd0
 
 
 class FakeNetns(Netns):
-    """A namespace that only has a descriptor."""
-
     def __init__(self) -> None:
         pass
 

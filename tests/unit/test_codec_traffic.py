@@ -152,7 +152,6 @@ def test_qdiscs_are_read(name):
 
 
 def filters(*messages):
-    """Returns the filters that list_filters reads from the kernel's messages."""
 
     class Answering(Socket):
         def __init__(self):

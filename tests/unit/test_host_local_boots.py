@@ -94,7 +94,6 @@ class Node:
         assert self.holders() == {address: name for address, name in addresses if name != "-"}
 
     def holders(self):
-        """Returns the container ID of each reserved address."""
         owners = self.net.list_owners()
         return {name: owner.split()[0].decode() for owner, names in owners.items() for name in names}
 

@@ -28,7 +28,6 @@ def net(tmp_path):
 
 @pytest.fixture
 def scans():
-    """The scans of stores, as calls of a mock."""
     with mock.patch.object(Reservations, "scan", autospec=True, side_effect=Reservations.scan) as scan:
         yield scan.mock_calls
 
@@ -317,7 +316,6 @@ def prepare(net, *, indexed=True):
 
 
 def change(net):
-    """Reserves two addresses and releases another."""
     with net.locked() as held:
         held.find(NEW)
         held.reserve("10.1.0.99", NEW)

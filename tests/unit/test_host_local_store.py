@@ -133,7 +133,6 @@ def test_unusable_path_is_named(tmp_path):
 
 
 def lock_in_child(net):
-    """Starts a process that holds the lock until it is killed; returns its pid."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -59,7 +59,6 @@ def test_changed_sources_cause_a_build(make: Callable[..., str], tmp_path: Path,
 
 
 def list_installed(target: str) -> set[str]:
-    """Returns the packages that a target installs if they are missing."""
     command = ["make", "--no-print-directory", "--dry-run", target]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for line in re.findall(r"install_packages\.sh (.*)", lines) for name in line.split()}

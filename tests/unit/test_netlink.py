@@ -42,7 +42,6 @@ def attribute(number: int, content: bytes) -> bytes:
 
 
 def split_in_python(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
-    """Returns number, offset and content of each attribute."""
     attributes = []
     while start + 4 <= len(data):
         length, number = struct.unpack_from("=HH", data, start)
@@ -140,7 +139,6 @@ class Twice:
     """A form with a method `write`."""
 
     def write(self, value: object, pairs: object) -> object:
-        """Returns bytes twice, for other values the pairs."""
         return value * 2 if isinstance(value, bytes) else pairs
 
 

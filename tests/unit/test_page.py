@@ -104,7 +104,6 @@ def dump(tmp_path: Path, query: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Returns the cells of the table of attachments."""
     (table,) = re.findall(r'<table id="table">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)
     return [
         [html.unescape(re.sub(r"<.*?>", "|", cell)) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]

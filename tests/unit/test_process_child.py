@@ -30,7 +30,6 @@ def shell(script, stdin=b"", **how):
 
 
 def children():
-    """Returns the child processes of this process."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return file.read().split()
 

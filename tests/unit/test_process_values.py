@@ -26,8 +26,6 @@ except TypeError:
 
 @dataclass(frozen=True)
 class Point:
-    """A value."""
-
     x: int
     names: tuple[str, ...] = field(default=(), repr=False)
 

@@ -30,7 +30,6 @@ for _ in Schedule([part], 1, start).results(Path(sys.argv[2])):
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
-    """Starts a part in the directory of its log."""
     with log.open("wb") as output:
         return subprocess.Popen(part.command, stdout=output, stderr=output, cwd=log.parent, start_new_session=True)
 
@@ -41,7 +40,6 @@ def run(tmp_path, chosen, parallel=4):
 
 
 def shell(name, script, **order):
-    """Returns a part that runs a line of shell."""
     return Part(name, ("sh", "-ec", script), **order)
 
 
