@@ -38,10 +38,6 @@ To work on podwire: CONTRIBUTING.md; make check (45 seconds), make test (9 minut
 _HOST, _CLIENT, _HOST_PORT = "192.0.2.1", "192.0.2.2", 80
 
 
-class UnexpectedError(Exception):
-    """A step did not have the expected effect."""
-
-
 @dataclass
 class Pod:
     """A pod: its name, which is also its container ID, its network namespace, and the runtime's capability args.
@@ -99,7 +95,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing is left behind", file=sys.stderr)
         return 130
-    except (UnexpectedError, AssertionError, OSError) as error:
+    except (AssertionError, OSError) as error:
         sys.stdout.flush()
         print(f"\nFAILED: {error}", file=sys.stderr)
         return 1
@@ -116,6 +112,7 @@ class Demo:
         self._network = NetworkList.load(_CONF / "10-podwire.conflist")
         mapping = {"hostPort": _HOST_PORT, "containerPort": PORT, "protocol": "tcp"}
         args: dict[str, dict[str, Any]] = {"web": {"portMappings": [mapping], "bandwidth": _LIMITS}, "db": {}}
+        self._gateway = ""
         self._pods = [Pod(name, stack.enter_context(namespaces.temporary(name)), args[name]) for name in args]
 
     def list_steps(self) -> list[tuple[str, Callable[[], None]]]:
@@ -142,6 +139,7 @@ class Demo:
             pod.lo_result = self._loopback.add(pod.run)
         for pod in self._pods:
             pod.result = self._network.with_capabilities(**pod.capability_args).add(pod.run)
+        self._gateway = self._pods[0].result["ips"][0]["gateway"]
         addresses = [pod.address for pod in self._pods]
         expect(len({*addresses, self._gateway}) == 3, f"the addresses differ: {addresses}, gateway {self._gateway}")
 
@@ -216,16 +214,10 @@ class Demo:
         permanent = {f"{name}/lock", f"{name}/last_reserved_ip.0", f".podwire/{name}"}
         expect(set(files) <= permanent, f"no address is reserved any more: {files}")
 
-    @property
-    def _gateway(self) -> str:
-        gateway: str = self._pods[0].result["ips"][0]["gateway"]
-        return gateway
-
 
 def expect(condition: bool, expected: str) -> None:
     """Ends the demo unless `condition` holds."""
-    if not condition:
-        raise UnexpectedError(f"expected: {expected}")
+    assert condition, f"expected: {expected}"
 
 
 def say(text: str) -> None:

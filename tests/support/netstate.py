@@ -34,7 +34,7 @@ def state(namespace: Namespace, *, netfilter: bool = False) -> State:
     routes in the local table, which depend on the addresses.
     """
     text = output("ip", "-n", namespace.name, "-j", "-d", "-batch", "-", stdin="addr show\nrule show\n")
-    links, rules = _documents(text)
+    links, rules = map(json.loads, text.splitlines())
     whole: State = {
         "links": {link["ifname"]: _link(link) for link in links},
         "routes": {f"ipv{family}": _routes(namespace, family) for family in (4, 6)},
@@ -74,18 +74,6 @@ def iptables_rules(namespace: Namespace, tool: str = "iptables") -> list[str]:
 def qdiscs(namespace: Namespace) -> list[str]:
     """Returns the qdiscs of all links, without `noqueue`."""
     return sorted(line for line in namespace.run("tc", "qdisc", "show").splitlines() if line.split()[1] != "noqueue")
-
-
-def _documents(text: str) -> list[Any]:
-    """Splits ip's batch output: one JSON document after another."""
-    decoder, documents, at = json.JSONDecoder(), [], 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        document, at = decoder.raw_decode(text, at)
-        documents.append(document)
-    return documents
 
 
 def _link(link: dict[str, Any]) -> dict[str, Any]:

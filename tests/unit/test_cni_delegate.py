@@ -124,46 +124,35 @@ def test_errors_of_the_delegate_are_returned_unchanged(script, request_for, comm
     assert (error.code, error.msg, error.details) == (1234, "no", "why")
 
 
-@pytest.mark.parametrize(
-    ("body", "msg"),
-    [
-        ("exit 7", "netplugin failed with no error message: exit status 7"),
-        ("kill -KILL $$", "netplugin failed with no error message: signal 9"),
-        ("echo oops; exit 1", r"netplugin failed but error parsing its diagnostic message 'oops\n': exit status 1"),
-        ("echo []; exit 1", r"netplugin failed but error parsing its diagnostic message '[]\n': exit status 1"),
-        ("""printf '{"code": "x"}'; exit 2""", "netplugin failed but error parsing its diagnostic message "),
-        ("""printf '{"code": 7'; kill -KILL $$""", "netplugin failed but error parsing its diagnostic message "),
-    ],
-)
-def test_failure_without_an_error_object_is_described(script, request_for, body, msg):
-    """The error has code 999, the output and the way in which the delegate ended."""
-    program = script(body)
-    error = failure(lambda: add(request_for()))
-    assert error.code == 999
-    assert error.msg.startswith(msg)
-    assert error.details == f"the plugin is {program}"
+UNPARSED = "netplugin failed but error parsing its diagnostic message "
+NO_ADDRESS = 'failed to decode result: "ips[0].address" is not an address with prefix: x'
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("output", "code", "msg"),
+    ("body", "code", "msg"),
     [
+        ("exit 7", 999, "netplugin failed with no error message: exit status 7"),
+        ("kill -KILL $$", 999, "netplugin failed with no error message: signal 9"),
+        ("echo oops; exit 1", 999, rf"{UNPARSED}'oops\n': exit status 1"),
+        ("echo []; exit 1", 999, rf"{UNPARSED}'[]\n': exit status 1"),
+        ("""echo '{"code": "x"}'; exit 2""", 999, UNPARSED),
+        ("""echo '{"code": 7'; kill -KILL $$""", 999, UNPARSED),
+        ("""echo '{"code": 11, "msg": "full"}'; exit 1""", 11, "full"),
         ("", 6, "plugin ipam printed no result: unexpected end of JSON input"),
-        ("oops", 6, "plugin ipam printed no result: "),
-        ("[]", 7, "failed to decode result: it is not a JSON object"),
-        ('{"cniVersion": "7.0.0"}', 7, 'unsupported CNI result version "7.0.0"'),
-        (
-            '{"ips": [{"address": "x"}]}',
-            7,
-            'failed to decode result: "ips[0].address" is not an address with prefix: x',
-        ),
+        ("echo oops", 6, "plugin ipam printed no result: "),
+        ("echo []", 7, "failed to decode result: it is not a JSON object"),
+        ("""echo '{"cniVersion": "7.0.0"}'""", 7, 'unsupported CNI result version "7.0.0"'),
+        ("""echo '{"ips": [{"address": "x"}]}'""", 7, NO_ADDRESS),
     ],
 )
-def test_add_without_a_result_fails(script, request_for, calls, output, code, msg):
-    """An ADD without a valid result has failed, and is followed by a DEL."""
-    script(f"printf '%s' '{output}'")
+def test_add_without_a_result_fails(script, request_for, calls, body, code, msg):
+    """An ADD without a valid result has failed, and is followed by a DEL; without an error object it is described."""
+    program = script(body)
     error = failure(lambda: add(request_for()))
     assert error.code == code
     assert error.msg.startswith(msg)
+    assert code != 999 or error.details == f"the plugin is {program}"
     assert calls() == ["ADD", "DEL"]
 
 

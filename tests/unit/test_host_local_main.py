@@ -123,23 +123,14 @@ def test_check_needs_any_address_of_the_attachment(run):
 
 
 def test_del_releases_only_the_attachments_address(run):
-    """DEL releases the attachment's address, keeps the others, and succeeds again."""
+    """DEL releases the attachment's address, without one a reservation of its container ID, and succeeds again."""
     run("ADD", "a")
     run("ADD", "b")
     run("ADD", "a", ifname="eth1")
-    for _ in range(2):
+    run.write("10.1.2.9", "a")
+    for remaining in (["10.1.2.3", "10.1.2.4", "10.1.2.9"], ["10.1.2.3", "10.1.2.4"], ["10.1.2.3", "10.1.2.4"]):
         assert run("DEL", "a") is None
-        assert run.files() == ["10.1.2.3", "10.1.2.4"]
-
-
-def test_del_releases_a_legacy_reservation_if_there_is_no_other(run):
-    """A reservation with only the container ID is released by a DEL without a reservation of its interface."""
-    run.write("10.1.2.9", "cid")
-    run.write("10.1.2.8", "cid\r\neth0")
-    assert run("DEL") is None
-    assert run.files() == ["10.1.2.9"]
-    assert run("DEL") is None
-    assert run.files() == []
+        assert run.files() == remaining
 
 
 @pytest.mark.parametrize(
@@ -169,7 +160,9 @@ def valid(*pairs):
 
 @pytest.mark.parametrize("key", ["cni.dev/valid-attachments", "cni.dev/attachments"])
 def test_gc_keeps_valid_attachments(run, key):
-    """GC releases every other address of this network, and keeps legacy reservations, remarks and other files."""
+    """GC releases every other address of this network, keeps remarks and other files, and creates no store."""
+    assert run("GC", **{key: []}) is None
+    assert not os.path.exists(run.directory)
     for name in "abc":
         run("ADD", name)
     run("ADD", "a", ifname="eth1")
@@ -183,12 +176,6 @@ def test_gc_keeps_valid_attachments(run, key):
     assert {"lock", "last_reserved_ip.0", "other-file"} <= set(os.listdir(run.directory))
     assert run("CHECK", "a") is None
     assert run("CHECK", "b")["code"] == 999
-
-
-def test_gc_creates_no_store(run):
-    """GC does nothing, and creates nothing, if no address was ever allocated."""
-    assert run("GC", **{"cni.dev/valid-attachments": []}) is None
-    assert not os.path.exists(run.directory)
 
 
 def test_gc_continues_after_a_failure(run, monkeypatch):

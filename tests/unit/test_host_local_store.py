@@ -61,13 +61,6 @@ def test_last_address_is_replaced_completely(net, before):
     assert content(net, "last_reserved_ip.0") == b"10.1.2.9"
 
 
-def test_reserved_name_is_not_changed(net):
-    """Reserving an address in use changes nothing."""
-    assert add(net, "10.1.2.2")
-    assert not add(net, "10.1.2.2", b"other\r\neth0")
-    assert content(net, "10.1.2.2") == OWNER
-
-
 @pytest.mark.parametrize("text", ["cid\r\neth0\n", "  cid\r\neth0 \t\r\n"])
 def test_white_space_around_an_owner_is_ignored(net, text):
     """A reservation that was edited by hand is found although white space surrounds its content."""
@@ -78,9 +71,11 @@ def test_white_space_around_an_owner_is_ignored(net, text):
         assert held.find(OWNER) == ["10.1.2.3"]
 
 
-def test_second_release_succeeds(net):
-    """Releasing an address that is not reserved succeeds."""
-    add(net, "10.1.2.2")
+def test_second_reservation_and_release(net):
+    """Reserving an address in use changes nothing; releasing an address that is not reserved succeeds."""
+    assert add(net, "10.1.2.2")
+    assert not add(net, "10.1.2.2", b"other\r\neth0")
+    assert content(net, "10.1.2.2") == OWNER
     with net.locked() as held:
         held.release("10.1.2.2", OWNER)
         held.release("10.1.2.2", OWNER)

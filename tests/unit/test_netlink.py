@@ -172,29 +172,20 @@ def test_invalid_pairs(pairs, known, error):
         encode_attributes(pairs, known)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("call", "arguments", "error"),
     [
-        ((b"", -1, ()), ValueError),
-        ((b"", 0, ((1, "", None),) * 25), ValueError),
-        ((b"", 0, ((1, ""),)), TypeError),
-        ((b"", 0, (1,)), TypeError),
-        ((b"", 0, ((1, 2, 3),)), TypeError),
-        ((b"", 0, (("1", "", None),)), TypeError),
+        *((get_attributes, (b"", *rest), ValueError) for rest in ((-1, ()), (0, ((1, "", None),) * 25))),
+        *((get_attributes, (b"", 0, (each,)), TypeError) for each in ((1, ""), 1, (1, 2, 3), ("1", "", None))),
+        (attribute_offsets, (b"", -1), ValueError),
+        (messages, ("text",), TypeError),
     ],
 )
-def test_invalid_arguments(arguments, error):
-    """Invalid arguments of get_attributes are an error."""
+def test_invalid_arguments(call, arguments, error):
+    """Negative offsets, too many or invalid attributes, and arguments that are not bytes are errors."""
     with pytest.raises(error):
-        get_attributes(*arguments)
-
-
-def test_invalid_messages():
-    """A negative offset and an argument that is not bytes are errors."""
-    with pytest.raises(ValueError, match="-1"):
-        attribute_offsets(b"", -1)
-    with pytest.raises(TypeError):
-        messages("text")
+        call(*arguments)
 
 
 def test_a_single_message_is_not_copied():
