@@ -11,7 +11,7 @@ import pytest
 
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
-from kernel.netns import Netns, entered
+from kernel.rtnl import Socket
 from tests.support import binaries, scripted_ipam, single_link, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
@@ -183,12 +183,20 @@ def bridged(host: Namespace) -> Namespace:
 
 
 @pytest.fixture
+def socket(host: Namespace) -> Iterator[Socket]:
+    """A netlink socket on the host."""
+    with host.entered():
+        host_socket = Socket()
+    with host_socket:
+        yield host_socket
+
+
+@pytest.fixture
 def netfilter(host: Namespace) -> Iterator[NftSocket]:
-    with Netns(host.path) as namespace:
-        with entered(namespace):
-            inner = nft.open_socket()
-        with inner:
-            yield inner
+    with host.entered():
+        inner = nft.open_socket()
+    with inner:
+        yield inner
 
 
 @pytest.fixture

@@ -32,14 +32,10 @@ class Veth(NamedTuple):
 
 
 @pytest.fixture
-def veth(host):
+def veth(host, socket):
     host.ip("link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
-    with host.entered():
-        socket = Socket()
-    with socket:
-        (veth0,) = link.get(socket, link.by_name_request("veth0"))
-        assert veth0
-        yield Veth(host, socket, veth0)
+    (veth0,) = link.get(socket, link.by_name_request("veth0"))
+    return Veth(host, socket, veth0)
 
 
 def qdiscs(veth):

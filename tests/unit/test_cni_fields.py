@@ -71,9 +71,8 @@ def test_keys_match_in_any_case(reader, value, expected):
 )
 def test_types_are_strict(reader, value, problem):
     """A value of another type is refused with code 7, and the message has the key's whole path."""
-    with pytest.raises(CniError) as caught:
-        getattr(Fields({"Key": value}, "outer[2]"), reader)("key")
-    assert (caught.value.code, caught.value.msg) == (7, f'failed to load netconf: "outer[2].key" {problem}')
+    error = error_of(lambda: getattr(Fields({"Key": value}, "outer[2]"), reader)("key"), CniError)
+    assert (error.code, error.msg) == (7, f'failed to load netconf: "outer[2].key" {problem}')
 
 
 def test_messages_have_the_path_of_the_element():

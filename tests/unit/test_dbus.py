@@ -11,6 +11,7 @@ from cni.errors import CniError
 from kernel import dbus
 from kernel.dbus import NO_REPLY, Bus, BusError, Call
 from tests.support.binaries import ROOT
+from tests.support.errors import error_of
 
 CALL = Call("org.example", "/org/example", "org.example.Zone", "addSource", ("trusted", "10.0.0.1/32"))
 OK = b"OK 1234\r\n"
@@ -66,18 +67,14 @@ def bus(tmp_path, monkeypatch):
 def test_peers_that_are_not_a_bus(bus, answers, reason):
     """A peer that refuses, closes the connection or speaks another protocol is not a bus; the error has the reason."""
     bus(*answers)
-    with pytest.raises(BusError) as caught:
-        Bus()
-    assert reason in caught.value.msg
+    assert reason in error_of(Bus, BusError).msg
 
 
 def test_a_bus_that_hangs(bus, monkeypatch):
     """A bus that does not answer in time is an error with code 11."""
     monkeypatch.setattr(dbus, "CONVERSATION_S", 0.2)
     bus(hangs=True)
-    with pytest.raises(CniError) as caught:
-        Bus()
-    assert caught.value.code == 11
+    assert error_of(Bus, CniError).code == 11
 
 
 def test_an_unanswered_call(bus):

@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 
 from cni.errors import CniError
-from ipam.host_local import store as store_module
 from ipam.host_local import table as table_module
 from ipam.host_local.store import Reservations, Store
 from kernel import boot
@@ -211,28 +210,6 @@ def test_restored_copy_of_an_index_is_not_used(net):
     reserve(net, "10.1.0.9", b"a\r\neth0")
     os.replace(f"{path}.copy", path)
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
-
-
-def test_failed_change_invalidates_the_index(net, monkeypatch):
-    """After an error in the middle of a change the answers come from the files, not from the index."""
-    assert find(net, b"a\r\neth0") == []
-
-    real = store_module._create
-
-    def create_and_fail(directory, path, content):
-        real(directory, path, content)
-        if path.endswith("/10.1.0.10"):
-            raise OSError(5, "Input/output error")
-
-    def reserve_two():
-        with net.locked() as held:
-            held.reserve("10.1.0.9", b"a\r\neth0")
-            held.reserve("10.1.0.10", b"b\r\neth0")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_create", create_and_fail)
-        assert failure_of(reserve_two, CniError)
-    assert find(net, b"b\r\neth0") == ["10.1.0.10"]
 
 
 @pytest.mark.parametrize("load", [4, 1000])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import pytest_collection_modifyitems
 from tests.runner import reports
-from tests.runner.reports import FAILED, PASSED, Session, problems, summary
+from tests.runner.reports import FAILED, PASSED, Session, problems
 from tests.support import kernels
 from tests.support.kernels import Recorder
 
@@ -89,20 +89,6 @@ TWO_KERNELS = [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"t
 def test_problems_of_a_run(sessions, in_ci, expected):
     """A test that failed on a kernel, or ran on none, is a problem, and in CI a single kernel is."""
     assert problems(sessions, is_ci=in_ci) == expected
-
-
-def test_the_summary():
-    """The summary has outcomes by kernel, the files of tests that ran on one kernel only, and reasons for skipping."""
-    assert summary([FIRST, SECOND]).splitlines() == [
-        "kernel                    passed  failed   skipped",
-        "1.0                            2       0         1",
-        "2.0                            2       0         1",
-        "ran on every kernel: 1",
-        "ran on 1.0 only: test_b.py 1",
-        "ran on 2.0 only: test_a.py 1",
-        f"skipped on 1.0: 1: {LACKS}",
-        "skipped on 2.0: 1: no NAT",
-    ]
 
 
 MEASURES, SLOW, OTHER = Item("measures", "alone"), Item("slow", "one_kernel"), Item("other")

@@ -42,13 +42,6 @@ def test_programs_get_their_input_and_environment(run):
     assert two.stdout.splitlines() == [b"A=b", os.fsencode("NAME=ümlaut\udcff")]
 
 
-@pytest.mark.parametrize(("script", "status", "how"), [("exit 3", 3, "exit status 3"), ("kill -9 $$", -9, "signal 9")])
-def test_the_status_of_a_program(run, script, status, how):
-    """An exit status is a number, a signal is a negative number, and both have a description."""
-    (outcome,) = run(shell(script))
-    assert (outcome.status, outcome.ending) == (status, how)
-
-
 def test_stderr_is_inherited_unless_captured(run, capfd):
     """A program's stderr is inherited, or is in its outcome with capture_stderr."""
     script = "echo out; echo err >&2"
