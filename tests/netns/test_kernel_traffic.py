@@ -35,6 +35,7 @@ class Veth(NamedTuple):
 def veth(host, socket):
     host.ip("link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
     (veth0,) = link.get(socket, link.by_name_request("veth0"))
+    assert veth0
     return Veth(host, socket, veth0)
 
 

@@ -9,6 +9,7 @@ import ipaddress
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,14 +43,7 @@ IPV4, IPV6 = ipaddress.ip_interface("10.22.0.9/16"), ipaddress.ip_interface("fd0
 GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd00:22::1")
 
 
-class FakeNetns(Netns):
-    def __init__(self) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return 42
-
-
+NETNS = Mock(Netns, fileno=lambda: 42)
 REQUESTS = {
     "get by name": link.by_name_request("eth0"),
     "get by index": link.by_index_request(7),
@@ -67,11 +61,9 @@ REQUESTS = {
     "rename": link.set_request(ETH0, up=True, name="cni0.100"),
     "add VLANs": vlan.add_request(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
     "remove a VLAN": vlan.remove_request(ETH0, [1]),
-    "veth": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=9000
-    ),
+    "veth": link.create_veth_request(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), NETNS, master=3, mtu=9000),
     "veth without mtu": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=0
+        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), NETNS, master=3, mtu=0
     ),
     "up": link.set_request(ETH0, up=True, promisc=True),
     "down": link.set_request(ETH0, up=False, promisc=False),

@@ -6,6 +6,7 @@ Its full classes decode C structs; podwire's return them as bytes, which kernel.
 import importlib
 import struct
 from ipaddress import ip_network
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -152,16 +153,8 @@ def test_qdiscs_are_read(name):
 
 
 def filters(*messages):
-
-    class Answering(Socket):
-        def __init__(self):
-            pass
-
-        def dump(self, request, **_how):
-            assert isinstance(request, Request)
-            return [decode(FilterMessage, message) for message in messages]
-
-    return traffic.list_filters(Answering(), 7)
+    answers = [decode(FilterMessage, message) for message in messages]
+    return traffic.list_filters(Mock(Socket, dump=lambda request, **_how: answers), 7)
 
 
 def action(kind="mirred", **parameters):

@@ -156,13 +156,8 @@ def test_a_program_has_three_descriptors(run):
 def test_a_free_program_outlives_its_parent(tmp_path):
     """A program that was started in the default way continues if its parent is killed, as a delegate has to."""
     os.mkfifo(tmp_path / "end")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            child.run(shell(f"kill -9 $PPID; sleep 0.1; echo done > {tmp_path}/end"))
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+    script = f"kill -9 $PPID; sleep 0.1; echo done > {tmp_path}/end"
+    assert not in_a_child(lambda: child.run(shell(script)))
     assert (tmp_path / "end").read_text() == "done\n"
 
 
