@@ -150,25 +150,24 @@ def test_filter_without_a_mac_address(veth, wire):
         assert received(packets, last) == [expected]
 
 
-def test_filter_of_dhcpv6(veth, wire):
-    """A DHCPv6 socket reads datagrams to port 546 only."""
-    with opened(veth[1], dhcp6_filter()) as packets:
-        for data in (
-            *(dhcp6(port=547), dhcp6(to=OTHER_MAC), tagged(dhcp6(), 5), changed(dhcp6(), 20, 6), icmp6(), dhcp4()),
-            dhcp6()[:57],
-        ):
-            wire.send(data)
-        wire.send(last := dhcp6())
-        assert received(packets, last) == []
+REJECTED6 = (dhcp6(port=547), dhcp6(to=OTHER_MAC), tagged(dhcp6(), 5), changed(dhcp6(), 20, 6), icmp6(), dhcp4())
+OTHER_ICMP6 = (icmp6(133), changed(icmp6(), 21, 254), tagged(icmp6(), 5), dhcp6(), changed(icmp6(), 20, 17))
 
 
-def test_filter_of_router_advertisements(veth, wire):
-    """A socket for router advertisements reads only those that did not cross a router."""
-    with opened(veth[1], router_advertisement_filter()) as packets:
-        for data in (icmp6(133), changed(icmp6(), 21, 254), tagged(icmp6(), 5), dhcp6(), changed(icmp6(), 20, 17)):
+@pytest.mark.parametrize(
+    ("new_filter", "rejected", "accepted"),
+    [
+        (dhcp6_filter, (*REJECTED6, dhcp6()[:57]), dhcp6()),
+        (router_advertisement_filter, OTHER_ICMP6, icmp6()),
+    ],
+)
+@pytest.mark.every_case
+def test_filters_of_ipv6(veth, wire, new_filter, rejected, accepted):
+    """A socket reads datagrams to port 546 only, another router advertisements that did not cross a router."""
+    with opened(veth[1], new_filter()) as packets:
+        for data in (*rejected, accepted):
             wire.send(data)
-        wire.send(last := icmp6())
-        assert received(packets, last) == []
+        assert received(packets, accepted) == []
 
 
 def test_frames_before_the_socket_are_not_read(veth, wire):

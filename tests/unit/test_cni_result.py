@@ -103,27 +103,13 @@ NETWORKS = ADDRESSES.flatmap(lambda ip: st.integers(0, ip.max_prefixlen).map(lam
 NUMBERS = st.integers(0, (1 << 32) - 1)
 TEXT = st.text(max_size=8)
 INDEX = st.none() | st.integers(-1, 9)
-RESULTS = st.builds(
-    Result,
-    interfaces=st.lists(st.builds(Interface, TEXT, TEXT, st.integers(0, 65535), TEXT, TEXT, TEXT), max_size=3).map(
-        tuple
-    ),
-    ips=st.lists(st.builds(IPConfig, NETWORKS, st.none() | ADDRESSES, INDEX), max_size=4).map(tuple),
-    routes=st.lists(
-        st.builds(
-            Route,
-            NETWORKS,
-            st.none() | ADDRESSES,
-            NUMBERS,
-            NUMBERS,
-            NUMBERS,
-            st.none() | NUMBERS,
-            st.none() | st.integers(0, 255),
-        ),
-        max_size=4,
-    ).map(tuple),
-    dns=st.builds(DNS, *(st.lists(TEXT, max_size=2).map(tuple) if n != 1 else TEXT for n in range(4))),
-)
+LINKS = st.builds(Interface, TEXT, TEXT, st.integers(0, 65535), TEXT, TEXT, TEXT)
+IPS = st.builds(IPConfig, NETWORKS, st.none() | ADDRESSES, INDEX)
+SCOPES = st.none() | st.integers(0, 255)
+ROUTES = st.builds(Route, NETWORKS, st.none() | ADDRESSES, *[NUMBERS] * 3, st.none() | NUMBERS, SCOPES)
+TEXTS = st.lists(TEXT, max_size=2).map(tuple)
+PARTS = [st.lists(part, max_size=size).map(tuple) for part, size in ((LINKS, 3), (IPS, 4), (ROUTES, 4))]
+RESULTS = st.builds(Result, *PARTS, st.builds(DNS, TEXTS, TEXT, TEXTS, TEXTS))
 
 
 @given(RESULTS, st.sampled_from(["", *versions.SUPPORTED]))

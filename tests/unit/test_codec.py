@@ -5,9 +5,9 @@ podwire uses, and use bytes.
 """
 
 import importlib
-import ipaddress
 import subprocess
 import sys
+from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,6 +19,7 @@ from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
 from kernel.codec_routing import RouteCopyMessage, RuleMessage
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns
+from kernel.route_copy import build_route
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from kernel.wire import decode
 from tests.support.binaries import ROOT
@@ -39,32 +40,27 @@ FULL_CLASSES = {
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
 ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
-IPV4, IPV6 = ipaddress.ip_interface("10.22.0.9/16"), ipaddress.ip_interface("fd00:22::9/64")
-GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd00:22::1")
-
-
+IPV4, IPV6 = ip_interface("10.22.0.9/16"), ip_interface("fd00:22::9/64")
+GATEWAY, GATEWAY6 = ip_address("10.22.0.1"), ip_address("fd00:22::1")
+SUBNET = ip_interface("192.0.2.0/24")
+ENDS = VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER)
 NETNS = Mock(Netns, fileno=lambda: 42)
+PORTS_OF_3 = [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
 REQUESTS = {
     "get by name": link.by_name_request("eth0"),
     "get by index": link.by_index_request(7),
-    "list ports": Request(
-        "", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
-    ),
+    "list ports": Request("", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, PORTS_OF_3),
     "bridge": link.create_bridge_request("cni0", MAC, 1400),
     "bridge with VLAN filtering": link.create_bridge_request("cni0", MAC, 0, vlan_filtering=True),
     "VLAN filtering": vlan.enable_filtering_request(ETH0),
     "list VLANs": Request("", VlanMessage, link.RTM_GETLINK, NLM_F_DUMP, {"family": 7}, [("IFLA_EXT_MASK", 4)]),
-    "veth on the host": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400
-    ),
+    "veth on the host": link.create_veth_request(*ENDS, None, master=3, mtu=1400),
     "ifb": link.create_ifb_request(1_000_000_007, "bwp0123456789ab", MAC, 1500),
     "rename": link.set_request(ETH0, up=True, name="cni0.100"),
     "add VLANs": vlan.add_request(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
     "remove a VLAN": vlan.remove_request(ETH0, [1]),
-    "veth": link.create_veth_request(VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), NETNS, master=3, mtu=9000),
-    "veth without mtu": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), NETNS, master=3, mtu=0
-    ),
+    "veth": link.create_veth_request(*ENDS, NETNS, master=3, mtu=9000),
+    "veth without mtu": link.create_veth_request(*ENDS, NETNS, master=3, mtu=0),
     "up": link.set_request(ETH0, up=True, promisc=True),
     "down": link.set_request(ETH0, up=False, promisc=False),
     "mac": link.set_request(ETH0, mac=OTHER),
@@ -72,28 +68,20 @@ REQUESTS = {
     "isolated": link.set_port_request(ETH0, hairpin=True, isolated=True),
     "delete": link.delete_request(ETH0),
     "add IPv4": address.add_request(ETH0, IPV4),
-    "add IPv4 /31": address.add_request(ETH0, ipaddress.ip_interface("10.22.0.8/31"), exists_ok=True),
+    "add IPv4 /31": address.add_request(ETH0, ip_interface("10.22.0.8/31"), exists_ok=True),
     "add IPv6": address.add_request(ETH0, IPV6),
     "remove IPv4": address.remove_request(ETH0, IPV4),
     "remove IPv6": address.remove_request(ETH0, IPV6),
-    "default route": route.add_request(ETH0, Route(ipaddress.ip_interface("0.0.0.0/0")), GATEWAY),
-    "IPv6 default route": route.add_request(ETH0, Route(ipaddress.ip_interface("::/0")), GATEWAY6),
-    "route": route.add_request(
-        ETH0, Route(ipaddress.ip_interface("192.0.2.0/24"), mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY
-    ),
+    "default route": route.add_request(ETH0, Route(ip_interface("0.0.0.0/0")), GATEWAY),
+    "IPv6 default route": route.add_request(ETH0, Route(ip_interface("::/0")), GATEWAY6),
+    "route": route.add_request(ETH0, Route(SUBNET, mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY),
     "rule": rule.add_request(GATEWAY, 100),
     "IPv6 rule": rule.add_request(GATEWAY6, 70000),
     "delete a rule": rule.delete_request(GATEWAY6, 253),
-    "subnet in a table": route_copy.add_request(
-        route_copy.build_route(ETH0, IPV4.network, source=IPV4.ip), 100, replace=True
-    ),
-    "default route in a table": route_copy.add_request(
-        route_copy.build_route(ETH0, ipaddress.ip_network("::/0"), gateway=GATEWAY6), 70000
-    ),
-    "delete from a table": route_copy.delete_request(
-        route_copy.build_route(ETH0, IPV6.network, metric=256, source=IPV6.ip), 101
-    ),
-    "link route": route.add_request(ETH0, Route(ipaddress.ip_interface("2001:db8::/32"), scope=253, table=100), None),
+    "subnet in a table": route_copy.add_request(build_route(ETH0, IPV4.network, source=IPV4.ip), 100, replace=True),
+    "default in a table": route_copy.add_request(build_route(ETH0, ip_network("::/0"), gateway=GATEWAY6), 70000),
+    "delete from a table": route_copy.delete_request(build_route(ETH0, IPV6.network, metric=256, source=IPV6.ip), 101),
+    "link route": route.add_request(ETH0, Route(ip_interface("2001:db8::/32"), scope=253, table=100), None),
 }
 
 
@@ -106,7 +94,7 @@ def textual(name: str, value: Any) -> Any:
     if name == "IFLA_OPERSTATE":
         return link.OPERSTATES[value].upper()
     if isinstance(value, bytes):
-        return value.hex(":") if name == "IFLA_ADDRESS" else str(ipaddress.ip_address(value))
+        return value.hex(":") if name == "IFLA_ADDRESS" else str(ip_address(value))
     return value
 
 
