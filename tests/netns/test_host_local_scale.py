@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,8 +25,7 @@ _CALL = re.compile(r"^\d+ +(\w+)\(.* = (-?\d+)")
 _READING = ("read", "pread64", "getdents64")
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """The system calls of one verb by name, and the number of bytes it read."""
 
     calls: Counter[str]

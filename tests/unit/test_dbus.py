@@ -1,8 +1,6 @@
 """D-Bus (kernel.dbus) with peers that are not a bus, or close the connection; tests/netns has a real bus."""
 
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from cni.errors import CniError
 from kernel import dbus
 from kernel.dbus import NO_REPLY, Bus, BusError, Call
-from tests.support.binaries import ROOT
 from tests.support.errors import error_of
 
 CALL = Call("org.example", "/org/example", "org.example.Zone", "addSource", ("trusted", "10.0.0.1/32"))
@@ -95,14 +92,3 @@ def test_addresses(monkeypatch):
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "tcp:host=a")
     with pytest.raises(BusError, match="it names no unix socket"):
         Bus()
-
-
-def test_only_the_messages_of_jeepney_are_imported():
-    """Jeepney's modules for I/O, threads and logging are not imported: they would slow down each start of a plugin."""
-    unwanted = {"asyncio", "logging", "threading", "jeepney.io"}
-    imports = "import jeepney.auth, jeepney.low_level, jeepney.wrappers"
-    code = f"import sys; before = set(sys.modules); {imports}; print({unwanted} & (set(sys.modules) - before))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "set()\n"

@@ -29,14 +29,8 @@ class Runtime:
         self.ipam = {"type": "host-local", "dataDir": str(data_dir), "ranges": [[{"subnet": "10.1.2.0/24"}]]}
 
     def __call__(self, command, container_id="cid", *, args="", ifname="eth0", version="1.1.0", ipam=None, **keys):
-        env = {
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": container_id,
-            "CNI_IFNAME": ifname,
-            "CNI_NETNS": "/dev/null",
-            "CNI_PATH": "/bin",
-            "CNI_ARGS": args,
-        }
+        names = {"CNI_COMMAND": command, "CNI_CONTAINERID": container_id, "CNI_IFNAME": ifname}
+        env = {**names, "CNI_NETNS": "/dev/null", "CNI_PATH": "/bin", "CNI_ARGS": args}
         config = {"name": "net", "cniVersion": version, "ipam": {**self.ipam, **(ipam or {})}, **keys}
         stdin = json.dumps({key: value for key, value in config.items() if value is not None}).encode()
         stdout = io.BytesIO()

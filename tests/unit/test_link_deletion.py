@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,8 @@ def pipe():
     ends = os.pipe()
     yield ends
     for end in ends:
-        try:
+        with suppress(OSError):
             os.close(end)
-        except OSError:
-            continue
 
 
 def answer(code, kind=NLMSG_ERROR, rest=b""):
