@@ -66,13 +66,8 @@ class Pod:
     def run(self, plugin: str, command: str, config: dict[str, Any]) -> Outcome:
         """Runs a plugin's verb for the pod and prints its duration."""
         directory = binaries.directory()
-        env = environment(
-            command,
-            CNI_CONTAINERID=self.name,
-            CNI_NETNS=self.sandbox.path,
-            CNI_IFNAME="lo" if plugin == "loopback" else "eth0",
-            CNI_PATH=str(directory),
-        )
+        names = {"CNI_CONTAINERID": self.name, "CNI_IFNAME": "lo" if plugin == "loopback" else "eth0"}
+        env = environment(command, CNI_NETNS=self.sandbox.path, CNI_PATH=str(directory), **names)
         done = run(Invocation(str(directory / plugin), env, json.dumps(config).encode()))
         say(f"{self.name:<4} {command:<6} {plugin:<9} {done.ms:6.1f} ms")
         return done.outcome

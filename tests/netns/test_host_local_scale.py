@@ -131,14 +131,3 @@ def test_gc_cost_is_linear(bin_dir, tmp_path):
     more = counted[3000].calls - counted[1000].calls
     assert {name for name, times in more.items() if times >= 100} == {"openat", "read", "close", "unlink"}
     assert all(more[name] <= 2000 + 40 for name in more)
-
-
-@pytest.mark.long
-def test_gc_of_running_containers_changes_nothing(networks):
-    """GC with all containers running reads each reservation once, and removes and writes none."""
-    network = networks[MANY]
-    counted = network.collect(running=MANY).calls
-    assert (counted["unlink"], counted["linkat"]) == (1, 0)  # the fixture's reservation
-    assert counted["read"] < MANY + 200
-    assert counted["pwrite64"] <= 2
-    assert network.reserved() == MANY

@@ -95,14 +95,8 @@ def run_recorded(
     Delegates run inside the same process, as in the executable. `mode` is PLANNED (a dry run) or EXECUTED. `path` has
     directories of foreign delegates, `env` further variables.
     """
-    names = {
-        "CNI_PATH": path,
-        "CNI_COMMAND": command,
-        "CNI_CONTAINERID": pod.name,
-        "CNI_NETNS": pod.path,
-        "CNI_IFNAME": "eth0",
-        **(env or {}),
-    }
+    names = {"CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    names |= {"CNI_PATH": path, **(env or {})}
     config = json.dumps(chain.config(plugin, prev_result, **keys)).encode()
     with chain.host.entered(), tempfile.NamedTemporaryFile("r") as file:
         work = partial(run_verb, mode, plugin, names, config, Path(file.name))

@@ -3,6 +3,7 @@
 import json
 import os
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 
 from attachment.cache import ResultCache
 from cni.conf import Attachment
@@ -48,8 +49,7 @@ class Net:
 
     def file(self, name, content=""):
         os.makedirs(self.store.directory, exist_ok=True)
-        with open(f"{self.store.directory}/{name}", "w", newline="") as file:
-            file.write(content)
+        Path(self.store.directory, name).write_text(content, newline="")
 
     def cached(self, container_id, netns, network="net"):
         self.results.mkdir(exist_ok=True)

@@ -77,15 +77,15 @@ def qdiscs(namespace: Namespace) -> list[str]:
 
 
 def _link(link: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in link.items() if key not in _LINK_NOISE}
+    kept = _less(link, _LINK_NOISE)
     kept["flags"] = sorted(set(link["flags"]) - _CARRIER_FLAGS)
-    kept["addresses"] = [_address(address) for address in link["addr_info"] if not _is_link_local(address["local"])]
+    kept["addresses"] = [_less(item, _ADDRESS_NOISE) for item in link["addr_info"] if not _is_link_local(item["local"])]
     stable: dict[str, Any] = _without_noise(kept)
     return stable
 
 
-def _address(address: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in address.items() if key not in _ADDRESS_NOISE}
+def _less(attributes: dict[str, Any], noise: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if key not in noise}
 
 
 def _without_noise(value: Any) -> Any:
@@ -97,12 +97,8 @@ def _without_noise(value: Any) -> Any:
 
 def _routes(namespace: Namespace, family: int) -> list[dict[str, Any]]:
     text = output("ip", "-n", namespace.name, "-j", f"-{family}", "route", "show", "table", "all")
-    routes = [_route(route) for route in json.loads(text or "[]") if not _follows_from_addresses(route)]
+    routes = [_less(route, _ROUTE_NOISE) for route in json.loads(text or "[]") if not _follows_from_addresses(route)]
     return sorted(routes, key=lambda route: json.dumps(route, sort_keys=True))
-
-
-def _route(route: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in route.items() if key not in _ROUTE_NOISE}
 
 
 def _follows_from_addresses(route: dict[str, Any]) -> bool:

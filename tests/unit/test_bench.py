@@ -63,8 +63,6 @@ def test_floor_has_a_column_if_one_was_measured():
         ("100 host ports, iptables: ADD", 0.02),
         ("masquerading bridge, 1 host port, 2 limits, iptables: DEL", 0.15),
         ("full chain, iptables, 50 in parallel: ADD", 0.3),
-        ("full chain, iptables, 8 in parallel: ADD", None),
-        ("sbr, dual stack: DEL", 0.35),
         ("2 limits: CHECK", 0.5),
         ("2 limits: ADD", None),
     ],
@@ -183,7 +181,7 @@ def program(tmp_path):
 
 
 def test_flows_are_limited_in_parallel(program):
-    """The calls of a flow run one after another, and a waiting flow starts only when another one has ended."""
+    """The calls of a flow run one after another, a waiting one starts after the end of another; a failure is an error."""
 
     def flow(name: str) -> Flow:
         running.append(name)
@@ -197,10 +195,6 @@ def test_flows_are_limited_in_parallel(program):
     assert ms_per_flow([flow(name) for name in "abcde"], 2) > 0
     for name in "abcde":
         assert [text for text in outputs if text[0] == name] == [f"{name} one stdin\n", f"{name} two stdin\n"]
-
-
-def test_failed_call_is_an_error_with_its_output(program):
-    """A call that fails is an error with its stdout and stderr, not a time."""
     with pytest.raises(RuntimeError, match="FAIL stdin\nwhy"):
         ms_per_flow([single_call(call(program, "FAIL"))], 1)
 

@@ -279,6 +279,7 @@ def test_delegate_of_the_same_file_runs_in_this_process(request_for):
     assert seen == [("ADD", args.stdin), ("CHECK", args.stdin)]
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("same_file")
 @pytest.mark.parametrize(
     ("answer", "version", "code", "msg"),

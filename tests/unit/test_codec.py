@@ -21,18 +21,11 @@ from kernel.route_copy import build_route
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from kernel.wire import decode
 
-# Not by an import statement: kernel.codec must replace the package's __init__ before.
-ifinfmsg = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg").ifinfmsg
-ifaddrmsg = importlib.import_module("pyroute2.netlink.rtnl.ifaddrmsg").ifaddrmsg
-rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
-fibmsg = importlib.import_module("pyroute2.netlink.rtnl.fibmsg").fibmsg
-FULL_CLASSES = {
-    LinkMessage: ifinfmsg,
-    VlanMessage: ifinfmsg,
-    AddressMessage: ifaddrmsg,
-    RouteMessage: rtmsg,
-    RouteCopyMessage: rtmsg,
-    RuleMessage: fibmsg,
+NAMES = {LinkMessage: "ifinfmsg", VlanMessage: "ifinfmsg", AddressMessage: "ifaddrmsg"}
+NAMES |= {RouteMessage: "rtmsg", RouteCopyMessage: "rtmsg", RuleMessage: "fibmsg"}
+# Not by import statements: kernel.codec must replace the package's __init__ before.
+FULL_CLASSES: dict[type[Any], Any] = {
+    kind: getattr(importlib.import_module(f"pyroute2.netlink.rtnl.{name}"), name) for kind, name in NAMES.items()
 }
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")

@@ -1,6 +1,7 @@
 """host-local's allocator on a store in a temporary directory: the choice of addresses, and the errors."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -149,8 +150,7 @@ def test_invalid_last_address_starts_at_the_beginning(tmp_path, content):
     net = Net(tmp_path, pool("10.1.2.0/24"))
     net.file("last_reserved_ip.0", content)
     assert net.add("a") == ["10.1.2.2/24"]
-    with open(f"{net.store.directory}/last_reserved_ip.0") as file:
-        assert file.read() == "10.1.2.2"
+    assert Path(net.store.directory, "last_reserved_ip.0").read_text() == "10.1.2.2"
 
 
 def test_foreign_files_are_kept(tmp_path):

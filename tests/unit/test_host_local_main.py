@@ -45,8 +45,7 @@ class Runtime:
 
     def write(self, name, content):
         os.makedirs(self.directory, exist_ok=True)
-        with open(f"{self.directory}/{name}", "w", newline="") as file:
-            file.write(content)
+        Path(self.directory, name).write_text(content, newline="")
 
 
 @pytest.fixture

@@ -42,9 +42,8 @@ class PoolRuntime(Runtime):
         self.write_grants(json.dumps(keys))
 
     def write_grants(self, text):
-        os.makedirs(os.path.dirname(self.grants), exist_ok=True)
-        with open(self.grants, "w") as file:
-            file.write(text)
+        Path(self.grants).parent.mkdir(exist_ok=True)
+        Path(self.grants).write_text(text)
 
 
 @pytest.fixture

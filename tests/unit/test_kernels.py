@@ -76,6 +76,7 @@ def test_the_worst_phase_of_a_test_is_its_outcome(tmp_path, phases, outcome):
 TWO_KERNELS = [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"two": "no luck"})]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("sessions", "in_ci", "expected"),
     [
@@ -95,6 +96,7 @@ MEASURES, SLOW, OTHER = Item("measures", "alone"), Item("slow", "one_kernel"), I
 NEWEST, BOTH = Item("newest", "newest_reference", ("reference",)), Item("both", "", ("reference",))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("items", "options", "expected"),
     [

@@ -12,7 +12,7 @@ from _podwire import spawn_bound
 
 from process import child, signals
 from process.child import Command, Notice, Outcome
-from tests.support.errors import failure_of
+from tests.support.errors import error_of, failure_of
 from tests.support.processes import in_a_child
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -45,10 +45,8 @@ def test_programs_get_their_input_and_environment(run):
 def test_stderr_is_inherited_unless_captured(run, capfd):
     """A program's stderr is inherited, or is in its outcome with capture_stderr."""
     script = "echo out; echo err >&2"
-    assert run(shell(script), shell(script, capture_stderr=True)) == [
-        Outcome(0, b"out\n", b""),
-        Outcome(0, b"out\n", b"err\n"),
-    ]
+    outcomes = run(shell(script), shell(script, capture_stderr=True))
+    assert outcomes == [Outcome(0, b"out\n", b""), Outcome(0, b"out\n", b"err\n")]
     assert capfd.readouterr().err == "err\n"
 
 
@@ -96,9 +94,8 @@ def test_no_descriptor_or_process_remains(run, tmp_path):
 
     before = process_state()
     run(shell("exit 1"), shell("", capture_stderr=True))
-    with pytest.raises(PermissionError) as caught:
-        run(shell(""), Command((str(tmp_path),), {}))
-    assert (process_state(), caught.value.strerror) == (before, os.strerror(errno.EACCES))
+    error = error_of(lambda: run(shell(""), Command((str(tmp_path),), {})), PermissionError)
+    assert (process_state(), error.strerror) == (before, os.strerror(errno.EACCES))
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1

@@ -71,6 +71,7 @@ def has_ended(pid):
     return eventually(lambda: not os.path.exists(f"/proc/{pid}/exe"))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_runner_leaves_no_part(tmp_path, number):
     """Ctrl-C ends the running part and the processes that it started; a part ends if its runner is killed."""
