@@ -73,11 +73,6 @@ class FilledNetwork:
             Counter(name for name, _ in calls), sum(max(0, int(result)) for name, result in calls if name in _READING)
         )
 
-    def collect(self, running: int) -> Counts:
-        valid = [{"containerID": f"c{at}", "ifname": "eth0"} for at in range(running)]
-        keys: dict[str, Any] = {"cni.dev/valid-attachments": valid}
-        return self.count("GC", **keys)
-
     def reserved(self) -> int:
         return sum(1 for path in self.directory.iterdir() if path.name[0].isdigit())
 
@@ -122,11 +117,12 @@ def test_addresses_in_use_are_skipped_without_reading_them(networks):
 
 def test_gc_cost_is_linear(bin_dir, tmp_path):
     """GC opens, reads, closes and removes each reservation once, and writes its index once for all."""
+    valid: Any = [{"containerID": f"c{at}", "ifname": "eth0"} for at in range(10)]
     counted = {}
     for number in (1000, 3000):
         network = FilledNetwork(tmp_path, number)
         network.fill()
-        counted[number] = network.collect(running=10)
+        counted[number] = network.count("GC", **{"cni.dev/valid-attachments": valid})
         assert network.reserved() == 10
     more = counted[3000].calls - counted[1000].calls
     assert {name for name, times in more.items() if times >= 100} == {"openat", "read", "close", "unlink"}

@@ -1,7 +1,6 @@
 """The second kernel: its commands, its results, and its isolation from the machine."""
 
 import os
-from pathlib import Path
 
 import pytest
 

@@ -181,7 +181,7 @@ def program(tmp_path):
 
 
 def test_flows_are_limited_in_parallel(program):
-    """The calls of a flow run one after another, a waiting one starts after the end of another; a failure is an error."""
+    """The calls of a flow run one after another, no more flows than permitted in parallel; a failure is an error."""
 
     def flow(name: str) -> Flow:
         running.append(name)
