@@ -136,6 +136,7 @@ SCENARIOS = {
     "in no index, younger than the boot": f"reboot; {WRITE_ABC}; stopped b; refuse d; expect a b c",
     "a requested address": "add a 10.1.2.3; refuse b 10.1.2.3; reboot; add b 10.1.2.3; refuse c 10.1.2.3; expect - b -",
     "the same container": "add a; refuse a; reboot; add a; refuse a; expect - a -",
+    "the same container at the same path": "add a; running a; reboot; add a; expect - a -",
     "the same container in a new namespace": "add a; running a; refuse a; stopped a; add a; expect - a -",
     "a remark is never reclaimed": "add a; remark 10.1.2.3; add b; reboot; add c; add d; refuse e; expect c kept d",
     "an index from a backup": (
