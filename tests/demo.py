@@ -13,8 +13,9 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.process import Invocation, run
 from tests.support import binaries, namespaces, private_host
@@ -37,28 +38,23 @@ To work on podwire: CONTRIBUTING.md; make check (45 seconds), make test (9 minut
 _HOST, _CLIENT, _HOST_PORT = "192.0.2.1", "192.0.2.2", 80
 
 
-class UnexpectedError(Exception):
-    """A step did not have the expected effect."""
+@dataclass
+class Pod:
+    """A pod: its name, which is also its container ID, its network namespace, and the runtime's capability args.
 
-
-class Pod(NamedTuple):
-    """A pod: its name, which is also its container ID, its network namespace, and the runtime's capability args."""
+    `lo_result` and `result` are the results of its attachments to loopback and to the network.
+    """
 
     name: str
     sandbox: Namespace
     capability_args: dict[str, Any]
+    lo_result: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
 
-    def attach(self, network: NetworkList) -> dict[str, Any]:
-        """Attaches the pod to a network and returns the result."""
-        return self._with_args(network).add(self._run)
-
-    def check(self, network: NetworkList, result: dict[str, Any]) -> None:
-        """Runs CHECK for the attachment."""
-        self._with_args(network).check(self._run, result)
-
-    def detach(self, network: NetworkList, result: dict[str, Any]) -> None:
-        """Detaches the pod from a network."""
-        self._with_args(network).delete(self._run, result)
+    @property
+    def address(self) -> str:
+        address: str = self.result["ips"][0]["address"]
+        return address.partition("/")[0]
 
     def ping(self, address: str, name: str) -> None:
         """Pings `address`, which belongs to `name`, once, and prints the round-trip time."""
@@ -67,35 +63,14 @@ class Pod(NamedTuple):
         expect(match is not None, f"{self.name} reaches {name} at {address}")
         say(f"{self.name:<4} -> {name:<12} {address:<12} {match[1] if match else ''}")
 
-    def _with_args(self, network: NetworkList) -> NetworkList:
-        return network.with_capabilities(**self.capability_args)
-
-    def _run(self, plugin: str, command: str, config: dict[str, Any]) -> Outcome:
+    def run(self, plugin: str, command: str, config: dict[str, Any]) -> Outcome:
+        """Runs a plugin's verb for the pod and prints its duration."""
         directory = binaries.directory()
-        env = environment(
-            command,
-            CNI_CONTAINERID=self.name,
-            CNI_NETNS=self.sandbox.path,
-            CNI_IFNAME="lo" if plugin == "loopback" else "eth0",
-            CNI_PATH=str(directory),
-        )
+        names = {"CNI_CONTAINERID": self.name, "CNI_IFNAME": "lo" if plugin == "loopback" else "eth0"}
+        env = environment(command, CNI_NETNS=self.sandbox.path, CNI_PATH=str(directory), **names)
         done = run(Invocation(str(directory / plugin), env, json.dumps(config).encode()))
         say(f"{self.name:<4} {command:<6} {plugin:<9} {done.ms:6.1f} ms")
         return done.outcome
-
-
-class Attachment(NamedTuple):
-    """A pod with the results of its attachments to loopback and to the network."""
-
-    pod: Pod
-    lo_result: dict[str, Any]
-    result: dict[str, Any]
-
-    @property
-    def address(self) -> str:
-        """The pod's address."""
-        address: str = self.result["ips"][0]["address"]
-        return address.partition("/")[0]
 
 
 def main() -> int:
@@ -115,7 +90,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing is left behind", file=sys.stderr)
         return 130
-    except (UnexpectedError, AssertionError, OSError) as error:
+    except (AssertionError, OSError) as error:
         sys.stdout.flush()
         print(f"\nFAILED: {error}", file=sys.stderr)
         return 1
@@ -132,11 +107,10 @@ class Demo:
         self._network = NetworkList.load(_CONF / "10-podwire.conflist")
         mapping = {"hostPort": _HOST_PORT, "containerPort": PORT, "protocol": "tcp"}
         args: dict[str, dict[str, Any]] = {"web": {"portMappings": [mapping], "bandwidth": _LIMITS}, "db": {}}
+        self._gateway = ""
         self._pods = [Pod(name, stack.enter_context(namespaces.temporary(name)), args[name]) for name in args]
-        self._attachments: list[Attachment] = []
 
     def list_steps(self) -> list[tuple[str, Callable[[], None]]]:
-        """Returns the title and the function of each step, in order."""
         return [
             ("A private host, the built plugins, the configuration of conf/", self.show_host),
             ("Two pods are attached to loopback, bridge, portmap and bandwidth, as by a runtime", self.attach),
@@ -147,47 +121,40 @@ class Demo:
             ("The traffic that web receives and sends is limited to 10 Mbit/s", self.show_limits),
             ("CHECK succeeds", self.check),
             ("The pods are detached", self.detach),
-            (
-                "What remains: the bridge, settings, shared rules of host ports, the last allocated address",
-                self.show_rest,
-            ),
+            ("What remains: bridge, settings, shared rules of host ports, the last allocated address", self.show_rest),
         ]
 
     def show_host(self) -> None:
-        """Prints the plugins and the network's configuration."""
         podwire = binaries.directory() / "podwire"
         say(f"{output(str(podwire), '--version').strip()} in {podwire.parent}: {', '.join(binaries.names())}")
         say("\n".join(json.dumps(plugin) for plugin in self._network.plugins))
 
     def attach(self) -> None:
-        """Attaches all pods to both networks."""
-        lo_results = [pod.attach(self._loopback) for pod in self._pods]
-        results = [pod.attach(self._network) for pod in self._pods]
-        self._attachments = [Attachment(*item) for item in zip(self._pods, lo_results, results, strict=True)]
-        addresses = [item.address for item in self._attachments]
+        for pod in self._pods:
+            pod.lo_result = self._loopback.add(pod.run)
+        for pod in self._pods:
+            pod.result = self._network.with_capabilities(**pod.capability_args).add(pod.run)
+        self._gateway = self._pods[0].result["ips"][0]["gateway"]
+        addresses = [pod.address for pod in self._pods]
         expect(len({*addresses, self._gateway}) == 3, f"the addresses differ: {addresses}, gateway {self._gateway}")
 
     def show_result(self) -> None:
-        """Prints the first pod's result."""
-        say(json.dumps(self._attachments[0].result, indent=2))
+        say(json.dumps(self._pods[0].result, indent=2))
 
     def show_pods(self) -> None:
-        """Prints the addresses and routes in the pods."""
         for pod in self._pods:
             say(f"{pod.name}:\n{textwrap.indent(pod.sandbox.ip('-br', 'addr') + pod.sandbox.ip('route'), '  ')}")
-        for item in self._attachments:
-            actual = [entry["local"] for entry in links(item.pod.sandbox)["eth0"]["addresses"]]
-            expect(actual == [item.address], f"{item.pod.name} has {item.address}, not {actual}")
+            actual = [entry["local"] for entry in links(pod.sandbox)["eth0"]["addresses"]]
+            expect(actual == [pod.address], f"{pod.name} has {pod.address}, not {actual}")
 
     def ping(self) -> None:
-        """Pings from each pod to the other and to the gateway."""
-        for item, other in itertools.permutations(self._attachments, 2):
-            item.pod.ping(other.address, other.pod.name)
-            item.pod.ping(self._gateway, "the gateway")
+        for pod, other in itertools.permutations(self._pods, 2):
+            pod.ping(other.address, other.name)
+            pod.ping(self._gateway, "the gateway")
 
     def call_host_port(self) -> None:
         """Calls the first pod's server by the host's addresses, from another machine and from the host."""
-        pod, address, host = self._pods[0], self._attachments[0].address, self._host
+        pod, host, address = self._pods[0], self._host, self._pods[0].address
         with namespaces.temporary("client") as client, serving(pod.sandbox, address):
             host.ip("link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", client.name)
             for namespace, ip in ((host, _HOST), (client, _CLIENT)):
@@ -201,22 +168,19 @@ class Demo:
             host.ip("link", "delete", "up0")
 
     def show_limits(self) -> None:
-        """Prints the token buckets of the limits."""
         limits = [line for line in self._host.run("tc", "qdisc", "show").splitlines() if " tbf " in line]
         say("\n".join(limits))
         expect([" rate 10Mbit " in line for line in limits] == [True, True], "two limits of 10 Mbit/s")
 
     def check(self) -> None:
-        """Runs CHECK for all attachments."""
-        for pod, lo_result, result in self._attachments:
-            pod.check(self._loopback, lo_result)
-            pod.check(self._network, result)
+        for pod in self._pods:
+            self._loopback.check(pod.run, pod.lo_result)
+            self._network.with_capabilities(**pod.capability_args).check(pod.run, pod.result)
 
     def detach(self) -> None:
-        """Detaches all pods from both networks."""
-        for pod, lo_result, result in self._attachments:
-            pod.detach(self._network, result)
-            pod.detach(self._loopback, lo_result)
+        for pod in self._pods:
+            self._network.with_capabilities(**pod.capability_args).delete(pod.run, pod.result)
+            self._loopback.delete(pod.run, pod.lo_result)
 
     def show_rest(self) -> None:
         """Prints the remaining objects and files; nothing else may remain."""
@@ -231,15 +195,7 @@ class Demo:
         guard = "nft list table ip cni_hostport 2>/dev/null || iptables-save -t mangle | grep 127.0.0.0/8"
         say(host.run("sh", "-c", guard))
         say("\n".join(chains))
-        self._expect_links()
-        expect(forwarding == "1", "forwarding stays enabled")
-        expect(not any("CNI-DN-" in line for line in chains), "no pod has a host port any more")
-        name = self._network.name
-        permanent = {f"{name}/lock", f"{name}/last_reserved_ip.0", f".podwire/{name}"}
-        expect(set(files) <= permanent, f"no address is reserved any more: {files}")
-
-    def _expect_links(self) -> None:
-        remaining = links(self._host)
+        remaining = links(host)
         bridge = [f"{item['local']}/{item['prefixlen']}" for item in remaining.get("cni0", {}).get("addresses", [])]
         expect(set(remaining) == {"lo", "cni0"}, f"the host has only lo and cni0: {sorted(remaining)}")
         expect(bridge == [f"{self._gateway}/16"], f"cni0 keeps {self._gateway}/16: {bridge}")
@@ -247,17 +203,16 @@ class Demo:
             pod_links = links(pod.sandbox)
             expect(set(pod_links) == {"lo"}, f"{pod.name} has only lo: {sorted(pod_links)}")
             expect("UP" not in pod_links["lo"]["flags"], f"lo of {pod.name} is down")
-
-    @property
-    def _gateway(self) -> str:
-        gateway: str = self._attachments[0].result["ips"][0]["gateway"]
-        return gateway
+        expect(forwarding == "1", "forwarding stays enabled")
+        expect(not any("CNI-DN-" in line for line in chains), "no pod has a host port any more")
+        name = self._network.name
+        permanent = {f"{name}/lock", f"{name}/last_reserved_ip.0", f".podwire/{name}"}
+        expect(set(files) <= permanent, f"no address is reserved any more: {files}")
 
 
 def expect(condition: bool, expected: str) -> None:
     """Ends the demo unless `condition` holds."""
-    if not condition:
-        raise UnexpectedError(f"expected: {expected}")
+    assert condition, f"expected: {expected}"
 
 
 def say(text: str) -> None:

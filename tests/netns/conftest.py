@@ -11,7 +11,7 @@ import pytest
 
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
-from kernel.netns import Netns, entered
+from kernel.rtnl import Socket
 from tests.support import binaries, scripted_ipam, single_link, uplink, xtables
 from tests.support.attaching import Network
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork, connect_veth
@@ -42,17 +42,9 @@ NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet
 @pytest.fixture
 def network(bin_dir: Path, host: Namespace, store: Path) -> Network:
     """An IPv4 network with default gateway and host-local, as in README's first example."""
-    return Network(
-        host,
-        {
-            "cniVersion": "1.0.0",
-            "name": "net",
-            "type": "bridge",
-            "bridge": "cni0",
-            "isDefaultGateway": True,
-            "ipam": {"type": "host-local", "ranges": [IPV4], "dataDir": str(store)},
-        },
-    )
+    ipam = {"type": "host-local", "ranges": [IPV4], "dataDir": str(store)}
+    bridge = {"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "ipam": ipam}
+    return Network(host, {"cniVersion": "1.0.0", "name": "net", **bridge})
 
 
 @pytest.fixture
@@ -191,13 +183,20 @@ def bridged(host: Namespace) -> Namespace:
 
 
 @pytest.fixture
+def socket(host: Namespace) -> Iterator[Socket]:
+    """A netlink socket on the host."""
+    with host.entered():
+        host_socket = Socket()
+    with host_socket:
+        yield host_socket
+
+
+@pytest.fixture
 def netfilter(host: Namespace) -> Iterator[NftSocket]:
-    """A netfilter socket on the host."""
-    with Netns(host.path) as namespace:
-        with entered(namespace):
-            inner = nft.open_socket()
-        with inner:
-            yield inner
+    with host.entered():
+        inner = nft.open_socket()
+    with inner:
+        yield inner
 
 
 @pytest.fixture
@@ -221,7 +220,6 @@ def scripted_network(network: Network, tmp_path: Path) -> Callable[..., Network]
 
 @pytest.fixture
 def ipam_calls(tmp_path: Path) -> Callable[[], list[str]]:
-    """A function that returns the verbs that the scripted IPAM plugin has run."""
     return scripted_ipam.ScriptedIpam(tmp_path / "ipam").calls
 
 

@@ -16,12 +16,6 @@ from tests.support.processes import output
 PROGRAM = re.compile(r"(?:/usr)?/s?bin/[^/]+")
 
 
-def run_demo(path: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PATH": path}
-    command = [sys.executable, "-m", "tests.demo"]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-
 @pytest.fixture
 def installed_programs(tmp_path: Path) -> str:
     """A directory with the programs of a minimal Debian and of the packages that `make demo` installs."""
@@ -39,7 +33,9 @@ def installed_programs(tmp_path: Path) -> str:
 @pytest.mark.needs("ifb", "tbf")
 def test_every_step_of_the_demo_has_the_expected_effect(root, bin_dir, installed_programs):
     """`make demo` succeeds with the built files and the programs that it installs; every step is as expected."""
-    done = run_demo(installed_programs)
+    command = [sys.executable, "-m", "tests.demo"]
+    env = {**os.environ, "PATH": installed_programs}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "\nEvery step had the expected effect.\n" in done.stdout
     assert "dist/bin/podwire install --conf" in done.stdout.rpartition("Next, ")[2]

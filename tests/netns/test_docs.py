@@ -31,7 +31,6 @@ def needing(name: str) -> Any:
 
 
 def documented_result(plugin: str) -> dict[str, Any]:
-    """Returns the result in a plugin's page."""
     (result,) = (value for value in map(json.loads, blocks(plugin)) if "interfaces" in value or "ips" in value)
     assert isinstance(result, dict)
     return result

@@ -6,17 +6,14 @@ import errno
 import os
 import select
 import socket
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
 from ipam.dhcp import frame, packet
-from kernel.packet_socket import (
-    PacketSocket,
-    dhcp4_filter,
-    dhcp6_filter,
-    router_advertisement_filter,
-)
+from kernel.packet_socket import PacketSocket, dhcp4_filter, dhcp6_filter, router_advertisement_filter
+from tests.support.errors import error_of
 from tests.support.netstate import shown
 
 WAIT_S = 20.0
@@ -82,18 +79,12 @@ def wire(veth):
 
 
 def opened(namespace, packet_filter, name="eth0"):
-    """Returns a packet socket on an interface of a namespace."""
     with namespace.entered():
         return PacketSocket(shown(namespace, name)["ifindex"], packet_filter)
 
 
 def errno_of(function, *arguments):
-    """Returns the errno with which a call fails."""
-    try:
-        function(*arguments)
-    except OSError as error:
-        return error.errno
-    pytest.fail("the call succeeded")
+    return error_of(partial(function, *arguments), OSError).errno
 
 
 def received(packets, last):
@@ -150,17 +141,6 @@ def test_filter_of_dhcpv4(veth, wire):
         assert received(packets, last) == list(ACCEPTED4.values())
 
 
-@pytest.mark.parametrize("name", REJECTED4)
-def test_rejected_frame_would_be_accepted_otherwise(veth, wire, name):
-    """Each rejected DHCPv4 frame reaches the interface: an unfiltered socket there receives it, perhaps untagged."""
-    with veth[1].entered(), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as everything:
-        everything.bind(("eth0", 3))
-        everything.settimeout(WAIT_S)
-        wire.send(REJECTED4[name])
-        data = everything.recv(1 << 16)
-    assert data[:12] == REJECTED4[name][:12]
-
-
 def test_filter_without_a_mac_address(veth, wire):
     """Without a MAC address the filter accepts replies to all clients."""
     with opened(veth[1], dhcp4_filter()) as packets:
@@ -170,25 +150,24 @@ def test_filter_without_a_mac_address(veth, wire):
         assert received(packets, last) == [expected]
 
 
-def test_filter_of_dhcpv6(veth, wire):
-    """A DHCPv6 socket reads datagrams to port 546 only."""
-    with opened(veth[1], dhcp6_filter()) as packets:
-        for data in (
-            *(dhcp6(port=547), dhcp6(to=OTHER_MAC), tagged(dhcp6(), 5), changed(dhcp6(), 20, 6), icmp6(), dhcp4()),
-            dhcp6()[:57],
-        ):
-            wire.send(data)
-        wire.send(last := dhcp6())
-        assert received(packets, last) == []
+REJECTED6 = (dhcp6(port=547), dhcp6(to=OTHER_MAC), tagged(dhcp6(), 5), changed(dhcp6(), 20, 6), icmp6(), dhcp4())
+OTHER_ICMP6 = (icmp6(133), changed(icmp6(), 21, 254), tagged(icmp6(), 5), dhcp6(), changed(icmp6(), 20, 17))
 
 
-def test_filter_of_router_advertisements(veth, wire):
-    """A socket for router advertisements reads only those that did not cross a router."""
-    with opened(veth[1], router_advertisement_filter()) as packets:
-        for data in (icmp6(133), changed(icmp6(), 21, 254), tagged(icmp6(), 5), dhcp6(), changed(icmp6(), 20, 17)):
+@pytest.mark.parametrize(
+    ("new_filter", "rejected", "accepted"),
+    [
+        (dhcp6_filter, (*REJECTED6, dhcp6()[:57]), dhcp6()),
+        (router_advertisement_filter, OTHER_ICMP6, icmp6()),
+    ],
+)
+@pytest.mark.every_case
+def test_filters_of_ipv6(veth, wire, new_filter, rejected, accepted):
+    """A socket reads datagrams to port 546 only, another router advertisements that did not cross a router."""
+    with opened(veth[1], new_filter()) as packets:
+        for data in (*rejected, accepted):
             wire.send(data)
-        wire.send(last := icmp6())
-        assert received(packets, last) == []
+        assert received(packets, accepted) == []
 
 
 def test_frames_before_the_socket_are_not_read(veth, wire):
@@ -286,11 +265,3 @@ def test_interface_is_renamed_meanwhile(veth, monkeypatch):
     """A name that belongs to another interface after the bind is refused."""
     monkeypatch.setattr(socket, "if_nametoindex", lambda _: 12345)
     assert errno_of(opened, veth[1], dhcp4_filter()) == errno.ENODEV
-
-
-def test_close_twice(veth):
-    """A closed socket can be closed again."""
-    packets = opened(veth[1], dhcp4_filter())
-    packets.close()
-    packets.close()
-    assert packets.fileno() == -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -11,6 +10,7 @@ from kernel import protocol_route
 from kernel.protocol_route import OTHER, UNREACHABLE, Hop, ProtocolRoute, format_prefix, pack_network
 from kernel.rtnl import Socket
 from tests.support.namespaces import Namespace
+from tests.support.netstate import shown
 
 PROTOCOL, METRIC = 112, 1120
 DST, DST6 = pack_network(ip_network("10.244.2.0/24")), pack_network(ip_network("fd00:2::/64"))
@@ -18,21 +18,14 @@ GATEWAY, GATEWAY6 = ip_address("192.0.2.2").packed, ip_address("2001:db8::2").pa
 
 
 @pytest.fixture
-def socket(host: Namespace):
+def socket(host: Namespace, socket: Socket) -> Socket:
     """A netlink socket on a host with a link `up0` in 192.0.2.0/24 and 2001:db8::/64."""
     host.ip("link", "add", "up0", "type", "veth", "peer", "up1")
     host.ip("address", "add", "192.0.2.1/24", "dev", "up0")
     host.ip("address", "add", "2001:db8::1/64", "dev", "up0", "nodad")
     for name in ("up0", "up1"):
         host.ip("link", "set", name, "up")
-    with host.entered():
-        host_socket = Socket()
-    with host_socket:
-        yield host_socket
-
-
-def index(host: Namespace, name: str = "up0") -> int:
-    return int(json.loads(host.ip("-j", "link", "show", name))[0]["ifindex"])
+    return socket
 
 
 def listed(socket: Socket) -> set[ProtocolRoute]:
@@ -44,7 +37,7 @@ def test_routes_are_set_replaced_listed_and_deleted(host, socket):
     host.ip("route", "add", "10.244.2.0/24", "via", "192.0.2.9")
     host.ip("-6", "route", "add", "fd00:2::/64", "via", "2001:db8::9")
     before = host.ip("route") + host.ip("-6", "route")
-    up0 = index(host)
+    up0 = shown(host, "up0")["ifindex"]
     for hop, hop6 in (
         (Hop(up0, GATEWAY), Hop(up0, GATEWAY6)),
         (Hop(up0, ip_address("10.244.2.0").packed, onlink=True), Hop(up0, ip_address("fe80::2").packed)),
@@ -109,7 +102,7 @@ def test_connected_networks_are_listed(host, socket):
     host.ip("link", "set", "second0", "up")
     for metric, address in (("100", "192.0.2.77/24"), ("9", "10.67.0.7/16")):
         host.ip("address", "add", address, "dev", "second0", "metric", metric)
-    up0, second0 = index(host), index(host, "second0")
+    up0, second0 = (shown(host, name)["ifindex"] for name in ("up0", "second0"))
     assert [(format_prefix(each.dst), each.hop.ifindex) for each in protocol_route.list_connected(socket)] == [
         ("2001:db8::/64", up0),
         ("192.0.2.0/24", up0),

@@ -14,36 +14,22 @@ from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns, NetnsMissingError, entered
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
+from tests.support.errors import error_of
 from tests.support.netstate import links
 from tests.support.processes import output
 
 MAC = bytes.fromhex("0200000000aa")
 
 
-@pytest.fixture
-def opened(host):
-    """The host's namespace, open."""
-    with Netns(host.path) as namespace:
-        yield namespace
-
-
-@pytest.fixture
-def socket(opened):
-    """A netlink socket in the host's namespace."""
-    with entered(opened):
-        host_socket = Socket()
-    with host_socket:
-        yield host_socket
-
-
-def test_a_namespace_is_left_again(opened, host):
+def test_a_namespace_is_left_again(host):
     """Only the block of `entered` runs in the namespace, also if the block fails."""
     home = os.stat("/proc/self/ns/net").st_ino
-    with entered(opened):
-        assert os.stat("/proc/self/ns/net").st_ino == os.stat(host.path).st_ino
-    assert os.stat("/proc/self/ns/net").st_ino == home
-    with pytest.raises(FileNotFoundError), entered(opened):
-        os.stat("/absent")
+    with Netns(host.path) as namespace:
+        with entered(namespace):
+            assert os.stat("/proc/self/ns/net").st_ino == os.stat(host.path).st_ino
+        assert os.stat("/proc/self/ns/net").st_ino == home
+        with pytest.raises(FileNotFoundError), entered(namespace):
+            os.stat("/absent")
     assert os.stat("/proc/self/ns/net").st_ino == home
 
 
@@ -54,9 +40,7 @@ def test_only_namespaces_can_be_opened(tmp_path):
     for path in (tmp_path / "absent", file, file / "below"):
         with pytest.raises(NetnsMissingError):
             Netns(str(path))
-    with pytest.raises(CniError) as caught:
-        Netns("\0")
-    assert caught.value.code == 8
+    assert error_of(lambda: Netns("\0"), CniError).code == 8
 
 
 def test_each_request_of_a_send_is_executed(socket, host, sandbox):
@@ -76,9 +60,8 @@ def test_each_request_of_a_send_is_executed(socket, host, sandbox):
 def test_more_answers_than_a_socket_buffer_holds(socket):
     """Thousands of requests in one send are all answered, although the answers exceed the socket's buffer."""
     socket.change(*(link.delete_request(_absent(1_000_000 + number)) for number in range(3000)))
-    with pytest.raises(KernelError) as caught:
-        socket.change(*(link.set_alias_request(1_000_000 + number, "x") for number in range(3000)))
-    assert caught.value.errno == errno.ENODEV
+    changes = [link.set_alias_request(1_000_000 + number, "x") for number in range(3000)]
+    assert error_of(lambda: socket.change(*changes), KernelError).errno == errno.ENODEV
 
 
 def test_many_requests_without_privilege(root):
@@ -102,7 +85,6 @@ def test_lost_answers(socket):
 
 
 def _absent(index):
-    """Returns a link that does not exist."""
     return Link(index, "absent0", "", 0, 0, "", 0, 0, None, 0)
 
 
@@ -115,11 +97,8 @@ def test_the_kernels_explanation_is_in_the_error(socket):
     attachment = Request(
         "join", LinkMessage, link.RTM_NEWLINK, NLM_F_ACK, {"index": other.index}, [("IFLA_MASTER", bridge.index)]
     )
-    with pytest.raises(KernelError) as caught:
-        socket.change(attachment)
-    assert caught.value.errno == errno.ELOOP
-    assert "bridge" in caught.value.details
-    assert caught.value.details in str(caught.value)
+    error = error_of(lambda: socket.change(attachment), KernelError)
+    assert (error.errno, "bridge" in error.details, error.details in str(error)) == (errno.ELOOP, True, True)
 
 
 def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
@@ -135,9 +114,9 @@ def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
     assert len(socket.dump(request)) == len(links(host)) == 122
 
 
-def test_notifications_of_this_processes_changes_arrive(socket, opened):
+def test_notifications_of_this_processes_changes_arrive(socket, host):
     """A subscribed socket receives notifications of changes by another socket of the same process, without delay."""
-    with entered(opened):
+    with host.entered():
         listener = Socket()
     with listener:
         listener.subscribe(link.RTNLGRP_LINK)

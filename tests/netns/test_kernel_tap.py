@@ -10,6 +10,7 @@ import pytest
 from kernel import selinux, tap
 from kernel.errors import KernelError
 from kernel.tap import LabelError, TapOptions
+from tests.support.errors import error_of
 from tests.support.netstate import links, shown
 
 
@@ -45,9 +46,7 @@ def test_a_child_process_creates_the_device(sandbox, labels):
 
 def test_refused_label(sandbox, labels):
     """A refused label is a LabelError with the kernel's errno, and no device."""
-    with pytest.raises(LabelError) as error:
-        create(sandbox, selinux_label="bad")
-    assert error.value.errno == errno.EACCES
+    assert error_of(lambda: create(sandbox, selinux_label="bad"), LabelError).errno == errno.EACCES
     assert set(links(sandbox)) == {"lo"}
 
 
@@ -56,18 +55,16 @@ def test_existing_device_is_not_opened(sandbox, labels, label):
     """A tap device of this name, which TUNSETIFF would open, is refused with and without a label, and stays."""
     sandbox.ip("tuntap", "add", "eth0", "mode", "tap")
     before = shown(sandbox, "eth0")
-    with pytest.raises(KernelError) as error:
-        create(sandbox, selinux_label=label)
-    assert (error.value.errno, str(error.value)) == (errno.EBUSY, 'create tap "eth0": device or resource busy')
+    error = error_of(lambda: create(sandbox, selinux_label=label), KernelError)
+    assert (error.errno, str(error)) == (errno.EBUSY, 'create tap "eth0": device or resource busy')
     assert shown(sandbox, "eth0") == before
 
 
 @pytest.mark.parametrize("label", ["", "a:b:c:s0"])
 def test_a_failure_before_it_is_persistent_leaves_no_device(sandbox, labels, label):
     """The kernel deletes a device whose owner was refused."""
-    with pytest.raises(KernelError) as error:
-        create(sandbox, owner=(1 << 32) - 1, selinux_label=label)
-    assert error.value.errno == errno.EINVAL
+    error = error_of(lambda: create(sandbox, owner=(1 << 32) - 1, selinux_label=label), KernelError)
+    assert error.errno == errno.EINVAL
     assert set(links(sandbox)) == {"lo"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from kernel import link, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
-from kernel.traffic import Bucket, Filter, Qdisc
+from kernel.traffic import Filter, Qdisc
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 
@@ -32,15 +32,11 @@ class Veth(NamedTuple):
 
 
 @pytest.fixture
-def veth(host):
-    """One end of a veth pair on a host."""
+def veth(host, socket):
     host.ip("link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
-    with host.entered():
-        socket = Socket()
-    with socket:
-        (veth0,) = link.get(socket, link.by_name_request("veth0"))
-        assert veth0
-        yield Veth(host, socket, veth0)
+    (veth0,) = link.get(socket, link.by_name_request("veth0"))
+    assert veth0
+    return Veth(host, socket, veth0)
 
 
 def qdiscs(veth):
@@ -50,39 +46,6 @@ def qdiscs(veth):
             traffic.get_root_request(veth.ifindex), traffic.get_ingress_request(veth.ifindex)
         )
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("handle 2: pfifo_fast", Qdisc("pfifo_fast", 0x20000)),
-        ("handle 1: pfifo limit 10", Qdisc("pfifo", 0x10000)),
-        pytest.param("handle 1: fq", Qdisc("fq", 0x10000), marks=pytest.mark.needs("fq")),
-        pytest.param(
-            "handle 1: tbf rate 1gbit burst 125kb limit 1000000",
-            Qdisc("tbf", 0x10000, Bucket(125_000_000, 16_000, 1_000_000)),
-            marks=pytest.mark.needs("tbf"),
-        ),
-        pytest.param(
-            "handle 1: tbf rate 80gbit burst 10mb limit 1000000",
-            Qdisc("tbf", 0x10000, Bucket(10_000_000_000, 16_383, 1_000_000)),
-            marks=pytest.mark.needs("tbf"),
-        ),
-    ],
-)
-def test_a_root_qdisc_of_any_kind(veth, line, expected):
-    """A root qdisc that `tc` created is read, with the bucket of a token bucket filter; the default is noqueue."""
-    assert qdiscs(veth) == [Qdisc("noqueue", 0), None]
-    veth(f"qdisc add dev veth0 root {line}")
-    assert qdiscs(veth) == [expected, None]
-
-
-@pytest.mark.parametrize("kind", ["ingress", "clsact"])
-def test_qdiscs_for_ingress_filters(veth, kind):
-    """Both kinds of ingress qdiscs are read, and have no filters."""
-    veth(f"qdisc add dev veth0 {kind}")
-    assert qdiscs(veth) == [Qdisc("noqueue", 0), Qdisc(kind, 0xFFFF0000)]
-    assert traffic.list_filters(veth.socket, veth.ifindex) == []
 
 
 def test_a_missing_interface_and_a_missing_qdisc(veth):

@@ -14,20 +14,11 @@ from kernel.link import Link
 from kernel.notifications import Notifications
 from kernel.rtnl import Socket
 from kernel.vxlan import Tunnel
-from tests.support.namespaces import Namespace
+from tests.support.errors import error_of
 
 MAC, PEER = bytes.fromhex("0a0000000001"), bytes.fromhex("0a0000000002")
 TUNNEL = Tunnel(112, 4789, ip_address("192.0.2.1"))
 TUNNEL6 = Tunnel(112, 4789, ip_address("2001:db8::1"))
-
-
-@pytest.fixture
-def socket(host: Namespace):
-    """A netlink socket on the host."""
-    with host.entered():
-        host_socket = Socket()
-    with host_socket:
-        yield host_socket
 
 
 def create(socket: Socket, tunnel: Tunnel = TUNNEL) -> Link:
@@ -67,9 +58,8 @@ def test_settings_are_repaired(host, socket):
     socket.change(vxlan.set_request(device, TUNNEL))
     assert vxlan.get(socket, device) == TUNNEL
     assert host.sysctl("net/ipv4/conf/tunnel0/rp_filter") == "2"
-    with pytest.raises(KernelError) as caught:
-        socket.change(vxlan.set_request(device, TUNNEL6))
-    assert caught.value.errno == errno.EOPNOTSUPP
+    other = vxlan.set_request(device, TUNNEL6)
+    assert error_of(lambda: socket.change(other), KernelError).errno == errno.EOPNOTSUPP
 
 
 @pytest.mark.parametrize(
@@ -93,9 +83,7 @@ def test_checksum_offload_is_switched(host, socket):
             checksum_offload.set_offload("tunnel0", on=on)
             states.append(checksum_offload.get("tunnel0"))
         assert states == [True, False, True]
-        with pytest.raises(KernelError) as caught:
-            checksum_offload.get("absent0")
-    assert caught.value.errno == errno.ENODEV
+        assert error_of(lambda: checksum_offload.get("absent0"), KernelError).errno == errno.ENODEV
 
 
 def test_notifications_of_other_senders_arrive(host, socket):

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cni import args as cni_args
+from cni import conf as cni_conf
+from cni import skel
 from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from kernel.rtnl import Socket
+from podwire.main import PLUGINS
 from process import record
 from tests.support import xtables
 from tests.support.chained import CHAIN, Chain, differences
 from tests.support.namespaces import Namespace
-from tests.support.recorded_verb import EXECUTED, PLANNED, run_recorded
+from tests.support.processes import in_a_child
 
 BACKENDS = [
     pytest.param("iptables", marks=pytest.mark.needs("iptables_nft_nat", "ifb", "tbf")),
     pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet", "ifb", "tbf")),
 ]
+PLANNED, EXECUTED = "planned", "made"
 NO_VALID_ATTACHMENTS: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
 
 # Changes that each plugin's record must have, as patterns for both backends.
@@ -67,6 +76,48 @@ COLLECTED = {
     "firewall": DELETED["firewall"],
     "tuning": DELETED["tuning"][1:],
 }
+
+
+def run_recorded(
+    chain: Chain,
+    mode: str,
+    plugin: str,
+    command: str,
+    pod: Namespace,
+    prev_result: object = None,
+    *,
+    path: str = "",
+    env: Mapping[str, str] | None = None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """Runs a verb from the sources, in a child process; returns its `changes`, `steps` and `result`.
+
+    Delegates run inside the same process, as in the executable. `mode` is PLANNED (a dry run) or EXECUTED. `path` has
+    directories of foreign delegates, `env` further variables.
+    """
+    names = {"CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path, "CNI_IFNAME": "eth0"}
+    names |= {"CNI_PATH": path, **(env or {})}
+    config = json.dumps(chain.config(plugin, prev_result, **keys)).encode()
+    with chain.host.entered(), tempfile.NamedTemporaryFile("r") as file:
+        work = partial(run_verb, mode, plugin, names, config, Path(file.name))
+        assert in_a_child(work), "the verb failed: see stderr"
+        record_of_verb: dict[str, Any] = json.load(file)
+    return record_of_verb
+
+
+def run_verb(mode: str, name: str, env: Mapping[str, str], config: bytes, output: Path) -> bool:
+    os.environ.update(env)  # only the child's: the search for iptables' programs uses it
+    with tempfile.TemporaryDirectory() as directory:
+        for other in PLUGINS:  # this program's file, by which podwire recognises its own delegates
+            Path(directory, other).symlink_to(os.readlink("/proc/self/exe"))
+        args = cni_args.from_env({**os.environ, "CNI_PATH": f"{env['CNI_PATH']}:{directory}"})
+        with record.recording(dry_run=mode == PLANNED) as recorded:
+            conf = cni_conf.parse(config)
+            result = skel.run_verb(PLUGINS[name], replace(args, stdin=config, delegates=PLUGINS), conf)
+    steps = [item.what for item in recorded.steps]
+    result_json = result.to_json(conf.cni_version) if result else None
+    output.write_text(json.dumps({"changes": recorded.changes, "steps": steps, "result": result_json}))
+    return True
 
 
 @pytest.fixture(params=BACKENDS)
@@ -195,20 +246,9 @@ def assert_recorded(patterns: list[str], changes: list[str]) -> None:
 
 def read_state(chain: Chain, sandbox: Namespace) -> dict[str, Any]:
     """Returns the state of the node, with handles of rules, and contents and times of all files."""
-    directory = chain.store.parent
     files = {
-        str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino, read_content(path)) for path in list_paths(directory)
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino, path.read_bytes() if path.is_file() else b"")
+        for path in chain.store.parent.rglob("*")
     }
     rules = chain.host.run("nft", "-a", "-s", "list", "ruleset").splitlines()
     return {"whole": chain.everything(sandbox), "files": files, "rules": rules}
-
-
-def list_paths(directory: Path) -> Iterator[Path]:
-    """Yields all paths below a directory."""
-    for where, directories, names in os.walk(directory):
-        yield from (Path(where, name) for name in (*directories, *names))
-
-
-def read_content(path: Path) -> bytes:
-    """Returns the content of a file, b"" for other paths."""
-    return path.read_bytes() if path.is_file() else b""

@@ -5,16 +5,18 @@ import os
 import stat
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import bandwidth_network, netstate, rootless
 from tests.support.attaching import Network, address
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
-from tests.support.invocation import run_plugin
+from tests.support.chained import CHAIN, Chain
+from tests.support.invocation import gc_keys
 from tests.support.namespaces import temporary
 from tests.support.processes import output
-from tests.support.publishing import CLIENT, GATEWAY, NODE, PublishingNetwork, connect, disable_dad
+from tests.support.publishing import CLIENT, GATEWAY, NODE, connect, disable_dad
 from tests.support.sockets import Reached, call, open_services
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))]
@@ -22,76 +24,44 @@ EVERYWHERE = ("0.0.0.0", "::")
 PORTS = ("8080:80", "8080:80/udp")
 
 
-def network(host, home, **keys):
-    """Returns the README's network, without limits, with its reservations in the user's home."""
-    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}
-    config = {
-        "cniVersion": "1.1.0",
-        "name": "net",
-        "type": "bridge",
-        "bridge": "cni0",
-        "isDefaultGateway": True,
-        "ipMasq": True,
-        "hairpinMode": True,
-        "ipam": {**ipam, "dataDir": str(home / "networks")},
-    }
-    return Network(host, {**config, **keys})
+class RootlessChain(Chain):
+    """The chain of a dual-stack network with its reservations in the user's home, and all verbs of its plugins."""
 
+    def config(self, plugin, prev_result=None, **keys):
+        if plugin in ("bridge", "ptp"):
+            keys = {"ipam": dual_stack(self.store), **keys}
+        return super().config(plugin, prev_result, **{"cniVersion": "1.1.0", **keys})
 
-class Chain:
-    """The plugins of conf/10, firewall and tuning, with one backend for all rules."""
-
-    def __init__(self, host, home, backend):
-        disable_dad(host)
-        self.bridge = network(host, home, ipMasqBackend=backend)
-        self.ports = PublishingNetwork(self.bridge, {"backend": backend})
-        self.limits = BandwidthNetwork(self.bridge).with_runtime_limits(**BOTH)
-        sysctl = {"net.ipv4.ip_default_ttl": "65", "net.ipv4.conf.IFNAME.arp_filter": "1"}
-        self.others = {
-            "firewall": {"backend": backend, "ingressPolicy": "same-bridge"},
-            "tuning": {"mtu": 1400, "sysctl": sysctl, "dataDir": str(home / "tuning")},
-        }
-
-    def add(self, pod):
-        result = self.bridge.run("ADD", pod)
-        assert result.stderr == ""
-        ports = self.ports.portmap("ADD", pod, PORTS, result.result())
-        assert ports.stderr == ""  # conntrack entries were deleted
-        result = self.limits.limit(pod, ports.result())
-        for plugin in self.others:
-            result = self.other(plugin, "ADD", pod, result).result()
+    def attach(self, pod):
+        result = None
+        for plugin in CHAIN:
+            outcome = self.run(plugin, "ADD", pod, result)
+            assert outcome.stderr == ""  # conntrack entries were deleted
+            result = outcome.result()
         return result
 
-    def check(self, pod, result):
-        self.bridge.check(pod, result)
-        self.ports.portmap("CHECK", pod, PORTS, result).assert_silent()
-        self.limits.check(pod, result)
-        for plugin in self.others:
-            self.other(plugin, "CHECK", pod, result).assert_silent()
+    def run_all(self, command, pod, result=None, **keys):
+        for plugin in reversed(CHAIN):
+            self.run(plugin, command, pod, result, **keys).assert_silent()
 
-    def delete(self, pod, result):
-        for plugin in reversed(self.others):
-            self.other(plugin, "DEL", pod, result).assert_silent()
-        self.limits.release(pod, result)
-        self.ports.delete(pod, *PORTS, result=result)
+    def collect(self, pod, *valid):
+        self.run_all("GC", pod, **gc_keys(*((each.name, "eth0") for each in valid)))
 
-    def status(self):
-        self.bridge.run("STATUS").assert_silent()
-        for plugin, keys in (("portmap", self.ports.keys), ("bandwidth", {}), *self.others.items()):
-            config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **keys}
-            run_plugin(plugin, "STATUS", config, host=self.bridge.host).assert_silent()
 
-    def gc(self, *valid):
-        attachments = [{"containerID": pod.name, "ifname": "eth0"} for pod in valid]
-        keys = {"cniVersion": "1.1.0", "name": "net", "cni.dev/valid-attachments": attachments}
-        for plugin in ("bandwidth", "portmap", *self.others):
-            config = {"type": plugin, **self.others.get(plugin, {}), **keys}
-            run_plugin(plugin, "GC", config, host=self.bridge.host).assert_silent()
-        self.bridge.having(**keys).run("GC").assert_silent()
+def dual_stack(store):
+    ranges = [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]
+    return {"type": "host-local", "ranges": ranges, "dataDir": str(store)}
 
-    def other(self, plugin, command, pod, result):
-        config = {"cniVersion": "1.1.0", "name": "net", "type": plugin, **self.others[plugin], "prevResult": result}
-        return run_plugin(plugin, command, config, host=self.bridge.host, netns=pod, container_id=pod.name)
+
+def network(host, home, **keys):
+    """Returns a masqueraded network of bridge, with its reservations in the user's home."""
+    config = {"cniVersion": "1.1.0", "name": "net", "type": "bridge", "isDefaultGateway": True, "ipMasq": True}
+    return Network(host, {**config, "ipam": dual_stack(home / "networks"), **keys})
+
+
+def new_chain(host, home, backend):
+    disable_dad(host)
+    return RootlessChain(host, home / "networks", backend, PORTS)
 
 
 @pytest.mark.needs("tbf", "ifb")
@@ -102,32 +72,31 @@ def test_all_plugins_work_rootless(root, bin_dir, backend, mapped):
 
     def scenario(host, home):
         with ExitStack() as stack:
-            pods = {name: stack.enter_context(temporary()) for name in ("pod", "stale")}
-            client = stack.enter_context(temporary())
+            pod, stale, client = (stack.enter_context(temporary()) for _ in range(3))
             disable_dad(client)
             connect(host, client)
-            chain = Chain(host, home, backend)
-            chain.status()
-            chain.add(pods["stale"])
-            chain.gc()  # releases the addresses of an existing pod, too
-            assert chain.bridge.leases() == {}
-            chain.bridge.delete(pods["stale"])
+            chain = new_chain(host, home, backend)
+            chain.run_all("STATUS", pod)
+            chain.attach(stale)
+            chain.collect(stale)  # releases the addresses of an existing pod, too
+            assert chain.leases().keys() == {"lock"}
+            chain.delete(stale, "bridge")
             before = netstate.state(host, netfilter=True)
-            result = chain.add(pods["pod"])
-            services = open_services(stack, {**pods, "client": client}, ("tcp", "udp"), *EVERYWHERE)
+            result = chain.attach(pod)
+            services = open_services(stack, {"pod": pod, "client": client}, ("tcp", "udp"), *EVERYWHERE)
             for protocol in ("tcp", "udp"):
                 assert call(services, client, protocol, NODE, 8080) == Reached("pod", CLIENT)
                 assert call(services, host, protocol, "127.0.0.1", 8080) == Reached("pod", GATEWAY)
-                assert call(services, pods["pod"], protocol, CLIENT, 80) == Reached("client", NODE)
+                assert call(services, pod, protocol, CLIENT, 80) == Reached("client", NODE)
             assert bandwidth_network.ifbs(host)
-            chain.check(pods["pod"], result)
-            chain.gc(pods["pod"])
-            chain.check(pods["pod"], result)
-            assert chain.bridge.leases() == {address(result, n): pods["pod"].name for n in (0, 1)}
+            chain.run_all("CHECK", pod, result)
+            chain.collect(pod, pod)
+            chain.run_all("CHECK", pod, result)
+            assert chain.leases().keys() == {address(result, 0), address(result, 1), "lock"}
             assert_owned_by_user(home / "networks" / "net", host_user=rootless.USER)
-            chain.delete(pods["pod"], result)
+            chain.run_all("DEL", pod, result)
             assert netstate.state(host, netfilter=True) == before
-            assert chain.bridge.leases() == {}
+            assert chain.leases().keys() == {"lock"}
             assert not list(home.rglob("*tuning*/*"))
 
     rootless.run_rootless(scenario, mapped)
@@ -145,15 +114,15 @@ def test_all_plugins_work_in_a_network_of_unshare(root, bin_dir, backend):
         ):  # or this kernel has no iptables-legacy
             Path("/proc/self/net/ip_tables_names").read_text()
         with temporary() as pod:
-            chain = Chain(host, home, backend)
-            chain.status()
-            chain.delete(pod, chain.add(pod))  # creates the shared objects
+            chain = new_chain(host, home, backend)
+            chain.run_all("STATUS", pod)
+            chain.run_all("DEL", pod, chain.attach(pod))  # creates the shared objects
             before = netstate.state(host, netfilter=True)
-            result = chain.add(pod)
-            chain.check(pod, result)
-            chain.delete(pod, result)
+            result = chain.attach(pod)
+            chain.run_all("CHECK", pod, result)
+            chain.run_all("DEL", pod, result)
             assert netstate.state(host, netfilter=True) == before
-            chain.gc()
+            chain.collect(pod)
 
     rootless.run_rootless(scenario, at_once=True)
 
@@ -163,28 +132,23 @@ def test_all_plugins_work_in_a_network_of_unshare(root, bin_dir, backend):
 @pytest.mark.parametrize("at_once", [False, True], ids=["later-network", "network-of-unshare"])
 def test_ptp_works_rootless(root, bin_dir, backend, at_once):
     """A pod is attached by ptp, masqueraded, tuned at both ends, checked and detached, and leaves nothing."""
+    keys: dict[str, Any] = {"ptp": {}, "firewall": {"ingressPolicy": None}, "tuning": {"mtuBothEnds": True}}
 
     def scenario(host, home):
         with temporary() as pod:
-            chain = Chain(host, home, backend)
-            chain.bridge = network(host, home, type="ptp", ipMasqBackend=backend)
-            chain.bridge.run("STATUS").assert_silent()
-            tuned = {**chain.others["tuning"], "mtuBothEnds": True}
-            chain.others = {"firewall": {"backend": backend}, "tuning": tuned}
+            chain = new_chain(host, home, backend)
+            chain.run("ptp", "STATUS", pod).assert_silent()
             for _ in range(2):
                 before = netstate.state(host, netfilter=True)
-                result = chain.bridge.add(pod)
-                for plugin in chain.others:
-                    result = chain.other(plugin, "ADD", pod, result).result()
-                chain.bridge.check(pod, result)
-                for plugin in chain.others:
-                    chain.other(plugin, "CHECK", pod, result).assert_silent()
+                result: Any = None
+                for plugin, options in keys.items():
+                    result = chain.run(plugin, "ADD", pod, result, **options).result()
                 assert netstate.links(host)[result["interfaces"][0]["name"]]["mtu"] == 1400
-                for plugin in reversed(chain.others):
-                    chain.other(plugin, "DEL", pod, result).assert_silent()
-                chain.bridge.delete(pod, result)
+                for command in ("CHECK", "DEL"):
+                    for plugin, options in reversed(keys.items()):
+                        chain.run(plugin, command, pod, result, **options).assert_silent()
             assert netstate.state(host, netfilter=True) == before
-            assert chain.bridge.leases() == {}
+            assert chain.leases().keys() == {"lock"}
 
     rootless.run_rootless(scenario, at_once=at_once)
 

@@ -11,7 +11,6 @@ Running a plugin
     process_pool: many plugins in parallel from one process
     mount_wrapper: a plugin in a mount namespace that a test changes
     streams: standard streams in memory, for a plugin in the tests' process
-    recorded_verb: a verb in a child process, and the changes that it records
 
 Namespaces and their state
     namespaces: temporary network namespaces
@@ -55,7 +54,6 @@ Packets
     tcp: whole TCP connections between namespaces
     rates: the rate between namespaces
     frames: stations that send and receive Ethernet frames
-    wire: a station's process
 
 DHCP
     dhcp: a server's address, and the keys of a network

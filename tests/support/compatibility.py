@@ -24,7 +24,6 @@ _WORD = re.compile(r'"(\w+)"')
 
 
 def current() -> dict[str, list[str]]:
-    """Returns the lists, each with a title."""
     commands = list(command_tree(cli.build_parser()).leaves())
     return {
         "CNI versions": list(versions.SUPPORTED),
@@ -39,7 +38,6 @@ def current() -> dict[str, list[str]]:
 
 
 def record() -> dict[str, list[str]]:
-    """Returns the recorded lists."""
     lists: dict[str, list[str]] = json.loads(RECORD.read_text())
     return lists
 

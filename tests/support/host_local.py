@@ -3,15 +3,15 @@
 import json
 import os
 from ipaddress import ip_address, ip_network
-
-import pytest
+from pathlib import Path
 
 from attachment.cache import ResultCache
 from cni.conf import Attachment
 from cni.errors import CniError
 from ipam.host_local import allocator
 from ipam.host_local.ranges import Range, RangeSet
-from ipam.host_local.store import Store, owner_of
+from ipam.host_local.store import Store
+from tests.support.errors import error_of
 
 
 def pool(*subnets, first=1, last=None):
@@ -41,24 +41,15 @@ class Net:
             ips = allocator.allocate(held, Attachment(container_id, ifname), self.pools, addresses, self.cache)
         return [str(ip.address) for ip in ips]
 
-    def release(self, container_id, ifname="eth0"):
-        owner = owner_of(container_id, ifname)
-        with self.store.locked() as held:
-            for name in held.find(owner):
-                held.release(name, owner)
-
     def refusal(self, container_id, *requested):
-        with pytest.raises(CniError) as caught:
-            self.add(container_id, *requested)
-        return caught.value
+        return error_of(lambda: self.add(container_id, *requested), CniError)
 
     def list_owners(self):
         return self.store.list_owners()
 
     def file(self, name, content=""):
         os.makedirs(self.store.directory, exist_ok=True)
-        with open(f"{self.store.directory}/{name}", "w", newline="") as file:
-            file.write(content)
+        Path(self.store.directory, name).write_text(content, newline="")
 
     def cached(self, container_id, netns, network="net"):
         self.results.mkdir(exist_ok=True)

@@ -22,8 +22,6 @@ _TIMEOUT_S = 60.0
 
 
 class Outcome(NamedTuple):
-    """The outcome of one invocation."""
-
     status: int
     stdout: bytes
     stderr: str

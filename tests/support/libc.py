@@ -20,7 +20,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Moves this thread into new namespaces."""
     _call("unshare", ctypes.c_int(flags))
 
 
@@ -42,7 +41,6 @@ def end_with_parent() -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Bind-mounts a file over another."""
     _call("mount", source.encode(), target.encode(), None, ctypes.c_ulong(_MS_BIND), None)
 
 

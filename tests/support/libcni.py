@@ -15,8 +15,6 @@ from tests.support import mount_wrapper
 
 # A missing path beside the namespace of a running pod: that proves, in a container too, that the namespace is missing.
 MISSING_NETNS = f"/proc/{os.getpid()}/ns/absent"
-
-
 _OTHER_NETWORK = "other-network"
 
 

@@ -36,13 +36,10 @@ def documents() -> list[Path]:
 
 @dataclass(frozen=True)
 class Document:
-    """One Markdown file."""
-
     path: Path
 
     @cached_property
     def text(self) -> str:
-        """The whole text."""
         return self.path.read_text()
 
     @cached_property
@@ -55,7 +52,6 @@ class Document:
         return [match[2] for match in _BLOCK.finditer(self.text) if match[1] == language]
 
     def headings(self) -> list[str]:
-        """Returns the headings, with their markup."""
         return re.findall(r"^#{1,6} (.+)$", self.prose, re.MULTILINE)
 
     def anchors(self) -> set[str]:

@@ -32,8 +32,6 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Namespace:
-    """A named network namespace."""
-
     name: str
 
     @property
@@ -53,7 +51,6 @@ class Namespace:
             yield
 
     def ip(self, *argv: str) -> str:
-        """Runs `ip` in the namespace and returns its stdout."""
         return output("ip", "-n", self.name, *argv)
 
     def sysctl(self, key: str) -> str:
@@ -62,12 +59,10 @@ class Namespace:
             return Path("/proc/sys", key).read_text().strip()
 
     def set_sysctl(self, key: str, value: str) -> None:
-        """Sets a sysctl of this namespace."""
         with self.entered():
             Path("/proc/sys", key).write_text(value)
 
     def exists(self) -> bool:
-        """Returns whether the namespace's file exists."""
         return os.path.exists(self.path)
 
     def delete(self) -> None:
@@ -138,7 +133,6 @@ def expose_init() -> None:
 
 @contextlib.contextmanager
 def temporary(purpose: str = "pod") -> Iterator[Namespace]:
-    """Yields a new namespace and deletes it."""
     namespace = create(purpose)
     try:
         yield namespace

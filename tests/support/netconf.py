@@ -29,12 +29,10 @@ def arguments(stdin: bytes = b"", **env: str) -> CmdArgs:
 
 
 def encode(plugin: str, keys: dict[str, Any]) -> bytes:
-    """Returns the text of a plugin's configuration with these keys."""
     return json.dumps({"cniVersion": "1.1.0", "name": "net", "type": plugin, **keys}).encode()
 
 
 def netconf(plugin: str, keys: dict[str, Any]) -> NetConf:
-    """Returns the configuration of a plugin with these keys."""
     return conf.parse(encode(plugin, keys))
 
 

@@ -34,7 +34,7 @@ def state(namespace: Namespace, *, netfilter: bool = False) -> State:
     routes in the local table, which depend on the addresses.
     """
     text = output("ip", "-n", namespace.name, "-j", "-d", "-batch", "-", stdin="addr show\nrule show\n")
-    links, rules = _documents(text)
+    links, rules = map(json.loads, text.splitlines())
     whole: State = {
         "links": {link["ifname"]: _link(link) for link in links},
         "routes": {f"ipv{family}": _routes(namespace, family) for family in (4, 6)},
@@ -76,28 +76,16 @@ def qdiscs(namespace: Namespace) -> list[str]:
     return sorted(line for line in namespace.run("tc", "qdisc", "show").splitlines() if line.split()[1] != "noqueue")
 
 
-def _documents(text: str) -> list[Any]:
-    """Splits ip's batch output: one JSON document after another."""
-    decoder, documents, at = json.JSONDecoder(), [], 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        document, at = decoder.raw_decode(text, at)
-        documents.append(document)
-    return documents
-
-
 def _link(link: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in link.items() if key not in _LINK_NOISE}
+    kept = _less(link, _LINK_NOISE)
     kept["flags"] = sorted(set(link["flags"]) - _CARRIER_FLAGS)
-    kept["addresses"] = [_address(address) for address in link["addr_info"] if not _is_link_local(address["local"])]
+    kept["addresses"] = [_less(item, _ADDRESS_NOISE) for item in link["addr_info"] if not _is_link_local(item["local"])]
     stable: dict[str, Any] = _without_noise(kept)
     return stable
 
 
-def _address(address: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in address.items() if key not in _ADDRESS_NOISE}
+def _less(attributes: dict[str, Any], noise: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if key not in noise}
 
 
 def _without_noise(value: Any) -> Any:
@@ -109,12 +97,8 @@ def _without_noise(value: Any) -> Any:
 
 def _routes(namespace: Namespace, family: int) -> list[dict[str, Any]]:
     text = output("ip", "-n", namespace.name, "-j", f"-{family}", "route", "show", "table", "all")
-    routes = [_route(route) for route in json.loads(text or "[]") if not _follows_from_addresses(route)]
+    routes = [_less(route, _ROUTE_NOISE) for route in json.loads(text or "[]") if not _follows_from_addresses(route)]
     return sorted(routes, key=lambda route: json.dumps(route, sort_keys=True))
-
-
-def _route(route: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in route.items() if key not in _ROUTE_NOISE}
 
 
 def _follows_from_addresses(route: dict[str, Any]) -> bool:

@@ -109,7 +109,7 @@ class ProcessPool:
         os.close(descriptor)
         running = self._running.pop(descriptor)
         _, status = os.waitpid(running.pid, 0)
-        stdout, stderr = (_content(file) for file in running.files[1:])
+        stdout, stderr = (os.pread(file, os.fstat(file).st_size, 0) for file in running.files[1:])
         for file in running.files:
             os.close(file)
         outcome = Outcome(os.waitstatus_to_exitcode(status), stdout, stderr.decode(errors="replace"))
@@ -124,7 +124,3 @@ def random_kill_delay_s(chance: random.Random) -> float:
     """Returns a random delay of 0.1 to 200 ms: a verb alone takes milliseconds, in a loaded pool many times as long."""
     earliest_s, spread = 0.0001, 2000
     return float(earliest_s * spread ** chance.random())
-
-
-def _content(file: int) -> bytes:
-    return os.pread(file, os.fstat(file).st_size, 0)

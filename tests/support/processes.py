@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import traceback
+from collections.abc import Callable
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # independent of the tester's PATH
 
@@ -16,6 +18,19 @@ def output(*argv: str, stdin: str | None = None, check: bool = True) -> str:
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}"
     return done.stdout
+
+
+def in_a_child(function: Callable[[], object]) -> bool:
+    """Runs `function` in a forked process with one thread, as a plugin has; returns whether its result is true."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if function() else 1)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(2)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def identity(pid: int) -> str:

@@ -16,10 +16,7 @@ from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
 USER = 65534  # an unprivileged user of the host
-ONE_ID, MANY_IDS = (
-    "0 65534 1\n",
-    "0 65534 1\n1 100000 65535\n",
-)  # user_namespaces(7): without and with ranges of subuid(5)
+ONE_ID, MANY_IDS = "0 65534 1\n", "0 65534 1\n1 100000 65535\n"  # user_namespaces(7): without and with subuid(5)
 
 _PLACE = Path("/mnt")  # for the executables and a home directory; the tests' directories may be readable by root only
 FOREIGN = _PLACE / "foreign"  # a directory that the host's root owns

@@ -11,6 +11,31 @@ from attachment.cache import ResultCache
 from cni.conf import Attachment
 
 HERE = f"/proc/{os.getpid()}/ns/net"
+NAMESPACES = {"here": HERE, "absent": "/no/such", "file": __file__, "below": f"{__file__}/x", "unknown": ""}
+UNREADABLE = {"empty": "", "text": "{", "list": "[]", "old": '{"ips": []}', "number": '{"networkName": 5}'}
+OTHERS = " ".join(f"other{number}:a:eth0:absent" for number in range(20))  # in any order of the directory
+# Entries (network:container:interface:namespace), a network, the attachments that are gone, those that may be running.
+CASES = {
+    "no cache": ("", "net", "", "a:eth0"),
+    "an attachment without an entry": ("net:a:eth0:here", "net", "a:eth1 b:eth0", "a:eth0"),
+    "no entry of the network": ("net:a:eth0:here net-x:a:eth0:absent", "x", "", "a:eth0 b:eth0"),
+    "a namespace": (
+        "net:a:eth0:absent net:b:eth0:file net:c:eth0:below net:d:eth0:unknown",
+        "net",
+        "a:eth0 b:eth0 c:eth0",
+        "d:eth0",
+    ),
+    "dashes": ("net-x:a:eth0:absent", "net", "", "x-a:eth0 z:eth0"),
+    "dashes beside an entry": ("net-x:a:eth0:absent net:b:eth0:here", "net", "z:eth0", "b:eth0"),
+    "any interface": ("net:a:eth0:absent", "net", "a: b:", ""),
+    "any interface, one runs": ("net:a:eth0:absent net:a:eth1:here", "net", "b:", "a:"),
+    **{
+        f"unreadable, {kind}": (f"net:other:eth0:here net:a:eth0:{kind}", "net", "b:eth0", "a:eth0 a:")
+        for kind in UNREADABLE
+    },
+    "any network": (f"net:a:eth0:here {OTHERS} other:b:eth0:absent", "", "b:eth0 b: z:", "a:eth0 a:"),
+    "any network, unreadable": ("net:other:eth0:here net-x:a:eth0:text", "", "b:", "a: a:eth0"),
+}
 
 
 @pytest.fixture
@@ -27,27 +52,21 @@ def is_gone(tmp_path, container_id, ifname="eth0", network="net"):
     return ResultCache.read(network, str(tmp_path)).is_gone(Attachment(container_id, ifname))
 
 
-def test_without_a_cache_nothing_is_gone(tmp_path):
-    """Without a directory, or without files of this network, no container is known to be gone."""
+@pytest.mark.every_case
+@pytest.mark.parametrize(("entries", "network", "gone", "running"), CASES.values(), ids=CASES)
+def test_attachments_that_are_gone(tmp_path, write, entries, network, gone, running):
+    """An attachment is gone if the network has entries, but none with an existing or unknown namespace for it."""
+    for entry in entries.split():
+        name, container_id, ifname, kind = entry.split(":")
+        write(name, container_id, NAMESPACES.get(kind), ifname, UNREADABLE.get(kind))
+    for expected, attachments in ((True, gone), (False, running)):
+        for container_id, ifname in (attachment.split(":") for attachment in attachments.split()):
+            assert is_gone(tmp_path, container_id, ifname, network) is expected, container_id
+
+
+def test_without_a_directory_nothing_is_gone(tmp_path):
+    """Without the cache's directory no container is known to be gone."""
     assert not is_gone(tmp_path / "absent", "a")
-    assert not is_gone(tmp_path, "a")
-
-
-def test_attachment_missing_from_the_cache_is_gone(tmp_path, write):
-    """If the cache has files of the network, an attachment without a file is gone."""
-    write("net", "a", HERE)
-    assert not is_gone(tmp_path, "a")
-    assert is_gone(tmp_path, "a", "eth1")
-    assert is_gone(tmp_path, "b")
-    assert not is_gone(tmp_path, "b", network="other")
-
-
-def test_attachment_without_a_namespace_is_gone(tmp_path, write):
-    """An attachment whose namespace path is missing or a plain file is gone."""
-    (tmp_path / "file").write_text("")
-    for name, netns in (("a", "/no/such"), ("b", str(tmp_path / "file")), ("c", f"{tmp_path}/file/x"), ("d", "")):
-        write("net", name, netns)
-    assert [is_gone(tmp_path, name) for name in "abcd"] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -68,33 +87,6 @@ def test_the_namespace_of_an_old_libcni_is_in_the_result(tmp_path, name, sandbox
     assert is_gone(tmp_path, "a") is expected
 
 
-def test_names_with_dashes_are_distinguished(tmp_path, write):
-    """A file of the network "net-x" does not count for the network "net"."""
-    write("net-x", "a", "/no/such")
-    assert not is_gone(tmp_path, "x-a")
-    assert not is_gone(tmp_path, "zzz")
-    write("net", "b", HERE)
-    assert is_gone(tmp_path, "zzz")
-
-
-def test_container_without_an_interface_name(tmp_path, write):
-    """Without an interface name, a container is gone if all its attachments are gone."""
-    write("net", "a", "/no/such", "eth0")
-    assert is_gone(tmp_path, "a", "")
-    write("net", "a", HERE, "eth1")
-    assert not is_gone(tmp_path, "a", "")
-    assert is_gone(tmp_path, "b", "")
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"ips": []}', '{"networkName": 5}'])
-def test_unreadable_file_counts_as_running(tmp_path, write, content):
-    """A container with an invalid file, or one of an older format, counts as running."""
-    write("net", "other", HERE)
-    write("net", "a", "", content=content)
-    assert not is_gone(tmp_path, "a")
-    assert not is_gone(tmp_path, "a", "")
-
-
 @given(content=st.binary(max_size=60))
 def test_any_file_can_be_read(tmp_path_factory, content):
     """Reading the cache does not fail, whatever its files contain."""
@@ -102,28 +94,6 @@ def test_any_file_can_be_read(tmp_path_factory, content):
     directory.mkdir(exist_ok=True)
     (directory / "net-a-eth0").write_bytes(content)
     assert not ResultCache.read("net", str(directory)).is_gone(Attachment("a", "eth0"))
-
-
-def test_without_a_network_all_networks_are_read(tmp_path, write):
-    """Without a network, a container is gone only if it runs in no network."""
-    write("net", "a", HERE)
-    for number in range(20):  # in any order of the directory
-        write(f"other{number}", "a", "/no/such")
-    write("other", "b", "/no/such")
-    assert not is_gone(tmp_path, "a", network="")
-    assert not is_gone(tmp_path, "a", "", network="")
-    assert is_gone(tmp_path, "b", "", network="")
-    assert is_gone(tmp_path, "b", network="")
-    assert is_gone(tmp_path, "zzz", "", network="")
-
-
-def test_without_a_network_an_unreadable_file_counts_as_running(tmp_path, write):
-    """An unreadable file whose name may be the container's counts as running, in any network."""
-    write("net", "other", HERE)
-    write("net-x", "a", "", content="{")
-    assert not is_gone(tmp_path, "a", "", network="")
-    assert not is_gone(tmp_path, "a", network="")
-    assert is_gone(tmp_path, "b", "", network="")
 
 
 def test_addresses_of_the_other_interfaces(tmp_path, write):

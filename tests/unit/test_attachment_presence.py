@@ -22,71 +22,64 @@ def init(tmp_path, monkeypatch):
     return tmp_path / "init"
 
 
-def add_for_init(init, path, target=HERE):
-    """Adds a namespace at a path below the root directory of process 1."""
+def link_for_init(init, path, target=HERE):
+    """Creates a link below the root directory of process 1, by default to a namespace."""
     link = init / "root" / path.lstrip("/")
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(target)
 
 
-def test_a_namespace_at_its_path_is_here(init):
-    """A namespace at its path is HERE, without further proof."""
-    assert get_presence(HERE) is Presence.HERE
+X, LINK, LOOP = {"/no/such/x": HERE}, "/no/link", {"/no": "/no"}
+PLACES: list[tuple[dict[str, str], str, Presence]] = [
+    ({}, HERE, Presence.HERE),
+    *(({}, path, Presence.GONE) for path in ("/no/such/x", __file__, f"{__file__}/x")),
+    *((X, path, Presence.ELSEWHERE) for path in ("/no/such/x", "/no/./such/../such/x", "/../no/such/x")),
+    *(({**X, LINK: target}, f"{LINK}/x", Presence.ELSEWHERE) for target in ("/no/such", "such", "../../../no/such")),
+    ({**X, LINK: "/no/such"}, f"{LINK}/y", Presence.GONE),
+    (LOOP, "/no/such/x", Presence.UNKNOWN),
+    *(({}, path, Presence.UNKNOWN) for path in ("", "\0", "x\0y")),
+]
 
 
-def test_path_that_is_missing_everywhere_is_gone(init, tmp_path):
-    """A path that is missing or a plain file for this process and for process 1 is GONE."""
-    (tmp_path / "file").write_text("")
-    assert get_presence("/no/such/x") is Presence.GONE
-    assert get_presence(str(tmp_path / "file")) is Presence.GONE
-    assert get_presence(f"{tmp_path}/file/x") is Presence.GONE
+@pytest.mark.every_case
+@pytest.mark.parametrize(("links", "path", "expected"), PLACES)
+def test_presence_of_a_path(init, links, path, expected):
+    """A namespace is HERE at its path, ELSEWHERE if only process 1 has it, below its root directory, else GONE.
+
+    A missing path and a plain file are GONE; a loop of links and an invalid path prove nothing.
+    """
+    for name, target in links.items():
+        link_for_init(init, name, target)
+    assert get_presence(path) is expected
 
 
-def test_path_that_only_process_1_has_is_elsewhere(init):
-    """A namespace at a path that only process 1 has is ELSEWHERE."""
-    add_for_init(init, "/no/such/x")
-    assert get_presence("/no/such/x") is Presence.ELSEWHERE
-    assert get_presence("/no/./such/../such/x") is Presence.ELSEWHERE
-    assert get_presence("/../no/such/x") is Presence.ELSEWHERE
+NO_MAC, MAC, APPTAINER = "00:00:00:00:00:00", "02:00:00:00:00:00", "/var/lib/apptainer/mnt/session/netns"
+INTERFACE = socket.if_nameindex()[0][1]
 
 
-@pytest.mark.parametrize("target", ["/no/such", "such", "../../../no/such"])
-def test_links_are_followed_below_the_root_of_process_1(init, target):
-    """/var/run, a link to /run, is resolved below the root directory of process 1, not of this process."""
-    add_for_init(init, "/no/such/x")
-    (init / "root" / "no" / "link").symlink_to(target)
-    assert get_presence("/no/link/x") is Presence.ELSEWHERE
-    assert get_presence("/no/link/y") is Presence.GONE
-
-
-def test_loop_of_links_is_no_proof(init):
-    """A loop of symbolic links is no proof."""
-    (init / "root" / "no").symlink_to("/no")
-    assert get_presence("/no/such/x") is Presence.UNKNOWN
-
-
-@pytest.mark.parametrize("mac", ["00:00:00:00:00:00", "02:00:00:00:00:00"])
-def test_path_that_only_the_container_sees_is_no_proof(init, mac):
-    """The path of an apptainer instance exists only in the instance: GONE needs its bridge without its veth."""
-    netns = "/var/lib/apptainer/mnt/session/netns"
-    assert get_presence(netns) is Presence.UNKNOWN
-    assert get_presence(netns, HostInterfaces("lo")) is Presence.ELSEWHERE
-    expected = Presence.GONE if mac == "00:00:00:00:00:00" else Presence.UNKNOWN
-    assert get_presence(netns, HostInterfaces("vethno", "lo", mac)) is expected
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("path", "interfaces", "expected"),
+    [
+        (APPTAINER, HostInterfaces(), Presence.UNKNOWN),
+        (APPTAINER, HostInterfaces("lo"), Presence.ELSEWHERE),
+        (APPTAINER, HostInterfaces("vethno", "lo", NO_MAC), Presence.GONE),
+        (APPTAINER, HostInterfaces("vethno", "lo", MAC), Presence.UNKNOWN),
+        ("/no/such/x", HostInterfaces(INTERFACE), Presence.ELSEWHERE),
+        ("/no/such/x", HostInterfaces("no-such-veth"), Presence.GONE),
+        ("/no/such/x", HostInterfaces("longer-than-any-name-of-an-interface"), Presence.GONE),
+        ("/no/such/x", HostInterfaces("caf\u00e9"), Presence.GONE),
+    ],
+)
+def test_host_interfaces_prove_more_than_a_path(init, path, interfaces, expected):
+    """An attachment whose host veth exists is not GONE; one at a path that only its container sees needs its bridge."""
+    assert get_presence(path, interfaces) is expected
 
 
 def test_without_access_to_process_1_nothing_is_gone(init, monkeypatch):
     """If process 1 is hidden or not accessible, a missing path is no proof."""
     monkeypatch.setattr(presence_module, "INIT", "/no/such/process")
     assert get_presence("/no/such/x") is Presence.UNKNOWN
-
-
-def test_existing_host_veth_proves_that_the_attachment_is_running(init):
-    """An attachment whose host veth exists is not GONE, whatever its path."""
-    interface = socket.if_nameindex()[0][1]
-    assert get_presence("/no/such/x", HostInterfaces(interface)) is Presence.ELSEWHERE
-    for absent in ("no-such-veth", "longer-than-any-name-of-an-interface", "caf\u00e9"):
-        assert get_presence("/no/such/x", HostInterfaces(absent)) is Presence.GONE
 
 
 def test_process_1_of_a_container_proves_less(init, monkeypatch):
@@ -96,8 +89,8 @@ def test_process_1_of_a_container_proves_less(init, monkeypatch):
     directory = init / "root" / "no" / "such"
     directory.mkdir(parents=True)
     (directory / "plain").touch()
-    add_for_init(init, "/no/such/other")
-    add_for_init(init, "/not/such/other")
+    link_for_init(init, "/no/such/other")
+    link_for_init(init, "/not/such/other")
 
     def presence_of(path, *others):
         return get_presence(path, others=lambda: others)
@@ -110,27 +103,16 @@ def test_process_1_of_a_container_proves_less(init, monkeypatch):
     assert presence_of("/no/such/plain", "/no/such/other") is Presence.UNKNOWN
 
 
-@pytest.mark.parametrize("path", ["", "\0", "x\0y"])
-def test_invalid_path_is_unknown(init, path):
-    """The presence of an empty or invalid path is UNKNOWN."""
-    assert get_presence(path) is Presence.UNKNOWN
-
-
-@pytest.fixture
-def init_of_a_container(init, monkeypatch):
-    """A process 1 of a container."""
-    monkeypatch.setattr(presence_module, "_FIRST_PID_NAMESPACE", 0)
-
-
 @pytest.mark.parametrize(
     ("bridge", "mac", "expected"),
     [
-        ("lo", "00:00:00:00:00:00", Presence.GONE),
-        ("lo", "02:00:00:00:00:01", Presence.UNKNOWN),
-        ("nosuch0", "00:00:00:00:00:00", Presence.UNKNOWN),
+        ("lo", NO_MAC, Presence.GONE),
+        ("lo", MAC, Presence.UNKNOWN),
+        ("nosuch0", NO_MAC, Presence.UNKNOWN),
         ("", "", Presence.UNKNOWN),
     ],
 )
-def test_in_a_container_an_existing_bridge_without_the_veth_is_proof(init_of_a_container, bridge, mac, expected):
+def test_in_a_container_an_existing_bridge_without_the_veth_is_proof(init, monkeypatch, bridge, mac, expected):
     """In a container, an existing bridge of the attachment and a missing host veth are proof."""
+    monkeypatch.setattr(presence_module, "_FIRST_PID_NAMESPACE", 0)
     assert get_presence("/no/such/x", HostInterfaces("nosuch1", bridge, mac)) is expected

@@ -10,26 +10,20 @@ from bench import cluster_joins, cluster_page
 from bench.cluster import fill_double
 from bench.cluster_page import MAX_REQUESTS
 from bench.figures import Row, as_json, figures
-from tests.support.markdown import DOCS
 
 NODES, PODS = 20, 250
 
 
 @pytest.fixture(scope="module")
 def filled() -> dict[str, Any]:
-    """The figures of a cluster of 20 nodes."""
     return fill_double(NODES, PODS)
 
 
-def test_a_cluster_is_filled_with_few_requests(filled):
-    """250 pods on each node take at most twelve requests a node: 60,000 for 5,000 nodes."""
+def test_a_cluster_is_filled_with_few_requests_and_objects(filled):
+    """Filling takes at most twelve requests a node; space, nodes and blocks are objects of a quarter of a kilobyte."""
     assert filled["pods"] == NODES * PODS
     assert filled["blocks"] == 5 * NODES
     assert cluster_page.count_requests(filled) <= MAX_REQUESTS * NODES / 5000
-
-
-def test_the_objects_are_a_space_entries_and_blocks(filled):
-    """The store has one object for the space, each node and each block, of a quarter of a kilobyte on average."""
     assert filled["objects"] == 1 + NODES + filled["blocks"]
     assert 150 < filled["bytes"] / filled["objects"] < 350
 
@@ -42,19 +36,9 @@ def test_the_page_has_the_figures(filled):
         "pods": {"ms": [row], "sockets": 0, "load": 0.1, "duration_s": 60.0},
         "fill": {**filled, "load": 0.2, "duration_s": 60.0},
         "etcd": {**filled, "requests": {"KV.Txn": 180}, "database_bytes": 1e6, "load": 0.3, "duration_s": 60.0},
-        "agent": {
-            "entries": 5000,
-            "start_s": 2.0,
-            "start_cpu_s": 1.0,
-            "peak_mib": 60.0,
-            "idle_mib": 50.0,
-            "idle_share": 0.001,
-            "idle_requests": 0,
-            "base_mib": 40.0,
-            "start_requests": {"KV.Range": 3},
-            "load": 0.4,
-            "duration_s": 60.0,
-        },
+        "agent": {"entries": 5000, "start_s": 2.0, "start_cpu_s": 1.0, "start_requests": {"KV.Range": 3}}
+        | {"peak_mib": 60.0, "idle_mib": 50.0, "base_mib": 40.0, "idle_share": 0.001, "idle_requests": 0}
+        | {"load": 0.4, "duration_s": 60.0},
         "waits": {
             "rows": [{"state": "all members run", "count": 9, "p50_s": 0.5, "p99_s": 0.6}],
             "requests_of_pods": 0,
@@ -78,13 +62,6 @@ def test_the_agents_page_has_the_figures():
     assert "| the conflicts of a node that joins | 0.10 | 0.20 | 102 |" in text
     assert "| the conflicts of a node that claims a further block | 0.30 | 0.40 | 178 |" in text
     assert "2.0 s after the last event" in text
-
-
-@pytest.mark.parametrize(("page", "name"), [("pools", "cluster-cost"), ("agent", "join-cost")])
-def test_the_page_has_the_marks(page, name):
-    """The pages of pools and of the agent have a place for the tables."""
-    text = (DOCS / f"{page}.md").read_text()
-    assert text.index(f"<!-- {name} -->") < text.index(f"<!-- end of {name} -->")
 
 
 def test_the_cost_of_a_change_is_measured():

@@ -24,6 +24,7 @@ from process.signals import Terminated
 from process.undo import Undo
 from tests.support.errors import error_of, failure_of
 from tests.support.netconf import arguments
+from tests.support.processes import in_a_child
 
 ANSWER = '{"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.5/24"}]}'
 RESULT = Result(ips=(IPConfig(ip_interface("10.1.2.5/24")),))
@@ -46,7 +47,6 @@ def script(tmp_path):
 
 @pytest.fixture
 def calls(tmp_path):
-    """A function that returns the verbs that ran so far."""
     return lambda: (tmp_path / "calls").read_text().split() if (tmp_path / "calls").exists() else []
 
 
@@ -71,17 +71,6 @@ def add(request):
     args, conf = request
     with Undo() as undo:
         return delegate.add("ipam", args, conf, undo)
-
-
-def in_a_child(function):
-    """Runs `function` in a separate process with one thread, as a plugin has; returns whether the result is true."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if function() else 1)
-        finally:
-            os._exit(2)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def test_first_file_on_the_path_is_run(script, request_for, tmp_path):
@@ -135,46 +124,35 @@ def test_errors_of_the_delegate_are_returned_unchanged(script, request_for, comm
     assert (error.code, error.msg, error.details) == (1234, "no", "why")
 
 
-@pytest.mark.parametrize(
-    ("body", "msg"),
-    [
-        ("exit 7", "netplugin failed with no error message: exit status 7"),
-        ("kill -KILL $$", "netplugin failed with no error message: signal 9"),
-        ("echo oops; exit 1", r"netplugin failed but error parsing its diagnostic message 'oops\n': exit status 1"),
-        ("echo []; exit 1", r"netplugin failed but error parsing its diagnostic message '[]\n': exit status 1"),
-        ("""printf '{"code": "x"}'; exit 2""", "netplugin failed but error parsing its diagnostic message "),
-        ("""printf '{"code": 7'; kill -KILL $$""", "netplugin failed but error parsing its diagnostic message "),
-    ],
-)
-def test_failure_without_an_error_object_is_described(script, request_for, body, msg):
-    """The error has code 999, the output and the way in which the delegate ended."""
-    program = script(body)
-    error = failure(lambda: add(request_for()))
-    assert error.code == 999
-    assert error.msg.startswith(msg)
-    assert error.details == f"the plugin is {program}"
+UNPARSED = "netplugin failed but error parsing its diagnostic message "
+NO_ADDRESS = 'failed to decode result: "ips[0].address" is not an address with prefix: x'
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("output", "code", "msg"),
+    ("body", "code", "msg"),
     [
+        ("exit 7", 999, "netplugin failed with no error message: exit status 7"),
+        ("kill -KILL $$", 999, "netplugin failed with no error message: signal 9"),
+        ("echo oops; exit 1", 999, rf"{UNPARSED}'oops\n': exit status 1"),
+        ("echo []; exit 1", 999, rf"{UNPARSED}'[]\n': exit status 1"),
+        ("""echo '{"code": "x"}'; exit 2""", 999, UNPARSED),
+        ("""echo '{"code": 7'; kill -KILL $$""", 999, UNPARSED),
+        ("""echo '{"code": 11, "msg": "full"}'; exit 1""", 11, "full"),
         ("", 6, "plugin ipam printed no result: unexpected end of JSON input"),
-        ("oops", 6, "plugin ipam printed no result: "),
-        ("[]", 7, "failed to decode result: it is not a JSON object"),
-        ('{"cniVersion": "7.0.0"}', 7, 'unsupported CNI result version "7.0.0"'),
-        (
-            '{"ips": [{"address": "x"}]}',
-            7,
-            'failed to decode result: "ips[0].address" is not an address with prefix: x',
-        ),
+        ("echo oops", 6, "plugin ipam printed no result: "),
+        ("echo []", 7, "failed to decode result: it is not a JSON object"),
+        ("""echo '{"cniVersion": "7.0.0"}'""", 7, 'unsupported CNI result version "7.0.0"'),
+        ("""echo '{"ips": [{"address": "x"}]}'""", 7, NO_ADDRESS),
     ],
 )
-def test_add_without_a_result_fails(script, request_for, calls, output, code, msg):
-    """An ADD without a valid result has failed, and is followed by a DEL."""
-    script(f"printf '%s' '{output}'")
+def test_add_without_a_result_fails(script, request_for, calls, body, code, msg):
+    """An ADD without a valid result has failed, and is followed by a DEL; without an error object it is described."""
+    program = script(body)
     error = failure(lambda: add(request_for()))
     assert error.code == code
     assert error.msg.startswith(msg)
+    assert code != 999 or error.details == f"the plugin is {program}"
     assert calls() == ["ADD", "DEL"]
 
 
@@ -196,16 +174,11 @@ def test_results_of_any_version_are_converted(script, request_for, output, resul
     assert add(request_for(version="1.0.0")) == result
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [('{"code": 11, "msg": "full"}', ["ADD", "DEL"]), (DUPLICATE, ["ADD"])],
-    ids=["full", "duplicate"],
-)
-def test_failed_add_is_followed_by_del(script, request_for, calls, output, expected):
-    """The failed ADD of another executable is followed by DEL, except after a duplicate allocation."""
-    script(f"printf '%s' '{output}'; exit 1")
+def test_duplicate_allocation_is_not_followed_by_del(script, request_for, calls):
+    """After an ADD that failed since the attachment has an address no DEL follows, which would release it."""
+    script(f"printf '%s' '{DUPLICATE}'; exit 1")
     failure(lambda: add(request_for()))
-    assert calls() == expected
+    assert calls() == ["ADD"]
 
 
 def test_later_failure_runs_del(script, request_for, calls, capfd):
@@ -224,23 +197,16 @@ def test_later_failure_runs_del(script, request_for, calls, capfd):
     assert capfd.readouterr().err == "podwire: could not run DEL of ipam: gone\n"
 
 
-def test_file_without_permission_has_a_fix(tmp_path):
+def test_file_without_permission_has_a_fix(script, request_for):
     """For a plugin of mode 0644 the details are a chmod command; for a damaged one they say so."""
-    program = tmp_path / "bridge"
-    program.touch(0o644)
-    error = delegate.not_runnable(str(program), PermissionError(errno.EACCES, "Permission denied"))
+    program = script("")
+    program.chmod(0o644)
+    error = failure(lambda: add(request_for()))
     assert (error.msg, error.details) == (f"cannot run {program}: Permission denied", f"run: chmod 0755 {program}")
     program.chmod(0o755)
     denied = PermissionError(errno.EACCES, "Permission denied")
     assert "chmod" not in delegate.not_runnable(str(program), denied).details
     assert "damaged" in delegate.not_runnable(str(program), OSError(errno.ENOEXEC, "Exec format error")).details
-
-
-def test_file_that_cannot_be_run_is_named(script, request_for):
-    """The message has the file and the kernel's reason."""
-    program = script("")
-    program.chmod(0o644)
-    assert failure(lambda: add(request_for())).msg == f"cannot run {program}: Permission denied"
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -313,29 +279,25 @@ def test_delegate_of_the_same_file_runs_in_this_process(request_for):
     assert seen == [("ADD", args.stdin), ("CHECK", args.stdin)]
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("same_file")
 @pytest.mark.parametrize(
-    ("answer", "code", "msg"),
+    ("answer", "version", "code", "msg"),
     [
-        (CniError(11, "busy"), 11, "busy"),
-        (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
-        (KeyError("x"), 999, "KeyError: 'x'"),
-        (Result(), 7, "cannot convert: no valid IP addresses"),
+        (CniError(11, "busy"), "0.2.0", 11, "busy"),
+        (PermissionError(13, "Permission denied", "/x"), "0.2.0", 5, "/x: Permission denied"),
+        (KeyError("x"), "0.2.0", 999, "KeyError: 'x'"),
+        (Result(), "0.2.0", 7, "cannot convert: no valid IP addresses"),
+        (RESULT, "1.0.0", 1, "incompatible CNI versions"),
     ],
 )
-def test_errors_of_a_delegate_in_this_process_are_converted(request_for, answer, code, msg):
-    """An exception of the delegate becomes the error object that it would print, and no DEL follows."""
+def test_errors_of_a_delegate_in_this_process_are_converted(request_for, answer, version, code, msg):
+    """An exception, or a version that it lacks, is the error object that it would print, and no DEL follows."""
     seen: list[tuple[str, bytes]] = []
-    error = failure(lambda: add(request_for(version="0.2.0", delegates=make_delegate(seen, answer))))
+    delegates = make_delegate(seen, answer, versions=("0.2.0",))
+    error = failure(lambda: add(request_for(version=version, delegates=delegates)))
     assert (error.code, error.msg) == (code, msg)
-    assert [command for command, _ in seen] == ["ADD"]
-
-
-@pytest.mark.usefixtures("same_file")
-def test_version_is_checked_for_a_delegate_in_this_process(request_for):
-    """A delegate that does not support the configuration's version refuses it, in this process, too."""
-    error = failure(lambda: add(request_for(delegates=make_delegate([], versions=("0.1.0",)))))
-    assert (error.code, error.msg) == (1, "incompatible CNI versions")
+    assert [command for command, _ in seen] == ["ADD"] * (code != 1)
 
 
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])

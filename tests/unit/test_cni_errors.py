@@ -3,7 +3,7 @@
 import ast
 
 from process.stderr import one_line
-from tests.support.binaries import ROOT
+from tests.support.sources import files
 
 
 def test_unprintable_characters_are_escaped():
@@ -17,11 +17,7 @@ def test_unprintable_characters_are_escaped():
 def test_details_do_not_continue_the_message():
     """Libcni prints "msg; details", so no details begin with a preposition."""
     continuing = []
-    for path in (
-        path
-        for room in ("process", "cni", "kernel", "attachment", "ipam", "plugins")
-        for path in (ROOT / room).rglob("*.py")
-    ):
+    for path in files("process", "cni", "kernel", "attachment", "ipam", "plugins"):
         text = path.read_text()
         tree = ast.parse(text if "CniError(" in text or "_wrong(" in text else "")
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):

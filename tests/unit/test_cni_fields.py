@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cni.errors import CniError
 from cni.fields import Fields
-from tests.support.errors import failure_of
+from tests.support.errors import error_of, failure_of
 from tests.unit.test_cni_gojson import JSON_VALUES
 
 READERS = ("string", "boolean", "integer", "ip", "cidr", "nested", "section", "strings", "objects", "object_lists")
@@ -71,26 +71,21 @@ def test_keys_match_in_any_case(reader, value, expected):
 )
 def test_types_are_strict(reader, value, problem):
     """A value of another type is refused with code 7, and the message has the key's whole path."""
-    with pytest.raises(CniError) as caught:
-        getattr(Fields({"Key": value}, "outer[2]"), reader)("key")
-    assert (caught.value.code, caught.value.msg) == (7, f'failed to load netconf: "outer[2].key" {problem}')
+    error = error_of(lambda: getattr(Fields({"Key": value}, "outer[2]"), reader)("key"), CniError)
+    assert (error.code, error.msg) == (7, f'failed to load netconf: "outer[2].key" {problem}')
 
 
 def test_messages_have_the_path_of_the_element():
     """The message for a nested element has the objects and indexes on its path."""
-    fields = Fields({"ipam": {"ranges": [[{}, {"subnet": 5}]], "names": ["a", 5], "items": [None, "x"]}}).section(
-        "ipam"
-    )
+    whole = Fields({"ipam": {"ranges": [[{}, {"subnet": 5}]], "names": ["a", 5], "items": [None, "x"]}})
+    fields = whole.section("ipam")
     element = fields.object_lists("ranges")[0][1]
-    cases = [
+    for read, text in (
         (lambda: element.cidr("subnet"), '"ipam.ranges[0][1].subnet" must be a string, not a number'),
         (lambda: fields.strings("names"), '"ipam.names[1]" must be a string, not a number'),
         (lambda: fields.objects("items"), '"ipam.items[1]" must be an object, not a string'),
-    ]
-    for read, text in cases:
-        with pytest.raises(CniError) as caught:
-            read()
-        assert caught.value.msg == "failed to load netconf: " + text
+    ):
+        assert error_of(read, CniError).msg == f"failed to load netconf: {text}"
 
 
 def test_last_spelling_of_a_key_is_used():

@@ -25,6 +25,7 @@ JSON_VALUES = st.recursive(
         (b'{"a": 1, "a": 2}', {"a": 2}),
         (b'{"a": 1, "a": null}', {"a": 1}),
         (b'{"a": null, "a": 1}', {"a": 1}),
+        (b'{"a": 1, "A": 2, "a": 3}', {"A": 2, "a": 3}),
         (b"null", None),
         (b'"\xff\xfe"', "��"),
         (b'"\\ud83d\\ude00"', "\U0001f600"),
@@ -35,8 +36,10 @@ JSON_VALUES = st.recursive(
     ],
 )
 def test_json_is_parsed_as_by_go(text, value):
-    """Duplicate keys, invalid UTF-8 and lone surrogates are parsed as by Go's encoding/json."""
-    assert gojson.loads(text) == value
+    """Duplicate keys (the last one counts, and is last), invalid UTF-8 and lone surrogates are parsed as by Go."""
+    parsed: Any = gojson.loads(text)
+    assert parsed == value
+    assert not isinstance(value, dict) or list(parsed) == list(value)
 
 
 def test_repeated_keys_are_listed_once():
@@ -48,25 +51,10 @@ def test_repeated_keys_are_listed_once():
     assert gojson.repeated_keys(text[:-2] + b', "7": ""}}', "x") == ("7",)
 
 
-def test_last_spelling_of_a_key_is_last():
-    """Of keys that differ in case the last one in the text is last, even if the first one is repeated."""
-    value: Any = gojson.loads(b'{"a": 1, "A": 2, "a": 3}')
-    assert list(value) == ["A", "a"]
+DEEP = (b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[1 2]",
-        b"+1",
-        b".5",
-        b"nul",
-        b"[" * 100_000,
-        b"[" * 100_000 + b"]" * 100_000,
-        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    ],
-    ids=lambda text: repr(text[:16]),
-)
+@pytest.mark.parametrize("text", [b"[1 2]", b"+1", b".5", b"nul", *DEEP], ids=lambda text: repr(text[:16]))
 def test_invalid_json_is_refused(text):
     """Anything but one JSON value, with white space around it, is a ValueError with a reason."""
     with pytest.raises(ValueError, match=r"."):
@@ -75,20 +63,15 @@ def test_invalid_json_is_refused(text):
 
 @pytest.mark.parametrize("depth", range(150, 6000, 150))
 def test_deep_nesting_is_no_recursion_error(depth):
-    """A value of any depth, with lone surrogates, is parsed completely or refused with a ValueError."""
+    """A value of 200 levels, with lone surrogates, is parsed; one with more is, or is refused with a ValueError."""
     values: list[Any] = []
     error = failure_of(lambda: values.append(gojson.loads(b"[" * depth + b'"\\ud800"' + b"]" * depth)), ValueError)
-    assert error is None or str(error).startswith("nested too deeply")
+    assert values or (depth > 200 and str(error).startswith("nested too deeply"))
     for value in values:
         inner = value
         for _ in range(depth):
             (inner,) = inner
         assert inner == "�"
-
-
-def test_usual_nesting_is_parsed():
-    """A nesting of two hundred levels is parsed."""
-    assert gojson.loads(b"[" * 200 + b"]" * 200)
 
 
 def test_longest_text_is_parsed():
@@ -117,19 +100,6 @@ def test_any_bytes_are_a_value_or_a_value_error(data):
     json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 
-@given(JSON_VALUES, st.sampled_from([None, 4]))
-def test_printed_text_is_parsed_to_the_same(value, indent):
-    """Printed text is parsed to the same value, compact or indented."""
-    text = gojson.dumps(value, indent=indent)
-    assert json.loads(text) == value
-
-
-def test_json_is_printed_as_by_go():
-    """Markup characters and line separators are escaped, other text is unchanged; the indentation is four spaces."""
-    assert gojson.dumps({"a": "<b>&é\u2028"}) == '{"a":"\\u003cb\\u003e\\u0026é\\u2028"}'
-    assert gojson.dumps({"a": [1], "b": {}}, indent=4) == '{\n    "a": [\n        1\n    ],\n    "b": {}\n}'
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_and_infinity_are_not_printed(value):
     """NaN and infinity are refused, since they are no JSON."""
@@ -139,6 +109,7 @@ def test_nan_and_infinity_are_not_printed(value):
 
 @given(JSON_VALUES, st.sampled_from([None, 4, 1]))
 @example([(), {}, [[]], {"a": ()}, {"": ({},)}, Code.INTERNAL, True, 10**30, -0.0, 1e300], 4)
+@example("<b>&é\u2028\u2029", None)
 @example({'a"\\\n\x00\x1f\x7f\x80': "\ud800"}, None)
 def test_text_equals_the_standard_librarys(value, indent):
     """The text is the standard library's, except for the characters that Go escapes."""

@@ -104,10 +104,7 @@ def test_unwritable_stdout_is_a_failure():
     [
         (CniError(Code.PLUGIN_NOT_AVAILABLE, "full", "253 of 253"), (50, "full", "253 of 253")),
         (CniError(1234, "a delegate's error"), (1234, "a delegate's error", None)),
-        (
-            FileNotFoundError(2, "No such file or directory", "/x"),
-            (5, "/x: No such file or directory", None),
-        ),
+        (FileNotFoundError(2, "No such file or directory", "/x"), (5, "/x: No such file or directory", None)),
         (MemoryError(), (999, "out of memory", NO_MEMORY)),
         (SystemError("error return without exception set"), (999, "out of memory", NO_MEMORY)),
         (SystemError("boom"), (999, "SystemError: boom", "this is a defect of podwire; please report it")),
@@ -141,18 +138,13 @@ def test_namespace_of_the_plugin_is_refused(verb):
 
 
 def test_errors_are_combined():
-    """A teardown reports all failures, with the first failure's code."""
+    """A teardown reports all failures, with the first one's code; many are shortened, and equal hints occur once."""
     assert combined([]) is None
     one, two = CniError(11, "busy"), CniError(999, "gone", "hint")
     assert combined([one]) is one
     both = combined([one, two])
     assert both is not None
-    assert (both.code, both.msg, both.details) == (11, "busy; gone", "hint")
-    assert str(both) == "busy; gone; hint"
-
-
-def test_many_errors_are_shortened():
-    """A message stays readable whatever the number of failures, and a hint that all have occurs once."""
+    assert (both.code, str(both), both.details) == (11, "busy; gone; hint", "hint")
     many = combined([CniError(5, f"no {number}", "free the disk") for number in range(12)])
     assert many is not None
     assert many.msg == "; ".join([*(f"no {number}" for number in range(10)), "and 2 more"])

@@ -4,12 +4,10 @@ The full classes support every attribute and use text for addresses; those of ke
 podwire uses, and use bytes.
 """
 
-import errno
 import importlib
-import ipaddress
-import subprocess
-import sys
+from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,66 +15,42 @@ from cni.result import Route
 from kernel import address, link, route, route_copy, rule, vlan
 from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
 from kernel.codec_routing import RouteCopyMessage, RuleMessage
-from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns
+from kernel.route_copy import build_route
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from kernel.wire import decode
-from tests.support.binaries import ROOT
 
-# Not by an import statement: kernel.codec must replace the package's __init__ before.
-ifinfmsg = importlib.import_module("pyroute2.netlink.rtnl.ifinfmsg").ifinfmsg
-ifaddrmsg = importlib.import_module("pyroute2.netlink.rtnl.ifaddrmsg").ifaddrmsg
-rtmsg = importlib.import_module("pyroute2.netlink.rtnl.rtmsg").rtmsg
-fibmsg = importlib.import_module("pyroute2.netlink.rtnl.fibmsg").fibmsg
-FULL_CLASSES = {
-    LinkMessage: ifinfmsg,
-    VlanMessage: ifinfmsg,
-    AddressMessage: ifaddrmsg,
-    RouteMessage: rtmsg,
-    RouteCopyMessage: rtmsg,
-    RuleMessage: fibmsg,
+NAMES = {LinkMessage: "ifinfmsg", VlanMessage: "ifinfmsg", AddressMessage: "ifaddrmsg"}
+NAMES |= {RouteMessage: "rtmsg", RouteCopyMessage: "rtmsg", RuleMessage: "fibmsg"}
+# Not by import statements: kernel.codec must replace the package's __init__ before.
+FULL_CLASSES: dict[type[Any], Any] = {
+    kind: getattr(importlib.import_module(f"pyroute2.netlink.rtnl.{name}"), name) for kind, name in NAMES.items()
 }
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("0200000000fe")
 ETH0 = Link(7, "eth0", MAC.hex(":"), 1500, 0, "veth", 3, 9, None, 6)
-IPV4, IPV6 = ipaddress.ip_interface("10.22.0.9/16"), ipaddress.ip_interface("fd00:22::9/64")
-GATEWAY, GATEWAY6 = ipaddress.ip_address("10.22.0.1"), ipaddress.ip_address("fd00:22::1")
-
-
-class FakeNetns(Netns):
-    """A namespace that only has a descriptor."""
-
-    def __init__(self) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return 42
-
-
+IPV4, IPV6 = ip_interface("10.22.0.9/16"), ip_interface("fd00:22::9/64")
+GATEWAY, GATEWAY6 = ip_address("10.22.0.1"), ip_address("fd00:22::1")
+SUBNET = ip_interface("192.0.2.0/24")
+ENDS = VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER)
+NETNS = Mock(Netns, fileno=lambda: 42)
+PORTS_OF_3 = [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
 REQUESTS = {
     "get by name": link.by_name_request("eth0"),
     "get by index": link.by_index_request(7),
-    "list ports": Request(
-        "", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, [("IFLA_MASTER", 3), ("IFLA_EXT_MASK", 8)]
-    ),
+    "list ports": Request("", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP, {}, PORTS_OF_3),
     "bridge": link.create_bridge_request("cni0", MAC, 1400),
     "bridge with VLAN filtering": link.create_bridge_request("cni0", MAC, 0, vlan_filtering=True),
     "VLAN filtering": vlan.enable_filtering_request(ETH0),
     "list VLANs": Request("", VlanMessage, link.RTM_GETLINK, NLM_F_DUMP, {"family": 7}, [("IFLA_EXT_MASK", 4)]),
-    "veth on the host": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("veth1", OTHER), None, master=3, mtu=1400
-    ),
+    "veth on the host": link.create_veth_request(*ENDS, None, master=3, mtu=1400),
     "ifb": link.create_ifb_request(1_000_000_007, "bwp0123456789ab", MAC, 1500),
     "rename": link.set_request(ETH0, up=True, name="cni0.100"),
     "add VLANs": vlan.add_request(ETH0, {100: vlan.PVID | vlan.UNTAGGED, 101: 0, 102: 0, 200: 0}),
     "remove a VLAN": vlan.remove_request(ETH0, [1]),
-    "veth": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=9000
-    ),
-    "veth without mtu": link.create_veth_request(
-        VethEnd("veth01234567", MAC), VethEnd("eth0", OTHER), FakeNetns(), master=3, mtu=0
-    ),
+    "veth": link.create_veth_request(*ENDS, NETNS, master=3, mtu=9000),
+    "veth without mtu": link.create_veth_request(*ENDS, NETNS, master=3, mtu=0),
     "up": link.set_request(ETH0, up=True, promisc=True),
     "down": link.set_request(ETH0, up=False, promisc=False),
     "mac": link.set_request(ETH0, mac=OTHER),
@@ -84,28 +58,20 @@ REQUESTS = {
     "isolated": link.set_port_request(ETH0, hairpin=True, isolated=True),
     "delete": link.delete_request(ETH0),
     "add IPv4": address.add_request(ETH0, IPV4),
-    "add IPv4 /31": address.add_request(ETH0, ipaddress.ip_interface("10.22.0.8/31"), exists_ok=True),
+    "add IPv4 /31": address.add_request(ETH0, ip_interface("10.22.0.8/31"), exists_ok=True),
     "add IPv6": address.add_request(ETH0, IPV6),
     "remove IPv4": address.remove_request(ETH0, IPV4),
     "remove IPv6": address.remove_request(ETH0, IPV6),
-    "default route": route.add_request(ETH0, Route(ipaddress.ip_interface("0.0.0.0/0")), GATEWAY),
-    "IPv6 default route": route.add_request(ETH0, Route(ipaddress.ip_interface("::/0")), GATEWAY6),
-    "route": route.add_request(
-        ETH0, Route(ipaddress.ip_interface("192.0.2.0/24"), mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY
-    ),
+    "default route": route.add_request(ETH0, Route(ip_interface("0.0.0.0/0")), GATEWAY),
+    "IPv6 default route": route.add_request(ETH0, Route(ip_interface("::/0")), GATEWAY6),
+    "route": route.add_request(ETH0, Route(SUBNET, mtu=1300, advmss=1200, priority=5, table=1000), GATEWAY),
     "rule": rule.add_request(GATEWAY, 100),
     "IPv6 rule": rule.add_request(GATEWAY6, 70000),
     "delete a rule": rule.delete_request(GATEWAY6, 253),
-    "subnet in a table": route_copy.add_request(
-        route_copy.build_route(ETH0, IPV4.network, source=IPV4.ip), 100, replace=True
-    ),
-    "default route in a table": route_copy.add_request(
-        route_copy.build_route(ETH0, ipaddress.ip_network("::/0"), gateway=GATEWAY6), 70000
-    ),
-    "delete from a table": route_copy.delete_request(
-        route_copy.build_route(ETH0, IPV6.network, metric=256, source=IPV6.ip), 101
-    ),
-    "link route": route.add_request(ETH0, Route(ipaddress.ip_interface("2001:db8::/32"), scope=253, table=100), None),
+    "subnet in a table": route_copy.add_request(build_route(ETH0, IPV4.network, source=IPV4.ip), 100, replace=True),
+    "default in a table": route_copy.add_request(build_route(ETH0, ip_network("::/0"), gateway=GATEWAY6), 70000),
+    "delete from a table": route_copy.delete_request(build_route(ETH0, IPV6.network, metric=256, source=IPV6.ip), 101),
+    "link route": route.add_request(ETH0, Route(ip_interface("2001:db8::/32"), scope=253, table=100), None),
 }
 
 
@@ -118,7 +84,7 @@ def textual(name: str, value: Any) -> Any:
     if name == "IFLA_OPERSTATE":
         return link.OPERSTATES[value].upper()
     if isinstance(value, bytes):
-        return value.hex(":") if name == "IFLA_ADDRESS" else str(ipaddress.ip_address(value))
+        return value.hex(":") if name == "IFLA_ADDRESS" else str(ip_address(value))
     return value
 
 
@@ -197,38 +163,3 @@ def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, m
         socket.dump(Request("", kind, number, NLM_F_DUMP))
     assert sum(compare_attributes(kind, data) for data in raw) >= len(raw)
     assert raw or kind is RouteMessage
-
-
-def test_a_links_description():
-    """A link is looked up by name and by ifindex with its names and numbers; a missing link is None."""
-    with Socket() as socket:
-        absent, lo, same_lo = link.get(
-            socket, link.by_name_request("no-such-link"), link.by_name_request("lo"), link.by_index_request(1)
-        )
-    assert absent is None
-    assert lo == same_lo
-    assert lo is not None
-    assert (lo.index, lo.name, lo.mac, lo.master, lo.kind) == (1, "lo", "00:00:00:00:00:00", 0, "")
-
-
-def test_a_refusal_names_the_request():
-    """The error of a refused request has its description, with the errno and its text as Go prints it."""
-    with Socket() as socket, pytest.raises(KernelError) as caught:
-        socket.get(Request('look up "x"', LinkMessage, link.RTM_GETLINK, 0, {"index": 1 << 30}))
-    assert caught.value.errno == errno.ENODEV
-    assert str(caught.value) == 'look up "x": no such device'
-    assert caught.value.msg == 'failed to look up "x": no such device'
-
-
-def test_only_the_codec_of_pyroute2_is_imported():
-    """The module kernel.codec imports neither pyroute2's package nor asyncio, which would slow down every start."""
-    code = (
-        "import sys, kernel.codec as codec; package = sys.modules['pyroute2'];"
-        "assert not hasattr(package, 'IPRoute'), package;"
-        "print(sorted(name for name in sys.modules if name == 'asyncio' or name.startswith('pyroute2')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "asyncio" not in done.stdout
-    assert len(done.stdout.split()) < 20, done.stdout

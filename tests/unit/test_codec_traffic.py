@@ -6,6 +6,7 @@ Its full classes decode C structs; podwire's return them as bytes, which kernel.
 import importlib
 import struct
 from ipaddress import ip_network
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -28,12 +29,7 @@ FAST = Bucket(5_000_000_000, 15_625, 126_000_000)
 FILTER = Filter(0x80000800, 0x00010300, 9, True)
 
 MIRRED = {"action": 4, "eaction": 1, "ifindex": 9}
-REDIRECT = {
-    "attrs": [
-        ("TCA_ACT_KIND", "mirred"),
-        ("TCA_ACT_OPTIONS", {"attrs": [("TCA_MIRRED_PARMS", MIRRED)]}),
-    ]
-}
+REDIRECT = {"attrs": [("TCA_ACT_KIND", "mirred"), ("TCA_ACT_OPTIONS", {"attrs": [("TCA_MIRRED_PARMS", MIRRED)]})]}
 
 
 SUBNET = ip_network("10.22.0.0/16")
@@ -61,11 +57,7 @@ REQUESTS = {
         {"parent": ROOT, "handle": 0x10000},
         named("tbf", options=parms(BUCKET)),
     ),
-    "no token bucket": (
-        traffic.delete_root_request(7, TBF),
-        {"parent": ROOT, "handle": 0x10000},
-        named("tbf"),
-    ),
+    "no token bucket": (traffic.delete_root_request(7, TBF), {"parent": ROOT, "handle": 0x10000}, named("tbf")),
     "no ingress": (traffic.delete_ingress_request(7), {"parent": INGRESS, "handle": 0xFFFF0000}, named("ingress")),
     "redirect": (
         traffic.add_redirect_request(7, 9),
@@ -77,11 +69,7 @@ REQUESTS = {
         {"parent": ROOT, "handle": 0x70770000},
         named("htb", options={"attrs": [("TCA_HTB_INIT", HTB_INIT), ("TCA_HTB_DIRECT_QLEN", 1000)]}),
     ),
-    "no HTB": (
-        traffic.delete_root_request(7, HTB),
-        {"parent": ROOT, "handle": 0x70770000},
-        named("htb"),
-    ),
+    "no HTB": (traffic.delete_root_request(7, HTB), {"parent": ROOT, "handle": 0x70770000}, named("htb")),
     "subnet": (
         traffic.add_rule_requests(7, 0x70770000, [Rule(htb.selector(SUBNET, source=True), 0x70770000)])[0],
         {"parent": 0x70770000, "info": 0x00010300, "handle": 1},
@@ -165,17 +153,8 @@ def test_qdiscs_are_read(name):
 
 
 def filters(*messages):
-    """Returns the filters that list_filters reads from the kernel's messages."""
-
-    class Answering(Socket):
-        def __init__(self):
-            pass
-
-        def dump(self, request, **_how):
-            assert isinstance(request, Request)
-            return [decode(FilterMessage, message) for message in messages]
-
-    return traffic.list_filters(Answering(), 7)
+    answers = [decode(FilterMessage, message) for message in messages]
+    return traffic.list_filters(Mock(Socket, dump=lambda request, **_how: answers), 7)
 
 
 def action(kind="mirred", **parameters):

@@ -1,4 +1,4 @@
-"""The documents match the code: options, links, examples, commands."""
+"""The documents match the code: options, links, examples, commands, lists of files, figures, systemd's units."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +24,7 @@ from cni.result import from_json
 from podwire import cli
 from podwire.commands import COMMANDS
 from podwire.main import PLUGINS
+from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, Document, documents
 
 SECTIONS = ("Options", "Result", "What it leaves on the host", "Differences from the reference plugin", "Limits")
@@ -29,16 +32,9 @@ PARSER = cli.build_parser()
 PAGES = [Document(path) for path in sorted(DOCS.glob("*.md"))]
 # Objects that only contain other keys; the tables list those.
 CONTAINERS = {"ipam", "args", "args.cni", "runtimeConfig"}
-PLURALS = {
-    STRING: "strings",
-    CIDR: "CIDRs",
-    OBJECT: "objects",
-    INTEGER: "integers",
-    IP: "IP addresses",
-    BOOLEAN: "booleans",
-    LIST: "lists of objects",
-}
 WORDS = {STRING: "string", BOOLEAN: "boolean", INTEGER: "integer", IP: "IP address", CIDR: "CIDR", OBJECT: "object"}
+PLURALS = {kind: f"{word}{'es' * word.endswith('s') or 's'}" for kind, word in WORDS.items()}
+PLURALS |= {LIST: "lists of objects"}
 
 
 def page_of(plugin: str) -> Document:
@@ -143,20 +139,20 @@ def accept(config: dict[str, Any]) -> None:
             plugin.parse(args, cni_conf.parse(text))
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+CHARACTER_PX = 7.0  # the average at 13 px, in a font as wide as DejaVu Sans
+
+
 @pytest.mark.parametrize(("name", "figure"), [("add", "sequence"), ("image", "image")])
 def test_figures_are_up_to_date(name, figure):
-    """The pictures in docs/ are the well-formed output of docs/figures.py, with styles for light and dark mode."""
+    """The pictures in docs/ are the output of docs/figures.py, for light and dark mode, and their texts fit in them."""
     drawn = runpy.run_path(str(DOCS / "figures.py"))[figure]()
     assert (DOCS / f"{name}.svg").read_text() == drawn
-    assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme: dark" in drawn
-
-
-def list_commands(document: Document) -> Iterator[str]:
-    """Yields the command lines of the tool that a page shows; the word `podwire` alone is not one."""
-    for code in document.code():
-        if re.match(r"podwire [a-z-]", code):
-            yield code
+    root = ElementTree.fromstring(drawn)
+    texts = [item for item in root.iter(f"{SVG}text") if item.attrib.get("text-anchor") != "middle"]
+    ends = [float(item.attrib["x"]) + CHARACTER_PX * len(item.text or "") for item in texts]
+    assert max(ends) <= float(root.attrib["width"])
 
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda document: document.path.name)
@@ -164,7 +160,7 @@ def test_commands_of_the_tool_exist(document):
     """Every command line of `podwire` in a page is accepted by the tool's parser; `...` stands for any argument."""
     names = {command.name for command in COMMANDS}
     bad = []
-    for line in list_commands(document):
+    for line in filter(re.compile(r"podwire [a-z-]").match, document.code()):  # not the word alone
         words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)[1:]
         alternatives = words[0].split("|")
         known = set(alternatives) <= names or words[0].startswith("-")
@@ -180,3 +176,45 @@ def is_accepted(words: list[str]) -> bool:
         except SystemExit as end:
             return end.code == 0  # --help
     return True
+
+
+FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
+FOLDERS += [ROOT / "agent", ROOT / "agent" / "pools"]
+MAX_README_LINES = 147  # without the table of plugins, which has a row for each
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_readme_of_a_folder_lists_its_files(folder):
+    """The table in a README names each module of its folder once, and no other file there."""
+    (table,) = Document(folder / "README.md").tables()
+    named = [name for row in table for name in re.findall(r"`([^`/]*\.py)`", row["file"])]
+    assert sorted(named) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
+
+
+def test_readme_is_short():
+    """README has at most 147 lines, besides a row for each plugin."""
+    assert len((ROOT / "README.md").read_text().splitlines()) - len(PLUGINS) <= MAX_README_LINES
+
+
+REPAIR = re.findall(r"```ini\n(\[Unit\].*?)```", (ROOT / "docs" / "repair.md").read_text(), re.DOTALL)
+METRICS = {path.name: path.read_text() for path in (ROOT / "deploy" / "systemd").glob("podwire-metrics.*")}
+
+
+@pytest.mark.parametrize("units", [{"podwire-repair.service": REPAIR[0]}, METRICS], ids=["repair", "metrics"])
+def test_systemd_accepts_the_units(tmp_path, units):
+    """The units pass systemd-analyze without a warning."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    for name, text in units.items():
+        (tmp_path / name).write_text(text.replace("/opt/cni/bin/podwire", "/bin/true"))
+    command = ["systemd-analyze", "verify", "--man=no", *(tmp_path / name for name in units)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_units_are_complete():
+    """The page has one unit; the service of the metrics, which has a timer, writes what --file accepts."""
+    assert len(REPAIR) == 1
+    assert METRICS.keys() == {"podwire-metrics.service", "podwire-metrics.timer"}
+    pattern = r"^ExecStart=/opt/cni/bin/podwire metrics --file \S+/podwire\.prom$"
+    assert re.search(pattern, METRICS["podwire-metrics.service"], re.MULTILINE)

@@ -5,7 +5,6 @@ import re
 import tomllib
 
 import pytest
-import yaml
 
 from podwire.lint import directory
 from podwire.main import PLUGINS
@@ -28,14 +27,6 @@ def table(*path):
         if value:
             tables.append(value)
     return tables
-
-
-def test_toml_and_yaml_blocks_are_valid():
-    """Each TOML and YAML block in the pages is valid, and the pages have the expected number."""
-    tomls = [tomllib.loads(block) for page in PAGES for block in page.blocks("toml")]
-    yamls = [yaml.safe_load(block) for page in PAGES for block in page.blocks("yaml")]
-    assert (len(tomls), len(yamls)) == (5, 1)
-    assert all([*tomls, *yamls])
 
 
 def test_runtime_tables_have_the_directories():
@@ -86,9 +77,3 @@ def test_k3s_paths(tmp_path):
     assert hosts(k3s) == paths | {"bin": f"{start}/data/cni", "net-d": f"{start}/agent/etc/cni/net.d"}
     assert (paths["bin"], paths["net-d"]) == ("/opt/cni/bin", "/etc/cni/net.d")
     assert k3s == default
-
-
-def test_kubenet_page_names_its_test():
-    """The kubenet page names the test of its table, and that test exists."""
-    assert "tests/netns/test_kubenet.py" in PAGES[1].text
-    assert (ROOT / "tests" / "netns" / "test_kubenet.py").exists()

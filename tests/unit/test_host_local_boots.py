@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,19 @@ from tests.support.host_local import Net, pool
 
 
 class Node:
-    """A network with three addresses on a node that can reboot."""
+    """A network with three addresses on a node that can reboot; its methods are the steps of SCENARIOS."""
 
     def __init__(self, tmp_path, monkeypatch):
         self.net = Net(tmp_path, pool("10.1.2.0/24", last=4))
+        self.index = Path(f"{tmp_path}/leases.podwire/net")
         self._monkeypatch = monkeypatch
         self._boots = 0
+
+    def add(self, name, *requested):
+        self.net.add(name, *requested)
+
+    def refuse(self, name, *requested):
+        self.net.refusal(name, *requested)
 
     def reboot(self):
         """Starts a new boot a moment later, with the same clocks."""
@@ -29,25 +37,65 @@ class Node:
         self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns)
         time.sleep(0.02)
 
-    def set_clock_back(self, seconds):
+    def clock(self, seconds):
         """Sets the machine's clock back, and with it the time of the boot."""
         began_ns, time_ns = boot.get_boot_time_ns(), time.time_ns
-        self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns - seconds * 10**9)
-        self._monkeypatch.setattr(time, "time_ns", lambda: time_ns() - seconds * 10**9)
+        self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns - int(seconds) * 10**9)
+        self._monkeypatch.setattr(time, "time_ns", lambda: time_ns() - int(seconds) * 10**9)
 
-    def set_boot_id(self, boot_id):
+    def boot_id(self, boot_id=""):
         """Sets another boot ID, as a container may read, or none."""
-        self._monkeypatch.setattr(boot, "get_boot_id", lambda: boot_id)
+        self._monkeypatch.setattr(boot, "get_boot_id", boot_id.encode)
 
-    def write(self, name, owner):
+    def running(self, name):
+        self.net.cached(name, f"/proc/{os.getpid()}/ns/net")
+
+    def stopped(self, name):
+        self.net.cached(name, "/run/netns/gone")
+
+    def unknown(self, name):
+        self.net.cached(name, "")
+
+    def write(self, address, name):
         """Writes a reservation as the reference plugin does."""
-        self.net.file(name, owner.decode())
+        self.net.file(address, f"{name}\r\neth0")
+
+    def remark(self, address):
+        self.net.file(address, "kept for the printer")
+
+    def remove(self, address):
+        os.unlink(f"{self.net.store.directory}/{address}")
+
+    def back_up(self):
+        shutil.copy2(self.index, self.index.with_name("copy"))
+
+    def restore(self):
+        os.replace(self.index.with_name("copy"), self.index)
+
+    def downgrade(self):
+        """Removes the checksums from the index, as an earlier podwire writes it."""
+        with self.index.open("r+b") as file:
+            for at in range(2048, self.index.stat().st_size + 1, 1024):
+                os.pwrite(file.fileno(), bytes(64), at - 64)
+
+    def fill_disk(self):
+        def raise_no_space(index, path):
+            raise OSError(28, "No space left on device")
+
+        self._monkeypatch.setattr("ipam.host_local.index.Index._create", raise_no_space)
+
+    def share(self):
+        """Moves the store to a file system that several machines share."""
+        self._monkeypatch.setattr(boots, "get_file_system", lambda directory: "nfs4")
+
+    def expect(self, *names):
+        """Asserts which containers have the three addresses, "-" for none."""
+        addresses = zip(("10.1.2.2", "10.1.2.3", "10.1.2.4"), names, strict=True)
+        assert self.holders() == {address: name for address, name in addresses if name != "-"}
 
     def holders(self):
-        """Returns the container ID of each reserved address."""
-        return {
-            name: owner.split(b"\r")[0].decode() for owner, names in self.net.list_owners().items() for name in names
-        }
+        owners = self.net.list_owners()
+        return {name: owner.split()[0].decode() for owner, names in owners.items() for name in names}
 
 
 @pytest.fixture
@@ -74,235 +122,59 @@ def test_orphaned_addresses_are_reclaimed_if_no_other_is_free(node, capsys):
     assert status.code == 50
 
 
-def test_addresses_of_this_boot_are_never_reclaimed(node):
-    """A full range of this boot stays full, whatever the runtime's cache says of its containers."""
-    node.reboot()
-    for name in "abc":
-        node.net.add(name)
-        node.net.cached(name, "/run/netns/gone")
-    node.net.refusal("d")
-    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
+ABC = "add a; add b; add c"
+WRITE_ABC = "write 10.1.2.2 a; write 10.1.2.3 b; write 10.1.2.4 c"
+# Steps, and the containers that then have the three addresses.
+SCENARIOS = {
+    "the boot before the last": "add a; reboot; add b; reboot; add c; add d; expect d - c",
+    "a rebuilt index keeps origins": "add a; reboot; add b; write 10.1.2.4 c; stopped z; add d; refuse e; expect d b c",
+    "reserved again by the reference plugin": (
+        "add a; reboot; remove 10.1.2.2; write 10.1.2.2 a; add b; add c; refuse d; "
+        "remove 10.1.2.2; write 10.1.2.2 a; refuse d; expect a b c"
+    ),
+    "in no index, gone in the cache": f"{WRITE_ABC}; reboot; refuse d; running a; stopped b; add d; expect a d -",
+    "in no index, younger than the boot": f"reboot; {WRITE_ABC}; stopped b; refuse d; expect a b c",
+    "a requested address": "add a 10.1.2.3; refuse b 10.1.2.3; reboot; add b 10.1.2.3; refuse c 10.1.2.3; expect - b -",
+    "the same container": "add a; refuse a; reboot; add a; refuse a; expect - a -",
+    "the same container at the same path": "add a; running a; reboot; add a; expect - a -",
+    "the same container in a new namespace": "add a; running a; refuse a; stopped a; add a; expect - a -",
+    "a remark is never reclaimed": "add a; remark 10.1.2.3; add b; reboot; add c; add d; refuse e; expect c kept d",
+    "an index from a backup": (
+        "add a 10.1.2.3; back_up; reboot; add a 10.1.2.3; restore; refuse b 10.1.2.3; expect - a -"
+    ),
+    "an index of an earlier podwire": f"{ABC}; downgrade; reboot; add d; expect d - -",
+    "a full disk loses no origin": "add a; reboot; fill_disk; add b; add c; add d; refuse e; expect d b c",
+    "on a shared file system": f"share; {ABC}; reboot; stopped z; refuse d; expect a b c",
+    "the reference plugin's, shared": f"share; {WRITE_ABC}; reboot; stopped z; refuse d; expect a b c",
+    "another boot ID alone": f"reboot; {ABC}; boot_id x; refuse d; refuse e; stopped a; refuse f; expect a b c",
+    "an unreadable boot ID": f"reboot; {ABC}; boot_id; refuse d; refuse e; stopped a; refuse f; expect a b c",
+    "an existing namespace in the cache": f"{ABC}; running a; unknown b; reboot; add d; expect a d -",
+    "a clock that is behind": (
+        f"{ABC}; reboot; clock 3600; refuse d; stopped a; unknown b; add d; expect d b -; "
+        "clock -3600; add e; add f; refuse g; expect d f e"
+    ),
+}
 
 
-def test_addresses_are_reclaimed_after_two_reboots(node):
-    """Addresses of the boot before the last are reclaimed, although the index was written in between."""
-    node.net.add("a")
-    node.reboot()
-    node.net.add("b")
-    node.reboot()
-    node.net.add("c")
-    node.net.add("d")
-    assert node.holders() == {"10.1.2.2": "d", "10.1.2.4": "c"}
-
-
-def test_rebuilt_index_keeps_origins(node):
-    """The reference plugin's changes cause a new index, which still distinguishes earlier boots."""
-    node.net.add("a")
-    node.reboot()
-    node.net.add("b")
-    node.write("10.1.2.4", owner_of("c", "eth0"))
-    node.net.cached("z", "/run/netns/gone")
-    assert node.net.add("d") == ["10.1.2.2/24"]
-    node.net.refusal("e")
-    assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "b", "10.1.2.4": "c"}
-
-
-def test_address_reserved_again_by_the_reference_is_kept(node):
-    """A reservation that the reference plugin released and created again is not treated as the old one."""
-    node.net.add("a")
-    node.reboot()
-    os.unlink(f"{node.net.store.directory}/10.1.2.2")
-    node.write("10.1.2.2", owner_of("a", "eth0"))
-    node.net.add("b")
-    node.net.add("c")
-    node.net.refusal("d")
-    os.unlink(f"{node.net.store.directory}/10.1.2.2")
-    node.write("10.1.2.2", owner_of("a", "eth0"))
-    node.net.refusal("d")
-
-
-def test_unindexed_reservations_need_the_cache(node):
-    """Reservations in no index are reclaimed if they are older than the boot and gone in the runtime's cache."""
-    for number, name in enumerate("abc"):
-        node.write(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
-    node.reboot()
-    node.net.refusal("d")
-    node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
-    node.net.cached("b", "/run/netns/gone")
-    node.net.add("d")
-    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "d"}
-
-
-def test_unindexed_reservations_of_this_boot_stay(node):
-    """Reservations in no index that are younger than the boot stay, whatever the cache says."""
-    node.reboot()
-    for number, name in enumerate("abc"):
-        node.write(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
-    node.net.cached("b", "/run/netns/gone")
-    node.net.refusal("d")
-
-
-def test_requested_orphaned_address_is_reclaimed(node):
-    """A requested address is allocated if a reboot ended its container, and refused otherwise."""
-    node.net.add("a", "10.1.2.3")
-    node.net.refusal("b", "10.1.2.3")
-    node.reboot()
-    assert node.net.add("b", "10.1.2.3") == ["10.1.2.3/24"]
-    node.net.refusal("c", "10.1.2.3")
-    assert node.holders() == {"10.1.2.3": "b"}
-
-
-def test_same_container_after_a_reboot_gets_one_address(node):
-    """A restart with the same ID is no duplicate: the old address is released, one is allocated."""
-    node.net.add("a")
-    node.net.refusal("a")
-    node.reboot()
-    node.net.add("a")
-    assert list(node.holders().values()) == ["a"]
-    node.net.refusal("a")
-
-
-def test_same_container_in_a_new_namespace_gets_one_address(node):
-    """A restart in the same boot is no duplicate if the namespace in the cache was deleted."""
-    node.net.add("a")
-    node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
-    node.net.refusal("a")
-    node.net.cached("a", "/run/netns/gone")
-    node.net.add("a")
-    assert list(node.holders().values()) == ["a"]
+@pytest.mark.every_case
+@pytest.mark.parametrize("steps", SCENARIOS.values(), ids=SCENARIOS)
+def test_reservations_after_a_reboot(node, steps):
+    """A reservation is reclaimed, when it is needed, if a reboot ended its container, and only with proof of that."""
+    for step in steps.split("; "):
+        name, *words = step.split()
+        getattr(node, name)(*words)
 
 
 @pytest.mark.parametrize("content", ["a\r\neth0", "a"])
 def test_same_container_in_a_new_namespace_gets_its_requested_address(node, content):
     """Its earlier reservation does not prevent a request for the same address; another container's does."""
-    node.write("10.1.2.3", content.encode())
-    node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
+    node.net.file("10.1.2.3", content)
+    node.running("a")
     node.net.refusal("a", "10.1.2.3")
-    node.net.cached("a", "/run/netns/gone")
+    node.stopped("a")
     node.net.refusal("b", "10.1.2.3")
     assert node.net.add("a", "10.1.2.3") == ["10.1.2.3/24"]
     assert node.net.list_owners() == {owner_of("a", "eth0"): ["10.1.2.3"]}
-
-
-def test_remark_of_the_administrator_stays(node):
-    """An address with a remark in its file is never reclaimed, in any boot."""
-    node.net.add("a")
-    node.write("10.1.2.3", b"kept for the printer")
-    node.net.add("b")
-    node.reboot()
-    node.net.add("c")
-    node.net.add("d")
-    node.net.refusal("e")
-    assert node.holders()["10.1.2.3"] == "kept for the printer"
-
-
-def test_without_an_index_nothing_is_reclaimed_without_the_cache(node):
-    """Without an index only the clock and the cache together permit to reclaim an address."""
-    for name in "abc":
-        node.net.add(name)
-    os.unlink(f"{os.path.dirname(node.net.store.directory)}.podwire/net")
-    node.reboot()
-    node.net.refusal("d")
-
-
-def test_restored_index_does_not_apply_to_later_reservations(node, tmp_path):
-    """An index from a backup of an earlier boot does not apply to reservations created since."""
-    node.net.add("a", "10.1.2.3")
-    shutil.copytree(tmp_path / "leases.podwire", tmp_path / "backup")
-    node.reboot()
-    node.net.add("a", "10.1.2.3")
-    shutil.rmtree(tmp_path / "leases.podwire")
-    shutil.copytree(tmp_path / "backup", tmp_path / "leases.podwire")
-    node.net.refusal("b", "10.1.2.3")
-    assert node.holders() == {"10.1.2.3": "a"}
-
-
-def test_index_without_checksums_is_used_for_origins(node):
-    """After an update of podwire and a reboot, reservations in the earlier podwire's index are reclaimed."""
-    for name in "abc":
-        node.net.add(name)
-    path = f"{os.path.dirname(node.net.store.directory)}.podwire/net"
-    with open(path, "r+b") as file:
-        for at in range(2048, os.path.getsize(path) + 1, 1024):
-            os.pwrite(file.fileno(), bytes(64), at - 64)
-    node.reboot()
-    assert node.net.status() is None
-    node.net.add("d")
-    assert list(node.holders().values()) == ["d"]
-
-
-def test_index_that_cannot_be_written_keeps_origins(node, monkeypatch):
-    """With a full disk after a reboot no origin is lost, and no reservation of this boot looks older."""
-    node.net.add("a")
-    node.reboot()
-    monkeypatch.setattr("ipam.host_local.index.Index._create", raise_no_space)
-    node.net.add("b")
-    node.net.add("c")
-    assert node.net.add("d") == ["10.1.2.2/24"]
-    node.net.refusal("e")
-    assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "b", "10.1.2.4": "c"}
-
-
-def raise_no_space(index, path):
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("creator", ["podwire", "reference"])
-def test_nothing_is_reclaimed_on_a_shared_file_system(node, monkeypatch, creator):
-    """A reservation of another boot on a shared file system may belong to a running container of another machine."""
-    monkeypatch.setattr(boots, "get_file_system", lambda directory: "nfs4")
-    for number, name in enumerate("abc"):
-        if creator == "podwire":
-            node.net.add(name)
-        else:
-            node.write(f"10.1.2.{number + 2}", owner_of(name, "eth0"))
-    node.reboot()
-    node.net.cached("z", "/run/netns/gone")
-    node.net.refusal("d")
-    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
-
-
-@pytest.mark.parametrize("boot_id", [b"another", b""])
-def test_boot_id_alone_reclaims_nothing(node, boot_id):
-    """Another or unreadable boot ID is no reboot: reservations younger than the boot stay."""
-    node.reboot()
-    for name in "abc":
-        node.net.add(name)
-    node.set_boot_id(boot_id)
-    for name in "de":
-        node.net.refusal(name)
-    node.net.cached("a", "/run/netns/gone")
-    node.net.refusal("f")
-    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "b", "10.1.2.4": "c"}
-
-
-def test_existing_namespace_keeps_its_address(node):
-    """A reservation from before the boot stays while the cache names an existing namespace of its attachment."""
-    for name in "abc":
-        node.net.add(name)
-    node.net.cached("a", f"/proc/{os.getpid()}/ns/net")
-    node.net.cached("b", "")
-    node.reboot()
-    node.net.add("d")
-    assert node.holders() == {"10.1.2.2": "a", "10.1.2.3": "d"}
-
-
-def test_cache_decides_while_the_clock_is_behind(node):
-    """If the machine booted with its clock behind, earlier reservations need the cache to be reclaimed."""
-    for name in "abc":
-        node.net.add(name)
-    node.reboot()
-    node.set_clock_back(3600)
-    node.net.refusal("d")
-    node.net.cached("a", "/run/netns/gone")
-    node.net.cached("b", "")
-    node.net.add("d")
-    assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "b"}
-    node.set_clock_back(-3600)
-    node.net.add("e")
-    node.net.add("f")
-    node.net.refusal("g")
-    assert node.holders() == {"10.1.2.2": "d", "10.1.2.3": "f", "10.1.2.4": "e"}
 
 
 def test_get_file_system_follows_links(tmp_path):

@@ -65,6 +65,9 @@ def test_sets_are_numbered_in_the_documented_order():
     assert shown(parsed) == ["10.1.2.1-10.1.2.254", "10.1.3.1-10.1.3.254", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff"]
 
 
+HALF, SET_0 = {"subnet": "10.1.2.128/25"}, "invalid range set 0"
+
+
 @pytest.mark.parametrize(
     ("ipam", "msg"),
     [
@@ -78,31 +81,20 @@ def test_sets_are_numbered_in_the_documented_order():
         ({"subnet": "10.0.0.1/32"}, "invalid range set 0: Network 10.0.0.1/32 too small to allocate from"),
         ({"subnet": "2001:db8::/127"}, "invalid range set 0: Network 2001:db8::/127 too small to allocate from"),
         ({"subnet": "::ffff:10.1.2.0/120"}, "invalid range set 0: IPNet IP and Mask version mismatch"),
-        (
-            {"subnet": "10.1.2.5/24"},
-            "invalid range set 0: Network has host bits set. "
-            "For a subnet mask of length 24 the network address is 10.1.2.0",
-        ),
+        ({"subnet": "10.1.2.5/24"}, f"{SET_0}: Network has host bits set. For a subnet mask of length 24 the network"),
         (of_range(rangeStart="10.1.3.1"), "invalid range set 0: RangeStart 10.1.3.1 not in network 10.1.2.0/24"),
         (of_range(rangeStart="fd00::1"), "invalid range set 0: RangeStart fd00::1 not in network 10.1.2.0/24"),
         (of_range(rangeEnd="10.1.3.1"), "invalid range set 0: RangeEnd 10.1.3.1 not in network 10.1.2.0/24"),
         (of_range(rangeStart="10.1.2.9", rangeEnd="10.1.2.8"), "invalid range set 0: RangeStart 10.1.2.9 not in"),
         (of_range(rangeStart="10.1.2.255"), "invalid range set 0: RangeStart 10.1.2.255 not in network"),
+        ({"pool": "a", "ranges": [[A]]}, 'failed to load netconf: "ipam.pool" excludes ranges'),
+        ({"pool": "a", **A}, 'failed to load netconf: "ipam.pool" excludes ranges'),
         ({"ranges": [[A, V6]]}, "invalid range set 0: mixed address families"),
-        (
-            {"ranges": [[A, {"subnet": "10.1.2.128/25"}]]},
-            "invalid range set 0: subnets 10.1.2.1-10.1.2.254 and 10.1.2.129-10.1.2.254 overlap",
-        ),
+        ({"ranges": [[A, HALF]]}, f"{SET_0}: subnets 10.1.2.1-10.1.2.254 and 10.1.2.129-10.1.2.254 overlap"),
         ({"ranges": [[A], [B], [A]]}, "range set 0 overlaps with 2"),
         ({**A, "ranges": [[A]]}, "range set 0 overlaps with 1"),
-        (
-            {"ranges": [[{"subnet": "10.1.2"}]]},
-            'invalid range set 0: failed to load netconf: "ipam.ranges[0][0].subnet"',
-        ),
-        (
-            of_range(gateway="x"),
-            'invalid range set 0: failed to load netconf: "ipam.ranges[0][0].gateway" is not an IP',
-        ),
+        ({"ranges": [[{"subnet": "10.1.2"}]]}, f'{SET_0}: failed to load netconf: "ipam.ranges[0][0].subnet"'),
+        (of_range(gateway="x"), f'{SET_0}: failed to load netconf: "ipam.ranges[0][0].gateway" is not an IP'),
         ({"ranges": [A]}, 'failed to load netconf: "ipam.ranges[0]" must be a list, not an object'),
         ({**A, "dataDir": "a\0b"}, 'failed to load netconf: "ipam.dataDir" must not contain a NUL character'),
         ({**A, "routes": [{"dst": "x"}]}, 'failed to load netconf: "ipam.routes[0].dst" is not an address with prefix'),

@@ -4,13 +4,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from cni.errors import CniError
-from ipam.host_local import store as store_module
 from ipam.host_local import table as table_module
 from ipam.host_local.store import Reservations, Store
 from kernel import boot
@@ -27,7 +27,6 @@ def net(tmp_path):
 
 @pytest.fixture
 def scans():
-    """The scans of stores, as calls of a mock."""
     with mock.patch.object(Reservations, "scan", autospec=True, side_effect=Reservations.scan) as scan:
         yield scan.mock_calls
 
@@ -48,6 +47,10 @@ def release(net, owner):
             held.release(name, owner)
 
 
+def index_of(net):
+    return f"{os.path.dirname(net.directory)}.podwire/net"
+
+
 def write_as_reference(net, name, owner):
     """Writes a reservation as the reference plugin does: creates the file, then writes it."""
     with open(f"{net.directory}/{name}", "xb") as file:
@@ -65,45 +68,28 @@ def test_podwires_changes_need_no_scan(net, scans):
     assert len(scans) == 1
 
 
-@pytest.mark.parametrize("damage", ["create", "remove", "rename", "touch", "replace", "recreate"])
-def test_changes_of_other_programs_are_detected(net, damage):
+# Commands in the network's directory, and the addresses of two owners then.
+CHANGES = {
+    "create": ("printf 'b\\r\\neth0' > 10.1.0.10", ["10.1.0.9"], ["10.1.0.10"]),
+    "remove": ("rm 10.1.0.9", [], []),
+    "rename": ("mv 10.1.0.9 10.1.0.11", ["10.1.0.11"], []),
+    "touch": ("touch .", ["10.1.0.9"], []),
+    "replace": ("rm 10.1.0.9; printf 'b\\r\\neth0' > 10.1.0.9", [], ["10.1.0.9"]),
+    "overwrite": ("printf 'b\\r\\neth0' > 10.1.0.9", [], ["10.1.0.9"]),
+    "recreate": ("rm -r ../net; mkdir ../net", [], []),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("command", "owned", "others"), CHANGES.values(), ids=CHANGES)
+def test_changes_of_other_programs_are_detected(net, command, owned, others):
     """Whatever another program changes in the directory, the answers equal the files."""
-    owner, other = b"a\r\neth0", b"b\r\neth0"
     for n in range(2, 6):
         reserve(net, f"10.1.0.{n}", b"x%d\r\neth0" % n)
-    reserve(net, "10.1.0.9", owner)
-    path = f"{net.directory}/10.1.0.9"
-    expected = {owner: ["10.1.0.9"], other: []}
-    if damage == "create":
-        write_as_reference(net, "10.1.0.10", other)
-        expected[other] = ["10.1.0.10"]
-    elif damage == "remove":
-        os.unlink(path)
-        expected[owner] = []
-    elif damage == "rename":
-        os.rename(path, f"{net.directory}/10.1.0.11")
-        expected[owner] = ["10.1.0.11"]
-    elif damage == "touch":
-        os.utime(net.directory)
-    elif damage == "replace":
-        os.unlink(path)
-        write_as_reference(net, "10.1.0.9", other)
-        expected = {owner: [], other: ["10.1.0.9"]}
-    else:
-        shutil.rmtree(net.directory)
-        os.mkdir(net.directory)
-        expected[owner] = []
-    assert {key: find(net, key) for key in expected} == expected
-
-
-def test_answers_are_verified_with_the_file(net):
-    """An owner that is overwritten in place is not returned, and its replacement is found from then on."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
-    with open(f"{net.directory}/10.1.0.9", "r+b") as file:
-        file.write(b"b\r\neth0")
-    assert find(net, b"a\r\neth0") == []
-    assert find(net, b"b\r\neth0") == ["10.1.0.9"]
+    subprocess.run(command, shell=True, cwd=net.directory, check=True)
+    assert (find(net, b"a\r\neth0"), find(net, b"b\r\neth0")) == (owned, others)
 
 
 def test_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
@@ -116,25 +102,23 @@ def test_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
     assert len(scans) == before + 1
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "directory", "a file as the directory"])
-def test_damaged_index_changes_no_answer(net, damage):
+# Commands in the directory above those of the store and of its index.
+DAMAGES = {
+    "missing": "rm -r leases.podwire",
+    "empty": "truncate -s 0 leases.podwire/net",
+    "garbage": "head -c 5000 /dev/urandom > leases.podwire/net",
+    "directory": "rm leases.podwire/net; mkdir leases.podwire/net",
+    "a file as the directory": "rm -r leases.podwire; touch leases.podwire",
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_index_changes_no_answer(net, tmp_path, damage):
     """An index that is removed or damaged, or cannot be created, changes no answer."""
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
-    side = f"{os.path.dirname(net.directory)}.podwire"
-    path = f"{side}/net"
-    if damage == "empty":
-        os.truncate(path, 0)
-    elif damage == "garbage":
-        with open(path, "wb") as file:
-            file.write(os.urandom(5000))
-    else:
-        shutil.rmtree(side)
-        if damage == "directory":
-            os.makedirs(path)
-        elif damage == "a file as the directory":
-            with open(side, "w"):
-                pass
+    subprocess.run(damage, shell=True, cwd=tmp_path, check=True)
     for name, owner in (("10.1.0.10", b"b\r\neth0"), ("10.1.0.11", b"c\r\neth0")):
         assert find(net, b"a\r\neth0") == ["10.1.0.9"]
         assert find(net, owner) == []
@@ -150,12 +134,8 @@ def test_equal_recent_times_do_not_validate_an_index(net):
     find(net, b"a\r\neth0")
     write_as_reference(net, "10.1.0.10", b"b\r\neth0")
     now = os.stat(net.directory).st_mtime_ns
-    os.utime(f"{os.path.dirname(net.directory)}.podwire/net", ns=(now, now))
+    os.utime(index_of(net), ns=(now, now))
     assert find(net, b"b\r\neth0") == ["10.1.0.10"]
-
-
-def index_of(net):
-    return f"{os.path.dirname(net.directory)}.podwire/net"
 
 
 def rewrite(path, change):
@@ -232,28 +212,6 @@ def test_restored_copy_of_an_index_is_not_used(net):
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
 
 
-def test_failed_change_invalidates_the_index(net, monkeypatch):
-    """After an error in the middle of a change the answers come from the files, not from the index."""
-    assert find(net, b"a\r\neth0") == []
-
-    real = store_module._create
-
-    def create_and_fail(directory, path, content):
-        real(directory, path, content)
-        if path.endswith("/10.1.0.10"):
-            raise OSError(5, "Input/output error")
-
-    def reserve_two():
-        with net.locked() as held:
-            held.reserve("10.1.0.9", b"a\r\neth0")
-            held.reserve("10.1.0.10", b"b\r\neth0")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_create", create_and_fail)
-        assert failure_of(reserve_two, CniError)
-    assert find(net, b"b\r\neth0") == ["10.1.0.10"]
-
-
 @pytest.mark.parametrize("load", [4, 1000])
 def test_growing_store_gets_a_larger_index(net, scans, monkeypatch, load):
     """More than a thousand reservations are found after one scan, however full the first table is."""
@@ -320,70 +278,70 @@ def run_in_child(step, work):
     return os.WIFEXITED(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_store_is_consistent_after_a_kill_at_any_step(net, indexed):
-    """A kill before any system call leaves each file complete or missing, and an index that is right or not used."""
-    owner = b"new\r\neth0"
+OLD, NEW, ELSE = b"old\r\neth0", b"new\r\neth0", b"else\r\neth0"
 
-    def work():
-        with net.locked() as held:
-            held.find(owner)
-            held.reserve("10.1.0.99", owner)
-            held.note_last_reserved(0, "10.1.0.99")
-            held.reserve("10.1.0.98", owner)
-            held.note_last_reserved(0, "10.1.0.9")
-        release(net, b"old\r\neth0")
 
-    step, done = 0, False
-    while not done:
-        shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
-        reserve(net, "10.1.0.5", b"old\r\neth0")
-        reserve(net, "10.1.0.6", b"else\r\neth0")
-        with net.locked() as held:
-            held.note_last_reserved(0, "10.1.0.5")
-        if indexed:
-            find(net, owner)
-        done = run_in_child(step, work)
-        files = {path.name: path.read_bytes() for path in Path(net.directory).iterdir()}
-        assert files.pop("lock") == b""
-        assert files.pop("last_reserved_ip.0", b"") in (b"10.1.0.5", b"10.1.0.99", b"10.1.0.9", b"")
-        assert all(files.values()), f"an empty reservation after step {step}"
-        assert sorted(find(net, owner)) == sorted(n for n in ("10.1.0.98", "10.1.0.99") if n in files)
-        assert find(net, b"old\r\neth0") == [n for n in ("10.1.0.5",) if n in files]
-        assert find(net, b"else\r\neth0") == ["10.1.0.6"]
-        step += 1
-    assert step > 40
+def prepare(net, *, indexed=True):
+    """Creates the store anew, with an address for each of two owners."""
+    shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
+    reserve(net, "10.1.0.5", OLD)
+    reserve(net, "10.1.0.6", ELSE)
+    with net.locked() as held:
+        held.note_last_reserved(0, "10.1.0.5")
+    if indexed:
+        find(net, NEW)
 
 
 def change(net):
     with net.locked() as held:
-        held.find(b"new\r\neth0")
-        held.reserve("10.1.0.99", b"new\r\neth0")
+        held.find(NEW)
+        held.reserve("10.1.0.99", NEW)
         held.note_last_reserved(0, "10.1.0.99")
-        held.release("10.1.0.5", b"old\r\neth0")
+        held.reserve("10.1.0.98", NEW)
+        held.note_last_reserved(0, "10.1.0.9")
+    release(net, OLD)
 
 
-def test_index_is_consistent_after_an_error_at_any_step(net, monkeypatch):
-    """If any system call fails, the later answers equal the files."""
-    owner = b"new\r\neth0"
+def assert_consistent(net):
+    """Asserts that no reservation is empty, and that the answers equal the files."""
+    files = {path.name: path.read_bytes() for path in Path(net.directory).iterdir()}
+    assert files.pop("lock") == b""
+    assert files.pop("last_reserved_ip.0", b"") in (b"10.1.0.5", b"10.1.0.99", b"10.1.0.9", b"")
+    assert all(files.values())
+    for owner, names in ((NEW, ("10.1.0.98", "10.1.0.99")), (OLD, ("10.1.0.5",)), (ELSE, ("10.1.0.6",))):
+        assert find(net, owner) == [name for name in names if name in files]
+    assert "10.1.0.6" in files
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_store_is_consistent_after_a_kill_at_any_step(net, indexed):
+    """A kill before any system call leaves each file complete or missing, and an index that is right or not used."""
+    step, done = 0, False
+    while not done:
+        prepare(net, indexed=indexed)
+        done = run_in_child(step, lambda: change(net))
+        assert_consistent(net)
+        step += 1
+    assert step > 40
+
+
+def test_store_is_consistent_after_an_error_at_any_step(net, monkeypatch):
+    """If any system call fails, each file is complete or missing, and the later answers equal the files."""
     failing = [name for name in CALLS if name != "close"]  # close() closes even if it fails
     failed = 0
+
+    def fail():
+        raise OSError(5, "Input/output error")
+
     for step in range(60):
-        shutil.rmtree(os.path.dirname(net.directory), ignore_errors=True)
-        reserve(net, "10.1.0.5", b"old\r\neth0")
-        find(net, owner)
-
-        def fail():
-            raise OSError(5, "Input/output error")
-
+        prepare(net)
         with monkeypatch.context() as patch:
             for name, function in interrupt(step, fail, failing).items():
                 patch.setattr(os, name, function)
             error = failure_of(lambda: change(net), CniError)
         assert error is None or error.code == 5
         failed += error is not None
-        assert find(net, owner) == sorted(net.list_owners().get(owner, []))
-        assert find(net, b"old\r\neth0") == sorted(net.list_owners().get(b"old\r\neth0", []))
+        assert_consistent(net)
     assert failed >= 8
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from attachment.cache import ResultCache
 from cni import skel
+from cni.errors import CniError
+from cni.result import DNS
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
 from process import signals
@@ -27,14 +29,8 @@ class Runtime:
         self.ipam = {"type": "host-local", "dataDir": str(data_dir), "ranges": [[{"subnet": "10.1.2.0/24"}]]}
 
     def __call__(self, command, container_id="cid", *, args="", ifname="eth0", version="1.1.0", ipam=None, **keys):
-        env = {
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": container_id,
-            "CNI_IFNAME": ifname,
-            "CNI_NETNS": "/dev/null",
-            "CNI_PATH": "/bin",
-            "CNI_ARGS": args,
-        }
+        names = {"CNI_COMMAND": command, "CNI_CONTAINERID": container_id, "CNI_IFNAME": ifname}
+        env = {**names, "CNI_NETNS": "/dev/null", "CNI_PATH": "/bin", "CNI_ARGS": args}
         config = {"name": "net", "cniVersion": version, "ipam": {**self.ipam, **(ipam or {})}, **keys}
         stdin = json.dumps({key: value for key, value in config.items() if value is not None}).encode()
         stdout = io.BytesIO()
@@ -49,8 +45,7 @@ class Runtime:
 
     def write(self, name, content):
         os.makedirs(self.directory, exist_ok=True)
-        with open(f"{self.directory}/{name}", "w", newline="") as file:
-            file.write(content)
+        Path(self.directory, name).write_text(content, newline="")
 
 
 @pytest.fixture
@@ -83,16 +78,30 @@ def test_missing_resolv_conf_fails_only_add(run):
     assert run.files() == []
 
 
-def test_resolv_conf_is_parsed_as_by_resolvers():
-    """Comments, blank and unknown lines are skipped, the last domain counts, and lists are joined."""
-    text = "# c\n; c\n\n nameserver 1.1.1.1 rest\nnameserver 2.2.2.2\r\nnameserver\ndomain a\ndomain b x\n"
-    dns = resolv.parse(text + "search s1 s2\nsearch s3\noptions ndots:2 rotate\nsortlist x y\n")
-    assert dns.to_json() == {
+def test_resolv_conf_is_parsed_as_by_resolvers(tmp_path):
+    """Comments, unknown lines and other bytes than UTF-8 are skipped, the last domain counts, and lists are joined."""
+    text = b"# c\n; c\n\n nameserver 1.1.1.1 rest\nnameserver 2.2.2.2\r\nnameserver\n\xff\xfe\ndomain a\ndomain b x\n"
+    text += b"search s1 s2\nsearch s3\noptions ndots:2 rotate\nsortlist x y\n"
+    (tmp_path / "resolv.conf").write_bytes(text)
+    assert resolv.read(str(tmp_path / "resolv.conf")).to_json() == {
         "domain": "b",
         "nameservers": ["1.1.1.1", "2.2.2.2"],
         "options": ["ndots:2", "rotate"],
         "search": ["s1", "s2", "s3"],
     }
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/kallsyms"])
+def test_resolv_conf_without_end_is_refused(path):
+    """At most the size of a resolv.conf is read."""
+    with pytest.raises(CniError, match="it has more than 64 KiB"):
+        resolv.read(path)
+
+
+def test_fifo_as_resolv_conf_does_not_block(tmp_path):
+    """A FIFO without a writer counts as empty."""
+    os.mkfifo(tmp_path / "resolv.conf")
+    assert resolv.read(str(tmp_path / "resolv.conf")) == DNS()
 
 
 def test_check_needs_any_address_of_the_attachment(run):
@@ -107,23 +116,14 @@ def test_check_needs_any_address_of_the_attachment(run):
 
 
 def test_del_releases_only_the_attachments_address(run):
-    """DEL releases the attachment's address, keeps the others, and succeeds again."""
+    """DEL releases the attachment's address, without one a reservation of its container ID, and succeeds again."""
     run("ADD", "a")
     run("ADD", "b")
     run("ADD", "a", ifname="eth1")
-    for _ in range(2):
+    run.write("10.1.2.9", "a")
+    for remaining in (["10.1.2.3", "10.1.2.4", "10.1.2.9"], ["10.1.2.3", "10.1.2.4"], ["10.1.2.3", "10.1.2.4"]):
         assert run("DEL", "a") is None
-        assert run.files() == ["10.1.2.3", "10.1.2.4"]
-
-
-def test_del_releases_a_legacy_reservation_if_there_is_no_other(run):
-    """A reservation with only the container ID is released by a DEL without a reservation of its interface."""
-    run.write("10.1.2.9", "cid")
-    run.write("10.1.2.8", "cid\r\neth0")
-    assert run("DEL") is None
-    assert run.files() == ["10.1.2.9"]
-    assert run("DEL") is None
-    assert run.files() == []
+        assert run.files() == remaining
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,9 @@ def valid(*pairs):
 
 @pytest.mark.parametrize("key", ["cni.dev/valid-attachments", "cni.dev/attachments"])
 def test_gc_keeps_valid_attachments(run, key):
-    """GC releases every other address of this network, and keeps legacy reservations, remarks and other files."""
+    """GC releases every other address of this network, keeps remarks and other files, and creates no store."""
+    assert run("GC", **{key: []}) is None
+    assert not os.path.exists(run.directory)
     for name in "abc":
         run("ADD", name)
     run("ADD", "a", ifname="eth1")
@@ -167,30 +169,6 @@ def test_gc_keeps_valid_attachments(run, key):
     assert {"lock", "last_reserved_ip.0", "other-file"} <= set(os.listdir(run.directory))
     assert run("CHECK", "a") is None
     assert run("CHECK", "b")["code"] == 999
-
-
-@pytest.mark.parametrize("empty", [[], None])
-def test_gc_with_an_empty_list_releases_all(run, empty, capsys):
-    """An empty list, and CRI-O's null, release all addresses."""
-    run("ADD")
-    env = {"CNI_COMMAND": "GC", "CNI_PATH": "/bin"}
-    config = {"name": "net", "cniVersion": "1.1.0", "ipam": run.ipam, "cni.dev/valid-attachments": empty}
-    assert skel.run(PLUGIN, env, MemoryStdin(json.dumps(config).encode()), io.BytesIO(), about="") == 0
-    assert run.files() == []
-
-
-def test_gc_without_a_list_releases_nothing(run, capsys):
-    """Without the key nothing is released, and one line on stderr says so."""
-    run("ADD")
-    assert run("GC") is None
-    assert run.files() == ["10.1.2.2"]
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_gc_creates_no_store(run):
-    """GC does nothing, and creates nothing, if no address was ever allocated."""
-    assert run("GC", **{"cni.dev/valid-attachments": []}) is None
-    assert not os.path.exists(run.directory)
 
 
 def test_gc_continues_after_a_failure(run, monkeypatch):
@@ -228,27 +206,27 @@ def test_status_reports_an_unusable_store(run, tmp_path):
     assert run("STATUS")["code"] == 50
 
 
-@pytest.mark.parametrize("kind", ["blank", "remark", "directory", "link"])
-def test_status_counts_entries_without_an_owner_as_in_use(run, kind, tmp_path, monkeypatch):
+ENTRIES = {
+    "blank": lambda path: path.write_text("\n"),
+    "remark": lambda path: path.write_text("kept for the printer"),
+    "directory": Path.mkdir,
+    "link": lambda path: path.symlink_to("/nowhere"),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("create", ENTRIES.values(), ids=ENTRIES)
+def test_entries_without_an_owner_count_as_in_use(run, create, tmp_path, monkeypatch):
     """A remark, or an entry that is no reservation, counts as in use, and not as a container no longer running."""
-    entry = {"networkName": "net", "containerId": "cid", "ifName": "eth0"}
+    entry = {"networkName": "net", "containerId": "cid", "ifName": "eth0", "netns": str(tmp_path / "gone")}
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "net-cid-eth0").write_text(json.dumps(entry))
     read = partial(ResultCache.read, directory=str(tmp_path / "results"))
     monkeypatch.setattr(ResultCache, "read", read)
     ipam = {"ranges": [[{"subnet": "10.1.2.0/29", "rangeEnd": "10.1.2.3"}]]}
     run("ADD", ipam=ipam)
-    path = Path(run.directory) / "10.1.2.3"
-    match kind:
-        case "blank":
-            path.write_text("\n")
-        case "remark":
-            path.write_text("kept for the printer")
-        case "directory":
-            path.mkdir()
-        case "link":
-            path.symlink_to("/nowhere")
-    numbers = "2 of 2 in use, 0 of them by containers that are no longer running"
+    create(Path(run.directory) / "10.1.2.3")
+    numbers = "2 of 2 in use, 1 of them by containers that are no longer running"
     status, added = run("STATUS", ipam=ipam), run("ADD", "b", ipam=ipam)
     assert (status["code"], numbers in status["msg"], numbers in added["details"]) == (50, True, True), (status, added)
     assert run("GC", **{"cni.dev/valid-attachments": []}) is None

@@ -4,10 +4,8 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.support.binaries import ROOT
-from tests.support.sources import PRODUCT, ROOMS, Public, files, parse, sources
+from tests.support.sources import PRODUCT, ROOMS, Public, files, sources
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
@@ -50,22 +48,19 @@ def is_a_sentence(text: str | None) -> bool:
     return not text[0].islower() and not re.search(r"[.!?] [A-Z]", text)
 
 
-@pytest.mark.parametrize("text", [None, "", "no capital.", "No stop", "One. Two.", "Para\n\ngraph.", "Etc.."])
-def test_rule_for_sentences_refuses(text):
-    """The rule for a test's sentence refuses a missing one, a second one and a missing full stop."""
-    assert not is_a_sentence(text)
+EXPENSIVE = {"asyncio", "email", "http.client", "jeepney.io", "random", "ssl", "subprocess", "tempfile"}
 
 
 def test_expensive_modules_are_not_imported():
     """The executable does not import modules that cost time at each start or import hundreds of other modules.
 
-    `random` is seeded at each start; the others import many modules.
+    `random` is seeded at each start; the others import many modules. Of pyroute2 and jeepney only the codecs are used.
     """
     code = "import sys, podwire.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert {"asyncio", "email", "http.client", "random", "ssl", "subprocess", "tempfile"}.isdisjoint(
-        done.stdout.split()
-    )
+    modules = done.stdout.split()
+    assert EXPENSIVE.isdisjoint(modules)
+    assert len([name for name in modules if name.startswith("pyroute2")]) < 20
 
 
 def test_files_have_at_most_400_lines():
@@ -83,12 +78,6 @@ def test_functions_have_at_most_40_lines():
         if function.lines > MAX_FUNCTION_LINES
     ]
     assert long == []
-
-
-def test_lines_of_a_function_exclude_its_docstring():
-    """The length of a function excludes decorators and the docstring, and includes nested functions."""
-    text = '@a\ndef f(\n    x,\n):\n    """One.\n\n    Two.\n    """\n    def g():\n        pass\n'
-    assert [(function.name, function.lines) for function in parse(text).functions] == [("f", 5), ("g", 2)]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun_phrase():
@@ -109,40 +98,6 @@ def begins_well(item: Public) -> bool:
     if item.kind == "property":
         return bool(is_noun_phrase) or item.about.startswith("Whether ")
     return bool(is_verb or (item.kind == "class" and is_noun_phrase))
-
-
-REFUSED = [
-    "def f(): 0",
-    "def f(): 'Return the address.'",
-    "def f(): 'Does so when asked.'",
-    "def f(): 'Is up.'",
-    "def f(): 'The addresses.'",
-    "def f(): 'Addresses of the pod.'",
-    "def f(): 'This returns.'",
-    "def f(): 'Process the list.'",
-    "def f(): 'Whether it is up.'",
-    "@property\ndef f(): 'Returns the address.'",
-    "@property\ndef f(): 'What is wanted.'",
-    "class C: 'What is wanted.'",
-    "class C: 'Table nat.'",
-    "class C:\n  'A thing.'\n  def f(self): 'Address.'",
-]
-ACCEPTED = [
-    "def f(): 'Returns the address.'",
-    "def f(): 'Passes, or fails.'",
-    "def _f(): 0",
-    "@property\ndef f(): 'The address.'",
-    "@cached_property\ndef f(): 'Whether it is up.'",
-    "class C: 'A veth pair.'",
-    "class C: 'RTM_NEWLINK: a link.'",
-    "class C: 'Reads tables.'\nclass _D: 0",
-]
-
-
-@pytest.mark.parametrize("text", [*REFUSED, *ACCEPTED])
-def test_rule_for_docstrings(text):
-    """The rule for docstrings accepts verbs in the third person, noun phrases and private names, and nothing else."""
-    assert all(map(begins_well, parse(text).public)) == (text in ACCEPTED)
 
 
 def test_comments_have_no_marks_of_unfinished_work():

@@ -1,4 +1,4 @@
-"""The Makefile: what it builds again, and which packages a target installs."""
+"""The Makefile: what it builds again, and which packages a target installs; the workflow for a forge's CI."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.binaries import ROOT
 
@@ -47,25 +48,17 @@ def test_compiled_modules_cause_no_build(make: Callable[..., str], tmp_path: Pat
     assert make("binaries") == ""
 
 
-@pytest.mark.parametrize("change", ["changed", "added", "removed", "renamed"])
+@pytest.mark.every_case
+@pytest.mark.parametrize("change", ["echo 'x = 1' > one.py", "touch two.py", "rm one.py", "mv one.py other.py"])
 def test_changed_sources_cause_a_build(make: Callable[..., str], tmp_path: Path, change: str) -> None:
     """The executable is built again, once, if a source file was changed, added, removed or renamed."""
     make("binaries")
-    module = tmp_path / "plugins/one.py"
-    if change == "changed":
-        module.write_text("x = 1\n")
-    elif change == "added":
-        (tmp_path / "plugins/two.py").write_text("")
-    elif change == "removed":
-        module.unlink()
-    else:
-        module.rename(module.with_name("other.py"))
+    subprocess.run(change, shell=True, cwd=tmp_path / "plugins", check=True)
     assert make("binaries").endswith("\nbuilt\n")
     assert make("binaries") == ""
 
 
 def list_installed(target: str) -> set[str]:
-    """Returns the packages that a target installs if they are missing."""
     command = ["make", "--no-print-directory", "--dry-run", target]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for line in re.findall(r"install_packages\.sh (.*)", lines) for name in line.split()}
@@ -97,3 +90,14 @@ def test_long_targets_say_how_long_they_take() -> None:
     said = set(re.findall(r"\$\(call say,([a-z0-9-]+)\)", text))
     (shared,) = re.findall(r"^(.*): test-%:$", text, re.MULTILINE)  # by their name in $@
     assert described.keys() - QUICK == said | set(shared.split())
+
+
+def test_workflow_runs_the_two_commands() -> None:
+    """Each job runs one of `make check` and `.ci/run` on the Debian release of the Makefile, with read-only rights."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    jobs = workflow["jobs"].values()
+    assert [job["steps"][-1]["run"] for job in jobs] == ["make check", ".ci/run"]
+    (release,) = re.findall(r"^DEBIAN := (\w+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    images = [job["container"] if isinstance(job["container"], str) else job["container"]["image"] for job in jobs]
+    assert set(images) == {f"debian:{release}"}
+    assert workflow["permissions"] == {"contents": "read"}

@@ -1,13 +1,19 @@
-"""Netlink messages in C (kernel/_netlink.c), compared with a Python implementation, for any bytes."""
+"""Netlink messages in C (kernel/_netlink.c), compared with Python for any bytes, and as objects (kernel.wire)."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
 from _podwire import attribute_offsets, encode_attributes, get_attributes, messages
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from kernel.codec import LinkMessage, VlanMessage
+from kernel.codec_netfilter import ConntrackMessage, RuleMessage
+from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.wire import AnswerError, decode
 
 NUMBERS = {"B": "=B", "H": "=H", "I": "=I", "Q": "=Q", "i": "=i", ">H": ">H", ">I": ">I", ">Q": ">Q", ">i": ">i"}
 FORMS = (*NUMBERS, "s", "")
@@ -36,7 +42,6 @@ def attribute(number: int, content: bytes) -> bytes:
 
 
 def split_in_python(data: bytes, start: int) -> list[tuple[int, int, bytes]]:
-    """Returns number, offset and content of each attribute."""
     attributes = []
     while start + 4 <= len(data):
         length, number = struct.unpack_from("=HH", data, start)
@@ -134,7 +139,6 @@ class Twice:
     """A form with a method `write`."""
 
     def write(self, value: object, pairs: object) -> object:
-        """Returns bytes twice, for other values the pairs."""
         return value * 2 if isinstance(value, bytes) else pairs
 
 
@@ -168,32 +172,72 @@ def test_invalid_pairs(pairs, known, error):
         encode_attributes(pairs, known)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("call", "arguments", "error"),
     [
-        ((b"", -1, ()), ValueError),
-        ((b"", 0, ((1, "", None),) * 25), ValueError),
-        ((b"", 0, ((1, ""),)), TypeError),
-        ((b"", 0, (1,)), TypeError),
-        ((b"", 0, ((1, 2, 3),)), TypeError),
-        ((b"", 0, (("1", "", None),)), TypeError),
+        *((get_attributes, (b"", *rest), ValueError) for rest in ((-1, ()), (0, ((1, "", None),) * 25))),
+        *((get_attributes, (b"", 0, (each,)), TypeError) for each in ((1, ""), 1, (1, 2, 3), ("1", "", None))),
+        (attribute_offsets, (b"", -1), ValueError),
+        (messages, ("text",), TypeError),
     ],
 )
-def test_invalid_arguments(arguments, error):
-    """Invalid arguments of get_attributes are an error."""
+def test_invalid_arguments(call, arguments, error):
+    """Negative offsets, too many or invalid attributes, and arguments that are not bytes are errors."""
     with pytest.raises(error):
-        get_attributes(*arguments)
-
-
-def test_invalid_messages():
-    """A negative offset and an argument that is not bytes are errors."""
-    with pytest.raises(ValueError, match="-1"):
-        attribute_offsets(b"", -1)
-    with pytest.raises(TypeError):
-        messages("text")
+        call(*arguments)
 
 
 def test_a_single_message_is_not_copied():
     """A single received message is returned as the same object."""
     data = struct.pack("=IHHII", 20, 2, 0, 1, 0) + bytes(4)
     assert messages(data)[0][3] is data
+
+
+KINDS = (LinkMessage, VlanMessage, QdiscMessage, FilterMessage, RuleMessage, ConntrackMessage)
+HEADER = 16
+
+
+def link_message(*attributes: bytes) -> bytes:
+    return bytes(HEADER) + bytes(16) + b"".join(attributes)
+
+
+def test_an_unknown_attribute_is_ignored():
+    """Unknown attributes in a message are ignored, with any content."""
+    message = decode(LinkMessage, link_message(attribute(999, b"?" * 7), attribute(4, struct.pack("=I", 1400))))
+    assert message["attrs"] == [("IFLA_MTU", 1400)]
+
+
+def test_attributes_of_a_name():
+    """`get_attr` returns the first of several attributes, None without one, `get_attrs` all; fields must exist."""
+    message = decode(LinkMessage, link_message(*(attribute(4, struct.pack("=I", mtu)) for mtu in (1400, 1500))))
+    assert (message.get_attr("IFLA_MTU"), message.get_attrs("IFLA_MTU")) == (1400, [1400, 1500])
+    assert message.get_attr("IFLA_IFNAME") is None
+    with pytest.raises(KeyError):
+        message["nonsense"]
+
+
+def test_a_nested_attribute_without_content_is_not_missing():
+    """A nested attribute without attributes is not None and is true."""
+    info = decode(LinkMessage, link_message(attribute(18, b""))).get_attr("IFLA_LINKINFO")
+    assert info
+    assert info.get_attr("IFLA_INFO_KIND") is None
+
+
+def test_a_truncated_message_is_an_error():
+    """A message shorter than its fixed fields raises AnswerError."""
+    with pytest.raises(AnswerError):
+        decode(LinkMessage, bytes(HEADER + 15))
+
+
+@given(st.sampled_from(KINDS), st.binary(max_size=200))
+def test_any_bytes_are_decoded_or_refused(kind, data):
+    """Any bytes are decoded completely or raise AnswerError, without an endless loop or another error."""
+
+    def walk(message):
+        for _, value in message["attrs"]:
+            if isinstance(value, dict):
+                walk(value)
+
+    with contextlib.suppress(AnswerError):
+        walk(decode(kind, data))

@@ -5,7 +5,6 @@ The pages of docs/ and the networks of selftest are in test_docs.py and test_too
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,14 +30,10 @@ list(warm_up.scenarios(Recorder(PLUGINS)))
 """
 
 
-def source_folder(name: str) -> Path:
-    return (ROOT / PLUGINS[name].cmd_add.__module__.replace(".", "/")).parent
-
-
 @pytest.mark.parametrize("name", PLUGINS)
 def test_plugin_is_complete(name):
     """A plugin has a README, a link to its page in the project's README, all keys, a kind, and tests on a kernel."""
-    assert (source_folder(name) / "README.md").is_file()
+    assert (ROOT / PLUGINS[name].cmd_add.__module__.replace(".", "/")).with_name("README.md").is_file()
     assert f"docs/{name}.md" in {target.partition("#")[0] for target in Document(ROOT / "README.md").links()}
     assert name in FULL, "tests/unit/test_keys.py: configurations with all keys"
     assert name in configs.KINDS, "podwire/lint/known.py: INTERFACES, CHAINED or IPAMS"

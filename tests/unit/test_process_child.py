@@ -12,7 +12,8 @@ from _podwire import spawn_bound
 
 from process import child, signals
 from process.child import Command, Notice, Outcome
-from tests.support.errors import failure_of
+from tests.support.errors import error_of, failure_of
+from tests.support.processes import in_a_child
 
 ENV = {"PATH": os.environ["PATH"]}
 LIMIT_S = 30  # much more than anything here takes, and less than what is not waited for
@@ -28,19 +29,7 @@ def shell(script, stdin=b"", **how):
     return Command(("/bin/sh", "-c", script), how.pop("env", ENV), stdin, **how)
 
 
-def in_a_child(check):
-    """Runs `check` in another process with one thread, as in a plugin, and returns whether it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(0 if check() else 1)
-        finally:
-            os._exit(2)
-    return os.waitpid(pid, 0)[1] == 0
-
-
 def children():
-    """Returns the child processes of this process."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return file.read().split()
 
@@ -53,20 +42,11 @@ def test_programs_get_their_input_and_environment(run):
     assert two.stdout.splitlines() == [b"A=b", os.fsencode("NAME=ümlaut\udcff")]
 
 
-@pytest.mark.parametrize(("script", "status", "how"), [("exit 3", 3, "exit status 3"), ("kill -9 $$", -9, "signal 9")])
-def test_the_status_of_a_program(run, script, status, how):
-    """An exit status is a number, a signal is a negative number, and both have a description."""
-    (outcome,) = run(shell(script))
-    assert (outcome.status, outcome.ending) == (status, how)
-
-
 def test_stderr_is_inherited_unless_captured(run, capfd):
     """A program's stderr is inherited, or is in its outcome with capture_stderr."""
     script = "echo out; echo err >&2"
-    assert run(shell(script), shell(script, capture_stderr=True)) == [
-        Outcome(0, b"out\n", b""),
-        Outcome(0, b"out\n", b"err\n"),
-    ]
+    outcomes = run(shell(script), shell(script, capture_stderr=True))
+    assert outcomes == [Outcome(0, b"out\n", b""), Outcome(0, b"out\n", b"err\n")]
     assert capfd.readouterr().err == "err\n"
 
 
@@ -114,9 +94,8 @@ def test_no_descriptor_or_process_remains(run, tmp_path):
 
     before = process_state()
     run(shell("exit 1"), shell("", capture_stderr=True))
-    with pytest.raises(PermissionError) as caught:
-        run(shell(""), Command((str(tmp_path),), {}))
-    assert (process_state(), caught.value.strerror) == (before, os.strerror(errno.EACCES))
+    error = error_of(lambda: run(shell(""), Command((str(tmp_path),), {})), PermissionError)
+    assert (process_state(), error.strerror) == (before, os.strerror(errno.EACCES))
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1
@@ -174,13 +153,8 @@ def test_a_program_has_three_descriptors(run):
 def test_a_free_program_outlives_its_parent(tmp_path):
     """A program that was started in the default way continues if its parent is killed, as a delegate has to."""
     os.mkfifo(tmp_path / "end")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            child.run(shell(f"kill -9 $PPID; sleep 0.1; echo done > {tmp_path}/end"))
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+    script = f"kill -9 $PPID; sleep 0.1; echo done > {tmp_path}/end"
+    assert not in_a_child(lambda: child.run(shell(script)))
     assert (tmp_path / "end").read_text() == "done\n"
 
 
@@ -221,11 +195,6 @@ def test_children_of_a_hanging_program_are_killed(run, tmp_path):
         end = select.poll()
         end.register(held, 0)
         assert end.poll(LIMIT_S * 1000) == [(held.fileno(), select.POLLHUP)]  # no process has it open for writing
-
-
-def test_a_program_that_ends_in_time_is_no_timeout(run):
-    """A program that ends before its limit has the same outcome as without a limit."""
-    assert run(shell("echo x"), limit_s=60) == [Outcome(0, b"x\n", b"")]
 
 
 def test_waiting_uses_no_processor_time():

@@ -13,7 +13,6 @@ import pytest
 from tests.runner import parts, repeat, totals
 from tests.runner.reports import FAILED, PASSED, Session
 from tests.runner.schedule import Part, Result, Schedule
-from tests.runner.totals import Counts
 from tests.support.binaries import ROOT
 from tests.support.machine import eventually
 
@@ -31,7 +30,6 @@ for _ in Schedule([part], 1, start).results(Path(sys.argv[2])):
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
-    """Starts a part in the directory of its log."""
     with log.open("wb") as output:
         return subprocess.Popen(part.command, stdout=output, stderr=output, cwd=log.parent, start_new_session=True)
 
@@ -42,7 +40,6 @@ def run(tmp_path, chosen, parallel=4):
 
 
 def shell(name, script, **order):
-    """Returns a part that runs a line of shell."""
     return Part(name, ("sh", "-ec", script), **order)
 
 
@@ -59,60 +56,35 @@ def test_parts_start_after_their_dependencies(tmp_path):
 
 
 def test_failed_part_stops_only_parts_that_need_it(tmp_path):
-    """Parts that need a failed part, directly or not, are not run, and parts that only come after it are run."""
+    """Parts that need a failed part, directly or not, are not run; those that come after it, or after none, are run."""
     chosen = [
         shell("broken", "exit 3"),
         shell("needs", "true", needs=("broken",)),
         shell("needs that", "true", needs=("needs",)),
-        shell("after", "true", after=("broken", "needs")),
+        shell("after", "true", after=("broken", "needs", "not chosen")),
     ]
     status = {name: result.status for name, result in run(tmp_path, chosen).items()}
     assert status == {"broken": 3, "needs": None, "needs that": None, "after": 0}
-
-
-def test_part_does_not_wait_for_a_part_that_is_not_run(tmp_path):
-    """A part is run without a part in its `after` that is not chosen."""
-    assert run(tmp_path, [shell("second", "true", after=("first",))])["second"].succeeded
-
-
-def test_number_of_parallel_parts_is_limited(tmp_path):
-    """Of three parts with a limit of two, two run in parallel, then the third."""
-    script = "touch $$; test $(ls | grep -c '^[0-9]') -le 2; sleep 0.1; rm $$"
-    results = run(tmp_path, [shell(name, script) for name in "abc"], parallel=2)
-    assert {result.status for result in results.values()} == {0}
-
-
-@pytest.fixture
-def stop_runner(tmp_path):
-    """Returns a function that sends a signal to a runner with one part, and returns the PIDs of part and child."""
-
-    def stop(number):
-        script = f"sleep 1000 & echo $$ $! >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; wait"
-        command = [sys.executable, "-c", RUNNER, script, str(tmp_path)]
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as runner:
-            assert eventually((tmp_path / "pids").exists)
-            runner.send_signal(number)
-        return (tmp_path / "pids").read_text().split()
-
-    return stop
 
 
 def has_ended(pid):
     return eventually(lambda: not os.path.exists(f"/proc/{pid}/exe"))
 
 
-def test_ctrl_c_leaves_no_process(stop_runner):
-    """Ctrl-C ends the running part and the processes that it started."""
-    part, child = stop_runner(signal.SIGINT)
+@pytest.mark.every_case
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_runner_leaves_no_part(tmp_path, number):
+    """Ctrl-C ends the running part and the processes that it started; a part ends if its runner is killed."""
+    script = f"sleep 1000 & echo $$ $! >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; wait"
+    command = [sys.executable, "-c", RUNNER, script, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as runner:
+        assert eventually((tmp_path / "pids").exists)
+        runner.send_signal(number)
+    part, child = (tmp_path / "pids").read_text().split()
+    if number == signal.SIGKILL:
+        os.kill(int(child), signal.SIGKILL)
     assert has_ended(part)
     assert has_ended(child)
-
-
-def test_killed_runner_leaves_no_part(stop_runner):
-    """The process of a part ends if the runner is killed."""
-    part, child = stop_runner(signal.SIGKILL)
-    os.kill(int(child), signal.SIGKILL)
-    assert has_ended(part)
 
 
 @pytest.mark.parametrize("suite", parts.SUITES)
@@ -203,29 +175,16 @@ def ended(tmp_path):
 
 
 def test_failed_tests_are_repeated_alone(ended, tmp_path):
-    """Of the failed parts, those succeed whose failed tests pass, not skipped, when repeated; their reports say so."""
+    """Of the failed parts, those succeed whose failed tests pass, not skipped, when repeated; their reports say so.
+
+    Nothing is repeated if many tests failed, or a part in another way than by a failed test.
+    """
+    result, session = ended(1)["part-1"]
+    assert list(repeat.repeat({"part-1": (replace(result, status=-9), session)}, tmp_path, start)) == []
+    assert list(repeat.repeat(ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2)), tmp_path, start)) == []
     results = ended(1, 2, 3, SKIPPED)
     assert list(repeat.repeat(results, tmp_path, start)) == ["t::1", "t::3"]
     assert [result.status for result, _ in results.values()] == [0, 1, 0, 1]
     assert results["part-3"][1].outcomes == {"t::3": PASSED, "t::good": PASSED}
     for name, (result, session) in results.items():
         assert totals.report_of(result, tmp_path) == session, name
-
-
-@pytest.mark.parametrize("case", ["many", "no report", "no failed test", "ended by a signal"])
-def test_other_failures_are_not_repeated(ended, tmp_path, case):
-    """Nothing is repeated if many tests failed, or a part in another way than by a failed test."""
-    results = ended(*range(1, 12, 2)[: repeat.MOST_TESTS + 1 if case == "many" else 1])
-    result, session = results["part-1"]
-    results["part-1"] = {
-        "many": (result, session),
-        "no report": (result, None),
-        "no failed test": (result, Session("1.0", {"t::good": PASSED})),
-        "ended by a signal": (replace(result, status=-9), session),
-    }[case]
-    assert list(repeat.repeat(results, tmp_path, start)) == []
-
-
-def test_counts_have_separators():
-    """Counts have thousands separators."""
-    assert str(Counts(12345, 0, 2)) == "12,345 passed, 0 failed, 2 skipped"
