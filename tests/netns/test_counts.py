@@ -22,6 +22,7 @@ CHAINED = [host_port("nftables"), Subject.bandwidth]
 FULL_CHAIN = {"ADD": (3, 290, 16, 57, 23), "CHECK": (3, 240, 9, 35, 21), "DEL": (7, 365, 14, 54, 24)}
 
 
+@pytest.mark.one_kernel
 @pytest.mark.parametrize(
     ("kind", "chained", "limits"),
     [

@@ -30,6 +30,7 @@ def installed_programs(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.one_kernel
 @pytest.mark.needs("ifb", "tbf")
 def test_every_step_of_the_demo_has_the_expected_effect(root, bin_dir, installed_programs):
     """`make demo` succeeds with the built files and the programs that it installs; every step is as expected."""

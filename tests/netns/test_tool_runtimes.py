@@ -45,7 +45,7 @@ def test_cache_without_namespaces_gives_the_same_output(node, sandbox):
     node.attach(sandbox, "8080:80", name="web")
     before = node.show()
     rewrite(node.entry(sandbox))
-    assert node.show() == before
+    assert node.show() | {"time": before["time"]} == before
     assert before["leaks"] == []
 
 
