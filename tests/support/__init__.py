@@ -65,7 +65,6 @@ DHCP
     dhcp_forger: a forged or faulty server or router
     dhcp_proxy: withholds the daemon's answer
     dhcp_recordings: bytes of the reference's daemon
-    dhcp6_exchange: a DHCPv6 client with hand-made answers
 
 Nodes for the operator's tool
     tool: `podwire` with temporary directories
