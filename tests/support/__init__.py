@@ -64,7 +64,6 @@ DHCP
     dhcp_node: podwire's or the reference's daemon, and dnsmasq
     dhcp_forger: a forged or faulty server or router
     dhcp_proxy: withholds the daemon's answer
-    dhcp_recordings: bytes of the reference's daemon
 
 Nodes for the operator's tool
     tool: `podwire` with temporary directories

@@ -22,15 +22,14 @@ from ipam.dhcp.packet import BOOTREPLY, Message
 from ipam.dhcp.packet6 import Association, LeasedAddress
 from ipam.dhcp.rpc import Connection
 from tests.fuzz import mutation
-from tests.support import dhcp_recordings as recorded
 from tests.unit.test_dhcp_gob import ARRAY, LIST, MAP, OPAQUE, RECURSIVE, STRANGE, STRANGE_VALUE, message
+from tests.unit.test_dhcp_rpc import ALLOCATE, CONNECT, RELEASE, REPLIES
 
 CASES = 300
 MALFORMED = (packet.Malformed, gob.Malformed)
 LIMIT_S = 5.0  # it takes milliseconds; with the square of the size minutes
 MAC = b"\2\0\0\0\0\1"
 V4, V6, ALL_NODES = IPv4Address("192.0.2.1"), IPv6Address("fe80::1"), IPv6Address("ff02::1")
-CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
 OPTIONS = {1: b"\xff\xff\xff\0", 3: V4.packed, 15: b"a.b", 33: b"\x0a\0\0\0" + V4.packed, 51: b"\0\0\1\0", 53: b"\5"}
 OPTIONS |= {6: V4.packed, 26: b"\5\xdc", 56: b"no", 119: b"\1a\0\1b\xc0\0", 121: b"\x18\x0a\1\2" + V4.packed}
 # A router's advertisement with a prefix, an MTU, name servers and search domains.
@@ -112,8 +111,8 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
     "DHCPv4 options": (lambda data: read_options(dict.fromkeys(OPTIONS, data)), list(OPTIONS.values())),
     "DHCPv6 message": (read_message6, [MESSAGE6]),
     "router advertisement": (read_advertisement, [BODY]),
-    "gob": (read_gob, [recorded.ALLOCATE, recorded.REPLIES, recorded.ERROR, OTHER_TYPES, LISTS_OF_LISTS]),
-    "calls of the daemon": (answer_calls, [recorded.ALLOCATE, recorded.RELEASE]),
+    "gob": (read_gob, [ALLOCATE, REPLIES, OTHER_TYPES, LISTS_OF_LISTS]),
+    "calls of the daemon": (answer_calls, [ALLOCATE, RELEASE]),
 }
 
 

@@ -124,13 +124,13 @@ def test_four_messages(exchange):
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("is_wanted", "is_confirmed"), [(True, True), (True, False), (False, True)])
-def test_rapid_commit(is_wanted, is_confirmed):
+@pytest.mark.parametrize(("is_requested", "is_confirmed"), [(True, True), (True, False), (False, True)])
+def test_rapid_commit(is_requested, is_confirmed):
     """A REPLY to a SOLICIT gives a lease if both messages have the option for rapid commit, and else is ignored."""
-    exchange = Exchange(rapid_commit=is_wanted).start()
-    assert exchange.sent[0].rapid_commit is is_wanted
+    exchange = Exchange(rapid_commit=is_requested).start()
+    assert exchange.sent[0].rapid_commit is is_requested
     is_granted = exchange.answer(rapid_commit=is_confirmed) is Event.GRANTED
-    assert is_granted is (exchange.client.state is State.BOUND) is (is_wanted and is_confirmed)
+    assert is_granted is (exchange.client.state is State.BOUND) is (is_requested and is_confirmed)
     assert exchange.kinds == [SOLICIT]
 
 

@@ -1,4 +1,4 @@
-"""dhcp's ADD with a daemon that does not answer."""
+"""dhcp's configuration, its ADD with a daemon that does not answer, and the timers of its daemon."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni.errors import CniError
+from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp import main
 from ipam.dhcp.rpc import ALLOCATE, RELEASE, Connection
+from process.loop import Loop, now
 
 Daemon = Callable[[str], list[str]]
 
@@ -70,3 +73,25 @@ def test_add_without_an_answer_is_released(daemon, tmp_path, monkeypatch, error,
     with pytest.raises(CniError) as failure:
         main.cmd_add(cni_args.from_env(env), conf)
     assert (failure.value.code, called) == (code, methods)
+
+
+@pytest.mark.parametrize("number", ["50", "52", "53", "54"])
+def test_provided_option_of_the_protocol(number):
+    """Options that each message of the client depends on cannot be replaced."""
+    stdin = {"name": "net", "ipam": {"type": "dhcp", "provide": [{"option": number, "value": "x"}]}}
+    with pytest.raises(CniError, match="cannot be provided") as caught:
+        dhcp_conf.parse(cni_conf.parse(json.dumps(stdin).encode()), "")
+    assert caught.value.code == 7
+
+
+def test_cancelled_timers_are_removed():
+    """Timers of deleted pods, which would end in days, do not stay in memory; the others stay, in their order."""
+    loop = Loop()
+    ran: list[int] = []
+    for number in reversed(range(300)):
+        loop.call_at(float(number), partial(ran.append, number))
+        for _ in range(30):
+            loop.call_at(now() + 86400, lambda: None).cancel()
+    assert len(loop._timers) < 1000
+    loop._run_timers()
+    assert ran == list(range(300))

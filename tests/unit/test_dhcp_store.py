@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface
@@ -11,7 +12,7 @@ import pytest
 
 from cni.result import DNS, Route
 from ipam.dhcp.lease import INFINITE, Lease
-from ipam.dhcp.record import Owner, Record, Target
+from ipam.dhcp.record import Owner, Record, Target, from_json, to_json
 from ipam.dhcp.store import Store, UnreadableLease
 
 LEASE = Lease(
@@ -86,6 +87,22 @@ def test_other_files_are_reported(content, tmp_path):
     assert record == RECORD
     assert isinstance(unreadable, UnreadableLease)
     assert unreadable.path == str(bad)
+
+
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [
+        *((None, {"containerID": name}) for name in ("../../evil", "c\0")),
+        *((None, {"ifname": "x/../y"}), ("interface", {"mac": "zz"}), ("ipv4", {"serverMAC": "zz"})),
+    ],
+)
+def test_lease_file_with_unusable_values(section, changed):
+    """A file with a name that leaves the directory, or with no MAC address, is refused when it is read."""
+    stored = json.loads(json.dumps(to_json(RECORD)))
+    assert from_json(stored) == RECORD
+    (stored[section] if section else stored).update(changed)
+    with pytest.raises(ValueError, match=r"invalid|contains"):
+        from_json(stored)
 
 
 def test_failed_write_keeps_the_former_file(tmp_path, monkeypatch):
