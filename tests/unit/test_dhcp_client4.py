@@ -166,7 +166,6 @@ def test_refused_request_waits_before_the_next_discover(requesting):
     assert requesting.client.reason == "no more tries: the server 10.25.0.1 refused it: not here"
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("changes", "reason", "sent"),
     [

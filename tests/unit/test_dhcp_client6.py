@@ -123,7 +123,6 @@ def test_four_messages(exchange):
     assert requested + 45 <= exchange.client.deadline <= requested + 50
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(("is_requested", "is_confirmed"), [(True, True), (True, False), (False, True)])
 def test_rapid_commit(is_requested, is_confirmed):
     """A REPLY to a SOLICIT gives a lease if both messages have the option for rapid commit, and else is ignored."""
@@ -340,7 +339,6 @@ def test_addresses_of_a_renewal(bound):
     assert bound.answer(address=SECOND, preferred_s=0.0, valid_s=0.0) is Event.LOST
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(("now", "acts_at", "kind"), [(20.0, 50, RENEW), (60.0, 60, RENEW), (90.0, 90, REBIND)])
 def test_lease_of_this_boot(now, acts_at, kind):
     """A stored lease of this boot is maintained by its times, at once if T1 or T2 has passed."""
