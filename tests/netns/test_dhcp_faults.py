@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ipam.dhcp import options
-from tests.support import dhcp_forger, dhcp_node, dhcp_proxy
+from tests.support import dhcp_forger, dhcp_node
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
 from tests.support.dhcp_forger import ADDRESS, granting, reply, seconds
@@ -76,7 +78,6 @@ def test_renewals_on_a_full_disk(node, small_disk, sandbox):
         assert eventually(lambda: node.count_granted() >= 4), node.daemon.log.read_text()
         assert node.daemon.log.read_text().count("cannot store the lease") == 1
         assert list(node.list_files_of_leases().values()) == [before]
-        node.daemon.stop()
         node.start_daemon()
         assert eventually(lambda: node.count_granted() >= 1), node.daemon.log.read_text()
         filler.unlink()
@@ -110,6 +111,53 @@ def test_plugin_that_is_killed_during_add(node, sandbox):
     assert "podwire_dhcp_leases{" not in node.get_metrics()
 
 
+class Proxy:
+    """Withholds the daemon's answer to the first call, and sets `has_answered`; passes later connections unchanged."""
+
+    def __init__(self, path: Path, daemon: Path) -> None:
+        self.has_answered = threading.Event()
+        self._daemon = daemon
+        self._first: socket.socket | None = None
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close_first(self) -> None:
+        """Closes the connection of the first call, as a daemon that ends does."""
+        assert self._first is not None
+        self._first.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Refuses further connections; closing alone would not, while a thread waits in accept(2)."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                is_first = self._first is None
+                self._first = self._first or client
+                daemon = socket.socket(socket.AF_UNIX)
+                daemon.connect(str(self._daemon))
+                threading.Thread(target=self._copy, args=(client, daemon, False), daemon=True).start()
+                threading.Thread(target=self._copy, args=(daemon, client, is_first), daemon=True).start()
+
+    def _copy(self, source: socket.socket, destination: socket.socket, is_withheld: bool) -> None:
+        """Copies what comes from a socket; of the daemon's first connection only the answer to CONNECT."""
+        with contextlib.suppress(OSError):
+            chunks = 0
+            while data := source.recv(1 << 16):
+                chunks += 1
+                if is_withheld and chunks > 1:
+                    self.has_answered.set()
+                else:
+                    destination.sendall(data)
+            destination.shutdown(socket.SHUT_WR)
+
+
 @pytest.mark.parametrize("kind", ["macvlan", "dhcp"])
 @pytest.mark.parametrize("ending", ["the plugin gets SIGTERM", "the connection ends", "the daemon ends"])
 def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
@@ -119,7 +167,7 @@ def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
         host.ip("link", "add", "link", UPLINK, "name", "eth0", "netns", sandbox.name, "type", "macvlan")
         sandbox.ip("link", "set", "eth0", "up")
     path = node.directory / "run" / "proxy.sock"
-    with dhcp_proxy.withholding(path, node.socket) as proxy:
+    with contextlib.closing(Proxy(path, node.socket)) as proxy:
         process = node.network(kind, ipam={"daemonSocketPath": str(path)}).start("ADD", sandbox)
         assert proxy.has_answered.wait(20)
         assert len(node.list_leases()) == 1
@@ -145,19 +193,19 @@ def test_del_with_an_invalid_path(keys, node, sandbox):
 
 
 def test_gc_reports_files_that_cannot_be_read(node, new_sandbox):
-    """GC releases the other leases; a file that cannot be read stays, and is reported."""
+    """GC releases the leases that are not listed; a file that cannot be read stays, and is reported."""
     node.start_server()
     net, pods = node.network(cniVersion="1.1.0"), [new_sandbox() for _ in range(3)]
-    kept, _, _ = [address(net.add(pod)) for pod in pods]
+    kept, released, _ = [address(net.add(pod)) for pod in pods]
     damaged = node.data / "net" / f"{pods[2].name}:eth0.json"
     damaged.write_text("{")
     valid = [{"containerID": pods[0].name, "ifname": "eth0"}]
     outcome = net.having(**{"cni.dev/valid-attachments": valid}).run("GC")
     outcome.assert_silent()
     assert f"cannot read the lease in {damaged}" in outcome.stderr
-    assert eventually(lambda: len(node.list_leases()) == 2)
+    assert eventually(lambda: released not in node.list_leases())
     assert kept in node.list_leases()
-    assert damaged.exists()
+    assert sorted(file.stem for file in damaged.parent.iterdir()) == sorted(f"{pods[n].name}:eth0" for n in (0, 2))
 
 
 def test_lost_lease_is_acquired_after_a_restart(node, sandbox):
@@ -240,7 +288,6 @@ def test_clock_is_set(epoch_s, node, sandbox):
             node.network().check(sandbox, result)
             assert dhcp_node.addresses(sandbox) == [address(result)]
             assert 'event="' not in node.get_metrics().replace('event="granted"} 1', "")
-            node.daemon.stop()
             node.start_daemon()
     finally:
         time.clock_settime(time.CLOCK_REALTIME, time.monotonic() + offset_s)

@@ -38,11 +38,9 @@ def test_lease_is_renewed(node, sandbox):
 
 def test_killed_daemon_loses_no_lease(node, new_sandbox):
     """A daemon that is killed and started again renews the leases of both IP versions, and releases them at DEL."""
-    node.server.stop()
     node.start_server(T1, T2, *MANAGED)
     net, pods = node.network(ipam={"ipv6": "dhcp"}), [new_sandbox() for _ in range(5)]
     results = {pod.name: net.add(pod) for pod in pods}
-    node.daemon.stop()
     node.start_daemon()
     assert eventually(lambda: node.count_granted() >= 5)
     assert node.server.log.read_text().count("DHCPDISCOVER") == 5
@@ -60,7 +58,6 @@ def test_killed_daemon_loses_no_lease(node, new_sandbox):
 @pytest.mark.parametrize("kind", ["macvlan", "bridge"])
 def test_del_without_daemon_is_completed_by_the_next_daemon(kind, ipam, node, sandbox):
     """DEL succeeds without a daemon and leaves a note; the next daemon releases the lease from a host interface."""
-    node.server.stop()
     node.start_server(T1, T2, *MANAGED)
     net = node.network(kind, ipam=ipam)
     result = net.add(sandbox)
@@ -94,10 +91,9 @@ def test_lease_of_a_deleted_pod_is_released(node, sandbox, new_sandbox, daemon_r
 def test_changes_of_a_renewal_are_applied(node, sandbox):
     """Routes and MTU that the server changes are changed on the interface when the lease is renewed."""
     ipam = {"request": [{"option": "121"}, {"option": "interface-mtu"}]}
-    node.server.stop()
     node.start_server(T1, T2, "--dhcp-option=121,10.9.0.0/16,10.25.0.7,0.0.0.0/0,10.25.0.1", "--dhcp-option=26,1400")
     node.network(ipam=ipam).add(sandbox)
-    node.server.stop()
+    assert shown(sandbox, "eth0")["mtu"] == 1400
     node.start_server(T1, T2, "--dhcp-option=121,10.8.0.0/16,10.25.0.8,0.0.0.0/0,10.25.0.1", "--dhcp-option=26,1300")
     assert eventually(lambda: shown(sandbox, "eth0")["mtu"] == 1300), node.daemon.log.read_text()
     routes = sandbox.ip("route")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,33 +20,21 @@ LIFETIME_S = 10
 
 def kea(directory, version) -> tuple[str, ...]:
     """Returns the command line of kea's server; the one for IPv6 is no router."""
-    subnet, first, last = (
-        ("10.25.0.0/24", "10.25.0.100", "10.25.0.149")
-        if version == 4
-        else ("fd00:25::/64", "fd00:25::100", "fd00:25::1ff")
-    )
-    subnets: dict[str, object] = {"subnet": subnet, "pools": [{"pool": f"{first} - {last}"}]}
     name = f"kea-dhcp{version}"
-    further: dict[str, object] = {"authoritative": True}
-    if version == 4:
-        subnets |= {"option-data": [{"name": "routers", "data": SERVER}]}
-    else:
-        subnets |= {"interface": WIRE}
-        further = {"server-id": {"type": "LL", "persist": False}, "preferred-lifetime": LIFETIME_S - 2}
-    conf = {
-        f"Dhcp{version}": {
-            "interfaces-config": {"interfaces": [WIRE]},
-            "lease-database": {"type": "memfile", "persist": True, "name": str(directory / "leases.csv")},
-            "valid-lifetime": LIFETIME_S,
-            "renew-timer": 3,
-            "rebind-timer": 6,
-            f"subnet{version}": [subnets],
-            "loggers": [{"name": name, "output_options": [{"output": "stdout"}], "severity": "INFO"}],
-            **further,
-        }
+    settings: dict[str, Any] = {"authoritative": True}
+    subnet: dict[str, Any] = {"subnet": "10.25.0.0/24", "pools": [{"pool": "10.25.0.100 - 10.25.0.149"}]}
+    subnet |= {"option-data": [{"name": "routers", "data": SERVER}]}
+    if version == 6:
+        settings = {"server-id": {"type": "LL", "persist": False}, "preferred-lifetime": LIFETIME_S - 2}
+        subnet = {"subnet": "fd00:25::/64", "pools": [{"pool": "fd00:25::100 - fd00:25::1ff"}], "interface": WIRE}
+    settings |= {
+        "interfaces-config": {"interfaces": [WIRE]},
+        "lease-database": {"type": "memfile", "persist": True, "name": str(directory / "leases.csv")},
+        "loggers": [{"name": name, "output_options": [{"output": "stdout"}], "severity": "INFO"}],
     }
+    settings |= {"valid-lifetime": LIFETIME_S, "renew-timer": 3, "rebind-timer": 6, f"subnet{version}": [subnet]}
     file = directory / "kea.json"
-    file.write_text(json.dumps(conf))
+    file.write_text(json.dumps({f"Dhcp{version}": settings}))
     where = (f"{key}={directory}" for key in ("KEA_PIDFILE_DIR", "KEA_LOCKFILE_DIR", "KEA_DHCP_DATA_DIR"))
     return ("env", *where, name, "-c", str(file))
 
@@ -53,15 +42,9 @@ def kea(directory, version) -> tuple[str, ...]:
 def udhcpd(directory) -> tuple[str, ...]:
     """Returns the command line of busybox's server."""
     lines = [
-        "start 10.25.0.100",
-        "end 10.25.0.149",
-        f"interface {WIRE}",
-        f"lease_file {directory / 'udhcpd.leases'}",
-        f"pidfile {directory / 'udhcpd.pid'}",
-        f"option lease {LIFETIME_S}",
-        "min_lease 5",
-        "option subnet 255.255.255.0",
-        f"option router {SERVER}",
+        *("start 10.25.0.100", "end 10.25.0.149", f"interface {WIRE}", f"option lease {LIFETIME_S}", "min_lease 5"),
+        *(f"lease_file {directory}/udhcpd.leases", f"pidfile {directory}/udhcpd.pid"),
+        *("option subnet 255.255.255.0", f"option router {SERVER}"),
     ]
     file = directory / "udhcpd.conf"
     file.write_text("\n".join(lines) + "\n")

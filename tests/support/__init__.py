@@ -63,7 +63,6 @@ DHCP
     dhcp: a server's address, and the keys of a network
     dhcp_node: podwire's or the reference's daemon, and dnsmasq
     dhcp_forger: a forged or faulty server or router
-    dhcp_proxy: withholds the daemon's answer
 
 Nodes for the operator's tool
     tool: `podwire` with temporary directories
