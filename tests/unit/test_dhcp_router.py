@@ -11,7 +11,7 @@ from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from ipam.dhcp.router_client import Event, RouterClient, State, choose_way, merged
 from process.values import replace
 
-ROUTER, OTHER = IPv6Address("fe80::1"), IPv6Address("fe80::2")
+ROUTER, OTHER, THIRD = (IPv6Address(f"fe80::{number}") for number in (1, 2, 3))
 NETWORK = IPv6Network("2001:db8:1::/64")
 PREFIX = Prefix(NETWORK, True, True, 7200.0, 3600.0)
 ADVERTISED = RouterAdvertisement(ROUTER, 0.0, 1800.0, mtu=1400, prefixes=(PREFIX,))
@@ -162,44 +162,25 @@ def test_silent_refresh(bound):
     assert len(bound.sent) - sent < 90
 
 
-def test_other_router(bound):
-    """Another router replaces the present one only if that no longer answers."""
+@pytest.mark.parametrize(
+    ("answers", "router"),
+    [
+        pytest.param([{"router": OTHER}, {}], ROUTER, id="the present router answers last"),
+        pytest.param([{"router": OTHER}, {"router": THIRD, "lifetime_s": 0.0}], OTHER, id="it is silent"),
+        pytest.param([{"router": OTHER, "lifetime_s": 0.0}], None, id="the other one is no gateway"),
+        pytest.param([{"lifetime_s": 0.0}, {"router": OTHER}], OTHER, id="it resigns"),
+        pytest.param([{"router": OTHER}, {"lifetime_s": 0.0}], OTHER, id="it resigns after another's answer"),
+    ],
+)
+def test_other_router(bound, answers, router):
+    """Another gateway replaces the present one only if that is silent at a refresh, or is no longer a gateway."""
     bound.wait()
-    assert bound.answer(router=OTHER) is None
-    assert bound.answer() is Event.ADVERTISED
-    assert bound.client.advertisement.router == ROUTER
-    bound.wait()
-    bound.answer(router=OTHER)
-    bound.answer(router=IPv6Address("fe80::3"), lifetime_s=0.0)
-    bound.wait_for(Event.ADVERTISED)
-    assert bound.client.advertisement.router == OTHER
-
-
-def test_resigning_router(bound):
-    """A router that is no longer a gateway gives way to another one."""
-    bound.wait()
-    bound.answer(lifetime_s=0.0)
-    assert bound.answer(router=OTHER) is None
-    assert bound.wait() is Event.ADVERTISED
-    assert bound.client.advertisement.router == OTHER
-
-
-def test_router_that_resigns_after_another_has_answered(bound):
-    """The answer of another router counts also if it comes before the resignation of the present one."""
-    bound.wait()
-    bound.answer(router=OTHER)
-    assert bound.answer(lifetime_s=0.0) is None
-    assert bound.wait() is Event.ADVERTISED
-    assert bound.client.advertisement.router == OTHER
-
-
-def test_router_that_is_no_gateway_does_not_replace_one(bound):
-    """Another router that is no gateway does not replace one that no longer answers."""
-    bound.wait()
-    bound.answer(router=OTHER, lifetime_s=0.0)
+    events = [bound.answer(**changes) for changes in answers]
+    assert events[0] is None
     while bound.client.state is State.REFRESHING:
-        assert bound.wait() is None
-    assert bound.client.advertisement.router == ROUTER
+        events.append(bound.wait())
+    assert bound.client.advertisement.router == (router or ROUTER)
+    assert (Event.ADVERTISED in events) is (router is not None)
 
 
 @pytest.mark.parametrize(("now", "event"), [(10.0, None), (700.0, None), (1900.0, Event.ADVERTISED)])
