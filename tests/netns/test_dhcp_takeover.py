@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from ipaddress import ip_address, ip_interface
-from pathlib import Path
 
 import pytest
 
 from cni.result import DNS, Interface, IPConfig, Result, Route
 from ipam.dhcp import rpc
-from ipam.dhcp.rpc import Call, CallArgs, Connection, RpcError
+from ipam.dhcp.rpc import CallArgs, RpcError
 from process.values import replace
 from tests.support import binaries, dhcp_node
 from tests.support.attaching import address, reaches
-from tests.support.dhcp import SERVER
+from tests.support.dhcp import SERVER, answering_calls
 from tests.support.dhcp_node import Node
 from tests.support.invocation import Outcome, run_plugin
 from tests.support.uplink import UPLINK
@@ -97,32 +93,6 @@ def test_reference_daemon_refuses(node, sandbox, reference):
     assert node.list_leases() == []
 
 
-@contextmanager
-def serving(path: Path, answer: Callable[[Connection, Call], bytes]) -> Iterator[None]:
-    """Runs a daemon that answers every call by a function of the test during the block."""
-
-    def serve() -> None:
-        with suppress(OSError):  # until `listening` is shut down
-            while True:
-                connection, _ = listening.accept()
-                with connection:
-                    server = Connection()
-                    while data := connection.recv(100):
-                        calls = server.receive(data)
-                        connection.sendall(server.data_to_send() + b"".join(answer(server, call) for call in calls))
-
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join(30)
-
-
 @pytest.fixture
 def run(host, sandbox, reference, tmp_path) -> Callable[..., Outcome]:
     """A function that runs a verb of the reference's plugin."""
@@ -141,13 +111,13 @@ def test_reference_plugin_prints_the_result(run, tmp_path, version):
     """ADD of the reference's plugin prints podwire's result in the configuration's version, of it what it knows."""
     route = replace(RESULT.routes[0], mtu=1300, priority=7, table=5, scope=253)
     sent = replace(RESULT, interfaces=(replace(RESULT.interfaces[0], mtu=1400),), routes=(route, RESULT.routes[1]))
-    with serving(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, sent)):
+    with answering_calls(tmp_path / "dhcp.sock", lambda server, call: server.reply(call, sent)):
         printed = run("ADD", version).result()
     assert printed == (sent if binaries.reference_is_new() else RESULT).to_json(version)
 
 
 def test_reference_plugin_prints_the_error(run, tmp_path):
     """ADD and DEL of the reference's plugin print an error that podwire's side sent."""
-    with serving(tmp_path / "dhcp.sock", lambda server, call: server.refuse(call, "no lease: äö")):
+    with answering_calls(tmp_path / "dhcp.sock", lambda server, call: server.refuse(call, "no lease: äö")):
         assert run("ADD").error()["msg"] == "error calling DHCP.Allocate: no lease: äö"
         assert run("DEL").error()["msg"] == "error calling DHCP.Release: no lease: äö"

@@ -60,7 +60,7 @@ Packets
     tap_program: a program at the other end of a tap device
 
 DHCP
-    dhcp: a server's address, and the keys of a network
+    dhcp: a server's address, the keys of a network, a scripted daemon
     dhcp_node: podwire's or the reference's daemon, and dnsmasq
     dhcp_forger: a forged or faulty server or router
 

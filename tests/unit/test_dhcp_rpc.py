@@ -17,6 +17,7 @@ from ipam.dhcp import gob, rpc, rpc_result
 from ipam.dhcp.gob import Malformed, Struct
 from ipam.dhcp.rpc import CallArgs, Connection
 from tests.support.binaries import ROOT
+from tests.support.dhcp import answering_calls
 
 LIMIT_S = 60  # of calls that are answered
 CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
@@ -197,14 +198,8 @@ def test_plain_http_requests_are_recognised(request_line, where):
 @pytest.mark.parametrize(
     "data",
     [
-        b"POST /metrics HTTP/1.1\r\n\r\n",
-        b"CONNECT / HTTP/1.0\n\n",
-        b"GET /\n\n",
-        b"\n\n",
-        b"x" * 8192,
-        b"GET / HTTP/1.0\r\n" + b"x: y\r\n" * 2000 + b"\r\n",
-        CONNECT + b"\x80",
-        CONNECT + REPLIES + REPLIES,
+        *(b"POST /metrics HTTP/1.1\r\n\r\n", b"CONNECT / HTTP/1.0\n\n", b"GET /\n\n", b"\n\n", b"x" * 8192),
+        *(b"GET / HTTP/1.0\r\n" + b"x: y\r\n" * 2000 + b"\r\n", CONNECT + b"\x80", CONNECT + REPLIES + REPLIES),
     ],
 )
 def test_connection_refuses_other_protocols(data):
@@ -223,11 +218,12 @@ def test_no_daemon_is_an_error_of_the_system(path):
         rpc.call(path, rpc.RELEASE, ARGS, limit_s=LIMIT_S)
 
 
+@pytest.mark.parametrize(("hangs", "error"), [(True, TimeoutError), (False, ConnectionAbortedError)])
 @pytest.mark.parametrize("chunks", [(), (CONNECTED[:9],), (CONNECTED, b""), (CONNECTED, REPLIES[:99])])
-def test_hanging_daemon_is_left_in_time(path, chunks):
-    """A daemon that does not answer, or not to the end, raises TimeoutError."""
-    with peer(path, *chunks, hangs=True), pytest.raises(TimeoutError):
-        rpc.call(path, rpc.RELEASE, ARGS, limit_s=0.3)
+def test_daemon_that_does_not_answer_is_left_in_time(path, chunks, hangs, error):
+    """A daemon that hangs or ends before its answer is complete raises TimeoutError or ConnectionAbortedError."""
+    with peer(path, *chunks, hangs=hangs), pytest.raises(error):
+        rpc.call(path, rpc.RELEASE, ARGS, limit_s=0.3 if hangs else LIMIT_S)
 
 
 def test_full_queue_of_the_daemon_is_left_in_time(path):
@@ -250,20 +246,10 @@ def test_full_queue_of_the_daemon_is_left_in_time(path):
         thread.join(10)
 
 
-@pytest.mark.parametrize("chunks", [(), (CONNECTED,), (CONNECTED, REPLIES[:99])])
-def test_daemon_that_closes_the_connection_is_an_error(path, chunks):
-    """A daemon that ends before its answer is complete raises ConnectionAbortedError."""
-    with peer(path, *chunks), pytest.raises(ConnectionAbortedError):
-        rpc.call(path, rpc.RELEASE, ARGS, limit_s=LIMIT_S)
-
-
 @pytest.mark.parametrize(
     "chunks",
     [
-        (b"HTTP/1.1 404 Not Found\r\n\r\n",),
-        (b"SSH-2.0-OpenSSH\n\n",),
-        (b"x" * 8192,),
-        (CONNECTED, b"\x80"),
+        *((b"HTTP/1.1 404 Not Found\r\n\r\n",), (b"SSH-2.0-OpenSSH\n\n",), (b"x" * 8192,), (CONNECTED, b"\x80")),
         (CONNECTED, Connection().reply(rpc.Call(1, rpc.ALLOCATE, ARGS), LEASE)),
     ],
 )
@@ -276,16 +262,7 @@ def test_other_programs_on_the_socket_are_refused(path, chunks):
 def test_large_stdin_is_sent_whole(path):
     """An argument larger than the socket's buffer arrives whole."""
     args = CallArgs("c1", stdin=os.urandom(1_000_000))
-    calls: list[rpc.Call] = []
-
-    def serve(connection):
-        server = Connection()
-        while not calls:
-            calls.extend(server.receive(connection.recv(4096)))
-            connection.sendall(server.data_to_send())
-        connection.sendall(server.reply(calls[0], None))
-
-    with serving(path, serve):
+    with answering_calls(path, lambda server, call: server.reply(call, None)) as calls:
         assert rpc.call(path, rpc.CHECK, args, limit_s=LIMIT_S) == Result()
     assert calls == [rpc.Call(0, rpc.CHECK, args)]
 
