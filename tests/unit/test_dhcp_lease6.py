@@ -16,7 +16,7 @@ from ipam.dhcp.leases import result_of
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from process.values import replace
 
-MAC, LINK_LOCAL, ROUTER = bytes.fromhex("020000000001"), IPv6Address("fe80::ff:fe00:1"), IPv6Address("fe80::1")
+LINK_LOCAL, ROUTER = IPv6Address("fe80::ff:fe00:1"), IPv6Address("fe80::1")
 ADDRESS, NAME_SERVER, SECOND = (IPv6Address(f"2001:db8:1::{part}") for part in ("7", "53", "54"))
 NETWORK, FURTHER = IPv6Network("2001:db8:1::/64"), IPv6Network("2001:db8:2::/64")
 PREFIX = Prefix(NETWORK, True, True, 7200.0, 3600.0)
@@ -36,16 +36,12 @@ def advertised(*prefixes):
     return replace(ADVERTISED, prefixes=prefixes)
 
 
-def test_link_local_address():
-    """The link-local address is the kernel's: EUI-64, with the device's number for interfaces that share a MAC."""
+def test_addresses_of_an_interface():
+    """Addresses are the kernel's: EUI-64, also of interfaces that share a MAC; with the length of an on-link prefix."""
     mac = bytes.fromhex("024211223344")
     assert link_local_address(mac) == IPv6Address("fe80::42:11ff:fe22:3344")
     assert link_local_address(mac, 1) == IPv6Address("fe80::242:1100:122:3344")
-
-
-def test_slaac_address():
-    """The address has the prefix's length only if the prefix is on the link."""
-    link_local = link_local_address(MAC)
+    link_local = link_local_address(bytes.fromhex("020000000001"))
     assert slaac_address(NETWORK, link_local, on_link=True) == IPv6Interface("2001:db8:1::ff:fe00:1/64")
     assert slaac_address(NETWORK, link_local, on_link=False) == IPv6Interface("2001:db8:1::ff:fe00:1/128")
 
@@ -59,9 +55,10 @@ def test_result_of_dhcp():
 
 
 def test_result_of_slaac():
-    """An autoconfigured address needs no route to its prefix; routes have the configured metric."""
-    lease = slaac()
+    """An autoconfigured address needs no route to its prefix, with which it expires; routes have the metric."""
+    lease = slaac(replace(ADVERTISED, received_s=50.0))
     assert lease is not None
+    assert (lease.expires_at, dhcp_lease(GRANT, ADVERTISED).expires_at) == (7250, 200)
     result = result_of([lease], 7, with_dns=False)
     assert result.ips == (IPConfig(IPv6Interface("2001:db8:1::ff:fe00:1/64")),)
     assert result.routes == (Route(FURTHER_ROUTE, priority=7), Route(DEFAULT, ROUTER, priority=7))
@@ -119,13 +116,11 @@ def test_json(lease):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"address": "192.0.2.1/24"},
-        {"address": None},
-        {"dhcp": {"server": "x"}},
-        {"dhcp": {"nameservers": ["x"]}},
-        {"router": {"address": "x"}},
-        {"router": {"address": "fe80::1", "prefixes": [{"prefix": "x"}]}},
-        {"router": 1},
+        *({"address": "192.0.2.1/24"}, {"address": None}, {"dhcp": {"server": "x"}}, {"dhcp": {"nameservers": ["x"]}}),
+        *(
+            {"router": router}
+            for router in (1, {"address": "x"}, {"address": "fe80::1", "prefixes": [{"prefix": "x"}]})
+        ),
     ],
 )
 def test_unreadable(changes):
@@ -144,9 +139,3 @@ def test_difference():
     assert lease.configuration != dhcp_lease(replace(GRANT, address=SECOND), ADVERTISED).configuration
     for changes in ({"lifetime_s": 0.0}, {"mtu": 1300}, {"prefixes": (PREFIX,)}, {"dns_servers": ()}):
         assert lease.configuration != dhcp_lease(GRANT, replace(ADVERTISED, **changes)).configuration
-
-
-def test_expiry():
-    """A lease expires with the server's lifetime, or with the prefix of an autoconfigured address."""
-    lease = slaac(replace(ADVERTISED, received_s=50.0))
-    assert (lease.expires_at if lease else 0, dhcp_lease(GRANT, ADVERTISED).expires_at) == (7250, 200)

@@ -104,12 +104,9 @@ def test_malformed(changes, reason):
         ({"flags": 0}, None),
         ({"bits": 48, "flags": 0x40}, None),
         ({"preferred": 7201}, None),
-        ({"bits": 0}, None),
-        ({"bits": 129}, None),
-        ({"network": "::", "bits": 1}, None),
-        ({"network": "fe80::"}, None),
-        ({"network": "fe00::", "bits": 7}, None),
-        ({"network": "ff02::", "bits": 64}, None),
+        *(({"bits": bits}, None) for bits in (0, 129)),
+        *(({"network": network, "bits": bits}, None) for network, bits in (("::", 1), ("fe80::", 64), ("fe00::", 7))),
+        ({"network": "ff02::"}, None),
     ],
 )
 def test_prefixes(changes, expected):
@@ -120,16 +117,13 @@ def test_prefixes(changes, expected):
 @pytest.mark.parametrize(
     "ignored",
     [
-        option(5, bytes(2) + (1279).to_bytes(4, "big")),
-        option(5, bytes(14)),
-        option(3, bytes(6)),
+        *(option(5, bytes(4) + b"\4\xff"), option(5, bytes(14)), option(3, bytes(6)), option(200, bytes(6))),
         option(25, bytes(2) + b"\0\0\2\x58"),
         option(25, bytes(6) + IPv6Address("2001:db8::53").packed),
         option(25, bytes(2) + b"\0\0\2\x58" + bytes(24)),
         option(31, bytes(2) + b"\0\0\2\x58" + bytes(8)),
         option(31, bytes(6) + b"\1a\0" + bytes(5)),
         option(31, bytes(2) + b"\0\0\2\x58" + b"\7abcdefg"),
-        option(200, bytes(6)),
     ],
 )
 def test_ignored_options(ignored):
