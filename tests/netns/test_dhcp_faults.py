@@ -1,4 +1,4 @@
-"""dhcp with faults of the node: a full disk, pods and plugins that end during ADD, clocks, unreadable files."""
+"""dhcp with faults of the node: a full disk, pods and plugins that end during ADD, sleep, unreadable files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,24 +270,3 @@ def test_lease_that_expired_while_the_machine_slept(is_confirmed, node, sandbox)
     else:
         assert eventually(lambda: dhcp_node.addresses(sandbox) == []), node.daemon.log.read_text()
     node.network().delete(sandbox, result)
-
-
-@pytest.mark.long
-@pytest.mark.needs("private_kernel")
-@pytest.mark.parametrize("epoch_s", [0, 4_000_000_000])
-def test_clock_is_set(epoch_s, node, sandbox):
-    """A clock that is set to 1970, or by decades ahead, neither ends nor renews a lease, also over a restart."""
-    node.start_server()
-    result = node.network().add(sandbox)
-    offset_s = time.time() - time.monotonic()
-    time.clock_settime(time.CLOCK_REALTIME, epoch_s + 3600.0)
-    try:
-        for _ in range(2):
-            time.sleep(3)
-            node.network().check(sandbox, result)
-            assert dhcp_node.addresses(sandbox) == [address(result)]
-            assert 'event="' not in node.get_metrics().replace('event="granted"} 1', "")
-            node.start_daemon()
-    finally:
-        time.clock_settime(time.CLOCK_REALTIME, time.monotonic() + offset_s)
-    assert node.server.log.read_text().count("DHCPREQUEST") == 1

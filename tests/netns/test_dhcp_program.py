@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -63,6 +64,18 @@ def test_second_daemon_is_refused(node, sandbox, tmp_path):
     assert (outcome.returncode, "another daemon maintains the leases" in outcome.stderr) == (1, True)
     assert not (tmp_path / "other.sock").exists()
     node.network().add(sandbox)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"), [("-socketpath", "address already in use"), ("-pidfile", "path not absolute")]
+)
+def test_other_files_are_not_deleted(node, flag, message):
+    """A daemon that cannot start deletes no file that it did not create."""
+    file = node.directory / "precious"
+    file.write_text("kept")
+    outcome = run_daemon(node, flag, os.path.relpath(file) if flag == "-pidfile" else str(file))
+    assert (outcome.returncode, message in outcome.stderr) == (1, True)
+    assert file.read_text() == "kept"
 
 
 def test_socket_of_systemd_is_used(node, sandbox):
