@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -41,18 +42,14 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
         yield node
 
 
-def start_doomed_daemon(node: Node, call: str, number: int) -> tuple[str, ...]:
-    """Starts a daemon that is killed right before a system call; returns the command line of an ordinary one."""
+@contextmanager
+def doomed_daemon(node: Node, call: str, number: int) -> Iterator[None]:
+    """Runs a daemon that is killed right before a system call; starts an ordinary one in its place at the end."""
     argv = node.daemon.argv
     node.daemon.argv = ("strace", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={number}", *argv)
     node.daemon.start()
     assert eventually(node.answers, within_s=30), node.daemon.log.read_text()
-    return argv
-
-
-def restart(node: Node, argv: tuple[str, ...]) -> None:
-    """Starts an ordinary daemon in place of the killed one."""
-    node.daemon.stop()
+    yield
     node.daemon.argv = argv
     node.start_daemon()
 
@@ -60,13 +57,12 @@ def restart(node: Node, argv: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("call", "number"), IN_ADD)
 def test_daemon_killed_in_add(call, number, node, sandbox):
     """An ADD whose daemon is killed fails or succeeds; after DEL no file is left, and the next ADD works."""
-    argv = start_doomed_daemon(node, call, number)
     net = node.network()
-    outcome = net.run("ADD", sandbox)
-    lost = node.list_leases() if outcome.status else []  # the server granted it, and no ADD returned it: it expires
-    if outcome.status:
-        outcome.error()
-    restart(node, argv)
+    with doomed_daemon(node, call, number):
+        outcome = net.run("ADD", sandbox)
+        lost = node.list_leases() if outcome.status else []  # the server granted it, and no ADD returned it: it expires
+        if outcome.status:
+            outcome.error()
     net.delete(sandbox)
     assert eventually(lambda: set(node.list_leases()) <= set(lost)), node.daemon.log.read_text()
     assert node.list_files() == {}
@@ -81,10 +77,8 @@ def test_daemon_killed_in_del(call, number, node, sandbox):
     net = node.network()
     node.start_daemon()
     result = net.add(sandbox)
-    node.daemon.stop()
-    argv = start_doomed_daemon(node, call, number)
-    net.run("DEL", sandbox, prev_result=result)
-    restart(node, argv)
+    with doomed_daemon(node, call, number):
+        net.run("DEL", sandbox, prev_result=result)
     net.delete(sandbox, result)
     assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()
     assert node.list_files() == {}
