@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ipam.dhcp import options
+from ipam.dhcp import options, rpc
 from tests.support import dhcp_forger, dhcp_node
 from tests.support.attaching import address, reaches
-from tests.support.dhcp import SERVER
+from tests.support.dhcp import SERVER, answering_calls
 from tests.support.dhcp_forger import ADDRESS, granting, reply, seconds
 from tests.support.dhcp_node import AUTONOMOUS, Node
 from tests.support.invocation import finish
@@ -110,53 +109,6 @@ def test_plugin_that_is_killed_during_add(node, sandbox):
     assert "podwire_dhcp_leases{" not in node.get_metrics()
 
 
-class Proxy:
-    """Withholds the daemon's answer to the first call, and sets `has_answered`; passes later connections unchanged."""
-
-    def __init__(self, path: Path, daemon: Path) -> None:
-        self.has_answered = threading.Event()
-        self._daemon = daemon
-        self._first: socket.socket | None = None
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(path))
-        self._listening.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def close_first(self) -> None:
-        """Closes the connection of the first call, as a daemon that ends does."""
-        assert self._first is not None
-        self._first.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Refuses further connections; closing alone would not, while a thread waits in accept(2)."""
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                is_first = self._first is None
-                self._first = self._first or client
-                daemon = socket.socket(socket.AF_UNIX)
-                daemon.connect(str(self._daemon))
-                threading.Thread(target=self._copy, args=(client, daemon, False), daemon=True).start()
-                threading.Thread(target=self._copy, args=(daemon, client, is_first), daemon=True).start()
-
-    def _copy(self, source: socket.socket, destination: socket.socket, is_withheld: bool) -> None:
-        """Copies what comes from a socket; of the daemon's first connection only the answer to CONNECT."""
-        with contextlib.suppress(OSError):
-            chunks = 0
-            while data := source.recv(1 << 16):
-                chunks += 1
-                if is_withheld and chunks > 1:
-                    self.has_answered.set()
-                else:
-                    destination.sendall(data)
-            destination.shutdown(socket.SHUT_WR)
-
-
 @pytest.mark.parametrize("kind", ["macvlan", "dhcp"])
 @pytest.mark.parametrize("ending", ["the plugin gets SIGTERM", "the connection ends", "the daemon ends"])
 def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
@@ -165,18 +117,29 @@ def test_add_with_a_lost_answer(node, host, sandbox, kind, ending):
     if kind == "dhcp":
         host.ip("link", "add", "link", UPLINK, "name", "eth0", "netns", sandbox.name, "type", "macvlan")
         sandbox.ip("link", "set", "eth0", "up")
+    has_answered, closes = threading.Event(), threading.Event()
+
+    def answer(server, call):
+        result = rpc.call(str(node.socket), call.method, call.args, limit_s=30)
+        if call.method != rpc.ALLOCATE:
+            return server.reply(call, result)
+        has_answered.set()
+        if ending == "the plugin gets SIGTERM":
+            return b""
+        assert closes.wait(30)
+        raise ConnectionAbortedError
+
     path = node.directory / "run" / "proxy.sock"
-    with contextlib.closing(Proxy(path, node.socket)) as proxy:
+    with answering_calls(path, answer):
         process = node.network(kind, ipam={"daemonSocketPath": str(path)}).start("ADD", sandbox)
-        assert proxy.has_answered.wait(20)
+        assert has_answered.wait(30)
         assert len(node.list_leases()) == 1
         if ending == "the plugin gets SIGTERM":
             process.terminate()
         elif ending == "the daemon ends":
-            proxy.close()
             node.daemon.stop()
-        else:
-            proxy.close_first()
+            path.unlink()
+        closes.set()
         assert finish(process).error()["code"] == 11
     if ending == "the daemon ends":
         node.start_daemon()

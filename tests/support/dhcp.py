@@ -27,7 +27,7 @@ def answering_calls(path: Path, answer: Callable[[Connection, Call], bytes]) -> 
         with suppress(OSError):  # until `listening` is shut down
             while True:
                 connection, _ = listening.accept()
-                with connection:
+                with connection, suppress(ConnectionError):  # also of `answer`, which ends the connection
                     server = Connection()
                     while data := connection.recv(4096):
                         received = server.receive(data)
