@@ -1,10 +1,13 @@
-"""dhcp with podwire's daemon, and dnsmasq on the wire: acquiring, checking and releasing leases."""
+"""dhcp with podwire's daemon, and dnsmasq on the wire: acquiring, checking, listing and releasing leases."""
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 from collections.abc import Iterator
 from ipaddress import ip_interface, ip_network
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from tests.support import dhcp_node
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
 from tests.support.dhcp_node import AUTONOMOUS, MANAGED, SERVER6, Node
+from tests.support.doctor_node import DoctorNode
 from tests.support.machine import eventually
 from tests.support.netstate import shown
 from tests.support.uplink import WIRE
@@ -198,3 +202,50 @@ def test_sigterm_ends_the_daemon_and_keeps_the_leases(node, sandbox):
     assert not node.socket.exists()
     assert node.list_leases() == [address(result)]
     assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
+
+
+@pytest.fixture
+def tool(node, host, tmp_path) -> DoctorNode:
+    """The tool, with the node's network in net.d."""
+    tool = DoctorNode(host, tmp_path / "tool")
+    (tmp_path / "tool").mkdir()
+    config = node.network().config
+    plugin = {key: config[key] for key in ("type", "master", "ipam")}
+    tool.configure("10-net.conflist", {"cniVersion": "1.0.0", "name": "net", "plugins": [plugin]})
+    return tool
+
+
+def list_leases(tool: DoctorNode) -> Any:
+    """Returns the document of `podwire ipam list`."""
+    return json.loads(tool.podwire("ipam", "list", "--json").stdout)
+
+
+def test_tool_lists_leases(node, tool, sandbox):
+    """The leases of dhcp are printed with server and end, and are in the document."""
+    leased = address(node.network().add(sandbox))
+    (document,) = list_leases(tool)
+    assert (document["address"], document["server"], document["state"]) == (leased, SERVER, "leased")
+    assert (document["containerID"], document["ifname"]) == (sandbox.name, "eth0")
+    assert 3500 < document["expiresInS"] <= 3600
+    lines = tool.podwire("ipam", "list", "net").stdout.splitlines()
+    assert " ".join(lines[0].split()) == "DHCP LEASE NETWORK CONTAINER INTERFACE POD SERVER EXPIRES STATE"
+    assert lines[1].split()[:4] == [leased, "net", sandbox.name, "eth0"]
+    assert re.search(r"in 5\d min", lines[1])
+
+
+def test_tool_lists_leases_to_be_released(node, tool, sandbox):
+    """The lease of a pod whose DEL ran without a daemon is to be released."""
+    net = node.network()
+    result = net.add(sandbox)
+    node.daemon.stop()
+    net.run("DEL", sandbox, prev_result=result).assert_silent()
+    assert [item["state"] for item in list_leases(tool)] == ["to be released"]
+
+
+def test_doctor_reports_a_daemon_that_is_not_running(node, tool):
+    """Without a daemon doctor reports the networks that need it, once."""
+    assert [one for one in tool.list_findings() if "dhcp" in one["name"]] == []
+    node.daemon.stop()
+    (unreachable,) = [one for one in tool.list_findings() if "dhcp.sock" in one["text"]]
+    assert (unreachable["name"], unreachable["subject"]) == ("dhcp-daemon-unreachable", "net")
+    assert f"/opt/cni/bin/dhcp daemon -socketpath {node.socket}" in unreachable["cure"]
