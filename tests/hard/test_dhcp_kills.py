@@ -15,23 +15,15 @@ from tests.support.machine import eventually
 
 pytestmark = pytest.mark.needs("syscall_injection")
 
-# The calls by which the daemon changes something, with the number of their occurrence in the daemon's life.
-IN_ADD = [
-    *(("socket", n) for n in (2, 4, 6, 8)),
-    *(("sendto", n) for n in (1, 2, 3, 4, 6)),
-    *(("mkdir", n) for n in (1, 2)),
-    *(("fsync", n) for n in (1, 2)),
-    ("rename", 1),
-    ("epoll_ctl", 3),
-    ("epoll_ctl", 5),
-]
-IN_DEL = [
-    *(("openat", n) for n in (1, 3, 6)),
-    *(("sendto", n) for n in (1, 2, 3)),
-    *(("unlink", n) for n in (1, 2)),
-    ("fsync", 1),
-    ("rmdir", 1),
-]
+# The calls by which the daemon changes something, with the numbers of their occurrences in the daemon's life.
+IN_ADD = {"socket": (2, 4, 6, 8), "sendto": (1, 2, 3, 4, 6), "mkdir": (1, 2), "fsync": (1, 2), "rename": (1,)}
+IN_ADD |= {"epoll_ctl": (3, 5)}
+IN_DEL = {"openat": (1, 3, 6), "sendto": (1, 2, 3), "unlink": (1, 2), "fsync": (1,), "rmdir": (1,)}
+
+
+def points(numbers: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    """Returns each call with each of its numbers."""
+    return [(call, number) for call, occurrences in numbers.items() for number in occurrences]
 
 
 @pytest.fixture
@@ -54,7 +46,7 @@ def doomed_daemon(node: Node, call: str, number: int) -> Iterator[None]:
     node.start_daemon()
 
 
-@pytest.mark.parametrize(("call", "number"), IN_ADD)
+@pytest.mark.parametrize(("call", "number"), points(IN_ADD))
 def test_daemon_killed_in_add(call, number, node, sandbox):
     """An ADD whose daemon is killed fails or succeeds; after DEL no file is left, and the next ADD works."""
     net = node.network()
@@ -71,7 +63,7 @@ def test_daemon_killed_in_add(call, number, node, sandbox):
     assert address(result) in node.list_leases()
 
 
-@pytest.mark.parametrize(("call", "number"), IN_DEL)
+@pytest.mark.parametrize(("call", "number"), points(IN_DEL))
 def test_daemon_killed_in_del(call, number, node, sandbox):
     """A DEL whose daemon is killed succeeds or can be repeated; then the lease is released, and no file is left."""
     net = node.network()

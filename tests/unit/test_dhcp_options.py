@@ -169,15 +169,6 @@ def test_value_of_an_option(read, sent, expected):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 3, b"\xff" * 8, b"\0\0\0\xff", b"\xff\0\xff\0", b"\xff\xff\xff\x01", b"\0" * 5]
-)
-def test_malformed_subnet_mask(content):
-    """A mask with zeros between ones, or of another length, is Malformed."""
-    with pytest.raises(Malformed):
-        options.subnet_prefix({1: content})
-
-
-@pytest.mark.parametrize(
     ("lease", "renewal", "rebinding", "expected"),
     [
         (None, None, None, (3600.0, 1800.0, 3060.0)),
@@ -205,12 +196,15 @@ def test_lease_times(lease, renewal, rebinding, expected):
     assert options.lease_times(sent) == LeaseTimes(*expected)
 
 
-def test_malformed_times():
-    """T1 and T2 of the wrong length are ignored; a lease time of the wrong length, or of 0, is Malformed."""
+def test_malformed_mask_and_times():
+    """A mask with zeros between ones, or a lease time of 0, is Malformed; T1 and T2 of the wrong length are ignored."""
+    masks = b"", b"\xff" * 3, b"\xff" * 8, b"\0\0\0\xff", b"\xff\0\xff\0", b"\xff\xff\xff\x01", b"\0" * 5
+    times = b"", b"\1", seconds(1) * 2, seconds(0)
+    for number, contents, read in ((1, masks, options.subnet_prefix), (51, times, options.lease_times)):
+        for content in contents:
+            with pytest.raises(Malformed):
+                read({number: content})
     assert options.lease_times({51: seconds(100), 58: b"\0", 59: seconds(90) * 2}) == LeaseTimes(100.0, 50.0, 85.0)
-    for content in (b"", b"\1", seconds(1) * 2, seconds(0)):
-        with pytest.raises(Malformed):
-            options.lease_times({51: content})
 
 
 @pytest.mark.parametrize(
