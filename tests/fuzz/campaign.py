@@ -1,28 +1,18 @@
-"""A campaign: two worker processes that run cases of one target, monitored by this process.
-
-One rule: a case that takes longer than HANG_S is a hang; its number is known, and its worker prints a traceback.
-"""
+"""A campaign: two worker processes that run cases of one target; a worker that ends early names its last case."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from tests.support.binaries import ROOT
 
 FAILED = ROOT / "build" / "fuzz"  # failed cases; add their lines to the corpus
-HANG_S = 20.0  # much longer than any case takes, even on a busy machine
-START_S = 300.0  # before its first case a worker creates a host, by many programs
 _PROCESSES = 2
 
 
@@ -53,46 +43,22 @@ class Outcome:
 def run(target: str, seed: int, *, count: int, seconds: float) -> Outcome:
     """Runs `count` cases, or as many as `seconds` allow."""
     outcome = Outcome()
-    with ExitStack() as files, tempfile.NamedTemporaryFile() as progress:
-        progress.truncate(16 * _PROCESSES)
-        with mmap.mmap(progress.fileno(), 16 * _PROCESSES) as shared:
-            arguments = (target, seed, _PROCESSES, count // _PROCESSES + 1, seconds, progress.name)
-            # Files: a report may be larger than a pipe's buffer, and is read after the worker's end.
-            reports = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(_PROCESSES)]
-            workers = [_start(number, report, *map(str, arguments)) for number, report in enumerate(reports)]
-            try:
-                _watch(workers, shared, outcome)
-            finally:
-                for worker in workers:
-                    worker.kill()
-            for worker, report in zip(workers, reports, strict=True):
-                _, stderr = worker.communicate()
-                report.seek(0)
-                if worker.returncode:
-                    outcome.faults.append(f"{target}: exit status {worker.returncode}: {stderr[-4000:]}")
-                else:
-                    outcome.add(json.loads(report.readlines()[-1]), target)
+    with ExitStack() as stack:
+        # Files: a report may be larger than a pipe's buffer, and is read after the worker's end.
+        reports = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(_PROCESSES)]
+        workers = []
+        for number, report in enumerate(reports):
+            arguments = map(str, (target, seed, number, _PROCESSES, count // _PROCESSES + 1, seconds))
+            argv = [sys.executable, "-m", "tests.fuzz.worker", *arguments]
+            workers.append(subprocess.Popen(argv, cwd=ROOT, stdout=report, stderr=subprocess.PIPE, text=True))
+            stack.callback(workers[-1].kill)
+        for worker, report in zip(workers, reports, strict=True):
+            _, stderr = worker.communicate()
+            report.seek(0)
+            *_, last = ["the start", *report]
+            if worker.returncode:
+                what = f"{target}, case {last.strip()}: exit status {worker.returncode}"
+                outcome.faults.append(f"{what}: {stderr[-4000:]}")
+            else:
+                outcome.add(json.loads(last), target)
     return outcome
-
-
-def _start(
-    number: int, report: IO[str], target: str, seed: str, step: str, count: str, seconds: str, progress: str
-) -> Any:
-    arguments = [target, seed, str(number), step, count, seconds, progress]
-    argv = [sys.executable, "-m", "tests.fuzz.worker", *arguments]
-    return subprocess.Popen(argv, cwd=ROOT, stdout=report, stderr=subprocess.PIPE, text=True)
-
-
-def _watch(workers: list[Any], shared: mmap.mmap, outcome: Outcome) -> None:
-    last_progress = [(0, time.monotonic())] * len(workers)
-    while any(worker.poll() is None for worker in workers):
-        time.sleep(0.05)
-        for index, worker in enumerate(workers):
-            (number,) = struct.unpack_from("=Q", shared, 16 * index)
-            if number != last_progress[index][0] or worker.poll() is not None:
-                last_progress[index] = number, time.monotonic()
-            elif time.monotonic() - last_progress[index][1] > (limit_s := HANG_S if number else START_S):
-                what = f"case {number - 1}" if number else "the start"
-                outcome.faults.append(f"{what} takes longer than {limit_s} s")
-                os.kill(worker.pid, signal.SIGABRT)  # faulthandler prints the traceback
-                last_progress[index] = number, time.monotonic()

@@ -71,7 +71,7 @@ class Source:
 
 def _change_stdin(random: Random, case: Case, others: list[str]) -> None:
     if random.random() < 0.25:
-        case.stdin = mutation.mutate_bytes(random, case.stdin.encode("latin-1")).decode("latin-1")
+        _change_bytes(random, case)
         return
     try:
         value, other = _decode(case.stdin), _decode(random.choice(others))

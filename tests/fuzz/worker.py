@@ -1,17 +1,15 @@
 """One process of a campaign: it runs cases of one target sequentially, up to a number or a time limit.
 
-    python -m tests.fuzz.worker TARGET SEED FIRST STEP COUNT SECONDS PROGRESS
+    python -m tests.fuzz.worker TARGET SEED FIRST STEP COUNT SECONDS
 
 One rule: target, seed and number identify a case, so the number of a case that hangs is enough to repeat it.
-The last line on stdout is the report as JSON.
+It prints each number, then the report as JSON; after HANG_S in one case it prints a traceback to stderr, and exits.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
-import mmap
-import struct
 import sys
 import time
 import traceback
@@ -27,6 +25,7 @@ from tests.fuzz.replay import Replay
 from tests.fuzz.world import FaultError, World
 
 FAULTS_MAX = 20
+HANG_S = 20.0  # much longer than any case takes, even on a busy machine
 
 
 @dataclass
@@ -40,22 +39,22 @@ class Report:
     grown_kib: int = 0
 
 
-def main(target: str, seed: int, first: int, step: int, count: int, seconds: float, progress: str) -> None:
+def main(target: str, seed: int, number: int, step: int, count: int, seconds: float) -> None:
     """Runs this process's share of a campaign and prints the report."""
     faulthandler.enable()
-    with open(progress, "r+b") as file:
-        shared = mmap.mmap(file.fileno(), 0)
     judge = _judge_of(target)
     source = Source(target, seed)
     report = Report()
     start = time.monotonic()
-    initial_kib, number = 0, first
+    initial_kib = 0
     while report.inputs < count and time.monotonic() - start < seconds and len(report.faults) < FAULTS_MAX:
-        struct.pack_into("=Q", shared, 16 * first, number + 1)
+        print(number, flush=True)
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
         _run_case(judge, source.case(number), number, report)
         number += step
         if report.inputs == 2000:  # caches are full by now
             initial_kib = _resident_kib()
+    faulthandler.cancel_dump_traceback_later()
     report.seconds = time.monotonic() - start
     report.grown_kib = _resident_kib() - initial_kib if initial_kib else 0
     print(json.dumps(vars(report)), flush=True)
@@ -102,4 +101,4 @@ def _resident_kib() -> int:
 
 if __name__ == "__main__":
     campaign_seed, first_number, number_step, case_count = map(int, sys.argv[2:6])
-    main(sys.argv[1], campaign_seed, first_number, number_step, case_count, float(sys.argv[6]), sys.argv[7])
+    main(sys.argv[1], campaign_seed, first_number, number_step, case_count, float(sys.argv[6]))

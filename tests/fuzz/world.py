@@ -80,22 +80,13 @@ def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("*"))
 
 
-def _deletion(index: int) -> rtnl.Request:
-    return rtnl.Request("", LinkMessage, link.RTM_DELLINK, rtnl.NLM_F_ACK, {"index": index})
-
-
-def leases(directory: Path) -> list[str]:
+def _leases(directory: Path) -> list[str]:
     """Returns the names of all reservations below a directory."""
     addresses = []
-    for _, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(ValueError):
-                addresses.append(str(ip_address(name)))
+    for path in directory.rglob("*"):
+        with contextlib.suppress(ValueError):
+            addresses.append(str(ip_address(path.name)))
     return sorted(addresses)
-
-
-def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
-    return "; ".join(f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key])
 
 
 _failures: list[BaseException] = []
@@ -247,7 +238,8 @@ class World:
                 raise FaultError(f"DEL after ADD left {attributes}, not {before['attributes']}")
         elif not _same(before, after := self._state()):
             self._delete_bridges(before)
-            raise FaultError(f"a failed ADD ({stdout.decode()}) left {_difference(before, after)}")
+            left = "; ".join(f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key])
+            raise FaultError(f"a failed ADD ({stdout.decode()}) left {left}")
         return verdict
 
     def _create_files(self, files: dict[str, str | None]) -> None:
@@ -277,7 +269,7 @@ class World:
         return {
             "links": links,
             "rules": rules,
-            "leases": leases(HOME) + leases(Path("/var/lib/cni/networks")),
+            "leases": _leases(HOME) + _leases(Path("/var/lib/cni/networks")),
             "attributes": self._attributes(),
             "backups": _names(TUNING),
             "devices": _names(DEVICES),
@@ -307,4 +299,4 @@ class World:
         created = [message["index"] for message in links if message.get_attr("IFLA_IFNAME") not in known | {"cni0"}]
         for index in created:
             with contextlib.suppress(CniError):
-                host.change(_deletion(index))
+                host.change(rtnl.Request("", LinkMessage, link.RTM_DELLINK, rtnl.NLM_F_ACK, {"index": index}))

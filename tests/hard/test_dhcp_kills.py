@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,23 +15,15 @@ from tests.support.machine import eventually
 
 pytestmark = pytest.mark.needs("syscall_injection")
 
-# The calls by which the daemon changes something, with the number of their occurrence in the daemon's life.
-IN_ADD = [
-    *(("socket", n) for n in (2, 4, 6, 8)),
-    *(("sendto", n) for n in (1, 2, 3, 4, 6)),
-    *(("mkdir", n) for n in (1, 2)),
-    *(("fsync", n) for n in (1, 2)),
-    ("rename", 1),
-    ("epoll_ctl", 3),
-    ("epoll_ctl", 5),
-]
-IN_DEL = [
-    *(("openat", n) for n in (1, 3, 6)),
-    *(("sendto", n) for n in (1, 2, 3)),
-    *(("unlink", n) for n in (1, 2)),
-    ("fsync", 1),
-    ("rmdir", 1),
-]
+# The calls by which the daemon changes something, with the numbers of their occurrences in the daemon's life.
+IN_ADD = {"socket": (2, 4, 6, 8), "sendto": (1, 2, 3, 4, 6), "mkdir": (1, 2), "fsync": (1, 2), "rename": (1,)}
+IN_ADD |= {"epoll_ctl": (3, 5)}
+IN_DEL = {"openat": (1, 3, 6), "sendto": (1, 2, 3), "unlink": (1, 2), "fsync": (1,), "rmdir": (1,)}
+
+
+def points(numbers: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    """Returns each call with each of its numbers."""
+    return [(call, number) for call, occurrences in numbers.items() for number in occurrences]
 
 
 @pytest.fixture
@@ -41,32 +34,27 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
         yield node
 
 
-def start_doomed_daemon(node: Node, call: str, number: int) -> tuple[str, ...]:
-    """Starts a daemon that is killed right before a system call; returns the command line of an ordinary one."""
+@contextmanager
+def doomed_daemon(node: Node, call: str, number: int) -> Iterator[None]:
+    """Runs a daemon that is killed right before a system call; starts an ordinary one in its place at the end."""
     argv = node.daemon.argv
     node.daemon.argv = ("strace", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={number}", *argv)
     node.daemon.start()
     assert eventually(node.answers, within_s=30), node.daemon.log.read_text()
-    return argv
-
-
-def restart(node: Node, argv: tuple[str, ...]) -> None:
-    """Starts an ordinary daemon in place of the killed one."""
-    node.daemon.stop()
+    yield
     node.daemon.argv = argv
     node.start_daemon()
 
 
-@pytest.mark.parametrize(("call", "number"), IN_ADD)
+@pytest.mark.parametrize(("call", "number"), points(IN_ADD))
 def test_daemon_killed_in_add(call, number, node, sandbox):
     """An ADD whose daemon is killed fails or succeeds; after DEL no file is left, and the next ADD works."""
-    argv = start_doomed_daemon(node, call, number)
     net = node.network()
-    outcome = net.run("ADD", sandbox)
-    lost = node.list_leases() if outcome.status else []  # the server granted it, and no ADD returned it: it expires
-    if outcome.status:
-        outcome.error()
-    restart(node, argv)
+    with doomed_daemon(node, call, number):
+        outcome = net.run("ADD", sandbox)
+        lost = node.list_leases() if outcome.status else []  # the server granted it, and no ADD returned it: it expires
+        if outcome.status:
+            outcome.error()
     net.delete(sandbox)
     assert eventually(lambda: set(node.list_leases()) <= set(lost)), node.daemon.log.read_text()
     assert node.list_files() == {}
@@ -75,16 +63,14 @@ def test_daemon_killed_in_add(call, number, node, sandbox):
     assert address(result) in node.list_leases()
 
 
-@pytest.mark.parametrize(("call", "number"), IN_DEL)
+@pytest.mark.parametrize(("call", "number"), points(IN_DEL))
 def test_daemon_killed_in_del(call, number, node, sandbox):
     """A DEL whose daemon is killed succeeds or can be repeated; then the lease is released, and no file is left."""
     net = node.network()
     node.start_daemon()
     result = net.add(sandbox)
-    node.daemon.stop()
-    argv = start_doomed_daemon(node, call, number)
-    net.run("DEL", sandbox, prev_result=result)
-    restart(node, argv)
+    with doomed_daemon(node, call, number):
+        net.run("DEL", sandbox, prev_result=result)
     net.delete(sandbox, result)
     assert eventually(lambda: node.list_leases() == []), node.daemon.log.read_text()
     assert node.list_files() == {}

@@ -1,10 +1,13 @@
-"""dhcp with podwire's daemon, and dnsmasq on the wire: acquiring, checking and releasing leases."""
+"""dhcp with podwire's daemon, and dnsmasq on the wire: acquiring, checking, listing and releasing leases."""
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 from collections.abc import Iterator
 from ipaddress import ip_interface, ip_network
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from tests.support import dhcp_node
 from tests.support.attaching import address, reaches
 from tests.support.dhcp import SERVER
 from tests.support.dhcp_node import AUTONOMOUS, MANAGED, SERVER6, Node
+from tests.support.doctor_node import DoctorNode
 from tests.support.machine import eventually
 from tests.support.netstate import shown
 from tests.support.uplink import WIRE
@@ -44,7 +48,6 @@ def test_lease_is_acquired_and_released(node, sandbox, kind, ipam, options, leng
 
     From DHCPv6 it has the address, from the router the prefix and itself; without DHCPv6 it forms an address.
     """
-    node.server.stop()
     node.start_server(*options)
     net = node.network(kind, ipam=ipam)
     result = net.add(sandbox)
@@ -66,28 +69,15 @@ def test_lease_is_acquired_and_released(node, sandbox, kind, ipam, options, leng
     assert node.list_files() == {}
 
 
-def test_client_identifier_is_the_references(node, sandbox):
-    """The client identifier is type 0 with container ID, network and interface, as the reference's."""
-    result = node.network().add(sandbox)
-    name = f"{sandbox.name}/net/eth0".encode()
-    assert node.read_server_lease(address(result))[4] == (b"\0" + name).hex(":")
-
-
-def test_second_add_of_an_interface_gets_the_same_lease(node, sandbox):
-    """ADD of dhcp for an interface that has a lease returns it without a packet."""
-    first = node.network().add(sandbox)
-    net = node.network(type="dhcp")
+def test_each_interface_of_a_pod_has_its_lease(node, sandbox):
+    """Two interfaces get two leases; another ADD of dhcp for an interface that has a lease returns it, unsolicited."""
+    first, second = [node.network().add(sandbox, ifname=name) for name in ("eth0", "net1")]
+    assert sorted(map(address, (first, second))) == sorted(node.list_leases())
+    assert address(first) != address(second)
     logged = node.server.log.read_text()
-    assert net.add(sandbox)["ips"] == [{"address": first["ips"][0]["address"], "gateway": SERVER}]
+    again = node.network(type="dhcp").add(sandbox)
+    assert again["ips"] == [{"address": first["ips"][0]["address"], "gateway": SERVER}]
     assert node.server.log.read_text() == logged
-
-
-def test_two_interfaces_of_a_pod_get_two_leases(node, sandbox):
-    """Each interface of a container has its lease."""
-    net = node.network()
-    results = [net.add(sandbox, ifname=name) for name in ("eth0", "net1")]
-    assert sorted(map(address, results)) == sorted(node.list_leases())
-    assert len(node.list_leases()) == 2
 
 
 def test_del_can_be_repeated(node, sandbox):
@@ -117,21 +107,15 @@ def test_options_are_sent_and_requested(node, sandbox):
 
 def test_dns_settings_are_returned_when_they_are_requested(node, sandbox, new_sandbox):
     """The result has the server's DNS settings if the configuration requests them, and only then."""
-    node.server.stop()
     node.start_server("--dhcp-option=6,10.25.0.53", "--dhcp-option=15,example.org", "--dhcp-option=119,a.org,b.org")
     names = ("domain-name-servers", "domain-name", "domain-search")
-    asking = node.network(ipam={"request": [{"option": name} for name in names]})
-    assert asking.add(sandbox)["dns"] == {
-        "nameservers": ["10.25.0.53"],
-        "domain": "example.org",
-        "search": ["a.org", "b.org"],
-    }
+    dns = node.network(ipam={"request": [{"option": name} for name in names]}).add(sandbox)["dns"]
+    assert dns == {"nameservers": ["10.25.0.53"], "domain": "example.org", "search": ["a.org", "b.org"]}
     assert "dns" not in node.network().add(new_sandbox())
 
 
 def test_classless_routes_replace_the_router_and_get_the_priority(node, sandbox):
     """Option 121 replaces the default route; each route has the configured metric."""
-    node.server.stop()
     node.start_server("--dhcp-option=121,10.9.0.0/16,10.25.0.7,10.8.0.0/24,0.0.0.0")
     result = node.network(ipam={"request": [{"option": "121"}], "priority": 7}).add(sandbox)
     assert result["routes"] == [
@@ -141,17 +125,8 @@ def test_classless_routes_replace_the_router_and_get_the_priority(node, sandbox)
     assert "10.9.0.0/16 via 10.25.0.7 dev eth0 metric 7" in " ".join(sandbox.ip("route").split())
 
 
-def test_requested_mtu_is_set(node, sandbox):
-    """An interface gets the server's MTU if the configuration requests it."""
-    node.server.stop()
-    node.start_server("--dhcp-option=26,1400")
-    node.network(ipam={"request": [{"option": "interface-mtu"}]}).add(sandbox)
-    assert shown(sandbox, "eth0")["mtu"] == 1400
-
-
 def test_dns_and_mtu_of_ipv6(node, sandbox):
     """DNS settings come from the DHCPv6 server, the MTU from the router."""
-    node.server.stop()
     node.start_server(*MANAGED, f"--ra-param={WIRE},mtu:1400,0,0", "--dhcp-option=option6:dns-server,[fd00:25::53]")
     ipam = {"ipv4": False, "ipv6": "dhcp", "request": [{"option": "domain-name-servers"}]}
     assert node.network(ipam=ipam).add(sandbox)["dns"]["nameservers"] == ["fd00:25::53"]
@@ -171,25 +146,19 @@ def test_client_identifier_by_duid_stays_with_the_pod(node, new_sandbox):
     assert identifiers[0] == identifiers[1] != identifiers[2]
 
 
-def test_add_fails_without_a_server(host, new_sandbox, sandbox, bin_dir, tmp_path):
-    """Without an answer ADD fails when the daemon's time is up, and leaves nothing."""
-    with dhcp_node.created(host, new_sandbox(), tmp_path, flags=("-resendtimeout=2s",)) as node:
-        node.start_daemon()
-        outcome = node.network().run("ADD", sandbox)
-        assert outcome.error()["msg"] == "error calling DHCP.Allocate: no more tries"
-        assert node.list_files() == {}
-        assert not [link for link in sandbox.ip("-o", "link").splitlines() if "eth0" in link]
-
-
-def test_add_fails_if_one_of_both_versions_has_no_server(node, sandbox):
-    """If one IP version gets no lease in time, ADD fails, and the lease of the other one is released."""
-    node.daemon.stop()
+@pytest.mark.every_case
+@pytest.mark.parametrize("ipam", [{}, {"ipv6": "dhcp"}], ids=["IPv4", "IPv6"])
+def test_add_fails_without_a_server(node, sandbox, ipam):
+    """ADD fails if an IP version has no server when the time is up; the other's lease is released, nothing is left."""
+    if not ipam:
+        node.server.stop()
     node.daemon.argv = (*node.daemon.argv, "-resendtimeout=3s")
     node.start_daemon()
-    outcome = node.network(ipam={"ipv6": "dhcp"}).run("ADD", sandbox)
-    assert outcome.error()["msg"].startswith("error calling DHCP.Allocate: ")
+    message = node.network(ipam=ipam).run("ADD", sandbox).error()["msg"]
+    assert message == f"error calling DHCP.Allocate: {'no DHCPv6 server answered' if ipam else 'no more tries'}"
     assert eventually(lambda: node.list_leases() == [])
     assert node.list_files() == {}
+    assert "eth0" not in sandbox.ip("-o", "link")
 
 
 def test_check_fails_without_a_lease_and_acquires_none(node, sandbox):
@@ -213,24 +182,12 @@ def test_status_and_add_name_the_missing_daemon(node, sandbox):
     assert (status["code"], status["msg"], add["msg"]) == (50, expected, expected)
 
 
-def test_gc_releases_leases_of_containers_that_are_not_listed(node, sandbox, new_sandbox):
-    """GC releases the leases of all containers but the listed ones."""
-    net, other = node.network(cniVersion="1.1.0"), new_sandbox()
-    kept = address(net.add(sandbox))
-    net.add(other)
-    valid = [{"containerID": sandbox.name, "ifname": "eth0"}]
-    net.having(**{"cni.dev/valid-attachments": valid}).run("GC").assert_silent()
-    assert eventually(lambda: node.list_leases() == [kept]), node.list_leases()
-    assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
-
-
 @pytest.mark.long
 def test_conflict_is_detected_and_declined(node, sandbox, new_sandbox):
     """With `conflictDetection` an address that another host uses is declined, and the pod gets another one."""
     used = "10.25.0.100"
     node.network(ipam={"type": "static", "addresses": [{"address": f"{used}/24"}]}).add(new_sandbox())
     identifier = f"{sandbox.name}/net/eth0".encode().hex(":")
-    node.server.stop()
     node.start_server(f"--dhcp-host=id:00:{identifier},{used}")
     result = node.network(ipam={"conflictDetection": True}).add(sandbox)
     assert address(result) != used
@@ -245,3 +202,50 @@ def test_sigterm_ends_the_daemon_and_keeps_the_leases(node, sandbox):
     assert not node.socket.exists()
     assert node.list_leases() == [address(result)]
     assert list(node.list_files()) == [f"{sandbox.name}:eth0.json"]
+
+
+@pytest.fixture
+def tool(node, host, tmp_path) -> DoctorNode:
+    """The tool, with the node's network in net.d."""
+    tool = DoctorNode(host, tmp_path / "tool")
+    (tmp_path / "tool").mkdir()
+    config = node.network().config
+    plugin = {key: config[key] for key in ("type", "master", "ipam")}
+    tool.configure("10-net.conflist", {"cniVersion": "1.0.0", "name": "net", "plugins": [plugin]})
+    return tool
+
+
+def list_leases(tool: DoctorNode) -> Any:
+    """Returns the document of `podwire ipam list`."""
+    return json.loads(tool.podwire("ipam", "list", "--json").stdout)
+
+
+def test_tool_lists_leases(node, tool, sandbox):
+    """The leases of dhcp are printed with server and end, and are in the document."""
+    leased = address(node.network().add(sandbox))
+    (document,) = list_leases(tool)
+    assert (document["address"], document["server"], document["state"]) == (leased, SERVER, "leased")
+    assert (document["containerID"], document["ifname"]) == (sandbox.name, "eth0")
+    assert 3500 < document["expiresInS"] <= 3600
+    lines = tool.podwire("ipam", "list", "net").stdout.splitlines()
+    assert " ".join(lines[0].split()) == "DHCP LEASE NETWORK CONTAINER INTERFACE POD SERVER EXPIRES STATE"
+    assert lines[1].split()[:4] == [leased, "net", sandbox.name, "eth0"]
+    assert re.search(r"in 5\d min", lines[1])
+
+
+def test_tool_lists_leases_to_be_released(node, tool, sandbox):
+    """The lease of a pod whose DEL ran without a daemon is to be released."""
+    net = node.network()
+    result = net.add(sandbox)
+    node.daemon.stop()
+    net.run("DEL", sandbox, prev_result=result).assert_silent()
+    assert [item["state"] for item in list_leases(tool)] == ["to be released"]
+
+
+def test_doctor_reports_a_daemon_that_is_not_running(node, tool):
+    """Without a daemon doctor reports the networks that need it, once."""
+    assert [one for one in tool.list_findings() if "dhcp" in one["name"]] == []
+    node.daemon.stop()
+    (unreachable,) = [one for one in tool.list_findings() if "dhcp.sock" in one["text"]]
+    assert (unreachable["name"], unreachable["subject"]) == ("dhcp-daemon-unreachable", "net")
+    assert f"/opt/cni/bin/dhcp daemon -socketpath {node.socket}" in unreachable["cure"]

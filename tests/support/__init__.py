@@ -56,12 +56,9 @@ Packets
     frames: stations that send and receive Ethernet frames
 
 DHCP
-    dhcp: a server's address, and the keys of a network
+    dhcp: a server's address, the keys of a network, a scripted daemon
     dhcp_node: podwire's or the reference's daemon, and dnsmasq
     dhcp_forger: a forged or faulty server or router
-    dhcp_proxy: withholds the daemon's answer
-    dhcp_recordings: bytes of the reference's daemon
-    dhcp6_exchange: a DHCPv6 client with hand-made answers
 
 Nodes for the operator's tool
     tool: `podwire` with temporary directories

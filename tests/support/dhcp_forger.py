@@ -15,10 +15,6 @@ from tests.support.namespaces import Namespace
 from tests.support.uplink import WIRE
 
 SERVER, ADDRESS = IPv4Address("10.25.0.1"), IPv4Address("10.25.0.100")
-_MAC, _BROADCAST_MAC = bytes.fromhex("020000000001"), b"\xff" * 6
-_BROADCAST, _ETH_P_IP = IPv4Address(0xFFFFFFFF), 0x0800
-_CLIENT_PORT, _SERVER_PORT = 68, 67
-_POLL_S = 0.1
 # A lease of an hour.
 GRANT: Mapping[int, bytes] = {
     options.SERVER_ID: SERVER.packed,
@@ -69,7 +65,7 @@ class Forger:
     def answers_to(self, received: bytes) -> Iterator[bytes]:
         """Records the message in a frame, and yields the frames of the answer; none for one that is no client's."""
         datagram = frame.parse_udp4(received, checksum_is_ready=False)
-        if datagram.destination_port == _SERVER_PORT:
+        if datagram.destination_port == 67:
             request = packet.decode(datagram.payload)
             self.requests.append(replace(request, options=dict(request.options)))
             yield from map(to_frame, self.answer(request))
@@ -79,7 +75,7 @@ class Forger:
 def running(machine: Namespace, answer: Answer) -> Iterator[Forger]:
     """Runs the host on the wire during the block."""
     forger = Forger(answer)
-    with answering(machine, _ETH_P_IP, forger.answers_to):
+    with answering(machine, 0x0800, forger.answers_to):
         yield forger
 
 
@@ -100,7 +96,7 @@ def answering(machine: Namespace, protocol: int, answers_to: Callable[[bytes], I
         wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
     with wire:
         wire.bind((WIRE, protocol))
-        wire.settimeout(_POLL_S)
+        wire.settimeout(0.1)
         thread = threading.Thread(target=serve)
         thread.start()
         try:
@@ -112,6 +108,5 @@ def answering(machine: Namespace, protocol: int, answers_to: Callable[[bytes], I
 
 def to_frame(message: Message) -> bytes:
     """Returns a server's message as a frame to all hosts."""
-    return frame.build_udp4(
-        _MAC, _BROADCAST_MAC, SERVER, _BROADCAST, _SERVER_PORT, _CLIENT_PORT, packet.encode(message)
-    )
+    macs, everyone = (bytes.fromhex("020000000001"), b"\xff" * 6), IPv4Address("255.255.255.255")
+    return frame.build_udp4(*macs, SERVER, everyone, 67, 68, packet.encode(message))

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ class Program:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the program; it must not be running."""
+        """Starts the program, in place of the running one."""
+        self.stop()
         with self.namespace.entered(), self.log.open("ab") as log:
             self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -131,10 +132,7 @@ class Node:
         self.daemon = Program(self.host, argv, self.directory / "reference.log")
 
     def has_released(self) -> bool:
-        """Returns whether DEL has released the lease; that of newer reference daemons is lost, and one lease remains.
-
-        The releases of 1.9.1 have the source address 0.0.0.0: the kernel of the server drops them.
-        """
+        """Returns whether DEL has released the lease; the reference's daemon 1.9.1 does so from 0.0.0.0, in vain."""
         if self.daemon.argv[0] == str(binaries.REFERENCE / "dhcp") and binaries.reference_is_new():
             return len(self.list_leases()) == 1
         return eventually(lambda: self.list_leases() == [])
@@ -170,9 +168,8 @@ class Node:
             "dhcp": {},
         }
         if kind == "bridge":
-            self.host.run(
-                "sh", "-ec", f"ip link add br0 type bridge; ip link set {UPLINK} master br0; ip link set br0 up"
-            )
+            for arguments in ("add br0 type bridge", f"set {UPLINK} master br0", "set br0 up"):
+                self.host.ip("link", *arguments.split())
         section = {"type": "dhcp", **ipam_keys(self.directory), **(ipam or {})}
         conf = {"cniVersion": "1.0.0", "name": "net", "type": kind, **keys_of_kind[kind], **keys, "ipam": section}
         return Network(self.host, conf)
@@ -185,16 +182,19 @@ SERVER6 = "fd00:25::1"
 
 
 @contextmanager
-def created(host: Namespace, machine: Namespace, directory: Path, **settings: Any) -> Iterator[Node]:
-    """Yields a node whose server and daemon do not run yet; ends both."""
-    uplink.connect(host, machine, [f"{SERVER}/24", f"{SERVER6}/64"])
-    node = Node(host, machine, directory, **settings)
-    (directory / "run").mkdir()
+def _ended(node: Node) -> Iterator[Node]:
+    node.socket.parent.mkdir(parents=True)
     try:
         yield node
     finally:
         node.daemon.stop()
         node.server.stop()
+
+
+def created(host: Namespace, machine: Namespace, directory: Path, **settings: Any) -> AbstractContextManager[Node]:
+    """Returns a context in which a node exists, whose server and daemon do not run yet; ends both."""
+    uplink.connect(host, machine, [f"{SERVER}/24", f"{SERVER6}/64"])
+    return _ended(Node(host, machine, directory, **settings))
 
 
 @contextmanager
@@ -204,15 +204,10 @@ def serving(host: Namespace, interface: str, directory: Path) -> Iterator[Node]:
     No sample in conf/ has its subnet.
     """
     host.ip("address", "add", "10.125.0.1/24", "dev", interface)
-    node = Node(host, host, directory, interface=interface)
-    (directory / "run").mkdir(parents=True)
-    try:
+    with _ended(Node(host, host, directory, interface=interface)) as node:
         node.start_server(range_="10.125.0.100,10.125.0.149,255.255.255.0")
         node.start_daemon()
         yield node
-    finally:
-        node.daemon.stop()
-        node.server.stop()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ One rule: a parser returns a value or raises Malformed, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from random import Random
@@ -22,16 +22,14 @@ from ipam.dhcp.packet import BOOTREPLY, Message
 from ipam.dhcp.packet6 import Association, LeasedAddress
 from ipam.dhcp.rpc import Connection
 from tests.fuzz import mutation
-from tests.support import dhcp_recordings as recorded
 from tests.unit.test_dhcp_gob import ARRAY, LIST, MAP, OPAQUE, RECURSIVE, STRANGE, STRANGE_VALUE, message
+from tests.unit.test_dhcp_rpc import ALLOCATE, CONNECT, RELEASE, REPLIES
 
 CASES = 300
 MALFORMED = (packet.Malformed, gob.Malformed)
-OPTION_BYTES = 1 << 14
 LIMIT_S = 5.0  # it takes milliseconds; with the square of the size minutes
 MAC = b"\2\0\0\0\0\1"
 V4, V6, ALL_NODES = IPv4Address("192.0.2.1"), IPv6Address("fe80::1"), IPv6Address("ff02::1")
-CONNECT = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
 OPTIONS = {1: b"\xff\xff\xff\0", 3: V4.packed, 15: b"a.b", 33: b"\x0a\0\0\0" + V4.packed, 51: b"\0\0\1\0", 53: b"\5"}
 OPTIONS |= {6: V4.packed, 26: b"\5\xdc", 56: b"no", 119: b"\1a\0\1b\xc0\0", 121: b"\x18\x0a\1\2" + V4.packed}
 # A router's advertisement with a prefix, an MTU, name servers and search domains.
@@ -40,6 +38,8 @@ BODY += bytes(12) + b"\5\1\0\0\0\0\5\xdc" + b"\x19\3\0\0\0\0\2\x58" + V6.packed 
 LEASED = Association(b"\1\2\3\4", (LeasedAddress(V6, 100.0, 200.0),), 50.0, 80.0)
 MESSAGE6 = packet6.encode(packet6.Message(packet6.REPLY, 1, b"\0\4x", b"\0\3y", (LEASED,), search=("a.b",)))
 MESSAGE4 = packet.encode(Message(BOOTREPLY, 7, MAC, OPTIONS, yiaddr=V4))
+OVERLOADED = MESSAGE4[:44] + b"\1\4\xff\xff\0\0\xff".ljust(64, b"\0") + b"\3\4\x0a\0\0\1".ljust(128, b"\0")
+OVERLOADED += MESSAGE4[236:240] + b"\x34\1\3" + MESSAGE4[240:]
 UDP4 = frame.build_udp4(MAC, MAC, V4, V4, 67, 68, MESSAGE4)
 UDP6 = frame.build_udp6(MAC, MAC, V6, V6, 547, 546, MESSAGE6)
 ICMP6 = frame.build_icmp6(MAC, MAC, V6, V6, 134, 0, BODY)
@@ -49,7 +49,7 @@ OPTION_READERS = (
 )
 
 
-def read_options(sent: dict[int, bytes]) -> None:
+def read_options(sent: Mapping[int, bytes]) -> None:
     """Reads all options; only the mask and the lease time may be Malformed."""
     for read in OPTION_READERS:
         read(sent)
@@ -61,7 +61,12 @@ def read_options(sent: dict[int, bytes]) -> None:
 def read_message4(data: bytes) -> None:
     decoded = packet.decode(data)
     assert packet.decode(packet.encode(decoded)) == decoded
-    read_options(dict(decoded.options))
+    read_options(decoded.options)
+
+
+def read_message6(data: bytes) -> None:
+    decoded = packet6.decode(data)
+    assert packet6.decode(packet6.encode(decoded)) == decoded
 
 
 def read_frame(data: bytes) -> None:
@@ -102,11 +107,12 @@ LISTS_OF_LISTS = LIST + RECURSIVE + message("ff82 01 02 01 00 00 00")
 PARSERS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
     "frame": (read_frame, [UDP4, UDP6, ICMP6]),
     "frame of the IPv6 client": (read_client_frame, [UDP6, ICMP6]),
-    "DHCPv4 message": (read_message4, [MESSAGE4]),
-    "DHCPv6 message": (packet6.decode, [MESSAGE6]),
+    "DHCPv4 message": (read_message4, [MESSAGE4, OVERLOADED]),
+    "DHCPv4 options": (lambda data: read_options(dict.fromkeys(OPTIONS, data)), list(OPTIONS.values())),
+    "DHCPv6 message": (read_message6, [MESSAGE6]),
     "router advertisement": (read_advertisement, [BODY]),
-    "gob": (read_gob, [recorded.ALLOCATE, recorded.REPLIES, recorded.ERROR, OTHER_TYPES, LISTS_OF_LISTS]),
-    "calls of the daemon": (answer_calls, [recorded.ALLOCATE, recorded.RELEASE]),
+    "gob": (read_gob, [ALLOCATE, REPLIES, OTHER_TYPES, LISTS_OF_LISTS]),
+    "calls of the daemon": (answer_calls, [ALLOCATE, RELEASE]),
 }
 
 
@@ -124,41 +130,28 @@ def test_changed_and_truncated_bytes_are_a_value_or_malformed(name):
                 parse(sample[:size])
 
 
-def option6(number: int, content: bytes) -> bytes:
-    return number.to_bytes(2, "big") + len(content).to_bytes(2, "big") + content
-
-
-DNSSL = b"\x1f\2\0\0\0\0\2\x58\1a\0\1a\0\0\0"
+# Parts that fill a datagram, with the bytes before them.
 EMPTY_OPTIONS = b"".join(bytes((number, 0)) for number in range(1, 52))
-OPTIONS4 = (b"\0", b"\1\0", b"\1\1x", b"\1\xff" + b"x" * 255, EMPTY_OPTIONS)
-OPTIONS6 = (option6(3, bytes(12)), option6(24, b"\1a\0" * 2), option6(65000, b""), option6(13, b"\0\0"))
+SEARCH6 = b"\0\x18\0\6" + b"\1a\0" * 2
+DATAGRAMS = {
+    "DHCPv4 message": (MESSAGE4[:240], [b"\0", b"\1\0", b"\1\1x", b"\1\xff" + b"x" * 255, EMPTY_OPTIONS]),
+    "DHCPv6 message": (b"\7\1\2\3", [b"\0\3\0\x0c" + bytes(12), SEARCH6, b"\xfd\xe8\0\0", b"\0\x0d\0\2\0\0"]),
+    "router advertisement": (BODY[:12], [BODY[12:44], b"\x1f\2\0\0\0\0\2\x58\1a\0\1a\0\0\0", b"\1\1" * 4]),
+}
 OPTION_PARTS = [b"\0", b"\x0a\0\0\1", b"\xc0\0", b"\1a\0", b"\1a", b"\x20\1\2\3\4\1\2\3\4", b"a."]
-HEADS = {"DHCPv4 message": MESSAGE4[:240], "DHCPv6 message": b"\7\1\2\3", "router advertisement": BODY[:12]}
 LONG = [
-    *(("DHCPv4 message", part) for part in OPTIONS4),
-    *(("DHCPv6 message", part) for part in OPTIONS6),
-    *(("router advertisement", part) for part in (BODY[12:44], DNSSL, b"\1\1" * 4)),
+    *((name, head, part, 65535) for name, (head, parts) in DATAGRAMS.items() for part in parts),
+    *(("DHCPv4 options", b"", part, 1 << 14) for part in OPTION_PARTS),  # which only split options can be
 ]
 
 
-@pytest.mark.parametrize(("name", "part"), LONG, ids=[f"{name}-{part[:8].hex()}" for name, part in LONG])
-def test_longest_datagram_is_read_in_milliseconds(name, part):
-    """A datagram of the maximum size that repeats a part is read in time that does not grow with its square."""
-    head = HEADS[name]
-    data = head + part * ((65535 - len(head)) // len(part))
-    assert processor_time_s(lambda: PARSERS[name][0](data)) < LIMIT_S
-
-
-@pytest.mark.parametrize("number", [3, 6, 15, 33, 56, 119, 121])
-@pytest.mark.parametrize("part", OPTION_PARTS, ids=bytes.hex)
-def test_longest_option_is_read_in_milliseconds(number, part):
-    """A long option, which only a split one can be, is read in time that does not grow with the square of its size."""
-    assert processor_time_s(lambda: read_options({number: part * (OPTION_BYTES // len(part) // 4 * 4)})) < LIMIT_S
-
-
-def processor_time_s(read: Callable[[], object]) -> float:
-    """Returns how long this process computes until the bytes are read, or Malformed."""
+@pytest.mark.parametrize(
+    ("name", "head", "part", "size"), LONG, ids=[f"{case[0]}-{case[2][:8].hex()}" for case in LONG]
+)
+def test_longest_bytes_are_read_in_milliseconds(name, head, part, size):
+    """The longest datagram or option that repeats a part is read in time that does not grow with its square."""
+    data = head + part * ((size - len(head)) // len(part) // 4 * 4)
     began = time.process_time()
     with suppress(*MALFORMED):
-        read()
-    return time.process_time() - began
+        PARSERS[name][0](data)
+    assert time.process_time() - began < LIMIT_S

@@ -36,6 +36,12 @@ class Exchange:
         self.now = self.client.deadline
         return self.client.expire(self.now)
 
+    def pass_deadlines(self) -> Event:
+        """Lets time pass until something has happened."""
+        while (event := self.pass_deadline()) is None:
+            self.sent()
+        return event
+
     def answer(self, kind: int, *, server: IPv4Address = SERVER, yiaddr: IPv4Address = ADDRESS, **changes) -> Message:
         """Returns an answer to the last message; `changes` are of its fields, options by `o` and number."""
         contents = {
@@ -66,29 +72,41 @@ def exchange() -> Exchange:
 
 
 @pytest.fixture
-def bound(exchange: Exchange) -> Exchange:
-    """A client with a lease of 1,000 seconds."""
-    exchange.receive(options.OFFER)
-    exchange.sent()
-    assert exchange.receive(options.ACK) is Event.GRANTED
+def requesting(exchange: Exchange) -> Exchange:
+    """A client that has sent REQUEST."""
+    assert exchange.receive(options.OFFER) is None
+    assert exchange.sent() == [options.REQUEST]
     return exchange
 
 
-def test_lease_is_acquired(exchange):
+@pytest.fixture
+def bound(requesting: Exchange) -> Exchange:
+    """A client with a lease of 1,000 seconds."""
+    assert requesting.receive(options.ACK) is Event.GRANTED
+    return requesting
+
+
+@pytest.fixture
+def renewing(bound: Exchange) -> Exchange:
+    """A client that has sent REQUEST at T1."""
+    bound.pass_deadline()
+    assert bound.sent() == [options.REQUEST]
+    return bound
+
+
+def test_lease_is_acquired(requesting):
     """DISCOVER, OFFER, REQUEST for the offer of its server, ACK: the lease counts from the REQUEST."""
-    assert exchange.receive(options.OFFER) is None
-    assert exchange.sent() == [options.REQUEST]
-    chosen = exchange.last.options
+    chosen = requesting.last.options
     assert (chosen[options.REQUESTED_ADDRESS], chosen[options.SERVER_ID]) == (ADDRESS.packed, SERVER.packed)
     assert chosen[options.CLIENT_ID] == CLIENT_ID
     assert list(chosen[options.PARAMETER_REQUEST_LIST]) == [3, 1]
-    requested_at, exchange.now = exchange.now, exchange.now + 0.5
-    assert exchange.receive(options.ACK) is Event.GRANTED
-    lease = exchange.client.lease
+    requested_at, requesting.now = requesting.now, requesting.now + 0.5
+    assert requesting.receive(options.ACK) is Event.GRANTED
+    lease = requesting.client.lease
     assert (str(lease.address), lease.server, lease.gateway) == ("10.25.0.7/24", SERVER, SERVER)
     assert (lease.granted_s, lease.expires_at) == (requested_at, requested_at + 1000)
-    assert exchange.client.state is State.BOUND
-    assert exchange.client.listening_until < exchange.now
+    assert requesting.client.state is State.BOUND
+    assert requesting.client.listening_until < requesting.now
 
 
 def test_discover_is_repeated_with_growing_pauses_until_the_time_is_up(exchange):
@@ -111,15 +129,9 @@ def test_discover_is_repeated_with_growing_pauses_until_the_time_is_up(exchange)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"xid": 1},
-        {"chaddr": bytes(6)},
-        {"op": 1},
-        {"o61": b"\0another"},
-        {"yiaddr": IPv4Address("127.0.0.1")},
-        {"yiaddr": IPv4Address("224.0.0.1")},
-        {"yiaddr": IPv4Address(0)},
-        {"o54": None},
-        {"o53": b""},
+        *({"xid": 1}, {"chaddr": bytes(6)}, {"op": 1}, {"o61": b"\0another"}, {"o54": None}, {"o53": b""}),
+        *({"yiaddr": IPv4Address(address)} for address in ("127.0.0.1", "224.0.0.1", "0.0.0.0")),
+        {"yiaddr": SERVER},
     ],
 )
 def test_forged_offers_are_ignored(changes, exchange):
@@ -131,42 +143,43 @@ def test_forged_offers_are_ignored(changes, exchange):
 
 
 @pytest.mark.parametrize("kind", [options.ACK, options.NAK])
-def test_only_the_chosen_server_can_answer_a_request(kind, exchange):
+def test_only_the_chosen_server_can_answer_a_request(kind, requesting):
     """An answer of another server to the REQUEST is ignored."""
-    exchange.receive(options.OFFER)
-    exchange.sent()
-    assert exchange.receive(kind, server=OTHER) is None
-    assert exchange.client.state is State.REQUESTING
+    assert requesting.receive(kind, server=OTHER) is None
+    assert requesting.client.state is State.REQUESTING
 
 
-def test_client_starts_anew_after_four_requests(exchange):
+def test_client_starts_anew_after_four_requests(requesting):
     """A server that offers and does not acknowledge gets four requests, then there is a new DISCOVER."""
-    exchange.receive(options.OFFER)
-    assert exchange.sent() == [options.REQUEST]
-    for _ in range(3):
-        exchange.pass_deadline()
-        assert exchange.sent() == [options.REQUEST]
-    exchange.pass_deadline()
-    assert exchange.sent() == [options.DISCOVER]
+    for kind in [options.REQUEST] * 3 + [options.DISCOVER]:
+        requesting.pass_deadline()
+        assert requesting.sent() == [kind]
 
 
-def test_refused_request_waits_before_the_next_discover(exchange):
-    """A NAK to a REQUEST leads to a DISCOVER at the deadline, not at once."""
-    exchange.receive(options.OFFER)
-    exchange.sent()
-    assert exchange.receive(options.NAK) is None
-    assert exchange.sent() == []
-    exchange.pass_deadline()
-    assert exchange.sent() == [options.DISCOVER]
+def test_refused_request_waits_before_the_next_discover(requesting):
+    """A NAK to a REQUEST leads to a DISCOVER at the deadline, not at once; the error of the ADD has its text."""
+    assert requesting.receive(options.NAK, o56=b"not here") is None
+    assert requesting.sent() == []
+    requesting.pass_deadline()
+    assert requesting.sent() == [options.DISCOVER]
+    assert requesting.pass_deadlines() is Event.FAILED
+    assert requesting.client.reason == "no more tries: the server 10.25.0.1 refused it: not here"
 
 
-def test_ack_without_mask_is_released(exchange):
-    """Without a subnet mask the client fails with the reference's text, and releases the lease."""
-    exchange.receive(options.OFFER)
-    exchange.sent()
-    assert exchange.receive(options.ACK, o1=None) is Event.FAILED
-    assert exchange.client.reason == "DHCP option Subnet Mask not found in DHCPACK"
-    assert exchange.sent() == [options.RELEASE]
+@pytest.mark.parametrize(
+    ("changes", "reason", "sent"),
+    [
+        ({"o1": None}, "DHCP option Subnet Mask not found in DHCPACK", [options.RELEASE]),
+        ({"o1": b"\xff\0\xff\0"}, "DHCPACK: ", [options.RELEASE]),
+        ({"yiaddr": SERVER}, "DHCPACK: the address 10.25.0.1 is the server's", []),
+    ],
+)
+def test_lease_that_cannot_be_used_is_released(changes, reason, sent, requesting):
+    """With an unusable mask or address the client fails, and the server does not keep the lease."""
+    assert requesting.receive(options.ACK, **changes) is Event.FAILED
+    assert requesting.client.reason.startswith(reason)
+    assert requesting.sent() == sent
+    assert not sent or requesting.last.ciaddr == ADDRESS
 
 
 def test_renewal_comes_at_t1_or_a_little_earlier(bound):
@@ -175,31 +188,38 @@ def test_renewal_comes_at_t1_or_a_little_earlier(bound):
     assert 1450 <= bound.now <= 1500
     (outgoing,) = bound.client.take_outgoing()
     assert (outgoing.server, outgoing.source, outgoing.message.ciaddr) == (SERVER, ADDRESS, ADDRESS)
-    assert options.SERVER_ID not in outgoing.message.options
-    assert options.REQUESTED_ADDRESS not in outgoing.message.options
+    assert not {options.SERVER_ID, options.REQUESTED_ADDRESS} & outgoing.message.options.keys()
     bound.last = outgoing.message
     assert bound.receive(options.ACK) is Event.GRANTED
     assert bound.client.lease.granted_s == bound.now
 
 
-def test_renewal_without_mask_keeps_the_prefix(bound):
+def test_renewal_without_mask_keeps_the_prefix(renewing):
     """A renewing server may leave out the mask and its identifier."""
-    bound.pass_deadline()
-    bound.sent()
-    assert bound.receive(options.ACK, o1=None, o54=None) is Event.GRANTED
-    assert (str(bound.client.lease.address), bound.client.lease.server) == ("10.25.0.7/24", SERVER)
+    assert renewing.receive(options.ACK, o1=None, o54=None) is Event.GRANTED
+    assert (str(renewing.client.lease.address), renewing.client.lease.server) == ("10.25.0.7/24", SERVER)
+
+
+def test_renewal_that_cannot_be_used_is_ignored(renewing):
+    """An ACK with a wrong mask changes nothing: the lease stays until a server renews it properly, or it expires."""
+    lease = renewing.client.lease
+    assert renewing.receive(options.ACK, o1=b"\x01\x02\x03\x04") is None
+    assert (renewing.client.lease, renewing.client.state) == (lease, State.RENEWING)
+
+
+def test_refused_renewal_is_a_lost_lease(renewing):
+    """A NAK during a renewal ends the lease; its message is in the reason."""
+    assert renewing.receive(options.NAK, o56=b"moved\n") is Event.LOST
+    assert renewing.client.reason == "the server 10.25.0.1 refused it: moved?"
+    assert renewing.sent() == [options.DISCOVER]
 
 
 def test_lease_is_rebound_and_then_lost(bound):
     """From T2 on the requests go to all servers; when the lease expires, it is lost, and DISCOVER follows."""
     targets = []
-    event = None
-    while event is None:
-        event = bound.pass_deadline()
-        targets += [(bound.now, each.server) for each in bound.client.take_outgoing() if event is None]
-    assert event is Event.LOST
-    assert bound.now == 2000
-    assert bound.client.lease is None
+    while (event := bound.pass_deadline()) is None:
+        targets += [(bound.now, each.server) for each in bound.client.take_outgoing()]
+    assert (event, bound.now, bound.client.lease) == (Event.LOST, 2000, None)
     assert all((server is None) == (time >= 1850) for time, server in targets)
     assert 3 <= len(targets) <= 12
     assert bound.client.state is State.SELECTING
@@ -207,35 +227,10 @@ def test_lease_is_rebound_and_then_lost(bound):
     assert bound.client.expire(bound.now) is None, "it tries for ever"
 
 
-def test_refused_renewal_is_a_lost_lease(bound):
-    """A NAK during a renewal ends the lease; its message is in the reason."""
-    bound.pass_deadline()
-    bound.sent()
-    assert bound.receive(options.NAK, o56=b"moved\n") is Event.LOST
-    assert bound.client.reason == "the server 10.25.0.1 refused it: moved?"
-    assert bound.sent() == [options.DISCOVER]
-
-
-def test_infinite_lease_is_never_renewed(exchange):
+def test_infinite_lease_is_never_renewed(requesting):
     """A lease of 0xffffffff seconds has no deadline."""
-    exchange.receive(options.OFFER)
-    exchange.sent()
-    assert exchange.receive(options.ACK, o51=b"\xff" * 4) is Event.GRANTED
-    assert exchange.client.deadline == INFINITE
-
-
-def test_stored_lease_of_another_boot_is_confirmed(bound):
-    """The client requests the stored address from all servers; without an answer the lease is lost."""
-    lease = replace(bound.client.lease, granted_s=-INFINITE)
-    again = Exchange()
-    again.client.resume(lease, again.now, same_boot=False)
-    assert again.sent() == [options.REQUEST]
-    assert again.last.options[options.REQUESTED_ADDRESS] == ADDRESS.packed
-    assert options.SERVER_ID not in again.last.options
-    event = None
-    while event is None:
-        event = again.pass_deadline()
-    assert event is Event.LOST
+    assert requesting.receive(options.ACK, o51=b"\xff" * 4) is Event.GRANTED
+    assert requesting.client.deadline == INFINITE
 
 
 def test_stored_lease_that_is_overdue_is_renewed_at_once(bound):
@@ -248,17 +243,18 @@ def test_stored_lease_that_is_overdue_is_renewed_at_once(bound):
     assert again.sent() == [options.REQUEST]
 
 
+@pytest.mark.parametrize("same_boot", [True, False])
 @pytest.mark.parametrize("answer", [options.ACK, options.NAK, None])
-def test_stored_lease_that_has_expired_is_confirmed(answer, bound):
-    """The servers are asked for an expired lease: a renewal that could not be stored may have prolonged it."""
+def test_stored_lease_that_may_have_expired_is_confirmed(answer, same_boot, bound):
+    """All servers are asked for a lease of another boot, and an expired one: a renewal may not have been stored."""
     again = Exchange()
     again.now = 2001.0
-    again.client.resume(bound.client.lease, again.now, same_boot=True)
+    granted_s = bound.client.lease.granted_s if same_boot else -INFINITE
+    again.client.resume(replace(bound.client.lease, granted_s=granted_s), again.now, same_boot=same_boot)
     assert again.sent() == [options.REQUEST]
     assert again.last.options[options.REQUESTED_ADDRESS] == ADDRESS.packed
-    event = again.receive(answer) if answer else None
-    while event is None:
-        event = again.pass_deadline()
+    assert options.SERVER_ID not in again.last.options
+    event = again.receive(answer) if answer else again.pass_deadlines()
     assert event is (Event.GRANTED if answer == options.ACK else Event.LOST)
     assert again.now < 2020
 
@@ -290,12 +286,3 @@ def test_transaction_ids_are_random():
         each.client.start(0.0)
         each.sent()
     assert len({each.last.xid for each in clients}) == 50
-
-
-def test_renewal_that_cannot_be_used_is_ignored(bound):
-    """An ACK with a wrong mask changes nothing: the lease stays until a server renews it properly, or it expires."""
-    lease = bound.client.lease
-    bound.pass_deadline()
-    bound.sent()
-    assert bound.receive(options.ACK, o1=b"\x01\x02\x03\x04") is None
-    assert (bound.client.lease, bound.client.state) == (lease, State.RENEWING)

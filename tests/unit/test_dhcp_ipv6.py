@@ -35,21 +35,15 @@ def advertisement_frame(*, managed=False, lifetime_s=1800, valid_s=7200, preferr
 class Interface:
     """A client, the time, and the frames it sent, parsed."""
 
-    def __init__(self, mode):
-        identity = Identity(DUID, IAID)
-        self.client = Ipv6Client(identity, mode, Timing())
+    def __init__(self, mode, stored=None, *, now=100.0, same_boot=True):
+        self.client = Ipv6Client(Identity(DUID, IAID), mode, Timing())
         self.client.use(MAC, LINK_LOCAL)
-        self.now = 100.0
-        self.messages = []
-        self.solicitations = 0
-
-    def start(self):
-        self.client.start(self.now)
-        return self._collect(None)
-
-    def resume(self, lease, *, same_boot=True):
-        self.client.resume(lease, self.now, same_boot=same_boot)
-        return self._collect(None)
+        self.now, self.messages, self.solicitations = now, [], 0
+        if stored:
+            self.client.resume(stored, now, same_boot=same_boot)
+        else:
+            self.client.start(now)
+        self._collect(None)
 
     def wait(self):
         self.now = max(self.now, self.client.deadline)
@@ -92,7 +86,6 @@ class Interface:
 @pytest.fixture
 def slaac():
     interface = Interface("slaac")
-    interface.start()
     assert interface.advertise() is Event.GRANTED
     return interface
 
@@ -100,7 +93,6 @@ def slaac():
 @pytest.fixture
 def dhcp():
     interface = Interface("dhcp")
-    interface.start()
     interface.advertise(managed=True)
     assert interface.grant() is Event.GRANTED
     return interface
@@ -110,7 +102,6 @@ def dhcp():
 def test_dhcp(server_first):
     """In mode "dhcp" the lease needs the server's answer and the router's, in any order."""
     interface = Interface("dhcp")
-    interface.start()
     assert (interface.solicitations, len(interface.messages)) == (1, 1)
     answers = [interface.grant, interface.advertise]
     first, second = answers if server_first else answers[::-1]
@@ -124,24 +115,15 @@ def test_dhcp(server_first):
     assert interface.client.state is State.BOUND
 
 
-def test_dhcp_without_router():
-    """Without a router a lease has no gateway, and comes when the search for a router has ended."""
-    interface = Interface("dhcp")
-    interface.start()
-    interface.grant()
-    interface.wait_for(Event.GRANTED)
-    assert 109 <= interface.now <= 110
-    assert (interface.lease.address, interface.lease.routes) == (IPv6Interface(f"{ADDRESS}/128"), ())
-
-
 def test_router_that_starts_later():
-    """A router that is found after the ADD changes the lease."""
+    """Without a router the lease comes when the search for one has ended, without a gateway; a later one changes it."""
     interface = Interface("dhcp")
-    interface.start()
     leased = Association(IAID, (LeasedAddress(ADDRESS, INFINITE, INFINITE),), INFINITE, INFINITE)
     interface.grant(associations=(leased,))
     interface.wait_for(Event.GRANTED)
+    assert 109 <= interface.now <= 110
     without = interface.lease
+    assert (without.address, without.routes) == (IPv6Interface(f"{ADDRESS}/128"), ())
     assert interface.wait() is None
     assert interface.advertise() is Event.GRANTED
     assert interface.lease.configuration != without.configuration
@@ -152,7 +134,6 @@ def test_router_that_starts_later():
 def test_dhcp_without_server(mode):
     """Without a server the client fails after the total time of 208 s, also if the router comes first."""
     interface = Interface(mode)
-    interface.start()
     interface.now += 0.9
     interface.advertise(managed=True)
     interface.wait_for(Event.FAILED)
@@ -166,6 +147,7 @@ def test_slaac(slaac):
     assert (lease.address, lease.routes) == (SLAAC_ADDRESS, (Route(DEFAULT, ROUTER),))
     assert (lease.granted_s, lease.expires_at) == (100, 7300)
     assert (slaac.messages, slaac.client.state) == ([], State.BOUND)
+    assert slaac.client.listening_until < slaac.now < slaac.client.deadline
 
 
 @pytest.mark.parametrize(
@@ -174,7 +156,6 @@ def test_slaac(slaac):
 def test_slaac_fails(answers, reason):
     """Without a router, or without a prefix, autoconfiguration fails."""
     interface = Interface("slaac")
-    interface.start()
     if not answers:
         interface.wait_for(Event.FAILED)
     else:
@@ -183,31 +164,18 @@ def test_slaac_fails(answers, reason):
     assert (interface.client.deadline, interface.client.state) == (INFINITE, State.STOPPED)
 
 
-def test_auto_with_managed_flag():
-    """In mode "auto" a router with flag M starts DHCPv6."""
-    interface = Interface("auto")
-    interface.start()
-    assert interface.messages == []
-    assert interface.advertise(managed=True) is None
-    assert interface.grant() is Event.GRANTED
-    assert interface.lease.address == IPv6Interface(f"{ADDRESS}/128")
-
-
-def test_auto_without_managed_flag():
-    """In mode "auto" a router without flag M starts autoconfiguration."""
-    interface = Interface("auto")
-    interface.start()
-    assert interface.advertise() is Event.GRANTED
-    assert (interface.lease.address, interface.messages) == (SLAAC_ADDRESS, [])
-
-
-def test_auto_without_router():
-    """In mode "auto" the client asks a DHCPv6 server if no router answers."""
-    interface = Interface("auto")
-    interface.start()
-    while not interface.messages:
-        assert interface.wait() is None
-    assert interface.grant() is Event.GRANTED
+def test_auto():
+    """In mode "auto" a router with flag M starts DHCPv6, one without it autoconfiguration, silence DHCPv6."""
+    managed, autonomous, silent = (Interface("auto") for _ in range(3))
+    assert managed.messages == []
+    assert managed.advertise(managed=True) is None
+    assert managed.grant() is Event.GRANTED
+    assert managed.lease.address == IPv6Interface(f"{ADDRESS}/128")
+    assert autonomous.advertise() is Event.GRANTED
+    assert (autonomous.lease.address, autonomous.messages) == (SLAAC_ADDRESS, [])
+    while not silent.messages:
+        assert silent.wait() is None
+    assert silent.grant() is Event.GRANTED
 
 
 def test_renewal_of_both(dhcp):
@@ -245,38 +213,21 @@ def test_expired_prefix(slaac):
     assert slaac.lease.address == SLAAC_ADDRESS
 
 
-def test_no_socket_is_needed_between_renewals(slaac, dhcp):
-    """No frame can arrive while the client waits for a deadline."""
-    for interface in (slaac, dhcp):
-        assert interface.client.listening_until < interface.now
-        assert interface.client.deadline > interface.now
-
-
 def test_resumed_lease(slaac, dhcp):
     """A stored lease of this boot is maintained without a frame until its time."""
     for interface in (slaac, dhcp):
-        resumed = Interface("auto")
-        resumed.resume(lease6.from_json(json.loads(json.dumps(lease6.to_json(interface.lease)))))
+        resumed = Interface("auto", lease6.from_json(json.loads(json.dumps(lease6.to_json(interface.lease)))))
         assert (resumed.solicitations, resumed.messages, resumed.lease.address) == (0, [], interface.lease.address)
         assert resumed.client.state is State.BOUND
         assert resumed.wait() is None
         assert resumed.now > 100
 
 
-def test_expired_while_the_daemon_was_away(slaac):
-    """An autoconfigured address whose prefix has expired is lost at once."""
-    resumed = Interface("auto")
-    resumed.now = 10000.0
-    resumed.resume(slaac.lease)
-    assert resumed.wait() is Event.LOST
-    assert resumed.now == 10000
-
-
-def test_expired_dhcp_lease_is_not_reported_before_a_server_confirms_it(dhcp):
-    """A router's answer does not make an expired lease of DHCPv6 valid; the server's does."""
-    resumed = Interface("auto")
-    resumed.now = 10000.0
-    resumed.resume(dhcp.lease)
+def test_lease_that_has_expired_while_the_daemon_was_away(slaac, dhcp):
+    """An autoconfigured address is lost at once; a lease of DHCPv6 is valid when the server confirms it, not before."""
+    resumed = Interface("auto", slaac.lease, now=10000.0)
+    assert (resumed.wait(), resumed.now) == (Event.LOST, 10000)
+    resumed = Interface("auto", dhcp.lease, now=10000.0)
     assert resumed.wait() is None
     assert resumed.advertise(managed=True) is None
     assert resumed.grant(rapid_commit=False) is Event.GRANTED
@@ -286,18 +237,14 @@ def test_expired_dhcp_lease_is_not_reported_before_a_server_confirms_it(dhcp):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"source": IPv6Address("2001:db8:1::53")},
-        {"source": IPv6Address("ff02::1")},
-        {"source_port": 5353},
-        {"destination": IPv6Address("fe80::1234")},
-        {"destination": IPv6Address("ff02::1")},
-        {"port": 547},
+        *({"source": IPv6Address(address)} for address in ("2001:db8:1::53", "ff02::1")),
+        *({"destination": IPv6Address(address)} for address in ("fe80::1234", "ff02::1")),
+        *({"source_port": 5353}, {"port": 547}),
     ],
 )
 def test_message_of_a_host_that_is_no_server(changed):
     """A message of DHCPv6 comes from a link-local address and the servers' port, to the client's address and port."""
     interface = Interface("dhcp")
-    interface.start()
     interface.advertise(managed=True)
     assert interface.grant(**changed) is None
     assert interface.client.lease is None
@@ -307,8 +254,7 @@ def test_message_of_a_host_that_is_no_server(changed):
 @pytest.mark.parametrize("server_answers", [False, True])
 def test_dhcp_lease_of_another_boot(dhcp, server_answers):
     """A lease of another boot is confirmed by the server, and the router is searched again."""
-    resumed = Interface("dhcp")
-    resumed.resume(dhcp.lease, same_boot=False)
+    resumed = Interface("dhcp", dhcp.lease, same_boot=False)
     assert (resumed.solicitations, resumed.messages[0].kind) == (1, packet6.REBIND)
     if not server_answers:
         resumed.wait_for(Event.LOST)
@@ -321,11 +267,8 @@ def test_dhcp_lease_of_another_boot(dhcp, server_answers):
 
 def test_slaac_lease_of_another_boot(slaac):
     """An autoconfigured address of another boot is lost if no router answers."""
-    resumed = Interface("slaac")
-    resumed.resume(slaac.lease, same_boot=False)
-    resumed.wait_for(Event.LOST)
-    again = Interface("slaac")
-    again.resume(slaac.lease, same_boot=False)
+    Interface("slaac", slaac.lease, same_boot=False).wait_for(Event.LOST)
+    again = Interface("slaac", slaac.lease, same_boot=False)
     assert again.advertise(lifetime_s=900) is Event.GRANTED
     assert again.lease.address == SLAAC_ADDRESS
 

@@ -13,6 +13,7 @@ from ipam.dhcp import packet6
 from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import Malformed
 from ipam.dhcp.packet6 import Association, LeasedAddress, Message, Status, decode, encode
+from process.values import replace
 
 DUID, SERVER, IAID = b"\0\4" + bytes(range(16)), b"\0\3\0\1\2\0\0\0\0\1", b"\1\2\3\4"
 ADDRESS = IPv6Address("2001:db8::7")
@@ -60,15 +61,8 @@ def test_round_trip(original):
 
 def test_scapy_reads_a_solicit():
     """Scapy reads the same options in a SOLICIT."""
-    message = Message(
-        packet6.SOLICIT,
-        0x010203,
-        DUID,
-        associations=(Association(IAID),),
-        elapsed_s=1.5,
-        requested=(23, 24, 82),
-        rapid_commit=True,
-    )
+    message = Message(packet6.SOLICIT, 0x010203, DUID, associations=(Association(IAID),))
+    message = replace(message, elapsed_s=1.5, requested=(23, 24, 82), rapid_commit=True)
     read = dhcp6.DHCP6_Solicit(encode(message))
     assert (read.msgtype, read.trid) == (1, 0x010203)
     assert bytes(read[dhcp6.DHCP6OptClientId].duid) == DUID
@@ -92,12 +86,10 @@ def test_scapy_writes_a_reply():
         / dhcp6.DHCP6OptPref(prefval=7)
     )
     message = decode(bytes(written))
-    leases = (LeasedAddress(ADDRESS, 100.0, INFINITE_S),)
-    assert (message.kind, message.xid, message.preference) == (packet6.REPLY, 9, 7)
-    assert message.associations == (Association(b"\0\0\0\5", leases, 10.0, 20.0),)
-    assert message.dns_servers == (IPv6Address("2001:db8::53"),)
-    assert message.search == ("example.org",)
-    assert message.server_id == bytes.fromhex("00030001020000000002")
+    client_id, server_id = (bytes.fromhex(f"0003000102000000000{number}") for number in (1, 2))
+    association = Association(b"\0\0\0\5", (LeasedAddress(ADDRESS, 100.0, INFINITE_S),), 10.0, 20.0)
+    expected = Message(packet6.REPLY, 9, client_id, server_id, (association,), preference=7, search=("example.org",))
+    assert message == replace(expected, dns_servers=(IPv6Address("2001:db8::53"),))
 
 
 @pytest.mark.parametrize(
@@ -136,11 +128,12 @@ def test_first_of_a_repeated_option():
     assert (message.server_id, message.status) == (SERVER, Status(packet6.NO_ADDRESSES, "no"))
 
 
-def test_text_of_a_status():
-    """The text of a status is shortened, and has no character that is not printable."""
+def test_limits_of_values():
+    """The text of a status is shortened, and has no character that is not printable; the elapsed time has a maximum."""
     text = decode(HEADER + option(13, b"\0\1" + b"\x1b[2J\xff" + b"a" * 2000 + b"\0")).status.text
     assert text.startswith("?[2J\ufffda")
     assert len(text) == 255
+    assert decode(encode(Message(packet6.RENEW, 1, elapsed_s=1e9))).elapsed_s == 655.35
 
 
 def test_failure():
@@ -151,8 +144,3 @@ def test_failure():
     message = Message(packet6.REPLY, 1, associations=(refused,), status=Status(packet6.NOT_ON_LINK, "moved"))
     assert message.failure(IAID) == Status(packet6.NOT_ON_LINK, "moved")
     assert message.status.describe() == "NotOnLink: moved"
-
-
-def test_elapsed_time_has_a_maximum():
-    """The elapsed time stays at its maximum."""
-    assert decode(encode(Message(packet6.RENEW, 1, elapsed_s=1e9))).elapsed_s == 655.35
