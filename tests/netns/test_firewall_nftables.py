@@ -12,8 +12,6 @@ from tests.support.publishing import CLIENT, NODE
 
 pytestmark = pytest.mark.needs("nft_inet")
 
-OWNER = "net: net, if: eth0, id: cid"
-
 
 @pytest.fixture
 def firewall(host, bin_dir):
@@ -125,34 +123,19 @@ def test_newest_policy_of_a_bridge_is_effective(firewall):
     same = firewall.pod("10.22.0.3/16", port="veth3").having(ingressPolicy="same-bridge")
     isolated.add()
     same.add("two")
-    assert (list_elements(firewall.host)["inside"], list_elements(firewall.host)["isolated"]) == (
-        ["cni0 . cni0"],
-        ["veth2"],
-    )
+    elements = list_elements(firewall.host)
+    assert (elements["inside"], elements["isolated"]) == (["cni0 . cni0"], ["veth2"])
     assert firewall.having(ingressPolicy="isolated").check_error().startswith("set podwire_firewall inside contains")
     isolated.add()
     assert "inside" not in list_elements(firewall.host)
     assert same.check_error("two").startswith('set podwire_firewall inside lacks "cni0"')
     firewall.add()  # without a policy; the other pod still has one
-    assert list_elements(firewall.host)["members4"] == ["cni0 . 10.22.0.3"]
-    assert list_elements(firewall.host)["policed"] == ["cni0"]
-    assert "isolated" not in list_elements(firewall.host)
+    elements = list_elements(firewall.host)
+    assert (elements["members4"], elements["policed"]) == (["cni0 . 10.22.0.3"], ["cni0"])
+    assert "isolated" not in elements
     same.pod("10.22.0.3/16", bridge="cni1").add("two")
-    assert (list_elements(firewall.host)["policed"], list_elements(firewall.host)["inside"]) == (
-        ["cni1"],
-        ["cni1 . cni1"],
-    )
-
-
-def test_comments_name_the_owner(firewall):
-    """The comment of each element names network, interface and container of its pod."""
-    firewall.having(ingressPolicy="isolated").pod(IPV4).add()
-    assert list_elements(firewall.host, comments=True) == {
-        "pods4": [f"10.22.0.2: {OWNER}"],
-        "members4": [f"cni0 . 10.22.0.2: {OWNER}"],
-        "policed": ["cni0"],
-        "isolated": [f"veth2: {OWNER}"],
-    }
+    elements = list_elements(firewall.host)
+    assert (elements["policed"], elements["inside"]) == (["cni1"], ["cni1 . cni1"])
 
 
 def test_repeated_add_with_other_addresses(firewall):
@@ -301,18 +284,13 @@ def test_isolated_pod_without_a_bridge_port(firewall):
 
 
 def test_chain_with_policy_drop(network, client, new_sandbox):
-    """If the administrator sets policy drop, pods reach the outside but are not reachable from there.
-
-    Rules in chain admin accept packets, also between networks whose policies forbid them.
-    """
+    """Rules in chain admin accept packets beside policy drop, also between networks whose policies forbid them."""
     client.ip("route", "add", "10.0.0.0/8", "via", NODE)
     foo = FirewallNetwork(
         network.having(name="foo", bridge="foo"), {"backend": "nftables", "ingressPolicy": "same-bridge"}
     )
     one, two = foo.add(new_sandbox()), foo.sibling("bar", "bar", "10.33.0.0/16").add(new_sandbox())
     network.host.run("nft", "chain inet podwire_firewall forward { policy drop; }")
-    assert one.reaches(CLIENT)
-    assert one.cannot_reach(two)
     assert not reaches(client, one.ip, within_s=1)
     for rule in (f"ip saddr {CLIENT} accept", f"ip saddr {one.ip} accept", f"ip daddr {one.ip} accept"):
         network.host.run("nft", f"add rule inet podwire_firewall admin {rule}")

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.spec.configs import VERSIONS
 from tests.support import netstate
 from tests.support.netstate import iptables_rules, nft_rules
 from tests.support.results import prev_result
@@ -85,34 +84,6 @@ def test_invalid_mappings_are_refused(portmap, mapping, msg):
     assert checked["msg"].removeprefix("failed to parse network configuration: ") == msg
     assert f"runtimeConfig.portMappings[1].{next(iter(mapping))}" in json.dumps(added)
     assert host_state(portmap) == before
-
-
-@BACKENDS
-@pytest.mark.parametrize("version", VERSIONS)
-def test_result_is_prev_result(portmap, backend, version):
-    """ADD prints prevResult unchanged, in the configuration's version."""
-    net = portmap.having(cniVersion=version, backend=backend, prevResult=prev_result(version))
-    assert net.run("ADD").result() == prev_result(version)
-    assert "to 10.1.2.5:80" in rules(net) or "--to-destination 10.1.2.5:80" in rules(net)
-
-
-@BACKENDS
-@pytest.mark.parametrize(
-    ("interfaces", "index", "is_used"),
-    [
-        ([HOST_VETH, POD], 1, True),
-        ([HOST_VETH, POD], 0, False),
-        ([], None, True),
-    ],
-)
-def test_address_of_the_attachments_interface(portmap, backend, interfaces, index, is_used):
-    """ADD forwards to the first address that prevResult does not assign to an interface other than CNI_IFNAME."""
-    first = {"address": "10.1.2.7/24", **({} if index is None else {"interface": index})}
-    result = {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": [first, {"address": "10.1.2.9/24"}]}
-    net = portmap.having(backend=backend, prevResult=result)
-    net.add()
-    assert f"10.1.2.{7 if is_used else 9}:80" in rules(net)
-    assert f"10.1.2.{9 if is_used else 7}:80" not in rules(net)
 
 
 @BACKENDS

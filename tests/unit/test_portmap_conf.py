@@ -215,6 +215,7 @@ def test_duplicate_mappings_are_removed():
     ("interfaces", "ips", "expected"),
     [
         ([HOST_VETH], [{"address": "10.1.2.5/24", "interface": 0}], []),
+        ([], [{"address": "10.1.2.5/24"}, {"address": "10.1.2.9/24"}], ["10.1.2.5/24"]),
         (
             [OTHER, HOST_VETH, POD],
             [{"address": f"10.1.{number}.5/24", "interface": number} for number in range(3)],
