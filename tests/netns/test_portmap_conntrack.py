@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from ipaddress import ip_address
 
 import pytest
 
@@ -103,20 +102,6 @@ def test_other_flows_stay(net, client, new_sandbox):
         net.delete(pod, "53:80/udp", result=result)
         with net.host.entered():
             assert tracked() == after
-
-
-def test_flows_to_other_host_addresses_stay(tracking, client):
-    """With hostIP, flows to the node's other addresses stay in conntrack."""
-    tracking.ip("addr", "add", "192.0.2.9/24", "dev", "uplink")
-    with open_socket(client, "udp", CLIENT) as sender:
-        for ip in (NODE, "192.0.2.9"):
-            sender.sendto(b"?", (ip, 53))
-    before = tracked()
-    portmap_conntrack.delete_flows(
-        HostPorts("net", "cid", "eth0", (PortMapping(53, 80, "udp", ip_address("192.0.2.9")),))
-    )
-    assert before.keys() == {(NODE, 53, CLIENT), ("192.0.2.9", 53, CLIENT)}
-    assert tracked() == {key: number for key, number in before.items() if key[0] == NODE}
 
 
 def test_kernel_that_ignores_the_filter(tracking, client, monkeypatch):

@@ -146,12 +146,3 @@ def test_mappings_without_effect_are_reported(portmap, mappings, warning):
     outcome = portmap.having(*mappings).run("ADD")
     outcome.result()
     assert warning in outcome.stderr if warning else not outcome.stderr
-
-
-@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
-@BACKENDS
-def test_without_privilege(portmap, backend, verb):
-    """Without CAP_NET_ADMIN every verb fails with an error that says so."""
-    net = portmap.having(backend=backend, **{"cni.dev/valid-attachments": []})
-    error = net.run(verb, before=("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")).error()
-    assert "not permitted" in error["msg"] or "iptables-restore" in error["msg"]  # iptables-legacy prints its own text
