@@ -152,18 +152,6 @@ def test_gc_deletes_rules_of_stale_attachments(firewall):
     assert list_accepted(firewall) == ["10.23.0.2"]
 
 
-def test_unknown_policy(firewall):
-    """An unknown ingressPolicy is refused before any change, STATUS reports it, and DEL still deletes the rules."""
-    firewall.add()
-    wrong = firewall.having(ingressPolicy="closed")
-    error = wrong.pod("10.22.0.9/16").run("ADD", "other").error()
-    assert (error["code"], error["msg"]) == (7, 'unknown ingress policy: "closed"')
-    assert list_accepted(firewall) == ["10.22.0.2", "fd00:22::2"]
-    assert wrong.run("STATUS").error()["code"] == 50
-    wrong.delete()
-    assert list_accepted(firewall) == []
-
-
 @pytest.mark.one_kernel
 def test_parallel_verbs(firewall):
     """Verbs in parallel lose and duplicate no rule: first ADDs on five bridges, late DELs beside ADDs, and DELs."""

@@ -6,8 +6,7 @@ import pytest
 
 from kernel.netfilter import iptables, iptables_program, nft
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_listing import parse_rule
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, Rule
 from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
 from tests.support import xtables
@@ -215,19 +214,3 @@ def test_rules_of_the_program_are_recognised(prepared):
                 for rule in rules:
                     others = [other for other in rules if other != rule]
                     assert match_rules(version, others, existing) is None
-
-
-def test_rules_are_parsed_as_the_program_lists_them(prepared):
-    """Each rule of iptables-nft is parsed as the program lists it, or not at all."""
-    write(directly)
-    number = 0
-    for (version, table), lines in NEW_FIRST.items():
-        with nft.open_socket() as socket:
-            for chain in dict.fromkeys(line.split()[1] for line in lines):
-                text = prepared.run(iptables.TOOLS[version], "-t", table, "-S", chain)
-                existing = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
-                for listed, item in zip(Listing.parse(text).rules(chain), existing, strict=True):
-                    parsed = parse_rule(chain, item, version)
-                    assert parsed in (None, listed)
-                    number += parsed is not None
-    assert number == 11

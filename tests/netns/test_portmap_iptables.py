@@ -160,14 +160,6 @@ def test_invalid_conditions(net, words, first):
     assert net.container_rules("iptables") == before
 
 
-def test_long_comment_is_cut(net):
-    """The comment of a jump rule is cut to the kernel's 255 bytes, as the reference plugin does."""
-    name, cid = "n" * 200, "x" * 200
-    net.having(name=name).add(cid, "8080:80")
-    comment = f'dnat name: "{name}" id: "{cid}"'[:255].replace('"', '\\"')
-    assert f'--comment "{comment}"' in jump_rules(net)[0]
-
-
 def test_del_and_gc_remove_the_chains_of_old_reference_plugins(net):
     """DEL and GC delete the container's chain CNI-SN-..., which the reference plugin before 0.7.0 created."""
     net.add("cid", "8080:80")

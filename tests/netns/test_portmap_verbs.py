@@ -1,6 +1,5 @@
 """portmap as a chained plugin: prevResult, refused configurations, and DEL with incomplete input."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,23 +9,14 @@ from tests.support.netstate import iptables_rules, nft_rules
 from tests.support.results import prev_result
 
 TCP = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
-POD, HOST_VETH = {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}
-PREFIX = "failed to parse config: "
-
-BACKENDS = pytest.mark.parametrize(
-    "backend", ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))]
-)
+NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_nat"))
+BACKENDS = pytest.mark.parametrize("backend", ["iptables", NFTABLES])
 
 
 def rules(portmap):
     """Returns all rules of the host, of iptables and nftables."""
     tools = [iptables_rules(portmap.host, tool) for tool in ("iptables", "ip6tables")]
     return "\n".join([*tools[0], *tools[1], *nft_rules(portmap.host)])
-
-
-def with_mappings(portmap, *mappings):
-    """Returns a copy with these objects as portMappings."""
-    return portmap.having(runtimeConfig={"portMappings": list(mappings)})
 
 
 @pytest.fixture
@@ -68,21 +58,14 @@ def test_without_host_ports_nothing_is_done(portmap, runtime_config, tmp_path):
     assert host_state(portmap) == before
 
 
-@pytest.mark.parametrize(
-    ("mapping", "msg"),
-    [
-        ({"hostPort": 0}, "Invalid host port number: 0"),
-        ({"hostIP": "10.1.2"}, '"runtimeConfig.portMappings[1].hostIP" is not an IP address: 10.1.2'),
-    ],
-)
-def test_invalid_mappings_are_refused(portmap, mapping, msg):
-    """An invalid port, protocol or address is refused with code 7 and the path of its key, and nothing is changed."""
-    invalid, before = with_mappings(portmap, TCP, TCP | mapping), host_state(portmap)
-    added, checked = (invalid.run(command).error() for command in ("ADD", "CHECK"))
-    assert (added["code"], checked["code"]) == (7, 7)
-    assert added["msg"] == PREFIX + checked["msg"]
-    assert checked["msg"].removeprefix("failed to parse network configuration: ") == msg
-    assert f"runtimeConfig.portMappings[1].{next(iter(mapping))}" in json.dumps(added)
+def test_invalid_mappings_are_refused(portmap):
+    """An invalid mapping is refused with code 7 and the path of its key, and nothing is changed."""
+    mappings = [TCP, TCP | {"hostPort": 0}]
+    invalid, before = portmap.having(runtimeConfig={"portMappings": mappings}), host_state(portmap)
+    for command, prefix in (("ADD", "failed to parse config: "), ("CHECK", "")):
+        error = invalid.run(command).error()
+        assert (error["code"], error["msg"]) == (7, f"{prefix}Invalid host port number: 0")
+        assert "runtimeConfig.portMappings[1].hostPort" in error["details"]
     assert host_state(portmap) == before
 
 

@@ -71,6 +71,11 @@ def test_invalid_chain_names(name):
     assert '"iptablesAdminChainName"' in parse_error(iptablesAdminChainName=name).msg
 
 
+def test_unknown_policy():
+    """An unknown policy is refused with the reference plugin's text."""
+    assert parse_error(ingressPolicy="closed").msg == 'unknown ingress policy: "closed"'
+
+
 def test_invalid_zone_name():
     """A zone's name with a NUL, at which the bus would disconnect, is refused."""
     assert '"firewalldZone"' in parse_error(firewalldZone="a\0b").msg

@@ -290,11 +290,3 @@ def test_an_unreadable_list_of_legacy_tables(programs, tmp_path, monkeypatch):
     program.rename(programs.directory / "xtables-nft-multi")
     program.symlink_to("xtables-nft-multi")
     assert not iptables.has_legacy(4, "nat")
-
-
-def test_get_problem(programs):
-    """The function get_problem returns "" if table nat can be listed, otherwise the reason."""
-    assert "not installed" in iptables.get_problem([4])
-    programs.install()
-    programs.lists("-P POSTROUTING ACCEPT\n")
-    assert iptables.get_problem([4]) == ""
