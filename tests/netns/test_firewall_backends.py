@@ -5,8 +5,7 @@ import pytest
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import xtables
 from tests.support.bare_plugin import DUAL, IPV4, run_in_parallel
-from tests.support.firewall_sets import list_elements, list_rules
-from tests.support.firewall_tables import Firewall
+from tests.support.firewall_tables import Firewall, list_elements, list_rules
 from tests.support.netstate import nft_rules
 
 NFTABLES = pytest.param("nftables", marks=pytest.mark.needs("nft_inet", "nft_bridge"))
@@ -24,13 +23,13 @@ def firewall(request, bin_dir, bridged, tmp_path):
 
 def rules(firewall):
     """Returns all rules and elements of the backend."""
-    return firewall.everything() if firewall.tools else nft_rules(firewall.host)
+    return firewall.saved() if firewall.tools else nft_rules(firewall.host)
 
 
 def list_duplicates(firewall):
     """Returns the rules that exist more than once in their chain."""
     if firewall.tools:
-        lines = [line for lines in firewall.everything().values() for line in {*lines} if lines.count(line) > 1]
+        lines = [line for lines in firewall.saved().values() for line in {*lines} if lines.count(line) > 1]
         return [line for line in lines if line.startswith("-A")]
     chains = [list_rules(firewall.host, name) for name in ("forward", "policies")]
     return [rule for chain in chains for rule in {*chain} if chain.count(rule) > 1]

@@ -49,7 +49,7 @@ def test_records_of_addresses(firewall):
     firewall.delete("first")
     assert len(firewall.records()) == 1
     firewall.pod(OTHER).delete("second", ifname="eth1")
-    assert not any("CNI-FORWARD-OWNERS" in line for lines in firewall.everything().values() for line in lines)
+    assert not any("CNI-FORWARD-OWNERS" in line for lines in firewall.saved().values() for line in lines)
 
 
 def test_del_uses_addresses_of_the_cache(cached, reference_firewall):
@@ -159,10 +159,10 @@ def test_rules_of_the_reference_plugin(firewall, reference_firewall, keys):
     podwire.add()
     assert podwire.rules() == created
     podwire.delete()
-    after = podwire.everything()
+    after = podwire.saved()
     reference.add()
     reference.delete()
-    assert reference.everything() == after
+    assert reference.saved() == after
 
 
 @pytest.mark.parametrize("keys", VARIANTS)
@@ -173,12 +173,12 @@ def test_reference_plugin_accepts_and_removes_the_rules(firewall, reference_fire
     """
     podwire, reference = firewall.having(**keys), reference_firewall.having(**keys)
     podwire.add()
-    created = podwire.everything()
+    created = podwire.saved()
     reference.add()
     podwire.check()
     reference.check()
     podwire.add()
-    repeated = podwire.everything()
+    repeated = podwire.saved()
     for tool in TOOLS:
         assert set(created[tool]) <= set(repeated[tool])
         assert all("(ingressPolicy: same-bridge)" in line for line in set(repeated[tool]) - set(created[tool]))
@@ -194,11 +194,11 @@ def test_failing_program_of_one_family(firewall, tmp_path, repeated):
     firewall.pod(OTHER, "fd00:22::3/64").add("other")
     if repeated:
         firewall.pod(IPV4).add()
-    before = firewall.everything()
+    before = firewall.saved()
     tools = xtables.counted(firewall.tools, tmp_path / "failing")
     (tools / "ip6tables-restore").write_text("#!/bin/sh\nexit 1\n")
     assert replace(firewall, tools=tools).run("ADD").error()["code"] == 999
-    assert firewall.everything() == before
+    assert firewall.saved() == before
 
 
 def test_host_without_ip6tables(firewall, tmp_path):

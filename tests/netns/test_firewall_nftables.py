@@ -1,12 +1,14 @@
 """The firewall with nftables: the content of its tables after each verb."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.attaching import reaches
 from tests.support.bare_plugin import DUAL, IPV4
+from tests.support.binaries import ROOT
 from tests.support.firewall_network import FirewallNetwork
-from tests.support.firewall_sets import list_elements, list_rules
-from tests.support.firewall_tables import Firewall
+from tests.support.firewall_tables import Firewall, list_elements, list_rules
 from tests.support.netstate import nft_rules
 from tests.support.publishing import CLIENT, NODE
 
@@ -20,73 +22,18 @@ def firewall(host, bin_dir):
     return Firewall(host, config).pod(*DUAL)
 
 
-BASE = """\
-table inet podwire_firewall {
-	comment "made by podwire's firewall plugin; chain admin is yours, the rest is not"
-	set pods4 {
-		type ipv4_addr
-		comment "packets from these pods are accepted"
-		elements = { 10.22.0.2 comment "net: net, if: eth0, id: cid" }
-	}
-
-	set pods6 {
-		type ipv6_addr
-		comment "packets from these pods are accepted"
-		elements = { fd00:22::2 comment "net: net, if: eth0, id: cid" }
-	}
-
-	set members4 {
-		type ifname . ipv4_addr
-		comment "pods with an ingressPolicy"
-	}
-
-	set members6 {
-		type ifname . ipv6_addr
-		comment "pods with an ingressPolicy"
-	}
-
-	set policed {
-		type ifname
-		comment "bridges with an ingressPolicy"
-	}
-
-	set inside {
-		type ifname . ifname
-		comment "bridges with ingressPolicy same-bridge"
-	}
-
-	chain admin {
-		comment "for the administrator's rules"
-	}
-
-	chain policies {
-		comment "ingressPolicy"
-		iifname . oifname @inside return
-		iifname @policed oifname @policed drop
-	}
-
-	chain forward {
-		type filter hook forward priority filter; policy accept;
-		jump admin
-		jump policies
-		ct state established,related ip daddr @pods4 accept
-		ip saddr @pods4 accept
-		ct state established,related ip6 daddr @pods6 accept
-		ip6 saddr @pods6 accept
-	}
-}
-"""
+BASE = Path(ROOT, "tests/data/firewall.nft").read_text().splitlines()  # of one dual-stack pod
 
 
 def test_add_of_an_open_network(firewall):
     """ADD creates the table with an element per address, a repeated ADD changes nothing, DEL deletes the elements."""
     firewall.add()
-    assert nft_rules(firewall.host) == BASE.splitlines()
+    assert nft_rules(firewall.host) == BASE
     firewall.check()
     firewall.add()
-    assert nft_rules(firewall.host) == BASE.splitlines()
+    assert nft_rules(firewall.host) == BASE
     firewall.delete()
-    assert nft_rules(firewall.host) == [line for line in BASE.splitlines() if "elements" not in line]
+    assert nft_rules(firewall.host) == [line for line in BASE if "elements" not in line]
     firewall.delete()
 
 

@@ -77,10 +77,9 @@ def prepared(host, monkeypatch):
 def existing_rules(host):
     """Returns the bytes of all rules, and the output of iptables-save without counters."""
     with nft.open_socket() as socket:
-        chains = [(family, table, chain) for family, table, chain in chain_keys()]
         rules = {
             key: [(rule.expressions, rule.userdata) for rule in nft.list_rules(socket, Chain(Table(*key[:2]), key[2]))]
-            for key in chains
+            for key in chain_keys()
         }
     saved = [host.run(f"{tool}-save") for tool in iptables.TOOLS.values()]
     return rules, [re.sub(r"(?m)^#.*$|\[\d+:\d+\]", "", text) for text in saved]

@@ -4,7 +4,7 @@ import fcntl
 import os
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,14 +59,6 @@ def program(tools):
             os.kill(int(pid), signal.SIGKILL)
 
 
-@contextmanager
-def held(path):
-    """Locks a file as iptables-legacy does."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def rules(net, tools):
     lines = net.host.run(f"{tools}/legacy/iptables-save", "-t", "nat").splitlines()
     return [line for line in lines if line.startswith("-A") or " - [" in line]
@@ -92,7 +84,8 @@ def test_a_killed_add_commits_nothing_later(net, tools, legacy, sandbox, tmp_pat
     env = {**net.env, "XTABLES_LOCKFILE": str(lock)}
     if not writes:  # table nat exists, so that ADD reads first
         net.host.run(f"{tools}/legacy/iptables-save", "-t", "nat")
-    with held(lock):
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         process = net.start("ADD", sandbox, env=env)
         assert eventually(lambda: legacy.exists() and legacy.read_text().endswith("\n"))
         (pid,) = legacy.read_text().split()

@@ -29,8 +29,8 @@ def isolated(root, tmp_path):
 
 def test_a_part_is_isolated_from_the_machine(isolated, tmp_path):
     """A part sees no process, link or file of the machine, cannot change its root, and starts with default signals."""
-    (tmp_path / "secret").touch()
     secret = tmp_path / "secret"
+    secret.touch()
     seen = isolated(f"cat /proc/1/comm; ls /sys/class/net; ls /run/netns; test -e {secret} || echo no")
     assert seen == "bash\nlo\nno\n"
     assert "Read-only" in isolated("touch /etc/x /usr/x /var/lib/x 2>&1 || true")

@@ -90,12 +90,6 @@ def test_a_dry_run_changes_nothing(netfilter, host):
     assert nft_rules(host) == []
 
 
-def test_an_empty_change_sends_nothing(netfilter, host):
-    """A change without requests sends no message."""
-    nft.change(netfilter)
-    assert nft_rules(host) == []
-
-
 @pytest.mark.parametrize("filtering", [True, False])
 def test_only_rules_of_the_chain_are_listed(prepared, monkeypatch, filtering):
     """Rules of other chains, even with the same comment, are not listed, even if the kernel does not filter."""
@@ -110,13 +104,6 @@ def test_only_rules_of_the_chain_are_listed(prepared, monkeypatch, filtering):
     assert nft.list_rules(prepared, CHAIN, "other") == []
     for absent in (Chain(TABLE, "absent"), Chain(Table(nft.INET, "absent"), "c")):
         assert nft.list_rules(prepared, absent) == []
-
-
-def test_get_chains(prepared):
-    """Reading chains returns a chain with its hook, and None for an absent one."""
-    absent = Chain(Table(nft.INET, "absent"), "c")
-    existing = nft.get_chains(prepared, BASE, Chain(TABLE, "absent"), Chain(TABLE, "other"), absent)
-    assert existing == [BASE, None, OTHER, None]
 
 
 def test_retry_when_objects_disappear():

@@ -214,25 +214,18 @@ def test_conditions_that_differ_are_no_conflict(careful, with_interface):
     careful.check("plain")
 
 
-def test_equal_conditions_are_a_conflict(with_interface):
-    """A second container of a network with conditions is refused; without "onConflict" its CHECK names the first."""
+@pytest.mark.parametrize("is_conditional", [True, False])
+def test_equal_conditions_are_a_conflict(careful, with_interface, is_conditional):
+    """A container conflicts with an earlier one that has the same conditions or none; without "onConflict" at CHECK."""
     conditional = with_interface("eth0")
-    conditional.add("first")
+    first = conditional if is_conditional else careful
+    first.add("first")
+    owner = f"container first of network {first.config['name']}"
     error = conditional.run("ADD", "second").error()
-    assert (error["code"], error["msg"]) == (11, "host port 8080/tcp is in use by container first of network eth0")
+    assert (error["code"], error["msg"]) == (11, f"host port 8080/tcp is in use by {owner}")
     second = conditional.having(addresses=[OTHER], onConflict=None)
     second.add("second")
-    assert "container first of network eth0, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
-    conditional.check("first")
-    conditional.delete("first")
+    assert f"{owner}, whose rule comes first" in second.run("CHECK", "second").error()["msg"]
+    first.check("first")
+    first.delete("first")
     second.check("second")
-
-
-def test_rule_without_conditions_is_a_conflict(careful, with_interface):
-    """A container without conditions conflicts with one that has conditions."""
-    careful.add("first")
-    conditional = with_interface("eth0")
-    assert "is in use by container first of network net" in conditional.run("ADD", "second").error()["msg"]
-    second = conditional.having(onConflict=None)
-    second.add("second")
-    assert "container first of network net, whose rule comes first" in second.run("CHECK", "second").error()["msg"]

@@ -9,7 +9,7 @@ import pytest
 from plugins.portmap import iptables_state
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import DNAT_CHAINS
-from tests.netns.conftest import LEGACY, NFT
+from tests.netns.conftest import NFT
 from tests.support import xtables
 from tests.support.xtables import TOOLS
 
@@ -101,33 +101,6 @@ def test_ipv6_address_with_an_ipv4_address_in_it(net):
     net.add("cid", "8080:80", addresses=addresses)
     assert net.rules() == before
     assert any("[::1.2.3.5]:80" in line for line in before["ip6tables"])
-
-
-def with_concurrent_change(tools, directory):
-    """Creates wrappers of the same programs: before the first change, another process applies the same change."""
-    directory.mkdir()
-    for program in tools.iterdir():
-        wrapper = directory / program.name
-        lines = (
-            "#!/bin/sh",
-            f"cat > {directory}/$$",
-            f"grep -q '^-[DFX]' {directory}/$$ && mkdir {directory}/done && {program} --noflush < {directory}/$$",
-            f'exec {program} "$@" < {directory}/$$',
-        )
-        wrapper.write_text("\n".join(lines))
-        wrapper.chmod(0o755)
-    return directory
-
-
-@pytest.mark.parametrize("tools", [LEGACY], indirect=True)
-@pytest.mark.parametrize("command", ["DEL", "GC"])
-def test_rules_that_another_process_deletes_meanwhile(net, tmp_path, command):
-    """DEL and GC succeed if another process deletes the rules between their read and their write."""
-    net.add("cid", "8080:80")
-    delayed = replace(net, tools=with_concurrent_change(net.tools, tmp_path / "overtaken"))
-    _ = delayed.gc() if command == "GC" else delayed.delete("cid", "8080:80")
-    assert (delayed.tools / "done").exists()
-    assert not any("CNI-DN-" in line for tool in TOOLS for line in net.rules()[tool])
 
 
 FOREIGN = "numgen random mod 2 == 0 counter accept"

@@ -208,14 +208,6 @@ def test_check(bridge, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_check_of_a_pod_of_the_reference_plugin(published, reference, sandbox):
-    """CHECK succeeds for host ports of the reference plugin, and reports the missing guard on stderr."""
-    result = replace(published, bin_dir=reference).add(sandbox, "8080:80")
-    outcome = published.portmap("CHECK", sandbox, ("8080:80",), result)
-    assert (outcome.status, outcome.stdout) == (0, b"")
-    assert "the guard of cni0 is missing" in outcome.stderr
-
-
 def test_add_without_nftables_and_iptables(bridge, monkeypatch):
     """If no guard can be created, route_localnet stays disabled, and the fix names "snat"."""
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse)

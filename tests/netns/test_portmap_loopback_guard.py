@@ -100,25 +100,17 @@ def test_guard_is_deleted_if_prev_result_lists_an_ifb(ptp, sandbox):
     assert guarded_interfaces(ptp.host) == []
 
 
-def test_next_del_deletes_stale_guards(ptp, new_sandbox):
-    """DEL of another pod deletes the guard of a pod that is no longer running and had no DEL."""
+@pytest.mark.every_case
+@pytest.mark.parametrize("verb", ["DEL", "GC"])
+def test_stale_guards_are_deleted(ptp, new_sandbox, verb):
+    """GC, and DEL of another pod, delete the guard of a pod that is no longer running and had no DEL."""
     stopped, other = new_sandbox(), new_sandbox()
     missing = ptp.add(stopped, "8080:80")["interfaces"][0]["name"]
     result = ptp.add(other, "8081:80")
     ptp.host.ip("link", "delete", missing)
     assert len(guarded_interfaces(ptp.host)) == 2
-    ptp.delete(other, "8081:80", result=result)
-    assert guarded_interfaces(ptp.host) == []
-
-
-def test_gc_removes_stale_guards(ptp, new_sandbox):
-    """GC deletes the guards of missing interfaces."""
-    stopped, running = new_sandbox(), new_sandbox()
-    missing = ptp.add(stopped, "8080:80")["interfaces"][0]["name"]
-    kept = ptp.add(running, "8081:80")["interfaces"][0]["name"]
-    ptp.host.ip("link", "delete", missing)
-    run_gc(ptp, running)
-    assert guarded_interfaces(ptp.host) == [kept]
+    _ = run_gc(ptp, other) if verb == "GC" else ptp.delete(other, "8081:80", result=result)
+    assert guarded_interfaces(ptp.host) == ([result["interfaces"][0]["name"]] if verb == "GC" else [])
 
 
 def test_guard_stays_while_route_localnet_is_enabled(ptp, new_sandbox):

@@ -54,11 +54,6 @@ def call_all(published, client, pods):
         yield run_calls
 
 
-def expect_pod(name, sources):
-    """Returns the expected calls: each reaches the pod `name`, which sees the source address."""
-    return {case: Reached(name, source) for case, source in sources.items()}
-
-
 SOURCES = {
     ("outside", NODE): CLIENT,
     ("host", NODE): NODE,
@@ -72,6 +67,11 @@ SOURCES = {
     ("pod", NODE6): GATEWAY6,
     ("other", NODE6): GATEWAY6,
 }
+
+
+def expect_pod(name, cases):
+    """Returns the expected calls: each reaches the pod `name`, which sees the source address."""
+    return {case: Reached(name, SOURCES[case]) for case in cases}
 
 
 @pytest.mark.parametrize(("any_portmap", "protocol"), CASES, indirect=["any_portmap"])
@@ -101,9 +101,8 @@ def test_host_ports_between_pods(any_portmap, pods, call_all, hairpin, bridged):
     calls = [case for case in SOURCES if case[0] in pods]
     dropped = [case for case in calls if case[0] == "pod"] if bridged == "1" and not hairpin else []
     assert call_all(dropped, timeout_s=NO_ANSWER_S) == dict.fromkeys(dropped)
-    assert call_all(set(calls) - set(dropped)) == expect_pod(
-        "pod", {case: SOURCES[case] for case in calls if case not in dropped}
-    )
+    passed = set(calls) - set(dropped)
+    assert call_all(passed) == expect_pod("pod", passed)
 
 
 def test_del_of_one_of_two_pods(net, client, pods, call_all):
@@ -112,7 +111,7 @@ def test_del_of_one_of_two_pods(net, client, pods, call_all):
     ports = {"pod": 8080, "other": 8081}
     results = {name: net.add(pod, f"{ports[name]}:80") for name, pod in pods.items()}
     for name, port in ports.items():
-        assert call_all(client_calls, port=port) == expect_pod(name, {case: SOURCES[case] for case in client_calls})
+        assert call_all(client_calls, port=port) == expect_pod(name, client_calls)
     with (
         service(pods["other"], "tcp", address(results["other"]), 81) as listening,
         open_socket(client, "tcp", CLIENT) as end,
@@ -125,7 +124,7 @@ def test_del_of_one_of_two_pods(net, client, pods, call_all):
             end.sendall(b"still there?")
             assert connection.recv(99) == b"still there?"
     assert call_all(client_calls) == dict.fromkeys(client_calls)
-    assert call_all(client_calls, port=8081) == expect_pod("other", {case: SOURCES[case] for case in client_calls})
+    assert call_all(client_calls, port=8081) == expect_pod("other", client_calls)
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
@@ -154,7 +153,7 @@ def test_without_snat(any_portmap, pods, call_all):
     """With snat off the port is published at the node's addresses only, and route_localnet stays disabled."""
     any_portmap.having(snat=False).add(pods["pod"], "8080:80")
     calls = [("outside", NODE), ("host", NODE), ("outside", NODE6), ("host", NODE6)]
-    assert call_all(calls) == expect_pod("pod", {case: SOURCES[case] for case in calls})
+    assert call_all(calls) == expect_pod("pod", calls)
     assert call_all([("host", "127.0.0.1")], timeout_s=NO_ANSWER_S) == {("host", "127.0.0.1"): None}
     assert any_portmap.host.run("sh", "-c", "sort -u /proc/sys/net/ipv4/conf/*/route_localnet") == "0\n"
 
@@ -163,8 +162,7 @@ def test_masq_all(net, pods, call_all):
     """With masqAll the pod sees the node's address as the source of every connection."""
     net.having(masqAll=True).add(pods["pod"], "8080:80")
     net.add(pods["other"], "8081:80")
-    calls = {case: GATEWAY6 if ":" in case[1] else GATEWAY for case in SOURCES}
-    assert call_all(calls) == expect_pod("pod", calls)
+    assert call_all(SOURCES) == {case: Reached("pod", GATEWAY6 if ":" in case[1] else GATEWAY) for case in SOURCES}
 
 
 def test_host_ip(net, pods, call_all):

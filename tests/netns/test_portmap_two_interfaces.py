@@ -98,9 +98,8 @@ def test_interface_that_no_longer_exists(iptables_ports, tmp_path):
     assert not any("10.22.0.2:" in line for line in net.container_rules())
 
 
-@pytest.mark.parametrize(
-    "any_ports", [NFT, LEGACY], indirect=True
-)  # with nftables one transaction changes both IP versions
+# With nftables one transaction changes both IP versions
+@pytest.mark.parametrize("any_ports", [NFT, LEGACY], indirect=True)
 def test_failed_add_keeps_the_ports_of_the_other_interface(net):
     """An ADD that fails with IPv6 after it has created IPv4 rules keeps the rules of the other interface."""
     run(net, "ADD", "eth0")
