@@ -165,12 +165,6 @@ def test_check_reports_each_missing_rule(firewall, policy):
             net.check()
 
 
-def test_check_creates_no_chain(firewall):
-    """CHECK on a host without chains fails and creates none."""
-    assert firewall.run("CHECK").error()["code"] == 999
-    assert firewall.saved() == {tool: [] for tool in TOOLS}
-
-
 def test_add_restores_a_flushed_table(firewall):
     """A repeated ADD restores all rules and records of a flushed table."""
     net = firewall.having(ingressPolicy="same-bridge")

@@ -1,11 +1,12 @@
 """The firewall with nftables: the content of its tables after each verb."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.support.attaching import reaches
-from tests.support.bare_plugin import DUAL, IPV4
+from tests.support.bare_plugin import DUAL, IPV4, run_in_parallel
 from tests.support.binaries import ROOT
 from tests.support.firewall_network import FirewallNetwork
 from tests.support.firewall_tables import Firewall, list_elements, list_rules
@@ -83,6 +84,17 @@ def test_newest_policy_of_a_bridge_is_effective(firewall):
     same.pod("10.22.0.3/16", bridge="cni1").add("two")
     elements = list_elements(firewall.host)
     assert (elements["policed"], elements["inside"]) == (["cni1"], ["cni1 . cni1"])
+
+
+def test_policy_survives_del_in_parallel_with_add(firewall):
+    """The DEL of a bridge's last pod, in parallel with the ADD of another pod, keeps the bridge's policy."""
+    pods = [firewall.pod(f"10.22.0.{n}/16", port=f"veth{n}").having(ingressPolicy="isolated") for n in range(2, 18)]
+    pods[0].add("c0")
+    for n, (former, pod) in enumerate(pairwise(pods)):
+        for outcome in run_in_parallel(("DEL", f"c{n}", former.without_result()), ("ADD", f"c{n + 1}", pod)):
+            assert outcome.status == 0, outcome
+        elements = list_elements(firewall.host)
+        assert (elements["policed"], len(elements["members4"]), len(elements["isolated"])) == (["cni0"], 1, 1)
 
 
 def test_repeated_add_with_other_addresses(firewall):

@@ -4,7 +4,6 @@ import fcntl
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -43,11 +42,6 @@ def rules(network):
         lines = network.host.run(f"{directory}/{tool}-save").splitlines()
         by_tool[tool] = [line.partition(" [")[0] for line in lines if line.startswith("-A") or " - [" in line]
     return by_tool
-
-
-def is_legacy(network):
-    """Returns whether the recording programs are iptables-legacy's."""
-    return "/legacy/" in Path(network.env["PATH"].partition(":")[0], "iptables-restore").read_text()
 
 
 def source_seen(sender, receiver, destination):
@@ -119,15 +113,16 @@ def test_del_keeps_the_rules_of_a_reused_address(net, scripted_network, new_sand
     assert rules(net) == NOTHING
 
 
-def test_few_processes(counted, sandbox):
+def test_few_processes(counted, tools, sandbox):
     """ADD and DEL run at most two programs for each family, CHECK one; with iptables-nft CHECK and DEL run none."""
     net, calls = counted
+    is_legacy = tools.name == "legacy"
     result = net.add(sandbox)
     assert len(calls()) <= 4
     net.check(sandbox, result)
-    assert calls() == (["ip6tables-restore", "iptables-restore"] if is_legacy(net) else [])
+    assert calls() == (["ip6tables-restore", "iptables-restore"] if is_legacy else [])
     net.delete(sandbox, result)
-    assert calls() == (["ip6tables-restore"] * 2 + ["iptables-restore"] * 2 if is_legacy(net) else [])
+    assert calls() == (["ip6tables-restore"] * 2 + ["iptables-restore"] * 2 if is_legacy else [])
     net.delete(sandbox, result)
     assert len(calls()) <= 2
 

@@ -14,7 +14,6 @@ from tests.support.namespaces import Namespace
 from tests.support.sockets import open_socket
 
 PORT = 8080
-_TIMEOUT_S = 20
 
 
 @contextlib.contextmanager
@@ -43,7 +42,7 @@ def _reply(server: socket.socket) -> None:
 def source_address(namespace: Namespace, ip: str, port: int = PORT) -> str:
     """Connects from `namespace`; returns the source address that the server sees, "" without a reply within 20 s."""
     with open_socket(namespace, "tcp", "::" if ":" in ip else "0.0.0.0") as caller, contextlib.suppress(OSError):
-        caller.settimeout(_TIMEOUT_S)
+        caller.settimeout(20)
         caller.connect((ip, port))
         return caller.recv(64).decode()
     return ""
