@@ -260,9 +260,8 @@ def test_firewalld_hangs(net, running):
             ("ADD", "new", fresh), ("ADD", "old", net), ("CHECK", "old", net), ("DEL", "deleted", other)
         )
     assert [outcome.error()["code"] for outcome in outcomes] == [11, 11, 11, 11]
-    assert set(running.sources()) - {"10.22.0.8/32"} == set(
-        SOURCES
-    )  # firewalld may execute or ignore a call of a client that has disconnected
+    # firewalld may execute or ignore a call of a client that has disconnected
+    assert set(running.sources()) - {"10.22.0.8/32"} == set(SOURCES)
     net.check("old")
     assert len(list_records(net.host)) == 3
     other.delete("deleted")

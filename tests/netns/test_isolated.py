@@ -1,7 +1,7 @@
 """tests/runner/isolated.sh: isolation of a part of `make test` from the machine."""
 
-import os
 import subprocess
+import time
 
 import pytest
 
@@ -10,7 +10,6 @@ from tests.support.binaries import ROOT
 
 TEST_ROOT = ROOT / "build" / "root"
 STANDARD_SIGNALS = (1 << 31) - 1  # 32 and 33 belong to the C library
-ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def isolated(root, tmp_path):
     (tmp_path / "scratch").mkdir()
 
     def run(script):
-        command = [ISOLATED, TEST_ROOT, tmp_path / "scratch", "sh", "-c", script]
+        command = [ROOT / "tests/runner/isolated.sh", TEST_ROOT, tmp_path / "scratch", "sh", "-c", script]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
 
     return run
@@ -46,8 +45,8 @@ def test_a_part_leaves_no_process(isolated, tmp_path):
         "setsid sh -c 'while sleep 0.05; do >/tmp/stays; done' >/dev/null 2>&1 & until test -e /tmp/stays; do :; done"
     )
     stays.unlink(missing_ok=True)
-    subprocess.run(["sleep", "0.5"], check=True)
-    assert not os.path.exists(stays)
+    time.sleep(0.5)
+    assert not stays.exists()
 
 
 def test_the_exit_status_of_a_part_is_that_of_its_command(isolated):

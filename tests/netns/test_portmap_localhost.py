@@ -41,8 +41,7 @@ def guards(host):
 
 
 def iptables_guards(host):
-    start = "-A PREROUTING -d 127.0.0.0/8 -i cni0 -m comment --comment"
-    return [line for line in iptables_rules(host) if line.startswith(start)]
+    return [line for line in iptables_rules(host) if line.startswith("-A PREROUTING -d 127.0.0.0/8 -i cni0 -m comment")]
 
 
 def send_forged_packet(pod, result):
