@@ -88,31 +88,6 @@ def test_policy_decides_which_pods_are_reachable(foo, bar, client, new_sandbox, 
     assert_reach(one.namespace, two, expected=not is_isolated)
 
 
-@pytest.mark.parametrize("foo", [NFT, LEGACY], indirect=True)
-def test_repeated_add_restores_flushed_rules(foo, new_sandbox):
-    """A repeated ADD restores a pod's connectivity after another program flushed iptables."""
-    drop_by_default(foo)
-    pod = foo.add(new_sandbox())
-    assert pod.reaches(CLIENT)
-    foo.host.run(f"{foo.tools}/iptables", "-F")
-    assert pod.cannot_reach(CLIENT)
-    foo.firewall(pod.result).add(pod.namespace.name)
-    assert pod.reaches(CLIENT)
-
-
-@pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
-def test_policy_ends_with_its_last_pod(foo, bar, new_sandbox):
-    """When the last pod with a policy is deleted, its bridge has no policy."""
-    foo = foo.having(ingressPolicy="same-bridge")
-    one, other = foo.add(new_sandbox()), bar.having(ingressPolicy="isolated").add(new_sandbox())
-    assert one.cannot_reach(other)
-    bar.delete(other)
-    second, third = (bar.add(new_sandbox()) for _ in range(2))
-    assert one.reaches(second)
-    assert second.reaches(one)
-    assert second.reaches(third)
-
-
 @pytest.mark.parametrize("foo", [NFTABLES], indirect=True)
 def test_isolated_pods_do_not_answer_arp(foo, new_sandbox):
     """An isolated pod answers neither ARP nor pings to its link-local address from other pods on its bridge."""

@@ -6,8 +6,7 @@ import pytest
 
 from kernel.netfilter import iptables, iptables_program, nft
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_listing import parse_rule
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, Rule
 from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
 from tests.support import xtables
@@ -78,10 +77,9 @@ def prepared(host, monkeypatch):
 def existing_rules(host):
     """Returns the bytes of all rules, and the output of iptables-save without counters."""
     with nft.open_socket() as socket:
-        chains = [(family, table, chain) for family, table, chain in chain_keys()]
         rules = {
             key: [(rule.expressions, rule.userdata) for rule in nft.list_rules(socket, Chain(Table(*key[:2]), key[2]))]
-            for key in chains
+            for key in chain_keys()
         }
     saved = [host.run(f"{tool}-save") for tool in iptables.TOOLS.values()]
     return rules, [re.sub(r"(?m)^#.*$|\[\d+:\d+\]", "", text) for text in saved]
@@ -215,19 +213,3 @@ def test_rules_of_the_program_are_recognised(prepared):
                 for rule in rules:
                     others = [other for other in rules if other != rule]
                     assert match_rules(version, others, existing) is None
-
-
-def test_rules_are_parsed_as_the_program_lists_them(prepared):
-    """Each rule of iptables-nft is parsed as the program lists it, or not at all."""
-    write(directly)
-    number = 0
-    for (version, table), lines in NEW_FIRST.items():
-        with nft.open_socket() as socket:
-            for chain in dict.fromkeys(line.split()[1] for line in lines):
-                text = prepared.run(iptables.TOOLS[version], "-t", table, "-S", chain)
-                existing = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
-                for listed, item in zip(Listing.parse(text).rules(chain), existing, strict=True):
-                    parsed = parse_rule(chain, item, version)
-                    assert parsed in (None, listed)
-                    number += parsed is not None
-    assert number == 11

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import chained, namespaces, xtables
+from tests.support.invocation import gc_keys
 
 PLUGINS = ("bridge", "portmap", "firewall")  # all that create rules with iptables
 TABLES = ("nat", "filter")
@@ -53,10 +54,8 @@ def test_legacy_rules_are_removed_with_nft(chain, sandbox, legacy, nft, collecte
         add(chain, sandbox, legacy)
         result = add(chain, other, legacy)
         kept = {line for line in of_containers(chain.host, legacy) if "10.22.0.3" in line}
-        valid = [{"containerID": other.name, "ifname": "eth0"}]
         for plugin in reversed(PLUGINS):
-            gc_keys: dict[str, object] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}
-            verb, keys = ("GC", {**gc_keys, "runtimeConfig": None}) if collected else ("DEL", {})
+            verb, keys = ("GC", {**gc_keys((other.name, "eth0")), "runtimeConfig": None}) if collected else ("DEL", {})
             run(chain, verb, plugin, sandbox, nft, **keys).assert_silent()
         remaining = of_containers(chain.host, legacy)
         assert kept <= set(remaining)
@@ -84,6 +83,5 @@ def test_without_legacy_tables_no_program_is_run(chain, sandbox, nft, tmp_path):
     result = add(chain, sandbox, nft)
     for plugin in reversed(PLUGINS):
         run(chain, "DEL", plugin, sandbox, tools, result).assert_silent()
-        keys: dict[str, object] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": [], "runtimeConfig": None}
-        run(chain, "GC", plugin, sandbox, tools, **keys).assert_silent()
+        run(chain, "GC", plugin, sandbox, tools, **gc_keys(), runtimeConfig=None).assert_silent()
     assert xtables.calls(tools) == []

@@ -96,18 +96,19 @@ def places(net, backend):
         listed = json.loads(net.host.run("nft", "-j", "list", "sets"))["nftables"]
         sets = {item["set"]["name"]: item["set"].get("elem", []) for item in listed if "set" in item}
         return {
-            name: sorted(
-                item if isinstance(item, str) else "{addr}/{len}".format(**item["prefix"]) for item in elements
-            )
+            name: sorted("{addr}/{len}".format(**element["prefix"]) for element in elements)
             for name, elements in sets.items()
         }
-    tools = Path(net.env["PATH"].partition(":")[0])
-    lines = {tool: xtables.saved(net.host, tools)[tool] for tool in xtables.TOOLS}
     return {
-        tool: sorted(line.split()[3] for line in listed if line.startswith("-A PODWIRE-CLUSTER "))
-        for tool, listed in lines.items()
-        if ":PODWIRE-CLUSTER" in listed
+        tool: sorted(line.split()[3] for line in lines if line.startswith("-A PODWIRE-CLUSTER "))
+        for tool, lines in xtables.saved(net.host, tools_of(net)).items()
+        if ":PODWIRE-CLUSTER" in lines
     }
+
+
+def tools_of(net):
+    """Returns the directory of the programs of iptables."""
+    return Path(net.env["PATH"].partition(":")[0])
 
 
 def rules(net, backend):
@@ -115,8 +116,8 @@ def rules(net, backend):
     if backend == "nftables":
         lines = net.host.run("nft", "list", "table", "inet", "cni_plugins_masquerade").splitlines()
         return [line.strip() for line in lines if "daddr @podwire_cluster" in line]
-    saved = xtables.saved(net.host, Path(net.env["PATH"].partition(":")[0]))
-    return [line for lines in saved.values() for line in lines if line.endswith("-j PODWIRE-CLUSTER")]
+    saved = xtables.saved(net.host, tools_of(net)).values()
+    return [line for lines in saved for line in lines if line.endswith("-j PODWIRE-CLUSTER")]
 
 
 def flush(net, backend):
@@ -125,9 +126,8 @@ def flush(net, backend):
         net.host.run("nft", "delete", "table", "inet", "cni_plugins_masquerade")
     else:
         for tool in xtables.TOOLS:
-            program = f"{net.env['PATH'].partition(':')[0]}/{tool}"
-            net.host.run(program, "-t", "nat", "-F")
-            net.host.run(program, "-t", "nat", "-X")
+            for option in ("-F", "-X"):
+                net.host.run(f"{tools_of(net)}/{tool}", "-t", "nat", option)
 
 
 def test_pods_keep_their_address_within_the_cluster(net, backend, agent, sandbox, other_node):
@@ -164,12 +164,6 @@ def test_objects_of_add_and_del(net, backend, agent, new_sandbox):
     assert (rules(net, backend), places(net, backend)) == ([], filled)
 
 
-def test_without_the_key_nothing_is_created(net, backend, sandbox):
-    """Without the key ADD creates neither a set or chain nor a rule that refers to one."""
-    net.having(nonMasqueradeCluster=None).add(sandbox)
-    assert (rules(net, backend), places(net, backend)) == ([], {})
-
-
 def test_check_requires_the_rule_and_add_restores_it(net, backend, sandbox):
     """CHECK fails for a pod without the rule, since it was attached without the key or the rule was deleted."""
     result = net.having(nonMasqueradeCluster=None).add(sandbox)
@@ -191,8 +185,7 @@ def test_gc_deletes_stale_rules_only(net, backend, agent, new_sandbox):
     result = net.add(running)
     agent.set_networks(OTHER_NODE)
     filled = places(net, backend)
-    valid = [{"containerID": running.name, "ifname": "eth0"}]
-    net.having(cniVersion="1.1.0", **{"cni.dev/valid-attachments": valid}).run("GC").assert_silent()
+    net.gc(running)
     net.check(running, result)
     assert (len(rules(net, backend)), places(net, backend)) == (2, filled)
 
@@ -245,17 +238,13 @@ def test_foreign_content_is_removed_and_others_stay(net, backend, agent, sandbox
     agent.set_networks(OTHER_NODE)
     filled = places(net, backend)
     if backend == "nftables":
-        net.host.run(
-            "nft", "add", "element", "inet", "cni_plugins_masquerade", "podwire_cluster_4", "{ 10.9.0.0-10.9.0.8 }"
-        )
-        net.host.run("nft", "add", "chain", "inet", "cni_plugins_masquerade", "operator")
+        net.host.run("nft", "add element inet cni_plugins_masquerade podwire_cluster_4 { 10.9.0.0-10.9.0.8 }")
+        net.host.run("nft", "add chain inet cni_plugins_masquerade operator")
         foreign = "nft list chain inet cni_plugins_masquerade operator"
     else:
-        program = f"{net.env['PATH'].partition(':')[0]}/iptables"
-        net.host.run(program, "-t", "nat", "-A", "PODWIRE-CLUSTER", "-d", "10.9.0.0/24", "-j", "ACCEPT")
-        net.host.run(program, "-t", "nat", "-A", "PODWIRE-CLUSTER", "-p", "tcp", "-j", "RETURN")
-        net.host.run(program, "-t", "nat", "-A", "PREROUTING", "-s", "192.0.2.1", "-j", "ACCEPT")
-        foreign = f"{program} -t nat -S PREROUTING"
+        content = ("-A PODWIRE-CLUSTER -d 10.9.0.0/24 -j ACCEPT", "-A PODWIRE-CLUSTER -p tcp -j RETURN")
+        xtables.load(net.host, tools_of(net), *content, "-A PREROUTING -s 192.0.2.1 -j ACCEPT")
+        foreign = f"{tools_of(net)}/iptables -t nat -S PREROUTING"
     before = net.host.run(*foreign.split())
     assert agent.repair() == (1 if backend == "nftables" else 2)
     assert places(net, backend) == filled

@@ -11,7 +11,6 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from kernel.errors import KernelError
 from kernel.netfilter import nft
-from kernel.netns import Netns, entered
 from tests.support import golden
 from tests.support.netstate import nft_rules
 
@@ -26,7 +25,7 @@ EXEMPT = (ip_network("10.0.0.0/8"), ip_network("192.168.7.0/30"), ip_network("fd
 @pytest.fixture
 def entered_host(host):
     """The host; this process is in its namespace."""
-    with Netns(host.path) as namespace, entered(namespace):
+    with host.entered():
         yield host
 
 
@@ -36,13 +35,15 @@ def attachment_rules(host):
     return [line.strip().partition(" comment ")[0] for line in lines if line.strip().startswith(("ip ", "ip6 "))]
 
 
-@pytest.mark.parametrize(("name", "addresses"), [("masq-nftables", (IPV4,)), ("masq-nftables-dual", (IPV4, IPV6))])
-def test_rules_are_the_references(entered_host, name, addresses):
+SPECS = {"masq-nftables": replace(ONE, addresses=(IPV4,)), "masq-nftables-dual": ONE}
+
+
+@pytest.mark.parametrize(("name", "spec"), SPECS.items(), ids=SPECS)
+def test_rules_are_the_references(entered_host, name, spec):
     """The ruleset after ADD and after DEL equals the reference plugin's, byte for byte as `nft` prints it.
 
     DEL and GC without a table create none, and a repeated DEL succeeds.
     """
-    spec = replace(ONE, addresses=addresses)
     delete(spec)
     gc("goldnet", frozenset())
     assert nft_rules(entered_host) == []
@@ -54,18 +55,17 @@ def test_rules_are_the_references(entered_host, name, addresses):
     assert golden.ruleset(entered_host) == golden.scenario(name)["nft after DEL"]
 
 
-@pytest.mark.parametrize("name", ["masq-nftables", "masq-nftables-dual"])
-def test_rules_of_the_reference_are_reused(entered_host, tmp_path, name):
+@pytest.mark.parametrize(("name", "spec"), SPECS.items(), ids=SPECS)
+def test_rules_of_the_reference_are_reused(entered_host, tmp_path, name, spec):
     """CHECK accepts the reference plugin's rules, ADD adds to them without recreating them, and DEL deletes them."""
     file = tmp_path / "rules"
     file.write_text("\n".join(golden.scenario(name)["nft"]) + "\n")
     entered_host.run("nft", "-f", str(file))
-    spec = ONE if "dual" in name else replace(ONE, addresses=(IPV4,))
     nftables.check(spec)
-    before = entered_host.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting")
+    before = rules_of(nftables._POSTROUTING)
     nftables.add(OTHER)
     delete(OTHER)
-    assert entered_host.run("nft", "-a", "list", "chain", "inet", "cni_plugins_masquerade", "postrouting") == before
+    assert rules_of(nftables._POSTROUTING) == before
     delete(spec)
     assert golden.ruleset(entered_host) == golden.scenario(name)["nft after DEL"]
 
@@ -167,33 +167,21 @@ def rules_of(chain):
         return nft.list_rules(socket, chain)
 
 
+TABLE = "inet cni_plugins_masquerade"
 DAMAGE = {
-    "a rule": (
-        "delete rule inet cni_plugins_masquerade masq_checks handle {}",
-        "10.22.0.2 ip daddr != 10.22.0.0/16 masq",
-    ),
-    "the entry rules": (
-        "flush chain inet cni_plugins_masquerade postrouting",
-        "exactly the rules that jump to masq_checks",
-    ),
-    "a further rule": (
-        "insert rule inet cni_plugins_masquerade postrouting accept",
-        "exactly the rules that jump to masq_checks",
-    ),
-    "the chain": (
-        "flush table inet cni_plugins_masquerade; delete chain inet cni_plugins_masquerade postrouting",
-        "is missing",
-    ),
-    "the table": ("delete table inet cni_plugins_masquerade", "chain cni_plugins_masquerade postrouting is missing"),
+    "delete rule {} masq_checks handle {}": "10.22.0.2 ip daddr != 10.22.0.0/16 masq",
+    "flush chain {} postrouting": "exactly the rules that jump to masq_checks",
+    "insert rule {} postrouting accept": "exactly the rules that jump to masq_checks",
+    "flush table {0}; delete chain {0} postrouting": "is missing",
+    "delete table {}": "chain cni_plugins_masquerade postrouting is missing",
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_check_names_the_missing_object(entered_host, damage):
+@pytest.mark.parametrize(("command", "text"), DAMAGE.items(), ids=DAMAGE)
+def test_check_names_the_missing_object(entered_host, command, text):
     """CHECK fails with code 999 and names the missing object; ADD repairs it."""
-    command, text = DAMAGE[damage]
     nftables.add(ONE)
-    entered_host.run("nft", command.format(rules_of(nftables._CHECKS)[0].handle))
+    entered_host.run("nft", command.format(TABLE, rules_of(nftables._CHECKS)[0].handle))
     with pytest.raises(CniError) as caught:
         nftables.check(ONE)
     assert caught.value.code == 999
@@ -209,10 +197,8 @@ def test_check_requires_the_hook(entered_host):
         nftables.check(ONE)
     with pytest.raises(CniError, match="add chain cni_plugins_masquerade postrouting: file exists"):
         nftables.add(ONE)
-    assert (
-        "another program created it with other properties: nft list table inet cni_plugins_masquerade"
-        in nftables.get_problem()
-    )
+    problem = f"another program created it with other properties: nft list table {TABLE}"
+    assert problem in nftables.get_problem()
 
 
 def test_check_requires_the_order(entered_host):
@@ -220,13 +206,10 @@ def test_check_requires_the_order(entered_host):
     nftables.add(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
     first = rules_of(nftables._CHECKS)[0]
     nftables.check(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
+    chain = nftables._CHECKS
     with nft.open_socket() as socket:
-        chain = nftables._CHECKS
-        nft.change(
-            socket,
-            nft.delete_rule_request(chain, first.handle),
-            nft.rule_request(chain, first.expressions, first.userdata),
-        )
+        last = nft.rule_request(chain, first.expressions, first.userdata)
+        nft.change(socket, nft.delete_rule_request(chain, first.handle), last)
     with pytest.raises(CniError, match='masquerade" is missing in chain'):
         nftables.check(replace(ONE, addresses=(IPV4,), exempt=EXEMPT[:1]))
 

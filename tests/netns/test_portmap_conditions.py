@@ -75,29 +75,16 @@ def compare(host, netfilter):
     """A function that creates rules from words with portmap and from texts with `nft`, and returns both as listed."""
 
     def create_and_list(words, version, texts):
-        compiled, expected = (Chain(TABLES[version], name) for name in ("ours", "theirs"))
-        nft.change(
-            netfilter, nft.table_request(TABLES[version]), nft.chain_request(compiled), nft.chain_request(expected)
-        )
+        chains = compiled, _ = [Chain(TABLES[version], name) for name in ("ours", "theirs")]
+        nft.change(netfilter, nft.table_request(TABLES[version]), *map(nft.chain_request, chains))
         for text in texts:
             host.run("nft", "add", "rule", "ip" if version == 4 else "ip6", "t", "theirs", text, "accept")
-        nft.change(
-            netfilter,
-            *(
-                nft.rule_request(compiled, each + nft_rule.ACCEPT)
-                for each in compile_conditions(words.split(), version)
-            ),
-        )
+        rules = compile_conditions(words.split(), version)
+        nft.change(netfilter, *(nft.rule_request(compiled, each + nft_rule.ACCEPT) for each in rules))
         lines = [line.strip() for line in nft_rules(host)]
         middle = lines.index("chain theirs {")
-        listed = (
-            [line for line in lines[:middle] if "accept" in line],
-            [line for line in lines[middle:] if "accept" in line],
-        )
-        expressions = [
-            [rule.expressions for rule in nft.list_rules(netfilter, chain)] for chain in (compiled, expected)
-        ]
-        return expressions, listed
+        listed = [[line for line in part if "accept" in line] for part in (lines[:middle], lines[middle:])]
+        return [[rule.expressions for rule in nft.list_rules(netfilter, chain)] for chain in chains], listed
 
     return create_and_list
 

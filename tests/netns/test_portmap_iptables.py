@@ -23,15 +23,6 @@ def shared(net, tool="iptables"):
     return {line.strip(":") for line in net.rules()[tool] if line.strip(":") in SHARED}
 
 
-def test_ports_of_a_jump_rule(net):
-    """Jump rules contain up to fifteen ports of one protocol, in the alphabetical order of the protocols."""
-    mappings = [f"{port}:80" for port in range(7000, 7060)] + [f"{port}:80/udp" for port in range(7000, 7040)]
-    mappings.append("3:3/sctp")
-    net.add("cid", *mappings)
-    groups = [(line.split()[1], line.partition("--dports ")[2].split()[0].count(",") + 1) for line in jump_rules(net)]
-    assert groups == [("sctp", 1)] + [("tcp", 15)] * 4 + [("udp", 15)] * 2 + [("udp", 10)]
-
-
 def test_check_requires_the_order_of_rules_for_one_port(net):
     """Rules for one port with and without host address are in the order of the mappings, which CHECK requires."""
     mappings = ("192.0.2.1|8080:80", "8080:81", "0.0.0.0|8080:81", "::|8080:82")
@@ -80,11 +71,13 @@ def test_check_reports_each_missing_chain(net, chain):
 
 
 def test_check_reports_an_older_rule_of_the_same_container(net):
-    """CHECK reports an older rule that comes first, such as a repeated ADD of the reference plugin leaves."""
+    """CHECK reports an older rule that comes first, as repeated ADDs of the reference plugin leave; ADD deletes it."""
     net.add("cid", "8080:80")
     line = next(line for line in net.container_rules("iptables") if line.endswith("10.22.0.2:80"))
     net.load(f"-I {line.split()[1]} " + line.split(" ", 2)[2].replace("10.22.0.2", "10.22.0.7"))
     assert "is forwarded to 10.22.0.7:80, by an older rule" in net.run("CHECK", "cid", "8080:80").error()["msg"]
+    net.add("cid", "8080:80")
+    net.check("cid", "8080:80")
 
 
 def test_external_mark_chain(net):
@@ -94,9 +87,8 @@ def test_external_mark_chain(net):
     net = net.having(externalSetMarkChain="KUBE-MARK-MASQ")
     net.add("cid", "8080:80")
     assert shared(net) == {"CNI-HOSTPORT-DNAT"}
-    assert [line.rpartition(" ")[2] for line in net.container_rules("iptables") if " -s " in line] == [
-        "KUBE-MARK-MASQ"
-    ] * 2
+    targets = [line.rpartition(" ")[2] for line in net.container_rules("iptables") if " -s " in line]
+    assert targets == ["KUBE-MARK-MASQ"] * 2
     net.check("cid", "8080:80")
 
 
@@ -137,7 +129,6 @@ def test_conditions(net, words):
     mappings = ("8080:80", "53:53/udp")
     net.add("cid", *mappings, addresses=ONE_IPV4)
     net.check("cid", *mappings, addresses=ONE_IPV4)
-    assert net.run("CHECK", "cid", *mappings, addresses=ONE_IPV4).status == 0
     lines = [f"-A CNI-HOSTPORT-DNAT {line}" for line in jump_rules(net)]
     assert len(lines) == 2
     for line in lines:
@@ -146,10 +137,9 @@ def test_conditions(net, words):
         assert "rule -A CNI-HOSTPORT-DNAT -p " + line.split(" -p ")[1][:3] in error["msg"]
         net.load(line)
     net.check("cid", *mappings, addresses=ONE_IPV4)
-    wrong = net.having(conditionsV4=["-m", "comment", "--comment", "other"])
-    assert "is missing" in wrong.run("CHECK", "cid", *mappings, addresses=ONE_IPV4).error()["msg"]
-    plain = net.having(conditionsV4=None)
-    assert "is missing" in plain.run("CHECK", "cid", *mappings, addresses=ONE_IPV4).error()["msg"]
+    for other in (["-m", "comment", "--comment", "other"], None):
+        error = net.having(conditionsV4=other).run("CHECK", "cid", *mappings, addresses=ONE_IPV4).error()
+        assert "is missing" in error["msg"]
     net.delete("cid", *mappings)
     assert net.container_rules("iptables") == []
 
@@ -168,22 +158,6 @@ def test_invalid_conditions(net, words, first):
     assert net.container_rules("iptables") == before
     assert '"conditionsV6"' in net.having(conditionsV6=words).run("ADD", "cid", "8080:80").error()["msg"]
     assert net.container_rules("iptables") == before
-
-
-def test_long_comment_is_cut(net):
-    """The comment of a jump rule is cut to the kernel's 255 bytes, as the reference plugin does."""
-    name, cid = "n" * 200, "x" * 200
-    net.having(name=name).add(cid, "8080:80")
-    comment = f'dnat name: "{name}" id: "{cid}"'[:255].replace('"', '\\"')
-    assert f'--comment "{comment}"' in jump_rules(net)[0]
-
-
-def test_mapping_of_the_other_ip_version(net):
-    """The port of a mapping with an IPv6 host address is in the IPv4 jump rule, as the reference plugin does."""
-    net.add("cid", "2001:db8::1|9000:90")
-    assert net.container_rules("iptables")[-1].count("9000") == 1
-    assert not any("--to-destination" in line for line in net.container_rules("iptables"))
-    net.check("cid", "2001:db8::1|9000:90")
 
 
 def test_del_and_gc_remove_the_chains_of_old_reference_plugins(net):

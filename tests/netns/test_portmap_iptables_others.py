@@ -1,12 +1,16 @@
-"""Host ports of iptables beside other programs' rules, including rules that iptables cannot list."""
+"""Host ports of iptables beside other programs' rules, including rules that iptables cannot list; processes."""
 
+import re
 from dataclasses import replace
+from ipaddress import ip_interface
 
 import pytest
 
+from plugins.portmap import iptables_state
+from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import DNAT_CHAINS
-from tests.netns.conftest import LEGACY, NFT
-from tests.support import bare_plugin, xtables
+from tests.netns.conftest import NFT
+from tests.support import xtables
 from tests.support.xtables import TOOLS
 
 OTHER = ["10.22.0.3/16", "fd00:22::3/64"]
@@ -99,50 +103,6 @@ def test_ipv6_address_with_an_ipv4_address_in_it(net):
     assert any("[::1.2.3.5]:80" in line for line in before["ip6tables"])
 
 
-def with_concurrent_change(tools, directory):
-    """Creates wrappers of the same programs: before the first change, another process applies the same change."""
-    directory.mkdir()
-    for program in tools.iterdir():
-        wrapper = directory / program.name
-        lines = (
-            "#!/bin/sh",
-            f"cat > {directory}/$$",
-            f"grep -q '^-[DFX]' {directory}/$$ && mkdir {directory}/done && {program} --noflush < {directory}/$$",
-            f'exec {program} "$@" < {directory}/$$',
-        )
-        wrapper.write_text("\n".join(lines))
-        wrapper.chmod(0o755)
-    return directory
-
-
-@pytest.mark.parametrize("tools", [LEGACY], indirect=True)
-@pytest.mark.parametrize("command", ["DEL", "GC"])
-def test_rules_that_another_process_deletes_meanwhile(net, tmp_path, command):
-    """DEL and GC succeed if another process deletes the rules between their read and their write."""
-    net.add("cid", "8080:80")
-    delayed = replace(net, tools=with_concurrent_change(net.tools, tmp_path / "overtaken"))
-    _ = delayed.gc() if command == "GC" else delayed.delete("cid", "8080:80")
-    assert (delayed.tools / "done").exists()
-    assert not any("CNI-DN-" in line for tool in TOOLS for line in net.rules()[tool])
-
-
-@pytest.mark.needs("iptables_legacy_nat")
-@pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_host_switches_to_iptables_legacy(net, tmp_path):
-    """ADD, CHECK and DEL succeed after the host has switched from iptables-nft to iptables-legacy."""
-    switched = replace(net, tools=xtables.variant(tmp_path / "legacy", "legacy"))
-    net.add("cid", "8080:80")
-    net.add("again", "8082:80", addresses=OTHER)
-    switched.add("other", "9090:90", addresses=OTHER)
-    switched.check("other", "9090:90", addresses=OTHER)
-    switched.add("again", "8082:80", addresses=OTHER)
-    switched.check("again", "8082:80", addresses=OTHER)
-    for name in ("cid", "other", "again"):
-        switched.delete(name, "8080:80")
-    for tool in TOOLS:
-        assert not any("CNI-DN-" in line for line in net.rules()[tool] + switched.rules()[tool])
-
-
 FOREIGN = "numgen random mod 2 == 0 counter accept"
 
 
@@ -178,47 +138,6 @@ def test_chain_that_cannot_be_listed_is_named(net, host):
     assert host.run("nft", "-s", "list", "ruleset") == before
 
 
-@pytest.mark.parametrize("tools", [NFT], indirect=True)
-def test_gc_of_hundreds_of_chains(net):
-    """GC deletes hundreds of containers' chains, even if another program's rule jumps to one of them."""
-    net.add("c0", "8080:80")
-    net.add("alive", "8081:80", addresses=OTHER)
-    for tool in TOOLS:
-        chain = DNAT_CHAINS.name("net", "c0")
-        jump_lines = [line for line in net.rules()[tool] if chain in line and line.startswith("-A")]
-        lines = ["-N MINE", f"-A MINE -j {DNAT_CHAINS.name('net', 'c7')}"]
-        for number in range(1, 300):
-            name = DNAT_CHAINS.name("net", f"c{number}")
-            lines += [f"-N {name}", *(line.replace(chain, name).replace('"c0', f'"c{number}') for line in jump_lines)]
-        net.load(*sorted(lines, key=lambda line: not line.startswith("-N")), tool=tool)
-    stderr = net.gc("alive")
-    emptied = DNAT_CHAINS.name("net", "c7")
-    assert f"chain nat {emptied} stays, empty" in stderr
-    for tool in TOOLS:
-        lines_of_containers = [
-            line for line in net.rules()[tool] if "CNI-DN-" in line and DNAT_CHAINS.name("net", "alive") not in line
-        ]
-        assert lines_of_containers == [f":{emptied}", f"-A MINE -j {emptied}"]
-    net.check("alive", "8081:80", addresses=OTHER)
-
-
-@pytest.mark.one_kernel
-def test_parallel_verbs_for_one_port(net):
-    """Parallel ADD, DEL and GC of containers with one port all succeed."""
-    for turn in range(3):
-        calls = []
-        for number in range(20):
-            pod = net.having("8080:80", addresses=[f"10.22.0.{number % 5 + 2}/16"])
-            command = ("ADD", "DEL", "ADD", "GC")[(number + turn) % 4]
-            keys = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": []} if command == "GC" else {}
-            calls.append((command, f"c{number % 5}", pod.having(**keys)))
-        for (command, name, _), outcome in zip(calls, bare_plugin.run_in_parallel(*calls), strict=True):
-            assert outcome.status == 0, (command, name, outcome)
-    for number in range(5):
-        net.delete(f"c{number}", "8080:80")
-    assert not any("CNI-DN-" in line for line in net.rules()["iptables"])
-
-
 def test_two_containers_with_one_chain_name(net):
     """ADD refuses a container whose chain name is that of another network's container, and changes nothing."""
     net.add("1a", "8080:80")
@@ -227,3 +146,68 @@ def test_two_containers_with_one_chain_name(net):
     assert (error["code"], "already belongs to container 1a of network net" in error["msg"]) == (999, True)
     assert net.rules() == before
     net.check("1a", "8080:80")
+
+
+def test_number_of_processes(net, tmp_path):
+    """With iptables-nft ADD runs one process for each IP version, two if a port is in use, CHECK one, and DEL none.
+
+    CHECK of a few ports runs none: it recognises their rules over netlink.
+    """
+    legacy = net.tools.name == "legacy"
+    net = replace(net, tools=xtables.counted(net.tools, tmp_path / "counted"))
+    one_process, two_processes = (sorted(f"{tool}-restore" for tool in TOOLS * number) for number in (1, 2))
+    mappings = [f"{port}:80" for port in range(7000, 7100)]
+    net.add("first", *mappings)
+    assert xtables.calls(net.tools) == one_process
+    net.add("second", "9000:90", addresses=["10.22.0.3/16", "fd00:22::3/64"])
+    assert xtables.calls(net.tools) == (two_processes if legacy else one_process)
+    net.check("second", "9000:90", addresses=["10.22.0.3/16", "fd00:22::3/64"])
+    assert xtables.calls(net.tools) == (one_process if legacy else [])
+    net.add("third", *mappings, addresses=["10.22.0.4/16", "fd00:22::4/64"])
+    assert xtables.calls(net.tools) == two_processes
+    net.add("first", *mappings)
+    assert xtables.calls(net.tools) == two_processes
+    net.check("first", *mappings)
+    assert xtables.calls(net.tools) == one_process
+    net.having(conditionsV4=["-m", "comment", "--comment", "x"]).run("CHECK", "first", *mappings)
+    assert xtables.calls(net.tools) == one_process
+    net.delete("third", *mappings)
+    assert xtables.calls(net.tools) == (two_processes if legacy else [])
+    net.delete("third", *mappings)
+    assert xtables.calls(net.tools) == (one_process if legacy else [])
+
+
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_check_runs_a_process_for_an_unknown_rule(net, tmp_path):
+    """CHECK runs iptables-restore only if the container's chain, or a jump rule for its port, is not recognised."""
+    net = replace(net, tools=xtables.counted(net.tools, tmp_path / "counted"))
+    net.add("cid", "8080:80", "8081:81", "192.0.2.1|53:53/udp")
+    chain = next(line.split()[1] for line in net.rules()["iptables"] if line.startswith("-A CNI-DN-"))
+    xtables.calls(net.tools)
+    for line in (f"{chain} -p tcp -j LOG", "CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8081:8090 -j RETURN"):
+        net.check("cid", "8080:80", "8081:81", "192.0.2.1|53:53/udp")
+        assert xtables.calls(net.tools) == []
+        net.load(f"-A {line}")
+        xtables.calls(net.tools)
+        net.check("cid", "8080:80", "8081:81", "192.0.2.1|53:53/udp")
+        assert xtables.calls(net.tools) == ["iptables-restore"]
+        net.load(f"-D {line}")
+        xtables.calls(net.tools)
+
+
+@pytest.mark.parametrize("tools", [NFT], indirect=True)
+def test_duplicate_shared_rules_are_deleted(net, host):
+    """Duplicate shared rules, as parallel ADDs create them, are deleted, and other programs' rules stay."""
+    net.having(markMasqBit=5).add("other", "8081:80")
+    net.add("cid", "8080:80")
+    before = net.rules()
+    for tool in TOOLS:
+        lines = [line for line in before[tool] if line.startswith("-A") and not re.search("CNI-DN-|0x20/", line)]
+        net.load(*lines, "-A PREROUTING -j RETURN", *lines, tool=tool)
+    with host.entered():
+        addresses = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
+        ports = HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), addresses)
+        iptables_state.delete_duplicate_rules(ports)
+    after = net.rules()
+    for tool in TOOLS:
+        assert sorted([*before[tool], "-A PREROUTING -j RETURN"]) == sorted(after[tool])

@@ -48,33 +48,20 @@ def run_gc(network, *running):
 
 
 @pytest.mark.parametrize("method", HIDING_SYSCTLS)
-def test_gc_without_proc_sys(published, sandbox, tmp_path, method):
-    """GC that cannot see /proc/sys keeps the guard of a running pod's bridge."""
-    published.add(sandbox, "8080:80")
-    assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
-    run_gc(
-        replace(published, bin_dir=mount_wrapper.install(tmp_path / "hidden", "portmap", HIDING_SYSCTLS[method])),
-        sandbox,
-    )
-    assert (guarded_interfaces(published.host), get_route_localnet(published.host, "cni0")) == (["cni0"], "1")
-
-
-@pytest.mark.parametrize("method", HIDING_SYSCTLS)
-@pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_verb_of_another_pod_without_proc_sys(published, routed, new_sandbox, tmp_path, method, verb):
-    """ADD, which fails, and DEL that cannot see /proc/sys keep the guard of another pod's bridge."""
-    published.add(new_sandbox(), "8080:80")
-    pod = new_sandbox()
-    result = routed.having(name="other").add(pod)
-    other = PublishingNetwork(
-        routed.having(name="other"),
-        bin_dir=mount_wrapper.install(tmp_path / "hidden", "portmap", HIDING_SYSCTLS[method]),
-    )
-    outcome = other.portmap(verb, pod, ("8081:80",), result)
-    if verb == "ADD":
-        assert "unable to enable route_localnet" in outcome.error()["msg"]
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "GC"])
+def test_verb_without_proc_sys(published, routed, new_sandbox, tmp_path, method, verb):
+    """ADD, which fails, DEL and GC that cannot see /proc/sys keep the guard of another pod's bridge."""
+    pod, running = new_sandbox(), new_sandbox()
+    published.add(running, "8080:80")
+    network = routed.having(name="other")
+    result = network.add(pod)
+    bin_dir = mount_wrapper.install(tmp_path / "hidden", "portmap", HIDING_SYSCTLS[method])
+    if verb == "GC":
+        run_gc(replace(published, bin_dir=bin_dir), running)
     else:
-        outcome.assert_silent()
+        outcome = PublishingNetwork(network, bin_dir=bin_dir).portmap(verb, pod, ("8081:80",), result)
+        assert outcome.status == (verb == "ADD")
+        assert verb == "DEL" or "unable to enable route_localnet" in outcome.error()["msg"]
     assert "cni0" in guarded_interfaces(published.host)
     assert get_route_localnet(published.host, "cni0") == "1"
 
@@ -113,25 +100,17 @@ def test_guard_is_deleted_if_prev_result_lists_an_ifb(ptp, sandbox):
     assert guarded_interfaces(ptp.host) == []
 
 
-def test_next_del_deletes_stale_guards(ptp, new_sandbox):
-    """DEL of another pod deletes the guard of a pod that is no longer running and had no DEL."""
+@pytest.mark.every_case
+@pytest.mark.parametrize("verb", ["DEL", "GC"])
+def test_stale_guards_are_deleted(ptp, new_sandbox, verb):
+    """GC, and DEL of another pod, delete the guard of a pod that is no longer running and had no DEL."""
     stopped, other = new_sandbox(), new_sandbox()
     missing = ptp.add(stopped, "8080:80")["interfaces"][0]["name"]
     result = ptp.add(other, "8081:80")
     ptp.host.ip("link", "delete", missing)
     assert len(guarded_interfaces(ptp.host)) == 2
-    ptp.delete(other, "8081:80", result=result)
-    assert guarded_interfaces(ptp.host) == []
-
-
-def test_gc_removes_stale_guards(ptp, new_sandbox):
-    """GC deletes the guards of missing interfaces."""
-    stopped, running = new_sandbox(), new_sandbox()
-    missing = ptp.add(stopped, "8080:80")["interfaces"][0]["name"]
-    kept = ptp.add(running, "8081:80")["interfaces"][0]["name"]
-    ptp.host.ip("link", "delete", missing)
-    run_gc(ptp, running)
-    assert guarded_interfaces(ptp.host) == [kept]
+    _ = run_gc(ptp, other) if verb == "GC" else ptp.delete(other, "8081:80", result=result)
+    assert guarded_interfaces(ptp.host) == ([result["interfaces"][0]["name"]] if verb == "GC" else [])
 
 
 def test_guard_stays_while_route_localnet_is_enabled(ptp, new_sandbox):

@@ -7,10 +7,7 @@ import pytest
 from tests.netns.conftest import LEGACY, NFT
 from tests.support import xtables
 
-PODS = {
-    "eth0": ("10.22.0.2/16", "fd00:22::2/64"),
-    "eth1": ("10.22.0.9/16", "fd00:22::9/64"),
-}
+PODS = {"eth0": ("10.22.0.2/16", "fd00:22::2/64"), "eth1": ("10.22.0.9/16", "fd00:22::9/64")}
 MAPPINGS = {"eth0": ("8080:80", "53:53/udp"), "eth1": ("8081:81", "192.0.2.1|8082:82")}
 
 
@@ -85,34 +82,32 @@ def test_port_of_both_interfaces_moves_to_the_second(net):
     assert not any("10.22.0.2:" in line for line in net.container_rules())
 
 
-@pytest.mark.parametrize(
-    "any_ports", [NFT, LEGACY], indirect=True
-)  # with nftables one transaction changes both IP versions
+def test_interface_that_no_longer_exists(iptables_ports, tmp_path):
+    """ADD keeps rules that forward to an interface in the runtime's cache, and removes them if it no longer exists."""
+    net = iptables_ports.with_cache(tmp_path / "cache")
+    net.add("cid", "8080:80")
+    net.write_cache(cid=True)
+    for _ in range(2):
+        run(net, "ADD", "eth1", "8080:80", "8081:81")
+        net.check("cid", "8080:80")
+        run(net, "CHECK", "eth1", "8080:80", "8081:81")
+    assert net.owners() == ["cid", "cid"]
+    net.write_cache(cid=False)
+    run(net, "ADD", "eth1", "8080:80")
+    assert net.owners() == ["cid"]
+    assert not any("10.22.0.2:" in line for line in net.container_rules())
+
+
+# With nftables one transaction changes both IP versions
+@pytest.mark.parametrize("any_ports", [NFT, LEGACY], indirect=True)
 def test_failed_add_keeps_the_ports_of_the_other_interface(net):
     """An ADD that fails with IPv6 after it has created IPv4 rules keeps the rules of the other interface."""
     run(net, "ADD", "eth0")
     before = net.container_rules()
     broken = xtables.counted(net.tools, net.tools.parent / "broken")
     working = (broken / "ip6tables-restore").read_text()
-    program = (
-        working.replace("exec ", "case $(cat | tee $0.stdin) in *8081*) exit 4; esac\nexec ").rstrip() + " < $0.stdin\n"
-    )
-    (broken / "ip6tables-restore").write_text(program)
+    program = working.replace("exec ", "case $(cat | tee $0.stdin) in *8081*) exit 4; esac\nexec ").rstrip()
+    (broken / "ip6tables-restore").write_text(f"{program} < $0.stdin\n")
     outcome = replace(net, tools=broken).run("ADD", "cid", *MAPPINGS["eth1"], addresses=PODS["eth1"], ifname="eth1")
     assert outcome.error()["code"] in (11, 999)
     assert sorted(net.container_rules()) == sorted(before)
-
-
-# The reference plugin's nftables rules name no interface; with ip6tables-legacy it cannot create the rules of both.
-@pytest.mark.parametrize("any_ports", [NFT], indirect=True)
-@pytest.mark.parametrize("first", ["eth0", "eth1"])
-def test_rules_of_the_reference_plugin_for_both_interfaces(net, reference, first):
-    """DEL of one interface keeps the reference plugin's rules of the other, which that plugin's DEL then removes."""
-    reference_net = replace(net, bin_dir=reference)
-    for ifname in ("eth0", "eth1"):
-        run(reference_net, "ADD", ifname)
-    (last,) = {"eth0", "eth1"} - {first}
-    run(net, "DEL", first)
-    run(net, "CHECK", last)
-    run(reference_net, "DEL", last)
-    assert net.container_rules() == []

@@ -33,8 +33,7 @@ Networks of one plugin, or of bridge and one after it
     bare_plugin: BarePlugin: portmap or firewall for pods that have no interface
     bandwidth_network: bridge and bandwidth; traffic control
     firewall_network: bridge and firewall
-    firewall_sets: what firewall creates in nftables
-    firewall_tables: firewall and its rules in iptables
+    firewall_tables: firewall, and its rules in iptables and nftables
     host_device_network: host-device and its device
     host_local: host-local's allocator, called without the plugin
     hostports: portmap and its rules

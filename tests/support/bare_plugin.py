@@ -52,15 +52,12 @@ class BarePlugin:
         """Runs CHECK; a failure fails the test. `words` are further arguments of the subclass's `run`."""
         self.run("CHECK", container_id, *words, **how).assert_silent()
 
-    def collect(self, *valid: tuple[str, str], **how: Any) -> Outcome:
-        """Runs GC with the valid container IDs and interfaces; a failure fails the test."""
-        outcome = self.without_result().having(**gc_keys(*valid)).run("GC", **how)
-        outcome.assert_silent()
-        return outcome
-
     def gc(self, *valid: str, ifname: str = "eth0", **how: Any) -> str:
-        """Runs GC with `ifname` of the `valid` containers as valid attachments; returns stderr."""
-        return self.collect(*((container_id, ifname) for container_id in valid), **how).stderr
+        """Runs GC with `ifname` of the `valid` containers as valid attachments; a failure fails. Returns stderr."""
+        keys = gc_keys(*((container_id, ifname) for container_id in valid))
+        outcome = self.without_result().having(**keys).run("GC", **how)
+        outcome.assert_silent()
+        return outcome.stderr
 
     def with_cache(self, directory: Path) -> Self:
         """Returns a copy whose plugin uses `<directory>/results`, which is empty, as libcni's cache."""

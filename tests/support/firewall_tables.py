@@ -1,15 +1,19 @@
-"""Runs firewall's verbs on a temporary host, and reads the rules that they create in iptables.
+"""Runs firewall's verbs on a temporary host, and reads the rules and elements that they create.
 
 Pods have no interfaces: the plugin reads bridge, port and addresses from prevResult.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Self
 
 from tests.support.bare_plugin import BarePlugin
+from tests.support.namespaces import Namespace
 
 RECORDS = "CNI-FORWARD-OWNERS"
+_TABLES = ("inet podwire_firewall", "bridge podwire_firewall")
 
 
 class Firewall(BarePlugin):
@@ -57,10 +61,6 @@ class Firewall(BarePlugin):
         lines = self.saved()[tool]
         return [line.removeprefix(f"-A {RECORDS} ") for line in lines if line.startswith(f"-A {RECORDS} ")]
 
-    def everything(self) -> dict[str, list[str]]:
-        """Returns table filter of each family as iptables-save prints it, with the records."""
-        return self.saved()
-
     def accept_rules(self, tool: str = "iptables") -> list[str]:
         """Returns the rules that accept packets of addresses, without their chain."""
         rules = self.rules()[tool]
@@ -72,3 +72,28 @@ def expected_accept_rules(*addresses: str) -> list[str]:
     states = "-m conntrack --ctstate RELATED,ESTABLISHED"
     networks = [f"{address}/{128 if ':' in address else 32}" for address in addresses]
     return [rule for network in networks for rule in (f"-d {network} {states} -j ACCEPT", f"-s {network} -j ACCEPT")]
+
+
+def list_elements(host: Namespace, *, comments: bool = False) -> dict[str, list[str]]:
+    """Lists the elements of each nonempty set of the plugin, as `nft` renders them, optionally with comments."""
+    elements_of: dict[str, list[str]] = {}
+    for table in _TABLES:
+        text = host.run("nft", "-j", "list", "table", *table.split(), check=False)
+        for item in json.loads(text)["nftables"] if text else ():
+            elements = item.get("set", {}).get("elem", ())
+            if elements:
+                elements_of[item["set"]["name"]] = sorted(_render(element, comments=comments) for element in elements)
+    return elements_of
+
+
+def _render(element: Any, *, comments: bool) -> str:
+    item = element.get("elem", {"val": element}) if isinstance(element, dict) else {"val": element}
+    value = item["val"]
+    text = " . ".join(value["concat"]) if isinstance(value, dict) else value
+    return f"{text}: {item['comment']}" if comments and "comment" in item else text
+
+
+def list_rules(host: Namespace, chain: str, family: str = "inet") -> list[str]:
+    """Lists the rules of one of the plugin's chains, as `nft` prints them."""
+    lines = host.run("nft", "list", "chain", family, "podwire_firewall", chain).splitlines()
+    return [line.strip() for line in lines if line.startswith("\t\t") and not re.search("type filter|comment", line)]

@@ -84,21 +84,18 @@ class PortmapNetwork(BarePlugin):
 
     def container_rules(self, *tools: str) -> list[str]:
         """Returns the rules and chains of containers, in order, with any backend; of iptables optionally of `tools`."""
-        if self._uses_nftables():
+        if self.config["backend"] == "nftables":
             chains = [(family, name) for family in ("ip", "ip6") for name in ("hostports", "masquerading")]
             return [f"{family} {name} {rule}" for family, name in chains for rule in chain(self.host, name, family)]
         return [line for tool in tools or xtables.TOOLS for line in self.rules()[tool] if "CNI-DN-" in line]
 
     def owners(self, port: int = 8080) -> list[str]:
         """Returns the containers to which IPv4 rules forward a port, in order, with any backend."""
-        if self._uses_nftables():
+        if self.config["backend"] == "nftables":
             rules = [rule for rule in chain(self.host, "hostports") if f"dport {port} dnat" in rule]
             return [rule.partition(' comment "')[2].rstrip('"') for rule in rules]
         jumps = re.findall(r'id: \\"(\w+).* --dports (\S+) ', "\n".join(self.rules()["iptables"]))
         return [container_id for container_id, numbers in jumps if str(port) in numbers.split(",")]
-
-    def _uses_nftables(self) -> bool:
-        return bool(self.config["backend"] == "nftables")
 
 
 def chain(host: Namespace, name: str, family: str = "ip") -> list[str]:

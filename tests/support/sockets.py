@@ -23,7 +23,7 @@ _KINDS = {
     "udp": (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
     "sctp": (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
 }
-_TIMEOUT_S = 2.0  # enough for a second neighbour solicitation
+_TIMEOUT_S = 30.0
 NO_ANSWER_S = 0.4  # a successful call takes milliseconds
 _BUFFER = 100
 
@@ -68,13 +68,7 @@ def open_socket(namespace: Namespace, protocol: str, ip: str, port: int = 0) -> 
 
 
 def call(
-    services: list[Service],
-    namespace: Namespace,
-    protocol: str,
-    ip: str,
-    port: int,
-    *,
-    timeout_s: float = _TIMEOUT_S,
+    services: list[Service], namespace: Namespace, protocol: str, ip: str, port: int, *, timeout_s: float = _TIMEOUT_S
 ) -> Reached | None:
     """Calls `ip` `port` from `namespace`; returns the service that replied, None without a correct reply."""
     with open_socket(namespace, protocol, "::" if ":" in ip else "0.0.0.0") as caller:
@@ -85,17 +79,12 @@ def call(
             caller.connect((ip, port))
         except OSError:
             return None
-        called_service = _wait_for_call(services, protocol, timeout_s)
-        if not called_service:
+        if not (called := _wait_for_call(services, protocol, timeout_s)):
             return None
-        connection, source = called_service.socket.accept()
+        connection, source = called.socket.accept()
         with connection:
-            connection.sendall(called_service.name.encode())
-            return (
-                Reached(called_service.name, source[0])
-                if caller.recv(_BUFFER) == called_service.name.encode()
-                else None
-            )
+            connection.sendall(called.name.encode())
+            return Reached(called.name, source[0]) if caller.recv(_BUFFER) == called.name.encode() else None
 
 
 def ask(
@@ -103,20 +92,15 @@ def ask(
 ) -> Reached | None:
     """Sends a datagram from an open socket; otherwise as `call`."""
     caller.sendto(b"?", (ip, port))
-    called_service = _wait_for_call(services, "udp", timeout_s)
-    if not called_service:
+    if not (called := _wait_for_call(services, "udp", timeout_s)):
         return None
-    _, source = called_service.socket.recvfrom(_BUFFER)
-    called_service.socket.sendto(called_service.name.encode(), source)
+    _, source = called.socket.recvfrom(_BUFFER)
+    called.socket.sendto(called.name.encode(), source)
     try:
         answer, sender = caller.recvfrom(_BUFFER)
     except OSError:
         return None
-    return (
-        Reached(called_service.name, source[0])
-        if (answer, sender[:2]) == (called_service.name.encode(), (ip, port))
-        else None
-    )
+    return Reached(called.name, source[0]) if (answer, sender[:2]) == (called.name.encode(), (ip, port)) else None
 
 
 def open_services(

@@ -71,24 +71,36 @@ def test_invalid_chain_names(name):
     assert '"iptablesAdminChainName"' in parse_error(iptablesAdminChainName=name).msg
 
 
+def test_unknown_policy():
+    """An unknown policy is refused with the reference plugin's text."""
+    assert parse_error(ingressPolicy="closed").msg == 'unknown ingress policy: "closed"'
+
+
+def test_invalid_zone_name():
+    """A zone's name with a NUL, at which the bus would disconnect, is refused."""
+    assert '"firewalldZone"' in parse_error(firewalldZone="a\0b").msg
+
+
 def test_a_policy_without_addresses_needs_no_interface():
     """Without addresses there is nothing to do, and no interface is required."""
     assert parse_keys(ingressPolicy="isolated", prevResult={**result(), "ips": []}).spec.bridge == ""
 
 
-@pytest.mark.parametrize("interfaces", [(), ({"name": "eth0", "sandbox": "/x"},), ({"name": ""},)])
+@pytest.mark.parametrize("interfaces", [(), ({"name": "eth0", "sandbox": "/x"},)])
 def test_a_policy_needs_an_interface_of_the_host(interfaces):
-    """The first interface must be one of the host, with a name."""
-    failure = parse_error(ingressPolicy="same-bridge", prevResult=result(*interfaces))
-    assert "make sure to chain" in failure.msg + failure.details
+    """A policy is refused with the reference plugin's text if prevResult's first interface is not the host's."""
+    demand = 'interface needs to be set for ingress policy "{}", make sure to chain "firewall" plugin with "bridge"'
+    for policy in ("same-bridge", "isolated"):
+        failure = parse_error(ingressPolicy=policy, prevResult=result(*interfaces))
+        assert failure.msg == demand.format(policy)
 
 
-@pytest.mark.parametrize("name", ["a" * 16, "a b", "a/b", "..", "a\0b", "%d"])
+@pytest.mark.parametrize("name", ["", "a" * 16, "a b", "a/b", "..", "a\0b", "%d"])
 @pytest.mark.parametrize("policy", ["same-bridge", "isolated"])
 def test_invalid_interface_names(name, policy):
     """A policy is refused for a bridge name that the kernel truncates or refuses; such a port is ignored."""
     failure = parse_error(ingressPolicy=policy, prevResult=result({"name": name}))
-    assert repr(name) in failure.msg
+    assert (repr(name) if name else "got empty bridge name") in failure.msg + failure.details
     assert parse_keys(ingressPolicy=policy, prevResult=result(BRIDGE, {"name": name})).spec.ports == ()
 
 
@@ -98,5 +110,6 @@ def test_del_ignores_invalid_keys():
         ARGS, netconf("firewall", {"ingressPolicy": 5, "firewalldZone": "work", "prevResult": result(BRIDGE)})
     )
     assert (len(spec.addresses), spec.bridge, spec.zone) == (2, "cni0", "work")
-    broken = parse_leniently(ARGS, netconf("firewall", {"firewalldZone": 5, "prevResult": {"ips": 5}}))
-    assert (broken.addresses, broken.bridge, broken.zone) == ((), "", "trusted")
+    for zone in (5, "a\0b"):
+        broken = parse_leniently(ARGS, netconf("firewall", {"firewalldZone": zone, "prevResult": {"ips": 5}}))
+        assert (broken.addresses, broken.bridge, broken.zone) == ((), "", "trusted")

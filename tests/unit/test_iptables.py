@@ -36,22 +36,31 @@ class Programs:
         self.directory = directory
         directory.mkdir()
 
-    def install(self, family=4, *exits):
-        program = self.directory / ("iptables-restore" if family == 4 else "ip6tables-restore")
-        program.write_text(PROGRAM)
+    def file(self, family, suffix=""):
+        return self.directory / ({4: "iptables-restore", 6: "ip6tables-restore"}[family] + suffix)
+
+    def install(self, family=4, *exits, script=PROGRAM):
+        program = self.file(family)
+        program.write_text(script)
         program.chmod(0o755)
-        program.with_suffix(".exits").write_text(" ".join(map(str, exits)))
+        self.file(family, ".exits").write_text(" ".join(map(str, exits)))
+        return program
+
+    def install_legacy(self, script):
+        program = self.directory / "iptables-legacy-restore"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
         return program
 
     def lists(self, text):
         (self.directory / "listing").write_text(text)
 
     def calls(self, family=4):
-        file = self.directory / ("iptables-restore.calls" if family == 4 else "ip6tables-restore.calls")
+        file = self.file(family, ".calls")
         return file.read_text().splitlines() if file.exists() else []
 
     def stdin(self, family=4):
-        return (self.directory / ("iptables-restore.stdin" if family == 4 else "ip6tables-restore.stdin")).read_text()
+        return self.file(family, ".stdin").read_text()
 
 
 @pytest.fixture
@@ -123,28 +132,21 @@ def test_a_failure_has_the_programs_stderr(programs, status, kind):
 
 def test_a_killed_program_has_failed(programs):
     """A program that a signal ended is a failure, whose message names the signal."""
-    programs.install().write_text("#!/bin/sh\nkill -9 $$\n")
+    programs.install(script="#!/bin/sh\nkill -9 $$\n")
     assert "signal 9" in error_of(apply, CniError).msg
 
 
-def test_a_conflict_is_retried(programs):
-    """After exit status 4, which iptables-nft returns if another program commits, the same lines are applied again."""
-    programs.install(4, 4, 4)
-    apply()
-    assert len(programs.calls()) == 3
-
-
-def test_only_the_family_with_the_conflict_is_retried(programs):
-    """A family whose lines were applied is not repeated: its lines would be refused."""
+def test_only_the_family_with_a_conflict_is_retried(programs):
+    """After exit status 4, which iptables-nft returns if another program commits, that family's lines are repeated."""
     programs.install(4)
-    programs.install(6, 4)
+    programs.install(6, 4, 4)
     iptables.apply(NEW_CHAINS, "nat", "do it")
-    assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
+    assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 3)
 
 
 def test_a_permanent_conflict_is_an_error(programs):
     """After ten tries the error has the program's stderr."""
-    programs.install().write_text("#!/bin/sh\necho >> $0.calls\necho busy >&2\nexit 4\n")
+    programs.install(script="#!/bin/sh\necho >> $0.calls\necho busy >&2\nexit 4\n")
     error = error_of(apply, CniError)
     assert (error.code, error.details, len(programs.calls())) == (999, "busy", 10)
     assert "exit status 4" in error.msg
@@ -231,20 +233,17 @@ def test_without_a_path_the_usual_directories_are_searched(programs, monkeypatch
     assert (programs.directory / "ran").exists()
 
 
-@pytest.mark.parametrize("listing", ["", "rubbish\n", "-N POSTROUTING\n", "-P POSTROUTIN"])
-@pytest.mark.parametrize("status", [0, 1])
-def test_an_invalid_listing_makes_a_family_unusable(programs, status, listing):
-    """A listing without the policy of a built-in chain makes a family unusable."""
-    programs.install().write_text(f"#!/bin/sh\necho no >&2\nprintf -- '{listing}'\nexit {status}\n")
-    error = error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
-    assert error.details == "no"
+INVALID_LISTINGS = [
+    *((text, f"exit {n}") for text in ("", "rubbish\n", "-N POSTROUTING\n", "-P POSTROUTIN") for n in (0, 1)),
+    *(("-P POSTROUTING ACCEPT\n", end) for end in ("exit 2", "exit 3", "kill -9 $$")),
+]
 
 
-@pytest.mark.parametrize("end", ["exit 2", "exit 3", "kill -9 $$"])
-def test_a_truncated_listing_makes_a_family_unusable(programs, end):
-    """The listing of a program that failed or was killed may be incomplete and is not used."""
-    programs.install().write_text(f"#!/bin/sh\nprintf -- '-P POSTROUTING ACCEPT\n'\n{end}\n")
-    assert error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError)
+@pytest.mark.parametrize(("listing", "end"), INVALID_LISTINGS)
+def test_an_invalid_listing_makes_a_family_unusable(programs, listing, end):
+    """A listing without the policy of a built-in chain, or of a program that failed or was killed, is not used."""
+    programs.install(script=f"#!/bin/sh\necho no >&2\nprintf -- '{listing}'\n{end}\n")
+    assert error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"]), UnusableError).details == "no"
 
 
 def test_legacy_tables_without_a_program_are_reported(programs, tmp_path, monkeypatch, capfd):
@@ -264,9 +263,7 @@ def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
     if host:
         programs.install().rename(programs.directory / host)
         (programs.directory / "iptables-restore").symlink_to(host)
-    other = programs.directory / "iptables-legacy-restore"
-    other.write_text("#!/bin/sh\necho '-P POSTROUTING ACCEPT'\n")
-    other.chmod(0o755)
+    other = programs.install_legacy("echo '-P POSTROUTING ACCEPT'")
     expected = other if host in ("xtables-nft-multi", "") else programs.directory / "iptables-restore"
     assert iptables_program.find(4, legacy=True) == str(expected)
     if expected == other:
@@ -275,9 +272,7 @@ def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
 
 def test_a_failure_names_the_program_of_that_variant(programs):
     """The error of iptables-legacy names its program."""
-    program = programs.directory / "iptables-legacy-restore"
-    program.write_text("#!/bin/sh\nexit 3\n")
-    program.chmod(0o755)
+    programs.install_legacy("exit 3")
     error = error_of(lambda: iptables.read([4], "nat", ["POSTROUTING"], legacy=True), UnusableError)
     assert error.msg == "iptables-legacy-restore cannot be used: exit status 3"
 
@@ -295,11 +290,3 @@ def test_an_unreadable_list_of_legacy_tables(programs, tmp_path, monkeypatch):
     program.rename(programs.directory / "xtables-nft-multi")
     program.symlink_to("xtables-nft-multi")
     assert not iptables.has_legacy(4, "nat")
-
-
-def test_get_problem(programs):
-    """The function get_problem returns "" if table nat can be listed, otherwise the reason."""
-    assert "not installed" in iptables.get_problem([4])
-    programs.install()
-    programs.lists("-P POSTROUTING ACCEPT\n")
-    assert iptables.get_problem([4]) == ""

@@ -6,11 +6,8 @@ from ipaddress import ip_interface, ip_network
 import pytest
 
 from attachment.masquerade import iptables
-from attachment.masquerade.names import MASQUERADE_CHAINS, chain_name
 from attachment.masquerade.spec import Masquerade
-from cni.errors import CniError
 from kernel.netfilter import iptables as netfilter_iptables
-from kernel.netfilter import iptables_chains
 from kernel.netfilter.iptables_program import RefusedError
 from kernel.netfilter.iptables_rule import Change
 from tests.support.errors import error_of
@@ -91,28 +88,6 @@ def test_existing_rules_are_not_written_again(tables, exempt):
     iptables.check(spec)
 
 
-@pytest.mark.parametrize("certain", [True, False])
-@pytest.mark.parametrize("first", [False, True])
-def test_the_clusters_chain_is_created_once(tables, monkeypatch, first, certain):
-    """The first pod with the key creates the cluster's chain, also if the kernel lists none; it is never emptied."""
-    if not certain:
-        monkeypatch.setattr(netfilter_iptables, "get_missing_chains", lambda families, *_: dict.fromkeys(families, ()))
-    if not first:
-        iptables.add(pod("10.22.0.2/16", "fd00:22::2/64"))
-    iptables.add(pod("10.22.0.2/16", "fd00:22::2/64", exempt=("10.0.0.0/8",), cluster=True))
-    assert [tables.chains[family]["PODWIRE-CLUSTER"] for family in (4, 6)] == [[], []]
-    assert sorted(tables.rules()[:-1]) == ["-d 10.0.0.0/8 -j ACCEPT", "-d 10.22.0.0/16 -j ACCEPT", "-j PODWIRE-CLUSTER"]
-    assert tables.rules()[-1] == "! -d 224.0.0.0/4 -j MASQUERADE"
-    iptables.check(pod("10.22.0.2/16", "fd00:22::2/64", exempt=("10.0.0.0/8",), cluster=True))
-    tables.chains[4]["PODWIRE-CLUSTER"].append("-d 10.44.0.0/16 -j ACCEPT")
-    tables.applied.clear()
-    iptables.add(pod("10.22.0.2/16", cluster=True))
-    iptables.add(pod("10.22.0.3/16", cluster=True, container_id="other"))
-    assert Change.new_chain("PODWIRE-CLUSTER") not in tables.applied
-    iptables.delete_legacy(pod("10.22.0.2/16", cluster=True))
-    assert tables.chains[4]["PODWIRE-CLUSTER"] == ["-d 10.44.0.0/16 -j ACCEPT"]
-
-
 def test_a_second_interface_shares_the_chain(tables):
     """A second interface's subnet precedes the masquerading, and its jump follows the first interface's."""
     iptables.add(pod("10.22.0.2/16"))
@@ -124,30 +99,6 @@ def test_a_second_interface_shares_the_chain(tables):
         "! -d 224.0.0.0/4 -j MASQUERADE",
     ]
     assert tables.rules("POSTROUTING") == [f"-s 10.22.0.2/32 -j {CHAIN}", f"-s 10.23.0.2/32 -j {CHAIN}"]
-
-
-@pytest.mark.parametrize("index", [0, 1, 2])
-def test_missing_rules_are_created(tables, index):
-    """CHECK names a rule that was removed from the chain, and ADD creates it again."""
-    spec = pod("10.22.0.2/16", exempt=("10.0.0.0/8",))
-    iptables.add(spec)
-    rules = tables.rules()
-    removed = tables.chains[4][CHAIN].pop(index)
-    assert removed in error_of(lambda: iptables.check(spec), CniError).msg
-    iptables.add(spec)
-    assert sorted(tables.rules()) == sorted(rules)
-    assert tables.rules()[-1] == rules[-1]
-    iptables.check(spec)
-
-
-def test_an_exception_after_the_masquerading_has_no_effect(tables):
-    """An exception after MASQUERADE, as the reference plugins append it, is missing for CHECK, and ADD creates it."""
-    spec = pod("10.22.0.2/16")
-    iptables.add(spec)
-    tables.chains[4][CHAIN].reverse()
-    assert "-d 10.22.0.0/16" in error_of(lambda: iptables.check(spec), CniError).msg
-    iptables.add(spec)
-    iptables.check(spec)
 
 
 def test_deletion_keeps_rules_of_other_programs(tables):
@@ -191,20 +142,6 @@ def test_the_chain_is_deleted_with_its_last_jump(tables, others, remaining):
     iptables.delete_legacy(pod("10.22.0.2/16"), others=[ip_interface(item) for item in others])
     assert tables.rules("POSTROUTING") == [f"-s {address}/32 -j {CHAIN}" for address in remaining]
     assert tables.rules() == (before if remaining else None)
-
-
-def test_gc_keeps_unproven_rules(tables, capfd):
-    """A jump whose comment does not match its chain, or is truncated, stays, and stderr reports the number."""
-    long = pod("10.22.0.2/16", container_id="x" * 300)
-    iptables.add(long)
-    tables.chains[4][CHAIN] = []
-    tables.chains[4]["POSTROUTING"].append(rf'-m comment --comment "name: \"goldnet\" id: \"pod\"" -j {CHAIN}')
-    before = tables.rules("POSTROUTING")
-    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", set())
-    assert tables.rules("POSTROUTING") == before
-    assert capfd.readouterr().err.count("2 masquerade rule(s) seem to be of network goldnet") == 1
-    iptables_chains.gc_legacy([MASQUERADE_CHAINS], "goldnet", {chain_name("goldnet", "x" * 300)})
-    assert "1 masquerade rule(s)" in capfd.readouterr().err
 
 
 def test_a_refused_change_is_retried(tables):

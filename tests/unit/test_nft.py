@@ -1,72 +1,17 @@
-"""nftables messages and rules as bytes (netfilter.nft, netfilter.nft_rule), compared with pyroute2's full classes."""
+"""nftables rules as bytes (netfilter.nft_rule): comparison, userdata, and parsing of any bytes."""
 
-import importlib
 import struct
 from ipaddress import ip_address
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.codec_netfilter import ChainMessage, RuleMessage, TableMessage
 from kernel.netfilter import nft, nft_expression, nft_rule
-from kernel.netfilter.nft import Chain, Hook, Table
-from kernel.wire import decode
-
-# Not by an import statement: kernel.codec must replace the package's __init__ before.
-full = importlib.import_module("pyroute2.netlink.nfnetlink.nftsocket")
-FULL_CLASSES = {TableMessage: full.nft_table_msg, ChainMessage: full.nft_chain_msg, RuleMessage: full.nft_rule_msg}
+from kernel.netfilter.nft import Chain, Table
 
 TABLE = Table(nft.INET, "t")
 CHAIN = Chain(TABLE, "c")
-BASE = Chain(TABLE, "base", Hook("nat", 4, -100))
-REQUESTS = {
-    "table": nft.table_request(TABLE),
-    "chain": nft.chain_request(CHAIN),
-    "base chain": nft.chain_request(BASE),
-    "chain deletion": nft.delete_chain_request(CHAIN),
-    "rule deletion": nft.delete_rule_request(CHAIN, 1 << 40),
-    "flush": nft.flush_chain_request(CHAIN),
-}
 IPV4 = ip_address("10.22.0.2")
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_requests_are_encoded_and_decoded_as_by_the_full_classes(name):
-    """Each request without expressions has the bytes and values of pyroute2's full class."""
-    request = REQUESTS[name]
-    message = FULL_CLASSES[request.kind]()
-    message["header"].update({"type": request.type, "flags": request.flags | 1, "sequence_number": 3})
-    message["nfgen_family"] = request.values["family"]
-    message["attrs"] = [
-        (key, {"attrs": value["attrs"]}, 0x8000) if isinstance(value, dict) else (key, value)
-        for key, value in request.attributes
-    ]
-    message.encode()
-    assert request.encode(3).hex() == bytes(message.data).hex()
-    desired, existing = decode(request.kind, request.encode(3)), FULL_CLASSES[request.kind](request.encode(3))
-    existing.decode()
-    assert (desired["family"], desired["subsystem"]) == (existing["nfgen_family"], existing["res_id"])
-    assert request.attributes
-    for key, value in request.attributes:
-        if isinstance(value, dict):
-            for inner, number in value["attrs"]:
-                assert desired.get_attr(key).get_attr(inner) == existing.get_attr(key).get_attr(inner) == number
-        else:
-            assert desired.get_attr(key) == existing.get_attr(key) == value
-
-
-def test_a_rule_is_decoded_by_both_classes():
-    """Both classes decode table, chain, position, comment and expressions of a rule."""
-    rule, comment = nft_rule.source(IPV4) + nft_rule.RETURN, nft_rule.comment_userdata("of a rule")
-    data = nft.rule_request(CHAIN, rule, comment, before=1 << 40).encode(1)
-    desired, existing = decode(RuleMessage, data), FULL_CLASSES[RuleMessage](data)
-    existing.decode()
-    for key, value in {"TABLE": "t", "CHAIN": "c", "POSITION": 1 << 40}.items():
-        assert desired.get_attr(f"NFTA_RULE_{key}") == existing.get_attr(f"NFTA_RULE_{key}") == value
-    assert (desired.get_attr("NFTA_RULE_EXPRESSIONS"), desired.get_attr("NFTA_RULE_USERDATA")) == (rule, comment)
-    assert existing.get_attr("NFTA_RULE_USERDATA") == "of a rule"
-    assert desired.get_attr("NFTA_RULE_HANDLE") is None
 
 
 def test_is_same_rule():

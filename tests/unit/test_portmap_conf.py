@@ -38,10 +38,8 @@ def prev_result(interfaces, *ips):
     "keys",
     [
         {},
-        dict.fromkeys(
-            ("backend", "snat", "masqAll", "markMasqBit", "externalSetMarkChain", "conditionsV4", "conditionsV6")
-        ),
-        dict.fromkeys(("onConflict", "runtimeConfig", "prevResult")),
+        dict.fromkeys(("backend", "snat", "masqAll", "markMasqBit", "externalSetMarkChain", "onConflict")),
+        dict.fromkeys(("conditionsV4", "conditionsV6", "runtimeConfig", "prevResult")),
         {"backend": "", "externalSetMarkChain": "", "conditionsV4": [], "conditionsV6": [], "onConflict": ""},
         {"runtimeConfig": {}, "x": [1], "capabilities": {"portMappings": True}},
         {"runtimeConfig": {"portMappings": None}},
@@ -154,13 +152,10 @@ def test_refusals_of_the_reference_plugin(keys, text):
         (with_mappings(TCP | {"protocol": None}), '"runtimeConfig.portMappings[0].protocol" is missing'),
         ({"conditionsV4": [""]}, '"conditionsV4" begins with an empty word'),
         (with_mappings(TCP, TCP | {"hostIP": "x"}), '"runtimeConfig.portMappings[1].hostIP" is not an IP address: x'),
-        (
-            with_mappings(TCP | {"hostIP": "10.1.2.0/24"}),
-            '"runtimeConfig.portMappings[0].hostIP" is not an IP address: 1',
-        ),
+        (with_mappings(TCP | {"hostIP": "10.1.2.0/24"}), '"runtimeConfig.portMappings[0].hostIP" is not an IP address'),
         (
             with_mappings(TCP | {"hostIP": "fe80::1%eth0"}),
-            '"runtimeConfig.portMappings[0].hostIP" is not an IP address: f',
+            '"runtimeConfig.portMappings[0].hostIP" is not an IP address',
         ),
         ({"externalSetMarkChain": "C" * 29}, '"externalSetMarkChain" is not a valid chain name: "CCC'),
         ({"externalSetMarkChain": "A B"}, '"externalSetMarkChain" is not a valid chain name: "A B"'),
@@ -172,13 +167,7 @@ def test_refusals_of_the_reference_plugin(keys, text):
         ({"conditionsV4": ["-s", "10.0.0.0/8\n-j X"]}, '"conditionsV4" has a control character in '),
         ({"conditionsV6": ["ip6 saddr\x00"]}, '"conditionsV6" has a control character in '),
         ({"onConflict": "replace"}, '"onConflict" is unknown: "replace"'),
-        ({"markMasqBit": 1.5}, '"markMasqBit" must be an integer, not 1.5'),
-        ({"conditionsV6": ["-s", 6]}, '"conditionsV6[1]" must be a string, not a number'),
-        (with_mappings("8080:80"), '"runtimeConfig.portMappings[0]" must be an object, not a string'),
-        (
-            with_mappings(TCP, TCP | {"hostPort": "80"}),
-            '"runtimeConfig.portMappings[1].hostPort" must be an integer, not a',
-        ),
+        (with_mappings(TCP, TCP | {"hostPort": "80"}), '"runtimeConfig.portMappings[1].hostPort" must be an integer'),
     ],
 )
 def test_invalid_values_are_refused_with_their_path(keys, text):
@@ -215,6 +204,7 @@ def test_duplicate_mappings_are_removed():
     ("interfaces", "ips", "expected"),
     [
         ([HOST_VETH], [{"address": "10.1.2.5/24", "interface": 0}], []),
+        ([], [{"address": "10.1.2.5/24"}, {"address": "10.1.2.9/24"}], ["10.1.2.5/24"]),
         (
             [OTHER, HOST_VETH, POD],
             [{"address": f"10.1.{number}.5/24", "interface": number} for number in range(3)],
@@ -236,13 +226,11 @@ def test_addresses_of_the_pod(interfaces, ips, expected):
 def test_del_gets_every_valid_mapping():
     """DEL gets each valid mapping, even if other mappings, other keys or prevResult are invalid."""
     broken = {"snat": "x", "markMasqBit": 99, "backend": "x", "prevResult": 5}
-    ports = parse_leniently(
-        ARGS, netconf("portmap", broken | with_mappings(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"}))
-    )
+    mappings = with_mappings(TCP | {"protocol": "icmp"}, {}, TCP, TCP | {"hostIP": "x"})
+    ports = parse_leniently(ARGS, netconf("portmap", broken | mappings))
     assert ports == HostPorts("net", "cid", "eth0", (PortMapping(8080, 80, "tcp"),), {}, netns=ARGS.netns)
-    complete = parse_leniently(
-        ARGS, netconf("portmap", with_mappings(TCP) | prev_result([], {"address": "fd00::5/64"}))
-    )
+    keys = with_mappings(TCP) | prev_result([], {"address": "fd00::5/64"})
+    complete = parse_leniently(ARGS, netconf("portmap", keys))
     assert complete.addresses == {6: ip_interface("fd00::5/64")}
 
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 from ipaddress import ip_interface
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cni.errors import CniError
-from kernel.netfilter.iptables_rule import Listing, quoted
+from kernel.netfilter.iptables_rule import Listing
 from plugins.portmap import iptables_check, iptables_state, iptables_update
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -28,11 +26,11 @@ CHAIN = "CNI-DN-f42161b9e0c33131294cd"
 NOTHING = Listing()
 
 
-def listing_after_add(host_ports, listing=NOTHING, other_addresses=(), version=4):
+def listing_after_add(host_ports, listing=NOTHING):
     """Returns the listing after an ADD."""
     table = Table("PREROUTING", "OUTPUT", "POSTROUTING")
     table.chains |= {chain: [rule.spec for rule in listing.rules(chain)] for chain in listing.chains}
-    table.apply(iptables_update.changes_for_add(host_ports, other_addresses, version, listing))
+    table.apply(iptables_update.changes_for_add(host_ports, (), 4, listing))
     return table.listing()
 
 
@@ -42,27 +40,13 @@ def without(listing, removed):
     )
 
 
-def check(host_ports, listing, version=4):
-    iptables_check.check_rules(host_ports, version, listing)
-
-
-@pytest.mark.parametrize("version", [4, 6])
-@pytest.mark.parametrize("keys", [{}, {"snat": False}, {"masq_all": True}, {"mark_bit": 31}])
-def test_check_accepts_the_rules_of_add(version, keys):
-    """CHECK succeeds after ADD, and a repeated ADD changes nothing."""
-    host_ports = replace(HOST_PORTS, **keys)
-    listing = listing_after_add(host_ports, version=version)
-    check(host_ports, listing, version)
-    assert listing_after_add(host_ports, listing, version=version) == listing
-
-
 def test_mark_rule_after_the_dnat_rule_is_missing():
     """CHECK reports a mark rule after its DNAT rule as missing, since no packet reaches it."""
     listing = listing_after_add(HOST_PORTS)
     (late,) = (rule for rule in listing.rules(CHAIN) if "-s 127.0.0.1/32" in rule.spec)
     others = without(listing, late)
     changed = others | Listing.of([CHAIN], [*others.rules(CHAIN), late])
-    error = failure_of(lambda: check(HOST_PORTS, changed), CniError)
+    error = failure_of(lambda: iptables_check.check_rules(HOST_PORTS, 4, changed), CniError)
     assert error
     assert error.msg == f"host ports: rule {late} is missing in table nat (iptables)"
 
@@ -111,6 +95,15 @@ def test_jump_rules_of_other_programs(text, parsed):
     assert jump_rule.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
 
 
+def test_ports_of_a_jump_rule():
+    """Jump rules contain up to fifteen ports of one protocol, in the alphabetical order of the protocols."""
+    ports = [("tcp", port) for port in range(7000, 7060)] + [("udp", port) for port in range(7000, 7040)]
+    mappings = tuple(PortMapping(port, 80, protocol) for protocol, port in [*ports, ("sctp", 3)])
+    jumps = map(parse_jump_rule, desired_jump_rules(replace(HOST_PORTS, mappings=mappings), 4))
+    groups = [(jump.protocol, len(jump.ports)) for jump in jumps]
+    assert groups == [("sctp", 1), *[("tcp", 15)] * 4, *[("udp", 15)] * 2, ("udp", 10)]
+
+
 def test_jump_rules_of_portmap():
     """Owner and conditions of portmap's jump rules are parsed."""
     (jump_rule,) = map(parse_jump_rule, desired_jump_rules(HOST_PORTS, 4))
@@ -119,10 +112,7 @@ def test_jump_rules_of_portmap():
     assert jump_rule.conditional
 
 
-@pytest.mark.parametrize(
-    ("chain_line", "count"),
-    [("-N CNI-DN-x", 0), ("", 1)],
-)
+@pytest.mark.parametrize(("chain_line", "count"), [("-N CNI-DN-x", 0), ("", 1)])
 def test_port_of_a_jump_rule_conflicts_only_if_its_chain_forwards_it(chain_line, count):
     """A port of a jump rule is no conflict if its chain is listed and does not forward the port."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
@@ -144,32 +134,7 @@ def test_container_does_not_conflict_with_itself():
     """A port that the same container publishes on another network is neither refused nor shadowed."""
     listing = listing_after_add(replace(HOST_PORTS, network="other"))
     strict = replace(HOST_PORTS, refuse_conflicts=True)
-    check(strict, listing_after_add(strict, listing))
-
-
-@given(st.text(st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])))
-def test_quoted_word_is_one_word(text):
-    """A quoted word is one argument of iptables-restore, equal to the word."""
-    assert split_words(f"-A X {quoted(text)} -j Y") == ["-A", "X", text, "-j", "Y"]
-
-
-def split_words(line):
-    """Splits a line as iptables-restore does (add_param_to_argv in xshared.c)."""
-    foreign, word, is_quoted, is_escaped, quote_used = [], "", False, False, False
-    for character in f"{line} ":
-        if is_quoted and is_escaped:
-            word, is_escaped = word + character, False
-        elif is_quoted and character == "\\":
-            is_escaped = True
-        elif character == '"':
-            is_quoted, quote_used = not is_quoted, True
-        elif character in " \t\n" and not is_quoted:
-            if word or quote_used:
-                foreign.append(word)
-            word, quote_used = "", False
-        else:
-            word += character
-    return foreign
+    iptables_check.check_rules(strict, 4, listing_after_add(strict, listing))
 
 
 def multiport_message(ports, kind=1, flags=(0,) * 15, invert=0):

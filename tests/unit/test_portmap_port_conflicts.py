@@ -7,7 +7,6 @@ from ipaddress import ip_address, ip_interface
 import pytest
 
 from attachment.cache import ResultCache
-from cni.errors import CniError
 from plugins.portmap.host_ports import HostPorts, PortMapping
 from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position, is_shadowed, shadowed_error
 
@@ -134,19 +133,6 @@ def test_cache_of_each_network_is_read_once(cache):
         host_ports(), 4, [foreign("a", network=name) for name in ("net", "other", "net", "other")], read_cache
     )
     assert networks_read == ["net", "other"]
-
-
-def test_on_conflict_fail_refuses_the_port_of_a_running_container(cache):
-    """With onConflict "fail" a running container's port is code 11 with its owner; a stopped one's is not refused."""
-    read_cache, _ = cache(running="a", stopped="x")
-    requested = host_ports(PortMapping(8080, 80, "tcp", V6), refuse=True)
-    with pytest.raises(CniError) as caught:
-        find_position(requested, 6, [foreign("x"), foreign("a")], read_cache)
-    assert caught.value.code == 11
-    assert caught.value.msg == "host port [2001:db8::1]:8080/tcp is in use by container a of network net"
-    assert '"onConflict"' in caught.value.details
-    assert find_position(requested, 6, [foreign("x")], read_cache) == 0
-    assert find_position(requested, 6, [foreign("a", port=8081)], read_cache) is None
 
 
 def test_rule_with_other_conditions_is_no_conflict(cache):
