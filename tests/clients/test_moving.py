@@ -20,7 +20,7 @@ from tests.support import binaries, sockets
 from tests.support.machine import ADDRESS, CONF_DIR, PEER_ADDRESS, PEER_ADDRESS6, Machine
 from tests.support.markdown import DOCS, Document
 from tests.support.namespaces import Namespace
-from tests.support.sockets import PORT, Reached, Service, call
+from tests.support.sockets import PORT, Reached, Service, call, is_unreachable
 
 # The page's commands for an operator who keeps the reference plugins.
 (CLEANING,) = [text for text in Document(DOCS / "moving.md").blocks("sh") if "CNI-FORWARD-OWNERS" in text]
@@ -155,7 +155,7 @@ def test_node_is_moved_while_containers_are_running(node, first, second):
         assert connection.works()
         gone, (protocol, ip, port, source) = node.targets(old, 8001)[0], node.targets(new, 8003)[0]
         node.podman.remove("old", "restarted")
-        assert call(services, machine.peer, *gone[:3]) is None
+        assert is_unreachable(services, machine.peer, *gone[:3])
         assert call(services, machine.peer, protocol, ip, port) == Reached("new", source)
     node.podman.remove()
     left = machine.leftovers(links=["cni0"])

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.attaching import address, reaches
 from tests.support.netstate import state
+from tests.support.sockets import NO_ANSWER_S
 from tests.support.tcp import PORT, serving, source_address
 
 IPV4, IPV6 = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
@@ -27,7 +28,9 @@ def test_a_service_is_answered_by_a_pod_of_the_same_bridge(dual_network, new_san
     assert reaches(network.host, target)  # resolves the neighbour now, not while a connection waits
     assert reaches(caller, target)
     with serving(server, target):
-        assert source_address(caller, SERVICES[family], 80) == (address(caller_result, family) if enabled else "")
+        timeout_s = 20.0 if enabled else NO_ANSWER_S
+        seen = source_address(caller, SERVICES[family], 80, timeout_s=timeout_s)
+    assert seen == (address(caller_result, family) if enabled else "")
 
 
 @pytest.mark.parametrize("enabled", [True, False])

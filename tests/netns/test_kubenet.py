@@ -10,6 +10,7 @@ from tests.support.attaching import Network, address, host_end, reaches
 from tests.support.binaries import ROOT
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links, shown
+from tests.support.sockets import NO_ANSWER_S
 from tests.support.tcp import PORT, serving, source_address
 
 NODE, OTHER_NODE, WORLD = "10.250.0.1", "10.250.0.2", "203.0.113.1"
@@ -74,7 +75,8 @@ def test_pod_reaches_itself_through_a_service(node, sandbox, hairpin):
     node.host.run(*nat, "POSTROUTING", "-s", pod_ip, "-d", pod_ip, "-j", "MASQUERADE")
     assert reaches(node.host, pod_ip)
     with serving(sandbox, pod_ip):
-        assert source_address(sandbox, SERVICE, 80) == ("10.24.0.1" if hairpin else "")
+        seen = source_address(sandbox, SERVICE, 80, timeout_s=20.0 if hairpin else NO_ANSWER_S)
+    assert seen == ("10.24.0.1" if hairpin else "")
 
 
 MASQUERADED = [

@@ -11,7 +11,7 @@ from tests.support.attaching import reaches
 from tests.support.netlist import NetworkList
 from tests.support.publishing import CLIENT, NODE
 from tests.support.repair_node import Node
-from tests.support.sockets import Reached, call, service
+from tests.support.sockets import Reached, call, is_unreachable, service
 
 ROUNDS = 4
 PODS = 6
@@ -36,7 +36,7 @@ def test_pods_of_the_reference_plugins(node, external_host, new_sandbox, referen
     before = uncommented(unordered(node.rules()))
     node.flush()
     with service(pod, "tcp", "0.0.0.0") as tcp:
-        assert call([tcp], external_host, "tcp", NODE, 8080) is None
+        assert is_unreachable([tcp], external_host, "tcp", NODE, 8080)
         outcome = node.tool("--settle", "0")
         assert b"not repaired, since they are not podwire's plugins: flannel" in outcome.stdout, outcome
         assert call([tcp], external_host, "tcp", NODE, 8080) == Reached(pod.name, CLIENT)

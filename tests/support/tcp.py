@@ -39,10 +39,10 @@ def _reply(server: socket.socket) -> None:
                 connection.sendall(caller[0].encode())
 
 
-def source_address(namespace: Namespace, ip: str, port: int = PORT) -> str:
-    """Connects from `namespace`; returns the source address that the server sees, "" without a reply within 20 s."""
+def source_address(namespace: Namespace, ip: str, port: int = PORT, *, timeout_s: float = 20.0) -> str:
+    """Connects from `namespace`; returns the source address that the server sees, "" without a reply in time."""
     with open_socket(namespace, "tcp", "::" if ":" in ip else "0.0.0.0") as caller, contextlib.suppress(OSError):
-        caller.settimeout(20)
+        caller.settimeout(timeout_s)
         caller.connect((ip, port))
         return caller.recv(64).decode()
     return ""

@@ -1,4 +1,4 @@
-"""Any content of a file leads to findings, never to a traceback; tests/hard/test_fuzz_lint.py has more of it."""
+"""Any content of a file leads to findings, never to a traceback; tests/hard/test_fuzz.py has more of it."""
 
 import io
 import json
