@@ -126,16 +126,16 @@ dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysro
 	@$(call say,arm64)
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
-check: needs-build ## run linters, type checks, import rules and unit tests; needs no root (45 seconds)
+check: needs-build ## run linters, type checks, import rules and unit tests; needs no root once a compiler is installed (45 seconds)
 	@$(call say,check)
 	@$(PYTHON) -m tests.runner check
 
-test: ## run what finds most defects per second: real packets on two kernels, a runtime, kills and faults (root; 9 minutes)
+test: ## run `check` and a short selection of the other tests, with real packets on two kernels and a runtime (root; 9 minutes)
 	@$(call say,test)
 	@$(MAKE) --no-print-directory needs-build
 	@$(PYTHON) -m tests.runner test
 
-test-all: ## run every test, also of releases, ARM, all runtimes and API servers (root; 50 minutes)
+test-all: ## run every test, also of releases, ARM, all runtimes and API servers; some cases of tests/hard (root; 50 minutes)
 	@$(call say,test-all)
 	@$(MAKE) --no-print-directory needs-build
 	@rm -rf build/promises
@@ -240,7 +240,7 @@ mutants: venv test-root | needs-build ## examine 200 single faults in the produc
 	@$(call say,mutants)
 	@$(PY) -m tests.mutants $(OPTIONS)
 
-nightly: needs-test binaries kubernetes ## run every kill, every fault, a million inputs and minutes of storm, on both kernels (4 hours)
+nightly: needs-test binaries kubernetes ## run all of tests/hard, then tests/netns on all other kernels, newer runtimes (root; 6 hours)
 	@$(call say,nightly)
 	@rm -rf build/promises
 	$(PY) -m pytest --nightly tests/unit

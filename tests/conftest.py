@@ -1,6 +1,7 @@
 """Fixtures of all tests: the built executables, temporary namespaces and machines, a lease directory.
 
-One rule: a missing prerequisite fails a test; only missing root or programs may skip it, and not in CI.
+One rule: a missing prerequisite fails a test. In CI only a missing feature of the kernel skips it, else also missing
+root and programs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 
 from tests.spec import configs  # noqa: E402 - after the registration that makes asserts explain
-from tests.support import binaries, inherited, kernels, namespaces  # noqa: E402 - as above
+from tests.support import binaries, inherited, kernels, namespaces, short  # noqa: E402 - as above
 from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 from tests.support.processes import PATH  # noqa: E402 - as above
-from tests.support.sample import sample  # noqa: E402 - as above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,14 +28,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
     )
-    parser.addoption("--nightly", action="store_true", help="tests/hard: all, for hours; tests/unit: 1,000 examples")
+    parser.addoption(
+        "--nightly", action="store_true", help="tests/hard: all, for hours; tests/unit: 1,000 examples; pools: longer"
+    )
     about = "run only the tests of the reference plugins; REFERENCE is the directory of the newest ones"
     parser.addoption("--newest-reference", action="store_true", help=about)
-    parser.addoption("--sample", action="store_true", help="run the tests of `make test` (tests/support/sample.py)")
+    parser.addoption("--short", action="store_true", help="run the tests of `make test` (tests/support/short.py)")
     parser.addoption("--alone", action="store_true", help="run the tests marked `alone`, instead of the others")
-    about = "run the tests that need one of these features of the kernel, and a few of the others, none with --sample"
+    about = "run the tests that need one of these features of the kernel, and a few of the others, none with --short"
     parser.addoption("--lacking", metavar="FEATURE,...", type=_split, help=about)
-    about = "run the tests of each Nth file only, beginning with the Kth"
+    about = "run the tests of every Nth file only, beginning with file K, from 0"
     parser.addoption("--share", metavar="K/N", default="0/1", help=about)
 
 
@@ -49,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(feature, ...): runs on kernels with these kernels.FEATURES only")
     config.addinivalue_line("markers", "newest_reference: runs with --newest-reference only")
     config.addinivalue_line("markers", "old_reference: about the reference plugins 1.1.1; not with --newest-reference")
-    config.addinivalue_line("markers", "one_kernel: slow: `make test-all` runs it on one kernel only")
+    config.addinivalue_line("markers", "one_kernel: the second kernel does not repeat it, if the first one can run it")
     config.addinivalue_line("markers", "long: `make test-all` runs it, `make test` does not")
     config.addinivalue_line("markers", "every_case: `make test` runs all cases of this function")
     config.addinivalue_line("markers", "alone: runs when no other test does: it measures, or needs the whole machine")
@@ -58,22 +60,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects this run's tests by its options, and of these its share.
-
-    With --newest-reference only those that run the reference plugins.
-    """
+    """Selects this run's tests by its options, and of these its share."""
     if config.getoption("--newest-reference"):
         items[:] = [item for item in items if _runs_reference(item)]
     else:
         items[:] = [item for item in items if not item.get_closest_marker("newest_reference")]
-    is_alone = bool(config.getoption("--alone"))
-    items[:] = [item for item in items if bool(item.get_closest_marker("alone")) == is_alone]
-    if is_sample := config.getoption("--sample"):
-        items[:] = sample(items)
-    if lacking := config.getoption("--lacking"):
-        needing = {item for item in items if not lacking.isdisjoint(needed_by(item))}
+    lacking = config.getoption("--lacking") or frozenset()
+    needing = {item for item in items if not lacking.isdisjoint(needed_by(item))}
+    is_alone = bool(config.getoption("--alone"))  # what another kernel lacks runs here, in any case
+    items[:] = [item for item in items if item in needing or bool(item.get_closest_marker("alone")) == is_alone]
+    if is_short := config.getoption("--short"):
+        items[:] = short.select(items)
+    if lacking:
         others = [item for item in items if item not in needing and not item.get_closest_marker("one_kernel")]
-        again = set() if is_sample else set(others[1 :: kernels.AGAIN])
+        again = set() if is_short else set(others[1 :: kernels.AGAIN])
         items[:] = [item for item in items if item in needing or item in again]
     first, step = map(int, config.getoption("--share").split("/"))
     files = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.runner import parts
-from tests.runner.reports import FAILED, PASSED, Session
+from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Part
 from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, with_part
@@ -65,21 +65,21 @@ def versions(status: str) -> dict[str, str]:
     return {name: installed.get(name, "-") for name in PACKAGES}
 
 
-def outcome(session: Session, pattern: str) -> str:
+def outcome(report: Report, pattern: str) -> str:
     """Returns what the tests of a row have shown: "yes", "no" (all were skipped), "FAILED", or "not run"."""
-    outcomes = {result for test, result in session.outcomes.items() if re.search(pattern, test)}
+    outcomes = {result for test, result in report.outcomes.items() if re.search(pattern, test)}
     if FAILED in outcomes:
         return FAILED.upper()
     return "yes" if PASSED in outcomes else "no" if outcomes else "not run"
 
 
-def table(runs: Mapping[str, tuple[Session, str]]) -> str:
+def table(runs: Mapping[str, tuple[Report, str]]) -> str:
     """Returns the table in Markdown; `runs` has the report and dpkg's list of each release, by the release's name."""
     lines = [f"| Debian | {' | '.join(runs)} |", "|---" * (len(runs) + 1) + "|"]
     for package in PACKAGES:
         lines.append(f"| {package} | {' | '.join(versions(status)[package] for _, status in runs.values())} |")
     for feature, pattern in FEATURES.items():
-        lines.append(f"| {feature} | {' | '.join(outcome(session, pattern) for session, _ in runs.values())} |")
+        lines.append(f"| {feature} | {' | '.join(outcome(report, pattern) for report, _ in runs.values())} |")
     return "\n".join(lines)
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     """Prints the table of the last run, and copies it to the page with --write."""
     runs = {
         one.name: (
-            Session.load(ROOT / parts.REPORTS / f"{one.part}.json"),
+            Report.load(ROOT / parts.REPORTS / f"{one.part}.json"),
             (ROOT / one.root / "var/lib/dpkg/status").read_text(),
         )
         for one in RELEASES

@@ -24,9 +24,10 @@ from tests.mutants import faults, private, record
 from tests.mutants.faults import Fault
 from tests.mutants.recording import ROOMS, ROOT
 from tests.mutants.trial import Result, examine
+from tests.runner import parts
 
 _RESULTS = private.BUILD / "results.jsonl"
-_SAMPLED = ("tests/spec", "tests/netns", "tests/hard", "tests/cluster")  # of these `make test` runs a sample
+_TESTS = ("tests/unit", "tests/spec", "tests/netns", "tests/hard", "tests/cluster")  # the others test built files
 _TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
 # Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").
@@ -38,13 +39,13 @@ def main() -> int:
     """Records, examines the faults that have no result, and writes the table; returns 0."""
     options = _parse()
     private.prepare()
-    record.record(options.tests or ("tests/unit", *_SAMPLED), options.root, options.jobs)
+    record.record(options.tests or _TESTS, options.root, options.jobs)
     chosen = faults.choose(options.count, options.seed)
     results = {entry["key"]: Result(**entry) for entry in map(json.loads, _RESULTS.open())} if _RESULTS.exists() else {}
     done = {key for key, result in results.items() if result.killed_by or (result.met and not options.survivors)}
     missing = [fault for fault in chosen if fault.key not in done]
     missing = sorted(missing, key=lambda fault: fault.key)[: options.only]  # a sample of all rooms: a key is a hash
-    choices = record.select(missing, _collect("tests/unit") | _collect("--sample", *_SAMPLED))
+    choices = record.select(missing, _short_tests())
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}
         for number, future in enumerate(as_completed(futures), 1):
@@ -73,11 +74,15 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _collect(*arguments: str) -> set[str]:
-    """Returns the IDs of the tests that pytest selects; raises CalledProcessError."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=private.ENV, capture_output=True, text=True, check=True)
-    return {line for line in done.stdout.splitlines() if "::" in line}
+def _short_tests() -> set[str]:
+    """Returns the IDs of the tests of `make test`; raises CalledProcessError."""
+    tests: set[str] = set()
+    for part in (part for part in parts.test() if "pytest" in part.command):
+        arguments = part.command[part.command.index("pytest") + 2 :]  # without --report
+        command = [sys.executable, "-m", "pytest", "--collect-only", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=private.ENV, capture_output=True, text=True, check=True)
+        tests |= {line for line in done.stdout.splitlines() if "::" in line}
+    return tests
 
 
 def _write_table(examined: Sequence[Fault], results: dict[str, Result]) -> list[str]:

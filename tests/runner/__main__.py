@@ -1,11 +1,12 @@
 """`python3 -m tests.runner SUITE|PART...`: runs parts of the test suite, prints each when it ends, then one total.
 
-A suite is `check`, `test` or `test-all`, as the targets of make; of parts it runs those named and what they need. It
-uses the standard library only: the virtual environment is one of the parts.
+A suite is `check`, `test` or `test-all`, as the targets of make. Given names of parts, it runs these and the parts that
+they need. It uses the standard library only: the virtual environment is one of the parts.
 
-Exit status: 0 when every part succeeded, 1 when one did not, 2 for an unknown name, 130 after Ctrl-C.
+Exit status: 0 when every part succeeded, 1 when one did not, 2 for an unknown name or none, 130 after Ctrl-C, 143 after
+SIGTERM.
 
-With root and a test root file system (`make test-root`) each part runs in namespaces of its own (isolated.sh).
+As root, each part that tests built files runs in namespaces of its own (isolated.sh).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from pathlib import Path
 
 from process.signals import TERMINATION
 from tests.runner import parts, repeat, reports, totals
-from tests.runner.reports import Session
+from tests.runner.reports import Report
 from tests.runner.schedule import Part, Result, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _ISOLATED = Path(__file__).with_name("isolated.sh")
 _SCRATCH = ROOT / "build" / "scratch"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_INHERITED = ("CI", "REFERENCE", "TERM")
+_INHERITED = ("CI", "REFERENCE", "TERM", "PODWIRE_SEED", "PODWIRE_STORY")  # by a part in namespaces of its own
 _MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # the job server of make is not for the parts
 _QUIET_S = 30  # after so many seconds without output, a line names the running parts
 
@@ -39,8 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         chosen = parts.named(arguments)
     except KeyError as error:
-        names = [*parts.SUITES, *(part.name for part in parts.test_all())]
-        print(f"no part is called {error}; {', '.join(names)}", file=sys.stderr)
+        print(f"no part is called {error}", file=sys.stderr)
+        chosen = []
+    if not chosen:
+        print(f"give a suite, or parts: {', '.join(parts.list_names())}", file=sys.stderr)
         return 2
     shutil.rmtree(parts.REPORTS, ignore_errors=True)
     shutil.rmtree(_SCRATCH, ignore_errors=True)
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
-    """Starts the process of a part in a new session, so that only the runner receives Ctrl-C."""
+    """Starts the process of a part in a new report, so that only the runner receives Ctrl-C."""
     env = {name: value for name, value in os.environ.items() if name not in _MAKE_VARIABLES}
     command = part.command
     if part.isolated and os.geteuid() == 0:
@@ -87,13 +90,13 @@ def _unblock_signals() -> None:
 
 def _run(chosen: Sequence[Part], at_once: int) -> int:
     schedule = Schedule(chosen, at_once, start)
-    ended: dict[str, tuple[Result, Session | None]] = {}
+    ended: dict[str, tuple[Result, Report | None]] = {}
     started = printed = time.monotonic()
     for result in schedule.results(parts.REPORTS):
         if result:
-            session = totals.report_of(result, parts.REPORTS)
-            ended[result.part.name] = result, session
-            _print(result, totals.line(result, session))
+            report = totals.report_of(result, parts.REPORTS)
+            ended[result.part.name] = result, report
+            _print(result, totals.line(result, report))
         elif time.monotonic() - printed < _QUIET_S:
             continue
         else:
@@ -101,11 +104,11 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
         printed = time.monotonic()
     passed_alone = list(repeat.repeat(ended, parts.REPORTS, start))
     results = [result for result, _ in ended.values()]
-    sessions = [session for _, session in ended.values() if session]
+    written = [report for _, report in ended.values() if report]
     failed = any(not result.succeeded for result in results)
-    if any(part.name.startswith("second-kernel") for part in chosen):
+    if any(parts.KERNELS.glob("second-kernel-*")):
         failed |= bool(reports.main(parts.KERNELS))
-    lines = totals.summary(results, sessions, passed_alone, time.monotonic() - started)
+    lines = totals.summary(results, written, passed_alone, time.monotonic() - started)
     print("\n".join(lines), flush=True)
     return int(failed)
 

@@ -25,7 +25,7 @@ _HARD_ON_SECOND_KERNEL = (
 )
 # The real runtime of `make test`, from installation to removal.
 _ONE_RUNTIME = tuple(f"tests/clients/test_{name}.py" for name in ("install", "cri", "cri_life"))
-_WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
+WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
 # Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _PYTHON = ".venv/bin/python"
@@ -39,31 +39,33 @@ def check() -> list[Part]:
     lint = Part("lint", ("sh", "-c", _LINT), ("venv",), isolated=False)
     types = Part("types", ("sh", "-c", _TYPES), ("venv",), isolated=False)
     unit = [
-        _pytest(f"unit-{share}", [f"--share={share}/{_UNIT}", "tests/unit"], needs=("venv",), isolated=False)
+        _pytest(
+            f"unit-{share}", [f"--share={share}/{_UNIT}", "tests/unit"], needs=("venv",), isolated=False, group="unit"
+        )
         for share in range(_UNIT)
     ]
     return [_make("venv"), *unit, types, lint]
 
 
 def test() -> list[Part]:
-    """Returns the parts of `make test`: of the tests in each directory, a sample that finds most defects per second."""
-    sample = "--sample"
+    """Returns the parts of `make test`: what finds most defects per second."""
+    short = "--short"
     return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), *check()),
-        *(_second_kernel("netns", share, 2, sample) for share in range(2)),
-        _pytest("cluster", [sample, "tests/cluster"]),
-        *(_first_kernel(share, 3, sample) for share in range(3)),
-        _second_kernel("spec", 0, 1, sample),
-        _pytest("hard", [sample, "tests/hard"]),
-        _pytest("spec", [sample, "tests/spec"], reports=KERNELS),
-        _pytest("built-files", [sample, "tests/pack"]),
-        _pytest("clients", [sample, *_ONE_RUNTIME]),
-        options=(sample,),
+        *(_second_kernel("netns", share, 2, short) for share in range(2)),
+        _pytest("cluster", [short, "tests/cluster"]),
+        *(_first_kernel(share, 3, short) for share in range(3)),
+        _second_kernel("spec", 0, 1, short),
+        _pytest("hard", [short, "tests/hard"]),
+        _pytest("spec", [short, "tests/spec"], reports=KERNELS),
+        _pytest("built-files", [short, "tests/pack"]),
+        _pytest("clients", [short, *_ONE_RUNTIME]),
+        options=(short,),
     )
 
 
 def test_all() -> list[Part]:
-    """Returns the parts of `make test-all`: every test, of tests/hard samples, which `make nightly` runs whole."""
+    """Returns the parts of `make test-all`: every test, those of tests/hard with some of their cases."""
     return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), _kubernetes(), _make("agent-base")),
         _make("build-arm64", "venv", targets=("arm64", "arm64-machine")),
@@ -78,11 +80,11 @@ def test_all() -> list[Part]:
         _make("build-portable", "binaries", targets=("binaries", "PACKER=pyinstaller")),
         _pytest(
             "portable",
-            ["--share", "0/32", "tests/spec"],
+            ["tests/spec/test_delegation.py"],
             needs=("test-root", "build-portable"),
             bin_dir="dist/pyinstaller/bin",
         ),
-        *(_pytest(f"hard-sample-{share}", [f"--share={share}/{_HARD}", "tests/hard"]) for share in range(_HARD)),
+        *(_pytest(f"hard-{share}", [f"--share={share}/{_HARD}", "tests/hard"], group="hard") for share in range(_HARD)),
         _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64")),
         _pytest("deploy", ["tests/deploy"], needs=(*_BUILT, "agent-base")),
         _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
@@ -95,9 +97,10 @@ SUITES = {"check": check, "test": test, "test-all": test_all}
 def newer_clients() -> list[Part]:
     """Returns the tests of the clients with the runtimes of each newer Debian, which no suite runs."""
     roots = [_make(f"newer-root-{one}", targets=("newer-root", f"DISTRIBUTION={one}")) for one in NEWER]
+    group = "newer-clients"
     tests = [
-        _pytest(f"newer-clients-{release}", ["tests/clients"], needs=("binaries", f"newer-root-{release}"), root=root)
-        for release, root in NEWER.items()
+        _pytest(f"{group}-{one}", ["tests/clients"], needs=("binaries", f"newer-root-{one}"), root=root, group=group)
+        for one, root in NEWER.items()
     ]
     return [*roots, *tests]
 
@@ -105,20 +108,29 @@ def newer_clients() -> list[Part]:
 def named(names: Sequence[str]) -> list[Part]:
     """Returns the parts of a suite, or the parts of `make test-all` with these names and those that they need.
 
-    "first-kernel" names all its shares. Raises KeyError for a name of no part.
+    A group names all its parts. Raises KeyError for a name of no part.
     """
     if len(names) == 1 and names[0] in SUITES:
         return SUITES[names[0]]()
-    every = [*test_all(), *newer_clients(), _newest_reference()]
+    every = _every_part()
     chosen = set()
     for name in names:
-        matching = {part.name for part in every if part.name == name or part.name.rpartition("-")[0] == name}
+        matching = {part.name for part in every if name in (part.name, part.group)}
         if not matching:
             raise KeyError(name)
         chosen |= matching
     while missing := {need for part in every if part.name in chosen for need in part.needs} - chosen:
         chosen |= missing
     return [part for part in every if part.name in chosen]
+
+
+def list_names() -> list[str]:
+    """Returns the names that `named` accepts: those of suites, of parts, and of groups."""
+    return [*SUITES, *dict.fromkeys(part.group or part.name for part in _every_part())]
+
+
+def _every_part() -> list[Part]:
+    return [*test_all(), *newer_clients(), _newest_reference()]
 
 
 def _newest_reference() -> Part:
@@ -129,7 +141,7 @@ def _newest_reference() -> Part:
 def _then_alone(*parts: Part, options: Sequence[str] = ()) -> list[Part]:
     """Returns the parts, and a last one with the tests that run when no other does."""
     names = tuple(part.name for part in parts)
-    return [*parts, _pytest("alone", ["--alone", *options, *_WITH_ALONE], reports=KERNELS, after=names)]
+    return [*parts, _pytest("alone", ["--alone", *options, *WITH_ALONE], reports=KERNELS, after=names)]
 
 
 def _make(name: str, *needs: str, targets: Sequence[str] = ()) -> Part:
@@ -139,7 +151,7 @@ def _make(name: str, *needs: str, targets: Sequence[str] = ()) -> Part:
 def _kubernetes() -> Part:
     """Returns the build of kube-apiserver, once for this machine.
 
-    It takes ten minutes of a processor, and only the part "cluster" waits for it: so it takes what the others leave.
+    It takes ten minutes of a processor, and only the part "cluster" waits for it: so it runs with a low priority.
     Each part is a session, and the kernel shares the processors between sessions by the weight in `autogroup`.
     """
     command = "[ ! -w /proc/self/autogroup ] || echo 10 >/proc/self/autogroup; exec nice -n 10 make kubernetes"
@@ -147,7 +159,8 @@ def _kubernetes() -> Part:
 
 
 def _first_kernel(share: int, of: int, *options: str) -> Part:
-    return _pytest(f"first-kernel-{share}", [f"--share={share}/{of}", *options, "tests/netns"], reports=KERNELS)
+    group, arguments = "first-kernel", [f"--share={share}/{of}", *options, "tests/netns"]
+    return _pytest(f"{group}-{share}", arguments, reports=KERNELS, group=group)
 
 
 def _second_kernel(directory: str, share: int, of: int, *options: str) -> Part:
@@ -158,7 +171,7 @@ def _second_kernel(directory: str, share: int, of: int, *options: str) -> Part:
 
 def _in_second_kernel(name: str, options: Sequence[str], reports: Path) -> Part:
     program = (_PYTHON, "-m", "tests.support.second_kernel", f"--report={reports}/{name}.json")
-    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options), _BUILT)
+    return Part(name, ("env", "PODWIRE_BIN_DIR=dist/bin", *program, *options), _BUILT, group="second-kernel")
 
 
 def _pytest(
@@ -171,6 +184,7 @@ def _pytest(
     bin_dir: str = "dist/bin",
     root: str = Part.root,
     after: tuple[str, ...] = (),
+    group: str = "",
 ) -> Part:
     program = ("env", f"PODWIRE_BIN_DIR={bin_dir}", _PYTHON, "-m", "pytest", f"--report={reports}/{name}.json")
-    return Part(name, (*program, *arguments), needs, after, isolated=isolated, root=root)
+    return Part(name, (*program, *arguments), needs, after, isolated=isolated, root=root, group=group)

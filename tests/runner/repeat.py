@@ -1,4 +1,4 @@
-"""Repeats the failed tests of a run alone, when all parts have ended.
+"""Repeats the failed tests of a run, one after the other, when all parts have ended.
 
 Parts run in parallel, on few processors, and some machines stall for seconds: a test that fails then and passes alone
 is listed, but does not fail the run.
@@ -13,32 +13,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.runner.reports import FAILED, PASSED, Session
+from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Part, Result, Schedule
 from tests.runner.totals import report_of
 
 _TESTS_FAILED = 1  # the exit status of pytest
 MOST_TESTS = 5  # more failures have one cause, which is not the machine's load
-_KEPT_OPTIONS = ("--newest-reference", "--alone")  # without it, pytest does not select tests that need it
+_KEPT_OPTIONS = ("--newest-reference", "--alone")  # without them pytest does not select these tests again
 _REPORT, _SUFFIX = "--report=", "-repeated"
 
 
-def failed_tests(session: Session) -> list[str]:
+def failed_tests(report: Report) -> list[str]:
     """Returns the IDs of the tests that failed."""
-    return [test for test, outcome in session.outcomes.items() if outcome == FAILED]
+    return [test for test, outcome in report.outcomes.items() if outcome == FAILED]
 
 
-def to_repeat(ended: Mapping[str, tuple[Result, Session | None]], directory: Path) -> list[Part]:
+def to_repeat(ended: Mapping[str, tuple[Result, Report | None]], directory: Path) -> list[Part]:
     """Returns a part for each failed part, with its failed tests only; none if the run has other or many failures."""
-    failed = [(result, session) for result, session in ended.values() if not result.succeeded]
-    tests = [failed_tests(session) if session and result.status == _TESTS_FAILED else [] for result, session in failed]
+    failed = [(result, report) for result, report in ended.values() if not result.succeeded]
+    tests = [failed_tests(report) if report and result.status == _TESTS_FAILED else [] for result, report in failed]
     if not all(tests) or sum(map(len, tests)) > MOST_TESTS:
         return []
     return [_with_tests(result.part, names, directory) for (result, _), names in zip(failed, tests, strict=True)]
 
 
 def repeat(
-    ended: dict[str, tuple[Result, Session | None]],
+    ended: dict[str, tuple[Result, Report | None]],
     directory: Path,
     start: Callable[[Part, Path], subprocess.Popen[bytes]],
 ) -> Iterator[str]:
@@ -50,15 +50,15 @@ def repeat(
         if again is None or not again.succeeded:
             continue
         name = again.part.name.removesuffix(_SUFFIX)
-        result, session = ended[name]
-        assert session is not None  # to_repeat() needs it
+        result, report = ended[name]
+        assert report is not None  # to_repeat() needs it
         repeated = report_of(again, directory)
-        tests = failed_tests(session)
+        tests = failed_tests(report)
         if repeated is None or any(repeated.outcomes.get(test) != PASSED for test in tests):
             continue  # a test that was not selected or skipped this time has not passed
-        session = replace(session, outcomes={**session.outcomes, **dict.fromkeys(tests, PASSED)})
-        session.save(next(directory.rglob(f"{name}.json")))
-        ended[name] = replace(result, status=0), session
+        report = replace(report, outcomes={**report.outcomes, **dict.fromkeys(tests, PASSED)})
+        report.save(next(directory.rglob(f"{name}.json")))
+        ended[name] = replace(result, status=0), report
         yield from tests
 
 

@@ -19,12 +19,12 @@ PASSED, FAILED = "passed", "failed"
 
 
 def in_ci() -> bool:
-    """Returns whether CI=true; then no test may be skipped."""
+    """Returns whether CI is set; then only a missing feature of the kernel skips a test."""
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 @dataclass(frozen=True)
-class Session:
+class Report:
     """The outcomes of the tests on one kernel, by test ID: PASSED, FAILED or the reason why it was skipped.
 
     `seconds` has their times, with setup and teardown.
@@ -35,7 +35,7 @@ class Session:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path) -> Session:
+    def load(cls, path: Path) -> Report:
         """Reads a report that `save` wrote."""
         return cls(**json.loads(path.read_text()))
 
@@ -49,57 +49,57 @@ class Session:
         return {test for test, outcome in self.outcomes.items() if outcome in (PASSED, FAILED)}
 
 
-def by_kernel(sessions: Iterable[Session]) -> list[Session]:
-    """Returns one session for each kernel, merged from its shares."""
+def merge_by_kernel(reports: Iterable[Report]) -> list[Report]:
+    """Returns one report for each kernel, merged from its shares."""
     outcomes: dict[str, dict[str, str]] = {}
-    for session in sessions:
-        outcomes.setdefault(session.release, {}).update(session.outcomes)
-    return [Session(release, whole) for release, whole in outcomes.items()]
+    for report in reports:
+        outcomes.setdefault(report.release, {}).update(report.outcomes)
+    return [Report(release, whole) for release, whole in outcomes.items()]
 
 
-def summary(sessions: Sequence[Session]) -> str:
+def summary(reports: Sequence[Report]) -> str:
     """Returns a table of the outcomes on each kernel, and the reasons for skipped tests."""
     lines = [f"{'kernel':<24}{'passed':>8}{'failed':>8}{'skipped':>10}"]
-    for session in sessions:
-        counts = Counter(session.outcomes.values())
-        skipped = len(session.outcomes) - counts[PASSED] - counts[FAILED]
-        lines.append(f"{session.release:<24}{counts[PASSED]:>8}{counts[FAILED]:>8}{skipped:>10}")
-    everywhere = set.intersection(*(session.ran() for session in sessions))
+    for report in reports:
+        counts = Counter(report.outcomes.values())
+        skipped = len(report.outcomes) - counts[PASSED] - counts[FAILED]
+        lines.append(f"{report.release:<24}{counts[PASSED]:>8}{counts[FAILED]:>8}{skipped:>10}")
+    everywhere = set.intersection(*(report.ran() for report in reports))
     lines.append(f"ran on every kernel: {len(everywhere)}")
-    for session in sessions:
-        only = session.ran().difference(*(other.ran() for other in sessions if other is not session))
-        lines += [f"ran on {session.release} only: {_by_file(only)}"] if only and len(sessions) > 1 else []
-    for session in sessions:
-        reasons = Counter(outcome for outcome in session.outcomes.values() if outcome not in (PASSED, FAILED))
-        lines += [f"skipped on {session.release}: {number}: {reason}" for reason, number in reasons.most_common()]
+    for report in reports:
+        only = report.ran().difference(*(other.ran() for other in reports if other is not report))
+        lines += [f"ran on {report.release} only: {_by_file(only)}"] if only and len(reports) > 1 else []
+    for report in reports:
+        reasons = Counter(outcome for outcome in report.outcomes.values() if outcome not in (PASSED, FAILED))
+        lines += [f"skipped on {report.release}: {number}: {reason}" for reason, number in reasons.most_common()]
     return "\n".join(lines)
 
 
-def failures(sessions: Sequence[Session]) -> list[str]:
+def failures(reports: Sequence[Report]) -> list[str]:
     """Returns a line for each test that failed, on each kernel."""
     return [
-        f"failed on {session.release}: {test}"
-        for session in sessions
-        for test, outcome in session.outcomes.items()
+        f"failed on {report.release}: {test}"
+        for report in reports
+        for test, outcome in report.outcomes.items()
         if outcome == FAILED
     ]
 
 
-def ran_nowhere(sessions: Sequence[Session]) -> list[str]:
+def ran_nowhere(reports: Sequence[Report]) -> list[str]:
     """Returns a line for each test that was skipped on every kernel, with the reasons."""
     reasons: dict[str, list[str]] = {}
-    for session in sessions:
-        for test, outcome in session.outcomes.items():
+    for report in reports:
+        for test, outcome in report.outcomes.items():
             reasons.setdefault(test, []).append(outcome)
-    ran = set().union(*(session.ran() for session in sessions))
+    ran = set().union(*(report.ran() for report in reports))
     return [f"ran on no kernel: {test}: {'; '.join(why)}" for test, why in reasons.items() if test not in ran]
 
 
-def problems(sessions: Sequence[Session], *, is_ci: bool) -> list[str]:
+def problems(reports: Sequence[Report], *, is_ci: bool) -> list[str]:
     """Returns the problems of a run; outside CI, a run on one kernel may skip tests that need another one."""
-    if len(sessions) > 1:
-        return failures(sessions) + ran_nowhere(sessions)
-    return failures(sessions) + (["only one kernel was tested: CI must test two"] if is_ci else [])
+    if len(reports) > 1:
+        return failures(reports) + ran_nowhere(reports)
+    return failures(reports) + (["only one kernel was tested: CI must test two"] if is_ci else [])
 
 
 def _by_file(tests: Iterable[str]) -> str:
@@ -109,14 +109,14 @@ def _by_file(tests: Iterable[str]) -> str:
 
 def main(directory: Path) -> int:
     """Prints the summary of all reports in `directory`; returns 1 if a test failed or ran on no kernel."""
-    sessions = by_kernel(Session.load(path) for path in sorted(directory.glob("*.json")))
-    if not sessions:
+    reports = merge_by_kernel(Report.load(path) for path in sorted(directory.glob("*.json")))
+    if not reports:
         print(f"no reports of kernels in {directory}", file=sys.stderr)
         return 1
-    print(summary(sessions))
-    if len(sessions) == 1:
+    print(summary(reports))
+    if len(reports) == 1:
         print("only one kernel made a report", file=sys.stderr)
-    for problem in (lines := problems(sessions, is_ci=in_ci())):
+    for problem in (lines := problems(reports, is_ci=in_ci())):
         print(problem, file=sys.stderr)
     return 1 if lines else 0
 

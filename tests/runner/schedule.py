@@ -25,7 +25,8 @@ _TICK_S = 1.0
 class Part:
     """A command and the names of the parts that must succeed (`needs`) or end (`after`) before it starts.
 
-    A part that is not run is not waited for. `root` is the root file system of an isolated part.
+    Names of parts outside this run are ignored. `root` is the root file system of an isolated part; `group` is a name
+    for several parts.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Part:
     after: tuple[str, ...] = ()
     isolated: bool = True
     root: str = "build/root"
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Schedule:
 
     def _skipped(self, logs: Path) -> Iterator[Result]:
         """Yields the parts that cannot run; one such part may be needed by another."""
-        while part := next((part for part in self._waiting if self._lacks(part)), None):
+        while part := next((part for part in self._waiting if self._cannot_run(part)), None):
             self._waiting.remove(part)
             yield self._end(Result(part, None, 0, logs / f"{part.name}.log"))
 
@@ -129,7 +131,7 @@ class Schedule:
         self._ended[result.part.name] = result
         return result
 
-    def _lacks(self, part: Part) -> bool:
+    def _cannot_run(self, part: Part) -> bool:
         return any(name in self._ended and not self._ended[name].succeeded for name in part.needs)
 
     def _is_ready(self, part: Part) -> bool:

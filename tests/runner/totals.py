@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.runner.reports import FAILED, PASSED, Session
+from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Result
 
 
@@ -22,9 +22,9 @@ class Counts:
     skipped: int = 0
 
     @classmethod
-    def of(cls, session: Session) -> Counts:
+    def of(cls, report: Report) -> Counts:
         """Counts the tests of a report."""
-        outcomes = list(session.outcomes.values())
+        outcomes = list(report.outcomes.values())
         passed, failed = outcomes.count(PASSED), outcomes.count(FAILED)
         return cls(passed, failed, len(outcomes) - passed - failed)
 
@@ -39,15 +39,15 @@ class Counts:
         return f"{self.passed:,} passed, {self.failed:,} failed, {self.skipped:,} skipped"
 
 
-def report_of(result: Result, directory: Path) -> Session | None:
+def report_of(result: Result, directory: Path) -> Report | None:
     """Returns the report of a part: a file of its name below `directory`; None for a part that wrote none."""
     path = next(directory.rglob(f"{result.part.name}.json"), None)
-    return Session.load(path) if path else None
+    return Report.load(path) if path else None
 
 
-def line(result: Result, session: Session | None) -> str:
+def line(result: Result, report: Report | None) -> str:
     """Returns the line that is printed when a part ends: time, name, outcome."""
-    counts = str(Counts.of(session)) if session else ""
+    counts = str(Counts.of(report)) if report else ""
     if result.status is None:
         outcome = f"NOT RUN: it needs {' and '.join(result.part.needs)}"
     elif result.succeeded:
@@ -58,18 +58,18 @@ def line(result: Result, session: Session | None) -> str:
 
 
 def summary(
-    results: Sequence[Result], sessions: Sequence[Session], passed_alone: Sequence[str], seconds: float
+    results: Sequence[Result], written: Sequence[Report], passed_alone: Sequence[str], seconds: float
 ) -> list[str]:
     """Returns the last lines: each failed test, each failed part, the total.
 
     `passed_alone` has the tests that failed in parallel with others, and passed when repeated.
     """
-    tests = [f"failed: {test}" for one in sessions for test, outcome in one.outcomes.items() if outcome == FAILED]
+    tests = [f"failed: {test}" for one in written for test, outcome in one.outcomes.items() if outcome == FAILED]
     failed = [result for result in results if not result.succeeded]
     parts = [f"failed: {result.part.name}, its output: {result.log}" for result in failed if result.status is not None]
     missing = [f"not run: {result.part.name}" for result in failed if result.status is None]
     verdict = f"{len(failed)} of {len(results)} parts failed" if failed else f"all {len(results)} parts succeeded"
-    counts = Counts.total(Counts.of(session) for session in sessions)
+    counts = Counts.total(Counts.of(report) for report in written)
     tests += [f"failed in parallel, passed alone: {test}" for test in passed_alone]
     return [*tests, *parts, *missing, f"total: {counts}; {verdict}; {minutes(seconds)} minutes"]
 

@@ -127,7 +127,7 @@ Agent, cluster and stores
 Documents and values
     markdown: parses the project's documents
     sources: the Python sources, each parsed once
-    sample: which tests and cases `make test` runs
+    short: which tests and cases `make test` runs
     compatibility: what docs/compatibility.md promises
     errors: exceptions as values
 """

@@ -37,7 +37,7 @@ SAMPLE = (
     *("kernel_traffic", "kernel_tap", "firewall_iptables", "firewall_nftables", "masquerade_nftables"),
     *("portmap_traffic", "sbr", "bridge_mac_spoof", "bridge_vlan", "vlan", "vrf", "vrf_traffic"),
     *("dummy", "macvlan", "ipvlan", "tap"),
-    *("host_device", "loopback", "dhcp", "bandwidth_traffic"),
+    *("host_device", "loopback", "dhcp"),
 )
 _DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")
 

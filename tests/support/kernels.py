@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.reports import FAILED, PASSED, Session
+from tests.runner.reports import FAILED, PASSED, Report
 
 _ADD_LINKS = "ip link add l0 type veth peer l1; ip link add"
 _NAT = "-t nat -A POSTROUTING -m comment --comment c -j MASQUERADE"
@@ -101,7 +101,7 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Writes the report."""
-        Session(os.uname().release, self._outcomes, self._seconds).save(self._path)
+        Report(os.uname().release, self._outcomes, self._seconds).save(self._path)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -12,13 +12,13 @@ import pytest
 
 from tests.conftest import pytest_collection_modifyitems
 from tests.runner import reports
-from tests.runner.reports import FAILED, PASSED, Session, problems
+from tests.runner.reports import FAILED, PASSED, Report, problems
 from tests.support import kernels
 from tests.support.kernels import Recorder
 
 LACKS = "this kernel (1.0) has no vlan_filtering"
-FIRST = Session("1.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": LACKS, "t/test_b.py::three": PASSED})
-SECOND = Session("2.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": PASSED, "t/test_b.py::three": "no NAT"})
+FIRST = Report("1.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": LACKS, "t/test_b.py::three": PASSED})
+SECOND = Report("2.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": PASSED, "t/test_b.py::three": "no NAT"})
 
 
 class Item(NamedTuple):
@@ -68,17 +68,17 @@ def test_the_worst_phase_of_a_test_is_its_outcome(tmp_path, phases, outcome):
     for each in phases:
         recorder.pytest_runtest_logreport(phase(each))
     recorder.pytest_sessionfinish()
-    session = Session.load(tmp_path / "new" / "report.json")
-    assert session.outcomes == {"t": outcome}
-    assert session.seconds == {"t": 0.5 * len(phases)}
+    report = Report.load(tmp_path / "new" / "report.json")
+    assert report.outcomes == {"t": outcome}
+    assert report.seconds == {"t": 0.5 * len(phases)}
 
 
-TWO_KERNELS = [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"two": "no luck"})]
+TWO_KERNELS = [Report("1.0", {"one": FAILED, "two": LACKS}), Report("2.0", {"two": "no luck"})]
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("sessions", "in_ci", "expected"),
+    ("reports", "in_ci", "expected"),
     [
         ([FIRST, SECOND], True, []),
         (TWO_KERNELS, False, ["failed on 1.0: one", f"ran on no kernel: two: {LACKS}; no luck"]),
@@ -87,9 +87,9 @@ TWO_KERNELS = [Session("1.0", {"one": FAILED, "two": LACKS}), Session("2.0", {"t
     ],
     ids=["each ran somewhere", "both kinds", "one kernel", "one kernel in CI"],
 )
-def test_problems_of_a_run(sessions, in_ci, expected):
+def test_problems_of_a_run(reports, in_ci, expected):
     """A test that failed on a kernel, or ran on none, is a problem, and in CI a single kernel is."""
-    assert problems(sessions, is_ci=in_ci) == expected
+    assert problems(reports, is_ci=in_ci) == expected
 
 
 MEASURES, SLOW, OTHER = Item("measures", "alone"), Item("slow", "one_kernel"), Item("other")
@@ -126,12 +126,12 @@ def test_the_second_kernel_repeats_few_tests():
     assert select(items, **{"--lacking": frozenset({"vlan"})}) == ["o1", f"o{kernels.AGAIN + 1}"]
 
 
-def test_a_sample_has_each_function():
-    """With --sample each function runs with some of its cases, or with all if it is marked so; none if it is `long`."""
+def test_the_short_suite_has_each_function():
+    """With --short each function runs with some of its cases, or with all if it is marked so; none if it is `long`."""
     many = [Item(f"t.py::many[{number}]") for number in range(20)]
     all_of = [Item(f"t.py::all[{number}]", "every_case") for number in range(20)]
     items = [Item("t.py::one"), *many, *all_of, Item("t.py::slow", "long"), Item("t.py::other", needs=("vlan",))]
-    functions = Counter(name.partition("[")[0] for name in select(items, **{"--sample": True}))
+    functions = Counter(name.partition("[")[0] for name in select(items, **{"--short": True}))
     assert functions.pop("t.py::many") in (2, 3)
     assert functions == {"t.py::one": 1, "t.py::all": 20, "t.py::other": 1}
 
@@ -141,7 +141,7 @@ def test_the_reports_of_a_directory_decide_the_exit_status(tmp_path, capsys, out
     """A failure in any of the reports makes the exit status 1, and so does a directory without reports."""
     assert reports.main(tmp_path) == 1
     assert "no reports" in capsys.readouterr().err
-    Session("1.0", {"one": PASSED}).save(tmp_path / "first.json")
-    Session("2.0", {"one": outcome}).save(tmp_path / "second.json")
+    Report("1.0", {"one": PASSED}).save(tmp_path / "first.json")
+    Report("2.0", {"one": outcome}).save(tmp_path / "second.json")
     assert reports.main(tmp_path) == status
     assert "ran on every kernel: 1" in capsys.readouterr().out

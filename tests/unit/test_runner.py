@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner import parts, repeat, totals
-from tests.runner.reports import FAILED, PASSED, Session
+from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Part, Result, Schedule
 from tests.support.binaries import ROOT
 from tests.support.machine import eventually
@@ -107,24 +107,34 @@ def test_named_part_is_run_with_its_dependencies():
     """A name selects a part or all of its shares, with the parts that they need."""
     needed = ["test-root", "binaries", "agent-base", "build-arm64", "venv", "release"]
     assert [part.name for part in parts.named(["release"])] == needed
-    shares = [part.name for part in parts.named(["hard-sample"])]
-    assert shares == ["test-root", "binaries", "venv", "hard-sample-0", "hard-sample-1", "hard-sample-2"]
+    shares = [part.name for part in parts.named(["hard"])]
+    assert shares == ["test-root", "binaries", "venv", "hard-0", "hard-1", "hard-2"]
+    groups = {part.group for part in parts.named(["second-kernel"])}
+    assert groups == {"", "second-kernel"}
     roots = {part.name: part.root for part in parts.named(["newer-clients"]) if part.isolated}
     assert roots == {f"newer-clients-{release}": f"build/runtimes/{release}" for release in ("trixie", "sid")}
-    with pytest.raises(KeyError, match="releases"):
-        parts.named(["releases"])
+    for name in ("releases", "build", "agent", "test"):
+        with pytest.raises(KeyError, match=name):
+            parts.named(["clients", name])
+
+
+def directory(path: Path) -> str:
+    return f"tests/{path.parent.name}"
 
 
 def test_every_directory_of_tests_is_run():
-    """Each directory with tests is an argument of a part of `make test-all`."""
-    directories = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
-    assert directories <= {word for part in parts.test_all() for word in part.command}
+    """Each directory with tests is an argument of a part of `make test-all`, and of the part "alone" if it has such."""
+    files = list((ROOT / "tests").glob("*/test_*.py"))
+    assert {directory(path) for path in files} <= {word for part in parts.test_all() for word in part.command}
+    assert {directory(path) for path in files if "mark.alone" in path.read_text()} - {"tests/unit"} == set(
+        parts.WITH_ALONE
+    )
 
 
 def test_total_of_all_parts(tmp_path):
     """The total counts passed, failed and skipped tests of all reports, and each failure has a line."""
-    good = Session("1.0", {"t::a": PASSED, "t::b": "no such feature"})
-    bad = Session("1.0", {"t::c": FAILED, "t::d": PASSED})
+    good = Report("1.0", {"t::a": PASSED, "t::b": "no such feature"})
+    bad = Report("1.0", {"t::c": FAILED, "t::d": PASSED})
     good.save(tmp_path / "kernels" / "good.json")
     bad.save(tmp_path / "bad.json")
     results = [
@@ -132,10 +142,10 @@ def test_total_of_all_parts(tmp_path):
         Result(Part("bad", ()), 1, 2, Path("bad.log")),
         Result(Part("absent", (), needs=("x",)), None, 0, Path("absent.log")),
     ]
-    sessions = [totals.report_of(result, tmp_path) for result in results]
-    assert sessions == [good, bad, None]
-    assert totals.line(results[0], sessions[0]) == " 1:01  good             1 passed, 0 failed, 1 skipped"
-    assert totals.line(results[1], sessions[1]) == (
+    reports = [totals.report_of(result, tmp_path) for result in results]
+    assert reports == [good, bad, None]
+    assert totals.line(results[0], reports[0]) == " 1:01  good             1 passed, 0 failed, 1 skipped"
+    assert totals.line(results[1], reports[1]) == (
         " 0:02  bad              FAILED (exit status 1): 1 passed, 1 failed, 0 skipped"
     )
     assert totals.line(results[2], None) == " 0:00  absent           NOT RUN: it needs x"
@@ -159,16 +169,16 @@ def ended(tmp_path):
         ended = {}
         for number in numbers:
             name, test = f"part-{number}", f"t::{number}"
-            session = Session("1.0", {test: FAILED, "t::good": PASSED})
-            session.save(tmp_path / "kernels" / f"{name}.json")
-            report = tmp_path / f"{name}-repeated.json"
-            outcome = Session("1.0", {test: PASSED if number != SKIPPED else "no such feature"})
-            expected = f"--report={report} {test}"
+            report = Report("1.0", {test: FAILED, "t::good": PASSED})
+            report.save(tmp_path / "kernels" / f"{name}.json")
+            repeated = tmp_path / f"{name}-repeated.json"
+            outcome = Report("1.0", {test: PASSED if number != SKIPPED else "no such feature"})
+            expected = f"--report={repeated} {test}"
             script = (
-                f'test "$*" = "{expected}" && echo \'{json.dumps(asdict(outcome))}\' >{report}; exit {1 - number % 2}'
+                f'test "$*" = "{expected}" && echo \'{json.dumps(asdict(outcome))}\' >{repeated}; exit {1 - number % 2}'
             )
             part = Part(name, ("sh", "-c", script, "sh", f"--report=kernels/{name}.json", "--share=0/2", "tests"))
-            ended[name] = Result(part, 1, 1, tmp_path / f"{name}.log"), session
+            ended[name] = Result(part, 1, 1, tmp_path / f"{name}.log"), report
         return ended
 
     return end
@@ -179,12 +189,12 @@ def test_failed_tests_are_repeated_alone(ended, tmp_path):
 
     Nothing is repeated if many tests failed, or a part in another way than by a failed test.
     """
-    result, session = ended(1)["part-1"]
-    assert list(repeat.repeat({"part-1": (replace(result, status=-9), session)}, tmp_path, start)) == []
+    result, report = ended(1)["part-1"]
+    assert list(repeat.repeat({"part-1": (replace(result, status=-9), report)}, tmp_path, start)) == []
     assert list(repeat.repeat(ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2)), tmp_path, start)) == []
     results = ended(1, 2, 3, SKIPPED)
     assert list(repeat.repeat(results, tmp_path, start)) == ["t::1", "t::3"]
     assert [result.status for result, _ in results.values()] == [0, 1, 0, 1]
     assert results["part-3"][1].outcomes == {"t::3": PASSED, "t::good": PASSED}
-    for name, (result, session) in results.items():
-        assert totals.report_of(result, tmp_path) == session, name
+    for name, (result, report) in results.items():
+        assert totals.report_of(result, tmp_path) == report, name

@@ -1,6 +1,6 @@
-"""The tests of `make test`: all but those marked `long`, and of each test function a few of its cases.
+"""The short suite, `make test`: all tests but those marked `long`, and of each test function a few of its cases.
 
-One rule: what is in the sample follows from the tests themselves, so it is the same on every machine and kernel.
+One rule: what is in it follows from the tests themselves, so it is the same on every machine and kernel.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from itertools import groupby
 
 import pytest
 
-_STEP = 8  # of so many cases of a function, one is run
+_STEP = 8  # every eighth case of a function is run
 
 
-def sample(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Returns the tests of the sample, in their order: every case of a function that is marked `every_case`."""
+def select(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Returns the tests of the short suite, in their order: every case of a function that is marked `every_case`."""
     chosen: list[pytest.Item] = []
     for name, group in groupby(items, key=_function_of):
         cases = [item for item in group if not item.get_closest_marker("long")]
@@ -28,7 +28,7 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _few(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns each _STEP-th case; which is the first depends on the name, so that functions try different values."""
+    """Returns every _STEP-th case, at least one, beginning with one that depends on the function's name."""
     if not cases:
         return []
     first = zlib.crc32(name.encode()) % min(_STEP, len(cases))
