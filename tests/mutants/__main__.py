@@ -31,7 +31,7 @@ _TESTS = ("tests/unit", "tests/spec", "tests/netns", "tests/hard", "tests/cluste
 _TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
 # Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").
-# `tests`: so many it met. `short`: the one that killed it is part of `make test`; the others are of `make test-all`.
+# `tests`: so many were run. `short`: the one that failed is part of `make test`; the others are of `make test-all`.
 """
 
 
@@ -43,8 +43,7 @@ def main() -> int:
     chosen = faults.choose(options.count, options.seed)
     results = {entry["key"]: Result(**entry) for entry in map(json.loads, _RESULTS.open())} if _RESULTS.exists() else {}
     done = {key for key, result in results.items() if result.killed_by or (result.met and not options.survivors)}
-    missing = [fault for fault in chosen if fault.key not in done]
-    missing = sorted(missing, key=lambda fault: fault.key)[: options.only]  # a sample of all rooms: a key is a hash
+    missing = sorted((one for one in chosen if one.key not in done), key=lambda one: one.key)[: options.only]  # hashes
     choices = record.select(missing, _short_tests())
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}

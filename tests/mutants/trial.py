@@ -68,9 +68,7 @@ def _run(fault: Fault, tests: dict[str, float], root: Path) -> str:
         path = ROOT / fault.path
         place = copy.create(path)
         place.write_bytes(fault.apply(path.read_bytes()))
-        os.utime(
-            place, (int(time.time()),) * 2
-        )  # no other version of the file has this time: bytecode is valid for one
+        os.utime(place, (int(time.time()),) * 2)  # a whole second, as in the bytecode, which is compiled anew
         private.compile_file(place, path, copy.create(private.place_bytecode(path)))
         copy.create(plugin.ORDER).write_text(json.dumps(tests))
         files = dict.fromkeys(test.partition("::")[0] for test in tests)
