@@ -30,13 +30,13 @@ def test_the_gateway_answers_the_first_pod_at_once(dual_network, sandbox, dad):
 
 @pytest.mark.parametrize("keys", [{}, pytest.param({"vlan": 100}, marks=pytest.mark.needs("vlan_filtering"))])
 def test_a_client_reaches_the_first_pod_at_once(dual_network, sandbox, client, keys):
-    """A packet that the node forwards to the first pod on a new bridge arrives at once: no address is tentative.
+    """The node can forward a packet to the first pod on a new bridge at once.
 
-    The node asks for the pod's MAC address with the gateway's link-local address.
+    It asks for the pod's MAC address with the gateway's link-local address, which must not be tentative.
     """
     client.ip("route", "add", "fd00:22::/64", "via", NODE6)
     result = dual_network.having(**keys).add(sandbox)
-    assert dual_network.host.ip("-6", "address", "show", "tentative") == ""
+    assert dual_network.host.ip("-6", "address", "show", "dev", "cni0.100" if keys else "cni0", "tentative") == ""
     assert reaches(client, address(result, 1))
 
 
