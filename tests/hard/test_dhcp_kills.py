@@ -36,11 +36,11 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
 
 @contextmanager
 def doomed_daemon(node: Node, call: str, number: int) -> Iterator[None]:
-    """Runs a daemon that is killed right before a system call; starts an ordinary one in its place at the end."""
+    """Runs a daemon that is killed right before a system call, perhaps at its start; then an ordinary one."""
     argv = node.daemon.argv
     node.daemon.argv = ("strace", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={number}", *argv)
     node.daemon.start()
-    assert eventually(node.answers, within_s=30), node.daemon.log.read_text()
+    assert eventually(lambda: node.answers() or node.daemon.has_ended(), within_s=60), node.daemon.log.read_text()
     yield
     node.daemon.argv = argv
     node.start_daemon()

@@ -51,6 +51,10 @@ class Program:
         process.send_signal(number)
         return process.wait(20)
 
+    def has_ended(self) -> bool:
+        """Returns whether the program does not run."""
+        return self.process is None or self.process.poll() is not None
+
     def logged(self, text: str) -> bool:
         """Returns whether the log contains `text`."""
         return text in self.log.read_text()
