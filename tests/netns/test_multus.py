@@ -60,7 +60,6 @@ def client(bin_dir, host, sandbox, new_sandbox, keys):
     return client
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("keys", KINDS)
 def test_replies_leave_by_the_interface_of_the_request(client, host, sandbox, tmp_path, keys):
     """By both families replies to the client leave by net1, the pod's own packets by eth0; DELs restore the state."""

@@ -26,7 +26,6 @@ CASES = {
 }
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES)
 def test_container(bin_dir, host, neighbour, sandbox, store, case):
     """A container has podman's addresses and the file's mode and MTU, and reaches the neighbour; DEL restores the host.

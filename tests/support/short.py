@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from itertools import groupby
 
 import pytest
 
@@ -16,20 +15,17 @@ _STEP = 8  # every eighth case of a function is run
 
 def select(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Returns the tests of the short suite, in their order: every case of a function that is marked `every_case`."""
-    chosen: list[pytest.Item] = []
-    for name, group in groupby(items, key=_function_of):
-        cases = [item for item in group if not item.get_closest_marker("long")]
-        chosen += cases if cases and cases[0].get_closest_marker("every_case") else _few(name, cases)
-    return chosen
-
-
-def _function_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("long"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {item for name, group in cases.items() for item in _few(name, group)}
+    return [item for item in items if item in chosen]
 
 
 def _few(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns every _STEP-th case, at least one, beginning with one that depends on the function's name."""
-    if not cases:
-        return []
+    """Returns every _STEP-th case of a function, at least one; the first depends on the function's name."""
+    if cases[0].get_closest_marker("every_case"):
+        return cases
     first = zlib.crc32(name.encode()) % min(_STEP, len(cases))
     return cases[first::_STEP]
