@@ -130,12 +130,12 @@ check: needs-build ## run linters, type checks, import rules and unit tests; nee
 	@$(call say,check)
 	@$(PYTHON) -m tests.runner check
 
-test: ## run `check` and a short selection of the other tests, with real packets on two kernels and a runtime (root; 9 minutes)
+test: ## run `check` and a short selection of the other tests, with real packets on two kernels and a runtime (root; 7 minutes)
 	@$(call say,test)
 	@$(MAKE) --no-print-directory needs-build
 	@$(PYTHON) -m tests.runner test
 
-test-all: ## run every test, also of releases, ARM, all runtimes and API servers; some cases of tests/hard (root; 50 minutes)
+test-all: ## run every test, also of releases, ARM, all runtimes and API servers; some cases of tests/hard (root; 40 minutes)
 	@$(call say,test-all)
 	@$(MAKE) --no-print-directory needs-build
 	@rm -rf build/promises
