@@ -176,9 +176,7 @@ def needs_programs(root: None) -> Callable[..., None]:
     def require(*names: str) -> None:
         missing = [name for name in names if not shutil.which(name, path=PATH)]
         if missing:
-            binaries.skip_or_fail(
-                f"no {', '.join(missing)}: install the Debian packages of RUNTIME_PACKAGES in the Makefile"
-            )
+            binaries.skip_or_fail(f"no {', '.join(missing)}: `make test-clients` runs on a root file system with them")
 
     return require
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.mutants import faults, private, record
 from tests.mutants.faults import Fault
-from tests.mutants.recording import ROOMS, ROOT
+from tests.mutants.recording import PACKAGES, ROOT
 from tests.mutants.trial import Result, examine
 from tests.runner import parts
 
@@ -89,7 +89,7 @@ def _write_table(examined: Sequence[Fault], results: dict[str, Result]) -> list[
     old = tomllib.loads(_TABLE.read_text())["mutants"] if _TABLE.exists() else []
     survivors = {key for key, result in results.items() if not result.killed_by}
     why = {entry["key"]: entry["why"] for entry in old if entry["key"] in survivors}
-    summary = [_summarize(room, examined, results, why) for room in (*ROOMS, "")]
+    summary = [_summarize(room, examined, results, why) for room in (*PACKAGES, "")]
     lines = [_HEAD, *(f"# {line}\n" for line in summary), "\nmutants = [\n"]
     for fault in sorted(examined, key=lambda fault: (fault.path, fault.line)):
         result = results[fault.key]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.mutants.recording import ROOMS, ROOT
+from tests.mutants.recording import PACKAGES, ROOT
 
 _Located = ast.expr | ast.stmt | ast.keyword
 _Fault = tuple[str, int, int, bytes]  # the kind, the first and the last place in the text, the new text
@@ -92,9 +92,9 @@ class Signatures:
 
 def choose(count: int, seed: int) -> list[Fault]:
     """Returns `count` faults, at most one in each line."""
-    files = {room: {path: path.read_bytes() for path in sorted((ROOT / room).rglob("*.py"))} for room in ROOMS}
+    files = {room: {path: path.read_bytes() for path in sorted((ROOT / room).rglob("*.py"))} for room in PACKAGES}
     signatures = Signatures(ast.parse(source) for room in files.values() for source in room.values())
-    shares = _shares({room: sum(source.count(b"\n") for source in files[room].values()) for room in ROOMS}, count)
+    shares = _shares({room: sum(source.count(b"\n") for source in files[room].values()) for room in PACKAGES}, count)
     chosen = []
     for room, sources in files.items():
         every = [each for path, text in sources.items() for each in find(str(path.relative_to(ROOT)), text, signatures)]

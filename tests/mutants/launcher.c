@@ -1,4 +1,4 @@
-/* One file with the names of all programs, which runs the program from the source tree PROJECT, with .venv's packages.
+/* One program with a hard link for each program's name; it runs the sources in PROJECT with .venv's packages.
  *
  * One rule: apart from the time to start, a program behaves as the built file: argv[0] and /proc/self/exe name it, and
  * Python reads neither the environment nor the disk for its configuration (compare pack/image_builder.c).

@@ -1,6 +1,6 @@
 """Runs of pytest in private copies of the project (private.sh), with changed files, and programs that run from source.
 
-One rule: the launchers are built once; a mutant is another content of the source tree at the same path.
+One rule: the launchers are built once; a mutant is one other source file, at the same path in a private copy.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def place_bytecode(path: Path) -> Path:
 def compile_file(source: Path, path: Path, bytecode: Path) -> None:
     """Writes the bytecode of a source file that has the name `path`.
 
-    Other files than the project's are not compared with their sources: the test root has others, of the same version.
+    That of files outside the project is not checked against its source: the test root has copies of its own.
     """
     modes = py_compile.PycInvalidationMode
     mode = modes.TIMESTAMP if path.is_relative_to(ROOT) else modes.UNCHECKED_HASH

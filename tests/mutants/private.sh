@@ -2,8 +2,7 @@
 # Runs a command on the test root (tests/runner/isolated.sh) with a private copy of the project: what it writes there is
 # in a directory of its own (root).
 #
-# One rule: the project has the same path and content as outside, except for the files that were put into the directory
-# before.
+# One rule: the project has the same path and content as outside, except for the files in WORK/project/upper.
 #
 #     private.sh WORK ROOT COMMAND...       WORK: a directory; project/upper in it has the changed files
 set -eu

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.mutants import plugin, private, recording
 from tests.mutants.faults import Fault
-from tests.mutants.recording import ROOMS, ROOT
+from tests.mutants.recording import PACKAGES, ROOT
 
 _RECORD = private.BUILD / "record"
 _FILES_OF_A_RUN, _LIMIT_S = 4, 3 * 3600
@@ -80,7 +80,7 @@ def _importers(path: str) -> list[str]:
     imports = re.compile(
         rf"^\s*(?:(?:import|from) {name}\b|from {package} import (?:\([^)]*|.*)\b{module}\b)", re.MULTILINE
     )
-    files = [file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
+    files = [file for room in PACKAGES for file in sorted((ROOT / room).rglob("*.py"))]
     return [str(file.relative_to(ROOT)) for file in files if imports.search(file.read_text())]
 
 

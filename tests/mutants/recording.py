@@ -1,7 +1,6 @@
 """The lines that a process of a test executes, written to a file for each process.
 
-One rule: it records only where a recording runs: the file CURRENT, which names the test, exists in the private copy of
-the project that the recording uses.
+One rule: it records only if the file CURRENT exists in the private copy of the project; it contains the test's ID.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROOMS = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire", "agent")
+PACKAGES = ("process", "cni", "kernel", "attachment", "ipam", "plugins", "podwire", "agent")
 DIRECTORY = ROOT / "build" / "mutants" / "recording"
 CURRENT = DIRECTORY / "current"
 _leave = os._exit
@@ -28,7 +27,7 @@ def start() -> Callable[[], None]:
     from coverage import Coverage  # noqa: PLC0415 - expensive, and not needed without a recording
 
     process = Coverage(
-        data_file=None, config_file=False, include=[f"{ROOT}/{room}/*" for room in ROOMS], messages=False
+        data_file=None, config_file=False, include=[f"{ROOT}/{room}/*" for room in PACKAGES], messages=False
     )
     process.start()
 

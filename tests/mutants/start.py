@@ -9,7 +9,7 @@ import gc
 import importlib.util
 import sys
 
-# Half of the modules, which no plugin uses: they are executed when the entry reads an attribute of one of these.
+# Loaded when first used: half of all modules are imported only through these three, and no plugin uses them.
 _LATE = ("podwire.cli", "podwire.kubectl", "ipam.dhcp.daemon.program")
 
 

@@ -24,7 +24,7 @@ PROGRAM = "linux.uml"
 _INIT = Path(__file__).with_suffix(".sh")
 _REGISTERS = Path(__file__).with_name("second_kernel_registers.c")
 _MEMORY_BYTES = 1 << 30
-_TIMEOUT = "--timeout=300"  # of a test: the longest takes 40 s, on a busy machine three times as long
+_TIMEOUT = "--timeout=600"  # of a test: the longest takes 40 s
 
 
 def missing() -> str:
@@ -55,7 +55,7 @@ def _prepare(processor: int, shared: Path, output: int, messages: int) -> Progra
     library = shared / "registers.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _REGISTERS], check=True)
     # Its kernel and its programs are processes that run alternately: on one processor they switch twice as fast.
-    # Processors are assigned there and back: tests with two backends make every second share longer.
+    # Every other round begins with the last processor, because every second share takes longer.
     processors = sorted(os.sched_getaffinity(0))
     turn, position = divmod(processor, len(processors))
     line = [
@@ -69,7 +69,7 @@ def _prepare(processor: int, shared: Path, output: int, messages: int) -> Progra
 
 
 def _memory_directory() -> str:
-    """Returns a directory with room for the file that is its memory: a container's /dev/shm may be small."""
+    """Returns a directory with room for its memory, which is a file: a container's /dev/shm may be small."""
     free = os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_frsize if os.path.isdir("/dev/shm") else 0
     return "/dev/shm" if free > _MEMORY_BYTES else "/var/tmp"
 
