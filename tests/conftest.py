@@ -66,8 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         items[:] = [item for item in items if not item.get_closest_marker("newest_reference")]
     lacking = config.getoption("--lacking") or frozenset()
-    needing = {item for item in items if not lacking.isdisjoint(needed_by(item))}
-    is_alone = bool(config.getoption("--alone"))  # what another kernel lacks runs here, in any case
+    needing = {item for item in items if lacking and not lacking.isdisjoint(needed_by(item))}  # alone or not
+    is_alone = bool(config.getoption("--alone"))
     items[:] = [item for item in items if item in needing or bool(item.get_closest_marker("alone")) == is_alone]
     if is_short := config.getoption("--short"):
         items[:] = short.select(items)

@@ -104,11 +104,11 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
         printed = time.monotonic()
     passed_alone = list(repeat.repeat(ended, parts.REPORTS, start))
     results = [result for result, _ in ended.values()]
-    written = [report for _, report in ended.values() if report]
     failed = any(not result.succeeded for result in results)
     if any(parts.KERNELS.glob("second-kernel-*")):
         failed |= bool(reports.main(parts.KERNELS))
-    lines = totals.summary(results, written, passed_alone, time.monotonic() - started)
+    test_reports = [report for _, report in ended.values() if report]
+    lines = totals.summary(results, test_reports, passed_alone, time.monotonic() - started)
     print("\n".join(lines), flush=True)
     return int(failed)
 

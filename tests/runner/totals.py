@@ -58,18 +58,18 @@ def line(result: Result, report: Report | None) -> str:
 
 
 def summary(
-    results: Sequence[Result], written: Sequence[Report], passed_alone: Sequence[str], seconds: float
+    results: Sequence[Result], reports: Sequence[Report], passed_alone: Sequence[str], seconds: float
 ) -> list[str]:
     """Returns the last lines: each failed test, each failed part, the total.
 
     `passed_alone` has the tests that failed in parallel with others, and passed when repeated.
     """
-    tests = [f"failed: {test}" for one in written for test, outcome in one.outcomes.items() if outcome == FAILED]
+    tests = [f"failed: {test}" for one in reports for test, outcome in one.outcomes.items() if outcome == FAILED]
     failed = [result for result in results if not result.succeeded]
     parts = [f"failed: {result.part.name}, its output: {result.log}" for result in failed if result.status is not None]
     missing = [f"not run: {result.part.name}" for result in failed if result.status is None]
     verdict = f"{len(failed)} of {len(results)} parts failed" if failed else f"all {len(results)} parts succeeded"
-    counts = Counts.total(Counts.of(report) for report in written)
+    counts = Counts.total(Counts.of(report) for report in reports)
     tests += [f"failed in parallel, passed alone: {test}" for test in passed_alone]
     return [*tests, *parts, *missing, f"total: {counts}; {verdict}; {minutes(seconds)} minutes"]
 
