@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import pytest_collection_modifyitems
+from tests.conftest import pytest_collection_modifyitems, pytest_ignore_collect
 from tests.runner import reports
 from tests.runner.reports import FAILED, PASSED, Report, problems
 from tests.support import kernels
@@ -48,7 +48,7 @@ def phase(outcome):
 def select(items: Iterable[Item], **options: object) -> list[str]:
     """Returns the names of the tests that are run with options of pytest, in their order."""
     selected: Any = list(items)
-    config: Any = SimpleNamespace(getoption={"--share": "0/1", **options}.get)
+    config: Any = SimpleNamespace(getoption=options.get)
     pytest_collection_modifyitems(config, selected)
     return [item.nodeid for item in selected]
 
@@ -113,11 +113,14 @@ def test_options_select_tests(items, options, expected):
 
 
 @pytest.mark.parametrize("of", [1, 2, 3])
-def test_shares_are_all_tests_once(of):
-    """Every test is in exactly one share, for any number of shares."""
-    names = [str(each) for each in range(10)]
-    shares = (select(map(Item, names), **{"--share": f"{number}/{of}"}) for number in range(of))
-    assert sorted(chain.from_iterable(shares)) == names
+def test_each_file_is_in_one_share(tmp_path, of):
+    """Every file of tests is in exactly one share, for any number of shares; other files are in all."""
+    files, other = [tmp_path / f"test_{number}.py" for number in range(10)], tmp_path / "conftest.py"
+    for path in (*files, other):
+        path.touch()
+    configs: list[Any] = [SimpleNamespace(getoption={"--share": f"{number}/{of}"}.get) for number in range(of)]
+    shares = [[path for path in (*files, other) if not pytest_ignore_collect(path, config)] for config in configs]
+    assert Counter(chain.from_iterable(shares)) == {**dict.fromkeys(files, 1), other: of}
 
 
 def test_the_second_kernel_repeats_few_tests():
