@@ -1,1 +1,1 @@
-"""The tests: unit (no root), netns (a real kernel), spec (every built plugin), clients (real runtimes)."""
+"""The tests: rules (sources, pages), unit (no root), netns (a real kernel), spec (every plugin), clients (runtimes)."""

@@ -27,7 +27,15 @@ from tests.mutants.trial import Result, examine
 from tests.runner import parts
 
 _RESULTS = private.BUILD / "results.jsonl"
-_TESTS = ("tests/unit", "tests/spec", "tests/netns", "tests/hard", "tests/cluster")  # the others test built files
+# The other tests run built files.
+_TESTS = (
+    "tests/rules",
+    "tests/unit",
+    "tests/spec",
+    "tests/netns",
+    "tests/hard",
+    "tests/cluster",
+)  # the others test built files
 _TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
 # Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").

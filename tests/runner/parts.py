@@ -35,16 +35,12 @@ _TYPES = ".venv/bin/mypy"
 
 
 def check() -> list[Part]:
-    """Returns linters, types and unit tests, which need neither root nor built files."""
+    """Returns linters, types, tests of sources and pages, and unit tests: they need neither root nor built files."""
     lint = Part("lint", ("sh", "-c", _LINT), ("venv",), isolated=False)
     types = Part("types", ("sh", "-c", _TYPES), ("venv",), isolated=False)
-    unit = [
-        _pytest(
-            f"unit-{share}", [f"--share={share}/{_UNIT}", "tests/unit"], needs=("venv",), isolated=False, group="unit"
-        )
-        for share in range(_UNIT)
-    ]
-    return [_make("venv"), *unit, types, lint]
+    rules = _quick("rules", "tests/rules")
+    unit = [_quick(f"unit-{share}", f"--share={share}/{_UNIT}", "tests/unit", group="unit") for share in range(_UNIT)]
+    return [_make("venv"), *unit, rules, types, lint]
 
 
 def test() -> list[Part]:
@@ -156,6 +152,11 @@ def _kubernetes() -> Part:
     """
     command = "[ ! -w /proc/self/autogroup ] || echo 10 >/proc/self/autogroup; exec nice -n 10 make kubernetes"
     return Part("kubernetes", ("sh", "-c", command), isolated=False)
+
+
+def _quick(name: str, *arguments: str, group: str = "") -> Part:
+    """Returns tests that need the virtual environment only."""
+    return _pytest(name, list(arguments), needs=("venv",), isolated=False, group=group)
 
 
 def _first_kernel(share: int, of: int, *options: str) -> Part:

@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "podwire/commands/doctor.py": ('"cure',),  # a JSON key, and the label before a fix
     "podwire/commands/ipam.py": ('"cure"',),  # a JSON key
     "podwire/node/model.py": ('"cure"',),  # a JSON key
-    "tests/unit/test_vocabulary.py": ("who is gone is told", "for who looks"),  # the example of the second test
+    "tests/rules/test_vocabulary.py": ("who is gone is told", "for who looks"),  # the example of the second test
 }
 
 # All patterns, for one search in most sentences.

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from podwire.main import PLUGINS
+from tests.rules.test_keys import FULL
 from tests.spec import configs
 from tests.support.binaries import ROOT
 from tests.support.markdown import Document
-from tests.unit.test_keys import FULL
 
 NOT_WARMED_UP = {"static": "few attachments use it"}
 
@@ -35,7 +35,7 @@ def test_plugin_is_complete(name):
     """A plugin has a README, a link to its page in the project's README, all keys, a kind, and tests on a kernel."""
     assert (ROOT / PLUGINS[name].cmd_add.__module__.replace(".", "/")).with_name("README.md").is_file()
     assert f"docs/{name}.md" in {target.partition("#")[0] for target in Document(ROOT / "README.md").links()}
-    assert name in FULL, "tests/unit/test_keys.py: configurations with all keys"
+    assert name in FULL, "tests/rules/test_keys.py: configurations with all keys"
     assert name in configs.KINDS, "podwire/lint/known.py: INTERFACES, CHAINED or IPAMS"
     assert list((ROOT / "tests" / "netns").glob(f"test_{name.replace('-', '_')}*.py")), "tests on a kernel"
 

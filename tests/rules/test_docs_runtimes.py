@@ -8,10 +8,10 @@ import pytest
 
 from podwire.lint import directory
 from podwire.main import PLUGINS
+from tests.rules.test_docs import accept
 from tests.support import manifests
 from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, Document
-from tests.unit.test_docs import accept
 
 PAGES = [Document(DOCS / f"{name}.md") for name in ("kubernetes", "kubenet", "runtimes")]
 RUNTIMES = PAGES[2]
