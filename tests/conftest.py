@@ -17,7 +17,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 
 from tests.spec import configs  # noqa: E402 - after the registration that makes asserts explain
-from tests.support import binaries, inherited, kernels, namespaces, short  # noqa: E402 - as above
+from tests.support import binaries, inherited, kernels, namespaces, recorder, short  # noqa: E402 - as above
 from tests.support.machine import Machine, machine  # noqa: E402 - after the registration, as below
 from tests.support.namespaces import Namespace  # noqa: E402 - as above
 from tests.support.processes import PATH  # noqa: E402 - as above
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_case: `make test` runs all cases of this function")
     config.addinivalue_line("markers", "alone: runs when no other test does: it measures, or needs the whole machine")
     if path := config.getoption("--report"):
-        config.pluginmanager.register(kernels.Recorder(path))
+        config.pluginmanager.register(recorder.Recorder(path))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -89,6 +89,7 @@ Faults, kills and storms
 
 Kernels and machines
     kernels: the features of the running kernel
+    recorder: the report of a run of pytest
     kernel_boot: boots another kernel for one command
     second_kernel: user-mode Linux
     debian_kernel: Debian's kernels on an emulated machine

@@ -1,4 +1,4 @@
-"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering", "no fq")`, and the report of its tests.
+"""The features of the running kernel, for `@pytest.mark.needs("vlan_filtering", "no fq")`.
 
 One rule: a feature is probed by using it in a temporary namespace; no code depends on kernel versions.
 """
@@ -9,11 +9,6 @@ import functools
 import os
 import subprocess
 from collections.abc import Iterable
-from pathlib import Path
-
-import pytest
-
-from tests.runner.reports import FAILED, PASSED, Report
 
 _ADD_LINKS = "ip link add l0 type veth peer l1; ip link add"
 _NAT = "-t nat -A POSTROUTING -m comment --comment c -j MASQUERADE"
@@ -78,33 +73,3 @@ def lacking(needed: Iterable[str]) -> str:
 def list_lacking() -> list[str]:
     """Returns everything that a test may need and the running kernel lacks."""
     return [name if not has(name) else f"{_NO}{name}" for name in FEATURES]
-
-
-class Recorder:
-    """A plugin of pytest that records the outcome of each test and writes a report at the end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._outcomes: dict[str, str] = {}
-        self._seconds: dict[str, float] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Records the outcome of one phase (setup, call, teardown): failed overrides skipped, and skipped passed."""
-        before = self._outcomes.get(report.nodeid, PASSED)
-        self._seconds[report.nodeid] = round(self._seconds.get(report.nodeid, 0) + report.duration, 3)
-        if report.failed:
-            self._outcomes[report.nodeid] = FAILED
-        elif report.skipped and before != FAILED:
-            self._outcomes[report.nodeid] = _reason(report)
-        else:
-            self._outcomes[report.nodeid] = before
-
-    def pytest_sessionfinish(self) -> None:
-        """Writes the report."""
-        Report(os.uname().release, self._outcomes, self._seconds).save(self._path)
-
-
-def _reason(report: pytest.TestReport) -> str:
-    """Returns why a test was skipped: the third item of file, line, reason."""
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-    return text.removeprefix("Skipped: ")

@@ -14,7 +14,7 @@ from tests.conftest import pytest_collection_modifyitems, pytest_ignore_collect
 from tests.runner import reports
 from tests.runner.reports import FAILED, PASSED, Report, problems
 from tests.support import kernels
-from tests.support.kernels import Recorder
+from tests.support.recorder import Recorder
 
 LACKS = "this kernel (1.0) has no vlan_filtering"
 FIRST = Report("1.0", {"t/test_a.py::one": PASSED, "t/test_a.py::two": LACKS, "t/test_b.py::three": PASSED})
