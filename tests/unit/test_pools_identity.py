@@ -8,6 +8,7 @@ import pytest
 
 from agent.pools import identity
 from cni.errors import CniError, Code
+from process import files
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -54,6 +55,22 @@ def test_the_machine_is_what_the_firmware_says(tmp_path):
     uuid.write_text("4C4C4544-0000-1000-8000-0123456789AB\n")
     with pytest.raises(CniError, match="is of another machine"):
         identity.read(str(tmp_path / "state"), machine_files=paths)
+
+
+@pytest.mark.parametrize(
+    ("path", "machine"),
+    [
+        ("/sys/class/dmi/id/product_uuid", "4c4c4544-0000-1000-8000-0123456789ab"),
+        ("/sys/firmware/devicetree/base/serial-number", "10000000a1b2c3d4"),
+    ],
+)
+@pytest.mark.every_case
+def test_the_firmware_speaks_through_the_kernel(tmp_path, monkeypatch, path, machine):
+    """Without an option, PCs and boards with a device tree are identified by the files that the kernel has for them."""
+    read = files.read
+    shown = {path: f"{machine}\0".encode()}
+    monkeypatch.setattr(files, "read", lambda name, limit: shown.get(name) or read(f"{tmp_path}/{name[-7:]}", limit))
+    assert identity.read(str(tmp_path)).machine == machine
 
 
 def read_by_address(directory, mac="52:54:00:00:00:01", address="192.0.2.10", files=()):
