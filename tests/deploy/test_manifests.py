@@ -56,8 +56,12 @@ def test_the_daemon_set_with_pools():
     assert agent["args"] == [*plain_agent["args"], *added]
     assert agent["env"][-1] == {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
     args = [word.replace("$(HOST_IP)", "192.0.2.10") for word in agent["args"]]
-    assert str(parse(args, {"NODE_NAME": "worker-1"}).pools.machine_address) == "192.0.2.10"
-    assert pod["volumes"][:-1] == plain["volumes"]
+    options = parse(args, {"NODE_NAME": "worker-1"}).pools
+    assert str(options.machine_address) == "192.0.2.10"
+    *volumes, added_volume = pod["volumes"]
+    assert volumes == plain["volumes"]
+    assert added_volume["hostPath"]["path"] == options.state_dir, "the ID outlives the container"
+    assert agent["volumeMounts"][-1] == {"name": added_volume["name"], "mountPath": options.state_dir}
     bridge, plain_bridge = bridge_of(POOLS_INSTALL), bridge_of(INSTALL)
     assert bridge == {**plain_bridge, "ipam": {"type": "host-local", "pool": "default"}}
 
