@@ -301,13 +301,21 @@ def test_a_missing_pool_and_a_missing_space_are_reported(tmp_path):
     assert "podwire ipam pools --set" in world.nodes[0].reports.last_problems[0]
 
 
-def test_a_damaged_block_is_left_alone(world, node):
-    """An object that was edited by hand is not claimed, and a granted one is stopped."""
+@pytest.mark.every_case
+@pytest.mark.parametrize("outage_s", [0, 60, 300])
+def test_a_damaged_block_is_left_alone(world, node, outage_s):
+    """An object that was edited by hand is not claimed; a granted one is stopped by a start, or after an outage."""
     (block,) = map(ip_network, blocks_of(node))
+    if outage_s:
+        world.store.fail_next(Fault.UNREACHABLE, times=10_000)
+        world._report_space()
+        run(node, steps=20, seconds=outage_s / 20)
     world.store.put_raw(f"blocks/{block.network_address.packed.hex()}-{block.prefixlen}", b"{")
-    node.manager.entry_changed()
-    node.crash()
-    run(node)
+    if outage_s:
+        world.store._faults.clear()
+    else:
+        node.crash()
+    run(node, seconds=5.0)
     assert str(block) not in blocks_of(node)
     assert len(blocks_of(node)) == 1
     assert f"block {block}" in node.reports.events[0]
