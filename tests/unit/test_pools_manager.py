@@ -12,7 +12,10 @@ import pytest
 
 from agent.pools.documents import parse_entry
 from agent.pools.grants_file import State
+from agent.pools.identity import Identity
+from agent.pools.network_blocks import NetworkBlocks, NetworkOptions
 from agent.pools.space import parse_space
+from ipam.host_local.store import Store as Reservations
 from tests.pools_world.scenario import POOL, addresses, blocks_of, change_space, run, space_of
 from tests.pools_world.world import World
 
@@ -237,6 +240,18 @@ def test_an_edited_entry_is_corrected(world, node):
     node.manager.entry_changed(edited)
     run(node)
     assert world.store.read_entry(node.node).value == before.value
+
+
+@pytest.mark.timeout(20)
+def test_the_agent_never_waits_for_the_lock_of_the_plugins(tmp_path):
+    """It goes on while a stopped plugin holds the lock, and with a FIFO in its place: no signal would end its wait."""
+    network = NetworkBlocks(NetworkOptions("net", "default", f"{tmp_path}/leases"), Identity("0" * 32, "m1", "boot-1"))
+    with Reservations(f"{tmp_path}/leases", "net").locked():
+        assert not network.save_locked(lambda grants: grants)
+    lock = tmp_path / "leases/net/lock"
+    lock.unlink()
+    os.mkfifo(lock)
+    assert network.save_locked(lambda grants: grants)
 
 
 @pytest.mark.every_case
