@@ -45,6 +45,7 @@ def test_node_name_comes_from_the_environment_or_an_option(capsys):
     assert parse(["--remove"], {}).node_name == ""
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "arguments",
     [
