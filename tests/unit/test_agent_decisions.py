@@ -9,10 +9,12 @@ from unittest.mock import Mock
 import pytest
 
 from agent.agent import Agent, Parts
+from agent.events import Subject
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.node import Node, parse_node
 from agent.node_watch import Changed, Deleted, Synced
+from agent.pools.reports import PoolsDecided
 from agent.route_report import Counters
 from agent.settings import parse
 from cni.errors import CniError, Code
@@ -89,9 +91,10 @@ class Setup:
 
     def __init__(self) -> None:
         settings = parse(["--node-name=node-1", "--no-install"], {})
-        self.routes, self.masquerade, self.loop = RecordedRoutes(), Mock(), RecordedLoop()
+        self.routes, self.loop = RecordedRoutes(), RecordedLoop()
+        self.masquerade, self.events = Mock(), Mock()
         self.masquerade.set_networks.return_value = self.masquerade.change_networks.return_value = 0
-        parts: Any = (Log("warning", "1", "node-1"), Metrics("1"), self.routes, self.masquerade, Mock())
+        parts: Any = (Log("warning", "1", "node-1"), Metrics("1"), self.routes, self.masquerade, self.events)
         self.agent = Agent(settings, self.loop, Parts(*parts))
 
 
@@ -168,6 +171,15 @@ def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     setup.agent.handle(Deleted("node-2"))
     setup.loop.run_later()
     assert b"note" not in setup.agent.pages()["/readyz"]().body
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("is_refused", "reason"), [(True, "PoolsRefused"), (False, "PoolsAccepted")])
+def test_a_decision_about_pools_is_an_event_about_their_object(setup, is_refused, reason):
+    """`kubectl describe ipspace` finds Events by name and UID; that of refused pools is a warning."""
+    setup.agent.handle_pools(PoolsDecided("default", "77ab", "the reason", is_refused))
+    about = Subject("podwire.io/v1", "IPSpace", name="default", uid="77ab")
+    setup.events.report.assert_called_once_with(reason, "the reason", is_warning=is_refused, about=about)
 
 
 def test_repeated_failures_are_retried_once(setup):
