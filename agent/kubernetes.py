@@ -83,23 +83,9 @@ class Client:
         """Creates an object (POST) and returns it; raises Conflict if the name exists."""
         return self._document("POST", collection, document)
 
-    def replace(self, path: str, document: Document) -> Document:
-        """Replaces an object (PUT); raises Conflict if its resourceVersion or UID is not that of `document`."""
-        return self._document("PUT", path, document)
-
     def patch(self, path: str, operations: Sequence[Document]) -> Document:
         """Changes an object by a JSON Patch (RFC 6902) and returns it; raises Invalid if one of its tests fails."""
         return self._document("PATCH", path, operations)
-
-    def delete(self, path: str, *, uid: str = "", resource_version: str = "") -> Document:
-        """Deletes an object; raises Conflict if its UID or resourceVersion is another one."""
-        preconditions = {"uid": uid, "resourceVersion": resource_version}
-        options = {
-            "kind": "DeleteOptions",
-            "apiVersion": "v1",
-            "preconditions": {key: value for key, value in preconditions.items() if value},
-        }
-        return self._document("DELETE", path, options)
 
     def list_objects(
         self,

@@ -107,7 +107,7 @@ def pools(api: Api, request: pytest.FixtureRequest) -> Api:
         stores.apply(admin, [stores.binding("podwire-pools")])
     for collection in POOLS:
         for name in admin.list_objects(collection, lambda one: one["metadata"]["name"]).items:  # type: ignore[index]
-            admin.delete(f"{collection}/{name}")
+            stores.delete(admin, f"{collection}/{name}")
     return api
 
 

@@ -19,6 +19,7 @@ from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
 from tests.cluster.conftest import Api
 from tests.support.kubernetes_double import BLOCKS, EVENTS, NODES
+from tests.support.stores import delete, replace
 
 
 def node(name: str, cidr: str = "10.0.1.0/24") -> dict[str, Any]:
@@ -45,7 +46,7 @@ def admin(api: Api) -> Client:
     client = api.client("admin")
     for collection in (NODES, EVENTS):
         for name in client.list_objects(collection, lambda one: metadata_of(one)["name"]).items:
-            client.delete(object_path(collection, str(name)))
+            delete(client, object_path(collection, str(name)))
     return client
 
 
@@ -68,7 +69,7 @@ def test_a_list_shows_one_moment(admin):
     page = admin.get(NODES, {"limit": "2"})
     moment = version_of(page)
     admin.create(NODES, node("z"))
-    admin.delete(f"{NODES}/d")
+    delete(admin, f"{NODES}/d")
     names = []
     while True:
         names += [metadata_of(one)["name"] for one in page["items"]]
@@ -99,8 +100,8 @@ def test_a_watch_continues_after_a_resource_version(admin):
     admin.create(NODES, node("before"))
     start = admin.list_objects(NODES, dict).resource_version
     first = admin.create(NODES, node("a"))
-    second = admin.replace(f"{NODES}/a", {**first, "metadata": {**metadata_of(first), "labels": {"a": "b"}}})
-    admin.delete(f"{NODES}/a")
+    second = replace(admin, f"{NODES}/a", {**first, "metadata": {**metadata_of(first), "labels": {"a": "b"}}})
+    delete(admin, f"{NODES}/a")
     admin.create(NODES, node("end"))
     events = changes(admin, NODES, start, "end")
     assert [(kind, metadata_of(document)["name"]) for kind, document in events] == [
@@ -134,8 +135,8 @@ def test_a_watch_of_one_node(admin):
     query = {"fieldSelector": "metadata.name=b"}
     listing = admin.list_objects(NODES, parse_node, query)
     assert [one.name for one in listing.items] == ["b"]
-    admin.delete(f"{NODES}/a")
-    admin.delete(f"{NODES}/b")
+    delete(admin, f"{NODES}/a")
+    delete(admin, f"{NODES}/b")
     events = changes(admin, NODES, listing.resource_version, "b", **query)
     assert [(kind, metadata_of(document)["name"]) for kind, document in events] == [("DELETED", "b")]
 
@@ -147,7 +148,7 @@ def test_bookmarks(admin):
     query = {"fieldSelector": "metadata.name=b"}
     start = admin.list_objects(NODES, parse_node, query).resource_version
     watch = admin.watch(NODES, start, query, timeout_s=6)
-    admin.delete(f"{NODES}/a")
+    delete(admin, f"{NODES}/a")
     events = list(watch)
     assert {one.type for one in events} == {BOOKMARK}
     assert int(events[-1].resource_version) > int(start)
@@ -157,7 +158,7 @@ def test_a_pod_cidr_is_final(admin):
     """A Node's podCIDR cannot be changed: only a new Node of the same name has another one."""
     created = admin.create(NODES, node("a"))
     with pytest.raises(Invalid):
-        admin.replace(f"{NODES}/a", {**created, "spec": {"podCIDR": "10.0.2.0/24", "podCIDRs": ["10.0.2.0/24"]}})
+        replace(admin, f"{NODES}/a", {**created, "spec": {"podCIDR": "10.0.2.0/24", "podCIDRs": ["10.0.2.0/24"]}})
     assert [str(cidr) for cidr in parse_node(admin.get(f"{NODES}/a")).pod_cidrs] == ["10.0.1.0/24"]
 
 
@@ -191,7 +192,7 @@ def test_nodes_are_followed(api, admin):
     first = events.get(timeout=60)
     assert isinstance(first, Synced)
     assert list(first.nodes) == ["a"]
-    admin.delete(f"{NODES}/a")
+    delete(admin, f"{NODES}/a")
     assert events.get(timeout=60) == Deleted("a")
     created = admin.create(NODES, node("a", "10.0.2.0/24"))
     assert events.get(timeout=60) == Changed(parse_node(created))
@@ -208,11 +209,11 @@ def test_rights(api, admin):
     created = agent.create(EVENTS, event("x"))
     document = agent.get(f"{NODES}/a")
     for attempt in (
-        lambda: agent.replace(f"{NODES}/a", document),
-        lambda: agent.delete(f"{NODES}/a"),
+        lambda: replace(agent, f"{NODES}/a", document),
+        lambda: delete(agent, f"{NODES}/a"),
         lambda: agent.create(NODES, node("b")),
         lambda: agent.get(f"{EVENTS}/x"),
-        lambda: agent.replace(f"{EVENTS}/x", created),
+        lambda: replace(agent, f"{EVENTS}/x", created),
         lambda: agent.create(BLOCKS, {"metadata": {"name": "a"}}),
         lambda: api.client("stranger").get(NODES),
         lambda: api.client("stranger").watch(NODES, listing.resource_version, None, timeout_s=1),

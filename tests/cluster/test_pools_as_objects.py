@@ -263,7 +263,7 @@ def test_a_deleted_object_begins_a_new_epoch(cluster):
     """After `kubectl delete` and `kubectl apply` of the object the epoch is another one, as after a restore."""
     cluster.accept(DEFAULT)
     epoch = cluster.store.read_space().value.epoch
-    cluster.admin.delete(PATH)
+    stores.delete(cluster.admin, PATH)
     assert cluster.store.read_space() == Stored(None)
     assert cluster.agent.decide(), "nothing is requested"
     cluster.accept(DEFAULT)

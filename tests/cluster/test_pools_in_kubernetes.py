@@ -18,6 +18,7 @@ from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from tests.support.kubernetes_double import Fault
 from tests.support.kubernetes_store import POOLS
+from tests.support.stores import delete, replace
 
 BLOCK = ip_network("10.22.0.64/26")
 NODE = "a" * 32
@@ -58,7 +59,7 @@ def test_rights_of_agents(pools, admin):
     assert set(store.list_blocks()) == {BLOCK}
     store.watch(store.list_entries().revision).close()
     assert store.swap_space(store.read_space(), Space("epoch-2", ())).outcome is Outcome.SUCCEEDED
-    for attempt in (lambda: agent.delete(PATH), lambda: agent.replace(PATH, admin.get(PATH))):
+    for attempt in (lambda: delete(agent, PATH), lambda: replace(agent, PATH, admin.get(PATH))):
         with pytest.raises(Forbidden):
             attempt()
 
@@ -102,7 +103,7 @@ def test_spaces_do_not_see_each_other(admin):
 def test_another_object_of_the_same_name(admin, claimed):
     """A block that was deleted and created again with the same content is not the one that was read."""
     before = claimed.read_block(BLOCK)
-    admin.delete(PATH)
+    delete(admin, PATH)
     assert claim(claimed) is Outcome.SUCCEEDED
     assert claimed.read_block(BLOCK).value == before.value
     assert claimed.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
@@ -114,7 +115,7 @@ def test_labels_that_a_person_removes(admin, claimed):
     for path in (PATH, f"/apis/{GROUP}/v1/ipnodes/default-{NODE}"):
         document: dict[str, Any] = dict(admin.get(path))
         del document["metadata"]["labels"]
-        admin.replace(path, document)
+        replace(admin, path, document)
     assert set(claimed.list_entries().by_node) == {NODE}
     assert claimed.list_blocks(NODE) == {}
     assert claim(claimed, Block(NODE, Token("epoch-1", 2))) is Outcome.SUCCEEDED
@@ -124,14 +125,14 @@ def test_labels_that_a_person_removes(admin, claimed):
 def test_a_json_patch_with_a_failed_test_changes_nothing(admin, claimed):
     """A JSON Patch is executed as a whole: a test that fails is 422, also after other operations."""
     before = admin.get(PATH)
-    replace = {"op": "replace", "path": "/spec/generation", "value": 7}
+    change = {"op": "replace", "path": "/spec/generation", "value": 7}
     for path, value in (("/spec/owner", "b" * 32), ("/spec/nothing", 1), ("/metadata/uid", "x"), ("/spec", {})):
         with pytest.raises(Invalid) as caught:
-            admin.patch(PATH, [replace, {"op": "test", "path": path, "value": value}])
+            admin.patch(PATH, [change, {"op": "test", "path": path, "value": value}])
         assert caught.value.status == 422
     assert admin.get(PATH) == before
     with pytest.raises(NotFound) as missing:
-        admin.patch(PATH + "x", [replace])
+        admin.patch(PATH + "x", [change])
     assert missing.value.name == "default-0a160040-26x"
 
 

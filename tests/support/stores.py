@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from agent.api_answer import Document
 from agent.api_errors import Conflict, NotFound
 from agent.kubernetes import Client, object_path
 from agent.pools.etcd import EtcdStore
@@ -96,15 +97,25 @@ def _put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
     name = f"{space}-{rest}" if rest else space
     path = object_path(collection, name)
     if raw is None:
-        admin.delete(path)
+        delete(admin, path)
         return
     try:
-        admin.replace(path, {**admin.get(path), "spec": json.loads(raw)})
+        replace(admin, path, {**admin.get(path), "spec": json.loads(raw)})
     except NotFound:
         metadata = {"name": name, "labels": {SPACE_LABEL: space}}
         admin.create(
             collection, {**document, "kind": POOLS[collection][1], "metadata": metadata, "spec": json.loads(raw)}
         )
+
+
+def replace(admin: Client, path: str, document: Document) -> Document:
+    """Replaces an object, as people do and agents never do."""
+    return admin._document("PUT", path, document)
+
+
+def delete(admin: Client, path: str) -> Document:
+    """Deletes an object, as people do and agents never do."""
+    return admin._document("DELETE", path)
 
 
 def apply(admin: Client, documents: Iterable[dict[str, Any]], *usable: str) -> None:
