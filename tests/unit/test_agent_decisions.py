@@ -173,7 +173,6 @@ def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     assert b"note" not in setup.agent.pages()["/readyz"]().body
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(("is_refused", "reason"), [(True, "PoolsRefused"), (False, "PoolsAccepted")])
 def test_a_decision_about_pools_is_an_event_about_their_object(setup, is_refused, reason):
     """`kubectl describe ipspace` finds Events by name and UID; that of refused pools is a warning."""
