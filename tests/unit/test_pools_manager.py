@@ -242,7 +242,7 @@ def test_an_edited_entry_is_corrected(world, node):
     assert world.store.read_entry(node.node).value == before.value
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_the_agent_never_waits_for_the_lock_of_the_plugins(tmp_path):
     """It goes on while a stopped plugin holds the lock, and with a FIFO in its place: no signal would end its wait."""
     network = NetworkBlocks(NetworkOptions("net", "default", f"{tmp_path}/leases"), Identity("0" * 32, "m1", "boot-1"))
