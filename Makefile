@@ -236,7 +236,7 @@ test-newest-reference: newest-reference ## run the tests of the reference plugin
 	@$(call say,test-newest-reference)
 	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PYTHON) -m tests.runner newest-reference
 
-mutants: venv test-root | needs-build ## examine 200 single faults in the product, which tests must notice; continues an interrupted run (root; 4 hours)
+mutants: venv test-root | needs-build ## examine 200 single faults in the product, which tests must notice; continues an interrupted run (root; 30 minutes, or hours after changes)
 	@$(call say,mutants)
 	@$(PY) -m tests.mutants $(OPTIONS)
 

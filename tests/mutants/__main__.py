@@ -1,8 +1,10 @@
 """Examines single faults in the product, and writes the table of those that the tests kill and of the survivors.
 
-It continues what an earlier run has begun; `rm -r build/mutants` begins again.
+A fault meets first the test that killed it in the table; only new and surviving ones need the recorded coverage of all
+tests. It continues what an earlier run has begun; `rm -r build/mutants` begins again.
 
-One rule: the table's field `why` is written by hand and kept by all runs, as long as the fault exists.
+One rule: the table's field `why` is written by hand and kept by all runs, as long as the fault exists; only --survivors
+examines a fault that has it.
 
     python -m tests.mutants [--count N] [--only N] [--survivors] [--seed N] [--jobs N] [--root DIRECTORY] [TESTS...]
 """
@@ -15,10 +17,11 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tests.mutants import faults, private, record
 from tests.mutants.faults import Fault
@@ -36,6 +39,7 @@ _TESTS = (
     "tests/hard",
     "tests/cluster",
 )  # the others test built files
+_LIMIT_S = 60.0  # of a test whose time is not recorded
 _TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
 # Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").
@@ -44,15 +48,34 @@ _HEAD = """\
 
 
 def main() -> int:
-    """Records, examines the faults that have no result, and writes the table; returns 0."""
+    """Examines the faults that have no result, and writes the table; returns 0."""
     options = _parse()
     private.prepare()
-    record.record(options.tests or _TESTS, options.root, options.jobs)
     chosen = faults.choose(options.count, options.seed)
-    results = {entry["key"]: Result(**entry) for entry in map(json.loads, _RESULTS.open())} if _RESULTS.exists() else {}
-    done = {key for key, result in results.items() if result.killed_by or (result.met and not options.survivors)}
+    table = _read_table()
+    results = {entry["key"]: Result(entry["key"], "", False, entry["tests"]) for entry in table if entry["why"]}
+    results |= (
+        {entry["key"]: Result(**entry) for entry in map(json.loads, _RESULTS.open())} if _RESULTS.exists() else {}
+    )
+    done = {key for key, result in results.items() if result.killed_by or not options.survivors}
     missing = sorted((one for one in chosen if one.key not in done), key=lambda one: one.key)[: options.only]  # hashes
-    choices = record.select(missing, _short_tests())
+    short = _short_tests()
+    killers = {entry["key"]: entry["killed_by"] for entry in table if "::" in entry["killed_by"]}
+    first = {key: _halves({killer: _LIMIT_S}, short) for key, killer in killers.items()}
+    results |= _examine([one for one in missing if one.key in killers], first, options, keep_survivors=False)
+    missing = [one for one in missing if one.key not in results or not results[one.key].killed_by]
+    if missing:
+        record.record(options.tests or _TESTS, options.root, options.jobs)
+        results |= _examine(missing, record.select(missing, short), options, keep_survivors=True)
+    print(*_write_table([fault for fault in chosen if fault.key in results], results), sep="\n")
+    return 0
+
+
+def _examine(
+    missing: Sequence[Fault], choices: Mapping[str, record.Choice], options: argparse.Namespace, *, keep_survivors: bool
+) -> dict[str, Result]:
+    """Examines faults with the tests that each meets, prints a line for each, and stores the results."""
+    results = {}
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(examine, fault, choices[fault.key], options.root): fault for fault in missing}
         for number, future in enumerate(as_completed(futures), 1):
@@ -60,13 +83,20 @@ def main() -> int:
             if error := future.exception():
                 print(error, flush=True)
                 continue
-            results[fault.key] = result = future.result()
-            with _RESULTS.open("a") as file:
-                print(json.dumps(asdict(result)), file=file)
+            result = future.result()
             end = f"killed by {result.killed_by}" if result.killed_by else f"SURVIVED {result.met} tests"
             print(f"{number} of {len(missing)}: {fault.path}:{fault.line} {fault.words}: {end}", flush=True)
-    print(*_write_table([fault for fault in chosen if fault.key in results], results), sep="\n")
-    return 0
+            if not result.killed_by and not keep_survivors:
+                continue
+            results[fault.key] = result
+            with _RESULTS.open("a") as file:
+                print(json.dumps(asdict(result)), file=file)
+    return results
+
+
+def _halves(tests: dict[str, float], short: Collection[str]) -> record.Choice:
+    """Divides tests into those of the short suite and the others."""
+    return {one: tests[one] for one in tests if one in short}, {one: tests[one] for one in tests if one not in short}
 
 
 def _parse() -> argparse.Namespace:
@@ -92,9 +122,14 @@ def _short_tests() -> set[str]:
     return tests
 
 
+def _read_table() -> list[dict[str, Any]]:
+    """Returns the entries of the table of an earlier run."""
+    return tomllib.loads(_TABLE.read_text())["mutants"] if _TABLE.exists() else []
+
+
 def _write_table(examined: Sequence[Fault], results: dict[str, Result]) -> list[str]:
     """Writes the examined faults by file and line; returns a summary of each room and of all."""
-    old = tomllib.loads(_TABLE.read_text())["mutants"] if _TABLE.exists() else []
+    old = _read_table()
     survivors = {key for key, result in results.items() if not result.killed_by}
     why = {entry["key"]: entry["why"] for entry in old if entry["key"] in survivors}
     summary = [_summarize(room, examined, results, why) for room in (*PACKAGES, "")]
