@@ -70,17 +70,6 @@ def test_command_is_undone(node: FaultNode, case: dict[str, str], monkeypatch: p
     assert state(node) == before, undo.compute()
 
 
-@pytest.mark.parametrize(
-    "command", ["podwire repair net", "kill 1", "ip route flush table 7", "true; true", "systemctl x"]
-)
-def test_unknown_command_has_no_undo(node: FaultNode, command: str) -> None:
-    """For a command of podwire itself, and for an unknown one, there is no undo."""
-    with node.host.entered():
-        undo = Undo(command)
-        assert not undo.is_complete
-        assert undo.compute() == []
-
-
 def test_change_of_another_program_is_not_undone(node: FaultNode) -> None:
     """What another program changes while the command runs stays: other rules, a route to another network."""
     with node.host.entered():
