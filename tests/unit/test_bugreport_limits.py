@@ -1,22 +1,25 @@
-"""The limit of time for a part of a bug report."""
+"""The limit of time for a part of a bug report, and the file of the archive."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from podwire.bugreport import limits
+from cni.errors import CniError
+from podwire.bugreport import archive, limits
 from podwire.bugreport.limits import PartError
 from process import child
 from tests.support.machine import eventually
 
 
 def test_result_comes_back():
-    """What the function returns comes back, of any size up to the limit."""
+    """What the function returns comes back, of any size up to the limit; no pipe remains open."""
+    before = os.listdir("/proc/self/fd")
     assert limits.run(lambda: b"", 60, 10) == b""
     assert limits.run(lambda: b"x" * 300_000, 60, 1 << 20) == b"x" * 300_000
     with pytest.raises(PartError, match="more than 0 MiB"):
         limits.run(lambda: b"x" * 300_000, 60, 1000)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_failure_is_the_reason():
@@ -56,3 +59,12 @@ def test_function_that_ignores_signals_is_killed():
         limits.run(run, 0.5, 1000)
     with pytest.raises(ChildProcessError):  # no process remains, not even its exit status
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_archive_is_not_written_into_a_file_of_another(tmp_path: Path):
+    """A file at the temporary path, which its owner could read, gets nothing of the archive."""
+    other = tmp_path / f"node.tar.gz.{os.getpid()}"
+    other.write_bytes(b"")
+    with pytest.raises(CniError, match="File exists"):
+        archive.write(str(tmp_path / "node.tar.gz"), b"secret", {})
+    assert other.read_bytes() == b""
