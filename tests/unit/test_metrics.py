@@ -11,9 +11,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cni.errors import CniError
+from podwire import logs
 from podwire.metrics import exposition, verb_counts
 from podwire.metrics.exposition import COUNTER, GAUGE, Family, Sample
 from podwire.metrics.verb_counts import VerbCounts
+from podwire.node.records import Directories
 from tests.support.binaries import ROOT
 from tests.support.markdown import DOCS, Document
 
@@ -104,6 +106,24 @@ def test_rotated_log_is_read_to_its_end(log: Path):
     log.write_text(line() + line())
     counts.read_log(str(log))
     assert (counted(counts), counted(counts, "DEL")) == (3, 1)
+
+
+def test_pipe_in_place_of_the_rotated_log_is_an_error(log: Path):
+    """A pipe that has got the inode of the deleted log does not stop the metrics."""
+    os.mkfifo(f"{log}.1")
+    counts = VerbCounts(positions={str(log): (os.stat(f"{log}.1").st_ino, 0)})
+    with pytest.raises(OSError, match="Illegal seek"):
+        counts.read_log(str(log))
+
+
+def test_log_of_the_environment_and_of_networks_is_listed(log: Path, tmp_path: Path):
+    """The counted logs are those with which a runtime can switch the log on: PODWIRE_LOG and the key logFile."""
+    other = tmp_path / "other.log"
+    other.write_text(line())
+    network = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "logFile": str(other)}]}
+    (tmp_path / "net.conflist").write_text(json.dumps(network))
+    paths = logs.list_files({"PODWIRE_LOG": str(log)}, Directories(str(tmp_path), str(tmp_path / "cni")))
+    assert paths[:2] == [str(log), str(other)]
 
 
 def test_truncated_log_is_read_from_its_start(log: Path):
