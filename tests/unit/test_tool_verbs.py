@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attachment import cache
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks, repairing
@@ -18,6 +19,7 @@ from podwire.verbs import invoke, network_list, result_cache, target
 from podwire.verbs.invoke import Call, Pod, Step
 from podwire.verbs.network_list import Runtime
 from process.child import Outcome
+from tests.support import libcni
 from tests.support.errors import failure_of
 
 POD = Pod(Attachment("c1", "eth0"), "/run/netns/web", "A=1;B=2", {"portMappings": [1], "other": 2})
@@ -242,3 +244,25 @@ def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):
     monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: repairing.Outcome(known, FAILED, (busy,)))
     outcomes = Repairer({}, (), {}).repair(attachments.list_cached(str(tmp_path)))
     assert [outcome.state for outcome in outcomes] == [FAILED, UNTRIED, UNTRIED]
+
+
+def test_missing_cache_directory(tmp_path, monkeypatch):
+    """A missing --cache-dir is a mistake, as all pods would count as gone; the default directory may be missing."""
+    with pytest.raises(CniError, match="does not exist"):
+        attachments.require_cache(str(tmp_path))
+    monkeypatch.setattr(cache, "RESULTS_DIR", attachments.results_dir(str(tmp_path)))
+    attachments.require_cache(str(tmp_path))
+
+
+def test_network_of_the_newest_attachment(tmp_path, monkeypatch):
+    """The newest attachment decides what configuration a network had, also while DEL removes the file."""
+    paths = []
+    for time_s, version in ((1, "1.0.0"), (2, "1.1.0")):
+        config = {"cniVersion": version, "name": "net", "plugins": [{"type": "bridge"}]}
+        paths.append(libcni.write_entry(tmp_path, "net", version, config=config))
+        os.utime(paths[-1], (time_s, time_s))
+    cached = list(attachments.list_cached(str(tmp_path), "net"))
+    monkeypatch.setattr(attachments, "list_cached", lambda *args: cached)
+    for expected in ("1.1.0", "1.0.0"):
+        assert getattr(attachments.get_network(str(tmp_path), "net"), "version", "") == expected
+        paths.pop().unlink()
