@@ -219,6 +219,22 @@ def test_networkd_file_that_matches_a_bridge(node, monkeypatch, tmp_path, text, 
     assert [one.name for one in run_check(node, "managed")] == ["managed-by-others"] * is_reported
 
 
+@pytest.mark.parametrize(
+    ("text", "is_reported"),
+    [
+        ("[keyfile]\nunmanaged-devices=interface-name:veth*;interface-name:cni0\n", False),
+        ("#unmanaged-devices=cni0", True),
+    ],
+)
+@pytest.mark.every_case
+def test_network_manager_that_manages_a_bridge(node, monkeypatch, tmp_path, text, is_reported):
+    """NetworkManager is a note until a file leaves the bridge and the pods' interfaces unmanaged."""
+    (tmp_path / "cni.conf").write_text(text)
+    monkeypatch.setattr(links, "_NETWORK_MANAGER", (str(tmp_path),))
+    monkeypatch.setattr(links, "_is_running", lambda directory: "NetworkManager" in directory)
+    assert [one.subject for one in run_check(node, "managed")] == ["NetworkManager"] * is_reported
+
+
 def test_bridge_without_a_fixed_mac_address(node, monkeypatch, tmp_path):
     """A bridge without a fixed MAC address is a note, if sysfs belongs to this namespace."""
     (tmp_path / "cni" / "results").mkdir(parents=True)

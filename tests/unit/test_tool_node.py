@@ -14,6 +14,7 @@ from kernel.netfilter import nft_owner
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, OwnedRule
 from podwire.attachments import CachedAttachment
 from podwire.networks import Network
+from podwire.node import pod_interior
 from podwire.node.leaks import find_leaks
 from podwire.node.links import Kernel, NetworkNamespace
 from podwire.node.records import Pool, Records, Reservation
@@ -113,6 +114,15 @@ def test_state_of_a_reservation(reservation, keys, expected):
     In this boot, an unknown one is not gone if a namespace could not be entered, or none has a peer.
     """
     assert state_in(create_snapshot(reservations=[reservation], **keys)) is expected
+
+
+def test_address_of_a_network_with_unknown_interfaces():
+    """For an unknown plugin, or without a configuration, an address on any interface counts as its network's."""
+    owned = reserved("10.22.0.2", b"x\r\neth0")
+    for networks in ({"net": Network("net", "1.1.0", ({"type": "calico"},))}, {}):
+        snapshot = create_snapshot(reservations=[owned], cached=())
+        snapshot = replace(snapshot, records=replace(snapshot.records, networks=networks))
+        assert state_in(snapshot) is ReservationState.RUNNING
 
 
 def test_recent_reservation_is_new():
@@ -232,3 +242,9 @@ def test_file_name_in_another_spelling():
     reported = {(item.kind, item.address) for item in findings(snapshot)}
     assert ("foreign", "fd00::0002") in reported
     assert ip_address("fd00::0002") == ip_address("fd00::2")
+
+
+def test_settings_of_a_pod_exist():
+    """Every setting that is read of a pod exists: a wrong name would be left out in silence, and its fault unseen."""
+    names = (*pod_interior._SETTINGS, *pod_interior._LINK_SETTINGS)
+    assert [*pod_interior._read_settings("lo")] == [name.format("lo") for name in names]
