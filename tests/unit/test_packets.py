@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from ipaddress import IPv4Network, ip_address, ip_network
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +18,12 @@ from kernel.netfilter import nft_rule, nft_text
 from kernel.netfilter.nft import Rule
 from kernel.packet_tap import ERROR, ICMP, REQUEST, TCP, UDP, Probe
 from podwire.command import UsageError
+from podwire.probe import run
+from podwire.probe.attempt import Query
 from podwire.probe.resolvers import _name_servers
 from podwire.trace import destination
 from podwire.trace.owners import owner_of
+from podwire.trace.place import NODE, Place
 
 TOKEN = 0x12345678
 SOURCE, DESTINATION = ip_address("10.22.0.2"), ip_address("192.0.2.9")
@@ -141,3 +147,19 @@ def test_name_servers():
     servers = ("10.0.0.10", "fe80::1%eth0", "x", "9.9.9.9", "8.8.8.8")
     text = "# nameserver 1.1.1.1\n" + "".join(f"nameserver {one}\n" for one in servers)
     assert [str(one) for one in _name_servers(text)] == ["10.0.0.10", "fe80::1", "9.9.9.9"]
+
+
+def test_refused_query_has_the_kernels_reason():
+    """The result names why the kernel sends no query, such as a missing route, and no failure of a device."""
+    with Query(Place(NODE, "node"), ip_address("255.255.255.255")) as query:
+        query.feed()
+        assert query.error in (errno.EACCES, errno.ENETUNREACH)
+
+
+def test_other_machine_can_be_looked_up():
+    """The suspect of an address that is used twice has a command with the other machine's MAC address."""
+    path: Any = SimpleNamespace(source=Place(NODE, "node"))
+    search: Any = SimpleNamespace(other_mac="02:00:00:00:00:66", address=SOURCE)
+    suspect = run._duplicate(path, search).suspect
+    assert suspect is not None
+    assert search.other_mac in suspect.look
