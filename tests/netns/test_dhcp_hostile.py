@@ -94,6 +94,19 @@ def test_lease_that_is_lost_while_its_address_is_probed(node, sandbox):
     assert node.list_files() == {}
 
 
+def test_conflict_detection_that_cannot_send(node, sandbox):
+    """ADD does not wait for answers to probes that were dropped before they left the pod."""
+
+    def answer(request):
+        if options.message_type(request.options) == options.REQUEST:
+            sandbox.run("tc", "qdisc", "add", "dev", "eth0", "root", "pfifo", "limit", "0")
+        return granting()(request)
+
+    with dhcp_forger.running(node.machine, answer):
+        node.network(ipam={"conflictDetection": True}).add(sandbox)
+    assert dhcp_node.addresses(sandbox) == [str(ADDRESS)]
+
+
 def test_small_mtu(node, sandbox):
     """An MTU that DHCP's messages do not fit into is ignored, so the lease can be released."""
     with dhcp_forger.running(node.machine, granting({options.INTERFACE_MTU: b"\0\x44"})) as forger:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import dhcp_node
+from tests.support import dhcp_forger, dhcp_node
 from tests.support.attaching import address
 from tests.support.dhcp_node import Node
 from tests.support.machine import eventually
@@ -121,6 +121,15 @@ def test_transaction_ids_differ_between_processes(node, new_sandbox):
         node.daemon.stop()
     lines = [line for line in node.server.log.read_text().splitlines() if "DHCPDISCOVER" in line]
     assert len({line.split()[1] for line in lines}) == 3
+
+
+def test_answers_are_broadcast_if_a_flag_says_so(node, sandbox):
+    """With -broadcast each request wants a broadcast answer, for networks where unicast to a new pod fails."""
+    node.daemon.argv = (*node.daemon.argv, "-broadcast")
+    node.start_daemon()
+    with dhcp_forger.running(node.machine, lambda _: []) as observer:
+        node.network().add(sandbox)
+    assert {request.broadcast for request in observer.requests} == {True}
 
 
 @pytest.mark.needs("ipvlan")
