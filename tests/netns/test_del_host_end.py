@@ -75,7 +75,7 @@ def test_an_uplink_that_is_a_port_of_the_bridge_stays(network, sandbox, uplink_m
     assert state(network.host) == before
 
 
-@pytest.mark.parametrize(("netns", "whole"), [("", False), ("missing", False), ("there", False), ("missing", True)])
+@pytest.mark.parametrize(("netns", "whole"), [("", False), ("missing", False), ("missing", True), ("there", False)])
 def test_the_host_veth_of_a_running_pod_stays(net, new_sandbox, netns, whole):
     """DEL of a pod with the host veth or the whole result of another pod does not affect the other pod."""
     one, two = new_sandbox(), new_sandbox()
