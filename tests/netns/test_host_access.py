@@ -105,6 +105,8 @@ def test_host_link_exists_as_long_as_a_pod_needs_it(accessible, new_sandbox):
     mac = shown(accessible.host, name)["address"]
     second = accessible.add(two)
     assert routes(accessible.host) == {"10.25.0.2", "fd00:25::2", "10.25.0.3", "fd00:25::3"}
+    tunnel, ip = {"name": "tun0"}, {"address": "192.0.2.1/24", "interface": len(first["interfaces"])}
+    first = {**first, "interfaces": [*first["interfaces"], tunnel], "ips": [*first["ips"], ip]}  # of a later plugin
     accessible.check(one, first)
     accessible.delete(one, first)
     assert routes(accessible.host) == {"10.25.0.3", "fd00:25::3"}
