@@ -10,7 +10,9 @@ import pytest
 from attachment import sandbox as sandbox_module
 from attachment.host_veth import HostVeth, host_veth
 from attachment.sandbox import Sandbox
-from cni.result import Interface, Result, Route
+from attachment.veth import refuse_small_mtu
+from cni.errors import CniError
+from cni.result import Interface, IPConfig, Result, Route
 from kernel import address, route
 from kernel.link import Link
 from kernel.netns import Netns
@@ -70,3 +72,13 @@ def test_the_interface_listed_before_the_containers_is_its_host_veth(interfaces,
 def test_result_of_another_container_has_no_host_veth(netns, expected):
     """With a namespace, only the interface in that namespace counts."""
     assert host_veth([BRIDGE, VETH, CONTAINER], "eth0", netns).name == expected
+
+
+def test_an_mtu_without_ipv6_is_refused_for_ipv6_only():
+    """Below 1,280 bytes the kernel would remove IPv6 addresses; IPv4 needs less, and 0 is the kernel's default."""
+    one, two = IPConfig(ip_interface("10.1.2.3/24")), IPConfig(ip_interface("fd00::3/64"))
+    with pytest.raises(CniError, match='"mtu" 1279 is too small'):
+        refuse_small_mtu(1279, [one, two])
+    refuse_small_mtu(1279, [one])
+    refuse_small_mtu(1280, [one, two])
+    refuse_small_mtu(0, [one, two])
