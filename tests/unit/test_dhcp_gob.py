@@ -125,6 +125,7 @@ NUMBERS = message("ff83 02 01 02ff8400 0104 00 00")  # 66: []int
 ENTRIES = message("ff83 04 01 02ff8400 010c 0104 00 00")  # 66: map[string]int
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -138,6 +139,7 @@ ENTRIES = message("ff83 04 01 02ff8400 010c 0104 00 00")  # 66: map[string]int
         (message("10 00"), "type 8 is not defined or not supported"),
         (message("ff81 00"), "definition is empty"),
         (message("0b 03 01 02ff8200 00 00"), "defined twice"),
+        (message("7d 03 01 02 7e00 00 00"), "defined twice"),  # 63 is Go's own, as all below 64
         (LIST + LIST, "defined twice"),
         (LIST + message("ff82 00 00"), "1 bytes after the value"),
         (message("ff81 03 01 02ff8200 00 00 00"), "1 bytes after the value"),
