@@ -54,6 +54,14 @@ def test_white_space_around_an_owner_is_ignored(net, text):
         assert held.find(OWNER) == ["10.1.2.3"]
 
 
+def test_address_of_an_empty_file_is_reserved(net):
+    """An address whose file a crash left empty is free; then its file names the owner, as other programs expect."""
+    assert add(net, "10.1.2.2")
+    Path(net.directory, "10.1.2.3").touch()
+    assert add(net, "10.1.2.3")
+    assert content(net, "10.1.2.3") == OWNER
+
+
 def test_second_reservation_and_release(net):
     """Reserving an address in use changes nothing; releasing an address that is not reserved succeeds."""
     assert add(net, "10.1.2.2")
@@ -184,6 +192,8 @@ def test_signal_ends_the_wait_for_the_lock(net, holder):
 FOREIGN = {"a FIFO": os.mkfifo, "a link to itself": lambda path: os.symlink(path, path), "a directory": os.mkdir}
 
 
+@pytest.mark.every_case
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("name", ["10.1.2.77", "last_reserved_ip.0"])
 def test_foreign_entries_do_not_block(tmp_path, make, name):
