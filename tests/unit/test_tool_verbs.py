@@ -71,6 +71,7 @@ def test_failed_add_is_followed_by_del_of_all(tmp_path):
     serve = ScriptedPlugins(one_ADD="no", two_DEL="no, too")
     assert network_list.add(runtime(tmp_path, serve), network(), POD) is None
     assert serve.order() == [("one", "ADD"), ("two", "DEL"), ("one", "DEL")]
+    assert serve.calls[1].request["runtimeConfig"] == {"portMappings": [1]}  # portmap removes what ADD may have made
     assert list(tmp_path.iterdir()) == []
 
 
@@ -218,6 +219,7 @@ def test_invalid_cni_args_are_refused(pairs):
     assert target.cni_args(["K=V", "L=W"]) == "K=V;L=W"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("text", ["[]", "1", "{", '"x"'])
 def test_capability_arguments_are_an_object(text):
     """Capability arguments that are not an object are refused with an example."""
