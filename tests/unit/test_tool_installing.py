@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from cni.errors import CniError
-from podwire import default_network
+from podwire import default_network, installing, pod_cidrs
 from podwire.commands import install
 from podwire.installing import Directory, Manifest, write_atomically
 from podwire.lock import exclusive_lock, exclusive_namespace
@@ -28,6 +28,25 @@ def test_written_file_is_not_writable_by_others(tmp_path, umask, mask, mode):
     umask(mask)
     write_atomically(str(tmp_path / "file"), b"x")
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_installed_program_is_executable_by_all(tmp_path, umask):
+    """A program is copied whole and may be run by every user, whatever the umask."""
+    umask(0o077)
+    (tmp_path / "new").write_bytes(b"program")
+    installing._copy(str(tmp_path / "new"), str(tmp_path / "podwire"))
+    assert (tmp_path / "podwire").read_bytes() == b"program"
+    assert stat.S_IMODE((tmp_path / "podwire").stat().st_mode) == 0o755
+
+
+def test_subnets_come_from_a_node_object(tmp_path):
+    """A Node's subnets are read; another object, as kubectl prints for an error, is refused even if it has some."""
+    path, spec = tmp_path / "node.json", '"spec": {"podCIDRs": ["10.244.3.0/24", "fd00::/64"]}'
+    path.write_text(f'{{"kind": "Node", {spec}}}')
+    assert pod_cidrs.read(str(path)) == ("10.244.3.0/24", "fd00::/64")
+    path.write_text(f'{{"kind": "NodeList", {spec}}}')
+    with pytest.raises(CniError, match="is not a Node object, but a NodeList"):
+        pod_cidrs.read(str(path))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
