@@ -1,10 +1,13 @@
 """The facts that `podwire selftest` prints, and its networks."""
 
+from ipaddress import IPv4Address
+
 import pytest
 
+from ipam.dhcp import packet
 from podwire.main import PLUGINS
 from podwire.networks import Network
-from podwire.selftest import facts
+from podwire.selftest import dhcp, facts
 from podwire.selftest.run import median
 from podwire.selftest.trials import list_trials
 
@@ -45,3 +48,14 @@ def test_networks_run_every_plugin(ipv6):
         network = Network(trial.name, "1.1.0", trial.plugins)
         texts = [str(network.build_config(plugin)) for plugin in network.plugins]
         assert ipv6 or not any("fd00" in text for text in texts)
+
+
+@pytest.mark.parametrize(("asked", "answered"), [(1, 2), (3, 5)])
+@pytest.mark.every_case
+def test_dhcp_server_offers_the_address(asked, answered):
+    """DISCOVER and REQUEST are answered with the address, and with a lease time of 4 bytes, which clients require."""
+    asking = packet.Message(packet.BOOTREQUEST, 7, b"\2\0\0\0\0\1", {packet.MESSAGE_TYPE: bytes((asked,))})
+    answer = dhcp._answer(asking, IPv4Address("10.1.0.1"), IPv4Address("10.1.0.9"))
+    assert answer
+    assert (answer.xid, str(answer.yiaddr), answer.options[packet.MESSAGE_TYPE]) == (7, "10.1.0.9", bytes((answered,)))
+    assert len(answer.options[51]) == 4
