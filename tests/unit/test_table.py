@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import termios
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +14,7 @@ from podwire import cli
 from podwire.main import PLUGINS
 from podwire.output import Output
 from podwire.table import Cell, lay_out, wrap
+from podwire.views import terminal
 
 HEADERS = ("NETWORK", "CONTAINER", "POD", "ADDRESSES", "STATE")
 ROWS = [
@@ -131,3 +133,21 @@ def test_unwritable_output_is_a_failure(capsys, words):
     """If the output cannot be written, the command fails and prints the reason on stderr."""
     assert cli.run(words, {}, FullDisk(), PLUGINS) == 3
     assert capsys.readouterr().err == "podwire: a system call failed: No space left on device\n"
+
+
+def test_closed_output_has_no_width(tmp_path):
+    """An output that is closed has no columns, rather than an error; the variable sets a width there, too."""
+    with (tmp_path / "closed").open("w") as stream:
+        pass
+    assert (cli.get_width({}, stream), cli.get_width({cli.COLUMNS_VARIABLE: "100"}, stream)) == (0, 100)
+
+
+def test_full_screen_reads_keys_without_echo():
+    """On the full screen keys arrive at once and are not printed over it; afterwards the terminal is as before."""
+    user, program = os.openpty()
+    before = termios.tcgetattr(program)
+    with terminal.full_screen(program, io.StringIO()):
+        assert not termios.tcgetattr(program)[3] & (termios.ICANON | termios.ECHO)
+    assert termios.tcgetattr(program) == before
+    os.close(user)
+    os.close(program)

@@ -16,7 +16,7 @@ from podwire.attachments import CachedAttachment
 from podwire.networks import Network
 from podwire.node import pod_interior
 from podwire.node.leaks import find_leaks
-from podwire.node.links import Kernel, NetworkNamespace
+from podwire.node.links import Kernel, NetworkNamespace, _inode
 from podwire.node.records import Pool, Records, Reservation
 from podwire.node.release import refusal_reason
 from podwire.node.reservations import ReservationState, findings, state_of
@@ -248,3 +248,10 @@ def test_settings_of_a_pod_exist():
     """Every setting that is read of a pod exists: a wrong name would be left out in silence, and its fault unseen."""
     names = (*pod_interior._SETTINGS, *pod_interior._LINK_SETTINGS)
     assert [*pod_interior._read_settings("lo")] == [name.format("lo") for name in names]
+
+
+@pytest.mark.parametrize("path", ["/proc/0/ns/net", "/dev/null", "/run/netns/\0"])
+@pytest.mark.every_case
+def test_path_without_a_namespace_has_no_inode(path):
+    """A process that ended meanwhile, another file, and an impossible path are no namespaces; nothing fails."""
+    assert _inode(path) == 0
