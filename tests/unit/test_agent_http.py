@@ -30,10 +30,10 @@ def running(address) -> Iterator[None]:
         server.socket.close()
 
 
-@pytest.fixture
-def path(tmp_path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Iterator[str]:
     """The path of a server's Unix socket."""
-    path = str(tmp_path / "agent.sock")
+    path = str(tmp_path_factory.mktemp("agent") / "agent.sock")
     with running(path):
         yield path
 

@@ -50,11 +50,11 @@ def test_networks_run_every_plugin(ipv6):
         assert ipv6 or not any("fd00" in text for text in texts)
 
 
-@pytest.mark.parametrize(("asked", "answered"), [(1, 2), (3, 5)])
+@pytest.mark.parametrize(("requested", "answered"), [(1, 2), (3, 5)])
 @pytest.mark.every_case
-def test_dhcp_server_offers_the_address(asked, answered):
+def test_dhcp_server_offers_the_address(requested, answered):
     """DISCOVER and REQUEST are answered with the address, and with a lease time of 4 bytes, which clients require."""
-    asking = packet.Message(packet.BOOTREQUEST, 7, b"\2\0\0\0\0\1", {packet.MESSAGE_TYPE: bytes((asked,))})
+    asking = packet.Message(packet.BOOTREQUEST, 7, b"\2\0\0\0\0\1", {packet.MESSAGE_TYPE: bytes((requested,))})
     answer = dhcp._answer(asking, IPv4Address("10.1.0.1"), IPv4Address("10.1.0.9"))
     assert answer
     assert (answer.xid, str(answer.yiaddr), answer.options[packet.MESSAGE_TYPE]) == (7, "10.1.0.9", bytes((answered,)))
