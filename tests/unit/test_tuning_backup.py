@@ -15,6 +15,7 @@ from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
 from plugins.tuning.backup import Backup, Saved, collect, list_attachments
 from process.undo import Undo
+from process.values import replace
 from tests.support.errors import failure_of
 
 MAC = bytes([2, 0, 0, 0, 0, 1])
@@ -96,19 +97,22 @@ def test_rewritten_file_has_no_valid_note(backup, tmp_path):
         backup.remove()
 
 
-def test_symbolic_links_are_not_followed(backup, tmp_path):
-    """A symbolic link in place of a backup, a draft or a note is never followed, and DEL removes it."""
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("create", [os.symlink, lambda _, path: os.mkfifo(path)])
+@pytest.mark.every_case
+def test_links_and_fifos_are_not_opened(backup, tmp_path, create):
+    """A link or FIFO in place of a backup, draft or note is not followed, blocks no verb, and DEL removes it."""
     target = tmp_path / "target"
     for name in ("tuning/cid_eth0.json", f"tuning/{DRAFT}cid_eth0.json", "tuning.podwire/cid_eth0.json"):
         target.write_text(TEXT)
         path = tmp_path / "above" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
+        create(target, path)
         assert backup.load() in (None, Saved(Attributes()))
         failure_of(lambda: save(backup, WHOLE), CniError)
         assert target.read_text() == TEXT
         backup.remove()
-        assert not path.is_symlink()
+        assert not os.path.lexists(path)
 
 
 def test_long_container_id(tmp_path):
@@ -208,6 +212,24 @@ def test_note_with_another_file_name(tmp_path):
     note.write_text(json.dumps({**json.loads(note.read_text()), "containerID": "../cid"}))
     assert collect(data_dir, "net", []) == 1
     assert os.listdir(data_dir) == ["cid_eth0.json"]
+
+
+def test_values_that_the_kernel_would_refuse_are_not_restored(backup, tmp_path):
+    """A file or note with a value that no interface can have counts as invalid: restoring it would fail each DEL."""
+    path, note = tmp_path / "above/tuning/cid_eth0.json", tmp_path / "above/tuning.podwire/cid_eth0.json"
+    save(backup, WHOLE)
+    for key, largest in (("mtu", 2**31 - 1), ("txQLen", 2**32 - 1)):
+        loaded = []
+        for value in (largest, largest + 1):
+            path.write_text(json.dumps({key: value}))
+            loaded.append(backup.load().original)
+        field = {"txQLen": "tx_queue"}.get(key, key)
+        assert loaded == [Attributes(**{field: largest}), Attributes()]
+    backup.remove()
+    for value, expected in ((2**31 - 1, replace(WHOLE, host_mtu=2**31 - 1)), (2**31, Saved(WHOLE.original))):
+        save(backup, WHOLE)
+        note.write_text(json.dumps({**json.loads(note.read_text()), "hostMTU": value}))
+        assert backup.load() == expected
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))

@@ -50,10 +50,10 @@ def test_args_take_precedence():
 
 
 def test_invalid_data_dir():
-    """A NUL in `dataDir` is refused, and DEL uses the default directory."""
+    """A NUL in `dataDir` is refused, and DEL uses the reference plugin's directory, whose backups it restores."""
     text = encode("tuning", {"dataDir": "/x\0y"})
     assert parse_error(text).code == 7
-    assert lenient_data_dir(cni_conf.parse(text)) == DATA_DIR
+    assert lenient_data_dir(cni_conf.parse(text)) == DATA_DIR == "/run/cni/tuning"
 
 
 @pytest.mark.parametrize("key", ["kernel.hostname", "net", "net/", "", "netx.core", "net.a\0b", "/proc/sys/net/a"])
