@@ -50,7 +50,7 @@ def run_gc(network, *running):
 @pytest.mark.parametrize("method", HIDING_SYSCTLS)
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "GC"])
 def test_verb_without_proc_sys(published, routed, new_sandbox, tmp_path, method, verb):
-    """ADD, which fails, DEL and GC that cannot see /proc/sys keep the guard of another pod's bridge."""
+    """ADD, which fails and publishes no port, DEL and GC that cannot see /proc/sys keep the guard of a bridge."""
     pod, running = new_sandbox(), new_sandbox()
     published.add(running, "8080:80")
     network = routed.having(name="other")
@@ -62,6 +62,7 @@ def test_verb_without_proc_sys(published, routed, new_sandbox, tmp_path, method,
         outcome = PublishingNetwork(network, bin_dir=bin_dir).portmap(verb, pod, ("8081:80",), result)
         assert outcome.status == (verb == "ADD")
         assert verb == "DEL" or "unable to enable route_localnet" in outcome.error()["msg"]
+    assert "8081" not in published.host.run("nft", "list", "ruleset")
     assert "cni0" in guarded_interfaces(published.host)
     assert get_route_localnet(published.host, "cni0") == "1"
 
