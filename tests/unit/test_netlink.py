@@ -225,9 +225,11 @@ def test_a_nested_attribute_without_content_is_not_missing():
 
 
 def test_a_truncated_message_is_an_error():
-    """A message shorter than its fixed fields raises AnswerError."""
+    """A message shorter than its fixed fields, or a number than its type, raises AnswerError."""
     with pytest.raises(AnswerError):
         decode(LinkMessage, bytes(HEADER + 15))
+    with pytest.raises(AnswerError, match="a number has 2 of 4 bytes"):
+        decode(LinkMessage, link_message(attribute(4, b"\0\0"))).get_attr("IFLA_MTU")
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=200))

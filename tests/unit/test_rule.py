@@ -51,6 +51,14 @@ def test_rule_with_a_condition(fields, attributes):
     assert rule_with(fields, attributes) == Rule(4, b"", 100, 32765, is_l3mdev)
 
 
+def test_rules_of_multicast_routing_are_not_listed():
+    """Of all rules that the kernel lists, those of IPv4 and IPv6 count, and not multicast routing's (128, 129)."""
+    is_listed = rule.list_request().body_filter or bool
+    values = {family: {"family": family, "table": 253, "action": 1} for family in (2, 10, 128, 129)}
+    bodies = {key: encode(RuleMessage, (rule.RTM_NEWRULE, 0, 1), each, ()) for key, each in values.items()}
+    assert [family for family, body in bodies.items() if is_listed(body)] == [2, 10]
+
+
 def test_rule_with_an_unknown_attribute():
     """An attribute that kernel.rule does not know, of a newer kernel, counts as a condition."""
     request = rule.add_request(SOURCE, 100)

@@ -6,11 +6,14 @@ from ipaddress import ip_address, ip_interface, ip_network
 import pytest
 
 from cni.errors import CniError
+from kernel import vrf
 from kernel.address_copy import AddressCopy
+from kernel.codec_vrf import VrfMessage
 from kernel.link import IFF_UP, Link
 from kernel.route_copy import build_route
 from kernel.rule import Rule
 from kernel.vrf import Vrf
+from kernel.wire import decode, encode
 from plugins.vrf import conf as vrf_conf
 from plugins.vrf import membership, tables
 from plugins.vrf.conf import VrfConf
@@ -68,10 +71,6 @@ def test_missing_prev_result(verb):
         verb(ARGS, netconf("vrf", {"vrfname": "blue"}))
 
 
-def with_tables(*numbers):
-    return [BLUE._replace(name=f"v{number}", table=number) for number in numbers]
-
-
 @pytest.mark.parametrize(
     ("vrfs", "rule_tables", "routes", "expected"),
     [
@@ -86,7 +85,15 @@ def with_tables(*numbers):
 def test_table_choice(vrfs, rule_tables, routes, expected):
     """The lowest table is chosen that no VRF, rule or route uses, and that is not the kernel's."""
     rules = [Rule(4, b"", number, 100) for number in rule_tables]
-    assert tables.choose(with_tables(*vrfs), rules, routes) == expected
+    devices = [BLUE._replace(name=f"v{number}", table=number) for number in vrfs]
+    assert tables.choose(devices, rules, routes) == expected
+
+
+def test_vrf_in_the_kernels_answer():
+    """A VRF device is recognized with its table, which decides whether a VRF of the same name is shared or refused."""
+    request = vrf.create_request("blue", 7)
+    answer = decode(VrfMessage, encode(VrfMessage, (16, 0, 1), {"index": 9, "flags": IFF_UP}, request.attributes))
+    assert vrf.from_message(answer) == BLUE._replace(alias="")
 
 
 def test_conflicts():
