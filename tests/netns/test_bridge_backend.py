@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.netns.conftest import IPV4
+from tests.netns.conftest import IPV4, IPV6
 from tests.support.netstate import iptables_rules, links, nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat", "iptables_nft_nat")
@@ -125,6 +125,15 @@ def test_del_removes_iptables_nft_rules_without_the_program(masqueraded, sandbox
     assert "CNI-" not in rules
     assert "1.2.3.4" in rules
     assert net.leases() == {}
+
+
+def test_del_removes_the_rules_of_an_ipv6_pod(masqueraded, sandbox):
+    """DEL removes the rules of iptables-nft of a pod that has no IPv4 address, and so no chain in IPv4's table."""
+    net = masqueraded.having(ipam={**masqueraded.config["ipam"], "ranges": [IPV6]})
+    net.add(sandbox)
+    assert "CNI-" in "".join(nft_rules(net.host))
+    net.delete(sandbox)
+    assert "CNI-" not in "".join(nft_rules(net.host))
 
 
 def test_gc_keeps_rules_without_proof_of_ownership(masqueraded, sandbox):

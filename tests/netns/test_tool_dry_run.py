@@ -128,9 +128,10 @@ def test_files_of_a_plugin_stay_in_the_copy(node: Tool, sandbox: Namespace):
 
 
 def test_settings_of_the_host_are_not_writable(node: Tool, sandbox: Namespace):
-    """Another vendor's plugin can write network sysctls of the copy, but no setting of the whole machine."""
+    """Another vendor's plugin can write network sysctls of the copy, no setting of the machine, and reach itself."""
     settings = "/proc/sys/vm/swappiness /proc/sys/kernel/hostname /proc/sysrq-trigger /sys/class /dev/shm"
     body = f'for each in {settings} /proc/sys/net/ipv4/ip_forward; do [ ! -w "$each" ] || echo "can: $each" >&2; done'
+    body += "; ping -c 1 -W 20 127.0.0.1 >/dev/null || echo no loopback >&2"
     node.configure({"type": "meddler"})
     foreign_tool = node.with_scripts(meddler=f"{body}; {RESULT}")
     (step,) = foreign_tool.json("add", "net", sandbox.name, "--dry-run")["steps"]

@@ -107,6 +107,16 @@ def test_a_missing_chain_is_not_listed(programs):
     assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: Listing.of(["POSTROUTING"])}
 
 
+def test_the_whole_table_is_listed(programs):
+    """Without chains the whole table is listed; a program that lists none is broken, and its table is not empty."""
+    program = programs.install()
+    programs.lists("-P INPUT ACCEPT\n-N CNI-x\n")
+    assert iptables.list_chains({4: []}, "nat") == {4: Listing.of(["INPUT", "CNI-x"])}
+    assert "CNI-x" in iptables.list_chains({4: ["CNI-x"]}, "nat")[4].chains
+    programs.lists("")
+    assert error_of(lambda: iptables.list_chains({4: []}, "nat"), UnusableError).msg.startswith(program.name)
+
+
 def test_changes_are_one_document_for_each_family(programs):
     """Each family's lines are passed to its program, and a family without lines needs no program."""
     programs.install(4)

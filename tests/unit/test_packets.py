@@ -1,8 +1,10 @@
-"""The pure parts of podwire test and trace: packets, rules as text, routing decisions, destinations, owners."""
+"""The parts of podwire test and trace: packets, rules as text, sockets, routing decisions, destinations, owners."""
 
 from __future__ import annotations
 
 import errno
+import os
+import socket
 import struct
 from ipaddress import IPv4Network, ip_address, ip_network
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from kernel.fib import Fib, Packet, PolicyRule, RouteEntry
 from kernel.netfilter import nft_rule, nft_text
 from kernel.netfilter.nft import Rule
 from kernel.packet_tap import ERROR, ICMP, REQUEST, TCP, UDP, Probe
+from kernel.sockets_table import Listener, list_listeners
 from podwire.command import UsageError
 from podwire.probe import run
 from podwire.probe.attempt import Query
@@ -93,6 +96,18 @@ def test_rules_are_rendered():
         (nft_rule.from_interface("cni0") + nft_rule.jump("pods"), 'iifname "cni0" jump pods'),
     ):
         assert nft_text.render(Rule(1, expressions, nft_rule.comment_userdata("x"))) == f'{text} comment "x"'
+
+
+def test_only_listening_sockets_are_listed():
+    """A listening socket is listed with its address, and not its connections, although they have its port."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+    ):
+        inodes = [os.fstat(each.fileno()).st_ino for each in (server, client, accepted)]
+        listed = [one for one in list_listeners({6}) if one.inode in inodes]
+        assert listed == [Listener(6, ip_address("127.0.0.1"), server.getsockname()[1], inodes[0])]
 
 
 def test_routing_decision():
