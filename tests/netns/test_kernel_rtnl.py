@@ -4,11 +4,12 @@ import errno
 import os
 import socket as stdlib_socket
 import sys
+from functools import partial
 
 import pytest
 
 from cni.errors import CniError
-from kernel import link
+from kernel import child_link, link
 from kernel.codec import LinkMessage
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
@@ -59,7 +60,8 @@ def test_each_request_of_a_send_is_executed(socket, host, sandbox):
 
 def test_more_answers_than_a_socket_buffer_holds(socket):
     """Thousands of requests in one send are all answered, although the answers exceed the socket's buffer."""
-    socket.change(*(link.delete_request(_absent(1_000_000 + number)) for number in range(3000)))
+    absent = Link(0, "absent0", "", 0, 0, "", 0, 0, None, 0)
+    socket.change(*(link.delete_request(absent._replace(index=1_000_000 + number)) for number in range(3000)))
     changes = [link.set_alias_request(1_000_000 + number, "x") for number in range(3000)]
     assert error_of(lambda: socket.change(*changes), KernelError).errno == errno.ENODEV
 
@@ -82,10 +84,6 @@ def test_lost_answers(socket):
     (loopback,) = link.get(socket, link.by_name_request("lo"))
     assert loopback
     assert loopback.index == 1
-
-
-def _absent(index):
-    return Link(index, "absent0", "", 0, 0, "", 0, 0, None, 0)
 
 
 def test_the_kernels_explanation_is_in_the_error(socket):
@@ -125,6 +123,19 @@ def test_notifications_of_this_processes_changes_arrive(socket, host):
         notifications = listener.wait_notifications(LinkMessage, 20.0)
     assert notifications
     assert [link.from_message(message).name for kind, message in notifications if kind == link.RTM_NEWLINK] == ["br0"]
+
+
+@pytest.mark.needs("macvlan")
+def test_a_link_that_cannot_get_its_name_is_deleted(socket, host, sandbox):
+    """A name that another program gives to a link of the pod first is an error, and no temporary link is left."""
+    sandbox.ip("link", "add", "eth0", "type", "veth", "peer", "name", "p")
+    host.ip("link", "add", "up0", "type", "veth", "peer", "name", "up1")
+    (parent,) = link.get(socket, link.by_name_request("up0"))
+    assert parent
+    with Netns(sandbox.path) as namespace, sandbox.entered(), Socket() as sandbox_socket:
+        create = partial(child_link.create, socket, sandbox_socket, "macvlan", "eth0", parent, namespace, [])
+        assert error_of(create, KernelError).errno == errno.EEXIST
+    assert set(links(sandbox)) == {"lo", "eth0", "p"}
 
 
 def test_the_peer_is_not_identified_by_indexes_alone(socket, host, sandbox):

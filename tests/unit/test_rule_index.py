@@ -1,7 +1,9 @@
-"""The rules that a packet is evaluated with, chosen by its destination port."""
+"""The rules that a packet is evaluated with, chosen by its destination port, and the marks that they set."""
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
@@ -80,3 +82,11 @@ def test_copy_with_other_rules_has_other_candidates():
     assert len(ruleset.candidates(CHAIN, 80)) == 1
     other = Ruleset((CHAIN,), {CHAIN.place: []}, _indexes=ruleset._indexes)
     assert other.candidates(CHAIN, 80) == []
+
+
+def test_mark_of_iptables():
+    """A rule of iptables-nft that marks packets sets the mark by which later rules and the route are chosen."""
+    info = struct.pack("=II", 9, 0x0F)  # value and mask, linux/netfilter/xt_mark.h
+    target = "target", {1: b"MARK\0", 2: number(2), 3: info}
+    machine = Machine(Ruleset(), FilterRule(CHAIN, 1, (target,)), replace(PACKET, mark=0x15))
+    assert (machine.run(), machine.mark) == (Match.YES, 0x19)
