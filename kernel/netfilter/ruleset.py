@@ -72,8 +72,8 @@ class Elements:
     """The elements of a set or map: exact keys, and ranges; the values of a map are raw attributes."""
 
     exact: dict[bytes, bytes]
-    ranges: tuple[tuple[bytes, bytes, bytes], ...] = ()
-    is_concatenation: bool = False
+    ranges: tuple[tuple[bytes, bytes, bytes], ...]
+    is_concatenation: bool
 
     def find(self, key: bytes) -> bytes | None:
         """Returns the value of the element that contains `key` (b"" in a set), None without one."""
