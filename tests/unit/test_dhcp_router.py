@@ -262,10 +262,6 @@ def prefix_option(network="2001:db8:1::", bits=64, flags=0xC0, valid=7200, prefe
     return option(3, bytes((bits, flags)) + times + IPv6Address(network).packed)
 
 
-def prefixes_of(*options):
-    return parse(message(HEADER + b"".join(options)), 5.0).prefixes
-
-
 def test_advertisement_of_scapy():
     """An advertisement that scapy wrote is read whole."""
     body = (
@@ -338,7 +334,8 @@ def test_malformed(changes, reason):
 )
 def test_prefixes(changes, expected):
     """Prefixes that a host must ignore are left out; only those of 64 bits are for autoconfiguration."""
-    assert prefixes_of(prefix_option(**changes)) == ((expected,) if expected else ())
+    advertisement = parse(message(HEADER + prefix_option(**changes)), 5.0)
+    assert advertisement.prefixes == ((expected,) if expected else ())
 
 
 @pytest.mark.parametrize(
