@@ -229,10 +229,10 @@ def test_values_that_the_kernel_would_refuse_are_not_restored(backup, tmp_path):
             loaded.append(backup.load().original)
         assert loaded == [expected, Attributes()]
     backup.remove()
-    for value, expected in ((2**31 - 1, replace(WHOLE, host_mtu=2**31 - 1)), (2**31, Saved(WHOLE.original))):
+    for value, saved in ((2**31 - 1, replace(WHOLE, host_mtu=2**31 - 1)), (2**31, Saved(WHOLE.original))):
         save(backup, WHOLE)
         note.write_text(json.dumps({**json.loads(note.read_text()), "hostMTU": value}))
-        assert backup.load() == expected
+        assert backup.load() == saved
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
