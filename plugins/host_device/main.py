@@ -264,7 +264,6 @@ def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
     store, attachment = Store(conf.data_dir), Attachment(args.container_id, args.ifname)
     saved = store.load(attachment)
     if saved and not restoration.is_of_this_boot(saved):
-        store.remove(attachment)
         saved = None
     if saved and saved.network != network and not _is_renamed_network(saved, network, conf):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,7 @@ def run_hint(host: Namespace, details: str) -> None:
     host.run("sh", "-ec", printed)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("keys", [{}, {"device": None, "hwaddr": MAC}, {"device": "lab0"}])
 def test_renamed_network(moved, host, sandbox, keys):
     """DEL with another network name brings the device back if its configuration selects it, by an altname, too."""
@@ -120,6 +122,17 @@ def test_device_that_the_kernel_moved_back(moved, host, sandbox, name, way):
     else:
         moved.delete(path if way == "DEL" else "", result, container_id=sandbox.name)
     assert (state(host), moved.leases(), files(moved)) == (before, {}, [])
+
+
+def test_file_of_an_earlier_boot(moved, host, sandbox):
+    """DEL deletes a file of before a reboot, after which all devices were on the host."""
+    result = moved.add(sandbox)
+    path = Path(moved.config["dataDir"], *files(moved))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "life": "earlier 1 1"}))
+    sandbox.ip("link", "set", "eth0", "down")
+    sandbox.ip("link", "set", "eth0", "name", "hd0", "netns", host.name)
+    moved.delete(sandbox, result)
+    assert files(moved) == []
 
 
 @pytest.mark.parametrize("valid", [True, False])

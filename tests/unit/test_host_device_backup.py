@@ -8,8 +8,12 @@ import pytest
 
 from cni.conf import Attachment
 from cni.errors import CniError, Code
+from kernel.device import Device
+from kernel.link import Link
+from plugins.host_device import restoration
 from plugins.host_device.backup import Store
 from process import files
+from process.values import replace
 
 ATTACHMENT = Attachment("c", "eth0")
 ADDRESS = {"local": "192.0.2.1", "prefix": 24, "scope": 0, "flags": 0, "peer": "", "broadcast": ""}
@@ -51,3 +55,11 @@ def test_unreadable_file(load, monkeypatch, code):
     with pytest.raises(CniError) as caught:
         load()
     assert caught.value.code == Code.IO_FAILURE
+
+
+def test_device_with_another_name_on_the_host(load):
+    """DEL finds a virtual device that was renamed on the host, by its index and MAC address."""
+    link = Link(7, "lab0", "02:00:00:00:00:d0", 1500, 0, "dummy", 0, 0, None, 0)
+    saved = replace(load(), kind="dummy", index=7, mac=link.mac)
+    assert restoration.find_on_host([Device(link, "")], saved) == Device(link, "")
+    assert restoration.find_on_host([Device(link._replace(index=8), "")], saved) is None
