@@ -1,14 +1,15 @@
 """The commands against default routes through the pods' interfaces."""
 
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address, ip_interface, ip_network
 from types import SimpleNamespace
 from typing import Any
 
 from kernel.link import Link
+from kernel.route import InstalledRoute
 from kernel.route_choice import UNICAST, Choice, Fib, FibRoute, FibRule, Query
 from podwire.doctor import route_fixes, routes
 from podwire.doctor.pods import Pod
-from tests.support.unit_node import new_node
+from tests.support.unit_node import new_node, run_check
 
 MAIN = FibRule(4, 32766, "lookup", 254)
 SUBNET = ip_network("10.9.0.0/24")
@@ -44,3 +45,13 @@ def test_default_route_back_to_the_pods(tmp_path):
     assert (
         route_fixes.from_pod(node, pod, query, node.fib.look_up(query))[0] == f"ip route del 0.0.0.0/0 dev {CNI0.name}"
     )
+
+
+def test_other_route_to_the_subnet_behind_the_networks_own(tmp_path):
+    """A route to the pods' subnet by another interface is found after the route of the network's own bridge."""
+    node = new_node(tmp_path)
+    node.addresses = {}
+    node.links = tuple(Link(n, name, "", 1500, 0, "bridge", 0, 0, None, 6) for n, name in ((2, "cni0"), (3, "lan")))
+    node.routes = tuple(InstalledRoute(ip_interface("10.9.0.0/24"), None, n, 254) for n in (2, 3))
+    (finding,) = run_check(node, "host")
+    assert 'by interface "lan"' in finding.text

@@ -29,6 +29,14 @@ def create_plugin(path: Path, content: str = "a plugin") -> None:
     path.chmod(0o755)
 
 
+def test_plugin_that_cannot_start(node, tmp_path, capfd):
+    """The finding has what a broken plugin prints, such as a missing library, and nothing else is printed."""
+    create_plugin(tmp_path / "bin" / "bridge", "#!/bin/sh\necho libc.so.9 is missing >&2; exit 3\n")
+    (finding,) = (one for one in run_check(node, "programs") if one.subject == "bridge")
+    assert "exit status 3, libc.so.9 is missing" in finding.text
+    assert capfd.readouterr().err == ""
+
+
 def set_runtime(node: Node, *places: Path, **keys: Any) -> None:
     """Gives the node a runtime that searches these directories."""
     node.runtimes = (Runtime("containerd", tuple(map(str, places)), **{"conf_dir": node.conf_dir, **keys}),)

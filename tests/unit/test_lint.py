@@ -41,6 +41,7 @@ def list_findings(page: SourceFile) -> list[str]:
     return [f"{finding.severity} {finding.key}: {finding.text}" for finding in page.findings]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_reported_with_its_key(mistake, tmp_path):
     """The findings of lint are exactly those of tests/data/lint.toml, with the hints there."""

@@ -8,6 +8,7 @@ import pytest
 
 from attachment.presence import Presence
 from cni.conf import Attachment
+from cni.errors import CniError
 from ipam.host_local.listing import ReservationFile
 from kernel.link import Link
 from kernel.netfilter import nft_owner
@@ -17,11 +18,12 @@ from podwire.networks import Network
 from podwire.node import pod_interior
 from podwire.node.leaks import find_leaks
 from podwire.node.links import Kernel, NetworkNamespace, _inode
-from podwire.node.records import Pool, Records, Reservation
+from podwire.node.records import Directories, Pool, Records, Reservation
 from podwire.node.release import refusal_reason
 from podwire.node.reservations import ReservationState, findings, state_of
 from podwire.node.rules import Rules
 from podwire.node.snapshot import Snapshot
+from podwire.verbs.running_attachments import RunningAttachments
 
 NET = Network("net", "1.1.0", ({"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": True}}))
 TEN_MINUTES_NS, DAY_NS = 600 * 10**9, 86400 * 10**9
@@ -255,3 +257,12 @@ def test_settings_of_a_pod_exist():
 def test_path_without_a_namespace_has_no_inode(path):
     """A process that ended meanwhile, another file, and an impossible path are no namespaces; nothing fails."""
     assert _inode(path) == 0
+
+
+def test_gc_needs_proof_about_its_own_network_only():
+    """An attachment of another network that may be running does not stop GC, and one of this network does."""
+    unproven = replace(known(netns="/absent"), presence=Presence.UNKNOWN)
+    snapshot = create_snapshot(cached=[unproven], kernel=Kernel((), {}, {}))
+    RunningAttachments(snapshot, Directories("", ""), "other").require_proof()
+    with pytest.raises(CniError, match='1 attachment of "net" may be running'):
+        RunningAttachments(snapshot, Directories("", ""), "net").require_proof()

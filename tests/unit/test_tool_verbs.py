@@ -191,6 +191,14 @@ def test_result_without_a_version_has_the_requested_one():
     assert invoke.parse_answer(Outcome(0, b"nonsense", b""), call("DEL")) is None
 
 
+def test_messages_of_a_plugin_are_kept(tmp_path):
+    """What a plugin prints to stderr belongs to its step, from where the tool prints it with the plugin's name."""
+    (tmp_path / "one").write_text("#!/bin/sh\necho deprecated >&2; echo '{}'\n")
+    (tmp_path / "one").chmod(0o755)
+    step = invoke.execute(Call("one", "ADD", {"cniVersion": "1.1.0"}, {}, (str(tmp_path),)))
+    assert (step.error, step.stderr) == (None, "deprecated\n")
+
+
 def call(command: str) -> Call:
     return Call("one", command, {"cniVersion": "1.1.0"}, {}, ())
 
