@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,10 +16,11 @@ from cni.conf import Attachment
 from kernel import advertised_route, sysctl
 from kernel import traffic as kernel_traffic
 from kernel.address import AssignedAddress
-from kernel.bridge_state import LinkSettings
+from kernel.bridge_state import BridgePort, BridgeSettings, LinkSettings
 from kernel.link import IFF_LOOPBACK, Link
+from kernel.netfilter import nft, nft_owner
 from podwire.attachments import CachedAttachment
-from podwire.doctor import addresses, links, traffic
+from podwire.doctor import addresses, links, packetfilter, ports, probes, rules, traffic
 from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node, overlapping
@@ -310,12 +313,55 @@ def test_program_on_a_pods_interface(node, monkeypatch):
     assert (finding.name, finding.subject) == ("traffic-program", "cni0")
 
 
+@pytest.mark.parametrize(("state", "severity"), [(0, Severity.PROBLEM), (3, Severity.WARNING)])
+@pytest.mark.every_case
+def test_spanning_tree_that_blocks_a_pod(node, state, severity):
+    """A spanning tree is a problem if it blocks the port of a pod now, and otherwise a warning."""
+    (item,) = node.interfaces
+    attachment = CachedAttachment("", "net", Attachment("c2", "eth0"), "", Presence.HERE)
+    pod = Pod(item, attachment, (), (), "", CNI0._replace(index=7, kind="veth"), CNI0)
+    node.link_settings = LinkSettings(
+        {5: BridgeSettings(5, stp=True, vlan_filtering=False, default_pvid=1)},
+        {7: BridgePort(7, state, False, None, None, None, None, None, None)},
+        frozenset(),
+    )
+    assert [one.severity for one in ports._bridge(node, CNI0, [pod])] == [severity]
+
+
 def test_a_network_without_granted_blocks_is_not_ready(tmp_path, monkeypatch):
     """With "pool" STATUS of host-local runs: without granted blocks each ADD fails."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (finding,) = run_check(new_node(tmp_path, "dummy", subnet="", pool="default"), "status")
     assert (finding.name, finding.severity) == ("not-ready", Severity.PROBLEM)
     assert "network net has no addresses yet: no " in finding.text  # also where the kernel lacks dummy interfaces
+
+
+def test_translation_for_some_packets_may_be_intended():
+    """A DNAT with further conditions is a note, since it may be a resolver's; one of a published port is not."""
+    for label, has_others, is_note in (
+        (probes.RESOLVING, True, True),
+        (probes.RESOLVING, False, False),
+        (probes.PUBLISHED, True, False),
+    ):
+        event, conditions = (
+            SimpleNamespace(**keys) for keys in ({"action": SimpleNamespace(kind="dnat")}, {"has_others": has_others})
+        )
+        culprit: Any = SimpleNamespace(event=event, conditions=conditions, labels=[label], lost=True)
+        assert rules._is_note(culprit, rules._NAT) == is_note
+        assert not rules._is_note(culprit, rules._DROPS)
+
+
+def test_stale_host_port_without_another_rule(node, monkeypatch):
+    """The only rule of a chain is found stale if its owner is gone: nothing else needs to remain of the pod."""
+    chain = nft.Chain(nft.Table(nft.IPV4, "cni_hostport"), "hostports")
+    rule = nft.Rule(9, b"", bytes((nft_owner.OWNER, 32)) + nft_owner.owner_id("net", "gone", "eth0"))
+    monkeypatch.setattr(nft, "list_rules", lambda _socket, _chain: [rule])
+    node.chains, socket = (chain,), cast(nft.NftSocket, None)
+    for container, networks in (("gone", []), ("other", ["net"])):
+        counts: dict[str, set[str]] = {}
+        running = frozenset({("net", Attachment(container, "eth0"))})
+        packetfilter._stale_owned(node, socket, {"net"}, running, counts)
+        assert list(counts) == networks
 
 
 def test_status_of_host_local_does_not_run_without_a_pool(tmp_path, monkeypatch):

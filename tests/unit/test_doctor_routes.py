@@ -47,8 +47,8 @@ def test_default_route_back_to_the_pods(tmp_path):
     )
 
 
-def test_other_route_to_the_subnet_behind_the_networks_own(tmp_path):
-    """A route to the pods' subnet by another interface is found after the route of the network's own bridge."""
+def test_other_route_to_the_subnet_behind_that_of_the_bridge(tmp_path):
+    """A route to the pods' subnet by another interface is found after the route of the network's bridge."""
     node = new_node(tmp_path)
     node.addresses = {}
     node.links = tuple(Link(n, name, "", 1500, 0, "bridge", 0, 0, None, 6) for n, name in ((2, "cni0"), (3, "lan")))

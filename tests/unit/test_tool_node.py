@@ -259,7 +259,7 @@ def test_path_without_a_namespace_has_no_inode(path):
     assert _inode(path) == 0
 
 
-def test_gc_needs_proof_about_its_own_network_only():
+def test_gc_needs_proof_about_its_network_only():
     """An attachment of another network that may be running does not stop GC, and one of this network does."""
     unproven = replace(known(netns="/absent"), presence=Presence.UNKNOWN)
     snapshot = create_snapshot(cached=[unproven], kernel=Kernel((), {}, {}))

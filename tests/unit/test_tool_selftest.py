@@ -1,13 +1,17 @@
 """The facts that `podwire selftest` prints, and its networks."""
 
 from ipaddress import IPv4Address
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from ipam.dhcp import packet
 from podwire.main import PLUGINS
 from podwire.networks import Network
-from podwire.selftest import dhcp, facts
+from podwire.selftest import dhcp, facts, packets, trials
+from podwire.selftest.node import Node
 from podwire.selftest.run import median
 from podwire.selftest.trials import list_trials
 
@@ -59,3 +63,20 @@ def test_dhcp_server_offers_the_address(requested, answered):
     assert answer
     assert (answer.xid, str(answer.yiaddr), answer.options[packet.MESSAGE_TYPE]) == (7, "10.1.0.9", bytes((answered,)))
     assert len(answer.options[51]) == 4
+
+
+def test_every_address_of_a_pod_is_tried(monkeypatch):
+    """A pod of a dual-stack network reaches another pod, and its gateway also in a VRF, by IPv4 and by IPv6."""
+    first: Any = SimpleNamespace(netns=None, addresses=["10.1.0.2", "fd00::2"])
+    first.ips = [{"gateway": "10.1.0.1"}, {"gateway": "fd00::1"}]
+    pods: Any = [first, SimpleNamespace(addresses=["10.1.0.3", "fd00::3"])]
+    node, ping = cast(Node, None), Mock(return_value=1.0)
+    monkeypatch.setattr(packets, "ping", ping)
+    gateways, others = (
+        [("10.1.0.2", "10.1.0.1"), ("fd00::2", "fd00::1")],
+        [("10.1.0.2", "10.1.0.3"), ("fd00::2", "fd00::3")],
+    )
+    for run, expected in ((trials._ping_node_and_pods, others + gateways), (trials._ping_gateway, gateways)):
+        ping.reset_mock()
+        assert len(list(run(node, pods))) == len(expected)
+        assert [call.args[1:3] for call in ping.call_args_list] == expected
