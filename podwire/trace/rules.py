@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,13 +10,10 @@ from cni.errors import CniError, Code
 from kernel.netfilter import iptables, nft, nft_text
 from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, RULE, Event
+from podwire.node.programs import find_program, get_output_lines
 from podwire.trace.owners import owner_of
 from podwire.trace.place import Place
-from process import child
-from process.child import Command
 
-_LIMIT_S = 3.0
-_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 _LEGACY_TABLES = ("raw", "mangle", "nat", "filter", "security")
 _COUNTED = re.compile(r"^\[(\d+):\d+\] (-A (\S+) .*)$")
 _POLICY = re.compile(r"^:(\S+) (\S+) \[(\d+):\d+\]$")
@@ -105,9 +101,13 @@ def read_legacy(version: int) -> LegacyCounters | None:
     if not tables:
         return None
     name = f"{iptables.TOOLS[version]}-legacy"
+    program = find_program(f"{name}-save")
+    if not program:
+        msg = f"iptables-legacy has rules, but {name}-save is not installed: they cannot be read"
+        raise CniError(Code.IO_FAILURE, msg, f"install the program {name}-save")
     counters = {}
     for table in tables:
-        for line in _output(f"{name}-save", "-c", "-t", table):
+        for line in get_output_lines(program, "-c", "-t", table):
             counted, policy = _COUNTED.match(line), _POLICY.match(line)
             if counted and (target := _TARGET.search(line)) and target[1] in _ENDS:
                 counters[table, counted[2]] = int(counted[1])
@@ -132,16 +132,3 @@ def legacy_dropping(place: Place, before: LegacyCounters, after: LegacyCounters,
     return MetRule(
         f"{before.tool} {table}", chain, 0, line, owner_of(table, chain, line), True, place.name, before.tool
     )
-
-
-def _output(program: str, *options: str) -> list[str]:
-    path = next((f"{one}/{program}" for one in _DIRECTORIES if os.access(f"{one}/{program}", os.X_OK)), "")
-    if not path:
-        msg = f"iptables-legacy has rules, but {program} is not installed: they cannot be read"
-        raise CniError(Code.IO_FAILURE, msg, f"install the program {program}")
-    (outcome,) = child.run(Command((path, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
-    if outcome.status:
-        raise CniError(
-            Code.IO_FAILURE, f"{program}: {outcome.ending}: {outcome.stderr.decode('utf-8', 'replace').strip()}"
-        )
-    return outcome.stdout.decode("utf-8", "replace").splitlines()
