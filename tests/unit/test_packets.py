@@ -18,7 +18,7 @@ from kernel import fib, ndp, packet_tap
 from kernel.fib import Fib, Packet, PolicyRule, RouteEntry
 from kernel.netfilter import nft_rule, nft_text
 from kernel.netfilter.nft import Rule
-from kernel.packet_tap import ERROR, ICMP, REQUEST, TCP, UDP, Probe
+from kernel.packet_tap import ANSWER, ERROR, ICMP, REFUSAL, REQUEST, TCP, UDP, Probe
 from kernel.sockets_table import Listener, list_listeners
 from podwire.command import UsageError
 from podwire.probe import run
@@ -46,6 +46,13 @@ def test_probe_is_recognized(protocol):
     assert seen is not None
     assert (seen.kind, seen.source, seen.source_port, seen.destination) == (REQUEST, SOURCE, 4444, DESTINATION)
     assert packet_tap._parse(_ip_packet(probe), frozenset([TOKEN + 7])) is None
+
+
+def test_answers_to_a_tcp_probe():
+    """A reset that acknowledges the probe is a refusal; without that it is the source's own, and says nothing."""
+    for flags, kind in ((0x12, ANSWER), (0x14, REFUSAL), (0x04, None)):
+        segment = struct.pack(">HHIIBBHHH", 80, 4444, 1, TOKEN + 1, 0x50, flags, 0, 0, 0)
+        assert packet_tap._kind(TCP, segment, frozenset([TOKEN])) == kind
 
 
 @pytest.mark.parametrize("protocol", [TCP, UDP])
