@@ -8,7 +8,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from kernel.netfilter import legacy_rules
+from kernel.netfilter import copying, legacy_rules
+from kernel.netfilter.conditions import conditions_of
 from kernel.netfilter.evaluation import traverse
 from kernel.netfilter.nft_expression import attribute
 from kernel.netfilter.nft_machine import Machine
@@ -60,6 +61,27 @@ def test_no_matching_rule_is_omitted(port):
     assert positions == sorted(positions)
     assert {id(rule) for rule in RULES if matches(ruleset, rule, packet)} <= {id(rule) for rule in candidates}
     assert len(candidates) == {80: 9, 443: 7, None: 10}.get(port, 6)
+
+
+def test_random_conditions():
+    """A rule of nftables or iptables that chooses packets at random is narrow: it may be why only some are lost."""
+    for rule, is_random in (
+        (FilterRule(CHAIN, 1, (("numgen", {}), ("cmp", {}))), True),
+        (FilterRule(CHAIN, 1, (("match", {1: b"statistic\0"}),)), True),
+        (FilterRule(CHAIN, 1, (), ("-m", "statistic", "--mode", "random", "-j", "DROP")), True),
+        (RULES[0], False),
+    ):
+        conditions = conditions_of(rule)
+        assert (conditions.is_random, conditions.are_narrow) == (is_random, True)
+
+
+def test_program_that_copies_rules(monkeypatch, capfd):
+    """It finds the extensions where the caller's iptables does; its refusal is in the result, and not on stderr."""
+    monkeypatch.setenv("XTABLES_LIBDIR", "/opt/xtables")
+    scripts = ('test "$XTABLES_LIBDIR" = /opt/xtables', "echo refused >&2; exit 1")
+    rules = copying.Rules(tuple((("sh", "-c", script), b"") for script in scripts))
+    assert copying.write(rules) == (f"not all rules could be copied: sh -c {scripts[1]} failed",)
+    assert capfd.readouterr().err == ""
 
 
 def test_cost_of_a_packet_does_not_depend_on_the_rules_of_other_ports(monkeypatch):
