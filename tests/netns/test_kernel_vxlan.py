@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from kernel import checksum_offload, link, notifications, reverse_path, tunnel_entries, vxlan
+from kernel import bridge_state, checksum_offload, link, notifications, reverse_path, tunnel_entries, vxlan
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.notifications import Notifications
@@ -86,6 +86,20 @@ def test_checksum_offload_is_switched(host, socket):
         assert error_of(lambda: checksum_offload.get("absent0"), KernelError).errno == errno.ENODEV
 
 
+def test_static_forwarding_entries_are_listed(host, socket):
+    """An entry that is static, not permanent, also sends a node's frames to an address: the agent must see it."""
+    device = create(socket)
+    host.run("bridge", "fdb", "add", PEER.hex(":"), "dev", "tunnel0", "dst", "192.0.2.9", "self", "static")
+    assert tunnel_entries.list_forwarding(socket, device) == {PEER: ip_address("192.0.2.9").packed}
+
+
+def test_spanning_tree_of_a_bridge_is_read(host, socket):
+    """A bridge with the spanning tree protocol, which blocks new ports, is not taken for one that filters VLANs."""
+    host.ip("link", "add", "br0", "type", "bridge", "stp_state", "1")
+    (settings,) = bridge_state.read_link_settings(socket).bridges.values()
+    assert (settings.stp, settings.vlan_filtering) == (True, False)
+
+
 def test_notifications_of_other_senders_arrive(host, socket):
     """Changes of other processes are notified, those of the socket of the requests are not; losses are reported."""
     device = create(socket)
@@ -94,6 +108,11 @@ def test_notifications_of_other_senders_arrive(host, socket):
         assert news.receive() == []
         socket.change(tunnel_entries.set_neighbour_request(device, ip_address("10.244.2.0").packed, PEER))
         assert news.receive() == []
+        assert tunnel_entries.list_neighbours(socket, device) == {ip_address("10.244.2.0").packed: PEER}
+        host.ip("neigh", "replace", "10.244.2.0", "lladdr", MAC.hex(":"), "dev", "tunnel0", "nud", "permanent")
+        (changed,) = news.receive() or []
+        owners = [one for one in (1, device.index) if tunnel_entries.is_neighbour(changed.message, one)]
+        assert owners == [device.index]
         host.ip("neigh", "del", "10.244.2.0", "dev", "tunnel0")
         received = news.receive() or []
         assert tunnel_entries.addresses_of(received[-1].message)[1] == ip_address("10.244.2.0").packed
