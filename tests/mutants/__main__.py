@@ -42,7 +42,8 @@ _TESTS = (
 _LIMIT_S = 60.0  # of a test whose time is not recorded
 _TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
-# Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ...").
+# Written by `make mutants`, except for `why`: the reason why a survivor is no fault ("equivalent: ..."), or the test of
+# the short suite that detects it where only the second kernel can run it ("second kernel: ...").
 # `tests`: so many were run. `short`: the one that failed is part of `make test`; the others are of `make test-all`.
 """
 
@@ -148,9 +149,10 @@ def _write_table(examined: Sequence[Fault], results: dict[str, Result]) -> list[
 def _summarize(room: str, examined: Sequence[Fault], results: dict[str, Result], why: dict[str, str]) -> str:
     """Returns how many mutants of a room, or of all, the short suite and all tests killed."""
     group = [results[fault.key] for fault in examined if fault.path.startswith(f"{room}/" if room else "")]
-    short = sum(result.short for result in group)
-    killed = sum(bool(result.killed_by) for result in group)
-    equivalent = sum(bool(why.get(result.key)) for result in group)
+    reasons = [why.get(result.key, "").partition(":")[0] for result in group]
+    equivalent, elsewhere = reasons.count("equivalent"), reasons.count("second kernel")
+    short = sum(result.short for result in group) + elsewhere
+    killed = sum(bool(result.killed_by) for result in group) + elsewhere
     count = max(1, len(group) - equivalent)
     shares = f"short suite {100 * short / count:.0f} %, all {100 * killed / count:.0f} %"
     return f"{room or 'all':<10} {len(group)} mutants, {equivalent} equivalent; killed by: {shares}"
