@@ -226,7 +226,9 @@ def ready(machine: Machine, bin_dir: Path) -> Iterator[Cri]:
     """Runs containerd with an image and these plugins; skips the test if no pod can start without a network."""
     machine.install(bin_dir)
     with containerd(machine) as cri:
-        load_image(machine)
+        archive = machine.scratch / "pod.tar"
+        images.write_archive(archive, _IMAGE, images.WEB_SERVER)
+        machine.run("ctr", "--namespace", "k8s.io", "images", "import", str(archive))
         try:
             cri.remove(cri.run("no-network", host_network=True))
         except grpc.RpcError as error:
@@ -244,13 +246,6 @@ def containerd(machine: Machine) -> Iterator[Cri]:
         cri = Cri(machine, _services.RuntimeServiceStub(channel))
         assert eventually(lambda: _answers(cri), within_s=100), (machine.scratch / "containerd.log").read_text()[-2000:]
         yield cri
-
-
-def load_image(machine: Machine) -> None:
-    """Imports the image of pods and their containers into containerd."""
-    archive = machine.scratch / "pod.tar"
-    images.write_archive(archive, _IMAGE, images.WEB_SERVER)
-    machine.run("ctr", "--namespace", "k8s.io", "images", "import", str(archive))
 
 
 def network(name: str, link: str, *subnets: str, backend: str = "iptables", **portmap_keys: Any) -> dict[str, Any]:

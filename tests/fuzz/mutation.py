@@ -111,7 +111,8 @@ def _change_json_once(random: Random, value: Any, others: list[Any]) -> Any:
         case 3 if place is not holder:
             del place[index]
         case 4 | 5 if key is not None:
-            place[index] = (_change_key(random, key), inner)
+            keys = (key.upper(), key.lower(), key.title(), key + "s", key[:-1], "", "cniVersion", "name", "ipam")
+            place[index] = (random.choice(keys), inner)
         case 6 if place is not holder:
             place.insert(
                 index, entry if random.random() < 0.5 or key is None else (key, copy.deepcopy(random.choice(_VALUES)))
@@ -149,7 +150,3 @@ def _places(holder: list[Any]) -> list[tuple[list[Any], int]]:
             elif isinstance(inner, list):
                 todo.append(inner)
     return places
-
-
-def _change_key(random: Random, key: str) -> str:
-    return random.choice((key.upper(), key.lower(), key.title(), key + "s", key[:-1], "", "cniVersion", "name", "ipam"))

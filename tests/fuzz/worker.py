@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.fuzz import world
 from tests.fuzz.cases import Case, Source, corpus
 from tests.fuzz.replay import Replay
-from tests.fuzz.world import FaultError, World
+from tests.fuzz.world import FaultError
 
 FAULTS_MAX = 20
 HANG_S = 20.0  # much longer than any case takes, even on a busy machine
@@ -71,17 +71,12 @@ def _run_case(judge: Callable[[Case], str], case: Case, number: int, report: Rep
 def _judge_of(target: str) -> Callable[[Case], str]:
     """Enters the host of the campaign; returns the function that runs a case of `target` and returns its verdict."""
     host = world.enter()
-    create_shared_chains(host)
+    for _, case in corpus("stdin"):  # a failed ADD keeps the chains that all pods share with iptables
+        if case.env["CNI_COMMAND"] == "ADD" and '"iptables"' in case.stdin:
+            host.judge(case)
     if target == "replies":
         return Replay().judge
     return partial(host.judge, invoke=world.execute) if target == "programs" else host.judge
-
-
-def create_shared_chains(host: World) -> None:
-    """Creates the chains that all pods share with iptables: a failed ADD keeps them."""
-    for _, case in corpus("stdin"):
-        if case.env["CNI_COMMAND"] == "ADD" and '"iptables"' in case.stdin:
-            host.judge(case)
 
 
 def _kind(fault: FaultError) -> str:

@@ -120,7 +120,9 @@ def invoke(case: Case) -> tuple[str, bytes]:
         raise FaultError(f"{type(error).__name__} escaped: {error}") from error
     finally:
         sys.stderr = stderr
-        reap()
+        with contextlib.suppress(ChildProcessError):  # the children that a plugin left in the background
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
     return verdict(status, stdout.getvalue(), captured.getvalue(), case), stdout.getvalue()
 
 
@@ -181,13 +183,6 @@ def execute(case: Case) -> tuple[str, bytes]:
     if peak_kib > _PEAK_KIB:
         raise FaultError(f"{peak_kib} KiB of memory were resident")
     return answer
-
-
-def reap() -> None:
-    """Reaps the ended children among those that a plugin has left in the background."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 class HostSystem(System):

@@ -70,12 +70,6 @@ def fill_bridge(host, ports):
     output("ip", "-n", host.name, "-batch", "-", stdin="\n".join(lines))
 
 
-def empty_bridge(host):
-    """Deletes the interfaces of `fill_bridge`."""
-    names = [name for name in netstate.links(host) if name[0] == "a"]
-    output("ip", "-n", host.name, "-batch", "-", stdin="\n".join(f"link del {name}" for name in names))
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_bridge_with_every_port_in_use(network, host, sandbox, new_sandbox, nightly, times, capsys):
@@ -96,7 +90,8 @@ def test_a_bridge_with_every_port_in_use(network, host, sandbox, new_sandbox, ni
         results[0] = network.add(pods[0])
         for pod, result in zip(pods, results, strict=True):
             times.run("DEL", network.delete, pod, result)
-        empty_bridge(host)
+        filling = [name for name in netstate.links(host) if name[0] == "a"]
+        output("ip", "-n", host.name, "-batch", "-", stdin="\n".join(f"link del {name}" for name in filling))
     times.show(capsys, f"{len(pods)} pods on a bridge of {PORTS} ports")
 
 

@@ -55,12 +55,6 @@ DELETIONS: dict[str, Callable[[ScenarioHost], object]] = {
 }
 
 
-def list_stops(host: ScenarioHost, command: str, plugin: str, prev_result: object) -> list[tuple[str, int, str]]:
-    """Runs a verb and returns the system calls at which it can be stopped: name, occurrence, text."""
-    faults = list_faults(lambda *before: host.chain.run(plugin, command, host.pod, prev_result, *before))
-    return list(dict.fromkeys((item.call, item.occurrence, item.shown) for item in faults if item.call in CALLS))
-
-
 def list_leaks(host: ScenarioHost) -> list[str]:
     """Returns the objects that name or belong to the pod, which is no longer running."""
     leaks = [f"lease {name}" for name, owner in host.chain.leases().items() if host.pod.name in owner]
@@ -130,7 +124,8 @@ def test_object_is_deleted_while_a_verb_uses_it(
         return host, host.chain.add(host.pod, *(earlier if command == "ADD" else ends))
 
     host, result = prepare()
-    stops = list_stops(host, command, kind, result)
+    faults = list_faults(lambda *before: host.chain.run(kind, command, host.pod, result, *before))
+    stops = list(dict.fromkeys((item.call, item.occurrence, item.shown) for item in faults if item.call in CALLS))
     step = 1 if nightly else max(1, len(stops) // SAMPLE)
     some = stops[len(deleted) * 3 % step :: step]
     problems = []

@@ -113,13 +113,6 @@ def create_used_node(host, store, backend, new_sandbox):
     return node
 
 
-def run_in_pod(pod, lines, result, other):
-    """Runs commands of `ip` in the pod."""
-    words = {"MAC": result["interfaces"][2]["mac"], "ADDRESS": result["ips"][0]["address"], "OTHER": other.name}
-    for line in lines:
-        pod.ip(*[words.get(word, word) for word in line.split(" ")])
-
-
 @pytest.mark.needs("tbf", "ifb")
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack(bin_dir, host, store, new_sandbox, backends, attack):
@@ -133,7 +126,9 @@ def assert_harmless(node, new_sandbox, attack):
     neighbour_result = node.add(neighbour)
     before = node.state()
     result = node.add(pod)
-    run_in_pod(pod, ATTACKS[attack], result, other)
+    words = {"MAC": result["interfaces"][2]["mac"], "ADDRESS": result["ips"][0]["address"], "OTHER": other.name}
+    for line in ATTACKS[attack]:
+        pod.ip(*[words.get(word, word) for word in line.split(" ")])
     node.run_all("CHECK", pod, result)
     for outcome in node.run_all("DEL", pod, result).values():
         outcome.assert_silent()

@@ -66,7 +66,13 @@ def test_mixed_list_works(bin_dir, reference, macvlan, neighbour, sandbox, tmp_p
     result = mixed.add(run_with(choice))
     for number, ip in enumerate(uplink.NEIGHBOUR):
         assert reaches(sandbox, ip.partition("/")[0], options=("-I", address(result, number)))
-    assert_configured(sandbox, interface["type"], chained["type"])
+    link = shown(sandbox, "eth0")
+    assert link["linkinfo"]["info_kind"] == interface["type"]
+    if chained["type"] == "sbr":
+        assert len(rules(sandbox)) == 2
+        assert [line for line in table(sandbox, 100) if line.startswith("198.51.100.0/24")]
+    else:
+        assert (link["mtu"], "ALLMULTI" in link["flags"]) == (1400, True)
     for checker in (choice, opposite):
         if (chained["type"], checker[0]) != ("sbr", REFERENCE):
             mixed.check(run_with(checker), result)
@@ -74,14 +80,3 @@ def test_mixed_list_works(bin_dir, reference, macvlan, neighbour, sandbox, tmp_p
     assert (state(net.host), state(sandbox), rules(sandbox), net.leases()) == (*before, [], {})
     if (chained["type"], choice[2]) != ("sbr", REFERENCE):  # which fails if the interface is missing
         mixed.delete(run_with(choice), result)  # a runtime repeats it
-
-
-def assert_configured(pod, interface, chained):
-    """Finds the interface and what the chained plugin has changed."""
-    link = shown(pod, "eth0")
-    assert link["linkinfo"]["info_kind"] == interface
-    if chained == "sbr":
-        assert len(rules(pod)) == 2
-        assert [line for line in table(pod, 100) if line.startswith("198.51.100.0/24")]
-    else:
-        assert (link["mtu"], "ALLMULTI" in link["flags"]) == (1400, True)

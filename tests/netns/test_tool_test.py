@@ -107,19 +107,15 @@ def test_resolver(node, pods, tmp_path):
     script = f"mount --make-rprivate /; mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; exec sleep 60"
     with pods[1].entered():
         process = subprocess.Popen(["unshare", "--mount", "sh", "-ec", script])
+    resolvers = Path(f"/proc/{process.pid}/root/etc/resolv.conf")
     try:
-        assert eventually(lambda: "192.0.2.2" in _read_resolvers(process.pid), within_s=50)
+        assert eventually(lambda: "192.0.2.2" in resolvers.read_text(), within_s=50)
         (path,) = [one for one in node.test(pods[1].name)["paths"] if one["path"] == "dns"]
     finally:
         process.kill()
         process.wait()
     assert (path["state"], path["destination"]) == ("lost", "192.0.2.2")
     assert path["suspect"]["name"] == "no-answer", path
-
-
-def _read_resolvers(pid):
-    with open(f"/proc/{pid}/root/etc/resolv.conf") as file:
-        return file.read()
 
 
 @pytest.mark.needs("ifb", "tbf")
@@ -170,7 +166,10 @@ def test_node_is_as_before_a_test(node, pods):
     before, neighbours = _snapshot(node, *pods), [_list_neighbours(each) for each in (node.host, *pods)]
     assert "lost" in {one["state"] for one in node.test(pods[0].name)["paths"]}
     assert _snapshot(node, *pods) == before
-    assert _list_tracked(node) == []
+    table = Path("/proc/self/net/nf_conntrack")  # some kernels lack it
+    with node.host.entered():
+        tracked = table.read_text().splitlines() if table.exists() else []
+    assert not [line for line in tracked if " tcp " in line or " udp " in line]  # echoes expire within seconds
     assert [_list_neighbours(each) for each in (node.host, *pods)] == neighbours
 
 
@@ -178,14 +177,6 @@ def _list_neighbours(namespace: Namespace) -> set[tuple[str, str]]:
     """Returns the neighbours of a namespace, without link-local ones, which the kernel adds by itself."""
     entries = json.loads(namespace.ip("-j", "neighbour"))
     return {(one["dst"], one["dev"]) for one in entries if not one["dst"].startswith("fe80:")}
-
-
-def _list_tracked(node: PacketNode) -> list[str]:
-    """Returns the tracked flows of TCP and UDP; those of echoes expire within seconds."""
-    table = Path("/proc/self/net/nf_conntrack")  # some kernels lack it
-    with node.host.entered():
-        lines = table.read_text().splitlines() if table.exists() else []
-    return [line for line in lines if " tcp " in line or " udp " in line]
 
 
 def test_refusals(node, pods):

@@ -100,13 +100,10 @@ class World:
 
     def state_off(self) -> None:
         """States of each suspect whose machines are off that they are off."""
+        running = {machine.node for machine in self.nodes if machine.is_on}
         self.proofs = [
-            proof._replace(is_proven=proof.is_proven or not any(self._machines_on(proof.suspect.node)))
-            for proof in self.proofs
+            proof._replace(is_proven=proof.is_proven or proof.suspect.node not in running) for proof in self.proofs
         ]
-
-    def _machines_on(self, node: str) -> list[bool]:
-        return [machine.is_on for machine in self.nodes if machine.node == node and machine.is_on]
 
     def reclaim(self, number: int, fault: Fault | None = None, request: str = "") -> None:
         """Reclaims a proven suspect, or the blocks of a node that is fenced already."""
@@ -226,7 +223,7 @@ class World:
 
     def _epoch(self) -> str:
         raw = self.store.objects.get("space", b"")
-        return _space_epoch(raw) if raw else ""
+        return parse_space(documents.decode(raw)).epoch if raw else ""
 
     # The end.
 
@@ -300,8 +297,3 @@ def _block(raw: bytes) -> Block:
 @lru_cache(256)
 def _network(key: str) -> Network:
     return documents.parse_block_name(key.removeprefix("blocks/"))
-
-
-@lru_cache(64)
-def _space_epoch(raw: bytes) -> str:
-    return parse_space(documents.decode(raw)).epoch

@@ -37,14 +37,6 @@ def image(root, release, tmp_path):
         yield config, system
 
 
-def assert_reports_missing_server(done):
-    """Checks that a start without an API server fails with one line of JSON."""
-    (line,) = (done.stdout + done.stderr).splitlines()
-    entry = json.loads(line)
-    assert (done.returncode, entry["level"], entry["node"]) == (1, "error", "worker-1")
-    assert "the API server is unknown: KUBERNETES_SERVICE_HOST is not set" in line
-
-
 def test_package_is_installed_started_and_purged(debian, release):
     """With Debian's libraries the installed agent starts and reports what is missing; a purge leaves no file."""
     before = debian.files(without=DPKG)
@@ -53,7 +45,11 @@ def test_package_is_installed_started_and_purged(debian, release):
     debian.install(release.one("podwire-agent_*_amd64.deb"))
     assert "usage: podwire-agent" in debian.run("podwire-agent", "--help")
     assert debian.run("dpkg", "--verify", "podwire-agent") == ""
-    assert_reports_missing_server(debian.done(*NO_SERVER))
+    done = debian.done(*NO_SERVER)
+    (line,) = (done.stdout + done.stderr).splitlines()
+    entry = json.loads(line)
+    assert (done.returncode, entry["level"], entry["node"]) == (1, "error", "worker-1")
+    assert "the API server is unknown: KUBERNETES_SERVICE_HOST is not set" in line
     compiled = [path for path in debian.files() if path.startswith(DIRECTORY) and path.endswith(".pyc")]
     assert f"{DIRECTORY}/agent/__pycache__/main.cpython-311.pyc" in compiled
     shutil.rmtree(debian.path / "run/podwire")

@@ -53,7 +53,10 @@ class Invoker:
             self.host.ip("link", "add", name, "type", "veth", "peer", "name", f"p{name[1:]}")
         if self.plugin in configs.ON_MASTER:
             assert self.host
-            create_master(self.host)
+            if f" {configs.MASTER}@" not in self.host.ip("link"):
+                self.host.ip("link", "add", configs.MASTER, "type", "veth", "peer", "name", f"{configs.MASTER}-peer")
+                for end in (configs.MASTER, f"{configs.MASTER}-peer"):
+                    self.host.ip("link", "set", end, "up")
         if self.plugin == "dhcp":
             assert self.host
             name = host_veth_name(sandbox)
@@ -70,14 +73,6 @@ class Invoker:
     def with_plugin(self, plugin: str) -> Invoker:
         """Returns an invoker of another plugin with the same host, sandbox and leases."""
         return replace(self, plugin=plugin)
-
-
-def create_master(host: Namespace) -> None:
-    """Creates the master of the plugins' configurations, unless the host has it."""
-    if f" {configs.MASTER}@" not in host.ip("link"):
-        host.ip("link", "add", configs.MASTER, "type", "veth", "peer", "name", f"{configs.MASTER}-peer")
-        for end in (configs.MASTER, f"{configs.MASTER}-peer"):
-            host.ip("link", "set", end, "up")
 
 
 def host_veth_name(sandbox: Namespace) -> str:

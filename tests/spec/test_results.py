@@ -27,10 +27,6 @@ PREV_RESULT: dict[str, Any] = {
 }
 
 
-def form_of(version):
-    return "0.1" if version < "0.3" else "0.3" if version < "1" else "1"
-
-
 def list_keys(value):
     """Yields the keys of every object in `value`, in order."""
     if isinstance(value, dict):
@@ -46,7 +42,7 @@ def test_form_of_each_version(invoke):
     """A result has the keys of the configuration's version, none of them empty, and is indented by four spaces."""
     for version in configs.versions(invoke.plugin):
         outcome = invoke("ADD", invoke.config(version))
-        result, form = outcome.result(), form_of(version)
+        result, form = outcome.result(), "0.1" if version < "0.3" else "0.3" if version < "1" else "1"
         assert result["cniVersion"] == version
         assert result.keys() <= TOP[form]
         assert outcome.stdout.startswith(b'{\n    "cniVersion": "')

@@ -95,7 +95,9 @@ class Chain:
         rules = "\n".join(netstate.nft_rules(self.host))
         lines = [line for line in _GUARD.sub("", rules).split("\n") if line and "127.0.0.0/8" not in line]
         host = bandwidth_network.state(self.host) | {"nft": lines}
-        pod_state = vrf_network.state(pod) | {"setting": _read_setting(pod)}
+        with pod.entered():
+            setting = _SETTING.read_text().strip() if _SETTING.exists() else ""
+        pod_state = vrf_network.state(pod) | {"setting": setting}
         files = {"leases": self.leases(), "backups": self.saved(), "devices": pod_interfaces.device_files(self.store)}
         return {"host": host, "pod": pod_state, **files}
 
@@ -120,11 +122,6 @@ class Chain:
             "static": {"ipam": static},
         }
         return options.get(plugin, {})
-
-
-def _read_setting(pod: Namespace) -> str:
-    with pod.entered():
-        return _SETTING.read_text().strip() if _SETTING.exists() else ""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

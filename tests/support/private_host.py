@@ -22,8 +22,9 @@ def enter(*hidden: str, namespaces: int = libc.NEW_MOUNTS | libc.NEW_NETWORK) ->
     """
     libc.unshare(namespaces)
     output("mount", "--make-rprivate", "/")
-    for directory in ("/run", *hidden):
-        output("mount", "-t", "tmpfs", "podwire", str(_nearest(Path(directory))))
+    for directory in map(Path, ("/run", *hidden)):
+        nearest = next(path for path in (directory, *directory.parents) if path.is_dir())  # creates nothing there
+        output("mount", "-t", "tmpfs", "podwire", str(nearest))
     output("ip", "link", "set", "lo", "up")
     output("ip", "netns", "attach", "host", str(os.getpid()))
     host = Namespace("host")
@@ -44,8 +45,3 @@ def mount_disk(directory: Path, size_bytes: int, files: int = 0) -> None:
         output("mkfs.ext4", "-q", "-F", *inodes, "-E", "lazy_itable_init=0,lazy_journal_init=0", image.name)
         directory.mkdir(parents=True)
         output("mount", "-o", "loop", image.name, str(directory))
-
-
-def _nearest(directory: Path) -> Path:
-    """Returns the directory, or its nearest existing parent: nothing is created on the machine."""
-    return next(path for path in (directory, *directory.parents) if path.is_dir())

@@ -120,7 +120,8 @@ class _Datagrams:
             self._next = max(self._next, now - _BACKLOG_S)
             while self._next <= now:
                 self._next += self._interval_s
-                _send_unless_full(self._source, self._data)
+                with contextlib.suppress(BlockingIOError):
+                    self._source.send(self._data)
             select.select([self._sink], [], [], max(0, self._next - time.monotonic()))
             while size := _receive_nonblocking(self._sink):
                 arrived += size
@@ -141,11 +142,6 @@ def _receive_some(flow: _Stream | _Datagrams) -> int:
     arrived = flow.send_and_receive()
     assert arrived, "no more data arrive"
     return arrived
-
-
-def _send_unless_full(source: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(BlockingIOError):
-        source.send(data)
 
 
 def _receive_nonblocking(sink: socket.socket) -> int:

@@ -31,7 +31,8 @@ def run_rootless(test: RootlessTest, mapped: str = ONE_ID, *, at_once: bool = Fa
     group IDs in the user namespace. With `at_once` the network namespace is created together with the user namespace,
     as by `unshare -Urn`; then the host's root owns some of its files in /proc. An exception in the test fails the test.
     """
-    _load_modules()
+    # iptables-legacy needs modules, which only the host's root may load.
+    output("unshare", "--net", "sh", "-ec", "iptables -t nat -S; ip6tables -t nat -S")
     from_child, to_parent = os.pipe()
     from_parent, to_child = os.pipe()
     child = os.fork()
@@ -61,11 +62,6 @@ def run_rootless(test: RootlessTest, mapped: str = ONE_ID, *, at_once: bool = Fa
         problem = (reply + pipe.readall()).decode().removeprefix(".")
     status = os.waitpid(child, 0)[1]
     assert status == 0, problem
-
-
-def _load_modules() -> None:
-    """Loads the kernel modules that iptables-legacy loads on demand: only the host's root may load them."""
-    output("unshare", "--net", "sh", "-ec", "iptables -t nat -S; ip6tables -t nat -S")
 
 
 def _become_root(to_parent: int, from_parent: int, besides: int) -> None:

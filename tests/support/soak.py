@@ -96,7 +96,11 @@ class Soak:
         while time.monotonic() < self._start + minutes * 60:
             for side in self._sides.values():
                 with side.host.entered():
-                    _storm(side.storm, interval_s / len(self._sides))
+                    side.storm.plan = replace(side.storm.plan, seconds=interval_s / len(self._sides))
+                    side.storm.run()
+                    side.storm.check_all()
+                    side.storm.delete_all()
+                    compare_store(side.storm)
             self.samples.append(self._sample())
 
     def report(self) -> dict[str, Any]:
@@ -148,15 +152,6 @@ def _await_lines(side: Side) -> Lines:
 
     eventually(lambda: lines() == side.before, within_s=_CLEANUP_S)
     return lines()
-
-
-def _storm(storm: Storm, seconds: float) -> None:
-    """Runs verbs of random pods at random, checks the running ones, and detaches all."""
-    storm.plan = replace(storm.plan, seconds=seconds)
-    storm.run()
-    storm.check_all()
-    storm.delete_all()
-    compare_store(storm)
 
 
 def _numbers(lines: Lines) -> Counter[str]:

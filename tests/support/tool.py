@@ -36,11 +36,6 @@ class Tool:
         return self.directory / "cache" / "results"
 
     @property
-    def index_dir(self) -> Path:
-        """The directory of host-local's index of the reservations."""
-        return self.directory / "leases.podwire"
-
-    @property
     def leases(self) -> Path:
         """The directory of host-local's reservations for the network "net"."""
         return self.directory / "leases" / "net"
@@ -115,7 +110,8 @@ class Tool:
 
         They are the start of the next search and the index of the reservations, which each verb may write again.
         """
-        paths = sorted(path for path in self.directory.rglob("*") if path.is_file() and path.parent != self.index_dir)
+        index = self.directory / "leases.podwire"
+        paths = sorted(path for path in self.directory.rglob("*") if path.is_file() and path.parent != index)
         return {str(path): path.read_bytes() for path in paths if not path.name.startswith(_SEARCH_START)}
 
     def everything(self, *pods: Namespace) -> dict[str, Any]:

@@ -43,10 +43,12 @@ class Tuning(Network):
     def everything(self, pod: Namespace) -> dict[str, Any]:
         """Returns all state that tuning can change, with the sysctls of IPv4 and of the core."""
         notes = {name: {key: note[key] for key in note if key != "file"} for name, note in self.notes().items()}
+        sysctls = pod.run("sysctl", "-a", "-r", r"^net\.(core|ipv4)\.").splitlines()
+        unsteady = ("net.ipv4.tcp_fastopen_key", "net.core.netdev_rss")
         return {
             "host": netstate.state(self.host),
             "pod": netstate.state(pod),
-            "sysctls": list_sysctls(pod),
+            "sysctls": [line for line in sysctls if not line.startswith(unsteady)],
             "backups": self.backups(),
             "notes": notes,
         }
@@ -77,12 +79,6 @@ def get_attributes(namespace: Namespace, name: str = "eth0") -> dict[str, Any]:
         "allmulti": "ALLMULTI" in shown["flags"],
         "txQLen": shown.get("txqlen", 0),
     }
-
-
-def list_sysctls(namespace: Namespace) -> list[str]:
-    """Returns the sysctls of the core and IPv4 in a namespace, except some that change by themselves."""
-    lines = namespace.run("sysctl", "-a", "-r", r"^net\.(core|ipv4)\.").splitlines()
-    return [line for line in lines if not line.startswith(("net.ipv4.tcp_fastopen_key", "net.core.netdev_rss"))]
 
 
 def _files(directory: Path) -> Iterator[Path]:
