@@ -181,8 +181,5 @@ def expected_remains(states: dict[str, Any]) -> dict[str, Any]:
     ("version", "podwire"), CASES, ids=lambda value: value if isinstance(value, str) else "+".join(sorted(value))
 )
 def test_mixture_behaves_like_the_reference(root, bin_dir, reference, version, podwire):
-    """With any mixture of plugins the result, host, pod, files, and a call from another machine are the same.
-
-    Each CHECK accepts the state of the other plugins, and DEL leaves what the reference's DEL leaves.
-    """
+    """With any mixture of plugins the result, host, pod, files, and a call from another machine are the same."""
     assert differences(run_reference(version), run_on_new_host(version, podwire)) == []

@@ -68,10 +68,7 @@ ANSWERS: dict[str, tuple[int, bytes, type[ApiError], list[str]]] = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_wrong_answer_is_a_class_with_a_text(double, client, name):
-    """A refusal has the class of its status and its message, another program's answer is shown in part, with a fix.
-
-    No request is repeated, and the token goes nowhere else.
-    """
+    """A refusal has the class of its status and its message, another program's answer is shown in part, with a fix."""
     status, body, kind, texts = ANSWERS[name]
     double.faults.append(Fault(status=status, body=body, headers={"Location": ELSEWHERE}))
     error = error_of(client)

@@ -17,10 +17,7 @@ POOLS = [{"name": "default", "cidrs": ["10.22.0.0/22"], "blockPrefixLengths": {"
 
 @pytest.mark.long
 def test_no_address_is_at_two_pods_whatever_fails(tmp_path, request, capsys):
-    """Whatever stops, crashes, is cut off, replaced, restored or copied, no two running pods have one address.
-
-    Once all is healed, each node is ready and gets addresses, and no block has an owner that is not there.
-    """
+    """Whatever stops, crashes, is cut off, replaced, restored or copied, no two running pods have one address."""
     seconds = 600 if request.config.getoption("--nightly") else 45
     seed = int(os.environ.get("PODWIRE_SEED") or time.time_ns() % 1_000_000)
     with pool_world(tmp_path, count=5, members=3, pools=POOLS, spare=True) as world:

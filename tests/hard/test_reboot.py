@@ -59,10 +59,7 @@ def node(tmp_path, bin_dir):
 
 @pytest.mark.parametrize("maker", ["podwire", "reference"])
 def test_addresses_from_before_a_power_cut_are_reclaimed(node, bin_dir, reference, maker):
-    """After a power cut, the addresses of a full range are reclaimed, whichever plugin allocated them.
-
-    Addresses allocated since the boot stay with their containers, although the range is full.
-    """
+    """After a power cut, the addresses of a full range are reclaimed, whichever plugin allocated them."""
     makers = {"podwire": bin_dir, "reference": reference}
     full = {f"10.22.0.{n + 2}": f"old{n}" for n in range(3)}
     assert node(attach(makers[maker], "old0", "old1", "old2")) == full

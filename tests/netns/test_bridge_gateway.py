@@ -34,10 +34,7 @@ DEFAULT_ROUTES = ["default via 10.22.0.1 dev eth0", "default via fd00:22::1 dev 
     ],
 )
 def test_gateway_of_each_family(dual_network, sandbox, keys, families, gateways, routes):
-    """With a gateway the bridge has its addresses and forwards their families; a default gateway adds routes.
-
-    IPAM's gateway stays in the result in any case.
-    """
+    """With a gateway the bridge has its addresses and forwards their families; a default gateway adds routes."""
     ipam = dual_network.config["ipam"]
     net = dual_network.having(**{"isDefaultGateway": None, **keys}, ipam={**ipam, "ranges": ipam["ranges"][:families]})
     assert net.host.sysctl("net/ipv4/ip_forward") == "0"

@@ -42,10 +42,7 @@ def test_a_client_reaches_the_first_pod_at_once(dual_network, sandbox, client, k
 
 @pytest.mark.parametrize("force", [None, True])
 def test_link_local_gateway(dual_network, new_sandbox, client, force):
-    """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and a client reach each other.
-
-    Two networks with different ones share a bridge.
-    """
+    """The gateway fe80::1 is beside the bridge's link-local address; the host, pods and a client reach each other."""
     client.ip("route", "add", "fd00::/16", "via", NODE6)
     pods, results = [], []
     for number in (1, 2):

@@ -98,10 +98,7 @@ def test_the_host_veth_of_a_running_pod_stays(net, new_sandbox, netns, whole):
     ],
 )
 def test_host_veth_of_a_renamed_interface_is_deleted(net, sandbox, netns, changed, addressed):
-    """DEL deletes the host veth of a renamed interface, unless an administrator added an address to the host veth.
-
-    With a namespace it deletes a veth into it, whatever the pod changed on its interface.
-    """
+    """DEL deletes the host veth of a renamed interface, unless an administrator added an address to the host veth."""
     result = net.add(sandbox)
     if addressed:
         net.host.ip("address", "add", "192.0.2.1/24", "dev", host_veth(result))

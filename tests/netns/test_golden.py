@@ -106,10 +106,7 @@ def assert_attached(network, sandbox, expected, store, host_addresses=lambda add
 
 
 def test_state_equals_the_reference_plugins(network, sandbox, expected, store):
-    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'.
-
-    After DEL host-local's directory does, and the sandbox has only lo.
-    """
+    """Result, links with all attributes, addresses, routes, sysctls and leases equal the reference plugins'."""
     assert_attached(network, sandbox, expected, store, with_nodad)
     assert {key: network.host.sysctl(key) for key in expected["sysctl"]} == expected["sysctl"]
     network.delete(sandbox, container_id=golden.CONTAINER_ID)

@@ -46,10 +46,7 @@ def test_a_failed_add_restores_the_route_that_it_replaced(accessible, new_sandbo
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_route_of_another_master_is_not_replaced(accessible, new_sandbox, number):
-    """ADD refuses an address to which the host has a route through another master's host link, and changes nothing.
-
-    The command in the error deletes the route; then ADD succeeds.
-    """
+    """ADD refuses an address to which the host has a route through another master's host link, and changes nothing."""
     first, second = new_sandbox(), new_sandbox()
     accessible.host.ip("link", "add", "up1", "type", "veth", "peer", "name", "wire1")
     accessible.host.ip("link", "set", "up1", "up")
@@ -80,10 +77,7 @@ def test_the_address_of_the_node_is_refused(accessible, sandbox, neighbour, numb
 
 @pytest.mark.parametrize("mark", ["metric", "cwnd"])
 def test_del_ignores_routes_with_one_equal_mark(accessible, sandbox, mark):
-    """DEL without prevResult deletes only routes with both marks of the attachment, not one with a single equal mark.
-
-    GC of the network deletes the other route only if that has the mark of the network (`cwnd`).
-    """
+    """DEL without prevResult deletes only routes with both marks of the attachment, not with a single equal one."""
     accessible.add(sandbox)
     marked = route(accessible.host, "10.25.0.2")
     metrics = {"metric": marked["metric"], "cwnd": marked["metrics"][0]["cwnd"]}

@@ -322,10 +322,7 @@ def test_del_leaves_another_interface_of_the_name(moved, host, sandbox):
 @pytest.mark.every_case
 @pytest.mark.parametrize("nested", [True, False])
 def test_device_that_is_not_on_the_host(moved, host, sandbox, new_sandbox, nested):
-    """DEL keeps the file of a device that the pod moved to a third namespace, or has if CNI_NETNS is empty.
-
-    A later DEL restores the device.
-    """
+    """DEL keeps the file of a device that the pod moved to a third namespace, or has if CNI_NETNS is empty."""
     before = state(host)
     moved.add(sandbox)
     third = new_sandbox()

@@ -90,10 +90,7 @@ def test_shadowing_routes_are_listed(host, socket):
 
 
 def test_connected_networks_are_listed(host, socket):
-    """Connected networks are those of addresses and of DHCP, without single addresses, link-local ones and others.
-
-    Of two links to one network the one that the kernel prefers comes first.
-    """
+    """Connected networks are those of addresses and of DHCP, without single addresses, link-local ones and others."""
     host.ip("address", "add", "198.51.100.1/32", "dev", "up0")
     host.ip("address", "add", "169.254.7.1/16", "dev", "up0")
     host.ip("route", "add", "10.66.0.0/16", "dev", "up0")

@@ -43,10 +43,7 @@ def node(bin_dir, host, router, store):
 
 
 def test_pods_and_node_are_configured_as_by_kubenet(node, new_sandbox):
-    """Bridge cbr0 has the first address of the pod CIDR, each pod the next one, a hairpin port and a default route.
-
-    All have the uplink's MTU. The node forwards, bridged frames pass iptables, and pods use their addresses at once.
-    """
+    """Bridge cbr0 has the first address of the pod CIDR, each pod the next one, a hairpin port and a default route."""
     for key in ("net/ipv4/ip_forward", BRIDGE_NF):
         node.host.set_sysctl(key, "0")
     for number in (2, 3, 4):

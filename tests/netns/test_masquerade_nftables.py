@@ -40,10 +40,7 @@ SPECS = {"masq-nftables": replace(ONE, addresses=(IPV4,)), "masq-nftables-dual":
 
 @pytest.mark.parametrize(("name", "spec"), SPECS.items(), ids=SPECS)
 def test_rules_are_the_references(entered_host, name, spec):
-    """The ruleset after ADD and after DEL equals the reference plugin's, byte for byte as `nft` prints it.
-
-    DEL and GC without a table create none, and a repeated DEL succeeds.
-    """
+    """The ruleset after ADD and after DEL equals the reference plugin's, byte for byte as `nft` prints it."""
     delete(spec)
     gc("goldnet", frozenset())
     assert nft_rules(entered_host) == []

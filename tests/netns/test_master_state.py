@@ -16,10 +16,7 @@ from tests.support.uplink import NEIGHBOUR, SUBNETS, UPLINK, WIRE, ranges
 
 @each("macvlan", "ipvlan")
 def test_master_that_is_down_is_accepted(net, sandbox, neighbour):
-    """ADD attaches without a wait, as the reference plugins do; stderr and STATUS report the master.
-
-    The pod has its connection once the printed command has brought the master up.
-    """
+    """ADD attaches without a wait, as the reference plugins do; stderr and STATUS report the master."""
     net.host.ip("link", "set", UPLINK, "down")
     begin = time.monotonic()
     outcome = net.run("ADD", sandbox)

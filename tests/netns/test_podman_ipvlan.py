@@ -28,10 +28,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_container(bin_dir, host, neighbour, sandbox, store, case):
-    """A container has podman's addresses and the file's mode and MTU, and reaches the neighbour; DEL restores the host.
-
-    A requested MAC address has no effect, as all share the master's. DEL needs no default route.
-    """
+    """A container has podman's addresses and the file's mode and MTU, reaches the neighbour; DEL restores the host."""
     kind, (requests, ips, expected) = case.split(",")[0], CASES[case]
     uplink.give_addresses(host)
     if kind == L3:

@@ -118,10 +118,7 @@ def test_interface_of_the_reference_plugin_is_guarded_without_nftables(bridge, m
 
 
 def test_guard_without_nftables(bridge, monkeypatch, capsys):
-    """Without nftables the guard is a rule of iptables, which ADD runs only if route_localnet is disabled.
-
-    CHECK accepts it.
-    """
+    """Without nftables the guard is a rule of iptables, which ADD runs only if route_localnet is disabled."""
     monkeypatch.setattr("kernel.netfilter.nft.open_socket", refuse)
     localhost.ensure(host_ports())
     assert len(iptables_guards(bridge)) == 1

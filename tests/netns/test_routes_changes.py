@@ -42,10 +42,7 @@ def test_a_change_of_a_direct_node_costs_one_request_per_ip_version(joined):
 
 
 def test_a_change_of_a_vxlan_node_costs_at_most_three_requests_per_ip_version(distant):
-    """Adding and removing a node costs five requests: two routes, two neighbours and one forwarding entry.
-
-    A changed address costs one request.
-    """
+    """Adding and removing a node costs five requests: two routes, two neighbours and one forwarding entry."""
     with started(distant) as routes:
         host, third = distant.nodes[0].host, distant.nodes[2].node()
         before, count, comparisons = state(host), requests(routes), routes.counters.comparisons
@@ -65,10 +62,7 @@ def test_a_change_of_a_vxlan_node_costs_at_most_three_requests_per_ip_version(di
 @pytest.mark.parametrize("is_joined", [True, False])
 @pytest.mark.parametrize("new_first", [True, False])
 def test_a_pod_network_moves_to_another_node(root, is_joined, new_first):
-    """A network that moves to another node has a route at every moment, and the other node's afterwards.
-
-    The order in which the two Nodes change does not matter, also if one is deleted.
-    """
+    """A network that moves to another node has a route at every moment, and the other node's afterwards."""
     with cluster(3, is_joined=is_joined) as nodes, started(nodes) as routes:
         first, second, third = nodes.nodes
         networks = (*second.node().pod_cidrs, *third.node().pod_cidrs)

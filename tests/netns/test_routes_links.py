@@ -98,10 +98,7 @@ def test_a_second_link_in_the_network_of_another_node(root, rp_filter):
 
 @FILTERS
 def test_a_second_link_with_an_internal_ip(root, rp_filter):
-    """If the Node object names the address of the further link, too, both nodes are direct by it.
-
-    The order does not matter, nor that the other node also has several.
-    """
+    """If the Node object names the address of the further link, too, both nodes are direct by it."""
     with cluster(2, is_joined=False) as nodes:
         first, second = nodes.nodes
         lan = share(nodes.middle, second)

@@ -251,10 +251,7 @@ def test_routes_to_the_api_server_are_deleted(distant):
 
 
 def test_shadowing_routes_are_problems(distant):
-    """A route of lower metric to the same network is a problem until it is deleted, at the start and later.
-
-    Also if the agent's own route was deleted in the same moment.
-    """
+    """A route of lower metric to the same network is a problem until it is deleted, at the start and later."""
     host = distant.nodes[0].host
     index = json.loads(host.ip("-j", "link", "show", UPLINK))[0]["ifindex"]
     text = "a route of metric {} and protocol 3 wins over the agent's: {} via {} dev " + str(index)

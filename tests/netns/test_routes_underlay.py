@@ -35,10 +35,7 @@ def local_of(node: TestNode) -> str:
 @pytest.mark.parametrize("is_joined", [True, False])
 @pytest.mark.parametrize("lost", [(4, 6), (4,), (6,)])
 def test_a_node_object_that_loses_its_internal_ips(root, is_joined, lost):
-    """If a Node object loses its InternalIPs, or those of one version, all nodes keep the last ones; packets arrive.
-
-    Also after the agents of both ends have restarted; when the addresses return, nothing is left of it.
-    """
+    """If a Node object loses its InternalIPs, or those of one version, all nodes keep the last ones; packets arrive."""
     with cluster(2, is_joined=is_joined) as nodes, nodes.routed(RouteOptions()) as running:
         first, second = nodes.nodes
         before = [route_to(first.host, second.network(version)) for version in (4, 6)]

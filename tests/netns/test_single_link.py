@@ -165,10 +165,7 @@ def test_master_in_the_container(net, sandbox):
 @pytest.mark.parametrize("option", ["-4", "-6"])
 @pytest.mark.parametrize("in_pod", [False, True])
 def test_without_master_the_default_routes_interface_is_used(net, sandbox, option, in_pod):
-    """Without `master` the interface of the default route with the lowest metric is the master.
-
-    DEL needs no default route, nor does CHECK of ipvlan.
-    """
+    """Without `master` the interface of the default route with the lowest metric is the master."""
     place, master = (sandbox, "net1") if in_pod else (net.host, UPLINK)
     net = net.having(master=None, linkInContainer=in_pod, ipam=None)
     assert net.run("ADD", sandbox).error()["msg"] == "no default route interface found"

@@ -248,10 +248,7 @@ mount --bind "$0" "$1" && cd "$1" && shift 2 && exec "$@"
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_builds_are_reproducible():
-    """Builds in two directories, with other variables, and for root as another user, give the same bytes.
-
-    That user cannot read the project's directory.
-    """
+    """Builds in two directories, with other variables, and for root as another user, give the same bytes."""
     hidden = ("unshare", "--mount", "sh", "-ec", HIDE, "/mnt", ROOT, ROOT.parent)
     launcher = hidden if os.geteuid() == 0 and ROOT.parent != Path("/") else ()
     done = subprocess.run(

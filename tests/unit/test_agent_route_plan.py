@@ -96,10 +96,7 @@ TUNNEL6 = [f"fd00:2::/64 via {LINK_LOCAL} dev 9", f"{LINK_LOCAL} -> {MAC}"]
     ],
 )
 def test_objects_of_a_node(mode, addresses, objects):
-    """A node in the network of this node's address is direct, by the link that the kernel prefers.
-
-    Others are reached by VXLAN over IPv4, at their address in a shared network or else their first.
-    """
+    """A node in the network of this node's address is direct, by the link that the kernel prefers."""
     plan = planned(HERE._replace(mode=mode), *addresses)
     assert sorted(shown(plan)) == sorted(objects)
     assert (plan.problems, plan.unchanged) == ((), ())
@@ -157,10 +154,7 @@ LANS = st.permutations(["10.1.0", "10.2.0", "10.3.0", "10.4.0"]).flatmap(
 
 @given(LANS, LANS)
 def test_both_ends_decide_alike(mine, other):
-    """Of two nodes with any InternalIPs in any order both are direct to the other, in the same network, or neither is.
-
-    Also if all packets go through the tunnel, both use their addresses in a network that they share.
-    """
+    """Of two nodes with any InternalIPs in any order both are direct to the other, or neither is."""
     one, here = node_of([f"{lan}.1" for lan in mine], ("10.244.1.0/24",))
     two, there = node_of([f"{lan}.2" for lan in other], ("10.244.2.0/24",))
     hop, back = route_plan.direct_hop(two, two.networks[0], here), route_plan.direct_hop(one, one.networks[0], there)

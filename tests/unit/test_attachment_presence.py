@@ -44,10 +44,7 @@ PLACES: list[tuple[dict[str, str], str, Presence]] = [
 @pytest.mark.every_case
 @pytest.mark.parametrize(("links", "path", "expected"), PLACES)
 def test_presence_of_a_path(init, links, path, expected):
-    """A namespace is HERE at its path, ELSEWHERE if only process 1 has it, below its root directory, else GONE.
-
-    A missing path and a plain file are GONE; a loop of links and an invalid path prove nothing.
-    """
+    """A namespace is HERE at its path, ELSEWHERE if only process 1 has it, below its root directory, else GONE."""
     for name, target in links.items():
         link_for_init(init, name, target)
     assert get_presence(path) is expected

@@ -71,10 +71,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_status_is_the_errno_of_the_answer(pair, pipe, name):
-    """The child sends the request, and its exit status is the errno in the answer, EBADMSG for an invalid one.
-
-    The largest request has 1024 bytes. Starting the child does not change the parent's signal mask.
-    """
+    """The child sends the request, and its exit status is the errno in the answer, EBADMSG for an invalid one."""
     child_socket, kernel_socket = pair
     data, expected = ANSWERS[name]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
